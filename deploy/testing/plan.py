@@ -98,15 +98,15 @@ class Job:
 
 
 #: CPU time of the private database and message servers.
-SERVERS = Budget(140, 300)
+SERVERS = Budget(130, 300)
 SQL = ("postgresql", "mariadb")
 #: A test belongs to the first job that has it.
 JOBS = (
     Job("e2e", "e2e-debian", frozenset({"debians"}), seconds=380, budget=Budget(0, 60)),
     Job("e2e", "e2e-cloud", frozenset({"first_up"}), seconds=1040, budget=Budget(22, 150)),
-    Job("e2e", "e2e-lab", frozenset({"lab_up"}), seconds=1390, budget=Budget(40, 350)),
+    Job("e2e", "e2e-lab", frozenset({"lab_up"}), seconds=1390, budget=Budget(35, 350)),
     Job("e2e", "e2e-shared-lab", frozenset({"shared_lab_up"}), seconds=290, budget=Budget(0, 60)),
-    Job("e2e", "e2e-memory", seconds=960, budget=Budget(50, 200)),
+    Job("e2e", "e2e-memory", seconds=960, budget=Budget(60, 200)),
     Job(
         "contract",
         "contract-moves",
@@ -117,14 +117,14 @@ JOBS = (
         budget=Budget(0, 250),
     ),
     # One process, so that the ring is imported and each kind of cloud is prepared once.
-    Job("workflows", "workflows", seconds=700, budget=Budget(290, 600)),
+    Job("workflows", "workflows", seconds=700, budget=Budget(240, 600)),
     Job(
         "contract",
         "contract-guests",
         mark="kvm_or_tcg",
         files=("test_virt_*", "test_tiny_image.py"),
         seconds=730,
-        budget=Budget(45, 310),
+        budget=Budget(40, 310),
     ),
     Job(
         "contract",
@@ -132,10 +132,10 @@ JOBS = (
         frozenset({"servers"}),
         servers=("rabbitmq", *SQL),
         seconds=670,
-        budget=Budget(195, 400),
+        budget=Budget(125, 400),
     ),
     Job(
-        "functional", "functional", servers=("rabbitmq", *SQL), seconds=300, budget=Budget(60, 145)
+        "functional", "functional", servers=("rabbitmq", *SQL), seconds=300, budget=Budget(50, 145)
     ),
     Job(
         "contract",
@@ -146,11 +146,11 @@ JOBS = (
         budget=Budget(32, 60),
     ),
     Job(
-        "contract", "contract-services", servers=("rabbitmq",), seconds=770, budget=Budget(230, 370)
+        "contract", "contract-services", servers=("rabbitmq",), seconds=770, budget=Budget(175, 370)
     ),
-    Job("api", "api", seconds=520, budget=Budget(165, 280)),
+    Job("api", "api", seconds=520, budget=Budget(130, 280)),
     # One process, so that the ring is imported once.
-    Job("unit", "unit", seconds=500, budget=Budget(165, 250)),
+    Job("unit", "unit", seconds=500, budget=Budget(115, 250)),
     Job("lint", "lint", module="deploy.lint", seconds=110, budget=Budget(50, 70)),
 )
 TEMPEST = Job("tempest", "tempest", module="tests.tempest")

@@ -86,8 +86,8 @@ class World:
         return self.opened[-1]
 
     def serving(self, name: str, told: Told, url: str = "") -> HostSide:
-        """A host that listens. Without ``url`` its queue exists, as after an earlier connection: a
-        host without a conductor waits for its queue before it declares the queue itself."""
+        """A host that listens. Without ``url`` its queue exists, as after an earlier connection,
+        because only a conductor declares queues of hosts."""
         if not url:
             with opener(self.conf, self.url)() as connection:
                 declare_queue(connection, host_queue(self.prefix, name))
@@ -498,10 +498,7 @@ def test_host_added_during_a_quarantine_is_heard(
 def test_host_that_floods_answers_is_not_asked_and_others_answer(world: World) -> None:
     world.serving("h2", Told({}))
     control = world.control()
-    listener = world.host("h1")  # it declares the queue that the thief reads
-    listener.serve({})
-    assert listener.wait_until_ready(30)
-    listener.close()
+    world.serving("h1", Told({})).close()  # The thief reads the queue.
     api = agent.AgentClient(control)
     no_answer(lambda: api.query("h1", "v", {}, 1))()
     questions = world.read(host_queue(world.prefix, "h1"))
