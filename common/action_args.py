@@ -21,9 +21,6 @@ class ActionArgs:
 
     was: str = ""  #: the server's vm_state when the action was accepted
     roles: list[str] = field(default_factory=list)  #: of the caller who created the server
-    files: list[JsonObject] = field(
-        default_factory=list
-    )  #: injected files; of actions that were accepted before the API left them out
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,9 +3,9 @@
 servers.
 
 The API seals, the conductor opens when it sends the command; the action forgets its secrets in the
-transaction that ends it. User data is opened for the guest and for admins who are shown it; what is
-no sealed text, of a row from before it was sealed, is its own content. The key is ``[DEFAULT]
-secret_key``, the same for all processes of a cloud.
+transaction that ends it. User data is opened for the guest and for admins who are shown it. In a
+cloud without a key it is kept as it came. The key is ``[DEFAULT] secret_key``, the same for all
+processes of a cloud.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def spec(engine: Engine, run: AnyRun, image: ImageRef | None = None) -> GuestSpe
         run.fence,
         image,
         availability_zone=run.changes.get("availability_zone"),
-        files=secrets.get("files") or run.args.files,
+        files=secrets.get("files", ()),
         admin_pass=secrets.get("admin_pass", ""),
         boot_roles=run.args.roles,
     )

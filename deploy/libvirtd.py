@@ -43,17 +43,6 @@ FOLDERS = {
 }
 #: What it takes to be started; virtlogd keeps the guests' console logs from filling the disk.
 DAEMONS = ("virtlogd", "libvirtd")
-#: What earlier versions wrote so that other hosts' libvirtds reached it.
-LISTENING = (
-    "listen_tls",
-    "listen_tcp",
-    "listen_addr",
-    "auth_tcp",
-    "auth_tls",
-    "ca_file",
-    "cert_file",
-    "key_file",
-)
 PACKAGES = (
     "libvirt-daemon libvirt-daemon-driver-qemu libvirt-daemon-system qemu-system-x86 qemu-utils"
 )
@@ -69,8 +58,6 @@ PR_SET_PDEATHSIG = 1
 HERE = Path("/proc/self/ns/net")
 #: Who guests run as: Debian's package libvirt-daemon-system makes the user.
 QEMU_USER, QEMU_GROUP = "libvirt-qemu", "kvm"
-#: What earlier versions wrote, which was never an operator's.
-FORMER = ('user = "root"', 'group = "root"')
 KVM = Path("/dev/kvm")
 LONGEST_STATE_DIR, PAUSE_BEFORE_RESTART = 80, 0.5
 
@@ -224,17 +211,12 @@ def configure(state_dir: Path, address: str = "", certificates: str = "") -> Non
     for name, settings in files.items():
         path = state_dir / "etc" / name
         before = path.read_text() if path.exists() else ""
-        written = "".join(
-            line
-            for line in before.splitlines(keepends=True)
-            if line.strip() not in FORMER and line.split("=")[0].strip() not in LISTENING
-        )
-        known = {line.split("=")[0].strip() for line in written.splitlines()}
+        known = {line.split("=")[0].strip() for line in before.splitlines()}
         missing = [
             f"{key} = {json.dumps(value)}\n" for key, value in settings.items() if key not in known
         ]
-        if missing or written != before:
-            path.write_text(written + "".join(missing))
+        if missing:
+            path.write_text(before + "".join(missing))
 
 
 def _first_process(state_dir: Path, own_network: bool = False) -> int:

@@ -50,13 +50,10 @@ def upgrade(options: argparse.Namespace) -> int:
             if conf.secret_key.strip(", ")
             else 0
         )
-        forgotten = user_data.forget_ended(store)
     finally:
         store.close()
     if sealed:
         print(f"user data of {sealed} servers, which could be read here, is sealed")
-    if forgotten:
-        print(f"files and user data of {forgotten} requests that have ended are gone")
     return 0
 
 

@@ -215,16 +215,12 @@ def supersede(tx: Connection, action_id: str) -> None:
 
 
 def forgotten(args: object) -> Values:
-    """The change of an action that ends, where its arguments hold what goes then: injected files
-    (of actions from before 0008), and user data in a cloud that has no key to seal it with."""
-    if not isinstance(args, dict):
-        return {}  # it is gone, or cannot be read
-    kept = {name: value for name, value in args.items() if name != "files"}
-    if "user_data" in kept.get("before", ()):
-        kept["before"] = {
-            name: value for name, value in kept["before"].items() if name != "user_data"
-        }
-    return {"args": kept} if kept != args else {}
+    """The change of an action that ends: its arguments without the user data, which is readable
+    there in a cloud that has no key to seal it with."""
+    if not isinstance(args, dict) or "user_data" not in args.get("before", ()):
+        return {}
+    before = {name: value for name, value in args["before"].items() if name != "user_data"}
+    return {"args": {**args, "before": before}}
 
 
 def take(
