@@ -68,7 +68,8 @@ HYPERVISOR = (
 NETWORK = ("iproute2", "dnsmasq-base", "dnsmasq-utils", "nftables", "conntrack", "kmod")
 CONSOLE = ("novnc", "spice-html5")
 BROKER = ("rabbitmq-server",)
-LINT = ("systemd",)
+#: What judges units and man pages.
+LINT = ("systemd", "groff-base")
 #: With what Debian packages are built and judged.
 DEBIAN = ("build-essential", "debhelper", "lintian")
 #: With what machines are made that the packages are installed on.
