@@ -36,9 +36,8 @@ class DestinationArgs(ActionArgs):
 class NetworkArgs(ActionArgs):
     """Which interfaces the server is to get."""
 
-    networks: list[JsonObject] = field(
-        default_factory=list
-    )  #: dicts with network or port, label, fixed_ip?, tag?
+    #: dicts with network or port, label, fixed_ip?, tag?
+    networks: list[JsonObject] = field(default_factory=list)
     security_groups: list[str] = field(default_factory=list)
 
 
@@ -131,9 +130,8 @@ class ImageArgs(ActionArgs):
     image_id: str
     name: str = ""
     properties: JsonObject = field(default_factory=dict)
-    snapshots: list[str] = field(
-        default_factory=list
-    )  #: of the volumes of a server that boots from one, at the block storage service
+    #: of the volumes of a server that boots from one, at the block storage service
+    snapshots: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,6 +47,5 @@ def parse(text: str) -> int:
     moment = datetime.fromisoformat(text.strip())
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
-    return (moment - datetime.fromtimestamp(0, UTC)) // timedelta(
-        microseconds=1
-    )  # exact, as a float is not
+    # exact, as a float is not
+    return (moment - datetime.fromtimestamp(0, UTC)) // timedelta(microseconds=1)

@@ -229,9 +229,8 @@ class AllKeys:
             if age > self._good_for or (host not in self._found and age > _STRANGERS_SECONDS):
                 if moment < self._rests_until:
                     raise errors.Unavailable("The database does not say which keys of hosts count.")
-                self._rests_until = (
-                    moment + _SILENCE_SECONDS
-                )  # for those that come while it is away
+                # for those that come while it is away
+                self._rests_until = moment + _SILENCE_SECONDS
                 self._found = self._look()
                 self._looked_at, self._rests_until = self._clock.monotonic(), moment
             return self._found.get(host)

@@ -312,9 +312,8 @@ class FailureReason(StrEnum):
 
     UNSPECIFIED = ""
     ABORTED = "aborted"  #: somebody asked for the end of the live migration
-    STALE_FENCE = (
-        "stale_fence"  #: the host knows a higher fence, which is in ``Result.data["known"]``
-    )
+    #: the host knows a higher fence, which is in ``Result.data["known"]``
+    STALE_FENCE = "stale_fence"
     UNKNOWN_VERB = "unknown_verb"  #: the agent is older than the verb
     UNTOUCHED = "untouched"  #: the guest is as it was before the command
 

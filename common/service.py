@@ -103,9 +103,8 @@ def run(
     signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
 
     def asked(number: int, frame: Any) -> None:
-        if (
-            stop.is_set() or not opened.is_set()
-        ):  # what still waits for a neighbour has nothing to finish
+        # what still waits for a neighbour has nothing to finish
+        if stop.is_set() or not opened.is_set():
             os._exit(1 if stop.is_set() else 0)
         stop.set()
 

@@ -33,9 +33,8 @@ LABEL = "config-2"
 ISO9660, VFAT = "iso9660", "vfat"
 #: The programs that make VFAT, and Debian's packages of them.
 PROGRAMS = {"mkfs.vfat": "dosfstools", "mcopy": "mtools"}
-VFAT_BYTES = (
-    64 * 1024**2
-)  # sparse; user data and five files of 10 KiB, in eleven versions, fit many times
+# sparse; user data and five files of 10 KiB, in eleven versions, fit many times
+VFAT_BYTES = 64 * 1024**2
 PROGRAM_TIMEOUT_SECONDS = 60
 
 

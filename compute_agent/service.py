@@ -48,9 +48,8 @@ log = logging.getLogger(__name__)
 EXCHANGE_PERIOD_SECONDS = (4.5, 5.0)  #: between exchanges, with jitter
 ANSWER_TIMEOUTS_SECONDS = (1.0, 2.0, 4.0)  #: for an answer, by the number of tries
 CLOSE_TIMEOUT_SECONDS = 5.0  #: for threads to end
-HEARTBEAT_PAUSE_SECONDS = (
-    60.0  #: without heartbeats after one without an answer: old conductors do not know them
-)
+#: without heartbeats after one without an answer: old conductors do not know them
+HEARTBEAT_PAUSE_SECONDS = 60.0
 
 
 class AgentProcess:

@@ -40,12 +40,10 @@ class PlacementData(ActionData):
     claims_lost: int = 0  #: to others, in a row
     tried: bool = False  #: the claim is a try of a host on which builds have failed
     failed_hosts: list[str] = field(default_factory=list)  #: that were given up, the last one last
-    blamed: list[str] = field(
-        default_factory=list
-    )  #: of these, those for which a failed build was counted
-    hosts_with_debts: list[str] = field(
-        default_factory=list
-    )  #: that have not removed an old guest of the server yet
+    #: of these, those for which a failed build was counted
+    blamed: list[str] = field(default_factory=list)
+    #: that have not removed an old guest of the server yet
+    hosts_with_debts: list[str] = field(default_factory=list)
 
 
 PlacementRun = Run[ActionArgs, PlacementData]
@@ -122,9 +120,8 @@ def propose(engine: Engine, runs: Sequence[R], spec_of: Callable[[R], RequestSpe
         try:
             wanted = spec_of(run)
             assert wanted.flavor is not None
-            hardware(
-                wanted.flavor, wanted.image_properties
-            )  # claim and host read it too; here it may still refuse
+            # claim and host read it too; here it may still refuse
+            hardware(wanted.flavor, wanted.image_properties)
             specs.append(wanted)
         except errors.BadRequest as problem:
             run.fail(problem.text)

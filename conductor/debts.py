@@ -20,9 +20,8 @@ from conductor.saga import AnyRun, debt_command
 
 CONFIRM_TIMEOUT_MICROS = 30 * SECOND  #: how long an action waits for hosts that are up
 POLL_MICROS = 2 * SECOND
-BURST_POLL_MICROS = (
-    SECOND // 20
-)  #: between two looks whether the superseded action's conductor is done
+#: between two looks whether the superseded action's conductor is done
+BURST_POLL_MICROS = SECOND // 20
 R = TypeVar("R", bound=AnyRun)
 
 
@@ -39,9 +38,8 @@ def collect(
     ready = []
     for run in runs:
         if run.data.after and actions.busy_until(tx, run.data.after):
-            run.retry_in(
-                BURST_POLL_MICROS
-            )  # the old burst may still write; what it leaves must be found
+            # the old burst may still write; what it leaves must be found
+            run.retry_in(BURST_POLL_MICROS)
         else:
             ready.append(run)
     for run in ready:

@@ -22,9 +22,8 @@ from common.store.engine import Connection, Store
 from common.store.hosts import hosts
 
 LOOK_INTERVAL_SECONDS = 1.0  #: for which a look is good; less than ``reports.GRACE_MICROS``
-COMPARE_SECONDS = (
-    1800.0  #: after which a host is to report all its domains although they have not changed
-)
+#: after which a host is to report all its domains although they have not changed
+COMPARE_SECONDS = 1800.0
 COMPARE_SOON_SECONDS = 60.0  #: the same where they may differ from the records
 
 

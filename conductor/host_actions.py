@@ -61,9 +61,8 @@ class HostActionKind:
     command: str  # the operator's, without the host; names who began a move
     way: Callable[[Resident, Arguments], Way | Stays]  # how a server leaves, or why it cannot
     is_empty: Callable[[Look], bool]
-    refusal: Callable[
-        [Look, bool], str
-    ]  # why it is over before the host is empty; "" while it is not
+    # why it is over before the host is empty; "" while it is not
+    refusal: Callable[[Look, bool], str]
     kinds: frozenset[str]  # of migrations that count as under way
     needs_host: bool = False  # the host itself must answer
 
@@ -233,12 +232,10 @@ class _Round:
     known: set[str] = field(default_factory=set)  # moves that were under way at the last look
     plan: dict[str, Planned] = field(default_factory=dict)  # server -> where it goes
     left: dict[str, Stays] = field(default_factory=dict)  # server -> why it stays
-    confirmed: dict[str, int] = field(
-        default_factory=dict
-    )  # move -> times that its end was asked for
-    soon: set[str] = field(
-        default_factory=set
-    )  # servers that hosts may take when they have removed old guests
+    # move -> times that its end was asked for
+    confirmed: dict[str, int] = field(default_factory=dict)
+    # servers that hosts may take when they have removed old guests
+    soon: set[str] = field(default_factory=set)
     took: list[float] | None = None  # seconds of the last moves from this host, the newest first
     fatal: str = ""  # the failure that is everybody's
     said: str = ""  # the last note

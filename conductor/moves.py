@@ -42,9 +42,8 @@ class MoveData(PlacementData, PortData, ArrivingData):
     may_stay: bool = False  #: the destination may be the source
     assignment: HardwareAssignment | None = None  #: which parts of the destination the guest has
     old_assignment: HardwareAssignment | None = None  #: which parts of the source it had
-    knows_old_assignment: bool = (
-        False  #: ``old_assignment`` is known; until then it is what the guest has now
-    )
+    #: ``old_assignment`` is known; until then it is what the guest has now
+    knows_old_assignment: bool = False
     switched: bool = False  #: the server is at its destination, or of its new flavor
     shared: bool | None = None  #: both hosts have the same files; None: not asked yet
     transfer: str | None = None  #: address at which the source gives files; "": it gives none

@@ -41,9 +41,8 @@ UNBOUND = {"device_id": "", "device_owner": "", "binding:host_id": ""}
 class PortData(ActionData):
     """What the steps about ports leave."""
 
-    plugged: list[JsonObject] | None = (
-        None  #: the server's interfaces, as the network service has them
-    )
+    #: the server's interfaces, as the network service has them
+    plugged: list[JsonObject] | None = None
     paused: bool = False  #: the guest starts paused, because they are not wired yet
     plug_since: int | None = None  #: when the action first looked whether they are, µs
     no_way_back: bool = False  #: that they are not wired in time fails nothing any more
@@ -250,9 +249,8 @@ def activate_at(networks: NetworkApi, port_id: str, host: str) -> None:
         networks.activate(port_id, host)
     except errors.NotFound:
         port = _found(networks, port_id)
-        if (
-            port is not None and port.get("binding:host_id") != host
-        ):  # its second binding is gone, not itself
+        # its second binding is gone, not itself
+        if port is not None and port.get("binding:host_id") != host:
             networks.update(port_id, {"binding:host_id": host})
 
 

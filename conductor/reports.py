@@ -31,9 +31,8 @@ from conductor.workflows import WORKFLOWS, is_known
 log = logging.getLogger(__name__)
 GRACE_MICROS = 2 * SECOND  #: a command younger than this may still be on its way
 MAX_APART_SECONDS = 10.0  #: for reports that are taken in part by part
-ODD_HOST_SECONDS = (
-    60.0  #: in which the reports of a host with one that cannot be taken in are taken in alone
-)
+#: in which the reports of a host with one that cannot be taken in are taken in alone
+ODD_HOST_SECONDS = 60.0
 
 
 def handle(engine: Engine, syncs: Sequence[Sync]) -> list[SyncAnswer | Exception]:
@@ -450,9 +449,8 @@ def _refused(results: Sequence[tuple[str, Result]], ahead: Known) -> Known:
     return found
 
 
-Known = dict[
-    tuple[str, str], int
-]  #: server and host -> the highest fence that the host knows of the server
+#: server and host -> the highest fence that the host knows of the server
+Known = dict[tuple[str, str], int]
 News = dict[tuple[str, str], DomainState]
 
 

@@ -108,17 +108,14 @@ class Engine:
     evacuation: EvacuationPolicy | None = None  #: hosts that went down are evacuated by themselves
     #: By lane, where a call takes longer.
     lease_micros: Mapping[str, int] = field(default_factory=dict)
-    locked_servers: dict[str, float] = field(
-        default_factory=dict
-    )  #: whose rows are locked -> until, see retries
-    odd_hosts: dict[str, float] = field(
-        default_factory=dict
-    )  #: whose reports are taken in alone -> until
+    #: whose rows are locked -> until, see retries
+    locked_servers: dict[str, float] = field(default_factory=dict)
+    #: whose reports are taken in alone -> until
+    odd_hosts: dict[str, float] = field(default_factory=dict)
     heartbeats: Heartbeats = field(init=False)
     fault_point: Callable[[str, str, str], None] = no_fault
-    wake: Callable[[str], None] = (
-        no_wake  #: called after a commit that left something due at once, with its lane
-    )
+    #: called after a commit that left something due at once, with its lane
+    wake: Callable[[str], None] = no_wake
 
     def __post_init__(self) -> None:
         self.heartbeats = Heartbeats(self.store, self.clock)
@@ -167,9 +164,8 @@ class ActionData:
     after: str | None = None  #: the action that this one has superseded
     abort: str | None = None  #: an operator ends the action, and why
     problem: Failure | None = None  #: what failed first
-    undo_failures: dict[str, str] = field(
-        default_factory=dict
-    )  #: step -> why it could not be undone
+    #: step -> why it could not be undone
+    undo_failures: dict[str, str] = field(default_factory=dict)
     left_undone: str | None = None  #: what an external service has still to remove, and why
     polls: int = 0  #: how often steps that wait have looked
 
@@ -231,9 +227,8 @@ class Run(Generic[Args, Data]):
     claimed: HardwareAssignment | None = None  #: what this transaction's claim got
     build_verdicts: list[tuple[str, int]] = field(default_factory=list)  #: for ``allocations``
     migration_changes: JsonObject = field(default_factory=dict)  #: of the action's migration
-    cleanups: list[JsonObject] = field(
-        default_factory=list
-    )  #: for external services, see ``store.cleanups``
+    #: for external services, see ``store.cleanups``
+    cleanups: list[JsonObject] = field(default_factory=list)
     #: Of rows of ``volumes``, by uuid; None: it is removed.
     volume_changes: dict[str, JsonObject | None] = field(default_factory=dict)
     is_left_off: bool = False  #: the action has failed, and the undo that starts the guest too

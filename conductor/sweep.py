@@ -32,9 +32,8 @@ _RECLAIM = dataclasses.replace(
     states.row("delete"), vm=(states.SOFT_DELETED,), task=states.NONE, supersedes=False
 )
 _OFFLOAD, _CONFIRM = states.row("shelveOffload"), states.row("confirmResize")
-MAX_CLOCK_DIFFERENCE_SECONDS = (
-    5.0  #: by which the database's clock may run apart from ours between sweeps
-)
+#: by which the database's clock may run apart from ours between sweeps
+MAX_CLOCK_DIFFERENCE_SECONDS = 5.0
 #: Seconds in which nothing is begun because its time is over, after a jump: at least and at most.
 MIN_DOUBT_SECONDS, MAX_DOUBT_SECONDS = 60.0, 3600.0
 

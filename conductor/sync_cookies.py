@@ -16,13 +16,14 @@ import time
 from collections.abc import Callable
 
 SLOT_SECONDS = 30
+#: those that count, from now on; a conductor's clock may be half a minute ahead
 SLOTS = (
     0,
     -1,
     -2,
     -3,
     1,
-)  #: those that count, from now on; a conductor's clock may be half a minute ahead
+)
 
 
 class SyncCookies:

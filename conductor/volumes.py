@@ -54,9 +54,8 @@ class VolumesData(ActionData):
 class ArrivingData(ActionData):
     """What a move leaves that needs two attachments at a time."""
 
-    volumes_arriving: dict[str, JsonObject] = field(
-        default_factory=dict
-    )  #: uuid of the row -> attachment and sealed connection of the host where the server is not
+    #: uuid of the row -> attachment and sealed connection of the host where the server is not
+    volumes_arriving: dict[str, JsonObject] = field(default_factory=dict)
 
 
 ReadyRun = Run[ActionArgs, VolumesData]

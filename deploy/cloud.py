@@ -275,9 +275,8 @@ class Cloud:
         for name in PASSWORDS:
             path = self.secret(name)
             if not path.exists():
-                write_secret(
-                    path, secrets.token_hex(24)
-                )  # a "-" in front would be read as an option
+                # a "-" in front would be read as an option
+                write_secret(path, secrets.token_hex(24))
         for _, host in processes.network_parts(self):
             write_secret(self.network_key(host), host_key(self.password("metadata"), host))
         certificates.make(self)

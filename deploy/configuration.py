@@ -45,10 +45,11 @@ def of_control_plane(cloud: Cloud, role: str = "") -> str:
         },
         "tls": certificates.section(cloud, certificates.CONTROL),
         "api": {"host": cloud.address, "port": cloud.ports.api},
+        # where else could it be resized
         "conductor": {
             "fencing_hook": cloud.fencing_hook,
             "allow_resize_to_same_host": len(cloud.hosts) == 1,
-        },  # where else could it be resized
+        },
         "host_keys": {
             "query_secret": cloud.password("queries"),
             **({} if role else {"command_secret": cloud.password("commands")}),

@@ -269,9 +269,8 @@ def _installer(
 ) -> tuple[list[str | Path], dict[str, str]]:
     """The command that installs packages, and what it needs in the environment."""
     index = os.environ.get("PIP_INDEX_URL")
-    more = {
-        "UV_NATIVE_TLS": "true"
-    }  # trust what the machine trusts, for networks with an authority of their own
+    # trust what the machine trusts, for networks with an authority of their own
+    more = {"UV_NATIVE_TLS": "true"}
     if index and "UV_INDEX_URL" not in os.environ:
         more["UV_INDEX_URL"] = index
     return [VENV / "bin/uv", "pip", "install", "--python", python, "--quiet", *options], more

@@ -225,9 +225,8 @@ def _first_process(state_dir: Path, own_network: bool = False) -> int:
     _mount("--make-rprivate", "/")
     _mount("-t", "proc", "proc", "/proc")
     if own_network:
-        _mount(
-            "-t", "sysfs", "sysfs", "/sys"
-        )  # it shows the devices of the namespace that mounted it
+        # it shows the devices of the namespace that mounted it
+        _mount("-t", "sysfs", "sysfs", "/sys")
     for theirs, ours in FOLDERS.items():
         Path(theirs).mkdir(parents=True, exist_ok=True)
         _mount("--bind", str(state_dir / ours), theirs)

@@ -83,9 +83,8 @@ def run(
         the last
             lines of what it said, and the given advice.
     """
-    path = (
-        os.environ.get("PATH", "/usr/bin:/bin") + ":/usr/sbin:/sbin"
-    )  # which a root made by su may lack
+    # which a root made by su may lack
+    path = os.environ.get("PATH", "/usr/bin:/bin") + ":/usr/sbin:/sbin"
     try:
         done = subprocess.run(
             [str(part) for part in command],

@@ -36,9 +36,8 @@ if TYPE_CHECKING:
     from common.tls import Tls
 
 STAND_BY = "postgresql-stand-by"
-STOP = dict.fromkeys(
-    ("postgresql", STAND_BY), signal.SIGINT
-)  # on SIGTERM it would wait for its clients
+# on SIGTERM it would wait for its clients
+STOP = dict.fromkeys(("postgresql", STAND_BY), signal.SIGINT)
 KINDS = ("rabbitmq", "postgresql", "mariadb")
 #: Below the ports of outgoing connections, and so far apart that no two clouds have the same part
 #: of the underlay.

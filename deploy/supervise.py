@@ -210,9 +210,8 @@ def _again(processes: list[Supervised], folder: Path) -> list[Supervised]:
 def main() -> int:
     """Hold the folder's lock, so that there is one supervisor of it."""
     os.umask(UMASK)
-    signal.pthread_sigmask(
-        signal.SIG_BLOCK, WAITED
-    )  # before the lock tells others that they may signal
+    # before the lock tells others that they may signal
+    signal.pthread_sigmask(signal.SIG_BLOCK, WAITED)
     folder = Path(sys.argv[1]).resolve()
     with (folder / "supervise.lock").open("a+") as lock:
         try:

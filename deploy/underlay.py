@@ -171,9 +171,8 @@ class Underlay:
         """A host's namespace goes with all that is in it; harmless when there is none."""
         if (NAMESPACES / f"{self.bridge}-{number}").exists():
             _ip("netns", "delete", f"{self.bridge}-{number}")
-        _fine(
-            "ip", "link", "delete", self.cable(number)
-        )  # the pair may go with its namespace at this moment
+        # the pair may go with its namespace at this moment
+        _fine("ip", "link", "delete", self.cable(number))
 
     def remove(self) -> None:
         """Namespaces, bridge and guard go; harmless when there are none."""

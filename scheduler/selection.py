@@ -180,9 +180,8 @@ def _place(
     steps = np.broadcast_to(scored.step, rows.shape)[order].tolist()
     chosen = rows[order].tolist()
     room = [UNLIMITED] * len(chosen) if found.room is None else found.room[rows[order]].tolist()
-    heap = [
-        (-score, place) for place, score in enumerate(scored.score[order].tolist())
-    ]  # sorted, so a heap
+    # sorted, so a heap
+    heap = [(-score, place) for place, score in enumerate(scored.score[order].tolist())]
     zones = {number: zone for zone, number in snapshot.zone_numbers.items()}
     wanted = _fitted(snapshot, spec)
     choices = []

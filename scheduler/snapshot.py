@@ -118,9 +118,8 @@ class Snapshot:
 
     names: list[str] = field(default_factory=list)  #: of each row
     rows: dict[str, int] = field(default_factory=dict)  #: name -> row
-    seeds: NDArray[np.uint64] = field(
-        default_factory=lambda: np.zeros(0, np.uint64)
-    )  #: break near ties
+    #: break near ties
+    seeds: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
     served: Mask = field(default_factory=no_mask)  #: has a compute service
     disabled: Mask = field(default_factory=no_mask)
     forced_down: Mask = field(default_factory=no_mask)
@@ -130,9 +129,8 @@ class Snapshot:
     stock: dict[str, Stock] = field(default_factory=dict)  #: by resource class
     traits: Mapping[str, Mask] = field(default_factory=dict)
     servers: Numbers = field(default_factory=no_numbers)  #: guests there, in any state
-    working: Numbers = field(
-        default_factory=no_numbers
-    )  #: actions that weigh on disk and network now
+    #: actions that weigh on disk and network now
+    working: Numbers = field(default_factory=no_numbers)
     failures: Numbers = field(default_factory=no_numbers)  #: builds that failed there in a row
     waits: Numbers = field(default_factory=no_numbers)  #: seconds until one is tried; 0: at once
     versions: Numbers = field(default_factory=no_numbers)  #: of the hypervisor
@@ -142,19 +140,16 @@ class Snapshot:
     facts: list[JsonMapping] = field(default_factory=list)
     metrics: dict[str, Floats] = field(default_factory=dict)  #: NaN where a host does not say
     aggregates: list[Aggregate] = field(default_factory=list)
-    parts: MutableMapping[int, Parts] = field(
-        default_factory=dict
-    )  #: only of hosts with NUMA nodes or devices
+    #: only of hosts with NUMA nodes or devices
+    parts: MutableMapping[int, Parts] = field(default_factory=dict)
     groups: dict[str, Group] = field(default_factory=dict)
     #: Where the servers are that hints of the request name (server id -> host), of its own project.
     places: Mapping[str, str] = field(default_factory=dict)
-    places_by_project: Mapping[str, Mapping[str, str]] = field(
-        default_factory=dict
-    )  #: of all requests in hand
+    #: of all requests in hand
+    places_by_project: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     devices: Numbers = field(default_factory=no_numbers)  #: PCI devices that nobody holds
-    images: list[ImageOnHosts] = field(
-        default_factory=list
-    )  #: read when some weigher asks for them
+    #: read when some weigher asks for them
+    images: list[ImageOnHosts] = field(default_factory=list)
     pause: int = 300  #: seconds from one try to the next
 
     def copy(self) -> Snapshot:

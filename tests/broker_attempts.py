@@ -30,9 +30,8 @@ def attempts(mine: str, other: str) -> dict[str, Attempt]:
                 exchange=where,
                 routing_key=key,
             )
-            channel.queue_declare(
-                own_queue, passive=True
-            )  # what was refused is said before the answer
+            # what was refused is said before the answer
+            channel.queue_declare(own_queue, passive=True)
 
         return attempt
 

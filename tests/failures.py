@@ -62,9 +62,8 @@ class Registry:
     making: list[Owner] = field(default_factory=lambda: [None])  # the innermost is the last
     used: set[str] = field(default_factory=set)  # fixtures that the test asked for by itself
     torn: list[Known] = field(default_factory=list)  # what it used, before its fixtures end
-    told: list[Section] = field(
-        default_factory=list
-    )  # by those that were asked before they were removed
+    # by those that were asked before they were removed
+    told: list[Section] = field(default_factory=list)
 
     def add(self, thing: Diagnosable) -> None:
         mine = self.known.setdefault(self.making[-1], deque(maxlen=NEWEST))

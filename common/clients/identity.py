@@ -34,13 +34,13 @@ KEEP = 60.0  # seconds that a catalogue's silence about a service is believed
 BELIEVED_SECONDS = 300.0  # seconds that what it names is believed
 READ = 30.0  # seconds that the identity service has to answer
 LOOK = 5.0  # seconds that it has when a process starts
-WAIT = (
-    2.0  # seconds that services wait for a token; commands, who have nothing else to do, wait READ
-)
+# seconds that services wait for a token; commands, who have nothing else to do, wait READ
+WAIT = 2.0
+# seconds before its end from which a token is renewed, and until which it is given out
 RENEW, GOOD = (
     120,
     15,
-)  # seconds before its end from which a token is renewed, and until which it is given out
+)
 #: Services of the catalogue, and where each may be configured instead.
 SECTIONS = {
     "image": "image",
@@ -76,9 +76,8 @@ class IdentityClient:
         self._known: AccessInfo | None = None
         self._complained: set[str] = set()
         self._known_since = 0.0
-        self._coming: tuple[float, Future[AccessInfo]] | None = (
-            None  # since when a new one is being fetched
-        )
+        # since when a new one is being fetched
+        self._coming: tuple[float, Future[AccessInfo]] | None = None
 
     def look_in(self) -> None:
         """Get a token.

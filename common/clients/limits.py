@@ -76,9 +76,8 @@ class UnifiedLimits:
             threading.Lock(),
             Breaker(monotonic),
         )
-        self._known: OrderedDict[str, tuple[float, dict[str, int]]] = (
-            OrderedDict()
-        )  # oldest first; (since, …)
+        # oldest first; (since, …)
+        self._known: OrderedDict[str, tuple[float, dict[str, int]]] = OrderedDict()
         self._coming: dict[str, tuple[float, Future[dict[str, int]]]] = {}
         self._reader: Reader | None = None
         self._pool = ThreadPoolExecutor(AT_ONCE, "limits")

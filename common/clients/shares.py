@@ -99,9 +99,8 @@ class ShareClient(OptionalService):
         try:
             made = self._act(token, share_id, {"allow_access": wanted})["access"]
         except (errors.BadRequest, errors.Conflict):
-            there = self.rules(
-                token, share_id, access_to
-            )  # somebody else was quicker: that is no refusal
+            # somebody else was quicker: that is no refusal
+            there = self.rules(token, share_id, access_to)
             if not there:
                 raise
             return str(there[0]["state"])

@@ -387,9 +387,8 @@ class Sender:
         with self._lock:
             if time.monotonic() < self._rests_until:
                 return False
-            for is_new in sorted(
-                {self._connection is None, True}
-            ):  # one that broke while it idled is made again
+            # one that broke while it idled is made again
+            for is_new in sorted({self._connection is None, True}):
                 try:
                     return work()
                 except BROKEN as problem:
@@ -423,12 +422,10 @@ class Sender:
         if self._connection is None:
             self._connection = self._opened()
         if select.select([self._connection.connection.sock], [], [], 0)[0]:
-            with contextlib.suppress(
-                TimeoutError
-            ):  # of TLS there may be something that is no message
-                self._connection.drain_events(
-                    timeout=READ
-                )  # mostly the end of the connection, which raises
+            # of TLS there may be something that is no message
+            with contextlib.suppress(TimeoutError):
+                # mostly the end of the connection, which raises
+                self._connection.drain_events(timeout=READ)
         return self._connection
 
     def _opened(self) -> Connection:

@@ -42,9 +42,8 @@ class Notifier:
     """Used by one thread."""
 
     def __init__(self, conf: cfg.ConfigOpts, url: str | None = None) -> None:
-        logging.getLogger("oslo_messaging.notify.messaging").setLevel(
-            logging.CRITICAL
-        )  # we say it ourselves
+        # we say it ourselves
+        logging.getLogger("oslo_messaging.notify.messaging").setLevel(logging.CRITICAL)
         oslo_messaging.set_transport_defaults(EXCHANGE)
         self._transport = oslo_messaging.get_notification_transport(conf, url=url)
         oslo_messaging.set_transport_defaults(CONTROL_EXCHANGE)

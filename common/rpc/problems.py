@@ -44,7 +44,6 @@ def _rebuilt(name: str, text: str) -> errors.Problem:
         found if isinstance(found, type) and issubclass(found, errors.Problem) else errors.Problem
     )
     problem = kind.__new__(kind)
-    errors.Problem.__init__(
-        problem, text
-    )  # some kinds make their text from parts, which did not travel
+    # some kinds make their text from parts, which did not travel
+    errors.Problem.__init__(problem, text)
     return problem

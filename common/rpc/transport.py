@@ -30,9 +30,8 @@ from common.rpc.problems import answered, result
 
 log = logging.getLogger(__name__)
 CONTROL_EXCHANGE = CALLS
-MEND = (
-    5.0  #: seconds between two tries to make a dead channel anew, which may take some seconds more
-)
+#: seconds between two tries to make a dead channel anew, which may take some seconds more
+MEND = 5.0
 _CANCELLED = (60, 30)  #: basic.cancel: the queue that is read is there no more
 LOST = (
     oslo_messaging.MessagingException,
@@ -175,9 +174,8 @@ class Transport:
             rpc_server.stop()
         for rpc_server in self._servers:
             rpc_server.wait()
-        if (
-            self._opener is None or self._can_hear.is_set()
-        ):  # else the library still waits for the broker
+        # else the library still waits for the broker
+        if self._opener is None or self._can_hear.is_set():
             self._transport.cleanup()
 
 

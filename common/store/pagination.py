@@ -24,9 +24,8 @@ class SortOrder:
 
     @property
     def value(self) -> sa.ColumnElement[object]:
-        if isinstance(
-            self.column.type, sa.Boolean
-        ):  # which databases compare, but the library does not
+        # which databases compare, but the library does not
+        if isinstance(self.column.type, sa.Boolean):
             return sa.cast(self.column, sa.Integer)
         if not getattr(self.column, "nullable", False):
             return self.column

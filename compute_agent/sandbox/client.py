@@ -284,9 +284,8 @@ def _chowned(file: int, user: int) -> Iterator[bool]:
     ):
         yield True
         return
-    owner = (
-        about.st_uid if about.st_uid != user else os.geteuid()
-    )  # it may be lent since an agent died
+    # it may be lent since an agent died
+    owner = about.st_uid if about.st_uid != user else os.geteuid()
     try:
         if about.st_uid != user:
             os.fchown(file, user, -1)

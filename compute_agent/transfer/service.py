@@ -44,10 +44,11 @@ from compute_agent.transfer.frames import (
 from compute_agent.virt.driver import Part, VerbFailed
 
 log = logging.getLogger(__name__)
+#: connections that have proved their right, and that have not yet
 MAX_READERS, MAX_UNPROVED = (
     16,
     32,
-)  #: connections that have proved their right, and that have not yet
+)
 ALIVE_SECONDS = 5.0  #: between two frames while what the reader has already is skipped
 TLS_HANDSHAKE = b"\x16"  #: how whoever speaks TLS begins
 DRAIN_TIMEOUT_SECONDS = 1.0  #: for the other side to read why it is refused

@@ -55,9 +55,8 @@ class Creation:
     group: str | None = None  #: the server group that they join
     #: the project's limits, read in the transaction; None: those of the database
     limits: Callable[[Connection], quotas.Numbers] | None = None
-    classes: Mapping[str, int] = field(
-        default_factory=dict
-    )  #: resource class -> amount of one server
+    #: resource class -> amount of one server
+    classes: Mapping[str, int] = field(default_factory=dict)
     #: rows of the volumes of this many servers
     volumes: Callable[[int], list[JsonObject]] = _no_volumes
 

@@ -198,12 +198,10 @@ class Services:
     images: TenantImages
     settings: ApiSettings = field(default_factory=ApiSettings)
     vault: Vault | None = None  #: encrypts passwords; None in a cloud without a key
-    networks: TenantNetworks | None = (
-        None  #: None: there is no network service, so no server has an interface
-    )
-    keystone: KeystoneLimits | None = (
-        None  #: whose limits are in force; None: those of our database
-    )
+    #: None: there is no network service, so no server has an interface
+    networks: TenantNetworks | None = None
+    #: whose limits are in force; None: those of our database
+    keystone: KeystoneLimits | None = None
     shares: TenantShares | None = None  #: None: there is no shared file system service
     volumes: TenantVolumes | None = None  #: None: there is no block storage service
     quota: Quota = field(init=False)  #: where all limits are read

@@ -41,9 +41,8 @@ class Field:
     #: the version since which answers to an update show it too; None: they never do
     in_updates_since: str | None = "2.1"
     optional: bool = False  #: ``get`` may return OMITTED
-    in_update: Get | None = (
-        None  #: makes the value in answers to an update before ``in_updates_since``
-    )
+    #: makes the value in answers to an update before ``in_updates_since``
+    in_update: Get | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,10 +30,11 @@ from compute_api.console.token_check import TokenChecker, keystone
 from compute_api.edge.health import Dependency, Health
 
 log = logging.getLogger(__name__)
+# seconds: of the sessions' records, and of their users' tokens
 RECORD_CHECK_SECONDS, TOKEN_CHECK_SECONDS = (
     1.0,
     20.0,
-)  # seconds: of the sessions' records, and of their users' tokens
+)
 MAX_OTHER_CONNECTIONS = 64  # connections that fetch pages or shake hands
 MAX_MESSAGE_BYTES, MAX_QUEUED_MESSAGES = 256 * 1024, 4
 TCP_USER_TIMEOUT_MILLISECONDS = 30_000  # that what was sent may stay unacknowledged or unread
@@ -205,9 +206,8 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     options = conf.console
     reload.takes(*reload.OF_IDENTITY)
     access.check(conf, access.DATABASE, access.BROKER, access.IDENTITY)
-    tls.protecting(
-        conf, "hosts' consoles", [], listens=True
-    )  # where TLS is used, hosts want a certificate
+    # where TLS is used, hosts want a certificate
+    tls.protecting(conf, "hosts' consoles", [], listens=True)
     store = guarded(Store.opened(conf))
     browsers = BrowserCookies(
         store, options.public_url, options.allowed_origins, options.token_seconds

@@ -30,10 +30,11 @@ from compute_api.edge.request_buffer import RequestBuffer
 from compute_api.edge.response_buffer import FULL_BYTES, ClientSocket, ResponseBuffer
 
 log = logging.getLogger(__name__)
+# connections accepted, bytes read, before others have their turn
 ACCEPT_BATCH, READ_BYTES = (
     64,
     256 * 1024,
-)  # connections accepted, bytes read, before others have their turn
+)
 LINGER_SECONDS = 2.0  # seconds for who still sends what nobody reads
 SPARE_DESCRIPTORS = 256  # file descriptors that are no client's
 #: What accept says when the process or the machine has too many open files.
@@ -440,9 +441,8 @@ class BodyStream:
             while selector.select(
                 max(0.0, min(self._limits.stall_timeout_seconds, end - time.monotonic()))
             ):
-                with contextlib.suppress(
-                    BlockingIOError
-                ):  # of TLS less may have come than can be read
+                # of TLS less may have come than can be read
+                with contextlib.suppress(BlockingIOError):
                     data: bytes = self._sock.recv(READ_BYTES)
                     self._read += len(data)
                     return data

@@ -11,9 +11,8 @@ class ClientLimits:
     """Of one process. An address of IPv6 stands for its /64."""
 
     head_seconds: float = 10  #: until a request's head is here, from its first byte or connecting
-    stall_timeout_seconds: float = (
-        10  #: for a body or an answer, beside the time that its bytes may take
-    )
+    #: for a body or an answer, beside the time that its bytes may take
+    stall_timeout_seconds: float = 10
     idle_seconds: float = 75  #: between two requests
     bytes_per_second: int = 16 * 1024  #: the least that a body or an answer must move
     max_connections: int = 4000

@@ -32,12 +32,10 @@ logger = logging.getLogger(__name__)
 #: What a master has read for good: options, and those of a service's own section.
 KEPT = ("http.*", "tls.*", "tracing.*")
 KEPT_OF_SECTION = ("host", "port", "workers", "threads", "max_body", "policy_file")
-BODY_MARGIN_BYTES = (
-    64 * 1024
-)  # bytes by which a body may be too long and is still read, to be told so
-WORKER_TIMEOUT_SECONDS = (
-    120  # seconds after which a worker that does not answer the master is replaced
-)
+# bytes by which a body may be too long and is still read, to be told so
+BODY_MARGIN_BYTES = 64 * 1024
+# seconds after which a worker that does not answer the master is replaced
+WORKER_TIMEOUT_SECONDS = 120
 GRACE_SECONDS = 8  # seconds for requests in hand after TERM
 
 

@@ -88,9 +88,8 @@ def put(path: str, value: Document) -> Change:
 
     def change(document: Document) -> None:
         *way, last = path.split("/")
-        _walk(document, way)["properties"][last] = copy.deepcopy(
-            value
-        )  # a later change is made in it
+        # a later change is made in it
+        _walk(document, way)["properties"][last] = copy.deepcopy(value)
 
     return change
 
@@ -198,9 +197,8 @@ class Schema:
         if problem is None:
             return "The request does not fit its schema."
         path = list(problem.absolute_path)
-        name = next(
-            (step for step in reversed(path) if isinstance(step, str)), ""
-        )  # not its place in a list
+        # not its place in a list
+        name = next((step for step in reversed(path) if isinstance(step, str)), "")
         name = explanations.cut(name)
         if explanations.SECRET.intersection(path):
             rule = problem.validator_value

@@ -59,9 +59,8 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
 
     def run(self) -> None:
         """Called by gunicorn: serve until it says that it is over."""
-        self.cfg.set(
-            "forwarder_headers", ""
-        )  # no client says where in the URLs we are: SCRIPT_NAME
+        # no client says where in the URLs we are: SCRIPT_NAME
+        self.cfg.set("forwarder_headers", "")
         self.cfg.set("secure_scheme_headers", {})  # nor how it asked: edge.forwarded
         self.clients = ClientConnections(
             self.poller,

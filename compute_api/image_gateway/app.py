@@ -127,9 +127,8 @@ def _body(req: falcon.Request) -> Iterator[bytes]:
 
 def _refusal(req: falcon.Request, problem: errors.Problem) -> str:
     """A refusal of ours, or the image service's own."""
-    found = PATH.fullmatch(
-        req.path
-    )  # of another path nothing is logged: who knows what stands in it
+    # of another path nothing is logged: who knows what stands in it
+    found = PATH.fullmatch(req.path)
     host = str(getattr(req.context, "host", "?"))[:64]
     return (
         f"{req.method} of image {found[1] if found else '?'} to host {host!r}: {problem.text} "

@@ -18,9 +18,8 @@ from compute_api.placement.request import BadQuery
 MAX_SHOWN_CHARACTERS = 1000  # of each part of a refusal
 MOST, LARGEST_RATIO = 2**31 - 1, 3.40282e38
 _NAME = "^[A-Z0-9_]+$"
-_CUSTOM = (
-    "^CUSTOM_[A-Z0-9_]+$"  # $ also stands before a last line feed, which the format line forbids
-)
+# $ also stands before a last line feed, which the format line forbids
+_CUSTOM = "^CUSTOM_[A-Z0-9_]+$"
 
 
 class PlacementSchema(VersionedSchema):

@@ -45,9 +45,8 @@ class EvacuateData(MoveData):
 
     session: int | None = None  #: of the source, when the evacuation began
     fenced: bool = False  #: by this action, so that the record of the host is still to be written
-    old: JsonObject | None = (
-        None  #: zone and wanted state of the old guest, while a destination is claimed
-    )
+    #: zone and wanted state of the old guest, while a destination is claimed
+    old: JsonObject | None = None
     returned: bool = False  #: the source has opened a session since
 
 
@@ -81,9 +80,8 @@ def _fenced(tx: Connection, engine: Engine, runs: Sequence[EvacuateRun]) -> None
         if not run.data.fenced:
             continue
         run.data.fenced = False
-        services.are_dead(
-            tx, moves.source(run), locked=True
-        )  # a new session waits from here on, or was opened before
+        # a new session waits from here on, or was opened before
+        services.are_dead(tx, moves.source(run), locked=True)
         if _session(tx, run) == run.data.session:
             services.fence(tx, moves.source(run))
         else:
@@ -122,9 +120,8 @@ def _claim(tx: Connection, engine: Engine, runs: Sequence[EvacuateRun]) -> None:
 
 def _may_begin(tx: Connection, run: EvacuateRun) -> bool:
     if run.data.after and actions.busy_until(tx, run.data.after):
-        run.retry_in(
-            BURST_POLL_MICROS
-        )  # the old burst may still write; what it leaves must be found
+        # the old burst may still write; what it leaves must be found
+        run.retry_in(BURST_POLL_MICROS)
         return False
     if not services.are_dead(tx, moves.source(run), locked=True):
         run.fail(f"Host {moves.source(run)} is not forced down any more; the server is there.")

@@ -155,9 +155,8 @@ class _Watching:
     seq: int = 0  # of the last event
     said: str = ""
     moved: int = 0
-    moves: dict[str, tuple[object, ...]] = field(
-        default_factory=dict
-    )  # move -> what was said of it, and when
+    # move -> what was said of it, and when
+    moves: dict[str, tuple[object, ...]] = field(default_factory=dict)
 
     def look(self, action: HostAction) -> HostAction:
         """One look; returns the action as it is.

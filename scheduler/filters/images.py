@@ -69,9 +69,8 @@ def image_properties(conf: cfg.ConfigOpts) -> Filter:
         if architecture:
             found.setdefault("hw_architecture", _word("hw_architecture", architecture))
         wanted = [found[name] for name in OTHER_WORDS if found.get(name)]
-        if (
-            not wanted
-        ):  # then the version is not compared either: so Nova's images have always been read
+        # then the version is not compared either: so Nova's images have always been read
+        if not wanted:
             return
         yield Check(
             of_facts(snapshot, lambda facts: _runs(facts, wanted)),

@@ -61,9 +61,8 @@ class Agents:
         self.told: list[tuple[str, Command]] = []
         self.hold: threading.Event | None = None
         self.silent: set[str] = set()
-        self.uptime: str | None = (
-            None  #: hosts whose driver does not tell it, as long as it is None
-        )
+        #: hosts whose driver does not tell it, as long as it is None
+        self.uptime: str | None = None
 
     def do(self, host: str, commands: Sequence[Command], access: Access | None) -> bool:
         self.told += [(host, command) for command in commands]

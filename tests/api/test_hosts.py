@@ -178,9 +178,8 @@ def test_deleted_host_that_still_runs_returns_as_a_new_one(cloud: Cloud) -> None
     before = get(cloud, "/os-services", "2.53")["services"][0]
     put(cloud, before["id"], {"status": "disabled"}, "2.53")
     remove(cloud, before["id"], "2.53")
-    assert (
-        cloud.store.read(lambda tx: hosts.sessions(tx, ["host1"])) == {}
-    )  # so it is told to register
+    # so it is told to register
+    assert cloud.store.read(lambda tx: hosts.sessions(tx, ["host1"])) == {}
     cloud.add_host("host1")
     after = get(cloud, "/os-services", "2.53")["services"][0]
     assert (after["host"], after["status"], after["id"] != before["id"]) == (

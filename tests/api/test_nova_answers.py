@@ -162,6 +162,7 @@ def test_a_known_difference_hides_no_other(cloud: Cloud) -> None:
         ("GET", "/v2.1/os-agents", None, 1, 200, {"agents": []}),  # gone
         ("GET", "/v2.1/servers/detail/more", None, 1, 200, None),
         ("DELETE", SHOW, None, 1, 202, None),  # 204
+        # there is a body since 2.45
         (
             "POST",
             f"{SHOW}/action",
@@ -169,7 +170,7 @@ def test_a_known_difference_hides_no_other(cloud: Cloud) -> None:
             45,
             202,
             None,
-        ),  # there is a body since 2.45
+        ),
         ("POST", f"{SHOW}/action", {"destroy": None}, 1, 202, None),
     ],
 )

@@ -129,9 +129,8 @@ def test_floating_addresses_that_cannot_be(scene: tuple[Cloud, Networks, str]) -
         {"floating_network_id": networks.floating_ips[0]["floating_network_id"]},
     )
     assert act(wired, server, "addFloatingIp").status_code == 202
-    assert (
-        act(wired, server, "addFloatingIp", address="172.24.4.3").status_code == 400
-    )  # it has one already
+    # it has one already
+    assert act(wired, server, "addFloatingIp", address="172.24.4.3").status_code == 400
     other = wired.create(mv="2.37")
     wired.rest(other)
     assert act(wired, other, "removeFloatingIp").status_code == 409
@@ -164,7 +163,6 @@ def test_fixed_addresses_that_cannot_be(scene: tuple[Cloud, Networks, str]) -> N
     assert act(wired, server, "addFixedIp", networkId="x" * 37).status_code == 400
     small = networks.add_network("small", PROJECT, "10.9.0.0/30")
     networks.add_port(small, PROJECT, "10.9.0.2", device_id=server)
-    assert (
-        act(wired, server, "addFixedIp", networkId=small).status_code == 400
-    )  # no address is left
+    # no address is left
+    assert act(wired, server, "addFixedIp", networkId=small).status_code == 400
     assert fixed(networks, server) == ["10.0.0.9", "10.9.0.2"]

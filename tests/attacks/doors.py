@@ -19,11 +19,12 @@ from tests.attacks.target import ADMIN, DEMO, Door, Outcome, Target
 from tests.fuzz import raw
 from tests.surface.disguises import disguises
 
+#: seconds for others; rounds, one of which counts; requests each
 WITHIN, ROUNDS, ASKED = (
     1.0,
     3,
     10,
-)  #: seconds for others; rounds, one of which counts; requests each
+)
 HEAD = b"GET / HTTP/1.1\r\nHost: x\r\n"
 BODY = b"POST /servers HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{"
 WHOLE = HEAD + b"Connection: close\r\n\r\n"

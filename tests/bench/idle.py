@@ -119,9 +119,8 @@ def measure(bench: figures.Bench, sizes: Sequence[int]) -> None:
         for size in sizes:
             added = size - fleet.size
             fleet.grow(size)
-            client = load.Client(
-                bench.cloud.api_url, client.token
-            )  # the API has closed the connection meanwhile
+            # the API has closed the connection meanwhile
+            client = load.Client(bench.cloud.api_url, client.token)
             load.create(client, f"idle{size}", added * GUESTS, figures.THREADS, image, flavor)
             time.sleep(5)  # what the creates left over is done by then, and nobody says so
             found.append((size, spend(bench, WINDOW), spend(bench, WINDOW)))

@@ -228,9 +228,8 @@ def test_a_host_that_joins_while_it_is_removed_leaves_no_membership(store: Store
             removed = pool.submit(
                 lambda: store.write(lambda tx: hosts.remove(tx, service, service.uuid))
             )
-            with pytest.raises(
-                NotYet
-            ):  # it waits for the host's provider; on SQLite to write at all
+            # it waits for the host's provider; on SQLite to write at all
+            with pytest.raises(NotYet):
                 removed.result(timeout=0.5)
         removed.result(timeout=20)
     assert store.read(lambda tx: aggregates.show(tx, number))[1] == []

@@ -306,9 +306,8 @@ def said(where: str, key: str) -> Callable[[Any, str], Any]:
             exchange=where,
             routing_key=key,
         )
-        channel.exchange_declare(
-            where, "topic", passive=True
-        )  # what was refused is said before the answer
+        # what was refused is said before the answer
+        channel.exchange_declare(where, "topic", passive=True)
 
     return attempt
 

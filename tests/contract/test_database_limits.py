@@ -149,9 +149,8 @@ def test_a_transaction_costs_no_ping(wire: Wire, stores: Callable[..., Store]) -
     store.now()
     before = wire.asked
     store.now()
-    assert (
-        wire.asked - before == {"postgresql": 3, "mysql": 2}[store.dialect_name]
-    )  # (begin,) select, rollback
+    # (begin,) select, rollback
+    assert wire.asked - before == {"postgresql": 3, "mysql": 2}[store.dialect_name]
 
 
 def test_a_held_project_delays_only_its_own_creates(stores: Callable[..., Store]) -> None:

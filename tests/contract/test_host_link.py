@@ -367,12 +367,13 @@ def test_a_message_that_comes_twice_is_taken_in_once(world: World) -> None:
 
 @pytest.mark.parametrize(
     "forged",
+    # the API's key makes no command
     [
         derive("guessed", "h1", 1, Purpose.COMMAND),  # no key of ours
         derive("conductors'", "h2", 1, Purpose.COMMAND),  # another host's command
         derive("conductors'", "h1", 2, Purpose.COMMAND),  # another generation
         derive("everybody's", "h1", 1, Purpose.QUERY),
-    ],  # the API's key makes no command
+    ],
     ids=["guessed", "another host's", "another generation", "the API's"],
 )
 def test_a_command_that_no_conductor_made_is_refused(world: World, forged: Any) -> None:

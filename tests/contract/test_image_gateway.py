@@ -117,9 +117,8 @@ def test_a_host_stores_the_image_of_its_command(
         "active",
         hashlib.sha512(CONTENT * 2).hexdigest(),
     )
-    ImageGatewayAccess().upload(
-        access, image, iter([CONTENT] * 3)
-    )  # its answer was lost; the bytes are there
+    # its answer was lost; the bytes are there
+    ImageGatewayAccess().upload(access, image, iter([CONTENT] * 3))
 
 
 def test_what_a_host_is_sent_opens_nothing_else(

@@ -25,9 +25,8 @@ PAGE = ROOT / "docs/install.md"
 SILENT = (
     *("apt-get", "openstack", "rabbitmq-plugins", "rabbitmqctl", "systemctl", "chgrp", "kilonova"),
 )
-FOLDERS = re.compile(
-    r"(?<![\w.])/(?=(etc|root|var)/)"
-)  #: of a machine, wherever the page names them
+#: of a machine, wherever the page names them
+FOLDERS = re.compile(r"(?<![\w.])/(?=(etc|root|var)/)")
 CONTROLLER, SECOND = "192.0.2.10", "192.0.2.11"
 
 

@@ -135,6 +135,7 @@ def test_failed_port_is_named_and_costs_only_itself(lab: Lab) -> None:
     good, bad = lab.network(), lab.network("10.1.0.0/24")
     guest = lab.guest(good, "10.0.0.5")
     host = lab.machines["x1"]
+    # another cloud has this number
     run(
         "ip",
         "link",
@@ -149,7 +150,7 @@ def test_failed_port_is_named_and_costs_only_itself(lab: Lab) -> None:
         "dstport",
         "4789",
         space=host.space,
-    )  # another cloud has this number
+    )
     port = lab.ports[guest.port][1] | {"network": bad, "addresses": [{"address": "10.1.0.5"}]}
     for number, name in enumerate(lab.machines):
         lab.ports[f"a-bad-port-{number}"] = (name, port | {"mac": mac()})

@@ -42,10 +42,11 @@ def test_what_a_guest_forges_reaches_nobody(lab: Lab) -> None:
             "rarp-address",
         ):
             bad.run(sys.executable, SEND, "forge", kind, bad.mac, good.mac)
+        # the last that are sent and arrive
         for address, seen in (
             ("10.0.0.6", near),
             ("10.0.0.7", away),
-        ):  # the last that are sent and arrive
+        ):
             assert bad.pings(address, wait="5")
             await_true(
                 lambda seen=seen, words=f"10.0.0.5 > {address}": words in seen(),
@@ -95,9 +96,8 @@ def test_a_flood_of_multicast_reports_stays_with_its_guest(lab: Lab) -> None:
     with captured(far, "ip6 and ip6[6] == 0 or icmp", lab.folder) as away:
         for kind in ("mld", "mld-early"):
             bad.run(sys.executable, SEND, "flood", "1000", kind, bad.mac)
-        good.run(
-            sys.executable, SEND, "forge", "mld", good.mac, far.mac
-        )  # the others' reports go on
+        # the others' reports go on
+        good.run(sys.executable, SEND, "forge", "mld", good.mac, far.mac)
         assert bad.pings("10.0.0.7", wait="5")
         await_true(
             lambda: good.mac in away() and "10.0.0.5 > 10.0.0.7" in away(),

@@ -78,9 +78,8 @@ class Listener:
 def conf() -> Iterator[cfg.ConfigOpts]:
     """With topics that no other test has."""
     conf, mine = config.load(), uuid.uuid4().hex
-    Notifier(
-        conf, "rabbit://nobody:none@127.0.0.1:1/"
-    )  # makes the library's options known; connects nothing
+    # makes the library's options known; connects nothing
+    Notifier(conf, "rabbit://nobody:none@127.0.0.1:1/")
     conf.set_override(
         "versioned_notifications_topics", [f"versioned-{mine}"], group="notifications"
     )

@@ -36,9 +36,8 @@ def test_a_database_that_comes_back_is_as_new(servers: Callable[[str], Server], 
         upgrades.check(store)
         assert store.read(lambda tx: list(tx.execute(sa.text(WRITTEN)))) == []
         given.append(fill(store))
-        store.write(
-            lambda tx: tx.execute(schema.services.delete())
-        )  # its number was given all the same
+        # its number was given all the same
+        store.write(lambda tx: tx.execute(schema.services.delete()))
         store.close()
         databases.take_back(url)
         assert databases.lend() == url, "it is not used again"

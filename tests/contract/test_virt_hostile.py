@@ -76,9 +76,8 @@ def boot(rig: Rig, driver: Driver, one: Hostile, there: GuestSpec) -> object:
 
 def prefetch(rig: Rig, driver: Driver, one: Hostile, there: GuestSpec) -> object:
     driver.ensure_image(image_of(one), reader(one.content), QUIET)
-    return boot(
-        rig, driver, one, there
-    )  # what is too large for a flavor may be fetched before its flavor is known
+    # what is too large for a flavor may be fetched before its flavor is known
+    return boot(rig, driver, one, there)
 
 
 def rebuild(rig: Rig, driver: Driver, one: Hostile, there: GuestSpec) -> object:

@@ -132,9 +132,8 @@ def test_snapshot_cut_off_in_the_last_moment_of_its_copy_is_not_uploaded(
     def is_copied() -> bool:
         nonlocal looks
         seen, looks = looks, len(phases)
-        return seen == looks and not jobs.stats_of(
-            libvirt, spec.server
-        )  # what has ended is told no more
+        # what has ended is told no more
+        return seen == looks and not jobs.stats_of(libvirt, spec.server)
 
     with pytest.raises(Cancelled):
         rig.driver.snapshot(spec.server, 2, chunks.extend, VerbContext(phases, is_copied))

@@ -446,11 +446,12 @@ class Live:
     def diagnosis(self, since: Bookmark) -> dict[str, Callable[[], Iterable[str]]]:
         if not (self.home / "log").exists():
             return {}  # it was never made, or is gone
+        # last: it makes neighbours write to their logs
         return {
             f"{self.home}: actions in hand": lambda: evidence.described(self._actions(since)),
             f"{self.home}: logs since the test began": lambda: self._news(since),
             f"{self.home}: kilonova doctor": self._doctor_says,
-        }  # last: it makes neighbours write to their logs
+        }
 
     def _logs(self) -> list[Path]:
         return sorted((self.home / "log").glob("*.log"))
@@ -491,12 +492,13 @@ class Live:
             *self.home.glob("libvirt*"),
             *self.home.glob("instances"),
         )
+        # some go meanwhile
         paths = (
             Path(folder, name)
             for root in roots
             for folder, folders, files in os.walk(root)
             for name in (*folders, *files)
-        )  # some go meanwhile
+        )
         return found + [
             str(path)
             for path in paths

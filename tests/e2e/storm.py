@@ -247,9 +247,8 @@ def rage(storm: Storm, found: Sequence[Client], seconds: float) -> dict[str, lis
     faults, until = storm.faults(), time.monotonic() + seconds
     left: list[str] = []
     while time.monotonic() < until:
-        left = left or storm.dice.sample(
-            sorted(faults), len(faults)
-        )  # each once before any a second time
+        # each once before any a second time
+        left = left or storm.dice.sample(sorted(faults), len(faults))
         name, began = left.pop(), time.monotonic()
         faults[name]()
         recovered = await_true(

@@ -64,9 +64,8 @@ def test_guests_of_one_network_reach_each_other(cloud: Live, pair: Pair) -> None
     assert pair.near.reaches(pair.far.fixed())
     assert pair.far.reaches(pair.near.fixed())
     full = int(pair.near.run("cat /sys/class/net/eth0/mtu")) - 28
-    assert pair.near.reaches(
-        pair.far.fixed(), "-s", str(full)
-    )  # frames of full size fit into the tunnel
+    # frames of full size fit into the tunnel
+    assert pair.near.reaches(pair.far.fixed(), "-s", str(full))
 
 
 def test_names_and_addresses_are_found(pair: Pair) -> None:

@@ -179,9 +179,8 @@ def test_forgeries_reach_nobody(pair: Pair, first: Guest, where: str) -> None:
     known = {guest.name: (mac_of(guest.mac()), guest.fixed()) for guest in (forger, victim, third)}
     lies = forged(known[forger.name], known[victim.name], known[third.name], gateway)
     honest = mark()
-    assert forger.reaches(victim.fixed()) and victim.reaches(
-        gateway
-    )  # what they know of each other is true
+    # what they know of each other is true
+    assert forger.reaches(victim.fixed()) and victim.reaches(gateway)
     with watching(victim) as seen:
         send(
             forger,

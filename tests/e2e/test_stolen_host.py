@@ -105,9 +105,8 @@ def silent(lab: LiveLab) -> Iterator[None]:
     assert agent is not None
     os.kill(agent, signal.SIGSTOP)
     user = broker_identities.of_host(STOLEN, "").user
-    lab.cloud.broker.control(
-        "close_all_user_connections", user, "the host is in other hands"
-    )  # nor does it hear
+    # nor does it hear
+    lab.cloud.broker.control("close_all_user_connections", user, "the host is in other hands")
     try:
         yield
     finally:

@@ -60,9 +60,8 @@ def everything(live: Live) -> dict[str, Any]:
     """What a run of up could double or change."""
     return {
         "servers": sorted((one["id"], one["name"]) for one in live.rest().servers()),
-        "status": [
-            one["status"] for one in live.rest().servers() if one["name"] == "first"
-        ],  # others rest
+        # others rest
+        "status": [one["status"] for one in live.rest().servers() if one["name"] == "first"],
         "images": sorted((one.id, one.name) for one in live.seed.admin.image.images()),
         "flavors": sorted((one.id, one.name) for one in live.seed.admin.compute.flavors()),
         "projects": sorted(one.name for one in live.seed.admin.identity.projects()),
@@ -247,9 +246,8 @@ def test_down_stops_everything_and_up_brings_the_same_servers_back(cloud: Live) 
     [server] = [one for one in rest.servers() if one["name"] == "first"]
     await_true(lambda: cloud.domain_state(server["id"]) == "running", 60, cloud.domains)
     assert said_by_guest(cloud, done.stdout) == "first"  # at the address that it had before
-    await_true(
-        lambda: orphans(cloud) == [], SETTLE, lambda: orphans(cloud)
-    )  # the part on the host catches up
+    # the part on the host catches up
+    await_true(lambda: orphans(cloud) == [], SETTLE, lambda: orphans(cloud))
     cloud.judge()
 
 

@@ -114,9 +114,8 @@ class Watcher:
         self._began = time.monotonic()
 
     def start(self) -> Watcher:
-        libvirt.registerErrorHandler(
-            lambda context, error: None, None
-        )  # they are raised too, and hosts go away
+        # they are raised too, and hosts go away
+        libvirt.registerErrorHandler(lambda context, error: None, None)
         for thread in self._threads:
             thread.start()
         return self

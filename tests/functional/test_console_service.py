@@ -74,9 +74,8 @@ class World:
         )
         self.relay = Consoles(open_console or self.driver.console, "127.0.0.1")
         self.silent = False
-        self.bad: set[str] = (
-            set()
-        )  # tokens of users that the identity service does not know any more
+        # tokens of users that the identity service does not know any more
+        self.bad: set[str] = set()
         browsers = BrowserCookies(self.store, url, origins, 60)
         self.sessions = ConsoleSessions(
             self.store,

@@ -200,12 +200,10 @@ def test_idle_hosts_cost_what_one_does(
     """A look a second, of two statements, one each five seconds for the keys, and two messages for
     each heartbeat, however many hosts there are."""
     monkeypatch.setattr(service, "EXCHANGE_PERIOD_SECONDS", (0.2, 0.3))
-    monkeypatch.setattr(
-        service, "ANSWER_TIMEOUTS_SECONDS", (10.0, 2.0, 4.0)
-    )  # on a busy machine none is to sync in its place
-    monkeypatch.setattr(
-        heartbeats, "COMPARE_SOON_SECONDS", 3600.0
-    )  # none is to report its domains by and by
+    # on a busy machine none is to sync in its place
+    monkeypatch.setattr(service, "ANSWER_TIMEOUTS_SECONDS", (10.0, 2.0, 4.0))
+    # none is to report its domains by and by
+    monkeypatch.setattr(heartbeats, "COMPARE_SOON_SECONDS", 3600.0)
     monkeypatch.setattr(heartbeats, "_spread", lambda host: heartbeats.COMPARE_SOON_SECONDS)
     cloud = new_cloud()
     cloud.start(hosts=4)

@@ -28,9 +28,8 @@ KINDS = [
     pytest.param(kind, marks=pytest.mark.slice("default" if kind == "mariadb" else "operations"))
     for kind in PROCESSES
 ]
-ROOMS = [
-    3 + number % 5 for number in range(HOSTS)
-]  #: servers that fit on each host beside those there
+#: servers that fit on each host beside those there
+ROOMS = [3 + number % 5 for number in range(HOSTS)]
 
 
 def size(name: str, servers: int) -> HostInventory:

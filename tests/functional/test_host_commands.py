@@ -127,9 +127,8 @@ def test_a_drain_is_begun_watched_and_left_to_the_conductors(
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=press, daemon=True).start()
-    before = signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # what runs behind is begun with it ignored
+    # what runs behind is begun with it ignored
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         assert main(command) == 1
     finally:

@@ -23,9 +23,8 @@ from compute_agent.virt.memory.script import QUIET
 from tests.functional.cloud import Cloud
 
 WAKEUP, COMMAND, REPORT = 2.0, 7.0, 2.0
-ORDINARY = (
-    1.5  #: seconds that a create may take when nothing is lost, on a machine that is busy with us
-)
+#: seconds that a create may take when nothing is lost, on a machine that is busy with us
+ORDINARY = 1.5
 BEAT = 0.05  #: seconds between two looks whether the machine stands still
 
 

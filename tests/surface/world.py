@@ -20,9 +20,8 @@ class World:
     ``signed``: those of who has no token."""
 
     def __init__(self, folder: Path) -> None:
-        logging.getLogger("keystonemiddleware.auth_token").setLevel(
-            logging.ERROR
-        )  # it warns of its own cache
+        # it warns of its own cache
+        logging.getLogger("keystonemiddleware.auth_token").setLevel(logging.ERROR)
         self._identity = Identity(folder)
         self.compute = Compute(folder, self._identity)
         self._standalone = Standalone(folder, self._identity)

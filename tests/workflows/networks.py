@@ -37,9 +37,8 @@ class Networks(Neighbour, interface=NetworkApi):
         self.floating: dict[str, dict[str, list[str]]] = {}  # by port and fixed address
         self.refuses: str | None = None
         self.missing: errors.Unavailable | None = None  # what is said where no catalogue names it
-        self.slow = (
-            False  # calls that make ports are given up, and carried out when ``catch_up`` is called
-        )
+        # calls that make ports are given up, and carried out when ``catch_up`` is called
+        self.slow = False
         self.put_off: list[Sequence[dict[str, Any]]] = []
         self.wires_after = 0  # looks at a bound port before it is active
         self.cannot_bind: set[str] = set()

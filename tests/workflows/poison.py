@@ -78,16 +78,16 @@ def locked(cloud: Cloud, server: str, seconds: float) -> Iterator[list[float]]:
         if statement.startswith("BEGIN"):
             is_writing[0] = True
             asked.clear()
+        # servers_of, which locks nothing
         elif (
             not is_writing[0]
             or "FROM servers" not in statement
             or server not in parameters
             or ("AS assignment" in statement and "ORDER BY" not in statement)
-        ):  # servers_of, which locks nothing
+        ):
             pass
-        elif statement.startswith(
-            "SELECT servers.id \nFROM"
-        ):  # nobody waits: once all, once the free ones
+        # nobody waits: once all, once the free ones
+        elif statement.startswith("SELECT servers.id \nFROM"):
             asked.append(statement)
             if len(asked) == 2:
                 return statement, tuple("" if one == server else one for one in parameters)

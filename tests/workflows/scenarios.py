@@ -471,9 +471,8 @@ class Trial:
         snapshots = self.cloud.volumes.state.snapshots
         assert not snapshots or images, "snapshots that no image names"
         assert not self.cloud.volumes.awaited(), "snapshots that the service waits for"
-        if (
-            domains and server.host and ends != states.ERROR
-        ):  # a scripted failure comes before any effect
+        # a scripted failure comes before any effect
+        if domains and server.host and ends != states.ERROR:
             found = self.cloud.hosts[server.host].driver.host.guests[self.server]
             runs = (
                 self.was.power_state == states.RUNNING if ends == states.RESIZED else ends in RUNS

@@ -108,9 +108,8 @@ def disturbed(workflow: str, call: Call, how: Answer, fails: str = "") -> Iterat
         found.script[number] = how
         made.begin()
         made.cloud.settle()
-        print(
-            f"{workflow}, call {call}, {found.asked[number - 1]}: {how.name}"
-        )  # for one that fails
+        # for one that fails
+        print(f"{workflow}, call {call}, {found.asked[number - 1]}: {how.name}")
         yield made
 
 

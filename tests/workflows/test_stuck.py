@@ -325,9 +325,8 @@ def test_a_verb_that_a_host_never_learns_is_stuck(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = rescued_by_an_old_agent(cloud)
-    monkeypatch.setattr(
-        retries, "MAX_REFUSALS", 12
-    )  # as often as ten minutes have it, in less time
+    # as often as ten minutes have it, in less time
+    monkeypatch.setattr(retries, "MAX_REFUSALS", 12)
     row = until_stuck(cloud, server)
     assert row.failures == 12
     assert (

@@ -25,9 +25,8 @@ from common.store.rows import HostActionRow
 from common.store.schema import host_action_events, host_actions
 from common.wire import from_wire, to_wire
 
-LEASE = (
-    30 * SECOND
-)  #: after which another conductor goes on with an action whose conductor is silent
+#: after which another conductor goes on with an action whose conductor is silent
+LEASE = 30 * SECOND
 DISABLED_BY = "kilonova host drain"  #: what the reason of a host names that a drain has disabled
 
 

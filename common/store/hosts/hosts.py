@@ -353,15 +353,13 @@ def remove(tx: Connection, service: ServiceRow, shown: str) -> None:
     """
     name = service.host
     tx.execute(sa.delete(hosts).where(hosts.c.name == name))
-    gone = services.are_dead(
-        tx, name, locked=True
-    )  # now that a registration is waited for, which takes it back
+    # now that a registration is waited for, which takes it back
+    gone = services.are_dead(tx, name, locked=True)
     services.remove(tx, service)
     tx.execute(sa.delete(host_images).where(host_images.c.host == name))
     aggregates.leave(tx, name)
-    provider = allocations.lock(tx, [name]).get(
-        name
-    )  # from here on no claim comes between, and no aggregate
+    # from here on no claim comes between, and no aggregate
+    provider = allocations.lock(tx, [name]).get(name)
     tx.execute(sa.delete(aggregate_hosts).where(aggregate_hosts.c.host == name))
     if gone:
         debts.discard_debts(tx, name)

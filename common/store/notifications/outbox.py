@@ -268,9 +268,8 @@ def take(tx: Connection, owner: str, most: int) -> list[NotificationRow]:
         .values(owner=owner, until=now() + LEASE)
     )
     if not mine.rowcount:
-        insert_ignore(
-            tx, leases, {"name": SENDER, "owner": "", "until": 0}
-        )  # the first ever gets it next time
+        # the first ever gets it next time
+        insert_ignore(tx, leases, {"name": SENDER, "owner": "", "until": 0})
         return []
     return list(tx.execute(_NEXT, {"most": most}))
 

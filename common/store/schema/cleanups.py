@@ -13,9 +13,8 @@ cleanups = Table(
     Column("id", Integer, primary_key=True),
     Column("kind", String(16), nullable=False),  # as store.cleanups names them
     Column("target", String(64), nullable=False),  # id of what it is about, at the neighbour
-    Column(
-        "place", String(255), nullable=False
-    ),  # host that was left, type of backups, address, ""
+    # host that was left, type of backups, address, ""
+    Column("place", String(255), nullable=False),
     Column("args", Json, nullable=False),  # what else the cleanup must know
     uuid_column("server_id", nullable=False),
     Column("project_id", String(64), nullable=False),

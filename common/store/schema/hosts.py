@@ -32,6 +32,7 @@ services = Table(
     **NUMBERED,
 )
 
+# as the conductors judged, never by age alone
 heartbeats = Table(  # narrow: rewritten all the time
     "heartbeats",
     metadata,
@@ -39,7 +40,7 @@ heartbeats = Table(  # narrow: rewritten all the time
     Column("binary", String(64), primary_key=True),
     time_column("seen_at", nullable=False),
     Column("up", Boolean, nullable=False),
-)  # as the conductors judged, never by age alone
+)
 
 hosts = Table(
     "hosts",
@@ -62,9 +63,8 @@ hosts = Table(
     Column("facts", Json),  # what filters may ask of a host
     Column("metrics", Json),  # name -> number, newest report
     time_column("metrics_at"),
-    Column(
-        "newest_exchange", BigInteger, nullable=False, server_default="0"
-    ),  # 0010: that reported its state
+    # 0010: that reported its state
+    Column("newest_exchange", BigInteger, nullable=False, server_default="0"),
     # 0022: servers whose guest it told of without a record, and as files/ID those of which it has
     # files alone; NULL: none
     Column("unclaimed", Json),

@@ -26,6 +26,7 @@ providers = Table(
     **NUMBERED,
 )
 
+# used when its capacity was cut below that
 inventories = Table(
     "inventories",
     metadata,
@@ -44,15 +45,16 @@ inventories = Table(
     Column("set_reserved", Integer),  # by hand
     Column("set_ratio", Double),
     Column("excess", Integer, nullable=False, server_default="0"),
-)  # used when its capacity was cut below that
+)
 
+# 0004; else its host says so, or we do
 provider_traits = Table(
     "provider_traits",
     metadata,
     Column("provider_id", BigInteger, primary_key=True, autoincrement=False),
     Column("trait", String(255), primary_key=True),
     Column("by_hand", Boolean, nullable=False, server_default="0"),
-)  # 0004; else its host says so, or we do
+)
 
 provider_aggregates = Table(  # 0004: set by hand; hosts' aggregates come on top
     "provider_aggregates",

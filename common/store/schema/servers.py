@@ -109,9 +109,8 @@ actions = Table(
     Column("request_id", String(64), nullable=False),
     Column("name", String(64), nullable=False),  # as os-instance-actions shows it
     Column("workflow", String(32), nullable=False),
-    Column(
-        "version", Integer, nullable=False
-    ),  # of the workflow: an older conductor leaves it alone
+    # of the workflow: an older conductor leaves it alone
+    Column("version", Integer, nullable=False),
     Column("args", Json, nullable=False),  # frozen facts of the request
     Column("secrets", LongText),  # encrypted; NULL from the moment the action ends
     Column("fence", BigInteger, nullable=False),
@@ -133,9 +132,8 @@ actions = Table(
     time_column("updated_at", nullable=False),
     time_column("finished_at"),
     # added by 0007
-    Column(
-        "failures", Integer, nullable=False, server_default="0"
-    ),  # in a row, that nobody foresaw
+    # in a row, that nobody foresaw
+    Column("failures", Integer, nullable=False, server_default="0"),
     Column("cause", Text),  # of the last of them, for the operator
     Column("verb", String(32)),  # of the command in hand
     Index("ix_actions_due", "due_at"),
@@ -159,27 +157,26 @@ events = Table(
     time_column("at", nullable=False),
 )
 
+# 0011
 guests = Table(
     "guests",
     metadata,
     uuid_column("server_id", primary_key=True),
     Column("host", String(255), primary_key=True),
     Column("fence", BigInteger, nullable=False),
-    Column(
-        "wanted", String(8), nullable=False
-    ),  # running, stopped, absent (a debt), kept, arriving
+    # running, stopped, absent (a debt), kept, arriving
+    Column("wanted", String(8), nullable=False),
     Column("may_run", Boolean, nullable=False),
     time_column("changed_at", nullable=False),
     time_column("sent_at"),  # of the last command to remove it
     Column("assignment", Json),  # 0004: models.HardwareAssignment; NULL: nothing of its own
     # added by 0005
     uuid_column("holder"),  # migration that has its allocation; NULL: the server
-    Column(
-        "keeps_files", Boolean, nullable=False, server_default="0"
-    ),  # another host's guest has them
+    # another host's guest has them
+    Column("keeps_files", Boolean, nullable=False, server_default="0"),
     Index("ix_guests_host", "host", "wanted"),
     Index("ix_guests_wanted", "wanted", "host"),
-)  # 0011
+)
 
 # --- servers that move (0005) ---
 migrations = Table(
@@ -221,9 +218,8 @@ share_mappings = Table(
     Column("status", String(16), nullable=False),  # attaching, inactive, detaching, error
     Column("protocol", String(16), nullable=False),  # as the share service says: NFS
     Column("export_location", Text, nullable=False),
-    Column(
-        "access_to", String(64), nullable=False
-    ),  # address of the server's host, which may mount it
+    # address of the server's host, which may mount it
+    Column("access_to", String(64), nullable=False),
     time_column("created_at", nullable=False),
     time_column("updated_at", nullable=False),
     UniqueConstraint("server_id", "share_id"),
@@ -238,9 +234,8 @@ block_devices = Table(
     uuid_column("uuid", primary_key=True),
     uuid_column("server_id", nullable=False),
     uuid_column("volume_id"),  # NULL: it is still to be made
-    Column(
-        "status", String(16), nullable=False
-    ),  # creating, reserved, attaching, attached, detaching, error
+    # creating, reserved, attaching, attached, detaching, error
+    Column("status", String(16), nullable=False),
     uuid_column("attachment_id"),
     Column("connection", LongText),  # sealed: what the service says for the server's host
     Column("source_type", String(16), nullable=False),  # volume, image, snapshot, blank
@@ -269,9 +264,8 @@ console_tokens = Table(
     Column("hash", String(64), primary_key=True),  # SHA-256 of the token, which is nowhere
     uuid_column("server_id", nullable=False),
     Column("host", String(255), nullable=False),
-    Column(
-        "fence", BigInteger, nullable=False
-    ),  # of the guest's record: another place, another token
+    # of the guest's record: another place, another token
+    Column("fence", BigInteger, nullable=False),
     Column("kind", String(16), nullable=False),  # novnc, serial, spice-html5 …
     Column("project_id", String(64), nullable=False),
     Column("user_id", String(64), nullable=False),

@@ -26,12 +26,13 @@ from common.store.schema.columns import (
     uuid_column,
 )
 
+# locked by every counted change
 projects = Table(
     "projects",
     metadata,
     Column("id", String(64), primary_key=True),
     Column("quota_seq", BigInteger, nullable=False, server_default="0"),
-)  # locked by every counted change
+)
 
 quotas = Table(
     "quotas",
@@ -61,9 +62,8 @@ idempotency_keys = Table(
     metadata,
     Column("project_id", String(64), primary_key=True),
     Column("key", String(255), primary_key=True),
-    Column(
-        "digest", String(64), nullable=False
-    ),  # of the body: the same key with another body is an error
+    # of the body: the same key with another body is an error
+    Column("digest", String(64), nullable=False),
     Column("reservation_id", String(32), nullable=False),
     uuid_column("server_id", nullable=False),
     time_column("created_at", nullable=False),

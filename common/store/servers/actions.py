@@ -41,9 +41,8 @@ ENDED = ("done", "failed", "superseded")
 LONG_LEASE = 60 * SECOND  #: the same, where it calls a neighbour
 STUCK = "stuck"
 LIVE = ("due", "waiting", STUCK)
-CommandOf = tuple[
-    str, str, str, int
-]  #: which command of an action: its id, phase, step and attempt
+#: which command of an action: its id, phase, step and attempt
+CommandOf = tuple[str, str, str, int]
 
 
 def begin(

@@ -37,9 +37,8 @@ class Hard:
         """May this server be on this host, as far as the others are concerned?"""
         others = [where for member, where in self.members if member != server]
         if self.policy == AFFINITY:
-            return all(
-                where == host for where in others
-            )  # one that moves is in two places until it has moved
+            # one that moves is in two places until it has moved
+            return all(where == host for where in others)
         return others.count(host) < self.most
 
 

@@ -33,9 +33,8 @@ from common.store.servers.actions import (
 )
 from common.store.servers.migrations import abandon
 
-OVERDUE = (
-    600 * SECOND
-)  #: a due action that nobody has taken for so long is of no release that runs here
+#: a due action that nobody has taken for so long is of no release that runs here
+OVERDUE = 600 * SECOND
 
 
 def overdue() -> sa.ColumnElement[bool]:

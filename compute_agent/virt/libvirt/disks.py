@@ -255,9 +255,8 @@ def _link(disk: Disk, image: CachedImage | None) -> None:
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        _copy(
-            image.path, part
-        )  # the servers' folders are on another file system, which hosts may share
+        # the servers' folders are on another file system, which hosts may share
+        _copy(image.path, part)
         backing_files.mark_verified(part)
     os.replace(part, disk.base)
     # Renaming onto another name of the same file leaves both, by POSIX.

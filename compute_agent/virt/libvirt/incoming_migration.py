@@ -233,9 +233,8 @@ def _refuse(
         )
     found = libvirt.find(spec.server)
     if found and found.is_incoming and found.fence < spec.fence:
-        libvirt.destroy(
-            spec.server
-        )  # an attempt that was given up, and may still be ending; it never ran here
+        # an attempt that was given up, and may still be ending; it never ran here
+        libvirt.destroy(spec.server)
         found = libvirt.find(spec.server)
     if found and found.active:
         raise VerbFailed(

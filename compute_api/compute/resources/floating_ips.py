@@ -132,9 +132,8 @@ def add(request: Request, server: ServerRecord) -> None:
     port_id, fixed = _destination(
         networks.ports(token, device_id=server.id), server.id, given.get("fixed_address")
     )
-    with conflicts_as(
-        errors.BadRequest, errors.NotFound
-    ):  # no router leads there, or the address has another
+    # no router leads there, or the address has another
+    with conflicts_as(errors.BadRequest, errors.NotFound):
         networks.update(
             token, FLOATING_IPS, floating["id"], {"port_id": port_id, "fixed_ip_address": fixed}
         )

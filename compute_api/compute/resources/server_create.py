@@ -142,9 +142,8 @@ def _commit(request: Request, order: ServerRequest, identity: IdempotentBody) ->
         secrets.choice(string.ascii_lowercase + string.digits) for _ in range(8)
     )
 
-    made = [
-        (ids.new(), ids.new()) for _ in range(order.max_count)
-    ]  # once: the transaction may run several times
+    # once: the transaction may run several times
+    made = [(ids.new(), ids.new()) for _ in range(order.max_count)]
 
     def rows(count: int) -> tuple[list[JsonObject], list[JsonObject]]:
         return _rows(request, order, reservation_id, made[:count], identity)

@@ -58,9 +58,8 @@ class ChosenInterfaces:
     args: JsonObject  #: of its action
     max_count: int  #: servers that the project's quota of ports allows
     groups: list[dict[str, str]]  #: names of security groups, for its row
-    interfaces: list[JsonObject] = field(
-        default_factory=list
-    )  #: the caller's own ports, for its row
+    #: the caller's own ports, for its row
+    interfaces: list[JsonObject] = field(default_factory=list)
 
 
 def read_again(request: Request, networks: TenantNetworks, server_id: str) -> None:

@@ -43,12 +43,10 @@ class PreparedAction:
     begin: Begin = actions.begin  #: begins it in the store, called as ``actions.begin``
     answer_after: str | None = None  #: the step that the answer waits for, beside the row's
     failure: type[errors.Problem] = errors.Conflict  #: the error that the failure of that step is
-    give_up: Callable[[], None] | None = (
-        None  #: takes back what was made elsewhere, when it cannot begin
-    )
-    files: list[dict[str, str]] = field(
-        default_factory=list, repr=False
-    )  #: kept encrypted as the password
+    #: takes back what was made elsewhere, when it cannot begin
+    give_up: Callable[[], None] | None = None
+    #: kept encrypted as the password
+    files: list[dict[str, str]] = field(default_factory=list, repr=False)
 
 
 #: The request, the server's row, and what stands in the body for the action.

@@ -59,12 +59,10 @@ class ServerView:
     hosts: dict[str, HostFacts] = field(default_factory=dict)  #: by name, for admins
     groups: list[str] = field(default_factory=list)  #: of the one server shown
     vault: Vault | None = None  #: decrypts user data
-    made: dict[tuple[str, str | None], object] = field(
-        default_factory=dict
-    )  #: parts that several servers have
-    volumes: dict[str, list[BlockDeviceRow]] = field(
-        default_factory=dict
-    )  #: by server, of those that have some
+    #: parts that several servers have
+    made: dict[tuple[str, str | None], object] = field(default_factory=dict)
+    #: by server, of those that have some
+    volumes: dict[str, list[BlockDeviceRow]] = field(default_factory=dict)
 
     def volumes_of(self, row: ServerRecord) -> list[BlockDeviceRow]:
         """A server's, as far as they are made."""

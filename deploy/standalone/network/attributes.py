@@ -41,9 +41,8 @@ class Attribute:
     """One attribute of a resource."""
 
     schema: Document
-    default: JsonValue = (
-        UNSET  #: of a new one; REQUIRED when it must be given, UNSET when the resource decides
-    )
+    #: of a new one; REQUIRED when it must be given, UNSET when the resource decides
+    default: JsonValue = UNSET
     post: bool = True  #: may be given when it is made
     put: bool = True  #: may be changed
     admin: bool = False  #: only an admin may give another value than the default

@@ -38,9 +38,8 @@ REPORT = Attributes(
         "revision": Attribute(number(0, 10**12), REQUIRED),
         "tunnel_address": Attribute(ADDRESS),
         "external_gateway": Attribute(TRUTH),
-        "failed": Attribute(
-            {"type": "object", "additionalProperties": {"type": "string"}}
-        ),  # port -> reason
+        # port -> reason
+        "failed": Attribute({"type": "object", "additionalProperties": {"type": "string"}}),
     }
 )
 

@@ -66,12 +66,13 @@ def test_nothing_is_asked() -> None:
         ({"hw:cpu_max_sockets": "2"}, {}, 8, (2, 4, 1)),
         ({"hw:cpu_max_sockets": "1"}, {"hw_cpu_cores": "4"}, 8, (1, 4, 2)),
         ({}, {"hw_cpu_max_sockets": "1"}, 6, (1, 6, 1)),
+        # the flavor's wishes stand
         (
             {"hw:cpu_sockets": "2"},
             {"hw_cpu_sockets": "4"},
             8,
             (2, 4, 1),
-        ),  # the flavor's wishes stand
+        ),
         ({"hw:cpu_cores": "3"}, {}, 4, (4, 1, 1)),  # a wish that cannot be met
         ({"hw:cpu_max_sockets": "4"}, {"hw_cpu_max_sockets": "2"}, 8, (2, 4, 1)),
     ],

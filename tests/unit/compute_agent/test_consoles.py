@@ -66,9 +66,8 @@ def test_a_reader_that_does_not_read_stops_the_writer(relay: Consoles) -> None:
     with connect(relay.offer(SERVER, SERIAL)) as console:
         console.settimeout(0.3)
         with pytest.raises(TimeoutError):
-            console.sendall(
-                bytes(64 << 20)
-            )  # what comes back is not read: buffers fill, and there it ends
+            # what comes back is not read: buffers fill, and there it ends
+            console.sendall(bytes(64 << 20))
 
 
 def test_a_secret_opens_once(relay: Consoles) -> None:

@@ -367,12 +367,13 @@ def test_it_is_started_again_and_ends_with_its_agent(tmp_path: Path) -> None:
         [
             sys.executable,
             "-c",
+            # until it is killed
             (
                 "import sys, time; from pathlib import Path; "
                 "from tests.unit.compute_agent.test_incoming_proxy import arrival, incoming; "
                 "one = incoming(Path(sys.argv[1]), int(sys.argv[2])); one.expect(arrival()); one._proxy.kill(); "
                 "one._proxy.wait(); one.keep(); print('kept', flush=True); time.sleep(60)"
-            ),  # until it is killed
+            ),
             str(tmp_path),
             str(port),
         ],

@@ -138,9 +138,8 @@ def test_two_conductors_do_not_tell_a_host_twice(rig: Rig) -> None:
     rig.ask("h1")
     rows = rig.store.read(lambda tx: host_images.due(tx, 10))
     assert rig.look(engine=rig.conductor("c2/2")) == ["h1"]
-    assert (
-        rig.store.write(lambda tx: host_images.take(tx, rows)) == {}
-    )  # we read before it marked them
+    # we read before it marked them
+    assert rig.store.write(lambda tx: host_images.take(tx, rows)) == {}
 
 
 def test_the_sweep_looks_every_few_seconds(rig: Rig) -> None:

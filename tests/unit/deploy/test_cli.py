@@ -203,9 +203,8 @@ def test_doctor_of_an_empty_cloud_finds_nothing(
     told = capsys.readouterr()
     last = told.out.splitlines()[-1]
     assert last.startswith("nothing found; not looked at: ") and "the image service" in last
-    assert (
-        "the image service did not answer" in told.err
-    )  # nor any other, which monitoring hears of
+    # nor any other, which monitoring hears of
+    assert "the image service did not answer" in told.err
     assert main(["--config", str(conf), "doctor", "--no-hosts", "--fix", "lock/s"]) == 0
     assert "nothing to mend" in capsys.readouterr().out
 

@@ -101,12 +101,13 @@ def test_help_names_every_kind() -> None:
 def test_every_kind_says_what_hangs_on_it_by_columns_that_are_there() -> None:
     """Whatever table gets a server_id has to be told what becomes of its rows with a server."""
     told = {one.column.table.name for kind in KINDS for one in kind.hanging}
+    # a server that has such a row is kept
     judged = {
         "guests",
         "cleanups",
         "share_mappings",
         "block_devices",
-    }  # a server that has such a row is kept
+    }
     noted = {"host_action_events"}  # only says which server was meant
     of_servers = {
         table.name for table in schema.metadata.sorted_tables if "server_id" in table.columns

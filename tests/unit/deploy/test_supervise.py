@@ -80,10 +80,11 @@ def test_stopped_process_stays_down_until_it_is_started(cloud: Cloud) -> None:
 
 
 def test_power_cut_asks_nobody(cloud: Cloud, tmp_path: Path) -> None:
+    # goes on until it is killed
     polite = (
         "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: print('ended', flush=True))\n"
         "print('ready', flush=True)\ntime.sleep(600)"
-    )  # goes on until it is killed
+    )
     supervise.write(cloud.run, [program(tmp_path, "polite", [sys.executable, "-c", polite])])
     os.kill(cloud.supervisor() or 0, signal.SIGHUP)
     log = tmp_path / "polite.log"
@@ -104,13 +105,14 @@ def test_term_stops_everything(cloud: Cloud) -> None:
 
 def test_those_of_several_hosts_are_ended_together(cloud: Cloud, tmp_path: Path) -> None:
     """Each ends only when the other was told to, so one after the other they would be killed."""
+    # until it is told
     patient = (
         "import pathlib, signal, sys, time\ndef told(*_):\n    here.touch()\n"
         # Only the other's file tells it.
         "    while not there.exists(): time.sleep(0.01)\n    print('ended', flush=True); sys.exit()\n"
         "here, there = map(pathlib.Path, sys.argv[1:])\nsignal.signal(signal.SIGTERM, told)\n"
         "print('ready', flush=True)\ntime.sleep(600)"
-    )  # until it is told
+    )
     files = [str(tmp_path / name) for name in ("first", "second")]
     logs = [tmp_path / f"{name}.log" for name in ("agent", "agent-2")]
     supervise.write(
@@ -146,10 +148,11 @@ def test_new_list_stops_starts_and_keeps(cloud: Cloud, tmp_path: Path) -> None:
 def test_process_that_ignores_term_is_killed_with_its_children(
     cloud: Cloud, tmp_path: Path
 ) -> None:
+    # until killed
     stubborn = (
         "import os,signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "child = os.fork()\nif child: print(child, flush=True)\ntime.sleep(600)"
-    )  # until killed
+    )
     supervise.write(cloud.run, [program(tmp_path, "stubborn", [sys.executable, "-c", stubborn])])
     os.kill(cloud.supervisor() or 0, signal.SIGHUP)
     log = tmp_path / "stubborn.log"

@@ -281,9 +281,8 @@ def test_run_that_is_given_up_interrupts_its_jobs_and_begins_no_more(tmp_path: P
     def begun() -> list[Path]:
         return list(tmp_path.glob("*.begun"))
 
-    await_true(
-        lambda: len(begun()) == SIDE_BY_SIDE, 60, begun
-    )  # an interpreter that only starts may miss a signal
+    # an interpreter that only starts may miss a signal
+    await_true(lambda: len(begun()) == SIDE_BY_SIDE, 60, begun)
     run.close()
     tidied = [path for path in tmp_path.glob("*.xml") if path.read_text() == "tidied"]
     assert len(tidied) == len(begun()) == SIDE_BY_SIDE

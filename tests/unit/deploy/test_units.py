@@ -160,11 +160,12 @@ def test_a_unit_may_score_what_it_does_and_no_more(unit: Path) -> None:
 def test_helper_shares_the_machines_mounts() -> None:
     unit = ROOT / f"deploy/systemd/{AMONG_OTHERS}.service"
     forbidden = ("Protect", "Private", "ReadOnly", "Mount", "Dynamic")
+    # by system calls and a name, without mounts
     allowed = (
         "ProtectClock=yes",
         "ProtectHostname=yes",
         "PrivateMounts=no",
-    )  # by system calls and a name, without mounts
+    )
     assert [
         line for line in lines(unit) if line.startswith(forbidden) and line not in allowed
     ] == []

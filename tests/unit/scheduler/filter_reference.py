@@ -298,9 +298,8 @@ def affinity(host: Host, spec: RequestSpec, world: World) -> bool:
         or not any(other.in_group for other in world.hosts)
     ):
         return True
-    return host.in_group == sum(
-        other.in_group for other in world.hosts
-    )  # one that moves is in two places
+    # one that moves is in two places
+    return host.in_group == sum(other.in_group for other in world.hosts)
 
 
 # --- parts of the host ---

@@ -41,9 +41,8 @@ class Host:
     waits: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
     free: dict[str, int] = field(default_factory=dict)  # resource class -> free units
-    units: dict[str, tuple[int, int, int]] = field(
-        default_factory=dict
-    )  # -> least, most, step of one consumer
+    # -> least, most, step of one consumer
+    units: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     traits: set[str] = field(default_factory=set)
     in_group: int = 0
     numa_nodes: list[NumaNode] = field(default_factory=list)

@@ -475,10 +475,11 @@ def test_room_is_what_the_scarcest_resource_leaves() -> None:
         ),
     ]
     assert rooms(hosts, request(resources={"VCPU": 2, "MEMORY_MB": 100})) == [3, 2]
+    # its step is 100
     assert rooms(hosts, request(resources={"VCPU": 2, "MEMORY_MB": 150})) == [
         0,
         0,
-    ]  # its step is 100
+    ]
 
 
 def test_a_limit_that_is_no_number_takes_the_others_of_that_host_with_it() -> None:

@@ -179,9 +179,8 @@ def test_proposals_spread_but_never_refuse(cloud: Cloud) -> None:
     cloud.host("a", vcpus=1)
     scheduler = Proposals(hosts_of(cloud), options())
     assert scheduler.select([request("s")])[0].hosts == ["a"]
-    assert scheduler.select([request("t")])[0].hosts == [
-        "a"
-    ]  # the claim decides which of the two gets it
+    # the claim decides which of the two gets it
+    assert scheduler.select([request("t")])[0].hosts == ["a"]
 
 
 def test_one_request_never_promises_the_same_room_twice(cloud: Cloud) -> None:

@@ -149,9 +149,8 @@ def test_early_activated_binding_is_active_once_wired(cloud: Network) -> None:
     assert shown(cloud, port)["status"] == "DOWN"
     wire(cloud, "h2")
     assert shown(cloud, port)["status"] == "ACTIVE"
-    ask(
-        cloud, "PUT", f"/ports/{port}/bindings/h1/activate", 200
-    )  # back: it was never unwired there
+    # back: it was never unwired there
+    ask(cloud, "PUT", f"/ports/{port}/bindings/h1/activate", 200)
     assert shown(cloud, port)["status"] == "ACTIVE"
 
 

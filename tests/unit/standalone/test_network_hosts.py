@@ -126,9 +126,8 @@ def test_router_prefers_external_gateway_and_leaves_dead_host(cloud: Network, cl
     assert set(told["routers"]) == {router}
     assert told["revision"] > before
     assert description(cloud, "h2")["routers"] == {}
-    assert description(cloud, "h2")["networks"].keys() - {
-        inner
-    }  # a gateway knows every external network
+    # a gateway knows every external network
+    assert description(cloud, "h2")["networks"].keys() - {inner}
 
 
 def test_a_host_learns_the_name_of_a_guest_and_of_its_change(cloud: Network) -> None:
@@ -202,10 +201,11 @@ def test_returning_host_gets_ports_bound_meanwhile(cloud: Network, clock: Clock)
     told = description(cloud, "h1")
     assert set(told["ports"]) == {port}
     shown = cloud.get(f"/ports/{port}", **SERVICE)["port"]
+    # it was told, not yet done
     assert (shown["status"], shown["binding:vif_type"]) == (
         "DOWN",
         "bridge",
-    )  # it was told, not yet done
+    )
     acknowledge(cloud, "h1", told["revision"])
     assert cloud.get(f"/ports/{port}", **SERVICE)["port"]["status"] == "ACTIVE"
 
@@ -236,9 +236,8 @@ def test_host_needs_its_own_key(cloud: Network, method: str) -> None:
             == 401
         )
     cloud.fabric.settings = replace(cloud.fabric.settings, host_secret="")
-    assert (
-        cloud.host(method, path, "h1", {"revision": 1}).status_code == 401
-    )  # without a secret nobody is believed
+    # without a secret nobody is believed
+    assert cloud.host(method, path, "h1", {"revision": 1}).status_code == 401
 
 
 def test_a_hosts_key_opens_nothing_else(cloud: Network) -> None:

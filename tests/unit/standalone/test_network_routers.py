@@ -81,9 +81,8 @@ def test_a_router_shows_its_gateway_and_its_interface(network: Network, site: Si
     assert owners["network:router_interface"]["fixed_ips"] == [
         {"subnet_id": site.subnet, "ip_address": "10.0.0.1"}
     ]
-    assert (
-        owners["network:router_gateway"]["project_id"] == ""
-    )  # no tenant finds it among their own
+    # no tenant finds it among their own
+    assert owners["network:router_gateway"]["project_id"] == ""
 
 
 def test_a_floating_address_leads_to_a_port_and_leaves_it(network: Network, site: Site) -> None:

@@ -33,9 +33,8 @@ PREPARE, FINISH, WATCH_CLOSE, UNWATCH_CLOSE = 303, 306, 360, 361
 PING, PONG = 1, 2
 #: Flags of a migration: the four of every one of ours, those that may be, and those that depend on
 #: where disks are and on whether QEMU's own connection is encrypted.
-ALWAYS = (
-    1 << 0 | 1 << 1 | 1 << 3 | 1 << 4
-)  # live, between libvirtds, stays there, leaves nothing behind
+# live, between libvirtds, stays there, leaves nothing behind
+ALWAYS = 1 << 0 | 1 << 1 | 1 << 3 | 1 << 4
 PAUSED, AUTO_CONVERGE, POST_COPY = 1 << 5, 1 << 13, 1 << 15
 WITH_DISKS, UNCHECKED, ENCRYPTED = 1 << 7, 1 << 9, 1 << 16
 #: Bytes of a packet: of those that carry descriptions, and of others.

@@ -229,9 +229,8 @@ class _Connection:
             self._names = frozenset([_address(self.peer)])
         else:
             context = tls.for_server()
-            context.num_tickets = (
-                0  # libvirt's client takes nothing but the welcome for the first that it reads
-            )
+            # libvirt's client takes nothing but the welcome for the first that it reads
+            context.num_tickets = 0
             secured = TlsSocket(self._plain, context)
             self._client = secured
             secured.handshake()
@@ -339,9 +338,10 @@ def _shut(side: Side) -> None:
 
 def _finder(uri: str) -> Callable[[str], bytes]:
     def find(server: str) -> bytes:
+        # what it loads is seldom needed
         from compute_agent.virt.libvirt.connection import (
             Connection,
-        )  # what it loads is seldom needed
+        )
 
         libvirt = Connection(uri)
         try:
@@ -359,9 +359,8 @@ def main(settings: str) -> None:
     """The process: says on its output that it listens, or why not."""
     start_log()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(
-            number, signal.SIG_IGN
-        )  # a service manager stops all at once; this ends as said above
+        # a service manager stops all at once; this ends as said above
+        signal.signal(number, signal.SIG_IGN)
     read = Settings.read(settings)
     try:
         proxy = Proxy(read, _finder(read.uri))

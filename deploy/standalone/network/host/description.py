@@ -171,9 +171,8 @@ class Description:
     ports: Mapping[str, GuestPort] = field(default_factory=dict)
     groups: Mapping[str, SecurityGroup] = field(default_factory=dict)
     routers: Mapping[str, Router] = field(default_factory=dict)
-    failed: Mapping[str, str] = field(
-        default_factory=dict
-    )  #: ports that are not understood -> reason
+    #: ports that are not understood -> reason
+    failed: Mapping[str, str] = field(default_factory=dict)
     complaints: tuple[str, ...] = ()
 
 
