@@ -27,18 +27,18 @@ services = Table(
     Column("forced_down", Boolean, nullable=False, server_default="0"),
     time_column("created_at", nullable=False),
     time_column("updated_at", nullable=False),
-    time_column("fenced_at"),  # 0005: forced down because a fencing hook succeeded
+    time_column("fenced_at"),  # forced down because a fencing hook succeeded
     UniqueConstraint("host", "binary"),
     **NUMBERED,
 )
 
-# as the conductors judged, never by age alone
 heartbeats = Table(  # narrow: rewritten all the time
     "heartbeats",
     metadata,
     Column("host", String(255), primary_key=True),
     Column("binary", String(64), primary_key=True),
     time_column("seen_at", nullable=False),
+    # as the conductors judged, never by age alone
     Column("up", Boolean, nullable=False),
 )
 
@@ -57,26 +57,25 @@ hosts = Table(
     time_column("booted_at"),
     time_column("created_at", nullable=False),
     time_column("updated_at", nullable=False),
-    # added by 0004
     Column("numa_nodes", Json),  # list of models.NumaNode
     Column("devices", Json),  # list of models.Device
     Column("facts", Json),  # what filters may ask of a host
     Column("metrics", Json),  # name -> number, newest report
     time_column("metrics_at"),
-    # 0010: that reported its state
+    # that reported its state
     Column("newest_exchange", BigInteger, nullable=False, server_default="0"),
-    # 0022: servers whose guest it told of without a record, and as files/ID those of which it has
+    # servers whose guest it told of without a record, and as files/ID those of which it has
     # files alone; NULL: none
     Column("unclaimed", Json),
-    # 0023: messages in its name that conductors refused, and when they refused the last one
+    # messages in its name that conductors refused, and when they refused the last one
     Column("refused_messages", BigInteger, nullable=False, server_default="0"),
     time_column("refused_at"),
-    # 0024: the hypervisor's name that it reports and another host has
+    # the hypervisor's name that it reports and another host has
     Column("refused_hostname", String(255)),
     Index("ix_hosts_hypervisor_hostname", "hypervisor_hostname"),
 )
 
-host_images = Table(  # 0004: images that hosts shall fetch ahead
+host_images = Table(  # images that hosts shall fetch ahead
     "host_images",
     metadata,
     Column("host", String(255), primary_key=True),
@@ -87,7 +86,7 @@ host_images = Table(  # 0004: images that hosts shall fetch ahead
     Column("error", Text),
 )
 
-host_keys = Table(  # 0014: which keys of hosts count (common.host_keys)
+host_keys = Table(  # which keys of hosts count (common.host_keys)
     "host_keys",
     metadata,
     Column("host", String(255), primary_key=True),
@@ -96,7 +95,7 @@ host_keys = Table(  # 0014: which keys of hosts count (common.host_keys)
     time_column("changed_at", nullable=False),
 )
 
-host_joins = Table(  # 0019: the token with which a host may join, the newest of each
+host_joins = Table(  # the token with which a host may join, the newest of each
     "host_joins",
     metadata,
     Column("host", String(255), primary_key=True),
@@ -107,7 +106,7 @@ host_joins = Table(  # 0019: the token with which a host may join, the newest of
     time_column("used_at"),
 )
 
-host_actions = Table(  # 0018: drains and evacuations of hosts
+host_actions = Table(  # drains and evacuations of hosts
     "host_actions",
     metadata,
     uuid_column("id", primary_key=True),
@@ -130,7 +129,7 @@ host_actions = Table(  # 0018: drains and evacuations of hosts
     Index("ix_host_actions_host_created_at", "host", "created_at"),
 )
 
-host_action_events = Table(  # 0018: the journal of each
+host_action_events = Table(  # the journal of each
     "host_action_events",
     metadata,
     uuid_column("action_id", primary_key=True),

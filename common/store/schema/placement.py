@@ -19,14 +19,12 @@ providers = Table(
     Column("generation", BigInteger, nullable=False, server_default="0"),
     time_column("created_at", nullable=False),
     time_column("changed_at", nullable=False),  # also when its service or its aggregates changed
-    # added by 0004
     Column("failures", Integer, nullable=False, server_default="0"),  # builds that failed, in a row
     time_column("failed_at"),  # the last of them, or when it was tried again since
     Index("ix_providers_changed", "changed_at"),
     **NUMBERED,
 )
 
-# used when its capacity was cut below that
 inventories = Table(
     "inventories",
     metadata,
@@ -38,25 +36,25 @@ inventories = Table(
     Column("max_unit", Integer, nullable=False, server_default="2147483647"),
     Column("step_size", Integer, nullable=False, server_default="1"),
     Column("allocation_ratio", Double, nullable=False, server_default="1"),
-    # added by 0004; reserved and allocation_ratio are what follows from these: by hand, else
-    # aggregates, else host
+    # reserved and allocation_ratio are what follows from these: by hand, else aggregates, else host
     Column("host_reserved", Integer),  # as the host said; NULL: this class was added by hand
     Column("host_ratio", Double),
     Column("set_reserved", Integer),  # by hand
     Column("set_ratio", Double),
+    # what was in use when its capacity was cut below that
     Column("excess", Integer, nullable=False, server_default="0"),
 )
 
-# 0004; else its host says so, or we do
 provider_traits = Table(
     "provider_traits",
     metadata,
     Column("provider_id", BigInteger, primary_key=True, autoincrement=False),
     Column("trait", String(255), primary_key=True),
+    # else its host says so, or we do
     Column("by_hand", Boolean, nullable=False, server_default="0"),
 )
 
-provider_aggregates = Table(  # 0004: set by hand; hosts' aggregates come on top
+provider_aggregates = Table(  # set by hand; hosts' aggregates come on top
     "provider_aggregates",
     metadata,
     Column("provider_id", BigInteger, primary_key=True, autoincrement=False),
@@ -64,14 +62,14 @@ provider_aggregates = Table(  # 0004: set by hand; hosts' aggregates come on top
     Index("ix_provider_aggregates_aggregate", "aggregate_uuid"),
 )
 
-resource_classes = Table(  # 0004: CUSTOM_* only, the others are standard
+resource_classes = Table(  # CUSTOM_* only, the others are standard
     "resource_classes",
     metadata,
     Column("name", String(255), primary_key=True),
     time_column("created_at", nullable=False),
 )
 
-traits = Table(  # 0004: CUSTOM_* only
+traits = Table(  # CUSTOM_* only
     "traits",
     metadata,
     Column("name", String(255), primary_key=True),

@@ -79,23 +79,21 @@ servers = Table(
     time_column("launched_at"),
     time_column("terminated_at"),
     time_column("deleted_at"),
-    # added by 0002
     uuid_column("shelved_image_id"),
     time_column("shelved_at"),
     time_column("soft_deleted_at"),
-    # added by 0003
     Column("interfaces", Json),  # of models.Interface; NULL: none
     Column("password", Text),  # what the guest posted, encrypted by its owner's key
-    Column("disks", Json),  # 0012: asked for beside its root disk; see local_disks
-    Column("shares", Integer, nullable=False, server_default="0"),  # 0015: rows of share_mappings
-    Column("volumes", Integer, nullable=False, server_default="0"),  # 0021: rows of block_devices
+    Column("disks", Json),  # asked for beside its root disk; see local_disks
+    Column("shares", Integer, nullable=False, server_default="0"),  # rows of share_mappings
+    Column("volumes", Integer, nullable=False, server_default="0"),  # rows of block_devices
     Index("ix_servers_list", "project_id", "deleted", "created_at", "id"),
     Index("ix_servers_all", "deleted", "created_at", "id"),
     Index("ix_servers_quota", "project_id", "deleted", "user_id", "vcpus", "memory_mb"),
     Index("ix_servers_host", "host", "deleted"),
     Index("ix_servers_changed", "updated_at"),
     Index("ix_servers_reservation", "reservation_id"),
-    Index("ix_servers_shelved", "vm_state", "shelved_at"),  # these two since 0008
+    Index("ix_servers_shelved", "vm_state", "shelved_at"),
     Index("ix_servers_soft_deleted", "vm_state", "soft_deleted_at"),
 )
 
@@ -131,16 +129,15 @@ actions = Table(
     time_column("created_at", nullable=False),
     time_column("updated_at", nullable=False),
     time_column("finished_at"),
-    # added by 0007
     # in a row, that nobody foresaw
     Column("failures", Integer, nullable=False, server_default="0"),
     Column("cause", Text),  # of the last of them, for the operator
     Column("verb", String(32)),  # of the command in hand
     Index("ix_actions_due", "due_at"),
     Index("ix_actions_host", "host", "state"),
-    Index("ix_actions_state", "state", "host"),  # 0004
+    Index("ix_actions_state", "state", "host"),
     Index("ix_actions_server", "server_id", "created_at"),
-    Index("ix_actions_request", "request_id"),  # 0020
+    Index("ix_actions_request", "request_id"),
 )
 
 events = Table(
@@ -157,7 +154,6 @@ events = Table(
     time_column("at", nullable=False),
 )
 
-# 0011
 guests = Table(
     "guests",
     metadata,
@@ -169,8 +165,7 @@ guests = Table(
     Column("may_run", Boolean, nullable=False),
     time_column("changed_at", nullable=False),
     time_column("sent_at"),  # of the last command to remove it
-    Column("assignment", Json),  # 0004: models.HardwareAssignment; NULL: nothing of its own
-    # added by 0005
+    Column("assignment", Json),  # models.HardwareAssignment; NULL: nothing of its own
     uuid_column("holder"),  # migration that has its allocation; NULL: the server
     # another host's guest has them
     Column("keeps_files", Boolean, nullable=False, server_default="0"),
@@ -178,7 +173,7 @@ guests = Table(
     Index("ix_guests_wanted", "wanted", "host"),
 )
 
-# --- servers that move (0005) ---
+# --- servers that move ---
 migrations = Table(
     "migrations",
     metadata,
@@ -201,13 +196,13 @@ migrations = Table(
     time_column("updated_at", nullable=False),
     Index("ix_migrations_server", "server_id", "status"),
     Index("ix_migrations_status", "status", "updated_at"),
-    Index("ix_migrations_action", "action_id"),  # 0008
+    Index("ix_migrations_action", "action_id"),
     Index("ix_migrations_page", "created_at", "id"),
     Index("ix_migrations_project", "project_id", "created_at"),
     **NUMBERED,
 )
 
-# --- shares of servers (0015) ---
+# --- shares of servers ---
 share_mappings = Table(
     "share_mappings",
     metadata,
@@ -227,7 +222,7 @@ share_mappings = Table(
     Index("ix_share_mappings_share", "share_id", "access_to"),
 )
 
-# --- volumes (0021) ---
+# --- volumes ---
 block_devices = Table(
     "block_devices",
     metadata,
@@ -257,7 +252,7 @@ block_devices = Table(
     Index("ix_block_devices_volume", "volume_id"),
 )
 
-# --- consoles (0003) ---
+# --- consoles ---
 console_tokens = Table(
     "console_tokens",
     metadata,
@@ -272,7 +267,7 @@ console_tokens = Table(
     time_column("created_at", nullable=False),
     time_column("expires_at", nullable=False, index=True),
     time_column("used_at"),
-    Column("caller", LongText),  # 0016: the user's own token, sealed
-    Column("browser", String(64)),  # 0016: SHA-256 of its cookie; NULL: any, or a program
+    Column("caller", LongText),  # the user's own token, sealed
+    Column("browser", String(64)),  # SHA-256 of its cookie; NULL: any, or a program
     Index("ix_console_tokens_server", "server_id"),
 )

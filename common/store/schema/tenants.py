@@ -26,11 +26,11 @@ from common.store.schema.columns import (
     uuid_column,
 )
 
-# locked by every counted change
 projects = Table(
     "projects",
     metadata,
     Column("id", String(64), primary_key=True),
+    # locked by every counted change
     Column("quota_seq", BigInteger, nullable=False, server_default="0"),
 )
 
