@@ -140,20 +140,6 @@ def _check_destination(tx: Connection, server_id: str, host: str | None) -> None
         )
 
 
-def failed_since(tx: Connection, host: str, kind: str, since: int) -> set[str]:
-    """Servers whose move of this kind away from the host has failed since this moment."""
-    return set(
-        tx.scalars(
-            sa.select(migrations.c.server_id).where(
-                migrations.c.source_host == host,
-                migrations.c.type == kind,
-                migrations.c.status.in_(("error", "failed")),
-                migrations.c.updated_at > since,
-            )
-        )
-    )
-
-
 def close(
     tx: Connection,
     row: states.Action,

@@ -18,10 +18,10 @@ from contextlib import closing
 from dataclasses import dataclass, field
 
 LOGIN, COMMAND, LOGOUT = 0x03, 0x01, 0x06
-LOGIN_ANSWER, COMMAND_ANSWER, DATA_IN, PING, LOGOUT_ANSWER = 0x23, 0x21, 0x25, 0x20, 0x26
+LOGIN_ANSWER, COMMAND_ANSWER, DATA_IN, PING = 0x23, 0x21, 0x25, 0x20
 IMMEDIATE, FINAL, READS, HAS_STATUS, SIMPLE = 0x40, 0x80, 0x40, 0x01, 0x01
 SECURITY, OPERATIONAL, FULL = 0, 1, 3
-HEADER, NOBODY_ASKED = 48, 0xFFFFFFFF
+HEADER = 48
 #: Of an answer: the login's class "elsewhere"; SCSI's statuses; the sense of a fresh session.
 ELSEWHERE, GOOD, CHECK_CONDITION, UNIT_ATTENTION = 1, 0, 2, 6
 #: Seconds for each answer, the longest that is read, and how often a question is asked.

@@ -62,7 +62,6 @@ class MemoryGuest:
     rescue: int = 0
     #: The ids of the images that its disk and its rescue disk were made of.
     image: str = ""
-    rescue_image: str = ""
     #: The files on its root disk: name -> text.
     disk: dict[str, str] = field(default_factory=dict)
     #: User -> salt and hash.
@@ -214,11 +213,6 @@ class MemoryGuest:
     def ephemeral(self) -> dict[str, JsonObject]:
         """The disks beside its own one that keep what was written while it is off."""
         return {name: disk for name, disk in self.local.items() if name != local_disks.SWAP}
-
-    @property
-    def is_still(self) -> bool:
-        """Are its file systems held still?"""
-        return self.power_state == RUNNING and time.monotonic() < self.still_until
 
     @property
     def can_be_still(self) -> bool:

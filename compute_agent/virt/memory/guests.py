@@ -98,7 +98,7 @@ def rescue(
         context.phase(CommandPhase.MAKING_DISKS)
         wait(0, context)
         with host.lock:
-            _set_rescue(guest, spec, spec.fence, image.id)
+            _set_rescue(guest, spec, spec.fence)
     return power.start(host, spec.server, spec.fence, context)
 
 
@@ -109,12 +109,12 @@ def unrescue(host: MemoryHost, spec: GuestSpec, context: VerbContext) -> DomainS
         if guest.rescue:
             plugs(spec.interfaces)
             links(spec.volumes, EVERY_PROTOCOL)
-            _set_rescue(guest, spec, 0, "")
+            _set_rescue(guest, spec, 0)
     return power.start(host, spec.server, spec.fence, context)
 
 
-def _set_rescue(guest: MemoryGuest, spec: GuestSpec, fence: int, image: str) -> None:
-    guest.rescue, guest.rescue_image = fence, image
+def _set_rescue(guest: MemoryGuest, spec: GuestSpec, fence: int) -> None:
+    guest.rescue = fence
     guest.interfaces = list(spec.interfaces)
     guest.take_volumes(spec)
     guest.power_state, guest.saved = SHUTDOWN, False
