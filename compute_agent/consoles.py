@@ -138,8 +138,7 @@ class Consoles:
                 session
                 for session in self._sessions
                 if (session.peer is None and session.deadline < time.monotonic())
-                or kind == SERIAL == session.kind
-                and session.server == server
+                or (kind == SERIAL == session.kind and session.server == server)
             ]
             self._sessions = [session for session in self._sessions if session not in ended]
             full = len(self._sessions) >= self._most

@@ -369,10 +369,8 @@ def run(
         log.warning(WAITS, command.verb, command.server, problem)
         return None
     except Exception as problem:
-        if (
-            verb.facts.retry_until_done
-            or verb.facts.authoritative
-            and not isinstance(problem, VerbFailed)
+        if verb.facts.retry_until_done or (
+            verb.facts.authoritative and not isinstance(problem, VerbFailed)
         ):
             log.exception(
                 "%s of server %s did not succeed; it is tried again", command.verb, command.server

@@ -367,7 +367,7 @@ def proceed(
 
 def _is_elsewhere(step: AnyStep, ready: str | None) -> bool:
     """Has the step a part outside the transaction that is not done yet?"""
-    return bool(step.call and ready != step.lane or step.prepare and ready != Lane.INSIDE)
+    return bool((step.call and ready != step.lane) or (step.prepare and ready != Lane.INSIDE))
 
 
 def _is_through(

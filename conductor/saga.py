@@ -557,7 +557,7 @@ class Workflow(Generic[WorkflowArgs, WorkflowData]):
             LookupError: there is no such step in this release.
         """
         for number, known in enumerate(self.steps):
-            if step == known.name or step is None and not known.by_name:
+            if step == known.name or (step is None and not known.by_name):
                 return number
         raise LookupError(f"{self.name} has no step {step} in this release")
 

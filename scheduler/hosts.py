@@ -25,7 +25,7 @@ from common.store.placement.host_states import GroupRow, Marks
 from scheduler.columns import Columns, seed
 from scheduler.snapshot import Group, Snapshot
 
-__all__ = ["RequestFacts", "Hosts", "ReadOptions", "seed"]
+__all__ = ["Hosts", "ReadOptions", "RequestFacts", "seed"]
 MIN_READ_INTERVAL_SECONDS = 0.05  #: between two reads
 ROUND_SECONDS = 60.0  #: in which every host is read, whatever changed
 COUNT_INTERVAL_SECONDS = 1.0  #: between two looks whether hosts are gone

@@ -166,7 +166,7 @@ def pages(requested: HardwareSpecs) -> int:
     )
     if images is None or images == flavors:
         return flavors or 0
-    if flavors == ANY or flavors == LARGE and (images == LARGE or images > 4):
+    if flavors == ANY or (flavors == LARGE and (images == LARGE or images > 4)):
         return images
     raise refusal(
         "hw_mem_page_size",

@@ -53,8 +53,8 @@ __all__ = [
     "insert_many",
     "is_there",
     "moment",
-    "now",
     "notification_settings",
+    "now",
     "update_grouped",
 ]
 T = TypeVar("T")
@@ -66,7 +66,7 @@ AT_ONCE = 1.0  #: a connection that breaks sooner had broken while it was idle
 _SNAPSHOT = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 
 
-class now(sa.sql.functions.FunctionElement[int]):
+class now(sa.sql.functions.FunctionElement[int]):  # noqa: N801 - as SQL's functions
     """The database's clock at this moment, in microseconds since the epoch."""
 
     type = sa.BigInteger()
@@ -266,10 +266,8 @@ class Store:
             except DBAPIError as problem:
                 found = trouble(problem)
                 lost += found is Trouble.LOST
-                if (
-                    found is Trouble.OTHER
-                    or lost
-                    and (lost > 1 or time.monotonic() - began > AT_ONCE)
+                if found is Trouble.OTHER or (
+                    lost and (lost > 1 or time.monotonic() - began > AT_ONCE)
                 ):
                     raise _translated(problem) from problem
                 if found is Trouble.LOCKED and not alone:

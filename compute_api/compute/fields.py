@@ -68,8 +68,7 @@ def visible_fields(
     shown = [
         field
         if not change
-        or field.in_updates_since is not None
-        and version in Range(field.in_updates_since)
+        or (field.in_updates_since is not None and version in Range(field.in_updates_since))
         else replace(field, get=field.in_update)
         for field in fields
         if version in Range(field.since, field.until)

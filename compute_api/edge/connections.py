@@ -328,8 +328,7 @@ class ClientConnections:
         if (
             client.is_last
             or client.out.is_broken
-            or not client.incoming.arrived
-            and (client.has_ended or self.is_ending)
+            or (not client.incoming.arrived and (client.has_ended or self.is_ending))
         ):
             self._hang_up(client)
             return

@@ -197,7 +197,7 @@ def _value(node: yaml.Node) -> FileCheck:
     if isinstance(node, yaml.SequenceNode):
         return [_value(part) for part in node.value]
     is_text = isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:str"
-    if not is_text or not node.value and node.style not in ("'", '"'):
+    if not is_text or (not node.value and node.style not in ("'", '"')):
         raise ValueError('who may is a text in quotes: "!" for nobody, "@" for everybody')
     return str(node.value)
 

@@ -228,10 +228,8 @@ def _pruned(schema: Document, value: JsonValue) -> JsonValue:
         schema = next(
             (choice for choice in schema["anyOf"] if choice.get("type") == "object"), schema
         )
-    if (
-        not isinstance(value, dict)
-        or "properties" not in schema
-        and "patternProperties" not in schema
+    if not isinstance(value, dict) or (
+        "properties" not in schema and "patternProperties" not in schema
     ):
         return value
     known: Document = schema.get("properties", {})

@@ -166,7 +166,7 @@ def _checked(
     """What a body says of an inventory. Raises BadRequest when that leaves nothing, or less."""
     values = {field: body[field] for field in FIELDS if field in body}
     reserved, total = values.get("reserved", 0), values["total"]
-    if reserved > total or reserved == total and request.version < ALL_RESERVED:
+    if reserved > total or (reserved == total and request.version < ALL_RESERVED):
         more = "greater than" if request.version >= ALL_RESERVED else "greater than or equal to"
         raise errors.BadRequest(
             f"Unable to {doing} inventory for resource provider {provider_uuid}: Invalid inventory "

@@ -73,8 +73,7 @@ def traits(values: Sequence[str], version: int, key: str = "required") -> Terms:
         ok = all(items) and not (any_of and any(item.startswith("!") for item in items))
         if (
             not ok
-            or version < FORBIDDEN_TRAITS
-            and any(item.startswith("!") for item in items)
+            or (version < FORBIDDEN_TRAITS and any(item.startswith("!") for item in items))
             or "!" in items
         ):
             raise BadQuery(

@@ -17,7 +17,9 @@ from compute_api.placement.schemas import CUSTOM_TRAIT
 def index(request: PlacementRequest) -> ApiResponse:
     """Two statements; name=in:A,B or startswith:PREFIX, associated=true or false."""
     associated = (request.first("associated") or "").lower()
-    if associated not in ("", "true", "false") or "associated" in request.query and not associated:
+    if associated not in ("", "true", "false") or (
+        "associated" in request.query and not associated
+    ):
         raise BadQuery('The query parameter "associated" only accepts "true" or "false"')
     keep = _filter(request.first("name"))
     found = request.read(traits.list_all, None if not associated else associated == "true")

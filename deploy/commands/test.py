@@ -96,7 +96,7 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     if names and names[0] in WITH_ARGUMENTS:
         return names[:1], names[1:] + more
     sets = [name for name in names if name in (*LIMITS_MINUTES, *SLICES)]
-    if {*names} - {*RINGS, *LIMITS_MINUTES, *SLICES} or sets and (len(names) > 1 or more):
+    if {*names} - {*RINGS, *LIMITS_MINUTES, *SLICES} or (sets and (len(names) > 1 or more)):
         raise Failure(
             f"Not understood: {' '.join(arguments)}",
             f"./deploy/test [{'|'.join([*LIMITS_MINUTES, *SLICES])}], or ./deploy/test "
@@ -131,7 +131,7 @@ def _install(rings: set[str], slices: Sequence[Slice], log: Path) -> None:
         ("Debian packages", lambda: packages.install(packages.for_test(), log)),
         ("Python environment", lambda: environment.make(environment.TEST, log)),
     ]
-    if plan.TEMPEST.ring in rings or "e2e" in rings and plan.TEMPEST_SLICE in slices:
+    if plan.TEMPEST.ring in rings or ("e2e" in rings and plan.TEMPEST_SLICE in slices):
         needs.append(("Tempest", lambda: environment.make_tempest(log)))
     if plan.INSTALL.ring in rings:
         machines = packages.for_deb() + packages.MACHINES

@@ -380,6 +380,5 @@ class Networks:
             row
             for row in rows
             if project in (None, row["project_id"])
-            or shared
-            and (row["shared"] or row["router:external"])
+            or (shared and (row["shared"] or row["router:external"]))
         ]

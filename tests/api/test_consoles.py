@@ -147,7 +147,7 @@ def test_actions_before_2_6(
         ("https://c/consoles", "serial", "wss://c/consoles/?token=T"),
     ],
 )
-def test_an_url_leads_noVNC_to_the_websocket(url: str, kind: str, wanted: str) -> None:
+def test_console_url_leads_novnc_to_the_websocket(url: str, kind: str, wanted: str) -> None:
     made = address(url, kind, "T")
     assert made == wanted
     if kind == "novnc":  # the page joins scheme, host and path

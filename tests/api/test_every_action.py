@@ -124,10 +124,8 @@ def test_action_request_returns_what_the_rules_of_its_state_say(
         after = cloud.rows(schema.servers)[0]
         wanted = allowed.status(name, allowed.PERSONAS[token], vm_state, task_state, locked)
         task = allowed.task_after(name, task_state) if wanted < 300 else task_state
-        if (
-            (answer.status_code, after.task_state) != (wanted, task)
-            or wanted >= 300
-            and after != before
+        if (answer.status_code, after.task_state) != (wanted, task) or (
+            wanted >= 300 and after != before
         ):
             wrong.append(
                 (name, vm_state, task_state, locked, token, answer.status_code, wanted, answer.text)

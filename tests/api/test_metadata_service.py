@@ -139,7 +139,7 @@ class Service:
 
 @pytest.fixture
 def make(cloud: Cloud) -> Iterator[Callable[..., Service]]:
-    yield lambda **more: Service(cloud, **more)
+    return lambda **more: Service(cloud, **more)
 
 
 @pytest.fixture

@@ -177,7 +177,7 @@ def wrong(neighbours: Neighbours, call: Call, how: Answer) -> str:
     after = database.content()
     if operation.method != "GET":
         neighbours.set_back()
-    if answer.status_code == 500 or answer.status_code > 500 and how in REFUSALS:
+    if answer.status_code == 500 or (answer.status_code > 500 and how in REFUSALS):
         return said
     if how in UNKNOWN and 400 <= answer.status_code not in (503, usual):
         return f"{said}: not 503"

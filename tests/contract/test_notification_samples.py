@@ -94,7 +94,7 @@ def _merged(base: Any, own: Any) -> Any:
 
 def sample_of(event: str, folder: Path) -> Any:
     """The event's own sample, or that of its action in another phase."""
-    *words, phase = event.split(".")
+    *words, _phase = event.split(".")
     stem = "-".join(words)
     names = [f"{event.replace('.', '-')}.json", *(f"{stem}-{other}.json" for other in PHASES)]
     return next((resolved(folder / name) for name in names if (folder / name).exists()), None)

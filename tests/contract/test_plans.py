@@ -151,10 +151,8 @@ def _scans(plan: Any) -> list[str]:
         return [name for part in plan for name in _scans(part)]
     if not isinstance(plan, dict) or not plan.get("Actual Loops", 1):
         return []
-    bare = (
-        plan.get("Node Type") == "Seq Scan"
-        or "Index" in plan.get("Node Type", "")
-        and "Index Cond" not in plan
+    bare = plan.get("Node Type") == "Seq Scan" or (
+        "Index" in plan.get("Node Type", "") and "Index Cond" not in plan
     )
     seen = (plan.get("Actual Rows", 0) + plan.get("Rows Removed by Filter", 0)) * plan.get(
         "Actual Loops", 1

@@ -487,7 +487,7 @@ def test_a_registration_among_results_locks_providers_after_servers(store: Store
                 .with_for_update(nowait=True)
             )
             assert tx.scalar(free) is not None
-        assert [answer.session > 1 for answer in done.result(timeout=20)][0]
+        assert next(answer.session > 1 for answer in done.result(timeout=20))
 
 
 def test_refused_hosts_are_listed_for_as_long_as_is_asked(store: Store) -> None:

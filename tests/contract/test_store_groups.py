@@ -44,7 +44,7 @@ def join(tx: Connection, group: str) -> bool:
 
 def test_a_group_that_goes_while_servers_join_leaves_no_members(store: Store) -> None:
     joined = rounds = 0
-    while rounds < ROUNDS or joined in (0, 3 * rounds) and rounds < MANY:
+    while rounds < ROUNDS or (joined in (0, 3 * rounds) and rounds < MANY):
         rounds += 1
         group, start = new_group(store), threading.Barrier(4)
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -263,7 +264,7 @@ def test_each_transaction_is_small(cloud: Cloud, monkeypatch: pytest.MonkeyPatch
         cloud.store, BY_NAME["servers"], 90, lambda removed: sums.append(removed.total())
     )
     assert removed.total() == expected - 12 and removed["servers"] == 3
-    steps = [b - a for a, b in zip(sums[3:], sums[4:], strict=False)]
+    steps = [b - a for a, b in itertools.pairwise(sums)]
     assert steps and max(steps) <= 4
 
 
@@ -287,14 +288,15 @@ def test_what_has_expired_goes(cloud: Cloud) -> None:
             tx, "h1", host_actions.Name.DRAIN, host_actions.Arguments(), ADMIN
         )
     )
-    A = schema.host_actions.c
     finish = {"state": "done", "open_host": None, "finished_at": now() - 91 * DAY}
     lines = sa.select(sa.func.count()).select_from(schema.host_action_events)
     assert purge_all(cloud.store) == Counter({"console_tokens": 1, "idempotency_keys": 1})
     number = cloud.store.read(lambda tx: tx.scalar(lines))
     cloud.store.write(
         lambda tx: tx.execute(
-            sa.update(schema.host_actions).where(A.id == action.id).values(**finish)
+            sa.update(schema.host_actions)
+            .where(schema.host_actions.c.id == action.id)
+            .values(**finish)
         )
     )
     expected = Counter({"host_actions": 1, "host_action_events": number})
@@ -319,6 +321,6 @@ def test_keys_of_two_columns_are_walked_whole(
     ]
     cloud.store.write(lambda tx: servers.remember(tx, rows))
     with cloud.store.begin() as tx:
-        T = schema.idempotency_keys
-        tx.execute(sa.update(T).values(created_at=T.c.created_at - 40 * DAY))
+        keys = schema.idempotency_keys
+        tx.execute(sa.update(keys).values(created_at=keys.c.created_at - 40 * DAY))
     assert purge.purge(cloud.store, BY_NAME["idempotency-keys"], 30).total() == 6

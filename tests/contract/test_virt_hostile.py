@@ -164,7 +164,7 @@ def test_hostile_images_come_in_by_no_way(rig: Rig, canary: Path, way: Way) -> N
         except VerbFailed as failed:
             said += [str(failed), failed.details]
             refused = True
-            if failed.retryable and way is not receive or str(canary) in str(failed):
+            if (failed.retryable and way is not receive) or str(canary) in str(failed):
                 wrong[one.name] = f"{failed} ({failed.details})"
         if refused == one.opaque and not (refused and way in (receive, receive_its_disk)):
             wrong[one.name] = "was refused" if refused else "was taken"

@@ -106,7 +106,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
         check=True,
         timeout=120,
     )
-    yield Installed(where, wheel, source)
+    return Installed(where, wheel, source)
 
 
 def _built(what: str, tree: Path, folder: Path) -> Path:

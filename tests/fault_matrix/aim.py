@@ -74,7 +74,7 @@ def before(cell: Cell, scenario: str) -> Callable[[Point], bool]:
 def point_before(scenario: str, step: str) -> Point:
     """The same, as the trace has it."""
     for point in reversed(_until(scenario, step)):
-        if point[0] == "result" or point[0] == CONDUCTOR and point[3] in OUTSIDE:
+        if point[0] == "result" or (point[0] == CONDUCTOR and point[3] in OUTSIDE):
             return point
     raise LookupError(f"nothing comes before {step}")
 

@@ -141,7 +141,7 @@ class Soak:
     def _asked_now(self) -> list[str]:
         """Servers, each of which is asked something; an empty name: another one is made."""
         there = list(self._servers)
-        if not there or len(there) < MOST_SERVERS and self.chance.random() < NEW_SERVER:
+        if not there or (len(there) < MOST_SERVERS and self.chance.random() < NEW_SERVER):
             there.append("")
         return self.chance.sample(there, self.chance.randint(1, len(there)))
 
@@ -175,7 +175,7 @@ class Soak:
                 row.vm == states.ANY or found.vm_state in row.vm for row in pairs.rows_of(wanted)
             )
             and (wanted != "detach_interface" or found.interfaces)
-            and (wanted != "evacuate" or found.host and all(host.is_on for host in hosts))
+            and (wanted != "evacuate" or (found.host and all(host.is_on for host in hosts)))
         ]
 
     def _say(self, what: str) -> None:

@@ -53,7 +53,7 @@ def faults(
     if "html" in kind or answer.body.lstrip()[:1] == b"<":
         found.append("a page, not JSON")
     is_plain = request.operation.service in PLAIN and kind.startswith("text/plain")
-    if answer.body and answer.status >= 300 and not is_plain or "json" in kind:
+    if (answer.body and answer.status >= 300 and not is_plain) or "json" in kind:
         found += _not_json(answer)
     if answer.status >= 400:
         leak = INSIDES.search(answer.body)

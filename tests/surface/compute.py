@@ -75,7 +75,7 @@ class Images:
 
     def record(self, image_id: str, token: str) -> dict[str, Any]:
         found, project = self.records.get(image_id), self.projects.get(token)
-        if found is None or found["owner"] not in (None, project) and project is not None:
+        if found is None or (found["owner"] not in (None, project) and project is not None):
             raise errors.NotFound(f"Image {image_id} could not be found.")
         return found
 

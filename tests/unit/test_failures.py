@@ -272,8 +272,8 @@ def test_log_tells_of_ids_and_alarms_before_the_rest(tmp_path: Path) -> None:
     ]
     log.write_text(
         "\n".join(
-            ["2026-01-01 INFO long ago"]
-            + [
+            [
+                "2026-01-01 INFO long ago",
                 f"2026-01-01 INFO server {SERVER} boots",
                 *traceback,
                 f"2026-01-01 INFO server {ANOTHER} boots",

@@ -235,7 +235,7 @@ def test_every_workflow_is_well_formed(name: str) -> None:
         only_back = (
             step.undo is not None or step.undo_command is not None or step.undo_call is not None
         )
-        assert len(ways) == 1 or ways == [step.apply, step.call] or not ways and only_back, (
+        assert len(ways) == 1 or ways == [step.apply, step.call] or (not ways and only_back), (
             f"{step.name} is neither here, nor a call, nor a command"
         )
         assert step.prepare is None or step.apply is not None

@@ -51,13 +51,13 @@ def test_default_cell_holds(cell: Cell) -> None:
     run.check(cell)
 
 
-@pytest.mark.parametrize("first, then, seed", FOUND_TWICE)
+@pytest.mark.parametrize(("first", "then", "seed"), FOUND_TWICE)
 def test_two_faults_that_found_defect_hold(first: str, then: str, seed: int) -> None:
     assert run.check_twice(EVERY[first], EVERY[then], seed), "the second was not injected"
 
 
 @pytest.mark.parametrize(
-    "first, then",
+    ("first", "then"),
     [
         (cell, then)
         for cell in DEFAULT

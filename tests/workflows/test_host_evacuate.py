@@ -107,7 +107,7 @@ def test_an_evacuation_that_somebody_else_begins_is_waited_for(tmp_path: Path) -
 
 
 def test_silence_is_no_proof(cloud: Cloud, operator: Operator) -> None:
-    servers, _ = dead(cloud)
+    _servers, _ = dead(cloud)
     assert operator.evacuate() == 1
     assert re.search(
         "does not prove that its guests are dead.*service set --down h1", operator.said[-1]
@@ -162,7 +162,7 @@ def test_a_server_in_the_middle_of_something_is_evacuated_too(
 
 
 def test_a_host_that_comes_back_keeps_what_it_has(cloud: Cloud, operator: Operator) -> None:
-    servers, _ = dead(cloud)
+    _servers, _ = dead(cloud)
 
     def fence(host: str) -> None:
         """The operator's hook is too late: the host was only cut off, and registers at this

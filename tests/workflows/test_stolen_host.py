@@ -155,7 +155,7 @@ def test_error_text_of_a_host_is_stored_printable_and_short(cloud: Cloud) -> Non
     texts = [after.message, *(event.message for event in events)]
     assert any(text and text.startswith("E:?]0;PWNED?") for text in texts)
     for text in [*texts, *(event.details for event in events)]:
-        assert not text or text.isprintable() and len(text) <= 2000
+        assert not text or (text.isprintable() and len(text) <= 2000)
     assert max(len(text or "") for text in texts) <= 600
 
 

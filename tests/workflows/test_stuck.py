@@ -176,7 +176,7 @@ def test_each_way_out_leaves_a_cloud_in_order(
     assert (shown.vm_state, shown.task_state, shown.action) == (ends, None, None)
     if way == "abort":
         told = str(shown.fault["message"])
-        assert "An operator has ended it." in told or back and told == "It broke."
+        assert "An operator has ended it." in told or (back and told == "It broke.")
         assert (shown.host, cloud.domains(server), list(cloud.networks.held)) == (None, [], [])
     assert cloud.findings() == []
 

@@ -66,7 +66,7 @@ def test_a_host_that_does_not_let_go_keeps_it(cloud: Cloud, verb: str) -> None:
 
 def test_a_volume_that_was_written_badly_is_told(cloud: Cloud) -> None:
     cloud.volumes.writes_to = "error"
-    server, volume = rebuilding(cloud)
+    server, _volume = rebuilding(cloud)
     cloud.settle()
     found = cloud.show(server)
     assert found.vm_state == states.ERROR and "shows it as error" in found.fault["message"]

@@ -51,9 +51,9 @@ __all__ = [
     "compare_guests",
     "compare_images",
     "compare_ports",
+    "compare_reported",
     "compare_rules",
     "compare_volumes",
-    "compare_reported",
     "wanderers",
 ]
 

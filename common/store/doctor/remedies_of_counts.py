@@ -170,10 +170,11 @@ def _release(tx: Connection, finding: Finding) -> None:
 def _allocate(tx: Connection, finding: Finding) -> None:
     """``subject``: who is to hold it, the server or a migration."""
     [host] = finding.facts
-    G = guests_table.c
+    columns = guests_table.c
     guest = tx.execute(
         sa.select(guests_table).where(
-            G.host == host, sa.or_(G.server_id == finding.subject, G.holder == finding.subject)
+            columns.host == host,
+            sa.or_(columns.server_id == finding.subject, columns.holder == finding.subject),
         )
     ).one()
     row = _server(tx, guest.server_id)
@@ -190,8 +191,8 @@ def _register(tx: Connection, finding: Finding) -> None:
     row = _server(tx, finding.subject)
     kind = "server"
     if row is None:
-        M = migrations_table.c
-        row = tx.execute(sa.select(migrations_table).where(M.uuid == finding.subject)).first()
+        columns = migrations_table.c
+        row = tx.execute(sa.select(migrations_table).where(columns.uuid == finding.subject)).first()
         kind = "migration"
     if row is None:
         raise errors.Conflict(

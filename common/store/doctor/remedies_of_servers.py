@@ -290,12 +290,12 @@ def _detach(tx: Connection, finding: Finding) -> None:
 
 # --- its moves ---
 def _newest_move(tx: Connection, finding: Finding) -> None:
-    M = migrations_table.c
-    mine = sa.and_(M.server_id == finding.subject, M.status.in_(migrations.OPEN))
-    newest = tx.scalar(sa.select(sa.func.max(M.id)).where(mine))
+    columns = migrations_table.c
+    mine = sa.and_(columns.server_id == finding.subject, columns.status.in_(migrations.OPEN))
+    newest = tx.scalar(sa.select(sa.func.max(columns.id)).where(mine))
     tx.execute(
         sa.update(migrations_table)
-        .where(mine, M.id != newest)
+        .where(mine, columns.id != newest)
         .values(status="error", updated_at=now())
     )
 

@@ -99,10 +99,8 @@ def add(tx: Connection, notices: Sequence[Notice]) -> None:
     rows = []
     for notice in notices:
         picture = pictures.get(notice.key) if notice.of_server else notice.about.get("object")
-        if (
-            picture is None
-            or notice.event.startswith("instance.shutdown")
-            and picture["host"] is None
+        if picture is None or (
+            notice.event.startswith("instance.shutdown") and picture["host"] is None
         ):
             continue
         about = {name: value for name, value in notice.about.items() if name != "object"}

@@ -144,7 +144,7 @@ class Account:
             used = self._used.get(user, Counter())
             for resource, need in self.limits.counted(size).items():
                 limit = self.limits.of(resource, user)
-                if limit < 0 or not need or user and not self.limits.has_own(user, resource):
+                if limit < 0 or not need or (user and not self.limits.has_own(user, resource)):
                     continue
                 room = (limit - used[resource]) // need
                 most = min(most, room)

@@ -134,8 +134,7 @@ class Domain:
     def orders_disks(self) -> bool:
         """Do the disks themselves say which is booted, because it is not just the first?"""
         return bool(
-            self.rescue
-            and (self.rescue.bus or self.volumes)
+            (self.rescue and (self.rescue.bus or self.volumes))
             or any(boots(volume) for volume, _ in self.volumes)
         )
 

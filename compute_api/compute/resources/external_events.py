@@ -73,7 +73,7 @@ def _refusal(event: JsonMapping, row: ServerPlace | None) -> int:
     if row is None:
         return MISSING
     allowed = _TAGS.get(event["name"])
-    if allowed is not None and (not event.get("tag") or allowed and event["tag"] not in allowed):
+    if allowed is not None and (not event.get("tag") or (allowed and event["tag"] not in allowed)):
         return BAD
     return DONE if row.host and event["name"] in HANDLERS else UNPROCESSABLE
 
@@ -162,7 +162,7 @@ def _record_deletion(tx: Connection, server_id: str, port: str, is_known: bool) 
     if not server.action and not is_known:
         return
     action = actions.show_by_id(tx, server.action) if server.action else None
-    if action is None or action.workflow != "delete" and action.args.get("port") != port:
+    if action is None or (action.workflow != "delete" and action.args.get("port") != port):
         cleanups.add_gone_port(tx, server_id, server.project_id, port)
 
 

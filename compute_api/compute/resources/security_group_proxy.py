@@ -125,7 +125,11 @@ def _rule(given: JsonMapping) -> JsonObject:
     said = [given.get("ip_protocol"), given.get("from_port"), given.get("to_port")]
     if said == [None, None, None] and source:
         return where
-    if said[0] is None or (said[1] is None) != (said[2] is None) or said[1] is None and not source:
+    if (
+        said[0] is None
+        or (said[1] is None) != (said[2] is None)
+        or (said[1] is None and not source)
+    ):
         raise errors.BadRequest(
             "Not enough parameters to build a valid rule: give ip_protocol, from_port and to_port."
         )

@@ -140,12 +140,10 @@ def _filters(request: Request, all_filters: bool) -> JsonObject:
     for name, values in request.query.items():
         if name in _NO_FILTER or name.startswith("_"):
             raise errors.BadRequest(f"Invalid filter field: {name}.")
-        usable = (
-            all_filters
-            and name in servers.COLUMNS
-            or request.version in _OPEN_FILTERS.get(name, Range("2.9999"))
+        usable = (all_filters and name in servers.COLUMNS) or request.version in _OPEN_FILTERS.get(
+            name, Range("2.9999")
         )
-        if name not in _OTHER and (usable or all_filters and name in ("ip", "ip6")):
+        if name not in _OTHER and (usable or (all_filters and name in ("ip", "ip6"))):
             found[name] = is_true(values[-1]) if name == "config_drive" else values[-1]
     if request.version in _LOCKED_FILTER and "locked" in request.query:
         found["locked"] = _boolean(request, "locked")
@@ -217,7 +215,7 @@ def _soft_deleted(
 def _project(request: Request, operation: str, all_filters: bool) -> str | None:
     """Whose servers: one's own project's, or with all_tenants everybody's or another project's."""
     given = request.first("all_tenants")
-    if given is None or given != "" and not _boolean(request, "all_tenants"):
+    if given is None or (given != "" and not _boolean(request, "all_tenants")):
         return request.context.project_id
     request.require(f"{_API}servers:{operation}:get_all_tenants")
     if not all_filters:

@@ -46,8 +46,8 @@ class ActionEvent:
 
     @property
     def failed(self) -> bool:
-        return (
-            self.cut_off or self.ended is not None and self.ended.event in ("failed", "undo_failed")
+        return self.cut_off or (
+            self.ended is not None and self.ended.event in ("failed", "undo_failed")
         )
 
 
@@ -110,10 +110,8 @@ def events(row: ActionRow, journal: list[EventRow]) -> list[ActionEvent]:
     found: dict[tuple[str, int], ActionEvent] = {}
     for entry in journal:
         event = found.setdefault((entry.step, entry.attempt), ActionEvent(row, entry))
-        if (
-            entry.event in ("succeeded", "failed", "undo_failed")
-            or event.begun is entry
-            and entry.event == "undone"
+        if entry.event in ("succeeded", "failed", "undo_failed") or (
+            event.begun is entry and entry.event == "undone"
         ):
             event.ended = entry
     return list(found.values())

@@ -64,10 +64,8 @@ class Token:
     def reads_all(self) -> bool:
         """Whether the bearer may read what concerns others: admins, and readers of the whole
         cloud."""
-        return (
-            self.is_admin
-            or bool(self.row.system)
-            and any(role["name"] == "reader" for role in self.roles)
+        return self.is_admin or (
+            bool(self.row.system) and any(role["name"] == "reader" for role in self.roles)
         )
 
     @property

@@ -80,7 +80,7 @@ class Plan:
     def strikes_conductors(self) -> bool:
         """Does a conductor die of it, or sleep? Who was started just now judges no host."""
         dies = self.deed in ("kill", "stop") and self.point[0] in _THERE
-        return dies and not self.by_client or self.during is _conductors_die
+        return (dies and not self.by_client) or self.during is _conductors_die
 
 
 # --- what is done from outside ---
@@ -369,7 +369,7 @@ def _asks(cell: Cell) -> During:
         made = len(trial.world.actions(trial.server)) - before
         elsewhere = cell.fault in CHECKED_ELSEWHERE
         if answer.is_accepted:
-            fits = may or elsewhere and not made or _goes_on(trial, who)
+            fits = may or (elsewhere and not made) or _goes_on(trial, who)
             assert fits, f"{cell.fault} is accepted: {answer}"
             trial.accepted = bool(made)
             return

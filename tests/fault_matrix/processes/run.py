@@ -153,7 +153,7 @@ class _Case:
     def _repeat(self) -> bool:
         """It was accepted, and is asked for once more."""
         again = self.trial.ask(self.wanted)
-        fits = again.is_accepted or self.wanted != "create" and again.status in DONE_BEFORE
+        fits = again.is_accepted or (self.wanted != "create" and again.status in DONE_BEFORE)
         if again.status not in UNHEARD and not fits:
             self.answers.append(again)
         return again.status not in UNHEARD
@@ -167,7 +167,7 @@ class _Case:
             return True
         self.answers.append(self.trial.ask(self.wanted))
         status = self.answers[-1].status
-        if self.answers[-1].is_accepted or lost and status in DONE_BEFORE:
+        if self.answers[-1].is_accepted or (lost and status in DONE_BEFORE):
             self.answers[:] = [Answer(202)]
             return True
         return bool(status not in UNHEARD)

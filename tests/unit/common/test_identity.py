@@ -87,7 +87,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     """What time it is."""
     now = [1000.0]
     monkeypatch.setattr(identity.time, "monotonic", lambda: now[0])
-    yield now
+    return now
 
 
 @pytest.fixture

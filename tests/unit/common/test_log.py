@@ -38,7 +38,7 @@ class Log:
 
 @pytest.fixture
 def kept() -> Iterator[Log]:
-    yield Log()
+    return Log()
 
 
 def fail(problem: Exception, cause: Exception | None = None) -> None:

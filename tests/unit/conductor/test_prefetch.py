@@ -4,6 +4,7 @@ day is over."""
 
 from __future__ import annotations
 
+import itertools
 import logging
 
 import pytest
@@ -87,7 +88,7 @@ def test_a_host_that_could_not_fetch_is_told_again_and_again_ever_more_rarely(ri
         if rig.look(60):
             times.append(minute)
             rig.says("h1", {IMAGES[0].id: "the image service does not answer"})
-    pauses = [after - before for before, after in zip(times, times[1:], strict=False)]
+    pauses = [after - before for before, after in itertools.pairwise(times)]
     assert pauses == sorted(pauses)
     assert (pauses[0], len(times) < 20) == (1, True)
     assert rig.waiting() == {("h1", IMAGES[0].id): "the image service does not answer"}

@@ -287,7 +287,7 @@ def test_notifications_that_wait_are_counted_and_found(
     found = findings(store, dict, pause=0)
     assert [(one.invariant, one.subject) for one in found] == [("notifications-sent", "outbox")]
     assert "[oslo_messaging_notifications] transport_url" in found[0].text
-    [first, second] = store.read(lambda tx: list(tx.execute(sa.select(schema.notifications.c.id))))
+    [first, _second] = store.read(lambda tx: list(tx.execute(sa.select(schema.notifications.c.id))))
     store.write(lambda tx: outbox.strike(tx, [first.id]))
     assert findings(store, dict, pause=0) == []
     store.close()

@@ -209,7 +209,9 @@ def compute_capabilities(host: Host, spec: RequestSpec, world: World) -> bool:
         if key == "hw:maxphysaddr_bits":
             key, requirement = "capabilities:cpu_info:maxphysaddr:bits", ">= " + requirement
         parts = key.split(":")
-        if len(parts) == 1 and key not in state or len(parts) > 1 and parts[0] != "capabilities":
+        if (len(parts) == 1 and key not in state) or (
+            len(parts) > 1 and parts[0] != "capabilities"
+        ):
             continue
         found: object = state
         for part in parts if len(parts) == 1 else parts[1:]:

@@ -138,7 +138,7 @@ def test_activation_swaps_bindings_without_host_revisions(cloud: Network) -> Non
     ask(cloud, "DELETE", f"/ports/{port}/bindings/h1", 204)
     assert places(cloud, port) == {"h2": "ACTIVE"}
     assert (told(cloud, "h1")["ports"], set(told(cloud, "h2")["ports"])) == ({}, {port})
-    assert list(told(cloud, "h2")["networks"].values())[0]["peers"] == []
+    assert next(iter(told(cloud, "h2")["networks"].values()))["peers"] == []
     assert shown(cloud, port)["status"] == "ACTIVE"
 
 

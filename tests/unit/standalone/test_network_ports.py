@@ -218,7 +218,7 @@ def test_a_network_in_use_stays_and_its_dhcp_goes_with_it(network: Network) -> N
 
 
 def test_the_port_of_dhcp_follows_its_subnets(network: Network) -> None:
-    net, subnet = network.wired()
+    _net, subnet = network.wired()
     [dhcp] = network.get("/ports?device_owner=network:dhcp")["ports"]
     assert addresses(dhcp) == ["10.0.0.2"]
     network.change("subnet", subnet, enable_dhcp=False)

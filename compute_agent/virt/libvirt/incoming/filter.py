@@ -112,7 +112,7 @@ class Filter:
             raise Refused("a migration of no domain, or of several")
         server = description.uuid_of(sent[0])
         arrival = self._expected(server)
-        if arrival is None or self.arrival is not None and self.arrival.server != server:
+        if arrival is None or (self.arrival is not None and self.arrival.server != server):
             raise Refused(f"domain {server[:40]!r} is not expected from this host")
         _check_flags(arrival, flags)
         own = description.domain(arrival.xml, sent[0], server, arrival.fence)

@@ -198,11 +198,8 @@ class _Connection:
     def look(self, now: float) -> None:
         """End it when its time is over, or its guest is not expected any more."""
         arrival = self._filter.arrival
-        if (
-            self._read_by is not None
-            and now > self._read_by
-            or self._sent_by is not None
-            and now > self._sent_by
+        if (self._read_by is not None and now > self._read_by) or (
+            self._sent_by is not None and now > self._sent_by
         ):
             self.end("it is too slow")
         elif arrival is None and now > self._name_by:
