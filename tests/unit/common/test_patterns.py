@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 
 import pytest
 
@@ -82,7 +83,7 @@ def test_none_takes_long(pattern: str) -> None:
 
 
 def test_sqlite_matches_with_the_same() -> None:
-    with Store("sqlite://").engine.connect() as connection:
+    with closing(Store("sqlite://")) as store, store.engine.connect() as connection:
         assert connection.exec_driver_sql(
             "SELECT 'web-1' REGEXP '^w', NULL REGEXP 'w', 'x' REGEXP 'w'"
         ).one() == (1, None, 0)
