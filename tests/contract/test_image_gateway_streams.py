@@ -28,7 +28,8 @@ from tests.waiting import await_true
 
 IMAGE = str(uuid.uuid4())
 MEBIBYTE = 1 << 20
-HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\n"
+#: The service closes each connection, and says so: a next request on it would be lost.
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nConnection: close\r\n"
 #: How an answer ends too early that was begun.
 SHORT = {
     "length": HEAD + b"Content-Length: 100\r\n\r\n" + b"x" * 99,
@@ -185,7 +186,7 @@ def test_an_image_of_any_size_takes_little_memory(gateway: Process, service: Ser
         tail = b""
         while not tail.endswith(b"0\r\n\r\n"):
             tail = tail[-5:] + client.recv(MEBIBYTE)
-        client.sendall(b"HTTP/1.1 204 No Content\r\n\r\n")
+        client.sendall(b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n")
 
     service.does = both
     assert sum(map(len, ImageGatewayAccess().download(gateway.to_read(IMAGE), IMAGE))) == size
@@ -226,7 +227,7 @@ def stored_or_sent(client: socket.socket, head: str) -> None:
     while piece := client.recv(65536):
         tail = tail[-5:] + piece
         if tail.endswith(b"0\r\n\r\n"):
-            client.sendall(b"HTTP/1.1 204 No Content\r\n\r\n")
+            client.sendall(b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n")
             return
 
 
