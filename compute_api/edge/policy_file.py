@@ -13,7 +13,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from inspect import signature
+from inspect import getfullargspec
 from pathlib import Path
 from typing import cast
 
@@ -74,7 +74,16 @@ def parsed(name: str, check: FileCheck) -> BaseCheck:
     return _direct(policy.RuleDefault(name, cast(str, check)).check)  # a list does as well
 
 
-class _All(AndCheck):
+#: What a check is called with: target, credentials, enforcer, and the name of the rule.
+Facts = tuple[Mapping[str, object], MutableMapping[str, object], policy.Enforcer, str | None]
+
+
+class _Direct(BaseCheck):
+    """A check that calls its parts without inspecting their signatures."""
+
+    def decide(self, facts: Facts) -> bool:
+        raise NotImplementedError
+
     def __call__(
         self,
         target: Mapping[str, object],
@@ -82,65 +91,61 @@ class _All(AndCheck):
         enforcer: policy.Enforcer,
         current_rule: str | None = None,
     ) -> bool:
-        return all(rule(target, creds, enforcer, current_rule) for rule in self.rules)
+        return self.decide((target, creds, enforcer, current_rule))
 
 
-class _Either(OrCheck):
-    def __call__(
-        self,
-        target: Mapping[str, object],
-        creds: MutableMapping[str, object],
-        enforcer: policy.Enforcer,
-        current_rule: str | None = None,
-    ) -> bool:
-        return any(rule(target, creds, enforcer, current_rule) for rule in self.rules)
+class _All(_Direct, AndCheck):
+    def decide(self, facts: Facts) -> bool:
+        return all(rule(*facts) for rule in self.rules)
 
 
-class _Not(NotCheck):
-    def __call__(
-        self,
-        target: Mapping[str, object],
-        creds: MutableMapping[str, object],
-        enforcer: policy.Enforcer,
-        current_rule: str | None = None,
-    ) -> bool:
-        return not self.rule(target, creds, enforcer, current_rule)
+class _Either(_Direct, OrCheck):
+    def decide(self, facts: Facts) -> bool:
+        return any(rule(*facts) for rule in self.rules)
 
 
-class _Named(policy.RuleCheck):
-    def __call__(
-        self,
-        target: Mapping[str, object],
-        creds: MutableMapping[str, object],
-        enforcer: policy.Enforcer,
-        current_rule: str | None = None,
-    ) -> bool:
+class _Not(_Direct, NotCheck):
+    def decide(self, facts: Facts) -> bool:
+        return not self.rule(*facts)
+
+
+class _Named(_Direct, policy.RuleCheck):
+    def decide(self, facts: Facts) -> bool:
         try:
-            return bool(enforcer.rules[self.match](target, creds, enforcer, current_rule))
+            return bool(facts[2].rules[self.match](*facts))
         except KeyError:
             return False
+
+
+class _WithoutRule(_Direct, policy.Check):
+    """The check of another distribution that takes no name of a rule."""
+
+    def __init__(self, check: policy.Check) -> None:
+        super().__init__(check.kind, check.match)
+        self._check = check
+
+    def decide(self, facts: Facts) -> bool:
+        return bool(self._check(*facts[:3]))
 
 
 def _direct(check: BaseCheck) -> BaseCheck:
     """Return a check with the same meaning that calls its parts directly.
 
     Why: oslo.policy inspects the signature of each part at each evaluation, which takes most of
-    the time of an answer. The check of another distribution may take three arguments only. Rules
-    with such a check stay as oslo.policy makes them.
+    the time of an answer. Here it is inspected once.
     """
-    rules = [check.rule] if isinstance(check, NotCheck) else getattr(check, "rules", [])
-    parts = [_direct(rule) for rule in rules]
-    if not all(len(signature(part.__call__).parameters) == 4 for part in parts):
-        return check
     match check:
         case AndCheck():
-            return _All(parts)
+            return _All([_direct(rule) for rule in check.rules])
         case OrCheck():
-            return _Either(parts)
+            return _Either([_direct(rule) for rule in check.rules])
         case NotCheck():
-            return _Not(cast(policy.Check, parts[0]))
+            return _Not(cast(policy.Check, _direct(check.rule)))
         case policy.RuleCheck():
             return _Named(check.kind, check.match)
+        # As oslo.policy decides it: the instance, target, credentials and enforcer, or one more.
+        case policy.Check() if len(getfullargspec(check.__call__).args) <= 4:
+            return _WithoutRule(check)
     return check
 
 

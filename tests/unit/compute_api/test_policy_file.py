@@ -125,8 +125,13 @@ def test_check_of_another_distribution_with_three_arguments_holds(
             return int(self.match) % 2 == 0
 
     monkeypatch.setitem(oslo_policy._checks.registered_checks, "even", Even)
-    for check, allowed in (("even:2 and role:a", True), ("not even:2 or even:1", False)):
-        made = policy(path, f'"{STOP}": "{check}"\n')
+    for check, allowed in (
+        ("even:2 and role:a", True),
+        ("not even:2 or even:1", False),
+        ("rule:admin_api", True),
+        ("role:a and rule:admin_api", True),
+    ):
+        made = policy(path, f'"{STOP}": "{check}"\n"admin_api": "even:2"\n')
         assert made.allows(STOP, caller("a")) is allowed, check
 
 
