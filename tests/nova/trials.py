@@ -88,7 +88,10 @@ class Trial:
     at: list[tuple[str, int]] = field(default_factory=list)
 
     def samples(self, is_tried: Callable[[str], bool]) -> Iterator[samples.Sample]:
-        """Each once; of a query only what can be typed, of an action only what is this action.
+        """Yield each sample once.
+
+        A sample of a query has only values that a URL can have. A sample of an action names this
+        action and no other.
 
         Args:
             is_tried: Returns False for a place that is left out, with all places below it.
@@ -166,7 +169,7 @@ class Result:
 
     Attributes:
         spots: The places that the sample stands for. The first is where it was tried.
-        piece: What stands there.
+        piece: The value at that place, a part of the body or query.
         value: The whole body or query.
         nova: Nova takes it.
         ours: Kilonova takes it.

@@ -51,7 +51,7 @@ class Frozen:
 
 
 def is_new(cloud: Cloud, hosts: int = 2, storage: str = "") -> bool:
-    """Has nobody used it, or changed anything of it? ``storage``: what its hosts share."""
+    """True if the cloud is as its constructor leaves it. ``storage``: what its hosts share."""
     return cloud.time.micros == Time().micros and _memory_but_ids(cloud) == _new(hosts, storage)
 
 

@@ -665,7 +665,14 @@ def _ask_and_settle(cloud: Cloud, server: str, wanted: str) -> None:
 
 
 def _copied(cloud: Cloud, key: tuple[object, ...], work: Callable[[], Any]) -> Any:
-    """Make the cloud what it is after this work. Returns what the work returns."""
+    """Do the work on the cloud, or copy the state of a cloud on which it was done.
+
+    Args:
+        key: Names the work and all that was done on the cloud before.
+
+    Returns:
+        The result of the work.
+    """
     if key in _PARTS:
         return _PARTS[key].pour(cloud)
     result = work()
@@ -677,12 +684,9 @@ def trial_of(cloud: Cloud, workflow: str) -> Trial:
     """The cloud, which must be new, just before the workflow is asked for. That is prepared once in
     a process: who asks for it again gets a copy."""
     assert is_new(cloud), "a trial begins with a cloud that nobody has used or changed"
-    if workflow not in _PREPARED:
-        _PREPARED[workflow] = Frozen(cloud, prepare_new(cloud, workflow))
-    trial: Trial = _PREPARED[workflow].pour(cloud)
+    trial: Trial = _copied(cloud, (TRIAL, workflow), lambda: prepare_new(cloud, workflow))
     return trial
 
 
-#: By the parts of a scenario that came before.
+TRIAL = "trial"  #: begins the key of a whole trial
 _PARTS: dict[tuple[object, ...], Frozen] = {}
-_PREPARED: dict[str, Frozen] = {}

@@ -62,10 +62,10 @@ hosts = Table(
     Column("facts", Json),  # what filters may ask of a host
     Column("metrics", Json),  # name -> number, newest report
     time_column("metrics_at"),
-    # that reported its state
+    # number of the newest exchange in which the host reported its state
     Column("newest_exchange", BigInteger, nullable=False, server_default="0"),
-    # servers whose guest it told of without a record, and as files/ID those of which it has
-    # files alone; NULL: none
+    # servers whose guest the host reported although no record says that it has it, and as files/ID
+    # those of which the host has only files; NULL: none
     Column("unclaimed", Json),
     # messages in its name that conductors refused, and when they refused the last one
     Column("refused_messages", BigInteger, nullable=False, server_default="0"),
