@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from common.certificates import check_proof
-from common.config import ConfigError
+from common.errors import ConfigError
 
 DAY = datetime.timedelta(days=1)
 YEARS = 3650 * DAY

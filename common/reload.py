@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 
 from oslo_config import cfg
 
-from common import config, config_file, log
+from common import config, config_file, errors, log
 
 logger = logging.getLogger(__name__)
 #: What all processes read.
@@ -66,7 +66,7 @@ def again(process: str, *after_a_restart: str) -> None:
     that can not be taken over although ``takes`` has a pattern for them."""
     try:
         changed = [name for name in config.reread(process) if _section(name) in _sections(process)]
-    except config.ConfigError as problem:
+    except errors.ConfigError as problem:
         logger.error("the configuration stays as it was: %s", problem)
         return
     changed += sorted(_refused.difference(changed))
@@ -76,7 +76,7 @@ def again(process: str, *after_a_restart: str) -> None:
         if names:
             try:
                 then(config.CONF)
-            except config.ConfigError as problem:
+            except errors.ConfigError as problem:
                 logger.error("%s stays as it was: %s", ", ".join(options), problem)
                 _refused.update(names)
     known = [option for options, _ in _taken for option in options]

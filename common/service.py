@@ -22,7 +22,7 @@ from typing import IO, Any, NoReturn, TypeVar
 
 from oslo_config import cfg
 
-from common import __version__, config, log, metrics, reload, tracing
+from common import __version__, config, errors, log, metrics, reload, tracing
 
 logger = logging.getLogger(__name__)
 GRACE = 8.0
@@ -83,7 +83,7 @@ def checked(name: str, read: Callable[[], T]) -> T:
     """What it reads; a ConfigError ends the process with its explanation."""
     try:
         return read()
-    except config.ConfigError as problem:
+    except errors.ConfigError as problem:
         refuse(name, problem)
 
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from oslo_config import cfg
 
 from common import __version__, ids, tls
-from common.config import ConfigError
+from common.errors import ConfigError
 from common.json_types import JsonMapping
 from common.models import UNDO
 

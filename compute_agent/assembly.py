@@ -18,7 +18,7 @@ from pathlib import Path
 
 from oslo_config import cfg
 
-from common import config, service, tls
+from common import errors, service, tls
 from compute_agent import cpu_sets, machine, verbs
 from compute_agent.consoles import Consoles
 from compute_agent.direct_consoles import DirectConsoles
@@ -36,7 +36,7 @@ def make_driver(conf: cfg.ConfigOpts) -> Driver:
         if conf.agent.driver == "memory":
             return _memory_driver(conf)
         return _libvirt_driver(conf)
-    except (config.ConfigError, ValueError) as problem:
+    except (errors.ConfigError, ValueError) as problem:
         service.refuse("agent", problem)
 
 
@@ -106,7 +106,7 @@ def _libvirt_driver(conf: cfg.ConfigOpts) -> Driver:
         tls=_transfer_proof(conf, own_address(conf)),
     )
     if migration.port and (reason := migration.plain_text_to(migration.facts)):
-        raise config.ConfigError(
+        raise errors.ConfigError(
             f"servers would come here as plain text: {reason}. Set both, or [tls] "
             "allow_plain_text = true where nobody else reaches that network"
         )
@@ -148,7 +148,7 @@ def make_consoles(conf: cfg.ConfigOpts, driver: Driver) -> Consoles:
         proof = tls.protecting(conf, "[agent] console_host", [address], listens=True)
         direct = DirectConsoles(driver.console, address, conf.spice.direct_proxies, tls=proof)
         return Consoles(driver.console, address, tls=proof, direct=direct)
-    except config.ConfigError as problem:
+    except errors.ConfigError as problem:
         service.refuse("agent", problem)
     except OSError as problem:
         sys.exit(
@@ -173,7 +173,7 @@ def make_transfer(
             if options.transfer_port
             else _on_port_of_before(listen, Path(conf.state_dir) / "transfer-port")
         )
-    except config.ConfigError as problem:
+    except errors.ConfigError as problem:
         service.refuse("agent", problem)
     except OSError as problem:
         sys.exit(
@@ -208,7 +208,7 @@ def _transfer_proof(conf: cfg.ConfigOpts, address: str) -> tls.Tls | None:
             conf, "[migration] live_migration_inbound_addr", [address], listens=True
         )
     if not all(files):
-        raise config.ConfigError(
+        raise errors.ConfigError(
             "[migration] transfer_cert, transfer_key and transfer_ca belong together: set all or "
             "none"
         )
@@ -227,7 +227,7 @@ def own_address(conf: cfg.ConfigOpts) -> str:
         with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect(elsewhere)  # sends nothing
             return str(probe.getsockname()[0])
-    raise config.ConfigError(
+    raise errors.ConfigError(
         "this host has no default route that would show its address: set [migration] "
         "live_migration_inbound_addr to the address at which other hosts reach it, or to 127.0.0.1 where "
         "it is the only one"

@@ -24,7 +24,7 @@ import pycdlib
 
 from common import errors
 from common.clients.vendor_data import Dynamic
-from common.config import ConfigError
+from common.errors import ConfigError
 from common.instance_data import SEED_BYTES, InstanceData
 from common.json_types import JsonObject
 from common.models import GuestSpec

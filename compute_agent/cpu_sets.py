@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from common.config import ConfigError
+from common.errors import ConfigError
 
 PART = re.compile(r"(\^?)(\d{1,5})(?:-(\d{1,5}))?")
 

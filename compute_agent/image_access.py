@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from common import errors
-from common.config import ConfigError
+from common.errors import ConfigError
 from common.models import Access
 
 _OLD_TICKET = "the image gateway does not accept the ticket (any more)"

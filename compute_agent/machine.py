@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 
-from common.config import ConfigError
+from common.errors import ConfigError
 from common.models import Device
 from compute_agent.cpu_sets import parse
 

@@ -17,7 +17,7 @@ from common import errors
 from common.clock import SECOND
 from common.context import RequestContext
 from common.store.engine import Connection, Store
-from common.store.hosts import host_actions, host_contents
+from common.store.hosts import host_actions, host_contents, host_status
 from common.store.hosts.host_actions import Arguments, Name
 from common.store.hosts.host_contents import Look
 
@@ -59,7 +59,7 @@ def _down_with_servers(tx: Connection) -> list[Look]:
     """Silent hosts, but for those that an admin forced down."""
     silent = [
         host.name
-        for host in host_contents.host_states(tx).values()
+        for host in host_status.host_states(tx).values()
         if not host.up and (host.fenced or not host.forced_down)
     ]
     return [look for look in (host_contents.look(tx, name) for name in silent) if look.servers]

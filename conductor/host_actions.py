@@ -22,7 +22,7 @@ from common import errors, states
 from common.clock import SECOND
 from common.context import RequestContext
 from common.store.engine import Connection, Store
-from common.store.hosts import host_actions, host_contents, services
+from common.store.hosts import host_actions, host_contents, host_status, services
 from common.store.hosts.host_actions import (
     Arguments,
     Event,
@@ -518,7 +518,7 @@ class _Round:
         """Asked before the first move only: an evacuation that has begun goes on."""
         if self.action.name is not Name.EVACUATE or self.action.args.force or self.has_begun:
             return ""
-        hosts = self.engine.store.read(host_contents.host_states).values()
+        hosts = self.engine.store.read(host_status.host_states).values()
         return host_plan.too_many_down(hosts, look.at, self.engine.host_silence)
 
     def _why_over(

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from common import errors, request_spec, states
 from common.clock import SECOND
 from common.models import RequestSpec, Selection
-from common.store.hosts.host_contents import HostState, Resident
+from common.store.hosts.host_contents import Resident
+from common.store.hosts.host_status import HostState
 from common.store.servers import migrations
 
 Select = Callable[[list[RequestSpec], bool], list[Selection]]

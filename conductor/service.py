@@ -45,6 +45,7 @@ from common.rpc.broker import opener
 from common.rpc.host_link import ControlSide, Refusals
 from common.rpc.notifier import Notifier
 from common.rpc.transport import Transport
+from common.service_binaries import Binary
 from common.store.engine import Connection, Store
 from common.store.hosts import host_keys, hosts, services
 from common.store.placement.allocations import FailedBuildLimit
@@ -504,7 +505,7 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
 
     def settle_in(tx: Connection) -> None:
         actions.free_leases_of(tx, owner)
-        services.enrol(tx, conf.host, services.CONDUCTOR)
+        services.enrol(tx, conf.host, Binary.CONDUCTOR)
 
     store.write(settle_in)
     conductor = Conductor(

@@ -19,6 +19,7 @@ from common import errors, states
 from common.clock import SECOND
 from common.context import RequestContext
 from common.models import Result
+from common.service_binaries import Binary
 from common.store.engine import Connection
 from common.store.hosts import services
 from common.store.rows import ActionRow, LostActionRow, ReadingActionRow, ServerKey
@@ -69,10 +70,10 @@ def sweep(engine: Engine, watch: Watch, heard: Collection[str], hears_itself: bo
 
     def work(tx: Connection) -> tuple[int | None, list[str], bool]:
         mine = engine.owner.split("/")[0]
-        before = services.seen_at(tx, mine, services.CONDUCTOR)
+        before = services.seen_at(tx, mine, Binary.CONDUCTOR)
         if heard:
-            services.beat(tx, heard, services.COMPUTE)
-        services.beat(tx, [mine], services.CONDUCTOR)
+            services.beat(tx, heard, Binary.COMPUTE)
+        services.beat(tx, [mine], Binary.CONDUCTOR)
         return before, *(
             services.judge(tx, engine.host_silence) if patient else ([], watch.doubtful)
         )

@@ -18,11 +18,12 @@ from oslo_config import cfg
 from common import access, errors, metrics, reload, service
 from common.broker_identities import SCHEDULER
 from common.clock import Clock
-from common.config import ConfigError
+from common.errors import ConfigError
 from common.models import Explanation, RequestSpec, Selection
 from common.notifications.options import NotificationSettings
 from common.rpc import scheduler as scheduler_rpc
 from common.rpc.transport import Transport
+from common.service_binaries import Binary
 from common.store.engine import Store
 from common.store.hosts import services
 from common.store.version import await_version, guarded
@@ -125,7 +126,7 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     store = guarded(Store.opened(conf, notifications=NotificationSettings.of(conf)))
     await_version(store)
     transport = Transport(conf, role=SCHEDULER)
-    store.write(lambda tx: services.enrol(tx, conf.host, services.SCHEDULER))
+    store.write(lambda tx: services.enrol(tx, conf.host, Binary.SCHEDULER))
     reading = read_options(conf)
     answering = OneAtATime(Proposals(Hosts(store, Clock(), reading), wanted))
     reload.takes(*LIVE, then=lambda conf: _take_over(answering, reading, conf))
@@ -147,7 +148,7 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
 def _beat(store: Store, host: str, stop: threading.Event) -> None:
     while not stop.is_set():
         try:
-            store.write(lambda tx: services.beat(tx, [host], services.SCHEDULER))
+            store.write(lambda tx: services.beat(tx, [host], Binary.SCHEDULER))
         except errors.Unavailable as problem:
             log.warning("no heartbeat: %s; trying again", problem)
         stop.wait(HEARTBEAT_SECONDS)

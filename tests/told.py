@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from common import ids
 from common.models import HostInventory, ImageRef
+from common.service_binaries import Binary
 from common.store import schema
 from common.store.engine import Store
 from common.store.hosts import aggregates, cached_images, host_images, hosts, services
@@ -37,7 +38,7 @@ def story_of_nouns(store: Store) -> list[str]:
               "swap_mb": 0, "rxtx_factor": 1.0, "description": None, "is_public": False}
     key = {"user_id": "u", "name": "k", "type": "ssh", "fingerprint": "1e:2c", "public_key": "ssh-ed25519 AAAA"}
     do(hosts.register, "h1", "boot", HostInventory("memory", 1, "h1", 10, 10240, 1000))
-    service = store.read(lambda tx: services.list_all(tx, "h1", services.COMPUTE))[0]
+    service = store.read(lambda tx: services.list_all(tx, "h1", Binary.COMPUTE))[0]
     do(services.set_state, service.uuid, disabled=True, disabled_reason="r")
     do(services.fence, "h1")
     do(services.returned, "h1")

@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from common.clock import Clock
 from common.models import HostInventory
 from common.notifications.periods import Periods
+from common.service_binaries import Binary
 from common.store import gauges, schema
 from common.store.engine import Store, insert_many
 from common.store.hosts import host_keys, hosts, services
@@ -165,7 +166,7 @@ class IdleConductor:
         hosts.register(tx, host, "boot", made)
         hosts.describe(tx, host, made)
         host_keys.ensure(tx, host)
-        services.enrol(tx, "c1", services.CONDUCTOR)
+        services.enrol(tx, "c1", Binary.CONDUCTOR)
 
     def round(self) -> None:
         """What each thread of ``conductor.service`` does when its time has come, and Prometheus."""

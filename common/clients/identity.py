@@ -23,7 +23,7 @@ from oslo_config import cfg
 
 from common import errors, tls
 from common.clients.http import Breaker, judged, not_registered, require_answer
-from common.config import ConfigError
+from common.errors import ConfigError
 
 if TYPE_CHECKING:
     from keystoneauth1.access import AccessInfo

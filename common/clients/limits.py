@@ -26,7 +26,7 @@ from oslo_config import cfg
 
 from common import errors, tls
 from common.clients.http import Breaker
-from common.config import ConfigError
+from common.errors import ConfigError
 from common.json_types import JsonObject
 
 LOG = logging.getLogger(__name__)

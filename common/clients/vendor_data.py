@@ -31,7 +31,7 @@ from oslo_config import cfg
 
 from common import config, errors, tls
 from common.clients.http import Breaker
-from common.config import ConfigError
+from common.errors import ConfigError
 from common.json_types import JsonMapping, JsonObject, JsonValue
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from kombu.transport.pyamqp import Transport as AmqpTransport
 from oslo_config import cfg
 
 from common import errors, tls
-from common.config import ConfigError
+from common.errors import ConfigError
 from common.json_types import JsonObject
 
 log = logging.getLogger(__name__)

@@ -29,7 +29,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 
 from common import errors, metrics
-from common.config import ConfigError
+from common.errors import ConfigError
 from common.notifications.options import NotificationSettings
 from common.store.connections import (
     ConnectionLimits,

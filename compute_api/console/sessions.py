@@ -24,8 +24,8 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import ServerConnection
 
 from common import errors
-from common.config import ConfigError
 from common.console_types import HOST_KINDS, OF_SEVERAL_CONNECTIONS, SPICE_DIRECT
+from common.errors import ConfigError
 from common.json_types import JsonObject
 from common.store.engine import Store
 from common.store.rows import ConsoleTokenRow

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from oslo_config import cfg
 
 from common import errors
-from common.config import ConfigError
 from common.context import RequestContext
+from common.errors import ConfigError
 from compute_api.edge.policy_rules import RuleSet
 
 logger = logging.getLogger(__name__)

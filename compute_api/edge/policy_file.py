@@ -21,7 +21,7 @@ import yaml
 from oslo_policy import policy
 from oslo_policy._checks import AndCheck, BaseCheck, NotCheck, OrCheck
 
-from common.config import ConfigError
+from common.errors import ConfigError
 from common.json_types import JsonMapping, JsonObject
 from compute_api.edge.policy_rules import RuleSet
 

@@ -21,7 +21,7 @@ from gunicorn.glogging import Logger
 from oslo_config import cfg
 
 from common import config, metrics, reload, tracing
-from common.config import ConfigError
+from common.errors import ConfigError
 from common.service import EX_CONFIG
 from common.tls import Tls
 from compute_api.edge import access_log, forwarded

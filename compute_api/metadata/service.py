@@ -13,7 +13,7 @@ from wsgiref.types import WSGIApplication
 
 from oslo_config import cfg
 
-from common import access, config, service, tls
+from common import access, errors, service, tls
 from common.clients import vendor_data
 from compute_api.edge.server import Server, limits
 from compute_api.metadata import proxy_headers
@@ -56,7 +56,7 @@ def main() -> None:
     try:
         vendor_data.static(conf)
         vendor_data.configured(conf)
-    except config.ConfigError as problem:
+    except errors.ConfigError as problem:
         service.refuse("metadata", problem)
     if not conf.metadata.proxy_shared_secret:
         logger.warning(

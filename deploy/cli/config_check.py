@@ -39,7 +39,7 @@ def check(options: argparse.Namespace) -> int:
     for name, look in (OF_HOST if is_agent else OF_CONTROL_PLANE).items():
         try:
             print(f"{name}: works: {look(conf)}")
-        except (config.ConfigError, errors.Problem, ValueError) as problem:
+        except (errors.ConfigError, errors.Problem, ValueError) as problem:
             failed += 1
             print(f"{name}: does not work: {' '.join(str(problem).split())}")
     return min(1, failed)
@@ -67,7 +67,7 @@ def database(conf: cfg.ConfigOpts) -> str:
     finally:
         store.close()
     if found != needed:
-        raise config.ConfigError(
+        raise errors.ConfigError(
             f"it has version {found or 'none'}, this code needs {needed}. {remedy(found)}"
         )
     return f"{store.dialect_name}, version {found}"
@@ -89,7 +89,7 @@ def identity(conf: cfg.ConfigOpts) -> str:
     known.look_in()
     lacking = WANTED_ROLES - {role.lower() for role in known.roles()}
     if lacking:
-        raise config.ConfigError(
+        raise errors.ConfigError(
             f"user {known.described()} lacks {' and '.join(sorted(lacking))}; run: openstack role add --user "
             f"{conf.identity.username} --project {conf.identity.project_name} {min(lacking)} (docs/neighbours.md "
             "says what for)"
@@ -151,7 +151,7 @@ def libvirt(conf: cfg.ConfigOpts) -> str:
     try:
         from compute_agent.virt.libvirt.connection import Connection
     except ModuleNotFoundError as problem:
-        raise config.ConfigError(
+        raise errors.ConfigError(
             "libvirt-python is not installed; install kilonova with the extra agent"
         ) from problem
 

@@ -28,7 +28,7 @@ def explain_silence(path: str | None, problem: errors.Problem) -> Exception:
         try:
             with closing(Store.opened(config.load(path))) as store:
                 store.look_in()
-        except config.ConfigError as refusal:
+        except errors.ConfigError as refusal:
             return refusal
         except errors.Problem:
             pass

@@ -16,8 +16,9 @@ from common import config
 from common.clock import SECOND, iso
 from common.store import upgrades
 from common.store.engine import Store, moment
-from common.store.hosts import host_contents
-from common.store.hosts.host_contents import Debt, HostState
+from common.store.hosts import host_contents, host_status
+from common.store.hosts.host_contents import Debt
+from common.store.hosts.host_status import HostState
 from deploy.cli.hosts import columns
 
 LATE = 60 * SECOND  # a host that is heard has paid long before
@@ -29,7 +30,7 @@ def debts(options: argparse.Namespace) -> int:
     upgrades.check(store)
     try:
         if options.host:
-            store.read(lambda tx: host_contents.host_state(tx, options.host))
+            store.read(lambda tx: host_status.host_state(tx, options.host))
         at, found = store.snapshot(lambda tx: (moment(tx), host_contents.debts(tx, options.host)))
     finally:
         store.close()

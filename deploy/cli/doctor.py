@@ -28,6 +28,7 @@ from common import config, errors
 from common.rpc import agent
 from common.rpc.broker import opener
 from common.rpc.host_link import ControlSide
+from common.service_binaries import Binary
 from common.store import doctor as oracle
 from common.store import upgrades
 from common.store.doctor import Finding
@@ -106,7 +107,7 @@ def status(found: Sequence[Finding], silent: Collection[str]) -> int:
 
 def _down(store: Store) -> set[str]:
     """Hosts that are known to be down, which is no matter of the doctor."""
-    rows = store.read(lambda tx: services.list_all(tx, binary=services.COMPUTE))
+    rows = store.read(lambda tx: services.list_all(tx, binary=Binary.COMPUTE))
     return {f"host {row.host}" for row in rows if not row.up}
 
 
@@ -297,7 +298,7 @@ def ask_hosts(
 ) -> Domains:
     """What each host that is up says it runs; those that do not answer are added to ``silent``."""
     answers = {}
-    for row in store.read(lambda tx: services.list_all(tx, binary=services.COMPUTE)):
+    for row in store.read(lambda tx: services.list_all(tx, binary=Binary.COMPUTE)):
         if not row.up:
             silent.append(f"host {row.host}")
             continue
@@ -331,7 +332,7 @@ def _ask_who_know(
     field: str,
 ) -> dict[str, Answer]:
     answers = {}
-    for row in store.read(lambda tx: services.list_all(tx, binary=services.COMPUTE)):
+    for row in store.read(lambda tx: services.list_all(tx, binary=Binary.COMPUTE)):
         with suppress(errors.Unavailable, errors.NotImplementedHere):
             if row.up:
                 answers[row.host] = query(row.host, question, {})[field]

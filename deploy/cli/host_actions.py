@@ -22,7 +22,7 @@ from common.rpc import conductor, scheduler
 from common.rpc.transport import Transport
 from common.store import upgrades
 from common.store.engine import Store
-from common.store.hosts import host_actions, host_contents
+from common.store.hosts import host_actions, host_contents, host_status
 from common.store.hosts.host_actions import Arguments, HostAction, Name, State
 from common.store.hosts.host_contents import Move
 from conductor import host_plan, move_progress
@@ -96,7 +96,7 @@ def begin(
         return found
     before, action = store.write(
         lambda tx: (
-            host_contents.host_state(tx, host, locked=True),
+            host_status.host_state(tx, host, locked=True),
             host_actions.begin(tx, host, name, args, RequestContext.of_ourselves("")),
         )
     )
@@ -115,7 +115,7 @@ def stop(store: Store, host: str, name: Name, say: Callable[[str], None]) -> int
     Raises:
         NotFound: there is no such host.
     """
-    store.read(lambda tx: host_contents.host_state(tx, host))
+    store.read(lambda tx: host_status.host_state(tx, host))
     found = store.read(lambda tx: host_actions.open_of(tx, host))
     if found is None or found.name is not name:
         say(f"host {host} has no open {name}")
@@ -229,7 +229,7 @@ def rehearse(
         f"{len(going)} of {len(lines)} would go{f' in about {move_progress.words(rest)}' if rest and going else ''}; "
         "nothing was changed"
     )
-    hosts = store.read(host_contents.host_states).values()
+    hosts = store.read(host_status.host_states).values()
     refused = name is Name.EVACUATE and (
         KINDS[name].refusal(look, has_hook)
         or (not args.force and too_many_down(hosts, look.at, silence))

@@ -30,7 +30,7 @@ from common.rpc.host_link import ControlSide
 from common.server_facts import HostedServer
 from common.store import upgrades
 from common.store.engine import Connection, Store
-from common.store.hosts import host_contents, host_keys
+from common.store.hosts import host_keys, host_status
 from common.store.servers import adoption, servers, volumes
 from common.store.servers.adoption import Adoption
 from common.wire import from_wire, to_wire
@@ -201,7 +201,7 @@ def ports_of(conf: cfg.ConfigOpts) -> Ports:
 def carry_out(sources: Sources, server: str, options: argparse.Namespace) -> int:
     """The command, whomever it asks."""
     store, host = sources.store, options.host
-    if not store.read(lambda tx: host_contents.host_state(tx, host)).answers:
+    if not store.read(lambda tx: host_status.host_state(tx, host)).answers:
         raise errors.Conflict(f"Host {host} does not answer: start its kilonova-agent first.")
     answer = sources.hosts.query(host, "server_facts", {"server": server})
     if not ANSWER.is_valid(answer):

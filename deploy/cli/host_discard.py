@@ -19,7 +19,7 @@ from common.rpc.broker import opener
 from common.rpc.host_link import ControlSide
 from common.store import upgrades
 from common.store.engine import Connection, Store
-from common.store.hosts import host_contents, host_keys
+from common.store.hosts import host_keys, host_status
 from common.store.neighbours import cleanups
 from common.store.servers import adoption, guests
 from deploy.cli import doctor
@@ -71,7 +71,7 @@ def carry_out(
     )
 
     def work(tx: Connection) -> None:
-        if not host_contents.host_state(tx, host, locked=True).answers:
+        if not host_status.host_state(tx, host, locked=True).answers:
             raise _silent(host)
         guests.discard(tx, server, host, elsewhere=record, keeps_files=keeps_files)
         if has_ports:
@@ -96,7 +96,7 @@ def carry_out(
 
 def _domains(store: Store, hosts: HostAnswers, host: str) -> Mapping[str, int]:
     """The guests that a host has now."""
-    if not store.read(lambda tx: host_contents.host_state(tx, host)).answers:
+    if not store.read(lambda tx: host_status.host_state(tx, host)).answers:
         raise _silent(host)
     found: Mapping[str, int] = hosts.query(host, "domains", {})["domains"]
     return found

@@ -21,9 +21,17 @@ from common import broker_identities, config, errors, tls
 from common.host_joins import JoinToken
 from common.host_keys import Purpose, derive
 from common.rpc.broker import address_of, url_as
+from common.service_binaries import Binary
 from common.store import upgrades
 from common.store.engine import Connection, Store
-from common.store.hosts import host_contents, host_joins, host_keys, hosts, services
+from common.store.hosts import (
+    host_contents,
+    host_joins,
+    host_keys,
+    host_removal,
+    host_status,
+    services,
+)
 from deploy.cli.broker_users import ByHand, Management, Users
 from deploy.configuration import write_secret
 
@@ -49,14 +57,14 @@ def _invite(options: argparse.Namespace, conf: cfg.ConfigOpts, store: Store) -> 
     """Everything that can be refused is looked at before the token before this one ends."""
     host, password = options.host, secrets.token_hex(24)
     if conf.tls.ca_key_file and not options.address:
-        raise config.ConfigError(
+        raise errors.ConfigError(
             f"hosts that join here get a certificate: say for which address, kilonova host add {host} --address IP"
         )
     joins = broker_identities.of_join(host, password)
     url = url_as(conf, joins.user, password, at=options.broker)
     near = [one.hostname for one in address_of(conf, url).hosts if tls.is_loopback(one.hostname)]
     if near and not options.broker:
-        raise config.ConfigError(
+        raise errors.ConfigError(
             f"transport_url says {near[0]}, which from a host is that host: say where hosts reach the broker, "
             f"kilonova host add {host} --broker HOST[:PORT]"
         )
@@ -105,9 +113,9 @@ def remove(options: argparse.Namespace) -> int:
 
     def forget(tx: Connection) -> bool:
         _require_empty(tx, options.host)
-        found = services.list_all(tx, options.host, services.COMPUTE)
+        found = services.list_all(tx, options.host, Binary.COMPUTE)
         for row in found:
-            hosts.remove(tx, row, row.uuid)
+            host_removal.remove(tx, row, row.uuid)
         host_joins.forget(tx, options.host)
         return host_keys.remove(tx, options.host) or bool(found)
 
@@ -127,7 +135,7 @@ def remove(options: argparse.Namespace) -> int:
 
 def _require_empty(tx: Connection, host: str) -> None:
     """Raises Conflict, which names the servers there and what takes them away."""
-    states = host_contents.host_states(tx, host)
+    states = host_status.host_states(tx, host)
     there = host_contents.look(tx, host).servers if states else []
     if not there:
         return
@@ -142,12 +150,12 @@ def _require_empty(tx: Connection, host: str) -> None:
 def _opened(options: argparse.Namespace) -> tuple[cfg.ConfigOpts, Store]:
     conf = config.load(options.config)
     if NAME.fullmatch(options.host) is None:
-        raise config.ConfigError(
+        raise errors.ConfigError(
             f"{options.host!r} is no name of a host: letters, digits, '.', '_' and '-'"
         )
     for name in ("command_secret", "query_secret"):
         if not conf.host_keys[name]:
-            raise config.ConfigError(
+            raise errors.ConfigError(
                 f"there is no [host_keys] {name}: run this where a conductor runs, with its file"
             )
     store = Store.opened(conf)

@@ -24,7 +24,7 @@ from common.clients.identity import IdentityClient
 from common.json_types import JsonObject, JsonValue
 from common.store import upgrades
 from common.store.engine import Store
-from common.store.hosts import host_contents
+from common.store.hosts import host_status
 
 T = TypeVar("T")
 PAUSE_SECONDS, ANSWER_SECONDS, SSH_SECONDS = 1.0, 30.0, 5.0
@@ -108,8 +108,8 @@ def _prover(conf: cfg.ConfigOpts, seconds: int) -> Prover:
 def _await_host(prover: Prover, store: Store, host: str) -> None:
     """Raises NotFound, Conflict: it never came, or takes no servers."""
 
-    def look() -> host_contents.HostState | None:
-        known = store.read(lambda tx: host_contents.host_states(tx, host)).get(host)
+    def look() -> host_status.HostState | None:
+        known = store.read(lambda tx: host_status.host_states(tx, host)).get(host)
         return known if known is not None and known.answers else None
 
     try:

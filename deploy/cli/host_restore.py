@@ -12,9 +12,9 @@ from common import config
 from common.notifications.options import NotificationSettings
 from common.store import upgrades
 from common.store.engine import Connection, Store
-from common.store.hosts import host_contents, services
+from common.store.hosts import host_contents, host_status, services
 from common.store.hosts.host_actions import DISABLED_BY
-from common.store.hosts.host_contents import HostState
+from common.store.hosts.host_status import HostState
 
 
 def restore(options: argparse.Namespace) -> int:
@@ -79,7 +79,7 @@ def give_back(store: Store, host: str, say: Callable[[str], None]) -> int:
     """
 
     def work(tx: Connection) -> Undone:
-        state = host_contents.host_state(tx, host, locked=True)
+        state = host_status.host_state(tx, host, locked=True)
         found = undo(state)
         if found.changes:
             services.set_state(tx, state.service, **found.changes)

@@ -75,7 +75,7 @@ def join(options: argparse.Namespace) -> int:
         text = sys.stdin.read() if options.token == "-" else options.token
         token = JoinToken.read(text)
     except ValueError as problem:
-        raise config.ConfigError(str(problem)) from problem
+        raise errors.ConfigError(str(problem)) from problem
     path = Path(options.config or config.AGENT_FILE).absolute()
     place = Place(path, Owner.named(options.user), token)
     if not options.no_start:
@@ -124,12 +124,12 @@ def _look(conf: cfg.ConfigOpts, token: JoinToken, client: HostJoinsClient) -> Js
     try:
         found, said = join_checks.clock(client.look)
     except errors.NoAnswer as problem:
-        raise config.ConfigError(
+        raise errors.ConfigError(
             f"the broker answers, and no conductor does: none runs (kilonova status, on the controller), or the "
             f"token was replaced, or host {token.host} was removed: kilonova host add {token.host} prints another"
         ) from problem
     if found["refusal"]:
-        raise config.ConfigError(found["refusal"])
+        raise errors.ConfigError(found["refusal"])
     _tell("broker", address_of(conf, token.transport_url).hosts[0].hostname)
     _tell("clock", said)
     return found
@@ -166,7 +166,7 @@ def _require_own_keys(path: Path, host: str) -> None:
     except (OSError, ValueError, KeyError, TypeError):
         other = "(it cannot be read)"
     if other != host:
-        raise config.ConfigError(
+        raise errors.ConfigError(
             f"this machine has the keys of host {other} in {path}: if it is to be another host, stop kilonova-agent, "
             f"kilonova host remove {other} on the controller, and move its state_dir {path.parent} away"
         )
@@ -187,7 +187,7 @@ def _certificate(
     the identity."""
     if not place.token.ca or looked["signs"]:
         if options.cert_file:
-            raise config.ConfigError(
+            raise errors.ConfigError(
                 "--cert-file is not needed: "
                 + (
                     "a certificate comes with the token"
@@ -197,7 +197,7 @@ def _certificate(
             )
         return ""
     if not options.cert_file:
-        raise config.ConfigError(
+        raise errors.ConfigError(
             f"this cloud has TLS, and no certificate comes with the token: --cert-file FILE, one of the cloud's "
             f"authority that names {address}; or set [tls] ca_key_file where conductors run, and add the host "
             f"with --address {address}"
@@ -253,7 +253,7 @@ def _joined(client: HostJoinsClient, request: str) -> Mapping[str, str]:
                 raise
             time.sleep(PAUSE_SECONDS)
         except NotGenuine as problem:
-            raise config.ConfigError(
+            raise errors.ConfigError(
                 "what came as the identity was not sealed for this machine: somebody else asks in its name"
             ) from problem
     raise AssertionError("the last try is answered, or raises")
@@ -271,7 +271,7 @@ def start_agent(client: HostJoinsClient) -> None:
     """Start the unit, and wait until conductors hear it."""
     for words in (("enable", join_checks.UNIT), ("restart", join_checks.UNIT)):
         if complaint := join_checks.systemctl(*words):
-            raise config.ConfigError(
+            raise errors.ConfigError(
                 f"systemctl {' '.join(words)}: {complaint}; see journalctl -u {join_checks.UNIT}, and then "
                 "systemctl restart it: this host has its keys"
             )
@@ -284,7 +284,7 @@ def start_agent(client: HostJoinsClient) -> None:
         except errors.Unavailable:
             pass  # asked again
         time.sleep(PAUSE_SECONDS)
-    raise config.ConfigError(
+    raise errors.ConfigError(
         f"the agent runs, and the cloud has not heard it for {HEARD_SECONDS:.0f} s: see journalctl -u "
         f"{join_checks.UNIT}"
     )

@@ -19,7 +19,7 @@ from cryptography.exceptions import InvalidSignature
 from oslo_config import cfg
 
 from common import errors, tls
-from common.config import ConfigError
+from common.errors import ConfigError
 from common.json_types import JsonObject
 from common.rpc.broker import BrokerAddress
 from deploy.cli import config_check

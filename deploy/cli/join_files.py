@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common import config_file
-from common.config import ConfigError
+from common.errors import ConfigError
 
 Options = Mapping[str, Mapping[str, str]]  #: section -> option -> value
 HEAD = "# Made by kilonova join. Every option: kilonova config sample\n"

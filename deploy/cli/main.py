@@ -109,7 +109,7 @@ def _reader_is_gone() -> bool:
 
 def _run(arguments: Sequence[str] | None) -> int:
     options = parser().parse_args(arguments)
-    from common.config import ConfigError
+    from common.errors import ConfigError
     from common.service import UMASK
 
     os.umask(UMASK)

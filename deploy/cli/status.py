@@ -8,6 +8,7 @@ import argparse
 
 from common import config
 from common.clock import SECOND, iso
+from common.service_binaries import Binary
 from common.store import doctor, upgrades
 from common.store.engine import Store, moment
 from common.store.hosts import host_actions, services
@@ -35,7 +36,7 @@ def status(options: argparse.Namespace) -> int:
     is_silent = False
     for row in rows:
         state = "forced down" if row.forced_down else "up" if row.up else "DOWN"
-        too_few = heard if row.binary == services.COMPUTE else services.HostsHeard(1, 1)
+        too_few = heard if row.binary == Binary.COMPUTE else services.HostsHeard(1, 1)
         silent = silence_of(row.seen_at, row.up, at, silence, too_few)
         is_silent = is_silent or bool(silent and not row.forced_down)
         print(

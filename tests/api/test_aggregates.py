@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from common import ids
 from common.clients.image import Image
 from common.models import ImageRef
+from common.service_binaries import Binary
 from common.store import schema
 from common.store.hosts import services
 from common.store.servers import guests
@@ -134,7 +135,7 @@ def test_hosts_that_join_and_leave(admin: Admin) -> None:
         admin.act(number, 404, add_host={"host": "nowhere"}),
         "Compute host nowhere could not be found.",
     )
-    admin.cloud.store.write(lambda tx: services.enrol(tx, "ctl", services.CONDUCTOR))
+    admin.cloud.store.write(lambda tx: services.enrol(tx, "ctl", Binary.CONDUCTOR))
     admin.act(number, 404, add_host={"host": "ctl"})
     says(admin.ask("DELETE", f"/{number}", status=400), "Host aggregate is not empty")
     for host in ("host1", "host2"):

@@ -9,6 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from common import ids, states
+from common.service_binaries import Binary
 from common.store import schema
 from common.store.hosts import hosts, services
 from common.store.servers import guests
@@ -41,7 +42,7 @@ def zone(cloud: Cloud) -> str:
             },
         )
         tx.execute(sa.insert(schema.aggregate_hosts), {"aggregate_id": 7, "host": "host1"})
-    cloud.store.write(lambda tx: services.enrol(tx, "ctl", services.CONDUCTOR))
+    cloud.store.write(lambda tx: services.enrol(tx, "ctl", Binary.CONDUCTOR))
     return uuid
 
 
@@ -130,7 +131,7 @@ def test_services_are_changed_by_uuid_since_2_53(cloud: Cloud) -> None:
         (ids.new(), {"status": "enabled"}, 404),
     ):
         put(cloud, path, given, "2.53", status)
-    cloud.store.write(lambda tx: services.enrol(tx, "ctl", services.CONDUCTOR))
+    cloud.store.write(lambda tx: services.enrol(tx, "ctl", Binary.CONDUCTOR))
     conductor = get(cloud, "/os-services?host=ctl", "2.53")["services"][0]["id"]
     put(cloud, conductor, {"status": "disabled"}, "2.53", 400)
     assert (
@@ -309,7 +310,7 @@ def test_a_host_that_goes_and_comes_back_is_told_to_schedulers(cloud: Cloud) -> 
         assert cloud.store.write(lambda tx: services.judge(tx, 30)) == (["host1"], False)
 
     def heard() -> None:
-        cloud.store.write(lambda tx: services.beat(tx, ["host1"], services.COMPUTE))
+        cloud.store.write(lambda tx: services.beat(tx, ["host1"], Binary.COMPUTE))
 
     before = changed_at()
     heard()

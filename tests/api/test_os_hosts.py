@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from common.service_binaries import Binary
 from common.store.hosts import services
 from tests.api.conftest import OTHER, PROJECT, Cloud
 
@@ -26,7 +27,7 @@ def ask(
 
 
 def test_services_by_their_hosts(cloud: Cloud) -> None:
-    cloud.store.write(lambda tx: services.enrol(tx, "ctl", services.CONDUCTOR))
+    cloud.store.write(lambda tx: services.enrol(tx, "ctl", Binary.CONDUCTOR))
     compute = {"host_name": "host1", "service": "compute", "zone": "nova"}
     conductor = {"host_name": "ctl", "service": "conductor", "zone": "internal"}
     assert ask(cloud, "GET", "")["hosts"] == [compute, conductor]

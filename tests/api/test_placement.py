@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from common import ids
 from common.models import HostInventory
+from common.service_binaries import COMPUTE_DISABLED
 from common.store import doctor, schema
 from common.store.engine import Store, now
 from common.store.hosts import hosts, services
@@ -293,14 +294,14 @@ def test_disabled_is_for_the_compute_service_to_say(placement: Placement) -> Non
     path = placement.host()
     body = {
         "resource_provider_generation": placement.generation(path),
-        "traits": [services.DISABLED],
+        "traits": [COMPUTE_DISABLED],
     }
     assert "disable the service instead" in detail(placement.put(f"{path}/traits", body, 409))
     uuid = placement.store.read(lambda tx: services.list_all(tx, "host1"))[0].uuid
     placement.store.write(lambda tx: services.set_state(tx, uuid, disabled=True))
-    assert services.DISABLED in placement.get(f"{path}/traits")["traits"]
+    assert COMPUTE_DISABLED in placement.get(f"{path}/traits")["traits"]
     assert placement.call("DELETE", f"{path}/traits").status_code == 204
-    assert services.DISABLED in placement.get(f"{path}/traits")["traits"]
+    assert COMPUTE_DISABLED in placement.get(f"{path}/traits")["traits"]
 
 
 def test_aggregates_by_hand_stand_beside_those_of_the_host(placement: Placement) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from common import access, config
+from common import access, config, errors
 from common.service import EX_CONFIG
 from common.store.engine import Store
 from deploy.cli.main import main
@@ -92,7 +92,7 @@ def refusal(url: str) -> str:
     with closing(Store(url)) as store:
         try:
             store.look_in()
-        except config.ConfigError as problem:
+        except errors.ConfigError as problem:
             return str(problem)
     return ""
 

@@ -16,9 +16,18 @@ from sqlalchemy.exc import NoResultFound
 
 from common import errors, ids
 from common.models import HostInventory, ImageRef
+from common.service_binaries import Binary
 from common.store import doctor, schema
 from common.store.engine import Store
-from common.store.hosts import aggregates, cached_images, host_images, hosts, services, zones
+from common.store.hosts import (
+    aggregates,
+    cached_images,
+    host_images,
+    host_removal,
+    hosts,
+    services,
+    zones,
+)
 from common.store.placement import allocations
 from common.store.servers import guests
 
@@ -164,7 +173,9 @@ def test_a_host_that_is_removed_while_a_server_is_placed_on_it(store: Store) -> 
 
         claimed, removed = at_once(
             place(store, host),
-            lambda service=service: store.write(lambda tx: hosts.remove(tx, service, service.uuid)),
+            lambda service=service: store.write(
+                lambda tx: host_removal.remove(tx, service, service.uuid)
+            ),
         )
         assert (claimed is None) != (removed is None)
         kept += removed is not None
@@ -200,7 +211,9 @@ def test_a_host_that_is_removed_while_it_registers_is_there_whole_or_not_at_all(
 
         assert at_once(
             registration,
-            lambda service=service: store.write(lambda tx: hosts.remove(tx, service, service.uuid)),
+            lambda service=service: store.write(
+                lambda tx: host_removal.remove(tx, service, service.uuid)
+            ),
         ) == [None, None]
         found = {
             table.name: store.read(
@@ -226,7 +239,7 @@ def test_a_host_that_joins_while_it_is_removed_leaves_no_membership(store: Store
         with store.begin() as tx:
             aggregates.add_host(tx, number, "h1", "nova")
             removed = pool.submit(
-                lambda: store.write(lambda tx: hosts.remove(tx, service, service.uuid))
+                lambda: store.write(lambda tx: host_removal.remove(tx, service, service.uuid))
             )
             # it waits for the host's provider; on SQLite to write at all
             with pytest.raises(NotYet):
@@ -251,7 +264,7 @@ def test_a_host_that_returns_while_it_is_removed_owes_what_it_owed(store: Store)
                 tx, "h1", "boot-2", HostInventory("memory", 1, "h1", 10, 10240, 1000)
             )
             removed = pool.submit(
-                lambda: store.write(lambda tx: hosts.remove(tx, service, service.uuid))
+                lambda: store.write(lambda tx: host_removal.remove(tx, service, service.uuid))
             )
             with pytest.raises(NotYet):  # it waits for the host; on SQLite to write at all
                 removed.result(timeout=0.5)
@@ -280,7 +293,7 @@ def test_many_changes_of_aggregates_and_claims_at_the_same_time_come_to_an_end(
         works += [
             ratio(number),
             place(store, names[number % 4]),
-            lambda: store.write(lambda tx: services.beat(tx, names, services.COMPUTE)),
+            lambda: store.write(lambda tx: services.beat(tx, names, Binary.COMPUTE)),
         ]
     assert at_once(*works) == [None] * len(works)
 

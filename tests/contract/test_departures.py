@@ -15,7 +15,7 @@ from common.context import RequestContext
 from common.models import Flavor, HostInventory, ImageRef
 from common.store import schema
 from common.store.engine import Store, now
-from common.store.hosts import host_actions, host_contents, hosts, services
+from common.store.hosts import host_actions, host_contents, host_status, hosts, services
 from common.store.hosts.host_actions import Arguments, Name
 from common.store.placement import allocations
 from common.store.servers import actions, guests, migrations, servers
@@ -254,7 +254,7 @@ def test_a_look_is_of_one_moment(store: Store) -> None:
 # --- what a drain does to the host, and somebody else at the same time ---
 def test_an_admin_who_disables_the_host_first_has_the_say(store: Store) -> None:
     """The drain waits for the word of the other, and does not write over it."""
-    uuid = store.read(lambda tx: host_contents.host_state(tx, "h1")).service
+    uuid = store.read(lambda tx: host_status.host_state(tx, "h1")).service
     said: list[str] = []
     with ThreadPoolExecutor(1) as pool:
         with store.begin() as tx:
@@ -266,11 +266,11 @@ def test_an_admin_who_disables_the_host_first_has_the_say(store: Store) -> None:
                 drained.result(timeout=0.5)
         drained.result(timeout=20)
     assert said == ["host h1 is disabled already: smoke"]
-    assert store.read(lambda tx: host_contents.host_state(tx, "h1")).reason == "smoke"
+    assert store.read(lambda tx: host_status.host_state(tx, "h1")).reason == "smoke"
 
 
 def test_a_host_that_somebody_takes_out_while_it_is_restored_stays_out(store: Store) -> None:
-    uuid = store.read(lambda tx: host_contents.host_state(tx, "h1")).service
+    uuid = store.read(lambda tx: host_status.host_state(tx, "h1")).service
     store.write(lambda tx: host_actions.begin(tx, "h1", Name.DRAIN, Arguments(), ADMIN))
     said: list[str] = []
     with ThreadPoolExecutor(1) as pool:
@@ -280,5 +280,5 @@ def test_a_host_that_somebody_takes_out_while_it_is_restored_stays_out(store: St
             with pytest.raises(NotYet):
                 restored.result(timeout=0.5)
         assert restored.result(timeout=20) == 1
-    state = store.read(lambda tx: host_contents.host_state(tx, "h1"))
+    state = store.read(lambda tx: host_status.host_state(tx, "h1"))
     assert (state.disabled, state.reason) == (True, "smoke") and "but because: smoke" in said[0]

@@ -12,9 +12,10 @@ import sqlalchemy as sa
 
 from common.clock import Clock
 from common.models import Device, HostInventory, NumaNode, RequestSpec
+from common.service_binaries import COMPUTE_DISABLED, Binary
 from common.store import schema
 from common.store.engine import Connection, Store, now
-from common.store.hosts import aggregates, hosts, services
+from common.store.hosts import aggregates, host_removal, hosts, services
 from common.store.placement import allocations, host_states
 from common.store.servers import guests, server_groups
 from scheduler.hosts import Hosts, ReadOptions
@@ -118,7 +119,7 @@ def test_each_change_is_seen_by_those_who_read_what_changed(
     store.write(lambda tx: services.set_state(tx, service.uuid, disabled=True, forced_down=True))
     found = look()
     assert (found.disabled.tolist(), found.forced_down.tolist()) == ([False, True], [False, True])
-    assert found.traits[services.DISABLED].tolist() == [False, True]
+    assert found.traits[COMPUTE_DISABLED].tolist() == [False, True]
     store.write(lambda tx: allocations.release(tx, [("s", "a")]))
     assert look().stock["MEMORY_MB"].free.tolist() == [10240, 10240]
     zone = store.write(lambda tx: aggregates.create(tx, "z", "az1"))
@@ -129,7 +130,7 @@ def test_each_change_is_seen_by_those_who_read_what_changed(
     assert look().zones.tolist() == [look().zone_numbers["nova"]] * 2
     new_host(store, "c")
     assert look().names == ["a", "b", "c"]
-    store.write(lambda tx: hosts.remove(tx, service, service.uuid))
+    store.write(lambda tx: host_removal.remove(tx, service, service.uuid))
     assert look().names == ["a", "c"]
 
 
@@ -158,7 +159,7 @@ def test_a_host_that_falls_silent_and_comes_back(
     assert store.write(lambda tx: services.judge(tx, 30)) == (["b"], False)
     assert look().up.tolist() == [True, False, True, True, True, True]
     store.write(lambda tx: age(tx))
-    store.write(lambda tx: services.beat(tx, ["a", "b"], services.COMPUTE))
+    store.write(lambda tx: services.beat(tx, ["a", "b"], Binary.COMPUTE))
     assert look().up.all()
 
 

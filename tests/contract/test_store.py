@@ -17,6 +17,7 @@ from common import errors, ids, states
 from common.clock import SECOND, Clock
 from common.context import RequestContext
 from common.models import HostInventory, Result, Sync
+from common.service_binaries import Binary
 from common.store import doctor, schema
 from common.store.engine import Store, for_update, insert_ignore, now
 from common.store.hosts import hosts, services
@@ -375,10 +376,10 @@ def test_silence_is_judged_only_when_most_are_heard(store: Store) -> None:
     silent([f"h{number}" for number in range(3)], 60)
     assert store.write(lambda tx: services.judge(tx, 30)) == ([], True)
     assert store.read(lambda tx: services.is_up(tx, "h1"))
-    store.write(lambda tx: services.beat(tx, ["h0"], services.COMPUTE))
+    store.write(lambda tx: services.beat(tx, ["h0"], Binary.COMPUTE))
     assert store.write(lambda tx: services.judge(tx, 30)) == (["h1", "h2"], False)
     assert not store.read(lambda tx: services.is_up(tx, "h1"))
-    store.write(lambda tx: services.beat(tx, ["h1"], services.COMPUTE))
+    store.write(lambda tx: services.beat(tx, ["h1"], Binary.COMPUTE))
     assert store.read(lambda tx: services.is_up(tx, "h1"))
 
 

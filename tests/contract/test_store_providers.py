@@ -14,9 +14,10 @@ import sqlalchemy as sa
 
 from common import errors, ids
 from common.models import HostInventory
+from common.service_binaries import COMPUTE_DISABLED
 from common.store import schema
 from common.store.engine import Connection, Store, now
-from common.store.hosts import hosts, services
+from common.store.hosts import hosts
 from common.store.placement import (
     allocations,
     inventories,
@@ -284,7 +285,7 @@ def test_trees_that_swap_their_places_do_not_make_a_ring(store: Store) -> None:
 
 def test_a_host_takes_over_the_provider_that_was_made_for_it(store: Store) -> None:
     uuid = make(store, "host", CUSTOM_X=3, VCPU=2)
-    store.write(lambda tx: traits.put(tx, providers.lock(tx, uuid), [services.DISABLED]))
+    store.write(lambda tx: traits.put(tx, providers.lock(tx, uuid), [COMPUTE_DISABLED]))
     store.write(lambda tx: hosts.register(tx, "host", "boot", PARTS))
     row = store.read(lambda tx: providers.show(tx, uuid))
     stock = store.read(lambda tx: inventories.of(tx, [row.id]))[row.id]
@@ -294,7 +295,7 @@ def test_a_host_takes_over_the_provider_that_was_made_for_it(store: Store) -> No
         4.0,
         3,
     )
-    assert services.DISABLED not in store.read(lambda tx: traits.of(tx, [row.id]))[row.id], (
+    assert COMPUTE_DISABLED not in store.read(lambda tx: traits.of(tx, [row.id]))[row.id], (
         "its service is enabled"
     )
     store.write(lambda tx: hosts.register(tx, "host", "boot", PARTS))

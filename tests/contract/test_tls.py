@@ -193,12 +193,12 @@ def test_a_broker_elsewhere_without_tls_is_refused(
         **{"tls": "", **{name: lines.format(ca=ours.path) for name, lines in sections.items()}}
     )
     for connect in (opener, Transport):
-        with pytest.raises(config.ConfigError, match=said):
+        with pytest.raises(errors.ConfigError, match=said):
             connect(conf, "rabbit://h:x@127.0.0.1:5672,h:x@broker.example:5672/")
 
 
 def test_a_url_cannot_turn_the_brokers_tls_off(load) -> None:
-    with pytest.raises(config.ConfigError, match="transport_url says something of ssl"):
+    with pytest.raises(errors.ConfigError, match="transport_url says something of ssl"):
         Transport(load(), "rabbit://h:x@127.0.0.1:5671/?ssl=0")
 
 
@@ -217,7 +217,7 @@ def test_a_database_elsewhere_without_tls_is_refused(load, url: str) -> None:
     for more in ({"tls": "", "database": ""}, {"database": "tls = false"}):
         conf = load(**{**more, "database": f"url = {url}\n{more['database']}"})
         with pytest.raises(
-            config.ConfigError, match=r"\[database\] url: .* is no loopback address"
+            errors.ConfigError, match=r"\[database\] url: .* is no loopback address"
         ):
             Store.opened(conf)
     conf = load(tls="allow_plain_text = true", database=f"url = {url}")
@@ -254,5 +254,5 @@ def test_on_one_machine_nothing_need_be_set_up(load, url: str) -> None:
 def test_files_that_do_not_fit_are_refused(load, ours: Authority, lines: str, said: str) -> None:
     mine = ours.issue("server", "127.0.0.1")
     conf = load(tls=lines.format(ca=mine.ca, cert=mine.cert, key=mine.key))
-    with pytest.raises(config.ConfigError, match=said):
+    with pytest.raises(errors.ConfigError, match=said):
         opener(conf, "rabbit://h:x@localhost:5672/")

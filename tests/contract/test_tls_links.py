@@ -23,7 +23,7 @@ from keystoneauth1.exceptions import ConnectFailure
 from keystonemiddleware.auth_token import AuthProtocol
 
 from common import errors
-from common.config import ConfigError
+from common.errors import ConfigError
 from common.models import Access, Flavor, GuestSpec
 from common.tls import Tls, of_url
 from compute_agent.consoles import Consoles

@@ -22,7 +22,7 @@ from oslo_limit import limit
 from common import config, errors
 from common.clients import limits
 from common.clients.limits import UnifiedLimits
-from common.config import ConfigError
+from common.errors import ConfigError
 from common.store.engine import Store
 from deploy.servers import free_ports
 from tests.schemas import upgrade

@@ -20,7 +20,7 @@ from oslo_config import cfg
 from common import config, errors
 from common.clients import vendor_data
 from common.clients.vendor_data import MOST_BYTES, MOST_DEPTH, Dynamic, Target
-from common.config import ConfigError
+from common.errors import ConfigError
 
 FACTS = {
     "project-id": "p",

@@ -34,6 +34,7 @@ from common.rpc import scheduler as scheduler_rpc
 from common.rpc.broker import opener
 from common.rpc.host_link import ControlSide, HostSide
 from common.rpc.transport import Transport
+from common.service_binaries import Binary
 from common.store import doctor, schema
 from common.store.engine import Store
 from common.store.hosts import host_keys, services
@@ -163,7 +164,7 @@ class Cloud:
         teller = NotificationSender(store, Clock(), tells, owner, BOTH, 1000) if tells else None
         engine = Engine(store, Clock(), post, owner, shutdown_timeout=0, networks=self.ports)
         conductor = Conductor(engine, post, SyncCookies(SECRETS[Purpose.COMMAND]), teller)
-        store.write(lambda tx: services.enrol(tx, name, services.CONDUCTOR))
+        store.write(lambda tx: services.enrol(tx, name, Binary.CONDUCTOR))
         conductor_rpc.serve(transport, owner, conductor)
         conductor_rpc.listen(link, conductor)
         threads = conductor.start(
@@ -199,7 +200,7 @@ class Cloud:
 
     def _until_up(self, hosts: set[str]) -> None:
         def up() -> set[str]:
-            found = self.watcher.read(lambda tx: services.list_all(tx, binary=services.COMPUTE))
+            found = self.watcher.read(lambda tx: services.list_all(tx, binary=Binary.COMPUTE))
             return {row.host for row in found if row.up and not row.forced_down}
 
         self.until(lambda: hosts <= up(), 20, f"hosts {', '.join(sorted(hosts))} register")

@@ -18,7 +18,7 @@ from common.rpc import conductor as conductor_rpc
 from common.rpc import scheduler as scheduler_rpc
 from common.rpc.transport import Transport
 from common.store.engine import Store
-from common.store.hosts import host_actions, host_contents, hosts
+from common.store.hosts import host_actions, host_status, hosts
 from common.store.hosts.host_actions import Name, State
 from common.store.servers import guests, servers
 from common.wire import to_wire
@@ -139,7 +139,7 @@ def test_a_drain_is_begun_watched_and_left_to_the_conductors(
         .startswith("the conductors go on without this command; watch them")
     )
     store = Store(config.load(command[1]).database.url)
-    state = store.read(lambda tx: host_contents.host_state(tx, "h1"))
+    state = store.read(lambda tx: host_status.host_state(tx, "h1"))
     [action] = store.read(lambda tx: host_actions.page(tx, "h1", 5))
     assert state.disabled and (action.name, action.state) == (Name.DRAIN, State.RUNNING)
     assert main([*command, "--stop"]) == 0

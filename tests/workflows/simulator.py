@@ -31,6 +31,7 @@ from common.models import (
     RequestSpec,
     Selection,
 )
+from common.service_binaries import Binary
 from common.store import doctor, schema
 from common.store.engine import Store, now
 from common.store.hosts import services
@@ -607,11 +608,11 @@ class Cloud:
         for _ in range(8):
             self.round()
             self.time.pass_by(5)
-        assert not self.store.read(lambda tx: services.list_all(tx, host, services.COMPUTE))[0].up
+        assert not self.store.read(lambda tx: services.list_all(tx, host, Binary.COMPUTE))[0].up
 
     def force_down(self, host: str, down: bool = True) -> None:
         """An admin's word about a host."""
-        row = self.store.read(lambda tx: services.list_all(tx, host, services.COMPUTE))[0]
+        row = self.store.read(lambda tx: services.list_all(tx, host, Binary.COMPUTE))[0]
         self.store.write(lambda tx: services.set_state(tx, row.uuid, forced_down=down))
 
     def migration(self, server: str) -> Any:

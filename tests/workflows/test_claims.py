@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 from common import states
 from common.models import Flavor
+from common.service_binaries import Binary
 from common.store import schema
 from common.store.hosts import hosts, services
 from common.store.servers import actions
@@ -57,7 +58,7 @@ def set_service(cloud: Cloud, host: str, **state: Any) -> None:
     def work(tx: sa.Connection) -> None:
         uuid = tx.scalar(
             sa.select(schema.services.c.uuid).where(
-                schema.services.c.host == host, schema.services.c.binary == services.COMPUTE
+                schema.services.c.host == host, schema.services.c.binary == Binary.COMPUTE
             )
         )
         services.set_state(tx, str(uuid), **state)

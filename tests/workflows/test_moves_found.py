@@ -9,8 +9,9 @@ from dataclasses import replace
 import pytest
 
 from common import errors, states
+from common.service_binaries import Binary
 from common.store import doctor
-from common.store.hosts import hosts, services
+from common.store.hosts import host_removal, services
 from common.store.servers import actions
 from common.vault import Vault
 from tests.workflows.simulator import FLAVOR, Cloud
@@ -79,8 +80,8 @@ def test_a_host_that_was_forgotten_with_its_debts_runs_nothing_that_is_elsewhere
     for _ in range(20):
         cloud.round()
     here = cloud.show(server).host
-    service = cloud.store.read(lambda tx: services.list_all(tx, gone, services.COMPUTE))[0]
-    cloud.store.write(lambda tx: hosts.remove(tx, service, service.uuid))
+    service = cloud.store.read(lambda tx: services.list_all(tx, gone, Binary.COMPUTE))[0]
+    cloud.store.write(lambda tx: host_removal.remove(tx, service, service.uuid))
     assert cloud.store.read(doctor.check) == []
     assert here != gone and sorted(cloud.domains(server)) == sorted([here, gone])
     cloud.cut.clear()
@@ -100,6 +101,6 @@ def test_a_host_that_may_return_keeps_its_debts(cloud: Cloud) -> None:
     cloud.ask(server, "delete")
     for _ in range(40):
         cloud.round()
-    service = cloud.store.read(lambda tx: services.list_all(tx, gone, services.COMPUTE))[0]
+    service = cloud.store.read(lambda tx: services.list_all(tx, gone, Binary.COMPUTE))[0]
     with pytest.raises(errors.Conflict, match="force it down first"):
-        cloud.store.write(lambda tx: hosts.remove(tx, service, service.uuid))
+        cloud.store.write(lambda tx: host_removal.remove(tx, service, service.uuid))

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from common import states
 from common.models import Sync, SyncAnswer
+from common.service_binaries import Binary
 from common.store import schema
 from common.store.hosts import services
 from common.store.servers import actions, guests
@@ -101,7 +102,7 @@ def test_a_burst_that_was_overtaken_does_not_take_a_second_place(cloud: Cloud) -
         if (step, where) != ("place", "proposed") or overtaken:
             return
         cloud.time.pass_by(16)
-        [row] = cloud.store.read(lambda tx: services.list_all(tx, chosen[0], services.COMPUTE))
+        [row] = cloud.store.read(lambda tx: services.list_all(tx, chosen[0], Binary.COMPUTE))
         cloud.store.write(lambda tx: services.set_state(tx, row.uuid, disabled=True))
         runner.advance(other)
         overtaken.extend(

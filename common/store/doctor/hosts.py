@@ -12,10 +12,10 @@ from collections.abc import Iterator
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from common.service_binaries import Binary
 from common.store.doctor.finding import Finding
 from common.store.doctor.unattended import AHEAD
 from common.store.engine import now
-from common.store.hosts.services import COMPUTE
 from common.store.schema import heartbeats, host_keys, hosts, inventories, providers, services
 
 # What is asked, made once: it is asked all the time where somebody watches a cloud.
@@ -29,10 +29,11 @@ _HOSTS = sa.select(
     host_keys.c.host.label("key"),
 ).select_from(
     hosts.outerjoin(
-        services, sa.and_(services.c.host == hosts.c.name, services.c.binary == COMPUTE)
+        services, sa.and_(services.c.host == hosts.c.name, services.c.binary == Binary.COMPUTE)
     )
     .outerjoin(
-        heartbeats, sa.and_(heartbeats.c.host == hosts.c.name, heartbeats.c.binary == COMPUTE)
+        heartbeats,
+        sa.and_(heartbeats.c.host == hosts.c.name, heartbeats.c.binary == Binary.COMPUTE),
     )
     .outerjoin(providers, providers.c.host == hosts.c.name)
     .outerjoin(_INVENTORIED, _INVENTORIED.c.provider_id == providers.c.id)

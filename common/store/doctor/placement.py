@@ -17,8 +17,8 @@ from sqlalchemy.engine import Connection
 from common import errors, hardware
 from common.json_types import JsonObject
 from common.models import Device, Flavor, HardwareAssignment, NumaNode
+from common.service_binaries import COMPUTE_DISABLED, Binary
 from common.store.doctor.finding import Finding
-from common.store.hosts import services
 from common.store.placement.inventories import capacity
 from common.store.rows import GuestRow, MigrationRow, ServerRow
 from common.store.schema import (
@@ -53,13 +53,13 @@ _INVENTORIES = sa.select(inventories, providers.c.name).join(
 _MARKED = (
     sa.select(providers.c.host)
     .join(provider_traits, provider_traits.c.provider_id == providers.c.id)
-    .where(provider_traits.c.trait == services.DISABLED, providers.c.host.is_not(None))
+    .where(provider_traits.c.trait == COMPUTE_DISABLED, providers.c.host.is_not(None))
 )
 _DISABLED = sa.select(providers.c.host).join(
     services_table,
     sa.and_(
         services_table.c.host == providers.c.host,
-        services_table.c.binary == services.COMPUTE,
+        services_table.c.binary == Binary.COMPUTE,
         services_table.c.disabled.is_(True),
     ),
 )
@@ -353,7 +353,7 @@ def _hosts(tx: Connection) -> Iterator[Finding]:
             "disabled-trait",
             host,
             f"is {'' if host in disabled else 'not '}disabled and has "
-            f"{'' if host in marked else 'not '}the trait {services.DISABLED}",
+            f"{'' if host in marked else 'not '}the trait {COMPUTE_DISABLED}",
         )
     known, zones = set(tx.scalars(_HOSTS)), defaultdict(set)
     for row in tx.execute(_MEMBERS):

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from common import errors
+from common.service_binaries import Binary
 from common.store.doctor.finding import Finding
 from common.store.engine import now
 from common.store.hosts import services
@@ -33,7 +34,7 @@ def _trait(tx: Connection, finding: Finding) -> None:
     """A service that is set to what it is says so by its provider's trait."""
     uuid = tx.scalar(
         sa.select(services_table.c.uuid).where(
-            services_table.c.host == finding.subject, services_table.c.binary == services.COMPUTE
+            services_table.c.host == finding.subject, services_table.c.binary == Binary.COMPUTE
         )
     )
     if uuid is None:
@@ -51,7 +52,7 @@ def _membership(tx: Connection, finding: Finding) -> None:
 
 
 def _service(tx: Connection, finding: Finding) -> None:
-    services.enrol(tx, finding.subject, services.COMPUTE)
+    services.enrol(tx, finding.subject, Binary.COMPUTE)
 
 
 def _register(tx: Connection, finding: Finding) -> None:

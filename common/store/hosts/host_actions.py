@@ -20,7 +20,7 @@ from common import errors, ids
 from common.clock import SECOND, iso
 from common.context import RequestContext
 from common.store.engine import insert_many, moment, now
-from common.store.hosts import host_contents, services
+from common.store.hosts import host_status, services
 from common.store.rows import HostActionRow
 from common.store.schema import host_action_events, host_actions
 from common.wire import from_wire, to_wire
@@ -126,7 +126,7 @@ def begin(
     Raises:
         NotFound: there is no such host. Conflict: another action on it is open.
     """
-    state = host_contents.host_state(tx, host, locked=True)
+    state = host_status.host_state(tx, host, locked=True)
     if found := open_of(tx, host):
         raise errors.Conflict(
             f"Host {host} has an open {found.name} since {iso(found.created_at)}, action {found.id}; "

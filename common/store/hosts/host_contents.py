@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is on a host, on its way from there, and owed by it: what an operator asks who empties a
-host.
+"""The contents of a host: its servers, its open moves and its pending cleanups.
 
-Read by the operator's commands (``kilonova host ...``), which keep nothing themselves: whatever
-they know of a drain or an evacuation is read here, again in every round. ``look`` and ``debts`` are
-several statements, and of one moment in a
-``Store.snapshot``: else a move that begins between two of them is in neither. ``begin`` is
-``migrations.begin`` for a server that is on this host.
+The drain, the automatic evacuation and the operator's commands (``kilonova host ...``) read them
+anew in every round and keep no copy. Call ``look`` and ``debts`` in a ``Store.snapshot``: each runs
+several statements, and a move that begins between two of them would be in neither result.
+``begin`` starts a move of a server that is on this host.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from common.clock import SECOND
 from common.context import RequestContext
 from common.models import Flavor, ImageRef
 from common.store.engine import moment
-from common.store.hosts import services
+from common.store.hosts.host_status import HostState, host_state, host_states
 from common.store.rows import Values
 from common.store.schema import actions as actions_table
 from common.store.schema import allocations, events, guests, hosts, providers, servers
@@ -30,26 +28,6 @@ from common.store.schema import migrations as moves_table
 from common.store.servers import actions, migrations
 from common.store.servers.guests import ABSENT
 from common.wire import from_wire
-
-
-@dataclass(frozen=True, slots=True)
-class HostState:
-    """What is known of a host's agent. ``up``: it is heard, whatever else; times in
-    microseconds."""
-
-    name: str
-    service: str
-    up: bool
-    forced_down: bool = False
-    fenced: bool = False
-    disabled: bool = False
-    reason: str = ""
-    seen_at: int | None = None
-
-    @property
-    def answers(self) -> bool:
-        """Do commands reach it?"""
-        return self.up and not self.forced_down
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,38 +99,6 @@ class Debt:
     since: int
     holds: dict[str, int]
     keeps_files: bool = False
-
-
-def host_states(tx: Connection, name: str | None = None) -> dict[str, HostState]:
-    """All hosts, or this one, by name."""
-    found = services.list_all(tx, host=name, binary=services.COMPUTE)
-    return {
-        row.host: HostState(
-            row.host,
-            row.uuid,
-            bool(row.up),
-            bool(row.forced_down),
-            row.fenced_at is not None,
-            bool(row.disabled),
-            row.disabled_reason or "",
-            row.seen_at,
-        )
-        for row in found
-    }
-
-
-def host_state(tx: Connection, name: str, *, locked: bool = False) -> HostState:
-    """One host. ``locked``: what is declared of it stays so until the transaction ends.
-
-    Raises:
-        NotFound: none has this name.
-    """
-    if locked:
-        services.lock(tx, name)
-    found = host_states(tx, name).get(name)
-    if found is None:
-        raise errors.NotFound(f"There is no host {name}; kilonova hosts lists them.")
-    return found
 
 
 def look(tx: Connection, name: str) -> Look:

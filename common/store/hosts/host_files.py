@@ -17,11 +17,9 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from common.store.hosts.hosts import FILES
 from common.store.schema import guests, hosts, servers
 from common.store.servers.guests import HERE
-
-#: How an entry of ``hosts.unclaimed`` begins that is about files alone.
-PREFIX = "files/"
 
 
 @dataclass(frozen=True, order=True)
@@ -46,28 +44,28 @@ def note(
     if between is not None:
         found = stray(tx, ((server, host) for server in files))
         files = [*_outside(before, *between), *(one.server for one in found)]
-    unclaimed = [one for one in before if not one.startswith(PREFIX)]
-    unclaimed += [PREFIX + server for server in files]
+    unclaimed = [one for one in before if not one.startswith(FILES)]
+    unclaimed += [FILES + server for server in files]
     if unclaimed == before:
         return []
     tx.execute(sa.update(hosts).where(hosts.c.name == host).values(unclaimed=unclaimed or None))
-    found = stray(tx, ((server, host) for server in files if PREFIX + server not in before))
+    found = stray(tx, ((server, host) for server in files if FILES + server not in before))
     return [one.server for one in found]
 
 
 def _outside(before: Iterable[str], after: str, through: str) -> list[str]:
     """What a host reported before of files that a page says nothing of."""
-    files = (one.removeprefix(PREFIX) for one in before if one.startswith(PREFIX))
+    files = (one.removeprefix(FILES) for one in before if one.startswith(FILES))
     return [one for one in files if one <= after or (through and one > through)]
 
 
 def reported(tx: Connection) -> list[tuple[str, str]]:
     """What hosts have reported: server and host."""
     return [
-        (entry.removeprefix(PREFIX), row.name)
+        (entry.removeprefix(FILES), row.name)
         for row in tx.execute(_REPORTED)
         for entry in row.unclaimed
-        if entry.startswith(PREFIX)
+        if entry.startswith(FILES)
     ]
 
 

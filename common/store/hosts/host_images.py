@@ -18,8 +18,8 @@ from sqlalchemy.engine import Connection
 from common.clock import SECOND
 from common.json_types import JsonMapping, JsonObject
 from common.models import ImageRef
+from common.service_binaries import Binary
 from common.store.engine import for_update, insert_many, notification_settings, now
-from common.store.hosts.services import COMPUTE
 from common.store.rows import AskedImage, FailedImage
 from common.store.schema import heartbeats, host_images, services
 from common.wire import to_wire
@@ -63,10 +63,14 @@ def due(tx: Connection, limit: int) -> list[AskedImage]:
 def _due() -> sa.Select[Any]:
     """The statement of ``due``, built once because each conductor runs it every few seconds."""
     beats = sa.and_(
-        heartbeats.c.host == _C.host, heartbeats.c.binary == COMPUTE, heartbeats.c.up.is_(True)
+        heartbeats.c.host == _C.host,
+        heartbeats.c.binary == Binary.COMPUTE,
+        heartbeats.c.up.is_(True),
     )
     up = sa.and_(
-        services.c.host == _C.host, services.c.binary == COMPUTE, services.c.forced_down.is_(False)
+        services.c.host == _C.host,
+        services.c.binary == Binary.COMPUTE,
+        services.c.forced_down.is_(False),
     )
     return (
         sa.select(_C.host, _C.image_id, _C.image)

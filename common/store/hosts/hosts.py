@@ -3,8 +3,7 @@
 
 ``register`` (``open_session``, then ``describe``) is what the conductor does when an agent starts
 or comes back after silence, ``describe`` alone when what its host has changed meanwhile;
-``list_all`` is what the API's hypervisors are made of. ``remove`` takes away all that is known of a
-host that has nothing on it.
+``list_all`` is what the API's hypervisors are made of.
 """
 
 from __future__ import annotations
@@ -17,25 +16,20 @@ from typing import NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from common import errors
 from common.clock import SECOND
 from common.json_types import JsonObject
 from common.models import HostInventory
+from common.service_binaries import Binary
 from common.store.engine import for_update, insert_ignore, now
-from common.store.hosts import aggregates, services
-from common.store.hosts.host_files import PREFIX as FILES
+from common.store.hosts import services
 from common.store.placement import allocations, inventories
 from common.store.placement.providers import of_host
-from common.store.rows import ServiceRow, Values
+from common.store.rows import Values
 from common.store.schema import (
     actions,
-    aggregate_hosts,
     guests,
     heartbeats,
-    host_images,
     hosts,
-    migrations,
-    provider_aggregates,
     provider_traits,
     providers,
     servers,
@@ -44,10 +38,11 @@ from common.store.schema import allocations as allocations_table
 from common.store.schema import inventories as inventories_table
 from common.store.schema import services as services_table
 from common.store.servers import guests as debts
-from common.store.servers.migrations import OPEN
 from common.wire import to_wire
 
 log = logging.getLogger(__name__)
+#: The prefix of an entry of ``hosts.unclaimed`` that names files without a guest.
+FILES = "files/"
 _SESSIONS_MOST = 2**53 - 2  #: every JSON reader keeps such a number as it is
 
 
@@ -85,7 +80,7 @@ def open_session(
     if booted:
         values["booted_at"] = now()
     tx.execute(sa.update(hosts).where(hosts.c.name == name).values(values))
-    services.enrol(tx, name, services.COMPUTE)
+    services.enrol(tx, name, Binary.COMPUTE)
     services.returned(tx, name)
     return session, booted
 
@@ -107,7 +102,7 @@ def describe(tx: Connection, name: str, inventory: HostInventory) -> None:
     ).rowcount:
         return
     _name_hypervisor(tx, name, inventory.hypervisor_hostname)
-    services.beat(tx, [name], services.COMPUTE)
+    services.beat(tx, [name], Binary.COMPUTE)
     provider = of_host(tx, name)
     allocations.touch(tx, [provider])
     inventories.report(
@@ -341,81 +336,6 @@ def facts_of(tx: Connection, names: Iterable[str]) -> dict[str, JsonObject]:
     }
 
 
-def remove(tx: Connection, service: ServiceRow, shown: str) -> None:
-    """Forget a host: its compute service (a row of ``services``; called ``shown`` in refusals), its
-    memberships and its provider, when nothing is on it. One that still runs registers again and is
-    a new one. What a host owes that was forced down is struck: it is taken to be gone for good, and
-    if it returns it is told what must not run.
-
-    Raises:
-        Conflict: servers, guests still to be removed, or allocations are there, or providers made
-        by hand below it.
-    """
-    name = service.host
-    tx.execute(sa.delete(hosts).where(hosts.c.name == name))
-    # now that a registration is waited for, which takes it back
-    gone = services.are_dead(tx, name, locked=True)
-    services.remove(tx, service)
-    tx.execute(sa.delete(host_images).where(host_images.c.host == name))
-    aggregates.leave(tx, name)
-    # from here on no claim comes between, and no aggregate
-    provider = allocations.lock(tx, [name]).get(name)
-    tx.execute(sa.delete(aggregate_hosts).where(aggregate_hosts.c.host == name))
-    if gone:
-        debts.discard_debts(tx, name)
-    _check_empty(tx, name, provider, shown)
-    if provider is not None:
-        for table in (inventories_table, provider_traits, provider_aggregates):
-            tx.execute(sa.delete(table).where(table.c.provider_id == provider))
-        tx.execute(sa.delete(providers).where(providers.c.id == provider))
-
-
-def _check_empty(tx: Connection, name: str, provider: int | None, service: str) -> None:
-    def count(table: sa.Table, *conditions: sa.ColumnElement[bool]) -> int:
-        return tx.scalar(sa.select(sa.func.count()).select_from(table).where(*conditions)) or 0
-
-    there = f"Unable to delete compute service with id {service} for host {name}. "
-    if count(servers, servers.c.host == name, servers.c.deleted == 0):
-        raise errors.Conflict(
-            "Unable to delete compute service that is hosting instances. Migrate or delete the "
-            "instances first."
-        )
-    moving = count(
-        migrations,
-        migrations.c.status.in_(OPEN),
-        sa.or_(migrations.c.source_host == name, migrations.c.dest_host == name),
-    )
-    if moving:
-        raise _in_progress(there, moving)
-    left = count(guests, guests.c.host == name)
-    if left:
-        raise errors.Conflict(
-            f"{there}There are {left} guests on it that it has not removed yet; they go when it is "
-            "up again. If it never will be, force it down first."
-        )
-    if provider is None:
-        return
-    held = tx.scalar(
-        sa.select(sa.func.count(allocations_table.c.consumer_id.distinct())).where(
-            allocations_table.c.provider_id == provider
-        )
-    )
-    if held:
-        raise _in_progress(there, held)
-    uuid = sa.select(providers.c.uuid).where(providers.c.id == provider).scalar_subquery()
-    if count(providers, providers.c.parent_uuid == uuid):
-        raise errors.Conflict(
-            f"{there}Resource providers were made by hand below it; delete them first."
-        )
-
-
-def _in_progress(there: str, number: int) -> errors.Conflict:
-    return errors.Conflict(
-        f"{there}There are {number} in-progress migrations involving the host. Migrations must be "
-        "completed or confirmed before the service can be deleted."
-    )
-
-
 # --- what the API shows ---
 def list_all(
     tx: Connection,
@@ -437,10 +357,8 @@ def list_all(
         pattern: part of the hypervisor's hostname.
         after, limit: a page: those behind the one whose service has this number, at most so many.
     """
-    both = sa.and_(
-        services_table.c.host == hosts.c.name, services_table.c.binary == services.COMPUTE
-    )
-    beats = sa.and_(heartbeats.c.host == hosts.c.name, heartbeats.c.binary == services.COMPUTE)
+    both = sa.and_(services_table.c.host == hosts.c.name, services_table.c.binary == Binary.COMPUTE)
+    beats = sa.and_(heartbeats.c.host == hosts.c.name, heartbeats.c.binary == Binary.COMPUTE)
     query = (
         sa.select(
             hosts,

@@ -18,14 +18,12 @@ from sqlalchemy.engine import Connection
 
 from common import errors, ids
 from common.clock import SECOND
+from common.service_binaries import COMPUTE_DISABLED, Binary
 from common.store.engine import for_update, insert_ignore, notification_settings, now
 from common.store.notifications import outbox
 from common.store.rows import HeardServiceRow, ServiceRow
 from common.store.schema import heartbeats, provider_traits, providers, services
 
-#: The trait of a host that takes no new servers.
-DISABLED = "COMPUTE_STATUS_DISABLED"
-COMPUTE, CONDUCTOR, SCHEDULER = "nova-compute", "nova-conductor", "nova-scheduler"
 #: Why a silent host is not evacuated, and what to do.
 NO_PROOF = (
     "Host {host} is silent, which does not prove that its guests are dead: they may run and write. Set a "
@@ -73,7 +71,7 @@ def beat(tx: Connection, hosts: Iterable[str], binary: str) -> None:
     names = sorted(set(hosts))
     if tx.execute(_BEAT, {"of_binary": binary, "names": names}).rowcount == len(names):
         return
-    if binary != COMPUTE:
+    if binary != Binary.COMPUTE:
         for name in names:
             enrol(tx, name, binary)
     heard = sa.and_(heartbeats.c.binary == binary, heartbeats.c.host.in_(names))
@@ -83,7 +81,7 @@ def beat(tx: Connection, hosts: Iterable[str], binary: str) -> None:
         .where(heard, heartbeats.c.up.is_(False))
         .values(seen_at=now(), up=True)
     )
-    if binary == COMPUTE and back:
+    if binary == Binary.COMPUTE and back:
         _flipped(tx, back)
 
 
@@ -143,7 +141,7 @@ def hosts_heard(tx: Connection, silence: int) -> HostsHeard:
         sa.select(
             sa.func.coalesce(sa.func.sum(sa.case((heartbeats.c.seen_at >= limit, 1), else_=0)), 0),
             sa.func.count(),
-        ).where(heartbeats.c.binary == COMPUTE, heartbeats.c.up.is_(True))
+        ).where(heartbeats.c.binary == Binary.COMPUTE, heartbeats.c.up.is_(True))
     ).one()
     return HostsHeard(int(heard), int(known))
 
@@ -159,14 +157,14 @@ def judge(tx: Connection, silence: int) -> tuple[list[str], bool]:
     if not late:
         return [], False
     limit = now() - silence * SECOND
-    computes = [row.host for row in late if row.binary == COMPUTE]
-    others = [row.host for row in late if row.binary != COMPUTE]
+    computes = [row.host for row in late if row.binary == Binary.COMPUTE]
+    others = [row.host for row in late if row.binary != Binary.COMPUTE]
     doubtful = bool(computes) and hosts_heard(tx, silence).are_too_few
     if computes and not doubtful:
         tx.execute(
             sa.update(heartbeats)
             .where(
-                heartbeats.c.binary == COMPUTE,
+                heartbeats.c.binary == Binary.COMPUTE,
                 heartbeats.c.host.in_(computes),
                 heartbeats.c.seen_at < limit,
             )
@@ -177,7 +175,7 @@ def judge(tx: Connection, silence: int) -> tuple[list[str], bool]:
         tx.execute(
             sa.update(heartbeats)
             .where(
-                heartbeats.c.binary != COMPUTE,
+                heartbeats.c.binary != Binary.COMPUTE,
                 heartbeats.c.host.in_(others),
                 heartbeats.c.seen_at < limit,
             )
@@ -233,7 +231,9 @@ def lock(tx: Connection, host: str) -> None:
     transaction ends; who judges it reads it after this."""
     tx.execute(
         for_update(
-            sa.select(services.c.id).where(services.c.host == host, services.c.binary == COMPUTE)
+            sa.select(services.c.id).where(
+                services.c.host == host, services.c.binary == Binary.COMPUTE
+            )
         )
     )
 
@@ -243,10 +243,10 @@ def fence(tx: Connection, host: str) -> None:
     registers."""
     tx.execute(
         sa.update(services)
-        .where(services.c.host == host, services.c.binary == COMPUTE)
+        .where(services.c.host == host, services.c.binary == Binary.COMPUTE)
         .values(forced_down=True, fenced_at=now(), updated_at=now())
     )
-    _tell(tx, "service.update", services.c.host == host, services.c.binary == COMPUTE)
+    _tell(tx, "service.update", services.c.host == host, services.c.binary == Binary.COMPUTE)
     _flipped(tx, [host])
 
 
@@ -258,26 +258,30 @@ def returned(tx: Connection, host: str) -> None:
     back = tx.execute(
         sa.update(services)
         .where(
-            services.c.host == host, services.c.binary == COMPUTE, services.c.fenced_at.is_not(None)
+            services.c.host == host,
+            services.c.binary == Binary.COMPUTE,
+            services.c.fenced_at.is_not(None),
         )
         .values(forced_down=False, fenced_at=None, updated_at=now())
     )
     if back.rowcount:
-        _tell(tx, "service.update", services.c.host == host, services.c.binary == COMPUTE)
+        _tell(tx, "service.update", services.c.host == host, services.c.binary == Binary.COMPUTE)
 
 
 def are_dead(tx: Connection, host: str, *, locked: bool = False) -> bool:
     """Is there proof that the guests of a host are dead: fenced, or an admin's word? ``locked``:
     nobody can take it back before the transaction ends."""
     query = sa.select(services.c.forced_down).where(
-        services.c.host == host, services.c.binary == COMPUTE
+        services.c.host == host, services.c.binary == Binary.COMPUTE
     )
     return bool(tx.scalar(for_update(query) if locked else query))
 
 
 def is_up(tx: Connection, host: str) -> bool:
     """Whether commands reach this compute host now."""
-    row = tx.execute(_joined().where(services.c.host == host, services.c.binary == COMPUTE)).first()
+    row = tx.execute(
+        _joined().where(services.c.host == host, services.c.binary == Binary.COMPUTE)
+    ).first()
     return row is not None and bool(row.up) and not row.forced_down
 
 
@@ -304,22 +308,24 @@ def set_state(tx: Connection, uuid: str, **changes: object) -> None:
         sa.select(services.c.host, services.c.binary).where(services.c.uuid == uuid)
     ).one()
     provider = tx.scalar(for_update(sa.select(providers.c.id).where(providers.c.host == row.host)))
-    if row.binary == COMPUTE and provider is not None:
+    if row.binary == Binary.COMPUTE and provider is not None:
         _say_traits(tx, row.host, provider)
 
 
 def traits(tx: Connection, host: str) -> list[str]:
     """The traits that a host has because of its service."""
     disabled = tx.scalar(
-        sa.select(services.c.disabled).where(services.c.host == host, services.c.binary == COMPUTE)
+        sa.select(services.c.disabled).where(
+            services.c.host == host, services.c.binary == Binary.COMPUTE
+        )
     )
-    return [DISABLED] if disabled else []
+    return [COMPUTE_DISABLED] if disabled else []
 
 
 def _say_traits(tx: Connection, host: str, provider: int) -> None:
     tx.execute(
         sa.delete(provider_traits).where(
-            provider_traits.c.provider_id == provider, provider_traits.c.trait == DISABLED
+            provider_traits.c.provider_id == provider, provider_traits.c.trait == COMPUTE_DISABLED
         )
     )
     for trait in traits(tx, host):

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from common.store.hosts.services import COMPUTE
+from common.service_binaries import Binary
 from common.store.schema import aggregate_hosts, aggregates, services
 
 #: The key of an aggregate's metadata that makes it a zone.
@@ -59,7 +59,7 @@ def is_open(tx: Connection, zone: str, default: str) -> bool:
     return (
         tx.execute(
             sa.select(services.c.id)
-            .where(services.c.binary == COMPUTE, services.c.disabled.is_(False), there)
+            .where(services.c.binary == Binary.COMPUTE, services.c.disabled.is_(False), there)
             .limit(1)
         ).first()
         is not None

@@ -25,8 +25,9 @@ from common.clock import SECOND
 from common.hardware import Hardware
 from common.json_types import JsonObject
 from common.models import Device, HardwareAssignment, NumaNode
+from common.service_binaries import COMPUTE_DISABLED
 from common.store.engine import for_update, insert_many, now
-from common.store.hosts import services, zones
+from common.store.hosts import zones
 from common.store.rows import LockedProvider, Values
 from common.store.schema import (
     allocations,
@@ -395,7 +396,7 @@ def _read_rooms(tx: Connection, locked: Mapping[int, _Host]) -> None:
             provider_traits,
             sa.and_(
                 provider_traits.c.provider_id == inventories.c.provider_id,
-                provider_traits.c.trait == services.DISABLED,
+                provider_traits.c.trait == COMPUTE_DISABLED,
             ),
         )
     )

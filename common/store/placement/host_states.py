@@ -19,8 +19,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from common.service_binaries import Binary
 from common.store.engine import now
-from common.store.hosts.services import COMPUTE
 from common.store.schema import (
     actions,
     aggregate_hosts,
@@ -154,8 +154,8 @@ def _text(column: sa.Column[Any]) -> sa.ColumnElement[str]:
 
 
 def _providers(which: Which) -> sa.Select[Any]:
-    ours = sa.and_(services.c.host == providers.c.host, services.c.binary == COMPUTE)
-    beats = sa.and_(heartbeats.c.host == providers.c.host, heartbeats.c.binary == COMPUTE)
+    ours = sa.and_(services.c.host == providers.c.host, services.c.binary == Binary.COMPUTE)
+    beats = sa.and_(heartbeats.c.host == providers.c.host, heartbeats.c.binary == Binary.COMPUTE)
     traits = (
         sa.select(sa.func.aggregate_strings(provider_traits.c.trait, ","))
         .where(provider_traits.c.provider_id == providers.c.id)

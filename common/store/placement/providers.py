@@ -19,8 +19,8 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
 from common import errors, ids
+from common.service_binaries import COMPUTE_DISABLED
 from common.store.engine import for_update, insert_ignore, is_there, now
-from common.store.hosts import services
 from common.store.rows import ProviderRow
 from common.store.schema import (
     aggregate_hosts,
@@ -282,7 +282,7 @@ def of_host(tx: Connection, host: str) -> int:
         tx.execute(
             sa.delete(provider_traits).where(  # from now on that is for its service to say
                 provider_traits.c.provider_id == row.id,
-                provider_traits.c.trait == services.DISABLED,
+                provider_traits.c.trait == COMPUTE_DISABLED,
             )
         )
     return int(row.id)

@@ -16,8 +16,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from common import errors
+from common.service_binaries import COMPUTE_DISABLED
 from common.store.engine import for_update, insert_ignore, now
-from common.store.hosts import services
 from common.store.rows import ProviderRow
 from common.store.schema import provider_traits, traits
 
@@ -126,9 +126,9 @@ def put(tx: Connection, provider: ProviderRow, names: Iterable[str]) -> list[str
             sa.select(provider_traits.c.trait).where(own, provider_traits.c.by_hand.is_(False))
         )
     )
-    if provider.host is not None and services.DISABLED in wanted - reported:
+    if provider.host is not None and COMPUTE_DISABLED in wanted - reported:
         raise errors.Conflict(
-            f"{services.DISABLED} says that the compute service of {provider.host} is disabled; "
+            f"{COMPUTE_DISABLED} says that the compute service of {provider.host} is disabled; "
             "disable the service instead."
         )
     tx.execute(sa.delete(provider_traits).where(own, provider_traits.c.by_hand.is_(True)))

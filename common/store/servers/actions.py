@@ -21,8 +21,8 @@ from sqlalchemy.engine import Connection
 from common import errors, ids, states
 from common.clock import SECOND
 from common.context import RequestContext
+from common.service_binaries import Binary
 from common.store.engine import for_update, insert_many, now, update_grouped
-from common.store.hosts.services import COMPUTE
 from common.store.notifications import outbox
 from common.store.rows import (
     ActionRow,
@@ -427,8 +427,8 @@ def commands_on_dead_hosts(
 
 @cache
 def _on_dead_hosts(abandoned: tuple[tuple[str, str], ...]) -> sa.Select[Any]:
-    both = sa.and_(services.c.host == actions.c.host, services.c.binary == COMPUTE)
-    beats = sa.and_(heartbeats.c.host == actions.c.host, heartbeats.c.binary == COMPUTE)
+    both = sa.and_(services.c.host == actions.c.host, services.c.binary == Binary.COMPUTE)
+    beats = sa.and_(heartbeats.c.host == actions.c.host, heartbeats.c.binary == Binary.COMPUTE)
     forward = sa.and_(
         actions.c.phase == "do", sa.tuple_(actions.c.workflow, actions.c.step).in_(abandoned)
     )

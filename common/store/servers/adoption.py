@@ -23,7 +23,7 @@ from common.models import Flavor, HardwareAssignment
 from common.notifications.events import Notice
 from common.server_facts import HostedServer
 from common.store.engine import for_update, notification_settings, now
-from common.store.hosts import host_contents, zones
+from common.store.hosts import host_status, zones
 from common.store.neighbours import cleanups
 from common.store.notifications import outbox
 from common.store.placement import allocations, inventories
@@ -105,7 +105,7 @@ def adopt(tx: Connection, one: Adoption, limits: quotas.Numbers) -> None:
         were seen.
     """
     quotas.lock(tx, one.facts.project_id)
-    if not host_contents.host_state(tx, one.host, locked=True).answers:
+    if not host_status.host_state(tx, one.host, locked=True).answers:
         raise errors.Conflict(f"Host {one.host} does not answer: start its kilonova-agent first.")
     known = tx.execute(
         for_update(sa.select(servers).where(servers.c.id == one.server))

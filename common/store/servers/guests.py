@@ -16,8 +16,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from common import errors, states
+from common.service_binaries import Binary
 from common.store.engine import for_update, insert_many, now
-from common.store.hosts.services import COMPUTE
 from common.store.placement import allocations
 from common.store.rows import DebtRow, GuestRow, ServerKey, Values
 from common.store.schema import guests, heartbeats, servers, services
@@ -213,9 +213,10 @@ _DEBTS_OF = (
     )
     .select_from(
         guests.outerjoin(
-            services, sa.and_(services.c.host == guests.c.host, services.c.binary == COMPUTE)
+            services, sa.and_(services.c.host == guests.c.host, services.c.binary == Binary.COMPUTE)
         ).outerjoin(
-            heartbeats, sa.and_(heartbeats.c.host == guests.c.host, heartbeats.c.binary == COMPUTE)
+            heartbeats,
+            sa.and_(heartbeats.c.host == guests.c.host, heartbeats.c.binary == Binary.COMPUTE),
         )
     )
     .where(

@@ -19,8 +19,9 @@ from sqlalchemy.engine import Connection
 from common import errors, ids, states
 from common.context import RequestContext
 from common.models import Control, Flavor
+from common.service_binaries import Binary
 from common.store.engine import now, update_grouped
-from common.store.hosts.services import COMPUTE, is_up
+from common.store.hosts.services import is_up
 from common.store.neighbours import cleanups
 from common.store.placement import allocations
 from common.store.rows import (
@@ -348,7 +349,9 @@ def _reading(steps: tuple[tuple[str, str], ...]) -> sa.Select[Any]:
     query = sa.select(actions_table, migrations.c.source_host.label("source")).select_from(
         actions_table.join(migrations, migrations.c.action_id == actions_table.c.id).join(
             services,
-            sa.and_(services.c.host == migrations.c.source_host, services.c.binary == COMPUTE),
+            sa.and_(
+                services.c.host == migrations.c.source_host, services.c.binary == Binary.COMPUTE
+            ),
         )
     )
     return query.where(
@@ -364,9 +367,13 @@ def unconfirmed(tx: Connection, older_than: int, limit: int) -> list[ServerKey]:
     whose host is up: else what is kept at the source may be all that there is. id, project_id."""
     query = sa.select(servers.c.id, servers.c.project_id).select_from(
         servers.join(migrations, migrations.c.server_id == servers.c.id)
-        .join(services, sa.and_(services.c.host == servers.c.host, services.c.binary == COMPUTE))
         .join(
-            heartbeats, sa.and_(heartbeats.c.host == servers.c.host, heartbeats.c.binary == COMPUTE)
+            services,
+            sa.and_(services.c.host == servers.c.host, services.c.binary == Binary.COMPUTE),
+        )
+        .join(
+            heartbeats,
+            sa.and_(heartbeats.c.host == servers.c.host, heartbeats.c.binary == Binary.COMPUTE),
         )
     )
     return list(

@@ -24,8 +24,8 @@ from sqlalchemy.engine import Connection
 from common import errors, states
 from common.models import Flavor, Interface
 from common.notifications.events import Notice
+from common.service_binaries import Binary
 from common.store.engine import for_update, insert_many, notification_settings, now
-from common.store.hosts.services import COMPUTE
 from common.store.notifications import outbox
 from common.store.pagination import SortOrder, after
 from common.store.regular_expressions import fetch, matches
@@ -398,12 +398,12 @@ def host_facts(tx: Connection, names: Iterable[str]) -> dict[str, HostFacts]:
         )
         .join(
             services,
-            (services.c.host == hosts.c.name) & (services.c.binary == COMPUTE),
+            (services.c.host == hosts.c.name) & (services.c.binary == Binary.COMPUTE),
             isouter=True,
         )
         .join(
             heartbeats,
-            (heartbeats.c.host == hosts.c.name) & (heartbeats.c.binary == COMPUTE),
+            (heartbeats.c.host == hosts.c.name) & (heartbeats.c.binary == Binary.COMPUTE),
             isouter=True,
         )
         .where(hosts.c.name.in_(sorted(set(names))))

@@ -11,6 +11,7 @@ no limit.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,7 +27,6 @@ from common.store.engine import insert_ignore
 from common.store.rows import Values
 from common.store.schema import migrations, projects, quotas, server_groups, servers
 from common.store.servers.migrations import OPEN
-from common.store.servers.servers import loads
 from common.wire import from_wire
 
 CLASS = "*"
@@ -244,7 +244,7 @@ def _classes(flavor: str, image: str | None) -> Counter[str] | None:
     understood any more, which must not hinder the project's other servers."""
     try:
         return Counter(
-            hardware.resources_of(from_wire(Flavor, loads(flavor)), loads(image or "{}"))
+            hardware.resources_of(from_wire(Flavor, json.loads(flavor)), json.loads(image or "{}"))
         )
     except (ValueError, TypeError, LookupError, AttributeError, errors.BadRequest):
         return None

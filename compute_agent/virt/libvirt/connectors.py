@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from common.config import ConfigError
+from common.errors import ConfigError
 from common.models import AttachedVolume
 from common.tls import Tls, is_loopback
 from compute_agent.virt import volumes

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from common.json_types import JsonObject
+from common.service_binaries import Binary
 from common.store.engine import Connection
 from common.store.hosts import aggregates, services
 from common.store.rows import HeardServiceRow
@@ -17,7 +18,7 @@ def index(request: Request) -> JsonObject:
     rows, by_host = _read(request)
     found: dict[str, bool] = {}
     for row in rows:
-        if row.binary == services.COMPUTE:
+        if row.binary == Binary.COMPUTE:
             zone = by_host[row.host]
             found[zone] = found.get(zone, False) or not row.disabled
     return {
@@ -34,7 +35,7 @@ def detail(request: Request) -> JsonObject:
     found: dict[str, dict[str, JsonObject]] = {}
     enabled: dict[str, bool] = {}
     for row in rows:
-        zone = by_host[row.host] if row.binary == services.COMPUTE else INTERNAL
+        zone = by_host[row.host] if row.binary == Binary.COMPUTE else INTERNAL
         enabled[zone] = enabled.get(zone, False) or not row.disabled
         found.setdefault(zone, {}).setdefault(row.host, {})[row.binary] = {
             "active": not row.disabled,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from common import errors, ids
 from common.json_types import JsonObject
+from common.service_binaries import Binary
 from common.store.engine import Connection
 from common.store.hosts import host_actions, services
 from common.store.hosts.host_actions import Arguments, HostAction, Name
@@ -75,7 +76,7 @@ def _host(tx: Connection, service_id: str) -> str:
     if not ids.is_uuid(service_id):
         raise errors.BadRequest(f"Invalid uuid {service_id[:80]}")
     row = services.show(tx, service_id)
-    if row is None or row.binary != services.COMPUTE:
+    if row is None or row.binary != Binary.COMPUTE:
         raise errors.NotFound(f"Compute service {service_id} could not be found.")
     return str(row.host)
 

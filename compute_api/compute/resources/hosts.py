@@ -11,6 +11,7 @@ from collections.abc import Callable
 from common import errors
 from common.json_types import JsonObject
 from common.models import Flavor
+from common.service_binaries import Binary
 from common.store.engine import Connection
 from common.store.hosts import aggregates, hosts, services
 from common.store.servers import servers
@@ -30,7 +31,7 @@ def index(request: Request) -> JsonObject:
             {
                 "host_name": row.host,
                 "service": row.binary.removeprefix(_PREFIX),
-                "zone": zones[row.host] if row.binary == services.COMPUTE else INTERNAL,
+                "zone": zones[row.host] if row.binary == Binary.COMPUTE else INTERNAL,
             }
             for row in services.list_all(tx)
         ]

@@ -8,8 +8,9 @@ from typing import Any
 
 from common import errors, ids
 from common.json_types import JsonObject
+from common.service_binaries import Binary
 from common.store.engine import Connection
-from common.store.hosts import aggregates, hosts, services
+from common.store.hosts import aggregates, host_removal, services
 from common.store.rows import HeardServiceRow
 from compute_api.compute.fields import Field, render, render_readable, visible_fields
 from compute_api.compute.request import Request
@@ -37,7 +38,7 @@ FIELDS: tuple[Field, ...] = (
     Field("id", "uuid", since="2.53"),
     Field("binary", "binary"),
     Field("host", "host"),
-    Field("zone", lambda row, view: view[row.host] if row.binary == services.COMPUTE else INTERNAL),
+    Field("zone", lambda row, view: view[row.host] if row.binary == Binary.COMPUTE else INTERNAL),
     Field("status", lambda row, view: status(row)),
     Field("state", lambda row, view: state(row)),
     Field("updated_at", lambda row, view: fraction(row.seen_at or row.updated_at)),
@@ -125,7 +126,7 @@ def update(request: Request, service_id: str) -> JsonObject:
         row = services.show(tx, service_id)
         if row is None:
             raise errors.NotFound(f"Service {service_id} could not be found.")
-        if row.binary != services.COMPUTE:
+        if row.binary != Binary.COMPUTE:
             raise errors.BadRequest(
                 f"Updating a {row.binary} service is not supported. Only nova-compute services "
                 "can be updated."
@@ -183,8 +184,8 @@ def _delete(request: Request, shown: str, **key: Any) -> None:
         row = services.show(tx, **key)
         if row is None:
             raise errors.NotFound(f"Service {shown} could not be found.")
-        if row.binary == services.COMPUTE:
-            hosts.remove(tx, row, shown)
+        if row.binary == Binary.COMPUTE:
+            host_removal.remove(tx, row, shown)
         else:
             services.remove(tx, row)
 

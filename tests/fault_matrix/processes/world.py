@@ -26,6 +26,7 @@ from keystoneauth1.exceptions import ClientException
 from openstack.exceptions import SDKException
 
 from common.models import DomainState
+from common.service_binaries import Binary
 from common.store import doctor, schema
 from common.store.engine import Store
 from common.store.neighbours import cleanups
@@ -273,7 +274,7 @@ class World:
         """Its row, as the operator sees it."""
         from common.store.hosts import services
 
-        found = self.store.read(lambda tx: services.list_all(tx, binary=services.COMPUTE))
+        found = self.store.read(lambda tx: services.list_all(tx, binary=Binary.COMPUTE))
         return next(row for row in found if row.host == host)
 
     def force_down(self, host: str, down: bool = True) -> None:

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 from common.authority import Signer, named
-from common.config import ConfigError
+from common.errors import ConfigError
 from deploy.authority import Authority
 
 OWN = ec.generate_private_key(ec.SECP256R1())

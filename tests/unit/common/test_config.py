@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from oslo_config import cfg
 
-from common import config
+from common import config, errors
 
 EVERY = [(group, option) for group, options in config.OPTIONS.items() for option in options]
 FREE_TEXT = {  # any text is a value: nothing can be refused before it is used
@@ -159,7 +159,7 @@ def test_start_with_wrong_value_names_file_and_option(
     load, wrong: tuple[str, cfg.Opt, str, str]
 ) -> None:
     group, option, value, says = wrong
-    with pytest.raises(config.ConfigError) as refused:
+    with pytest.raises(errors.ConfigError) as refused:
         load(f"[{group}]", f"{option.dest} = {value}")
     text = str(refused.value)
     assert option.dest in text and says in text and "kilonova.conf" in text
@@ -205,14 +205,14 @@ def test_aliases_of_devices_are_read_by_name(load) -> None:
 
 
 def test_a_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
-    with pytest.raises(config.ConfigError, match="kilonova config sample"):
+    with pytest.raises(errors.ConfigError, match="kilonova config sample"):
         config.load(str(tmp_path / "absent.conf"))
 
 
 def test_a_wait_for_two_rows_must_fit_into_a_statement(load) -> None:
     assert load("[database]\nlock_timeout = 4\nstatement_timeout = 9\n").database.lock_timeout == 4
     with pytest.raises(
-        config.ConfigError, match="lock_timeout is 5, and statement_timeout 10: .* less than half"
+        errors.ConfigError, match="lock_timeout is 5, and statement_timeout 10: .* less than half"
     ):
         load("[database]\nlock_timeout = 5\n")
 
@@ -231,7 +231,7 @@ def test_secrets_are_marked_so_that_they_are_never_logged() -> None:
 
 
 def test_a_secret_value_is_not_in_the_refusal(load) -> None:
-    with pytest.raises(config.ConfigError) as refused:
+    with pytest.raises(errors.ConfigError) as refused:
         load("[database]", "url = oracle://scott:TIGER@host/x")
     assert "must start with one of" in str(refused.value)
     assert "TIGER" not in str(refused.value)
@@ -244,7 +244,7 @@ def test_vendor_data_is_an_object_or_the_start_is_refused(load, tmp_path: Path) 
     for wrong in (None, "[1]", "{"):
         if wrong:
             file.write_text(wrong)
-        with pytest.raises(config.ConfigError, match=r"vendor_data_file .*vendor.json"):
+        with pytest.raises(errors.ConfigError, match=r"vendor_data_file .*vendor.json"):
             config.vendor_data(conf)
     file.write_text('{"ntp": "n1"}')
     assert config.vendor_data(conf) == {"ntp": "n1"}

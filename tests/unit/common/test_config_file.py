@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import common.rpc  # noqa: F401  # before oslo.messaging
-from common import config, config_file
+from common import config, config_file, errors
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def refusal(tmp_path: Path) -> Iterator[object]:
         path.write_text("\n".join(lines) + "\n")
         try:
             config.load(str(path))
-        except config.ConfigError as problem:
+        except errors.ConfigError as problem:
             assert str(problem).startswith(f"{path}:")
             return str(problem).removeprefix(f"{path}:")
         return ""

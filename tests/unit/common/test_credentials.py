@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from oslo_config import cfg
 
-from common import config
+from common import config, errors
 from common.rpc.broker import address_of
 
 
@@ -50,16 +50,16 @@ def test_a_secret_comes_from_a_credential(load) -> None:
 
 def test_a_wrong_credential_is_refused_by_name(load) -> None:
     with pytest.raises(
-        config.ConfigError, match="credential identity.pasword.*nearest is password"
+        errors.ConfigError, match="credential identity.pasword.*nearest is password"
     ):
         load(identity__pasword="x")
 
 
 def test_a_wrong_value_is_refused(load) -> None:
-    with pytest.raises(config.ConfigError, match="port"):
+    with pytest.raises(errors.ConfigError, match="port"):
         load(api__port="many")
 
 
 def test_a_secret_is_in_one_place(load) -> None:
-    with pytest.raises(config.ConfigError, match=r"conf:2: \[identity\] password is a credential"):
+    with pytest.raises(errors.ConfigError, match=r"conf:2: \[identity\] password is a credential"):
         load("[identity]", "password = x", identity__password="y")

@@ -19,7 +19,7 @@ from requests import PreparedRequest, Response
 from common import config, errors
 from common.clients import http, identity
 from common.clients.identity import BELIEVED_SECONDS, KEEP, RENEW, IdentityClient
-from common.config import ConfigError
+from common.errors import ConfigError
 
 URL = "http://127.0.0.1:9696"
 

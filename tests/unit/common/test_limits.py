@@ -192,5 +192,5 @@ def test_a_missing_oslo_limit_is_named_at_start(
     conf = load("[quota]", "driver = unified")
     for name in ("oslo_limit", "oslo_limit.limit"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(config.ConfigError, match="pip install 'kilonova.unified-limits.'"):
+    with pytest.raises(errors.ConfigError, match="pip install 'kilonova.unified-limits.'"):
         limits.configured(conf)

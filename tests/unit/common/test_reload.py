@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from common import config, reload
+from common import config, errors, reload
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_a_wrong_file_changes_nothing(
 
 def test_what_cannot_be_taken_over_is_said(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def refuse(conf: object) -> None:
-        raise config.ConfigError("because")
+        raise errors.ConfigError("because")
 
     reload.takes("conductor.*", then=refuse)
     path.write_text("[conductor]\nbatch = 7\n")
@@ -84,7 +84,7 @@ def test_what_cannot_be_taken_over_is_said(path: Path, caplog: pytest.LogCapture
 def test_refused_option_is_tried_again_at_the_next_reload(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    refusals = [config.ConfigError("because"), config.ConfigError("because")]
+    refusals = [errors.ConfigError("because"), errors.ConfigError("because")]
 
     def take_over(conf: object) -> None:
         if refusals:
@@ -110,7 +110,7 @@ def test_option_that_one_of_two_parts_refuses_is_reported_refused(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(conf: object) -> None:
-        raise config.ConfigError("because")
+        raise errors.ConfigError("because")
 
     reload.takes("conductor.batch", then=refuse)
     reload.takes("*")

@@ -24,7 +24,7 @@ from requests import PreparedRequest, Response
 
 from common import config, ids, tracing
 from common.clients import http
-from common.config import ConfigError
+from common.errors import ConfigError
 from common.log import LogHandler, request_id
 from compute_api.edge import access_log
 from tests.waiting import await_true

@@ -12,7 +12,7 @@ import pytest
 from oslo_config import cfg
 
 from common import config, service
-from common.config import ConfigError
+from common.errors import ConfigError
 from common.models import Flavor, GuestSpec, NumaNode
 from compute_agent import assembly
 from compute_agent.virt.memory.script import QUIET

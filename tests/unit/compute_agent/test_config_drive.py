@@ -17,7 +17,7 @@ import pytest
 
 from common import errors
 from common.clients.vendor_data import Dynamic
-from common.config import ConfigError
+from common.errors import ConfigError
 from common.instance_data import InstanceData
 from common.models import Flavor, GuestSpec
 from compute_agent import config_drive

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.config import ConfigError
+from common.errors import ConfigError
 from compute_agent.cpu_sets import CpuSets, listed, opened, parse
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from common.config import ConfigError
+from common.errors import ConfigError
 from common.models import AttachedVolume
 from compute_agent.virt.driver import VerbFailed
 from compute_agent.virt.libvirt import connectors

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from common.config import ConfigError
+from common.errors import ConfigError
 from common.models import Device
 from compute_agent import machine
 

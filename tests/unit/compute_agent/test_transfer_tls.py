@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from common import errors
-from common.config import ConfigError
+from common.errors import ConfigError
 from common.tls import Tls, opened
 from compute_agent.virt.driver import VerbFailed
 from deploy import authority

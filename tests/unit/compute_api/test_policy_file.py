@@ -12,8 +12,8 @@ import oslo_policy.policy
 import pytest
 
 from common import errors
-from common.config import ConfigError
 from common.context import RequestContext
+from common.errors import ConfigError
 from compute_api.compute.policies import COMPUTE_RULES, FORMER, NOT_HERE, RULES
 from compute_api.edge.policy import Policy
 from compute_api.edge.policy_rules import BASES

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from common import states
 from common.models import Heartbeat
+from common.service_binaries import Binary
 from common.store import schema
 from common.store.hosts import services
 from conductor import heartbeats, reports
@@ -26,7 +27,7 @@ def cloud() -> Cloud:
     minute."""
     time = Time()
     cloud = Cloud(memory_store(time), time)
-    cloud.store.write(lambda tx: services.enrol(tx, "c1", services.CONDUCTOR))
+    cloud.store.write(lambda tx: services.enrol(tx, "c1", Binary.CONDUCTOR))
     pass_by(cloud, 5)
     cloud.time.pass_by(2 * COMPARE_SOON_SECONDS)
     pass_by(cloud, 15)
@@ -146,7 +147,7 @@ def test_a_database_that_was_set_back_hears_from_all_hosts_soon(
     server = cloud.create(host="h1", forced=True, networks=[])[0]
     cloud.settle()
     pass_by(cloud, 2 * COMPARE_SOON_SECONDS)
-    mine = schema.heartbeats.c.binary == services.CONDUCTOR
+    mine = schema.heartbeats.c.binary == Binary.CONDUCTOR
     cloud.store.write(
         lambda tx: (
             tx.execute(

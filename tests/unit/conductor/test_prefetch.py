@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from common import ids
 from common.models import ImageRef, Sync
+from common.service_binaries import Binary
 from common.store import schema
 from common.store.hosts import host_images, services
 from conductor import prefetch, reports
@@ -118,7 +119,7 @@ def test_a_host_that_is_down_is_told_when_it_is_back(rig: Rig, table: sa.Table) 
         tx.execute(sa.update(table).where(table.c.host == "h1").values(**down))
     rig.ask("h1", "h2")
     assert rig.look() == ["h2"]
-    rig.store.write(lambda tx: services.beat(tx, ["h1"], services.COMPUTE))
+    rig.store.write(lambda tx: services.beat(tx, ["h1"], Binary.COMPUTE))
     with rig.store.begin() as tx:
         tx.execute(sa.update(schema.services).values(forced_down=False))
     assert rig.look() == ["h1"]
@@ -158,7 +159,7 @@ def test_the_sweep_looks_every_few_seconds(rig: Rig) -> None:
 
 
 def test_a_conductor_whose_service_was_deleted_comes_back(rig: Rig) -> None:
-    rig.store.write(lambda tx: services.enrol(tx, "c1", services.CONDUCTOR))
+    rig.store.write(lambda tx: services.enrol(tx, "c1", Binary.CONDUCTOR))
     [row] = rig.store.read(lambda tx: services.list_all(tx, "c1"))
     rig.store.write(lambda tx: services.remove(tx, row))
     sweep(rig.engine, Watch(), [], True)

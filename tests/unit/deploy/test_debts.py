@@ -14,7 +14,8 @@ from common.models import HostInventory
 from common.store import schema
 from common.store.engine import Store
 from common.store.hosts import hosts, services
-from common.store.hosts.host_contents import Debt, HostState
+from common.store.hosts.host_contents import Debt
+from common.store.hosts.host_status import HostState
 from common.store.placement import allocations
 from common.store.servers import guests
 from deploy.cli.debts import LATE, goes, state

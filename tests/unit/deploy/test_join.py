@@ -18,7 +18,7 @@ import pytest
 from oslo_config import cfg
 
 from common import config, errors
-from common.config import ConfigError
+from common.errors import ConfigError
 from common.host_joins import JoinToken
 from deploy.authority import Authority
 from deploy.cli import config_check, join, join_checks

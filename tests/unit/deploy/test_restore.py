@@ -14,9 +14,9 @@ from common.clock import SECOND
 from common.models import HostInventory
 from common.store import schema
 from common.store.engine import Store
-from common.store.hosts import host_actions, host_contents, hosts, services
+from common.store.hosts import host_actions, host_status, hosts, services
 from common.store.hosts.host_actions import Arguments, Name, Progress, State
-from common.store.hosts.host_contents import HostState
+from common.store.hosts.host_status import HostState
 from conductor.host_plan import too_many_down
 from deploy.cli import host_restore
 from deploy.cli.host_actions import begin
@@ -89,7 +89,7 @@ def test_drained_and_restored(
     store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def state() -> HostState:
-        return store.read(lambda tx: host_contents.host_state(tx, "h1"))
+        return store.read(lambda tx: host_status.host_state(tx, "h1"))
 
     command = ["--config", str(tmp_path / "kilonova.conf"), "host", "restore"]
     assert "restore h1 takes that back" in drain(store)
@@ -116,7 +116,7 @@ def test_drained_and_restored(
 def test_what_somebody_else_disabled_stays_disabled(
     store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    uuid = store.read(lambda tx: host_contents.host_state(tx, "h1")).service
+    uuid = store.read(lambda tx: host_status.host_state(tx, "h1")).service
     store.write(lambda tx: services.set_state(tx, uuid, disabled=True, disabled_reason="new disk"))
     assert drain(store) == "host h1 is disabled already: new disk"
     assert main(["--config", str(tmp_path / "kilonova.conf"), "host", "restore", "h1"]) == 1

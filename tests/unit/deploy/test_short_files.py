@@ -15,7 +15,7 @@ import pytest
 from oslo_config import cfg
 
 import conductor.service
-from common import config, tls
+from common import config, errors, tls
 from common.authority import Signer
 from deploy.cli import main
 from tests.install.documentation import commands
@@ -104,7 +104,7 @@ def test_what_is_gone_is_no_plain_text(written: Path, load: Load) -> None:
     (written / "tls/ca.pem").unlink()
     (written / "tls/own.pem").unlink()
     conf = load("conductor")
-    with pytest.raises(config.ConfigError, match="no loopback address"):
+    with pytest.raises(errors.ConfigError, match="no loopback address"):
         tls.protecting(conf, "[metadata] host", [conf.metadata.host], listens=True)
 
 
@@ -116,11 +116,11 @@ def test_an_agent_has_no_part_in_it(written: Path, load: Load) -> None:
 
 def test_a_secret_that_is_open_or_double_is_refused(written: Path, load: Load) -> None:
     (written / "secrets").chmod(0o755)
-    with pytest.raises(config.ConfigError, match="chmod o="):
+    with pytest.raises(errors.ConfigError, match="chmod o="):
         load("conductor")
     (written / "secrets").chmod(0o750)
     (written / "secrets/identity.password").write_text("again")
-    with pytest.raises(config.ConfigError, match=r"conf:9: \[identity\] password"):
+    with pytest.raises(errors.ConfigError, match=r"conf:9: \[identity\] password"):
         load("conductor")
 
 
