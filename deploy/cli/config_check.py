@@ -19,7 +19,7 @@ from common import access, config, errors
 from common.clients import vendor_data
 
 SECONDS = 10.0  #: for a neighbour's answer
-#: docs/neighbours.md says what for.
+#: docs/external-services.md says what for.
 WANTED_ROLES = {"service", "admin"}
 Look = Callable[[cfg.ConfigOpts], str]
 
@@ -91,7 +91,7 @@ def identity(conf: cfg.ConfigOpts) -> str:
     if lacking:
         raise errors.ConfigError(
             f"user {known.described()} lacks {' and '.join(sorted(lacking))}; run: openstack role add --user "
-            f"{conf.identity.username} --project {conf.identity.project_name} {min(lacking)} (docs/neighbours.md "
+            f"{conf.identity.username} --project {conf.identity.project_name} {min(lacking)} (docs/external-services.md "
             "says what for)"
         )
     return f"user {known.described()}"
