@@ -27,7 +27,7 @@ from common.rpc.host_certificates import HostCertificatesClient
 
 log = logging.getLogger(__name__)
 PERIOD_SECONDS = 3600.0
-BY_HAND = "bring one of the cloud's authority by hand (docs/hosts.md)"
+BY_HAND = "bring one of the cloud's authority by hand (docs/encryption.md)"
 
 
 @dataclass(frozen=True)

@@ -9,17 +9,18 @@ from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 OPERATE, HOSTS, BACKUP = "operate.md", "hosts.md", "backup.md"
+AGGREGATES, HOST_FAILURE = "aggregates.md", "host-failure.md"
 _COMMAND = re.compile(r"^    ((?:kilonova|openstack) .+?)(?:\s+#.*)?$")
 #: Headings whose commands tests/e2e/test_runbooks.py types.
 TYPED = {
     (OPERATE, "Commands"),
-    (HOSTS, "Aggregates"),
-    (HOSTS, "Images fetched ahead"),
-    (HOSTS, "Taking a host out of use"),
-    (HOSTS, "Emptying a host: drain"),
-    (HOSTS, "A dead host: evacuate"),
-    (HOSTS, "What neighbours owe: pending cleanups"),
-    (HOSTS, "What is set by hand"),
+    (AGGREGATES, "Aggregates"),
+    (AGGREGATES, "Images fetched ahead"),
+    (HOSTS, "Take a host out of use"),
+    (HOSTS, "Empty a host: drain"),
+    (HOST_FAILURE, "A dead host: evacuate"),
+    (HOST_FAILURE, "Remove the leftovers at external services"),
+    (AGGREGATES, "Change inventories and traits"),
 }
 #: Commands that need something that a cloud in memory has not (another machine, a broker's
 #: administrator, a lost host, a guest without a record), and the test that gives them.

@@ -197,7 +197,7 @@ def test_what_cannot_be_renewed_says_what_to_do(
         True,
         True,
     ]
-    assert all("docs/hosts.md" in one for one in said)
+    assert all("docs/encryption.md" in one for one in said)
 
 
 def test_doctor_names_hosts_whose_certificate_ends(store: Store) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands of docs/operate.md and docs/hosts.md, as an operator reads them there, on a cloud in
+"""The commands of the operator's pages in docs, as an operator reads them there, on a cloud in
 memory: each is accepted and does what its chapter says.
 
 tests/unit/test_runbooks.py demands that every command of these pages is here, or named there with
@@ -16,7 +16,7 @@ import pytest
 
 from common import ids
 from tests.e2e.live import PROGRAMS, Live
-from tests.runbooks import HOSTS, OPERATE, commands_of
+from tests.runbooks import AGGREGATES, HOST_FAILURE, HOSTS, OPERATE, commands_of
 from tests.waiting import await_true
 
 pytestmark = pytest.mark.slice("operations")
@@ -88,14 +88,14 @@ def test_what_an_operator_asks(operator: Operator) -> None:
 
 def test_aggregates_and_images_fetched_ahead(operator: Operator) -> None:
     operator.words |= {"debian-12": "empty"}
-    operator.types(HOSTS, "Aggregates")
+    operator.types(AGGREGATES, "Aggregates")
     [zone] = [
         one
         for one in operator.asks("availability zone list --compute")
         if one["Zone Name"] == "az1"
     ]
     assert zone["Zone Status"] == "available"
-    operator.types(HOSTS, "Images fetched ahead")
+    operator.types(AGGREGATES, "Images fetched ahead")
     [shown] = operator.live.openstack(f"aggregate show rack1{JSON}", cloud=ADMIN)
     assert shown["hosts"] == [NODE]
     assert shown["properties"] == {"ssd": "true", "cpu_allocation_ratio": "8"}
@@ -104,13 +104,13 @@ def test_aggregates_and_images_fetched_ahead(operator: Operator) -> None:
 
 
 def test_a_host_is_taken_out_of_use(operator: Operator) -> None:
-    operator.types(HOSTS, "Taking a host out of use")
+    operator.types(HOSTS, "Take a host out of use")
     found = operator.service()
     assert (found["Status"], found["Disabled Reason"]) == ("disabled", "new disk")
 
 
 def test_a_host_is_drained_and_used_again(operator: Operator) -> None:
-    told = operator.types(HOSTS, "Emptying a host: drain")
+    told = operator.types(HOSTS, "Empty a host: drain")
     assert f"host {NODE} gets no more servers" in told and "is empty" in told
     assert operator.service()["Status"] == "enabled"
 
@@ -120,8 +120,8 @@ def test_a_dead_host_is_evacuated(operator: Operator) -> None:
     refused = operator.live.kilonova("host", "evacuate", NODE)
     assert refused.returncode != 0
     operator.live.type(f"compute service set --down {NODE} nova-compute", cloud=ADMIN)
-    operator.types(HOSTS, "A dead host: evacuate")
-    operator.types(HOSTS, "What neighbours owe: pending cleanups", status=0)
+    operator.types(HOST_FAILURE, "A dead host: evacuate")
+    operator.types(HOST_FAILURE, "Remove the leftovers at external services", status=0)
 
 
 def test_what_is_set_by_hand(operator: Operator) -> None:
@@ -131,7 +131,7 @@ def test_what_is_set_by_hand(operator: Operator) -> None:
     flavor = f"by-hand-{ids.new()[:8]}"
     operator.live.type(f"flavor create --ram 64 --disk 1 --vcpus 1 {flavor}", cloud=ADMIN)
     operator.words |= {"ID": str(provider), "FLAVOR": flavor}
-    operator.types(HOSTS, "What is set by hand")
+    operator.types(AGGREGATES, "Change inventories and traits")
     inventory = {
         one["resource_class"]: one
         for one in operator.asks(f"resource provider inventory list {provider}")

@@ -5,9 +5,11 @@ test that is named (tests/runbooks.py)."""
 from __future__ import annotations
 
 from tests.runbooks import (
+    AGGREGATES,
     BACKUP,
     DOCS,
     ELSEWHERE,
+    HOST_FAILURE,
     HOSTS,
     OPERATE,
     TYPED,
@@ -16,7 +18,11 @@ from tests.runbooks import (
 )
 
 ROOT = DOCS.parent
-COMMANDS = [(page, *command) for page in (OPERATE, HOSTS) for command in every_command(page)]
+COMMANDS = [
+    (page, *command)
+    for page in (OPERATE, HOSTS, HOST_FAILURE, AGGREGATES)
+    for command in every_command(page)
+]
 
 
 def test_documented_commands_have_a_test() -> None:

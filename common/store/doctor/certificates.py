@@ -30,5 +30,5 @@ def check(tx: Connection) -> Iterator[Finding]:
                 "certificate-lasts",
                 row.name,
                 f"its certificate ends at {iso(ends * SECOND)}: journalctl -u kilonova-agent there says what keeps "
-                "the agent from renewing it (docs/hosts.md, Certificates of hosts)",
+                "the agent from renewing it (docs/encryption.md, Certificates of hosts)",
             )
