@@ -4,7 +4,7 @@
 ``[quota] driver`` chooses ``kilonova`` (limits of this database, also of users, in servers, cores
 and RAM) or ``unified`` (Keystone's, in servers and resource classes). In both cases usage is
 counted under the project's lock in the transaction that adds to it. Keystone's limits are read
-before that transaction begins. See decision 0030."""
+before that transaction begins. See decision 0015."""
 
 from __future__ import annotations
 

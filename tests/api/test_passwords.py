@@ -194,7 +194,7 @@ def test_sealed_user_data_is_shown_as_it_was_given(sealing: Cloud) -> None:
     body = {"name": "vm", "imageRef": IMAGE, "flavorRef": "1", "user_data": "Zm9ybWVy"}
     server = sealing.call("POST", "/servers", {"server": body}).json["server"]["id"]
     old = sealing.create(name="old", user_data="b2xk")
-    # as it was kept before 0016
+    # as a cloud without a secret_key keeps it
     sealing.store.write(
         lambda tx: tx.execute(
             sa.update(schema.servers).where(schema.servers.c.id == old).values(user_data="b2xk")

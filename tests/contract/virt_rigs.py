@@ -51,7 +51,7 @@ done
 [ -n "$(held vda)$(held vdb)" ] ||
     printf canary | dd of=/dev/vda bs={SECTOR} seek={CANARY_AT // SECTOR} conv=notrunc,fsync 2> /dev/null
 """
-#: What a guest does all the time so that QEMU 7 migrates all it writes, emulated (decision 0020):
+#: What a guest does all the time so that QEMU 7 migrates all it writes, emulated (decision 0021):
 #: two processes take turns, and each turn, within milliseconds of the last, empties the TLB.
 IN_TURNS = "for turn in 1 2; do ping -q -i 0.005 127.0.0.1 > /dev/null & done"
 #: User data that counts on the console for as long as the guest goes on.

@@ -145,7 +145,7 @@ def steps() -> list[str]:
 @pytest.fixture
 def walk(lab: LiveLab) -> Iterator[Walk]:
     """A guest of one processor: what keeps an emulated one whole while it migrates takes turns on
-    one (decision 0020)."""
+    one (decision 0021)."""
     sizes = lab.flavor(), larger(lab, "pairs.larger", ram=160, vcpus=1, disk=1)
     with witness(lab, "pairs") as guest:
         yield Walk(lab, guest, sizes)

@@ -34,7 +34,7 @@ def kill_every_process(lab: LiveLab) -> None:
 
 def test_guest_lives_through_moves_and_dead_processes(lab: LiveLab) -> None:
     # One processor: what keeps an emulated guest whole while it migrates takes turns on one
-    # (decision 0020).
+    # (decision 0021).
     size = larger(lab, "life.larger", ram=192, vcpus=1, disk=2)
     with witness(lab, "whole", host="lab1") as guest:
         new = guest.account()

@@ -2,7 +2,7 @@
 """Drains and evacuations of a host, below its compute service.
 
 Nova has none of this: it is an extension with a microversion namespace of its own, so that it is
-never taken for one of Nova's microversions (docs/decisions/0048-actions-on-hosts.md). The
+never taken for one of Nova's microversions (docs/decisions/0048-host-operations.md). The
 conductors do the work.
 """
 

@@ -2,7 +2,7 @@
 """Snapshots of the volumes of a server that boots from one, for an image that names them.
 
 They are made with the caller's token, so that they are the caller's, before the action begins that
-makes the image (decision 0071). Meanwhile the guest's file systems are held still by its agent,
+makes the image (decision 0067). Meanwhile the guest's file systems are held still by its agent,
 where it has one. What was made for an image that is refused is deleted again.
 """
 
