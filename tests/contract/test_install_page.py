@@ -113,7 +113,7 @@ def test_host_gives_qemu_the_certificate_that_it_joined_with(first: Place, tmp_p
         first.root / "etc/kilonova/tls/own.pem", tmp_path / "var/lib/kilonova-agent" / CERTIFICATE
     )
     (tmp_path / "etc/kilonova/agent.conf").write_text("[migration]\n")
-    host.type("Servers that move while they run")
+    host.type("Live migration")
     conf = config.load(str(tmp_path / "etc/kilonova/agent.conf"), config.AGENT)
     assert conf.migration.live_migration_with_native_tls
     assert conf.migration.live_migration_port == 16598
