@@ -31,7 +31,7 @@ def api() -> str:
         kinds.setdefault(_kind(route.path), []).append(route)
     parts = [
         f"## {kind}\n\n"
-        + _table(("operation", "microversions", "policy", "all is well"), map(_operation, routes))
+        + _table(("operation", "microversions", "policy", "success"), map(_operation, routes))
         for kind, routes in kinds.items()
     ]
     gone = ((f"`{path}`", methods.replace(" ", ", ")) for path, methods in sorted(GONE.items()))
@@ -42,7 +42,7 @@ def api() -> str:
 def actions() -> str:
     """What POST /servers/{server_id}/action takes, and what is done by other operations."""
     return _table(
-        ("action", "microversions", "policy", "from the states", "then", "all is well"),
+        ("action", "microversions", "policy", "from the states", "then", "success"),
         map(_action, states.ACTIONS),
     )
 
