@@ -202,8 +202,7 @@ class Driver(Protocol):
 
     def server_facts(self, server: str) -> HostedServer:
         """What our metadata on the domain says of its server, as of the last verb that defined the
-        domain, and of interfaces that came and went since; empty fields of a domain that an older
-        agent made. VerbFailed when there is no domain."""
+        domain, and of interfaces that came and went since. VerbFailed when there is no domain."""
 
     def ensure_image(self, image: ImageRef, read_image: ImageReader, context: VerbContext) -> None:
         """Fetch the image to this host, for later guests. Repeatable."""

@@ -34,7 +34,7 @@ from compute_agent.virt.libvirt.hardware_xml import (
     VIF_MODELS,
     HostPlacement,
 )
-from compute_agent.virt.traits import COMMON, OWN_TRAITS, VOLUMES, of_processor
+from compute_agent.virt.traits import COMMON, VOLUMES, of_processor
 
 #: Of the folder of guests' folders: QEMU's group goes through it to its files, and nobody else.
 FOLDER_MODE = 0o710
@@ -230,7 +230,7 @@ def place(libvirt: Connection, about: HostOptions, assignment: HardwareAssignmen
 
 def traits(facts: HostCapabilities, has_threads: bool) -> list[str]:
     """What guests of this host can have, sorted."""
-    found = {*COMMON, *OWN_TRAITS, *VOLUMES, *of_processor(facts.cpu_features)}
+    found = {*COMMON, *VOLUMES, *of_processor(facts.cpu_features)}
     found |= {
         f"COMPUTE_STORAGE_BUS_{bus.upper()}"
         for bus in DISK_BUSES
