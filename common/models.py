@@ -210,8 +210,7 @@ class GuestSpec:
     ``assignment``: which parts of the host are its own. ``disks``: those beside its root disk, in
     the order in which the guest finds them. ``record``: what only its row says, for
     ``server_facts``: user_id, created_at, pinned_availability_zone, disks. ``volumes``: one with
-    boot_index 0 takes the place of the root disk. ``shares``: the ids of those that it may have;
-    None: a conductor of an earlier release does not say.
+    boot_index 0 takes the place of the root disk. ``shares``: the ids of those that it may have.
     """
 
     server: str
@@ -228,7 +227,7 @@ class GuestSpec:
     disks: list[LocalDisk] = field(default_factory=list)
     record: JsonObject = field(default_factory=dict)
     volumes: list[AttachedVolume] = field(default_factory=list)
-    shares: list[str] | None = None
+    shares: list[str] = field(default_factory=list)
 
     @property
     def local_gb(self) -> int:
@@ -237,10 +236,8 @@ class GuestSpec:
         return self.flavor.disk_gb - (self.flavor.root_gb if boots else 0)
 
     @property
-    def belongings(self) -> Belongings | None:
-        """What it may have; None: it is not said."""
-        if self.shares is None:
-            return None
+    def belongings(self) -> Belongings:
+        """The volumes and shares that the guest may have."""
         return Belongings([one.volume_id for one in self.volumes], self.shares)
 
 

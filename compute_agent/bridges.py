@@ -2,7 +2,7 @@
 """Bridges of networks, where the network's agent leaves them to the compute service, as Neutron's
 Linux bridge agents do: made by a process that has this one right, for the agent, which has none.
 
-    python -m compute_agent.bridges        # kilonova-bridges.service; systemd gives it its socket
+    python -m compute_agent.bridges  # kilonova-bridges.service; systemd opens the socket
 
 A bridge is asked for by its name, which is made of its network's id; nothing of another name is
 made. One that is there and up is left alone, whoever made it. One that is there and down is

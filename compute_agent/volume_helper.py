@@ -2,7 +2,7 @@
 """Volumes that the host's kernel reaches: connected by os-brick in a process that may do so, for
 the agent, which may not.
 
-    python -m compute_agent.volume_helper   # kilonova-volumes.service; systemd gives it its socket
+    python -m compute_agent.volume_helper  # kilonova-volumes.service; systemd opens the socket
 
 A question is one object of JSON, and so is the answer. Its verbs: ``host`` (who this host is to the
 volume service), ``connect`` and ``disconnect``. What is connected is found as ``DEVICES``/ID,

@@ -37,7 +37,6 @@ from common.models import Flavor
 __all__ = [
     "ANY",
     "LARGE",
-    "LOCAL_DISKS",
     "NOT_ASKED",
     "OWN",
     "OWN_SPECS",
@@ -62,9 +61,6 @@ _DEVICES = {
     "hw_vif_model": "COMPUTE_NET_VIF_MODEL_",
 }
 ON_VOLUME = "on_volume"  #: key of a frozen image: a volume takes the root disk's place
-#: Of hosts whose agent makes disks beside the root disk: one of an earlier release would leave them
-#: out.
-LOCAL_DISKS = "CUSTOM_KILONOVA_LOCAL_DISKS"
 _NAME = re.compile("[A-Z0-9_]{1,255}", re.ASCII)
 
 
@@ -155,8 +151,6 @@ def traits(flavor: Flavor, properties: Mapping[str, str]) -> tuple[list[str], li
                         name, "a trait's name has capital letters, digits and underscores only."
                     )
                 found[read(name, value, one_of(*words))].add(trait)
-    if requested.flavor.ephemeral_gb or requested.flavor.swap_mb:
-        found["required"].add(LOCAL_DISKS)
     for option in OPTIONS:
         model = requested.image(option.image, option.parse) if option.image in _DEVICES else None
         if model and model != "none":

@@ -31,7 +31,7 @@ from pathlib import Path
 from common.json_types import JsonObject
 from compute_agent.sandbox import landlock
 from compute_agent.sandbox.lockdown import HelperLimits
-from compute_agent.virt.driver import Cancelled, VerbContext
+from compute_agent.verb_context import Cancelled, VerbContext
 
 log = logging.getLogger(__name__)
 #: Whose functions helpers run.

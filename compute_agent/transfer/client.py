@@ -35,7 +35,7 @@ from compute_agent.transfer.frames import (
     meaning,
     send_request,
 )
-from compute_agent.virt.driver import Part, Peer, VerbFailed
+from compute_agent.verb_context import Part, Peer, VerbFailed
 
 log = logging.getLogger(__name__)
 Kind = TypeVar("Kind")

@@ -41,7 +41,7 @@ from compute_agent.transfer.frames import (
     TransferRequest,
     receive_request,
 )
-from compute_agent.virt.driver import Part, VerbFailed
+from compute_agent.verb_context import Part, VerbFailed
 
 log = logging.getLogger(__name__)
 #: connections that have proved their right, and that have not yet

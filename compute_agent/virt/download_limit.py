@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from common.command_progress import CommandPhase
-from compute_agent.virt.driver import Cancelled, VerbContext
+from compute_agent.verb_context import Cancelled, VerbContext
 
 #: Images at a time by default; seconds between two looks at whether the command is cancelled.
 MAX_DOWNLOADS, LOOK_SECONDS = 2, 0.5

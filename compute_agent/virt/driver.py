@@ -13,28 +13,52 @@ repeated.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 from common import errors
-from common.command_progress import CommandPhase, CommandProgress
 from common.hardware import Hardware, hardware
 from common.json_types import JsonObject
 from common.models import (
     AttachedShare,
     AttachedVolume,
     Belongings,
-    Control,
     DomainState,
-    FailureReason,
     GuestSpec,
     HostInventory,
     ImageRef,
     Interface,
 )
 from common.server_facts import HostedServer
+from compute_agent.verb_context import (
+    MAX_DETAILS_CHARS,
+    MAX_ERROR_CHARS,
+    Cancelled,
+    ImageReader,
+    ImageWriter,
+    MigrationAborted,
+    Part,
+    Peer,
+    VerbContext,
+    VerbFailed,
+    before_guest_is_touched,
+)
+
+__all__ = [
+    "MAX_DETAILS_CHARS",
+    "MAX_ERROR_CHARS",
+    "Cancelled",
+    "ImageReader",
+    "ImageWriter",
+    "MigrationAborted",
+    "Part",
+    "Peer",
+    "VerbContext",
+    "VerbFailed",
+    "before_guest_is_touched",
+]
+
 
 #: Power states as the Compute API numbers them.
 NOSTATE, RUNNING, PAUSED, SHUTDOWN, CRASHED, SUSPENDED = 0, 1, 3, 4, 6, 7
@@ -42,102 +66,6 @@ NOSTATE, RUNNING, PAUSED, SHUTDOWN, CRASHED, SUSPENDED = 0, 1, 3, 4, 6, 7
 
 #: Kinds of consoles.
 VNC, SERIAL, SPICE = "vnc", "serial", "spice"
-
-#: Of the details of a failure, that a hypervisor or a guest's agent reports, so much is kept.
-MAX_ERROR_CHARS, MAX_DETAILS_CHARS = 1000, 2000
-
-
-class VerbFailed(Exception):
-    """A definite failure: the verb did not happen and nothing of it runs.
-
-    ``str()`` is safe for the tenant, ``details`` is for the operator, ``retryable`` says whether
-    another host may succeed (a full disk: yes; a hostile image: no), and ``reason`` is what a
-    conductor decides by.
-    """
-
-    def __init__(
-        self,
-        text: str,
-        *,
-        details: str = "",
-        retryable: bool = False,
-        reason: FailureReason = FailureReason.UNSPECIFIED,
-    ) -> None:
-        super().__init__(text)
-        self.details = details[:MAX_DETAILS_CHARS]
-        self.retryable = retryable
-        self.reason = reason
-
-
-@contextmanager
-def before_guest_is_touched() -> Iterator[None]:
-    """Tell the conductor of a failure in here that the guest is as it was before the verb."""
-    try:
-        yield
-    except VerbFailed as problem:
-        problem.reason = FailureReason.UNTOUCHED
-        raise
-    except OSError as problem:
-        raise VerbFailed(
-            "The host failed unexpectedly; its log says more.",
-            details=f"{type(problem).__name__}: {problem}",
-            reason=FailureReason.UNTOUCHED,
-        ) from problem
-
-
-class MigrationAborted(VerbFailed):
-    """A live migration that ended because its abort was requested. The guest is where it was."""
-
-    def __init__(self) -> None:
-        super().__init__("The migration was aborted.", reason=FailureReason.ABORTED)
-
-
-class Cancelled(Exception):
-    """A higher fence arrived while the verb ran; it stopped within five seconds."""
-
-
-def _nothing_requested() -> Control | None:
-    return None
-
-
-def _not_reported(numbers: Mapping[str, int]) -> None:
-    """Nobody asks how far a migration is."""
-
-
-def _always() -> bool:
-    return True
-
-
-@dataclass(frozen=True, slots=True)
-class VerbContext:
-    """What a verb may use while it runs."""
-
-    #: Takes how far the verb is.
-    report_progress: Callable[[CommandProgress], None]
-    #: True when the verb must raise ``Cancelled``; asked every few seconds by anything long.
-    cancelled: Callable[[], bool]
-    #: What was requested of a live migration so far.
-    requested_control: Callable[[], Control | None] = _nothing_requested
-    #: Takes how far a migration is, in bytes: memory_total, memory_processed, memory_remaining, and
-    #: disk_ likewise.
-    report_migration: Callable[[Mapping[str, int]], None] = _not_reported
-    #: Is the command still wanted, and has a conductor been heard since it was sent, without a gap
-    #: and recently enough that it cannot have started this host's guests elsewhere?
-    may_start: Callable[[], bool] = _always
-
-    def phase(self, phase: CommandPhase, percent: int | None = None) -> None:
-        """The verb is in this phase."""
-        self.report_progress(CommandProgress(phase, percent))
-
-    def require_lease(self) -> None:
-        """Called right before CPUs of a guest are started: a verb that took long may have outlived
-        the lease with which it began. Raises Unavailable; the conductor sends the command again if
-        it is still wanted."""
-        if not self.may_start():
-            raise errors.Unavailable(
-                "The host has not heard a conductor lately, which may have its guests started "
-                "elsewhere: nothing is started until it has."
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,36 +76,6 @@ class VolumeMerge:
 
     file: str | None
     into: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One file of a guest, as another host may read it. size: its length; bytes: its data without
-    holes."""
-
-    name: str
-    size: int
-    bytes: int
-
-
-class Peer(Protocol):
-    """The files of a guest on another host."""
-
-    def parts(self) -> list[Part]:
-        """The files. VerbFailed when the host does not offer them, Unavailable when it does not
-        answer."""
-
-    def read(self, name: str) -> Iterator[tuple[int, bytes]]:
-        """(offset, data) in rising order, at most 1 MiB each; gaps are holes. VerbFailed when the
-        data differs from what was sent, Unavailable when the connection is lost."""
-
-
-#: Stores an image: takes its bytes in chunks of at most 1 MiB, and returns when the image service
-#: has all of them.
-ImageWriter = Callable[[Iterator[bytes]], None]
-
-#: Opens an image for reading: image id -> chunks of bytes, at most 1 MiB each.
-ImageReader = Callable[[str], Iterator[bytes]]
 
 
 class Driver(Protocol):
@@ -202,8 +100,7 @@ class Driver(Protocol):
 
     def server_facts(self, server: str) -> HostedServer:
         """What our metadata on the domain says of its server, as of the last verb that defined the
-        domain, and of interfaces that came and went since; empty fields of a domain that an older
-        agent made. VerbFailed when there is no domain."""
+        domain, and of interfaces that came and went since. VerbFailed when there is no domain."""
 
     def ensure_image(self, image: ImageRef, read_image: ImageReader, context: VerbContext) -> None:
         """Fetch the image to this host, for later guests. Repeatable."""

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a host can do as traits, in the names of os-traits, and in one of our own where these have
-none.
+"""The abilities of a host as traits of os-traits.
 
 Used by both drivers. A feature of the processor becomes a trait when os-traits has a name for it:
 nearly always the feature's own, else the table says which. Must stay true: nothing is promised that
@@ -15,8 +14,6 @@ from collections.abc import Iterable
 
 import os_traits
 
-from common.hardware import LOCAL_DISKS
-
 PREFIX = "HW_CPU_X86_"
 #: What every driver does.
 COMMON = frozenset(
@@ -27,8 +24,6 @@ COMMON = frozenset(
         "COMPUTE_NET_ATTACH_INTERFACE",
     }
 )
-#: The same, where os-traits has no name.
-OWN_TRAITS = frozenset({LOCAL_DISKS})
 #: What a guest with shares needs of its host.
 SHARES = frozenset({"COMPUTE_STORAGE_VIRTIO_FS", "COMPUTE_MEM_BACKING_FILE"})
 #: What every driver does with volumes.

@@ -25,10 +25,13 @@ class TokenChecker:
         self._vault, self._asked = vault, asked
 
     def is_valid(self, sealed: str | None) -> bool:
-        """Is this caller's token good? Addresses from before tokens were kept say of none.
+        """True if the caller's token is good.
+
+        Args:
+            sealed: the token as the API sealed it. None if the API has no key to seal tokens.
 
         Raises:
-            Unavailable: nobody can say it now.
+            Unavailable: the identity service does not answer.
         """
         return sealed is None or self._asked(str(self._vault.open(sealed)["token"]))
 

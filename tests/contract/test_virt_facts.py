@@ -120,18 +120,13 @@ def test_interfaces_that_come_and_go_are_told_with_their_tags(rig: Rig) -> None:
     assert told(rig, spec) == replace(facts_of(spec), ports={second.port: "second"})
 
 
-def test_a_domain_of_an_older_agent_tells_what_can_be_seen(rig: Rig) -> None:
+def test_server_facts_that_cannot_be_read_fail(rig: Rig) -> None:
     if isinstance(rig.driver, MemoryDriver):
-        pytest.skip("a host in memory has no other agent's domains")
+        pytest.skip("a host in memory has no metadata of a domain")
     from compute_agent.virt.libvirt.driver import LibvirtDriver
 
     assert isinstance(rig.driver, LibvirtDriver)
-    spec = rig.boot(name="old", paused=True)
-    rig.driver._libvirt.mark(spec.server, facts="")
-    assert told(rig, spec) == HostedServer(name="old", config_drive=True)
-    rig.driver.ensure_stopped(spec.server, 2, 0, QUIET)
-    rig.driver.resize_here(replace(spec, fence=3, paused=False), False, QUIET)
-    assert told(rig, spec).flavor == spec.flavor
+    spec = made(rig)
     rig.driver._libvirt.mark(spec.server, facts='{"flavor": 3}')
     with pytest.raises(VerbFailed, match="cannot be read"):
         told(rig, spec)

@@ -102,6 +102,7 @@ def test_a_rescued_guest_keeps_its_shares(rig: Rig, host: LocalMounts) -> None:
     spec, one = rig.boot(), share()
     rig.driver.ensure_stopped(spec.server, 2, 0, QUIET)
     rig.driver.attach_share(spec.server, 3, one, QUIET)
+    spec = replace(spec, shares=[one.share_id])
     rig.driver.rescue(replace(spec, fence=4), rig.image, rig.read_image, QUIET)
     assert mounted(rig, host, spec.server) == {one.share_id}
     rig.driver.unrescue(replace(spec, fence=5), QUIET)

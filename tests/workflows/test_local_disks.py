@@ -13,7 +13,6 @@ import pytest
 from common import states
 from common.models import Flavor
 from compute_agent.virt.memory.script import Fail
-from compute_agent.virt.traits import OWN_TRAITS
 from tests.workflows import simulator
 from tests.workflows.moves import before, clouds, last, server_on, shares, stands
 from tests.workflows.scenarios import KILL, ask
@@ -170,19 +169,3 @@ def test_rebuild_keeps_ephemeral_disks_when_asked_to(cloud: Cloud, keeps: bool) 
         SIZES,
         {"ephemeral0"} if keeps else set(),
     )
-
-
-def test_host_of_the_release_before_gets_no_such_server(cloud: Cloud) -> None:
-    for name in ("h1", "h2"):
-        driver = cloud.hosts[name].driver
-        driver.host.size = replace(
-            driver.host.size, traits=sorted({*driver.host.size.traits} - OWN_TRAITS)
-        )
-        cloud.hosts[name].restart()
-    cloud.settle()
-    servers = cloud.create(4, flavor=FLAVOR)
-    cloud.settle()
-    assert {cloud.show(server).host for server in servers} == {"h3"}
-    ask(cloud, servers[0], "os-migrateLive")
-    cloud.settle()
-    assert "without the trait CUSTOM_KILONOVA_LOCAL_DISKS" in last(cloud, servers[0]).message

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from typing import TypeVar
 
-from compute_agent.virt.driver import Cancelled, VerbContext
+from compute_agent.verb_context import Cancelled, VerbContext
 
 Item = TypeVar("Item")
 #: Seconds to wait for the next item before asking whether to go on; items that wait for the verb.

@@ -11,7 +11,6 @@ name says is under no guest that starts.
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import os
 import re
@@ -27,8 +26,6 @@ HASHES = ("sha512", "sha256", "sha384", "blake2b")
 #: not safe.
 OWN_HASH = "sha256"
 CONTENT = re.compile(rf"({'|'.join(HASHES)})-([0-9a-f]{{64,128}})\.({'|'.join(FORMATS)})")
-#: How a base is called that was made before its name said what it is.
-UNNAMED = "base"
 MEBIBYTE = 1 << 20
 #: Size and time of the last change of a file when its content was last verified.
 VERIFIED = "user.kilonova.verified"
@@ -66,10 +63,8 @@ def named(base: Path, disk: str) -> Path:
 
 def belongs(base: Path, disk: str) -> bool:
     """Is this the name of a base of the disk of that name?"""
-    prefix = "base" if disk == "disk" else f"{disk}.base"
-    return base.name == prefix or (
-        base.name.startswith(f"{prefix}.") and image_of(base.name) is not None
-    )
+    prefix = "base." if disk == "disk" else f"{disk}.base."
+    return base.name.startswith(prefix) and image_of(base.name) is not None
 
 
 def same_content(one: ImageRef, other: ImageRef) -> bool:
@@ -79,18 +74,6 @@ def same_content(one: ImageRef, other: ImageRef) -> bool:
         other.hash_algo,
         other.hash_value.lower(),
     )
-
-
-def part_name(base: Path, kind: str) -> str:
-    """How other hosts know a base of this format: by its content, which is read where its name does
-    not say it. Raises OSError."""
-    return base.name if image_of(base.name) else _read_name(base, kind, _stamp(base))
-
-
-@functools.lru_cache(256)
-def _read_name(base: Path, kind: str, stamp: bytes) -> str:
-    content = ImageRef("", kind, hash_algo=OWN_HASH, hash_value=_digest(base, OWN_HASH, None))
-    return f"base.{content_name(content)}"
 
 
 def verify(base: Path, context: VerbContext) -> None:

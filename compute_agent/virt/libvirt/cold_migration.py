@@ -135,11 +135,7 @@ def _offered(libvirt: Connection, folder: Path, server: str, secret: str) -> dic
     return {
         **{name: path for name, path in files.items() if path.exists()},
         **ephemeral,
-        **(
-            {backing_files.part_name(disk.base, disk.base_format): disk.base}
-            if disk and disk.base
-            else {}
-        ),
+        **({disk.base.name: disk.base} if disk and disk.base else {}),
     }
 
 
@@ -300,11 +296,6 @@ class Copy:
         for name in self._offered:
             if content := backing_files.image_of(name):
                 return name, content
-        if backing_files.UNNAMED in self._offered:
-            raise VerbFailed(
-                "The host that has the server does not say what its disk was made on; upgrade its agent.",
-                details="its part of that is called base, without a checksum",
-            )
         return None
 
     def offers(self, name: str) -> bool:

@@ -323,8 +323,7 @@ class Connection:
         self.on(server, "mark the guest", write)
 
     def change_metadata(self, server: str, changed: Callable[[str], str]) -> None:
-        """Change Nova's element in the stored definition, and in the running domain. A domain that
-        an older agent defined has no such element and gets none."""
+        """Change Nova's element in the stored definition, and in the running domain."""
 
         def write(domain: Any) -> None:
             kind = libvirt.VIR_DOMAIN_METADATA_ELEMENT
@@ -333,7 +332,7 @@ class Connection:
             flags |= libvirt.VIR_DOMAIN_AFFECT_LIVE if domain.isActive() else 0
             domain.setMetadata(kind, text, nova_xml.PREFIX, nova_xml.NAMESPACE, flags)
 
-        self.on(server, "describe the guest", write, (libvirt.VIR_ERR_NO_DOMAIN_METADATA,))
+        self.on(server, "describe the guest", write)
 
     def watch(self, changed: Callable[[str], None]) -> None:
         """Call ``changed(server)`` whenever a domain's state changed, and for all after a

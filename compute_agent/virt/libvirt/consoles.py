@@ -2,10 +2,10 @@
 """The serial console's socket and log in a server's folder, and which of a guest's screens is
 meant.
 
-Called by ``virt.libvirt.driver``. QEMU serves one reader at a time there; who connects while
-another reads is heard when that one has gone, which ``compute_agent.consoles`` sees to. A socket's
-path holds 107 bytes on Linux, so a state folder that leaves no room for it is refused when the
-agent starts, before any guest could fail to.
+Called by ``virt.libvirt.driver``. QEMU serves one reader of a serial console at a time. A second
+reader waits until the first one has gone, which ``compute_agent.consoles`` ensures. The path of a
+socket has at most 107 bytes on Linux. The agent therefore refuses to start with a state folder
+whose path is too long, before a guest fails to start.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def make(folder: Path, image: CachedImage | None, root_gb: int, name: str = ROOT
         adopt(made)
         return made
     there = existing(folder, name)
-    if there != made and not (there.base and there.base.name == backing_files.UNNAMED):
+    if there != made:
         raise VerbFailed(
             "The host has another disk of the server already.",
             retryable=True,
@@ -112,9 +112,9 @@ def take_in(disk: Disk, image: CachedImage | None, root_gb: int) -> None:
     part = aside(disk.path)
     known = _inspected(part)
     inspection.require_sound(part)
-    if Path(known.backing).name not in (
-        (disk.base.name, backing_files.UNNAMED) if disk.base else ("",)
-    ) or (disk.base and known.backing_format != disk.base_format):
+    if Path(known.backing).name != (disk.base.name if disk.base else "") or (
+        disk.base and known.backing_format != disk.base_format
+    ):
         raise VerbFailed(
             "The server's disk is not one that this host may open.",
             details=f"{part} stands on {known.backing!r} ({known.backing_format}), not on {disk.base} "
@@ -227,9 +227,7 @@ def _inspected(path: Path) -> qcow2.Qcow2Header:
         ):
             raise ValueError(f"it stands on {known.backing!r}")
         content = backing_files.image_of(base.name)
-        if known.backing and known.backing_format not in (
-            [content.disk_format] if content else backing_files.FORMATS
-        ):
+        if content and known.backing_format != content.disk_format:
             raise ValueError(f"its base is said to be {known.backing_format!r}")
     except ValueError as problem:
         raise VerbFailed(

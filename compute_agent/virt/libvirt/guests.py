@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from xml.etree import ElementTree
 
 from common import errors
 from common.command_progress import CommandPhase
@@ -280,26 +279,19 @@ class LibvirtGuests:
             self.volumes.complete(self._libvirt, server, has.needed, context)
 
     def facts(self, server: str) -> HostedServer:
-        """What the domain's metadata says of its server; of a domain that an older agent made what
-        can be seen."""
+        """Return the facts of the server, from the domain's metadata and its present state."""
         found = power.find(self._libvirt, server)
-        if found.marks.facts:
-            facts = _read(found.marks.facts)
-        else:
-            title = ElementTree.fromstring(self._libvirt.describe(server)).findtext("title") or ""
-            facts = HostedServer(name=title, config_drive=(self.folder(server) / "config").exists())
         return replace(
-            facts,
+            _read(found.marks.facts),
             is_suspended=found.saved,
             is_rescued=bool(found.marks.rescue),
             volumes=[one.volume_id for one in self.volumes.of(server)],
         )
 
     def remember(self, server: str, changed: Callable[[HostedServer], HostedServer]) -> None:
-        """Keep the facts as ``changed`` makes them; a domain that an older agent made has none."""
+        """Replace the facts in the domain's metadata with the result of ``changed``."""
         known = power.find(self._libvirt, server).marks.facts
-        if known:
-            self._libvirt.mark(server, facts=written(changed(_read(known))))
+        self._libvirt.mark(server, facts=written(changed(_read(known))))
 
     def plugged(self, server: str, interface: Interface) -> None:
         """Record in the domain's metadata that the guest has an interface."""
@@ -422,8 +414,7 @@ class LibvirtGuests:
         known = {**interface_xml.addresses(before), **volume_xml.addresses(before)}
         home = self.home(spec)
         self.volumes.keep(spec.server, spec.volumes)
-        if spec.shares is not None:
-            self.shares.keep(spec.server, spec.shares)
+        self.shares.keep(spec.server, spec.shares)
         xml = described(spec, home, root_disk(home.folder, spec), made, rescue, known)
         self._libvirt.define(self.shares.dress(spec.server, xml))
 

@@ -25,7 +25,7 @@ from common.models import Device, HardwareAssignment, HostInventory
 from compute_agent import machine
 from compute_agent.cpu_sets import CpuSets
 from compute_agent.virt.driver import SPICE
-from compute_agent.virt.libvirt import capabilities, shares
+from compute_agent.virt.libvirt import capabilities
 from compute_agent.virt.libvirt.connection import BASELINE_CPU_EXPAND_FEATURES, Connection
 from compute_agent.virt.libvirt.domain_xml import ARCH, EMULATED_CPU, MACHINE
 from compute_agent.virt.libvirt.hardware_xml import (
@@ -34,7 +34,7 @@ from compute_agent.virt.libvirt.hardware_xml import (
     VIF_MODELS,
     HostPlacement,
 )
-from compute_agent.virt.traits import COMMON, OWN_TRAITS, VOLUMES, of_processor
+from compute_agent.virt.traits import COMMON, VOLUMES, of_processor
 
 #: Of the folder of guests' folders: QEMU's group goes through it to its files, and nobody else.
 FOLDER_MODE = 0o710
@@ -54,6 +54,8 @@ PROBE = (
 )
 PROBE_STATUS = 33
 STORAGE_ID = ".storage-id"
+#: Folders in which packages describe the programs that serve devices of guests.
+VHOST_USER_FOLDERS = (Path("/etc/qemu/vhost-user"), Path("/usr/share/qemu/vhost-user"))
 
 
 def boot_id() -> str:
@@ -117,10 +119,24 @@ def facts(libvirt: Connection, virt_type: str) -> HostCapabilities:
             connection.getCapabilities(),
             domain_capabilities,
             features,
-            bool(domain_capabilities) and shares.is_served(),
+            bool(domain_capabilities) and has_virtiofsd(),
         )
 
     return libvirt.ask("describe the host", ask)
+
+
+def has_virtiofsd(folders: tuple[Path, ...] = VHOST_USER_FOLDERS) -> bool:
+    """True if libvirt finds a virtiofsd on this host that can run."""
+    for path in sorted(
+        path for folder in folders if folder.is_dir() for path in folder.glob("*.json")
+    ):
+        try:
+            description = json.loads(path.read_text())
+            if description.get("type") == "fs" and os.access(description["binary"], os.X_OK):
+                return True
+        except (OSError, ValueError, KeyError, AttributeError):
+            continue
+    return False
 
 
 def inventory(
@@ -230,7 +246,7 @@ def place(libvirt: Connection, about: HostOptions, assignment: HardwareAssignmen
 
 def traits(facts: HostCapabilities, has_threads: bool) -> list[str]:
     """What guests of this host can have, sorted."""
-    found = {*COMMON, *OWN_TRAITS, *VOLUMES, *of_processor(facts.cpu_features)}
+    found = {*COMMON, *VOLUMES, *of_processor(facts.cpu_features)}
     found |= {
         f"COMPUTE_STORAGE_BUS_{bus.upper()}"
         for bus in DISK_BUSES

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Volumes that the host itself reaches: devices that os-brick makes, and files of NFS exports.
 
-Made by ``connectors.of_host`` where the operator names them in [agent] host_volume_protocols. The
-agent makes no device and mounts nothing: ``kilonova-volumes`` does the one
-(``compute_agent.volume_helper``), systemd the other. Must stay true: QEMU finds a device by the
-volume's id alone, whatever name the kernel gave it.
+Made by ``connectors.of_host`` if the operator names the protocols in [agent]
+host_volume_protocols. The agent makes no device and mounts nothing: ``kilonova-volumes``
+(``compute_agent.volume_helper``) makes devices and systemd mounts exports. Invariant: QEMU finds a
+device by the id of its volume, not by the name that the kernel gave it.
 """
 
 from __future__ import annotations

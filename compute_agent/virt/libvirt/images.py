@@ -130,9 +130,6 @@ class ImageCache:
             path = self._folder / os.readlink(path)
         if not path.exists():
             return None
-        if backing_files.image_of(path.name) is None:  # of a release that named it by its id alone
-            path.unlink()
-            return None
         try:
             backing_files.verify(path, context)
         except VerbFailed as changed:

@@ -30,7 +30,6 @@ from compute_agent.virt.driver import (
 )
 from compute_agent.virt.interfaces import plugs
 from compute_agent.virt.libvirt import (
-    backing_files,
     capabilities,
     cold_migration,
     disks,
@@ -174,7 +173,7 @@ def describe_at_destination(
 
 def _there(disk: Disk, folder: Path) -> Disk:
     """The disk as its destination has it in this folder."""
-    base = folder / backing_files.part_name(disk.base, disk.base_format) if disk.base else None
+    base = folder / disk.base.name if disk.base else None
     return replace(disk, path=folder / disk.path.name, base=base)
 
 

@@ -28,8 +28,6 @@ from compute_agent.virt.mounts import Mounts, host_mounts
 
 log = logging.getLogger(__name__)
 FILE = "shares.json"
-#: Where packages say which processes can serve devices of guests.
-DESCRIPTIONS = (Path("/etc/qemu/vhost-user"), Path("/usr/share/qemu/vhost-user"))
 
 
 @dataclass(frozen=True)
@@ -149,17 +147,3 @@ class GuestShares:
         part = path.with_name(f"{FILE}.part")
         part.write_text(json.dumps([asdict(one) for one in shares]))
         os.replace(part, path)
-
-
-def is_served(folders: tuple[Path, ...] = DESCRIPTIONS) -> bool:
-    """Has this host a virtiofsd that libvirt finds?"""
-    for path in sorted(
-        path for folder in folders if folder.is_dir() for path in folder.glob("*.json")
-    ):
-        try:
-            description = json.loads(path.read_text())
-            if description.get("type") == "fs" and os.access(description["binary"], os.X_OK):
-                return True
-        except (OSError, ValueError, KeyError, AttributeError):
-            continue
-    return False

@@ -136,8 +136,7 @@ class MemoryGuest:
         self.volumes = list(spec.volumes)
         self.names = {one.volume_id: one.device for one in spec.volumes}
         self.connect()
-        if spec.shares is not None:
-            self.shares = [one for one in self.shares if one.share_id in spec.shares]
+        self.shares = [one for one in self.shares if one.share_id in spec.shares]
 
     def keep_only(self, has: Belongings) -> None:
         """It has no more than this when it starts, and all that it needs. VerbFailed when it is to

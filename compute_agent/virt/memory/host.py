@@ -34,13 +34,12 @@ from compute_agent.virt.memory.guest import MemoryGuest, MemoryStorage
 from compute_agent.virt.memory.incoming import EMPTY, IncomingFolder, uri_of
 from compute_agent.virt.memory.script import QUIET, Fail, Slow, wait
 from compute_agent.virt.memory.state_file import BOOT_ID, FILES, HOST_ID, StateFile
-from compute_agent.virt.traits import COMMON, OWN_TRAITS, SHARES, VOLUMES
+from compute_agent.virt.traits import COMMON, SHARES, VOLUMES
 from compute_agent.virt.volumes import EVERY_PROTOCOL
 
 ALL_SHARED = CpuSets()
 #: Guests in memory can have every device.
 TRAITS = COMMON.union(
-    OWN_TRAITS,
     SHARES,
     VOLUMES,
     *map(

@@ -4,7 +4,6 @@ it is named."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 
 from common import errors
 from common.hardware import (
-    LOCAL_DISKS,
     ON_VOLUME,
     DeviceRequest,
     Hardware,
@@ -427,12 +425,6 @@ def test_traits_of_both() -> None:
         ["CUSTOM_A", "HW_CPU_X86_AVX2"],
         ["CUSTOM_SLOW"],
     )
-
-
-@pytest.mark.parametrize("more", [{"ephemeral_gb": 1}, {"swap_mb": 1}])
-def test_host_that_makes_no_other_disks_gets_no_server_with_them(more: dict[str, Any]) -> None:
-    """An agent of the release before would make the guest without them."""
-    assert traits(replace(flavor(), **more), {}) == ([LOCAL_DISKS], [])
 
 
 def test_what_an_image_needs_of_the_emulator_are_traits() -> None:

@@ -203,11 +203,7 @@ def test_every_trait_is_one_of_os_traits() -> None:
     ):
         assert {f"{prefix}_{name.upper()}" for name in names} <= everything
     facts = replace(FACTS, cpu_features=tuple(traits.OTHER_NAMES))
-    assert (
-        set(inventory(facts, Path("/"), "kvm", HostOptions()).traits) - everything
-        == traits.OWN_TRAITS
-    )
-    assert all(name.startswith("CUSTOM_KILONOVA_") for name in traits.OWN_TRAITS)
+    assert set(inventory(facts, Path("/"), "kvm", HostOptions()).traits) <= everything
 
 
 def test_a_feature_without_a_name_in_os_traits_is_no_trait() -> None:

@@ -300,7 +300,6 @@ def test_eviction_spares_what_a_server_uses_and_what_is_young(tmp_path: Path) ->
 
 def test_image_without_a_checksum_is_known_by_its_own(tmp_path: Path) -> None:
     cache, image = ImageCache(tmp_path), replace(ref(GOOD), hash_algo="", hash_value="")
-    (tmp_path / f"id-{image.id}.qcow2").write_bytes(b"of a release that knew no checksum either")
     reads: list[str] = []
 
     def reader(asked: str) -> Iterator[bytes]:

@@ -12,7 +12,7 @@ import pytest
 
 from compute_agent.virt.driver import VerbFailed
 from compute_agent.virt.libvirt import capabilities, share_xml
-from compute_agent.virt.libvirt.shares import is_served
+from compute_agent.virt.libvirt.host import has_virtiofsd
 from compute_agent.virt.mounts import run
 from tests.contract.local_mounts import LocalMounts
 
@@ -144,15 +144,15 @@ def test_a_host_needs_a_virtiofsd_that_it_can_run(tmp_path: Path) -> None:
 
     def says(**told: str) -> bool:
         (tmp_path / "50.json").write_text(json.dumps(told))
-        return is_served((tmp_path / "missing", tmp_path))
+        return has_virtiofsd((tmp_path / "missing", tmp_path))
 
-    assert not is_served((tmp_path,))
+    assert not has_virtiofsd((tmp_path,))
     assert not says(type="fs", binary=str(program))
     program.touch(mode=0o755)
     assert says(type="fs", binary=str(program))
     assert not says(type="gpu", binary=str(program)) and not says(type="fs")
     (tmp_path / "50.json").write_text("[")
-    assert not is_served((tmp_path,))
+    assert not has_virtiofsd((tmp_path,))
 
 
 def test_memory_that_can_be_shared_is_told_by_libvirt() -> None:
