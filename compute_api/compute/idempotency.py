@@ -13,11 +13,21 @@ from collections.abc import Mapping, Sequence
 
 import orjson
 
+from common import errors
 from common.json_types import JsonObject
 from common.vault import Vault
 from compute_api.compute import passwords
 
 _PURPOSE = "idempotency"
+
+
+def parse_key(text: str | None) -> str | None:
+    """Check the Idempotency-Key header and return it, None if there is none."""
+    if text is None:
+        return None
+    if not 0 < len(text) <= 255 or not text.isascii() or not text.isprintable():
+        raise errors.BadRequest("Idempotency-Key: give 1 to 255 printable ASCII characters.")
+    return text
 
 
 class IdempotentBody:

@@ -25,8 +25,7 @@ from common.store.tenants import flavors, quotas
 from common.wire import from_wire
 from compute_api.compute import passwords
 from compute_api.compute.request import Request
-from compute_api.compute.resources import destinations, server_disks
-from compute_api.compute.resources import server_parts as parts
+from compute_api.compute.resources import destinations, server_disks, server_fields
 from compute_api.compute.resources.destinations import Destination
 from compute_api.compute.resources.server_preparers import Begin, PreparedAction, refuse_changed
 from compute_api.compute.views.servers import ATTRIBUTES
@@ -52,7 +51,7 @@ def _begins(kind: str) -> Begin:
 def resize(request: Request, server: ServerRecord, given: JsonObject) -> PreparedAction:
     """Another flavor, which the caller must be allowed to see, and which the image and the disk fit
     in."""
-    flavor = request.read(_flavor, request, parts.flavor_id(given["flavorRef"]))
+    flavor = request.read(_flavor, request, server_fields.parse_flavor_id(given["flavorRef"]))
     old = from_wire(models.Flavor, loads(server.flavor))
     has_disk = not server.volumes or request.read(volumes.root_of, server.id) is None
     _check_change(old, flavor, has_disk)
@@ -61,7 +60,7 @@ def resize(request: Request, server: ServerRecord, given: JsonObject) -> Prepare
     )
     properties = loads(server.image or "{}").get("properties", {})
     image_checks.check_hardware(flavor, properties)
-    parts.disk_config(given, server.image_id, properties)
+    server_fields.choose_disk_config(given, server.image_id, properties)
     if flavor.memory_mb < old.memory_mb or old.root_gb == 0:
         _check_image(request, server, flavor)
     _check_source(request, server, errors.HostDown)
@@ -131,7 +130,9 @@ def _check_image(request: Request, server: ServerRecord, flavor: models.Flavor) 
         image = request.image(server.image_id)
     except errors.BadRequest:  # removed, or another's by now: the server keeps running all the same
         return
-    parts.check_image(replace(image, status="active"), flavor)
+    image = replace(image, status="active")
+    image_checks.check_disk(image)
+    image_checks.check_flavor(image, flavor)
 
 
 def _grown(

@@ -23,7 +23,6 @@ from common.store.servers import servers
 from common.wire import to_wire
 from compute_api.compute.dependencies import TenantNetworks
 from compute_api.compute.request import Request
-from compute_api.compute.resources import server_parts as parts
 from compute_api.edge.validation import FORMATS
 
 ATTACH_NETWORK = "os_compute_api:servers:create:attach_network"
@@ -84,10 +83,10 @@ def choose_interfaces(
         BadRequest, Forbidden, Conflict: what is wrong with them. Unavailable: the network service
         does not answer.
     """
-    asked, groups = body.get("networks"), parts.security_groups(body)
+    asked, groups = body.get("networks"), parse_security_groups(body)
     networks = service(request)
     if networks is None:
-        parts.refuse_networks(body)
+        _refuse_networks(body)
         return ChosenInterfaces({"networks": []}, max_count, groups)
     if asked:
         request.require(ATTACH_NETWORK)
@@ -114,6 +113,24 @@ def choose_interfaces(
         [{"name": str(group["name"])} for group in found] or groups,
         [to_wire(port) for port in ports],
     )
+
+
+def parse_security_groups(body: JsonMapping) -> list[dict[str, str]]:
+    """Return the requested names of security groups, each once, or that of the default group."""
+    names = dict.fromkeys(
+        group["name"] for group in body.get("security_groups", ()) if "name" in group
+    )
+    return [{"name": name} for name in names or (DEFAULT_GROUP,)]
+
+
+def _refuse_networks(body: JsonMapping) -> None:
+    """Refuse named networks in a cloud without a network service."""
+    networks = body.get("networks")
+    if isinstance(networks, list) and networks:
+        raise errors.BadRequest(
+            "networks: this cloud has no network service; leave networks out, or ask for "
+            '"none" or "auto".'
+        )
 
 
 def _items(asked: Iterable[JsonMapping], max_count: int) -> list[JsonMapping]:

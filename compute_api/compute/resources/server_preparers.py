@@ -23,8 +23,12 @@ from common.text import with_suffix
 from common.wire import to_wire
 from compute_api.compute import passwords
 from compute_api.compute.request import Request
-from compute_api.compute.resources import block_devices, destinations, volume_snapshots
-from compute_api.compute.resources import server_parts as parts
+from compute_api.compute.resources import (
+    block_devices,
+    destinations,
+    server_fields,
+    volume_snapshots,
+)
 from compute_api.edge.microversions import Range
 from compute_api.edge.response import ApiResponse
 
@@ -181,7 +185,7 @@ def _image_metadata(request: Request, given: JsonObject) -> dict[str, str]:
             f"metadata: an image has a field of the name {taken[0]}, which cannot be set so."
         )
     if request.version in _COUNTED_METADATA:
-        parts.check_metadata(metadata, request.limits)
+        server_fields.check_metadata(metadata, request.limits)
     return metadata
 
 

@@ -7,7 +7,7 @@ stays as it is. The row changes in the transaction that begins the action."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,9 +23,9 @@ from common.vault import Vault
 from common.wire import from_wire, to_wire
 from compute_api.compute import passwords
 from compute_api.compute.request import Request
-from compute_api.compute.resources import block_devices, server_volumes
-from compute_api.compute.resources import server_parts as parts
-from compute_api.compute.resources.block_devices import VOLUME, VolumeMapping
+from compute_api.compute.resources import server_fields
+from compute_api.compute.resources.block_devices import IMAGE_MAPPINGS
+from compute_api.compute.resources.server_create_checks import check_signature
 from compute_api.compute.resources.server_preparers import (
     Begin,
     PreparedAction,
@@ -44,8 +44,8 @@ _COLUMNS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "trusted_image_certificates": ("trusted_image_certificates", lambda value: value),
     "hostname": ("hostname", lambda value: value),
     "OS-DCF:diskConfig": ("disk_config", lambda value: value),
-    "accessIPv4": ("access_ip_v4", parts.access_ip),
-    "accessIPv6": ("access_ip_v6", parts.access_ip),
+    "accessIPv4": ("access_ip_v4", server_fields.parse_access_ip),
+    "accessIPv6": ("access_ip_v6", server_fields.parse_access_ip),
 }
 _WRITES_VOLUMES = Range("2.93")
 #: Columns that no action guards, whatever is being done to the server.
@@ -64,22 +64,23 @@ def prepare(request: Request, server: ServerRecord, given: JsonObject) -> Prepar
     """Everything that can be wrong with a rebuild is found here."""
     if "trusted_image_certificates" in given:
         request.require("os_compute_api:servers:rebuild:trusted_certs")
-    parts.check_metadata(given.get("metadata", {}), request.limits)
-    files = parts.personality(given, request.limits)
+    server_fields.check_metadata(given.get("metadata", {}), request.limits)
+    files = server_fields.parse_personality(given, request.limits)
     key = _key(request, given)
     image = request.image(given["imageRef"])
     flavor = from_wire(models.Flavor, loads(server.flavor))
     root = request.read(volumes.root_of, server.id) if server.volumes else None
     if root is None:
-        parts.check_image(image, flavor)
+        image_checks.check_disk(image)
+        image_checks.check_flavor(image, flavor)
     reimage = root is not None and _reimages(request, root, image)
     image_checks.check_hardware(flavor, image.ref.properties)
-    parts.check_same_place(
+    _check_same_place(
         flavor, loads(server.image or "{}").get("properties", {}), image.ref.properties
     )
     kept = {"trusted_image_certificates": loads(server.trusted_image_certificates or "null")}
-    parts.check_signature({**kept, **given}, image)
-    parts.disk_config(given, image.ref.id, image.ref.properties)
+    check_signature({**kept, **given}, image)
+    server_fields.choose_disk_config(given, image.ref.id, image.ref.properties)
     changes = {
         column: made(given[name]) for name, (column, made) in _COLUMNS.items() if name in given
     }
@@ -108,14 +109,37 @@ def prepare(request: Request, server: ServerRecord, given: JsonObject) -> Prepar
     )
 
 
+def _check_same_place(
+    flavor: models.Flavor, old: Mapping[str, str], new: Mapping[str, str]
+) -> None:
+    """Check that the new image needs the same resources of the host as the old one."""
+    before = _list_demands(flavor, old)
+    for name, demand in _list_demands(flavor, new).items():
+        if demand != before[name]:
+            raise errors.BadRequest(
+                f"imageRef: this image asks for other {name} than the server has, and a rebuild "
+                "keeps the server's place on its host; make a new server from it."
+            )
+
+
+def _list_demands(flavor: models.Flavor, properties: Mapping[str, str]) -> JsonObject:
+    """Return the demands of a guest on its host, by the name in error messages."""
+    guest = hardware.hardware(flavor, properties)
+    return {
+        "resources": hardware.resources(flavor, properties),
+        "NUMA nodes": guest.numa_nodes,
+        "CPUs of its own": (guest.dedicated, guest.threads),
+        "memory pages": guest.page_kb,
+        "PCI devices": (guest.devices, guest.options.get("pci_policy")),
+    }
+
+
 def _reimages(request: Request, root: BlockDeviceRow, image: Image) -> bool:
     """Is the volume that a server boots from written anew? Before 2.93 it stays as it is. Raises
     BadRequest: the image is another one, or does not fit."""
     if request.version in _WRITES_VOLUMES:
-        flavor = models.Flavor("", "", 0, image.min_ram, 0)
-        mapping = VolumeMapping(source=VOLUME, source_id=root.volume_id, size_gb=root.size_gb or 0)
-        server_volumes.check_image(image, flavor, mapping)
-        if image.ref.properties.get(block_devices.IMAGE_MAPPINGS):
+        image_checks.check_volume(image, root.size_gb or 0)
+        if image.ref.properties.get(IMAGE_MAPPINGS):
             raise errors.BadRequest(
                 f"Image {image.ref.id} has no bytes, but names snapshots of volumes; make a new server "
                 "from it."

@@ -13,7 +13,7 @@ from common.store.rows import ServerRecord
 from common.store.servers import actions, migrations, server_groups, servers, volumes
 from common.store.servers.servers import ServerFilters
 from compute_api.compute.request import Request
-from compute_api.compute.resources import server_parts as parts
+from compute_api.compute.resources import server_fields
 from compute_api.compute.views import servers as view
 from compute_api.edge.microversions import Range
 from compute_api.edge.validation import is_true
@@ -289,7 +289,7 @@ def update(request: Request, server: ServerRecord) -> JsonObject:
     if "name" in values:
         values["name"] = values["name"].strip()
     values |= {
-        column: parts.access_ip(values[column])
+        column: server_fields.parse_access_ip(values[column])
         for column in ("access_ip_v4", "access_ip_v6")
         if column in values
     }
