@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the proxies to the network service share.
+"""Access to records of the network service, for its proxies and for the addresses of servers.
 
-They use the caller's token, and write nothing on our side. In a cloud without a network service
-lists are empty, nothing is found and nothing can be created."""
+Requests carry the caller's token, and change no row of the database. In a cloud without a network
+service lists are empty, records do not exist, and creation is not implemented."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 from common import errors
 from common.json_types import JsonObject
@@ -71,3 +72,11 @@ def conflicts_as(kind: type[errors.Problem], *also: type[errors.Problem]) -> Ite
         yield
     except kinds as problem:
         raise kind(problem.text) from problem
+
+
+def list_floating_ips(networks: TenantNetworks, token: str, **filters: Any) -> list[JsonObject]:
+    """Return the floating IPs, none if the network service has no routers."""
+    try:
+        return networks.records(token, FLOATING_IPS, **filters)
+    except errors.NotFound:
+        return []

@@ -11,7 +11,7 @@ from common.json_types import JsonObject
 from common.store.rows import ServerRecord
 from compute_api.compute.request import Request
 from compute_api.compute.resources import server_networks
-from compute_api.compute.resources.server_preparers import PreparedAction
+from compute_api.compute.resources.prepared_action import PreparedAction
 from compute_api.compute.views import security_groups as view
 
 

@@ -27,7 +27,7 @@ from compute_api.compute import passwords
 from compute_api.compute.request import Request
 from compute_api.compute.resources import destinations, server_disks, server_fields
 from compute_api.compute.resources.destinations import Destination
-from compute_api.compute.resources.server_preparers import Begin, PreparedAction, refuse_changed
+from compute_api.compute.resources.prepared_action import Begin, PreparedAction, refuse_changed
 from compute_api.compute.views.servers import ATTRIBUTES
 from compute_api.edge.microversions import Range
 from compute_api.edge.response import ApiResponse

@@ -9,15 +9,11 @@ with the caller's token, and write nothing:
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
-
 from common import errors, ids, image_checks, states
 from common.clients.image import OWN_KEYS
 from common.json_types import JsonObject
 from common.store.rows import ServerRecord
-from common.store.servers import actions, volumes
+from common.store.servers import volumes
 from common.store.servers.servers import loads
 from common.text import with_suffix
 from common.wire import to_wire
@@ -29,46 +25,11 @@ from compute_api.compute.resources import (
     server_fields,
     volume_snapshots,
 )
+from compute_api.compute.resources.prepared_action import PreparedAction
 from compute_api.edge.microversions import Range
 from compute_api.edge.response import ApiResponse
 
 _API = "os_compute_api:"
-Begin = Callable[..., str]
-
-
-@dataclass(frozen=True)
-class PreparedAction:
-    """An action that can be begun."""
-
-    args: JsonObject = field(default_factory=dict)  #: facts for the workflow
-    password: str | None = field(default=None, repr=False)  #: kept encrypted in the action's row
-    changes: JsonObject = field(default_factory=dict)  #: columns of the server
-    answer: Callable[[], ApiResponse] | None = None  #: made when it has begun; None: an empty one
-    begin: Begin = actions.begin  #: begins it in the store, called as ``actions.begin``
-    answer_after: str | None = None  #: the step that the answer waits for, beside the row's
-    failure: type[errors.Problem] = errors.Conflict  #: the error that the failure of that step is
-    #: takes back what was made elsewhere, when it cannot begin
-    give_up: Callable[[], None] | None = None
-    #: kept encrypted as the password
-    files: list[dict[str, str]] = field(default_factory=list, repr=False)
-
-
-#: The request, the server's row, and what stands in the body for the action.
-Prepare = Callable[[Request, ServerRecord, Any], PreparedAction]
-
-
-def refuse_changed(row: ServerRecord, checked: ServerRecord) -> None:
-    """What was checked of a server without its lock, by flavor and image, must hold for its locked
-    row.
-
-    Raises:
-        Conflict: it has got another one meanwhile.
-    """
-    if (row.flavor, row.image) != (checked.flavor, checked.image):
-        raise errors.Conflict(
-            f"Instance {checked.id} got another flavor or image while the request was checked; try "
-            "again."
-        )
 
 
 def nothing(request: Request, server: ServerRecord, given: object) -> PreparedAction:

@@ -25,12 +25,8 @@ from compute_api.compute import passwords
 from compute_api.compute.request import Request
 from compute_api.compute.resources import server_fields
 from compute_api.compute.resources.block_devices import IMAGE_MAPPINGS
+from compute_api.compute.resources.prepared_action import Begin, PreparedAction, refuse_changed
 from compute_api.compute.resources.server_create_checks import check_signature
-from compute_api.compute.resources.server_preparers import (
-    Begin,
-    PreparedAction,
-    refuse_changed,
-)
 from compute_api.compute.resources.servers import rebuilt
 from compute_api.edge.microversions import Range
 from compute_api.edge.response import ApiResponse
