@@ -70,7 +70,7 @@ class IdempotentBody:
         if self._given is not None or secret is None:
             return self._given
         text = f"{self._project_id}\n{self.key}\n{server_id}"
-        return passwords.derived(_mac(secret, "password", text.encode()))
+        return passwords.derive(_mac(secret, "password", text.encode()))
 
 
 def _bytes(body: JsonObject) -> bytes:

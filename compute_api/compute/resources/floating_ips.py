@@ -23,7 +23,7 @@ DEFAULT_POOL = "nova"  # the pool that is meant when none is named, if there is 
 
 def index(request: Request) -> JsonObject:
     """GET /os-floating-ips"""
-    networks, token = server_networks.service(request), request.context.token
+    networks, token = server_networks.find_service(request), request.context.token
     if networks is None:
         return {"floating_ips": []}
     found = list_floating_ips(networks, token, project_id=request.context.project_id)
@@ -55,7 +55,7 @@ def delete(request: Request, floating_ip_id: str) -> None:
 
 def pools(request: Request) -> JsonObject:
     """GET /os-floating-ip-pools"""
-    networks = server_networks.service(request)
+    networks = server_networks.find_service(request)
     found = [] if networks is None else _pools(networks, request.context.token)
     return {"floating_ip_pools": [{"name": view.pool(network)} for network in found]}
 

@@ -28,7 +28,7 @@ def required(request: Request) -> TenantNetworks:
     Raises:
         NotFound: there is none.
     """
-    networks = server_networks.service(request)
+    networks = server_networks.find_service(request)
     if networks is None:
         raise errors.NotFound(_WITHOUT)
     return networks
@@ -40,7 +40,7 @@ def required_to_make(request: Request) -> TenantNetworks:
     Raises:
         NotImplementedHere: there is none.
     """
-    networks = server_networks.service(request)
+    networks = server_networks.find_service(request)
     if networks is None:
         raise errors.NotImplementedHere(_WITHOUT)
     return networks

@@ -33,5 +33,5 @@ def tenant_show(request: Request, network_id: str) -> JsonObject:
 
 def _usable(request: Request) -> list[JsonObject]:
     """All that the caller's token sees in the network service, external ones too."""
-    networks = server_networks.service(request)
+    networks = server_networks.find_service(request)
     return [] if networks is None else networks.records(request.context.token, NETWORKS)

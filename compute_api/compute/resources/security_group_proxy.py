@@ -25,7 +25,7 @@ ALL_OF_ICMP = -1
 
 def index(request: Request) -> JsonObject:
     """GET /os-security-groups"""
-    networks, context = server_networks.service(request), request.context
+    networks, context = server_networks.find_service(request), request.context
     if networks is None:
         return {"security_groups": []}
     everybodys = request.is_admin and "all_tenants" in request.query

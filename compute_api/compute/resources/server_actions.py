@@ -76,7 +76,7 @@ def _begin(
         server.id,
         args=prepared.args,
         changes=prepared.changes,
-        secrets=passwords.sealed(request.services.vault, prepared.password, prepared.files),
+        secrets=passwords.seal(request.services.vault, prepared.password, prepared.files),
     )
     try:
         return action_waits.begin_in_turn(request.services, server.id, begin)

@@ -60,15 +60,12 @@ def look_up(request: Request, requested: RequestedServers) -> NamedResources:
 
 def _read_rows(tx: Connection, request: Request, requested: RequestedServers) -> NamedRows:
     settings, context = request.services.settings, request.context
-    try:
-        flavor = hardware.with_aliases(
-            flavors.record(flavors.show(tx, requested.flavor_id, request.scope)),
-            settings.pci_aliases,
-        )
-        if requested.group_id is not None:
+    flavor = read_flavor(tx, request, requested.flavor_id)
+    if requested.group_id is not None:
+        try:
             server_groups.show(tx, requested.group_id, context.project_id)
-    except errors.NotFound as problem:
-        raise errors.BadRequest(problem.text) from problem
+        except errors.NotFound as problem:
+            raise errors.BadRequest(problem.text) from problem
     key = None
     if key_name := request.body["server"].get("key_name"):
         try:
@@ -78,6 +75,19 @@ def _read_rows(tx: Connection, request: Request, requested: RequestedServers) ->
     return NamedRows(
         flavor, key, destinations.resolve(tx, requested.destination, settings.default_zone)
     )
+
+
+def read_flavor(tx: Connection, request: Request, flavor_id: str) -> Flavor:
+    """Read a flavor that the caller may use, with its PCI aliases resolved.
+
+    Raises:
+        BadRequest: It does not exist for the caller.
+    """
+    try:
+        row = flavors.show(tx, flavor_id, request.scope)
+    except errors.NotFound as problem:
+        raise errors.BadRequest(problem.text) from problem
+    return hardware.with_aliases(flavors.record(row), request.services.settings.pci_aliases)
 
 
 def _read_image(request: Request, image_id: str) -> Image:

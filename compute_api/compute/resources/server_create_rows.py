@@ -87,7 +87,7 @@ def build_servers(
         "pinned_availability_zone": named.destination.zone,
         "availability_zone": None,
         "description": body.get("description"),
-        "user_data": passwords.sealed_text(request.services.vault, body.get("user_data")),
+        "user_data": passwords.seal_text(request.services.vault, body.get("user_data")),
         "meta": body.get("metadata", {}),
         "tags": sorted(set(body.get("tags", ()))),
         "trusted_image_certificates": body.get("trusted_image_certificates"),
@@ -139,7 +139,7 @@ def build_rows(
     """
     context = request.context
     server_rows, action_rows = [], []
-    sealed = passwords.sealed(request.services.vault, password, new_servers.files)
+    sealed = passwords.seal(request.services.vault, password, new_servers.files)
     for number, (server_id, action_id) in enumerate(row_ids):
         suffix = f"-{number + 1}" if new_servers.max_count > 1 else ""
         server_rows.append(

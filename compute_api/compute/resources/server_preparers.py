@@ -119,9 +119,15 @@ _COUNTED_METADATA = Range(until="2.38")
 _NOT_INHERITED = frozenset(("cache_in_nova", "bittorrent"))
 
 
-def _properties(server: ServerRecord, given: dict[str, str], **more: str) -> dict[str, str]:
-    """What is said of an image of this server: what its own image said, the caller's words, and
-    where it is from, which nobody else can say; ``more`` likewise."""
+def _list_image_properties(
+    server: ServerRecord, given: dict[str, str], **more: str
+) -> dict[str, str]:
+    """Return the properties of a new image of this server.
+
+    Args:
+        given: The caller's metadata, which replaces properties of the server's own image.
+        more: Properties that the caller cannot set.
+    """
     inherited = {
         key: value
         for key, value in loads(server.image or "{}").get("properties", {}).items()
@@ -137,8 +143,13 @@ def _properties(server: ServerRecord, given: dict[str, str], **more: str) -> dic
     }
 
 
-def _image_metadata(request: Request, given: JsonObject) -> dict[str, str]:
-    """The caller's words about the image, within the limit where there is one."""
+def _check_image_metadata(request: Request, given: JsonObject) -> dict[str, str]:
+    """Return the caller's metadata for a new image.
+
+    Raises:
+        BadRequest: A name is the name of an image field.
+        Forbidden: There are too many items.
+    """
     metadata: dict[str, str] = given.get("metadata", {})
     taken = sorted(OWN_KEYS & set(metadata))
     if taken:
@@ -150,7 +161,7 @@ def _image_metadata(request: Request, given: JsonObject) -> dict[str, str]:
     return metadata
 
 
-def _image_answer(request: Request, image_id: str, kept: bool = True) -> ApiResponse:
+def _answer_image(request: Request, image_id: str, kept: bool = True) -> ApiResponse:
     if request.version not in _BEFORE_IDS:
         return ApiResponse({"image_id": image_id}, 202)
     return ApiResponse(
@@ -161,7 +172,9 @@ def _image_answer(request: Request, image_id: str, kept: bool = True) -> ApiResp
 def create_image(request: Request, server: ServerRecord, given: JsonObject) -> PreparedAction:
     """A new image, and what is said of it."""
     image_id, name = ids.new(), given["name"].strip()
-    properties = _properties(server, {"image_type": "snapshot", **_image_metadata(request, given)})
+    properties = _list_image_properties(
+        server, {"image_type": "snapshot", **_check_image_metadata(request, given)}
+    )
     args: JsonObject = {"image_id": image_id, "name": name, "properties": properties}
     give_up = None
     if server.volumes and request.read(volumes.root_of, server.id) is not None:
@@ -169,16 +182,16 @@ def create_image(request: Request, server: ServerRecord, given: JsonObject) -> P
         properties |= made.properties
         args["snapshots"] = made.snapshots
         give_up = made.give_up
-    return PreparedAction(args, answer=lambda: _image_answer(request, image_id), give_up=give_up)
+    return PreparedAction(args, answer=lambda: _answer_image(request, image_id), give_up=give_up)
 
 
 def create_backup(request: Request, server: ServerRecord, given: JsonObject) -> PreparedAction:
     """A new image beside older ones, of which the newest stay."""
     refuse_volume_backed(request, server, "Backup is not supported for volume-backed instances.")
     image_id, rotation = ids.new(), int(given["rotation"])
-    properties = _properties(
+    properties = _list_image_properties(
         server,
-        _image_metadata(request, given),
+        _check_image_metadata(request, given),
         image_type="backup",
         backup_type=given["backup_type"],
     )
@@ -190,7 +203,7 @@ def create_backup(request: Request, server: ServerRecord, given: JsonObject) -> 
             "backup_type": given["backup_type"],
             "rotation": rotation,
         },
-        answer=lambda: _image_answer(request, image_id, kept=rotation > 0),
+        answer=lambda: _answer_image(request, image_id, kept=rotation > 0),
     )
 
 
@@ -200,7 +213,7 @@ def shelve(request: Request, server: ServerRecord, given: object) -> PreparedAct
         {
             "image_id": ids.new(),
             "name": with_suffix(server.name, "-shelved"),  # images have 255 characters, too
-            "properties": _properties(server, {}, image_type="snapshot"),
+            "properties": _list_image_properties(server, {}, image_type="snapshot"),
         }
     )
 

@@ -27,7 +27,7 @@ from compute_api.compute.resources import server_fields
 from compute_api.compute.resources.block_devices import IMAGE_MAPPINGS
 from compute_api.compute.resources.prepared_action import Begin, PreparedAction, refuse_changed
 from compute_api.compute.resources.server_create_checks import check_signature
-from compute_api.compute.resources.servers import rebuilt
+from compute_api.compute.resources.servers import show_rebuilt
 from compute_api.edge.microversions import Range
 from compute_api.edge.response import ApiResponse
 from compute_api.edge.validation import is_true
@@ -57,19 +57,24 @@ _UNGUARDED = {
 
 
 def prepare(request: Request, server: ServerRecord, given: JsonObject) -> PreparedAction:
-    """Everything that can be wrong with a rebuild is found here."""
+    """Check a rebuild, and return its arguments and the new columns of the server.
+
+    Raises:
+        BadRequest: A field is invalid, or the image cannot be used.
+        Forbidden: The caller may not use a field, or a limit is exceeded.
+    """
     if "trusted_image_certificates" in given:
         request.require("os_compute_api:servers:rebuild:trusted_certs")
     server_fields.check_metadata(given.get("metadata", {}), request.limits)
     files = server_fields.parse_personality(given, request.limits)
-    key = _key(request, given)
+    key = _read_key_columns(request, given)
     image = request.image(given["imageRef"])
     flavor = from_wire(models.Flavor, loads(server.flavor))
     root = request.read(volumes.root_of, server.id) if server.volumes else None
     if root is None:
         image_checks.check_disk(image)
         image_checks.check_flavor(image, flavor)
-    reimage = root is not None and _reimages(request, root, image)
+    reimage = root is not None and _check_reimage(request, root, image)
     image_checks.check_hardware(flavor, image.ref.properties)
     _check_same_place(
         flavor, loads(server.image or "{}").get("properties", {}), image.ref.properties
@@ -80,9 +85,9 @@ def prepare(request: Request, server: ServerRecord, given: JsonObject) -> Prepar
     changes = {
         column: made(given[name]) for name, (column, made) in _COLUMNS.items() if name in given
     }
-    changes |= {**_image_columns(server, image, root is not None, reimage), **key}
+    changes |= {**_build_image_columns(server, image, root is not None, reimage), **key}
     if "user_data" in given:
-        changes["user_data"] = passwords.sealed_text(request.services.vault, given["user_data"])
+        changes["user_data"] = passwords.seal_text(request.services.vault, given["user_data"])
     args: JsonObject = {"preserve_ephemeral": is_true(given.get("preserve_ephemeral", False))}
     if reimage:
         args["reimage"] = image.ref.id
@@ -93,14 +98,18 @@ def prepare(request: Request, server: ServerRecord, given: JsonObject) -> Prepar
     def answer() -> ApiResponse:
         row = request.read(servers.show, server.id, request.scope)
         links = request.links.of("servers", server.id)
-        return ApiResponse(rebuilt(request, row, password), 202, {"Location": links[0]["href"]})
+        return ApiResponse(
+            show_rebuilt(request, row, password), 202, {"Location": links[0]["href"]}
+        )
 
     return PreparedAction(
         args,
         password,
         changes,
         answer,
-        _begins(server, reimage or changes["image_id"] != server.image_id, request.services.vault),
+        _make_begin(
+            server, reimage or changes["image_id"] != server.image_id, request.services.vault
+        ),
         files=files,
     )
 
@@ -130,9 +139,12 @@ def _list_demands(flavor: models.Flavor, properties: Mapping[str, str]) -> JsonO
     }
 
 
-def _reimages(request: Request, root: BlockDeviceRow, image: Image) -> bool:
-    """Is the volume that a server boots from written anew? Before 2.93 it stays as it is. Raises
-    BadRequest: the image is another one, or does not fit."""
+def _check_reimage(request: Request, root: BlockDeviceRow, image: Image) -> bool:
+    """Return whether the rebuild overwrites the root volume, which it does from 2.93 on.
+
+    Raises:
+        BadRequest: The image does not fit the volume, or differs from the volume's before 2.93.
+    """
     if request.version in _WRITES_VOLUMES:
         image_checks.check_volume(image, root.size_gb or 0)
         if image.ref.properties.get(IMAGE_MAPPINGS):
@@ -153,10 +165,10 @@ def _reimages(request: Request, root: BlockDeviceRow, image: Image) -> bool:
     return False
 
 
-def _image_columns(
+def _build_image_columns(
     server: ServerRecord, image: Image, boots_from_volume: bool, reimage: bool
 ) -> JsonObject:
-    """What a server that boots from a volume says of its image; the volume has it."""
+    """Return the columns of the image. A server that boots from a volume has no image id."""
     if not boots_from_volume:
         return {
             "image_id": image.ref.id,
@@ -169,9 +181,13 @@ def _image_columns(
     return {"image_id": None, "image": frozen}
 
 
-def _begins(server: ServerRecord, is_another: bool, vault: Vault | None) -> Begin:
-    """With another image the action keeps what the row says, for when its host may not have it; and
-    what it writes of what can be changed meanwhile. User data is kept encrypted."""
+def _make_begin(server: ServerRecord, is_another: bool, vault: Vault | None) -> Begin:
+    """Return the begin of a rebuild.
+
+    With another image the action stores the old columns, in case the host refuses the image. It
+    also stores the new values of columns that may change during the rebuild. User data is stored
+    encrypted.
+    """
 
     def begin(
         tx: Connection,
@@ -205,8 +221,8 @@ def _begins(server: ServerRecord, is_another: bool, vault: Vault | None) -> Begi
     return begin
 
 
-def _key(request: Request, given: JsonObject) -> JsonObject:
-    """The columns of the key pair that the caller, not the server's maker, has under this name."""
+def _read_key_columns(request: Request, given: JsonObject) -> JsonObject:
+    """Return the columns of the caller's key pair with this name."""
     if "key_name" not in given:
         return {}
     if given["key_name"] is None:
