@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 from common import errors
 from common.json_types import JsonObject
@@ -74,7 +73,7 @@ def conflicts_as(kind: type[errors.Problem], *also: type[errors.Problem]) -> Ite
         raise kind(problem.text) from problem
 
 
-def list_floating_ips(networks: TenantNetworks, token: str, **filters: Any) -> list[JsonObject]:
+def list_floating_ips(networks: TenantNetworks, token: str, **filters: object) -> list[JsonObject]:
     """Return the floating IPs, none if the network service has no routers."""
     try:
         return networks.records(token, FLOATING_IPS, **filters)

@@ -11,7 +11,7 @@ import logging
 import secrets
 import string
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from common import errors, hardware, ids
@@ -171,7 +171,7 @@ class NewVolumes:
             zone=zone,
         )
 
-    def delete_unused(self, servers: int) -> None:
+    def delete_unused(self, servers: int, pause: Callable[[float], None] = time.sleep) -> None:
         """Delete the volumes of all but the first servers."""
         volume_ids = [one for row in self.ids[servers:] for one in row if one is not None]
         self.ids = self.ids[:servers]
@@ -179,7 +179,7 @@ class NewVolumes:
             volume_ids = [one for one in volume_ids if not self._is_deleted(one)]
             if not volume_ids:
                 return
-            time.sleep(DELETE_POLL_SECONDS)
+            pause(DELETE_POLL_SECONDS)
         for volume_id in volume_ids:
             log.warning(
                 "volume %s was created for a server that was refused, and cannot be deleted yet: "
