@@ -105,7 +105,7 @@ def _look_at_volume(
 
 def _reread(request: Request, events: Sequence[JsonMapping], rows: JsonMapping) -> list[int]:
     """Write what the network service says of the servers' interfaces now."""
-    networks, clock = server_networks.find_service(request), Clock()
+    networks, clock = request.networks, Clock()
     if networks is None:
         return [UNPROCESSABLE] * len(events)
     end = clock.monotonic() + REREAD_TIMEOUT_SECONDS

@@ -9,7 +9,7 @@ from common import errors
 from common.json_types import JsonObject
 from compute_api.compute.dependencies import TenantNetworks
 from compute_api.compute.request import Request
-from compute_api.compute.resources import network_records, server_networks
+from compute_api.compute.resources import network_records
 from compute_api.compute.resources.network_records import (
     FLOATING_IPS,
     NETWORKS,
@@ -23,7 +23,7 @@ DEFAULT_POOL = "nova"  # the pool that is meant when none is named, if there is 
 
 def index(request: Request) -> JsonObject:
     """GET /os-floating-ips"""
-    networks, token = server_networks.find_service(request), request.context.token
+    networks, token = request.networks, request.context.token
     if networks is None:
         return {"floating_ips": []}
     found = list_floating_ips(networks, token, project_id=request.context.project_id)
@@ -55,7 +55,7 @@ def delete(request: Request, floating_ip_id: str) -> None:
 
 def pools(request: Request) -> JsonObject:
     """GET /os-floating-ip-pools"""
-    networks = server_networks.find_service(request)
+    networks = request.networks
     found = [] if networks is None else _pools(networks, request.context.token)
     return {"floating_ip_pools": [{"name": view.pool(network)} for network in found]}
 

@@ -13,7 +13,6 @@ from common import errors
 from common.json_types import JsonObject
 from compute_api.compute.dependencies import TenantNetworks
 from compute_api.compute.request import Request
-from compute_api.compute.resources import server_networks
 from compute_api.edge.validation import FORMATS
 
 NETWORKS, PORTS, FLOATING_IPS = "networks", "ports", "floatingips"
@@ -27,7 +26,7 @@ def required(request: Request) -> TenantNetworks:
     Raises:
         NotFound: there is none.
     """
-    networks = server_networks.find_service(request)
+    networks = request.networks
     if networks is None:
         raise errors.NotFound(_WITHOUT)
     return networks
@@ -39,7 +38,7 @@ def required_to_make(request: Request) -> TenantNetworks:
     Raises:
         NotImplementedHere: there is none.
     """
-    networks = server_networks.find_service(request)
+    networks = request.networks
     if networks is None:
         raise errors.NotImplementedHere(_WITHOUT)
     return networks

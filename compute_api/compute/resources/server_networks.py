@@ -68,12 +68,6 @@ def refresh_interfaces(request: Request, networks: TenantNetworks, server_id: st
     )
 
 
-def find_service(request: Request) -> TenantNetworks | None:
-    """Return the network service; None: this cloud has none, so its servers have no interfaces."""
-    networks = request.services.networks
-    return networks if networks is not None and networks.has_service() else None
-
-
 def choose_interfaces(
     request: Request, body: JsonMapping, min_count: int, max_count: int
 ) -> ChosenInterfaces:
@@ -84,7 +78,7 @@ def choose_interfaces(
         Unavailable: The network service does not answer.
     """
     value, names = body.get("networks"), parse_security_groups(body)
-    networks = find_service(request)
+    networks = request.networks
     if networks is None:
         _refuse_networks(body)
         return ChosenInterfaces({"networks": []}, max_count, names)
@@ -169,7 +163,7 @@ def look_up_interfaces(
     Args:
         refusals: The errors of the calling API.
     """
-    networks = find_service(request)
+    networks = request.networks
     assert networks is not None
     token = request.context.token
     if not items:

@@ -153,8 +153,8 @@ def _check_reimage(request: Request, root: BlockDeviceRow, image: Image) -> bool
                 "from it."
             )
         return True
-    service = request.services.volumes
-    if service is None or not service.has_service():
+    service = request.volumes
+    if service is None:
         raise errors.Unavailable("This cloud's block storage service is not known here; try again.")
     volume = service.volume(request.context.token, str(root.volume_id))
     if volume.image_metadata.get("image_id") != image.ref.id:

@@ -85,8 +85,7 @@ def look_up(
 
 
 def _require_service(request: Request) -> TenantVolumes:
-    service = request.services.volumes
-    if service is not None and service.has_service():
+    if (service := request.volumes) is not None:
         return service
     if request.body["server"].get(OLD_FIELD):
         raise errors.BadRequest(
