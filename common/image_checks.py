@@ -55,8 +55,7 @@ def check_flavor(image: Image, flavor: models.Flavor) -> None:
     Raises:
         BadRequest: The flavor is too small.
     """
-    if flavor.memory_mb < image.min_ram:
-        raise errors.BadRequest("Flavor's memory is too small for requested image.")
+    _check_memory(image, flavor.memory_mb)
     if flavor.root_gb == 0:
         return
     if flavor.root_gb < image.min_disk:
@@ -69,6 +68,30 @@ def check_flavor(image: Image, flavor: models.Flavor) -> None:
         raise errors.BadRequest(
             f"Flavor's disk is too small for requested image. Flavor disk is "
             f"{flavor.root_gb * GIB} bytes, image is {size} bytes."
+        )
+
+
+def _check_memory(image: Image, memory_mb: int) -> None:
+    if memory_mb < image.min_ram:
+        raise errors.BadRequest("Flavor's memory is too small for requested image.")
+
+
+def check_volume(image: Image, volume_gb: int, memory_mb: int | None = None) -> None:
+    """Check that a server can boot an image from a volume.
+
+    Args:
+        memory_mb: Of the server; None: not checked.
+
+    Raises:
+        BadRequest: The image is not active or is encrypted, or memory or volume are too small.
+    """
+    check_active(image)
+    if memory_mb is not None:
+        _check_memory(image, memory_mb)
+    if volume_gb < image.min_disk:
+        raise errors.BadRequest(
+            "Volume is smaller than the minimum size specified in image metadata. Volume size is "
+            f"{volume_gb * GIB} bytes, minimum size is {image.min_disk * GIB} bytes."
         )
 
 

@@ -13,11 +13,21 @@ from collections.abc import Mapping, Sequence
 
 import orjson
 
+from common import errors
 from common.json_types import JsonObject
 from common.vault import Vault
 from compute_api.compute import passwords
 
 _PURPOSE = "idempotency"
+
+
+def parse_key(text: str | None) -> str | None:
+    """Check the Idempotency-Key header and return it, None if there is none."""
+    if text is None:
+        return None
+    if not 0 < len(text) <= 255 or not text.isascii() or not text.isprintable():
+        raise errors.BadRequest("Idempotency-Key: give 1 to 255 printable ASCII characters.")
+    return text
 
 
 class IdempotentBody:
@@ -60,7 +70,7 @@ class IdempotentBody:
         if self._given is not None or secret is None:
             return self._given
         text = f"{self._project_id}\n{self.key}\n{server_id}"
-        return passwords.derived(_mac(secret, "password", text.encode()))
+        return passwords.derive(_mac(secret, "password", text.encode()))
 
 
 def _bytes(body: JsonObject) -> bytes:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Passwords for guests, and files that are injected: shown once in the answer, encrypted until
-their action has ended.
+"""Passwords and injected files of guests: shown once in the answer, stored encrypted until their
+action has ended.
 
-Used by what creates, rebuilds and rescues servers. A password is in no log, no journal and no
-argument of an action. In a cloud without a [DEFAULT] secret_key passwords are shown and not kept,
-and files are refused."""
+Create, rebuild and rescue use them. No log, no journal and no argument of an action contains a
+password. A cloud without [DEFAULT] secret_key shows passwords without storing them, and refuses
+files."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ _LENGTH = 12
 
 
 def generate() -> str:
-    """A random one, of letters and digits that nobody confuses."""
+    """Return a random password of letters and digits that are hard to confuse."""
     return "".join(secrets.choice(LETTERS) for _ in range(_LENGTH))
 
 
-def derived(code: str) -> str:
+def derive(code: str) -> str:
     """Return the password that follows from a secret code of hexadecimal digits."""
     return "".join(LETTERS[byte % len(LETTERS)] for byte in bytes.fromhex(code)[:_LENGTH])
 
 
-def sealed_text(vault: Vault | None, text: str | None) -> str | None:
-    """What the server's row keeps of its user data; without a key the text itself."""
+def seal_text(vault: Vault | None, text: str | None) -> str | None:
+    """Return user data for the server's row: encrypted, or as it is in a cloud without a key."""
     return vault.seal_text(text) if vault is not None and text else text or None
 
 
-def sealed(
+def seal(
     vault: Vault | None, password: str | None, files: Sequence[dict[str, str]] = (), **more: object
 ) -> str | None:
-    """What the action's row keeps of them; None when there is nothing, or no key.
+    """Return the secrets for the action's row; None: there are none, or this cloud has no key.
 
     Raises:
-        NotImplementedHere: there are files and no key.
+        NotImplementedHere: There are files, and this cloud has no key.
     """
     if vault is None and files:
         raise errors.NotImplementedHere(
             "This cloud cannot keep injected files until they are written; its operator "
             "can give it a [DEFAULT] secret_key."
         )
-    given = {"admin_pass": password, "files": list(files), **more}
-    kept = {name: value for name, value in given.items() if value}
-    return vault.seal(kept) if vault is not None and kept else None
+    fields = {"admin_pass": password, "files": list(files), **more}
+    fields = {name: value for name, value in fields.items() if value}
+    return vault.seal(fields) if vault is not None and fields else None

@@ -17,7 +17,7 @@ from common.store.engine import Connection
 from common.store.rows import ServerRecord
 from common.store.servers import actions
 from common.store.tenants.quotas import Numbers
-from compute_api.compute.dependencies import Services
+from compute_api.compute.dependencies import Services, TenantNetworks, TenantVolumes
 from compute_api.compute.links import Links
 from compute_api.edge.request import ApiRequest
 from compute_api.edge.routing import ApiRoute
@@ -42,6 +42,18 @@ class Request(ApiRequest):
         if image_id not in self._images:
             self._images[image_id] = self.services.images.show(image_id, self.context.token)
         return self._images[image_id]
+
+    @property
+    def networks(self) -> TenantNetworks | None:
+        """The network service; None: this cloud has none, so its servers have no interfaces."""
+        service = self.services.networks
+        return service if service is not None and service.has_service() else None
+
+    @property
+    def volumes(self) -> TenantVolumes | None:
+        """The volume service; None: this cloud has none."""
+        service = self.services.volumes
+        return service if service is not None and service.has_service() else None
 
     @property
     def is_admin(self) -> bool:

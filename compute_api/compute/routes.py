@@ -55,6 +55,7 @@ from compute_api.compute.schemas import common
 from compute_api.compute.schemas import consoles as console_bodies
 from compute_api.compute.schemas import external_events as event_bodies
 from compute_api.compute.schemas import flavors as flavor_bodies
+from compute_api.compute.schemas import floating_ips as floating_ip_bodies
 from compute_api.compute.schemas import host_actions as host_action_bodies
 from compute_api.compute.schemas import hosts as host_bodies
 from compute_api.compute.schemas import hypervisors as hypervisor_bodies
@@ -63,8 +64,8 @@ from compute_api.compute.schemas import instance_actions as instance_action_bodi
 from compute_api.compute.schemas import interfaces as interface_bodies
 from compute_api.compute.schemas import keypairs as keypair_bodies
 from compute_api.compute.schemas import migrations as migration_bodies
-from compute_api.compute.schemas import network_proxies as network_bodies
 from compute_api.compute.schemas import quota_sets as quota_bodies
+from compute_api.compute.schemas import security_groups as security_group_bodies
 from compute_api.compute.schemas import server_actions as server_action_bodies
 from compute_api.compute.schemas import server_groups as group_bodies
 from compute_api.compute.schemas import server_metadata as metadata_bodies
@@ -370,22 +371,22 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/os-tenant-networks/{network_id}", networks.tenant_show, _P + "os-tenant-networks:show",
           until=_PROXIED),
     Route("GET", "/os-security-groups", security_group_proxy.index, _P + "os-security-groups:get", until=_PROXIED,
-          query=network_bodies.GROUPS),
+          query=security_group_bodies.GROUPS),
     Route("POST", "/os-security-groups", security_group_proxy.create, _P + "os-security-groups:create", until=_PROXIED,
-          body=network_bodies.GROUP),
+          body=security_group_bodies.GROUP),
     Route("GET", "/os-security-groups/{group_id}", security_group_proxy.show, _P + "os-security-groups:show",
           until=_PROXIED),
     Route("PUT", "/os-security-groups/{group_id}", security_group_proxy.update, _P + "os-security-groups:update",
-          until=_PROXIED, body=network_bodies.GROUP),
+          until=_PROXIED, body=security_group_bodies.GROUP),
     Route("DELETE", "/os-security-groups/{group_id}", security_group_proxy.delete, _P + "os-security-groups:delete",
           until=_PROXIED, success=202),
     Route("POST", "/os-security-group-rules", security_group_proxy.create_rule, _P + "os-security-groups:rule:create",
-          until=_PROXIED, body=network_bodies.RULE),
+          until=_PROXIED, body=security_group_bodies.RULE),
     Route("DELETE", "/os-security-group-rules/{rule_id}", security_group_proxy.delete_rule,
           _P + "os-security-groups:rule:delete", until=_PROXIED, success=202),
     Route("GET", "/os-floating-ips", floating_ips.index, _P + "os-floating-ips:list", until=_PROXIED),
     Route("POST", "/os-floating-ips", floating_ips.create, _P + "os-floating-ips:create", until=_PROXIED,
-          body=network_bodies.FLOATING_IP),
+          body=floating_ip_bodies.FLOATING_IP),
     Route("GET", "/os-floating-ips/{floating_ip_id}", floating_ips.show, _P + "os-floating-ips:show", until=_PROXIED),
     Route("DELETE", "/os-floating-ips/{floating_ip_id}", floating_ips.delete, _P + "os-floating-ips:delete",
           until=_PROXIED, success=202),

@@ -135,7 +135,6 @@ def _naming(option: str) -> Iterator[None]:
 def _wanted(options: argparse.Namespace, conf: cfg.ConfigOpts, store: Store) -> RequestSpec:
     """The request that a create with these words would make."""
     from compute_api.compute.resources import destinations
-    from compute_api.compute.resources import server_parts as parts
 
     hints, project = _hints(options), options.project or ""
     with _naming("--zone"):
@@ -166,7 +165,8 @@ def _wanted(options: argparse.Namespace, conf: cfg.ConfigOpts, store: Store) -> 
     if options.image:
         with _naming("--image"):
             found = image_named(conf, options.image)
-            parts.check_image(found, flavor)
+            image_checks.check_disk(found)
+            image_checks.check_flavor(found, flavor)
             image = found.ref
     with _naming("--flavor, --image" if image else "--flavor"):
         image_checks.check_hardware(flavor, image.properties if image else {})
@@ -185,7 +185,7 @@ def _wanted(options: argparse.Namespace, conf: cfg.ConfigOpts, store: Store) -> 
 def _hints(options: argparse.Namespace) -> JsonObject:
     """NAME=VALUE as the API takes it: a name that stands there several times is a list; --group is
     one of them."""
-    from compute_api.compute.resources import server_parts as parts
+    from compute_api.compute.resources.server_fields import check_hints
     from compute_api.compute.schemas.servers import HINTS
     from compute_api.edge.validation import Schema
 
@@ -197,7 +197,7 @@ def _hints(options: argparse.Namespace) -> JsonObject:
         hints[name] = value if name not in hints else [*_listed(hints[name]), value]
     with _naming("--hint"):
         Schema(HINTS).check(hints)
-        parts.check_hints(hints)
+        check_hints(hints)
     if options.group:
         with _naming("--group"):
             Schema(HINTS).check({"group": options.group})

@@ -14,7 +14,7 @@ from common import errors, ids
 from common.models import Flavor
 from common.store import schema
 from common.store.tenants import quotas
-from compute_api.compute.resources import server_volumes
+from compute_api.compute.resources import server_create_commit
 from tests.api.conftest import IMAGE, Cloud
 from tests.api.volumes import OTHER, SHARED, SNAPSHOT, VOLUME, Volumes, done, storing
 
@@ -47,8 +47,8 @@ def cloud(make_cloud: Callable[..., Cloud]) -> Cloud:
 
 @pytest.fixture
 def volumes(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> Volumes:
-    monkeypatch.setattr(server_volumes, "GIVE_UP_POLL_SECONDS", 0.5)
-    monkeypatch.setattr(server_volumes, "GIVE_UP_SECONDS", 1)
+    monkeypatch.setattr(server_create_commit, "DELETE_POLL_SECONDS", 0.5)
+    monkeypatch.setattr(server_create_commit, "DELETE_SECONDS", 1)
     return storing(cloud)
 
 
@@ -294,7 +294,9 @@ def test_what_cannot_be_deleted_is_said(
     monkeypatch.setattr(volumes, "delete", busy)
     volumes.allowed = 1
     refused(cloud, FROM_IMAGE, BLANK, status=403)
-    [said] = [record.getMessage() for record in caplog.records if "was made" in record.message]
+    [said] = [
+        record.getMessage() for record in caplog.records if "cannot be deleted" in record.message
+    ]
     assert volumes.made[0]["id"] in said
 
 

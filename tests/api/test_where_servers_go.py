@@ -396,11 +396,3 @@ def test_a_rebuild_keeps_the_servers_place_on_its_host(
             f"imageRef: this image asks for other {words} than the server has"
         )
         assert cloud.rows(schema.servers)[0].image_id == IMAGE
-
-
-def test_older_server_may_leave_an_image_that_is_refused_now(cloud: Cloud) -> None:
-    server = post(cloud).json["server"]["id"]
-    old = {"id": IMAGE, "properties": {"hw_tpm_model": "tpm-crb"}}
-    cloud.rest(server, image=old)
-    answer = cloud.call("POST", f"/servers/{server}/action", {"rebuild": {"imageRef": IMAGE}})
-    assert answer.status_code == 202, answer.text

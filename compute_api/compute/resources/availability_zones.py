@@ -10,7 +10,7 @@ from common.store.hosts import aggregates, services
 from common.store.rows import HeardServiceRow
 from compute_api.compute.request import Request
 from compute_api.compute.resources.services import INTERNAL
-from compute_api.compute.views.servers import fraction
+from compute_api.compute.views.times import format_micros
 
 
 def index(request: Request) -> JsonObject:
@@ -40,7 +40,7 @@ def detail(request: Request) -> JsonObject:
         found.setdefault(zone, {}).setdefault(row.host, {})[row.binary] = {
             "active": not row.disabled,
             "available": bool(row.up) and not row.forced_down,
-            "updated_at": fraction(row.seen_at),
+            "updated_at": format_micros(row.seen_at),
         }
     return {
         "availabilityZoneInfo": [

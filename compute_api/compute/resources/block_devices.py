@@ -1,24 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The block device mappings of a create request, of either version, in the words of the second.
+"""Parse the block device mappings of a create request and of its image, in either version.
 
-Pure; raises BadRequest as the API has it, or by the field's name. Which are disks of the host says
-``server_disks``; what becomes of volumes, ``server_volumes``.
-"""
+Pure. The mappings of the first version are converted to the second. ``server_disks`` chooses the
+local disks, ``server_volumes`` looks up the volumes."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import orjson
 
-from common import device_names, errors, local_disks
+from common import errors, local_disks
+from common.clients.image import Image
 from common.json_types import JsonMapping, JsonObject
 from compute_api.compute.schemas import servers as schemas
 from compute_api.edge.validation import is_true
 
-#: The properties of an image that are true of its own snapshots only; the first has mappings.
+#: Properties of an image without bytes, which names snapshots of volumes. The first has mappings.
 IMAGE_MAPPINGS = "block_device_mapping"
 OF_IMAGE = frozenset((IMAGE_MAPPINGS, "bdm_v2", "root_device_name"))
 FIELD, OLD_FIELD = "block_device_mapping_v2", "block_device_mapping"
@@ -29,17 +29,21 @@ BOOT_ORDER = (
     "valid."
 )
 BUSES = ("virtio", "scsi", "sata", "usb", "ide")
-DEVICE_TYPES = ("disk",)  #: of volumes: what the hosts can give a guest
+#: device types of volumes that hosts can give a guest
+DEVICE_TYPES = ("disk",)
+#: fields of volumes, which no local disk may have
+VOLUME_FIELDS = ("volume_id", "snapshot_id", "volume_type")
 _EPHEMERAL = re.compile("ephemeral[0-9]+")
 
 
 @dataclass(frozen=True, kw_only=True)
 class VolumeMapping:
-    """A volume that a new server is to have. source_id: of the volume itself, or of the image or
-    snapshot that it is made of; size_gb: 0, it was not given."""
+    """A volume of a new server."""
 
     source: str
+    #: the id of the volume itself, or of the image or snapshot from which it is created
     source_id: str | None
+    #: GiB; 0: not requested
     size_gb: int = 0
     boot_index: int | None = None
     bus: str | None = None
@@ -47,128 +51,161 @@ class VolumeMapping:
     tag: str | None = None
     delete_on_termination: bool = False
     volume_type: str | None = None
+    #: the name in the guest, chosen later
+    device_name: str | None = None
 
     @property
     def is_root(self) -> bool:
-        """Does the server boot from it?"""
+        """True if the server boots from the volume."""
         return self.boot_index == 0
 
 
-def read(body: JsonMapping) -> list[JsonObject]:
-    """The mappings, as of the second version."""
+@dataclass(frozen=True)
+class BlockDevices:
+    """The disks of a new server, as its request and its image name them."""
+
+    #: the image to boot from a disk of the host; empty: the server boots from a volume
+    image_id: str
+    #: mappings of disks of the host
+    local: Sequence[JsonObject]
+    volumes: Sequence[VolumeMapping]
+
+
+def parse(body: JsonMapping, read_image: Callable[[str], Image]) -> BlockDevices:
+    """Parse the mappings of a request, and those of the image that it names.
+
+    Raises:
+        BadRequest: A mapping is invalid, or the server has no root disk.
+    """
+    mappings = _parse_request(body)
+    if image_id := str(body.get("imageRef") or ""):
+        properties = read_image(image_id).ref.properties
+        mappings = _merge(_parse_image(image_id, properties), mappings)
+    local = [mapping for mapping in mappings if _choose_destination(mapping) == LOCAL]
+    volumes = [
+        _parse_volume(mapping) for mapping in mappings if _choose_destination(mapping) == VOLUME
+    ]
+    _check_root(body, local, volumes)
+    return BlockDevices(image_id, local, volumes)
+
+
+def _parse_request(body: JsonMapping) -> list[JsonObject]:
     if body.get(OLD_FIELD):
         if body.get(FIELD):
             raise errors.BadRequest(
                 "Using different block_device_mapping syntaxes is not allowed in the same request."
             )
-        return _of_old(body[OLD_FIELD], bool(body.get("imageRef")))
-    return [dict(one) for one in body.get(FIELD, ())]
+        return _convert_all(body[OLD_FIELD], bool(body.get("imageRef")))
+    return [dict(mapping) for mapping in body.get(FIELD, ())]
 
 
-def _of_old(mappings: Sequence[JsonMapping], has_image: bool) -> list[JsonObject]:
-    """Those of the first version, which names no boot order: without an image it is the device
-    /dev/vda, or the first by name."""
-    found = [_from_old(one) for one in mappings if not one.get("no_device")]
-    volumes = sorted(
-        (one for one in found if one["destination_type"] == VOLUME),
-        key=lambda one: str(one.get("device_name") or "~"),
-    )
+def _convert_all(mappings: Sequence[JsonMapping], has_image: bool) -> list[JsonObject]:
+    """Convert mappings of the first version, which has no boot order.
+
+    Without an image the server boots from /dev/vda, or from the first volume by device name.
+    """
+    converted = [_convert(mapping) for mapping in mappings if not mapping.get("no_device")]
     if has_image:
-        return found
-    for one in volumes[:1]:
-        one["boot_index"] = 0
-    return found
+        return converted
+    volumes = sorted(
+        (mapping for mapping in converted if mapping["destination_type"] == VOLUME),
+        key=lambda mapping: str(mapping.get("device_name") or "~"),
+    )
+    for mapping in volumes[:1]:
+        mapping["boot_index"] = 0
+    return converted
 
 
-def _from_old(one: JsonMapping) -> JsonObject:
-    made: JsonObject = {
-        name: one[name]
+def _convert(mapping: JsonMapping) -> JsonObject:
+    converted: JsonObject = {
+        name: mapping[name]
         for name in ("device_name", "volume_size", "delete_on_termination")
-        if name in one
+        if name in mapping
     }
-    virtual = str(one.get("virtual_name") or "")
+    virtual = str(mapping.get("virtual_name") or "")
     if virtual == local_disks.SWAP or _EPHEMERAL.fullmatch(virtual):
-        made |= {"source_type": BLANK, "destination_type": LOCAL}
-        return made | ({"guest_format": virtual} if virtual == local_disks.SWAP else {})
+        converted |= {"source_type": BLANK, "destination_type": LOCAL}
+        return converted | ({"guest_format": virtual} if virtual == local_disks.SWAP else {})
     for source in (SNAPSHOT, VOLUME):
-        if one.get(f"{source}_id"):
-            return made | {
+        if mapping.get(f"{source}_id"):
+            return converted | {
                 "source_type": source,
                 "destination_type": VOLUME,
-                "uuid": one[f"{source}_id"],
+                "uuid": mapping[f"{source}_id"],
             }
     raise errors.BadRequest(f"{INVALID}: Unrecognized legacy format.")
 
 
-def of_image(image_id: str, properties: Mapping[str, str]) -> list[JsonObject]:
-    """The mappings that an image names in place of bytes, as of the second version."""
+def _parse_image(image_id: str, properties: Mapping[str, str]) -> list[JsonObject]:
+    """Return the mappings that an image without bytes names."""
     text = properties.get(IMAGE_MAPPINGS)
     if not text:
         return []
     try:
-        found = [
-            {name: value for name, value in dict(one).items() if value is not None}
-            for one in orjson.loads(text)
+        mappings = [
+            {name: value for name, value in dict(mapping).items() if value is not None}
+            for mapping in orjson.loads(text)
         ]
     except (ValueError, TypeError) as problem:
         raise errors.BadRequest(
             f"Image {image_id}: its property {IMAGE_MAPPINGS} is no list of mappings; use another image."
         ) from problem
-    for one in found:
+    for mapping in mappings:
         try:
-            schemas.IMAGE_MAPPING.at(0).check(one)
+            schemas.IMAGE_MAPPING.at(0).check(mapping)
         except errors.BadRequest as problem:
             raise errors.BadRequest(
                 f"Image {image_id}: its property {IMAGE_MAPPINGS} cannot be used. {problem.text}"
             ) from problem
-    return found if is_true(properties.get("bdm_v2", "")) else _of_old(found, False)
+    return mappings if is_true(properties.get("bdm_v2", "")) else _convert_all(mappings, False)
 
 
-def merged(of_image: Sequence[JsonObject], asked: Sequence[JsonObject]) -> list[JsonObject]:
-    """What a request asks for takes the place of the image's of the same device name. An image that
-    names what to boot from is no disk itself."""
-    if any(boot_index(one) == 0 for one in of_image):
-        asked = [one for one in asked if (one.get("source_type"), boot_index(one)) != (IMAGE, 0)]
-    taken = {_name(one) for one in asked} - {None}
-    return [*(one for one in of_image if _name(one) not in taken), *asked]
+def _merge(of_image: Sequence[JsonObject], requested: Sequence[JsonObject]) -> list[JsonObject]:
+    """Replace the image's mappings by requested mappings with the same device name.
+
+    An image that names a root volume has no bytes, so it is no disk itself.
+    """
+    if any(_parse_boot_index(mapping) == 0 for mapping in of_image):
+        requested = [
+            mapping
+            for mapping in requested
+            if (mapping.get("source_type"), _parse_boot_index(mapping)) != (IMAGE, 0)
+        ]
+    taken = {_parse_name(mapping) for mapping in requested} - {None}
+    return [*(mapping for mapping in of_image if _parse_name(mapping) not in taken), *requested]
 
 
-def _name(one: JsonMapping) -> str | None:
-    return str(one["device_name"]).removeprefix("/dev/") if one.get("device_name") else None
+def _parse_name(mapping: JsonMapping) -> str | None:
+    name = mapping.get("device_name")
+    return str(name).removeprefix("/dev/") if name else None
 
 
-def split(mappings: Sequence[JsonObject]) -> tuple[list[JsonObject], list[VolumeMapping]]:
-    """The disks of the host, and the volumes."""
-    local = [one for one in mappings if _destination(one) == LOCAL]
-    return local, [_volume(one) for one in mappings if _destination(one) == VOLUME]
-
-
-def _destination(one: JsonMapping) -> str:
-    given = one.get("destination_type")
-    if given is None and one.get("source_type") in (VOLUME, SNAPSHOT):
+def _choose_destination(mapping: JsonMapping) -> str:
+    destination = mapping.get("destination_type")
+    if destination is None and mapping.get("source_type") in (VOLUME, SNAPSHOT):
         return VOLUME
-    if given is None:
+    if destination is None:
         raise errors.BadRequest(
             f"{FIELD}.destination_type: say whether a disk of source_type "
-            f"{one.get('source_type', 'blank')} is local or a volume."
+            f"{mapping.get('source_type', 'blank')} is local or a volume."
         )
-    if given == LOCAL and one.get("source_type") in (VOLUME, SNAPSHOT):
+    if destination == LOCAL and mapping.get("source_type") in (VOLUME, SNAPSHOT):
         raise errors.BadRequest(
-            f"{FIELD}.destination_type: what is of source_type {one['source_type']} is a volume."
+            f"{FIELD}.destination_type: what is of source_type {mapping['source_type']} is a volume."
         )
-    return str(given)
+    return str(destination)
 
 
-def _volume(one: JsonMapping) -> VolumeMapping:
-    source = str(one.get("source_type") or BLANK)
-    source_id = one.get("uuid") or one.get(f"{source}_id")
+def _parse_volume(mapping: JsonMapping) -> VolumeMapping:
+    source = str(mapping.get("source_type") or BLANK)
+    source_id = mapping.get("uuid") or mapping.get(f"{source}_id")
     if source == BLANK and source_id:
         raise errors.BadRequest(f"{INVALID}: Invalid device UUID.")
     if source != BLANK and not source_id:
         raise errors.BadRequest(f"{INVALID}: Missing device UUID.")
-    if one.get("no_device"):
+    if mapping.get("no_device"):
         raise errors.BadRequest(f"{FIELD}.no_device: images name no disks here; leave it out.")
-    size = int(one.get("volume_size") or 0)
+    size = int(mapping.get("volume_size") or 0)
     if source == IMAGE and not size:
         raise errors.BadRequest(
             "Images with destination_type 'volume' need to have a non-zero size specified"
@@ -177,11 +214,11 @@ def _volume(one: JsonMapping) -> VolumeMapping:
         raise errors.BadRequest(
             "Blank volumes (source: 'blank', dest: 'volume') need to have non-zero size"
         )
-    if source == VOLUME and one.get("volume_type"):
+    if source == VOLUME and mapping.get("volume_type"):
         raise errors.BadRequest(
             f"{INVALID}: Specifying volume type to existing volume is not supported."
         )
-    if one.get("guest_format"):
+    if mapping.get("guest_format"):
         raise errors.BadRequest(
             f"{FIELD}.guest_format: a volume keeps what it holds; leave it out."
         )
@@ -189,43 +226,63 @@ def _volume(one: JsonMapping) -> VolumeMapping:
         source=source,
         source_id=source_id,
         size_gb=size,
-        boot_index=boot_index(one),
-        bus=_one_of(one, "disk_bus", BUSES),
-        device_type=_one_of(one, "device_type", DEVICE_TYPES),
-        tag=one.get("tag"),
-        delete_on_termination=is_true(one.get("delete_on_termination", False)),
-        volume_type=one.get("volume_type") or None,
+        boot_index=_parse_boot_index(mapping),
+        bus=_parse_choice(mapping, "disk_bus", BUSES),
+        device_type=_parse_choice(mapping, "device_type", DEVICE_TYPES),
+        tag=mapping.get("tag"),
+        delete_on_termination=is_true(mapping.get("delete_on_termination", False)),
+        volume_type=mapping.get("volume_type") or None,
     )
 
 
-def boot_index(one: JsonMapping) -> int | None:
-    """The place in the boot order; None: nothing is booted from it."""
-    given = one.get("boot_index")
-    return None if given is None or int(given) < 0 else int(given)
+def _parse_boot_index(mapping: JsonMapping) -> int | None:
+    """Return the place in the boot order, None if the guest does not boot from the disk."""
+    index = mapping.get("boot_index")
+    return None if index is None or int(index) < 0 else int(index)
 
 
-def _one_of(one: JsonMapping, name: str, known: Sequence[str]) -> str | None:
-    given = one.get(name) or None
-    if given is not None and given not in known:
-        raise errors.BadRequest(f"{FIELD}.{name}: {given[:40]!r} is not one of {', '.join(known)}.")
-    return given
+def _parse_choice(mapping: JsonMapping, name: str, choices: Sequence[str]) -> str | None:
+    value = mapping.get(name) or None
+    if value is not None and value not in choices:
+        raise errors.BadRequest(
+            f"{FIELD}.{name}: {value[:40]!r} is not one of {', '.join(choices)}."
+        )
+    return value
 
 
-def check_boot_order(indexes: Sequence[int | None]) -> None:
-    """One disk is the first, and each has a place of its own, without gaps. Raises BadRequest."""
-    found = sorted(index for index in indexes if index is not None)
-    if found != list(range(len(found))) or not found:
+def _check_root(
+    body: JsonMapping, local: Sequence[JsonMapping], volumes: Sequence[VolumeMapping]
+) -> None:
+    """Check that the server has one root disk: a volume, or the image, which one mapping may repeat
+    as the local boot disk."""
+    image_id = str(body.get("imageRef") or "")
+    images = [mapping for mapping in local if mapping.get("source_type") == IMAGE]
+    for mapping in images:
+        if extra := sorted({*VOLUME_FIELDS} & set(mapping)):
+            raise errors.BadRequest(
+                f"{FIELD}.{extra[0]}: not for the image as local boot disk; leave it out."
+            )
+        if (
+            str(mapping.get("boot_index", "")) != "0"
+            or mapping.get("uuid", mapping.get("image_id")) != image_id
+        ):
+            raise errors.BadRequest(BOOT_ORDER)
+    if any(mapping.get("tag") for mapping in local):
+        raise errors.BadRequest(f"{FIELD}.tag: disks of hosts cannot be tagged in this cloud.")
+    if len(images) > 1:
+        raise errors.BadRequest(f"{FIELD}: only one disk can be the boot disk.")
+    indexes = [*map(_parse_boot_index, images), *(volume.boot_index for volume in volumes)]
+    if body.get(FIELD):
+        _check_boot_order(indexes)
+    elif image_id and not images and 0 not in indexes:
+        # The first version has no mapping for the image, which is the root disk.
+        _check_boot_order([0, *indexes])
+    if not image_id and 0 not in indexes:
+        raise errors.BadRequest("Invalid imageRef provided.")
+
+
+def _check_boot_order(indexes: Sequence[int | None]) -> None:
+    """Check that the indexes are 0, 1, 2, … in any order, with at least the 0."""
+    order = sorted(index for index in indexes if index is not None)
+    if order != list(range(len(order))) or not order:
         raise errors.BadRequest(BOOT_ORDER)
-
-
-def named(volumes: Sequence[VolumeMapping], local: Sequence[str], bus: str | None) -> list[str]:
-    """Return the device name of each volume, as the guest counts its disks.
-
-    A device_name of the request is passed over, as in Nova: the guest would not use it.
-
-    Args:
-        volumes: In the order in which the guest finds them.
-        local: Names of the disks on the host.
-        bus: Bus of the volumes that name none.
-    """
-    return device_names.count(local, [one.bus or bus for one in volumes])

@@ -105,7 +105,7 @@ def _look_at_volume(
 
 def _reread(request: Request, events: Sequence[JsonMapping], rows: JsonMapping) -> list[int]:
     """Write what the network service says of the servers' interfaces now."""
-    networks, clock = server_networks.service(request), Clock()
+    networks, clock = request.networks, Clock()
     if networks is None:
         return [UNPROCESSABLE] * len(events)
     end = clock.monotonic() + REREAD_TIMEOUT_SECONDS
@@ -115,7 +115,7 @@ def _reread(request: Request, events: Sequence[JsonMapping], rows: JsonMapping) 
                 "The network service is too slow for so many events; send them again in parts."
             )
         if rows[server_id].interfaces:
-            server_networks.read_again(request, networks, server_id)
+            server_networks.refresh_interfaces(request, networks, server_id)
     return [DONE] * len(events)
 
 

@@ -27,7 +27,7 @@ ATTACH, DETACH = states.row("attach_interface"), states.row("detach_interface")
 
 def index(request: Request, server: ServerRecord) -> JsonObject:
     """GET …/os-interface"""
-    networks = server_networks.service(request)
+    networks = request.networks
     if networks is None:
         return {"interfaceAttachments": []}
     tags, ports = _tags(server), networks.ports(request.context.token, device_id=server.id)
@@ -40,7 +40,7 @@ def index(request: Request, server: ServerRecord) -> JsonObject:
 
 def show(request: Request, server: ServerRecord, port_id: str) -> JsonObject:
     """GET …/os-interface/{port_id}"""
-    networks = server_networks.service(request)
+    networks = request.networks
     missing = errors.NotFound(f"Server {server.id} has no interface with port {port_id[:80]}.")
     if networks is None or not FORMATS["uuid"](port_id):
         raise missing
@@ -58,7 +58,7 @@ def show(request: Request, server: ServerRecord, port_id: str) -> JsonObject:
 def attach(request: Request, server: ServerRecord) -> ApiResponse:
     """POST …/os-interface"""
     given = request.body.get("interfaceAttachment") or {}
-    networks = server_networks.service(request)
+    networks = request.networks
     if networks is None:
         raise errors.NotImplementedHere(
             "This cloud has no network service, so servers cannot have interfaces."
@@ -110,7 +110,7 @@ def _requested_interface(
         "tag": given.get("tag"),
         "fixed_ip": fixed[0]["ip_address"] if fixed else None,
     }
-    requested, _ = server_networks.requested_interfaces(
+    requested, _ = server_networks.look_up_interfaces(
         request,
         server.project_id,
         [item] if network_id or port_id else [],
@@ -152,6 +152,6 @@ def _begin(request: Request, server: ServerRecord, row: states.Action, args: Jso
 def network_info(request: Request, server: ServerRecord) -> None:
     """What the network service says of the server's interfaces is read again; the hosts hear of it
     from that service themselves."""
-    networks = server_networks.service(request)
+    networks = request.networks
     if networks is not None:
-        server_networks.read_again(request, networks, server.id)
+        server_networks.refresh_interfaces(request, networks, server.id)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the proxies to the network service share.
+"""Access to records of the network service, for its proxies and for the addresses of servers.
 
-They use the caller's token, and write nothing on our side. In a cloud without a network service
-lists are empty, nothing is found and nothing can be created."""
+Requests carry the caller's token, and change no row of the database. In a cloud without a network
+service lists are empty, records do not exist, and creation is not implemented."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from common import errors
 from common.json_types import JsonObject
 from compute_api.compute.dependencies import TenantNetworks
 from compute_api.compute.request import Request
-from compute_api.compute.resources import server_networks
 from compute_api.edge.validation import FORMATS
 
 NETWORKS, PORTS, FLOATING_IPS = "networks", "ports", "floatingips"
@@ -27,7 +26,7 @@ def required(request: Request) -> TenantNetworks:
     Raises:
         NotFound: there is none.
     """
-    networks = server_networks.service(request)
+    networks = request.networks
     if networks is None:
         raise errors.NotFound(_WITHOUT)
     return networks
@@ -39,7 +38,7 @@ def required_to_make(request: Request) -> TenantNetworks:
     Raises:
         NotImplementedHere: there is none.
     """
-    networks = server_networks.service(request)
+    networks = request.networks
     if networks is None:
         raise errors.NotImplementedHere(_WITHOUT)
     return networks
@@ -71,3 +70,11 @@ def conflicts_as(kind: type[errors.Problem], *also: type[errors.Problem]) -> Ite
         yield
     except kinds as problem:
         raise kind(problem.text) from problem
+
+
+def list_floating_ips(networks: TenantNetworks, token: str, **filters: object) -> list[JsonObject]:
+    """Return the floating IPs, none if the network service has no routers."""
+    try:
+        return networks.records(token, FLOATING_IPS, **filters)
+    except errors.NotFound:
+        return []

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from common.json_types import JsonObject
 from compute_api.compute.request import Request
-from compute_api.compute.resources import network_records, server_networks
+from compute_api.compute.resources import network_records
 from compute_api.compute.resources.network_records import NETWORKS
 from compute_api.compute.views import networks as view
 
@@ -33,5 +33,5 @@ def tenant_show(request: Request, network_id: str) -> JsonObject:
 
 def _usable(request: Request) -> list[JsonObject]:
     """All that the caller's token sees in the network service, external ones too."""
-    networks = server_networks.service(request)
+    networks = request.networks
     return [] if networks is None else networks.records(request.context.token, NETWORKS)

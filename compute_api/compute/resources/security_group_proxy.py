@@ -13,7 +13,7 @@ from typing import Any
 from common import errors
 from common.json_types import JsonMapping, JsonObject
 from compute_api.compute.request import Request
-from compute_api.compute.resources import network_records, server_networks
+from compute_api.compute.resources import network_records
 from compute_api.compute.resources.network_records import GROUPS, RULES, conflicts_as
 from compute_api.compute.views import security_groups as view
 
@@ -25,7 +25,7 @@ ALL_OF_ICMP = -1
 
 def index(request: Request) -> JsonObject:
     """GET /os-security-groups"""
-    networks, context = server_networks.service(request), request.context
+    networks, context = request.networks, request.context
     if networks is None:
         return {"security_groups": []}
     everybodys = request.is_admin and "all_tenants" in request.query

@@ -11,13 +11,13 @@ from common.json_types import JsonObject
 from common.store.rows import ServerRecord
 from compute_api.compute.request import Request
 from compute_api.compute.resources import server_networks
-from compute_api.compute.resources.server_preparers import PreparedAction
+from compute_api.compute.resources.prepared_action import PreparedAction
 from compute_api.compute.views import security_groups as view
 
 
 def of_server(request: Request, server: ServerRecord) -> JsonObject:
     """GET /servers/{id}/os-security-groups"""
-    networks, token = server_networks.service(request), request.context.token
+    networks, token = request.networks, request.context.token
     if networks is None:
         return {"security_groups": []}
     used = {
@@ -39,7 +39,7 @@ def add(request: Request, server: ServerRecord, given: JsonObject) -> PreparedAc
 def remove(request: Request, server: ServerRecord, given: JsonObject) -> PreparedAction:
     """removeSecurityGroup"""
     args = _named(request, server, given["name"])
-    networks = server_networks.service(request)
+    networks = request.networks
     assert networks is not None
     ports = networks.ports(request.context.token, device_id=server.id)
     if not any(args["group"] in port["security_groups"] for port in ports):
@@ -51,12 +51,12 @@ def remove(request: Request, server: ServerRecord, given: JsonObject) -> Prepare
 
 def _named(request: Request, server: ServerRecord, name: str) -> JsonObject:
     """The group that the name or id means in the server's project."""
-    networks = server_networks.service(request)
+    networks = request.networks
     if networks is None:
         raise errors.NotFound(
             f"Security group {name} not found: this cloud has no network service."
         )
-    group = server_networks.one_group(
+    group = server_networks.find_group(
         networks.security_groups(request.context.token, server.project_id), name, errors.NotFound
     )
     if server.interfaces in (None, "[]"):

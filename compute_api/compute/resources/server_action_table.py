@@ -8,8 +8,8 @@ A row's ``workflow`` is one of ``conductor.workflows``, its ``immediate`` one of
 from __future__ import annotations
 
 from compute_api.compute.resources import (
+    addresses,
     consoles,
-    floating_ips,
     interfaces,
     security_groups,
     server_moves,
@@ -17,7 +17,7 @@ from compute_api.compute.resources import (
     server_rebuild,
 )
 from compute_api.compute.resources.consoles import Query
-from compute_api.compute.resources.server_preparers import Prepare
+from compute_api.compute.resources.prepared_action import Prepare
 
 #: What an action makes of its body, by the body's key; others need nothing.
 PREPARERS: dict[str, Prepare] = {
@@ -48,8 +48,8 @@ QUERIES: dict[str, Query] = {
     "spice_console": consoles.by_action("os-getSPICEConsole", "spice"),
     "serial_console": consoles.by_action("os-getSerialConsole", "serial"),
     "network_info": interfaces.network_info,
-    "add_floating_ip": floating_ips.add,
-    "remove_floating_ip": floating_ips.remove,
-    "add_fixed_ip": floating_ips.add_fixed,
-    "remove_fixed_ip": floating_ips.remove_fixed,
+    "add_floating_ip": addresses.add_floating,
+    "remove_floating_ip": addresses.remove_floating,
+    "add_fixed_ip": addresses.add_fixed,
+    "remove_fixed_ip": addresses.remove_fixed,
 }

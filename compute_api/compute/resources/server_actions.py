@@ -17,8 +17,9 @@ from common.store.rows import ServerRecord
 from common.store.servers import immediate_actions
 from compute_api.compute import action_waits, microversions, passwords
 from compute_api.compute.request import Request
+from compute_api.compute.resources.prepared_action import PreparedAction
 from compute_api.compute.resources.server_action_table import PREPARERS, QUERIES
-from compute_api.compute.resources.server_preparers import PreparedAction, nothing
+from compute_api.compute.resources.server_preparers import nothing
 from compute_api.compute.schemas import server_actions as schemas
 from compute_api.edge.microversions import Range
 from compute_api.edge.response import ApiResponse
@@ -75,7 +76,7 @@ def _begin(
         server.id,
         args=prepared.args,
         changes=prepared.changes,
-        secrets=passwords.sealed(request.services.vault, prepared.password, prepared.files),
+        secrets=passwords.seal(request.services.vault, prepared.password, prepared.files),
     )
     try:
         return action_waits.begin_in_turn(request.services, server.id, begin)

@@ -1,71 +1,85 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The disks of a create request: the image to boot from, ephemeral disks, swap.
+"""Choose the disks of a new server: root, ephemeral disks, swap, and the names of volumes.
 
-Pure; raises BadRequest that names the field. ``common.local_disks`` reads what the server's row
-keeps of it."""
+Pure. Errors name the field. ``common.local_disks`` reads the server's row."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from common import device_names, errors, local_disks
 from common.json_types import JsonMapping, JsonObject
 from common.models import Flavor
-from compute_api.compute.resources import block_devices
 from compute_api.compute.resources.block_devices import (
     BLANK,
     BOOT_ORDER,
     FIELD,
     IMAGE,
+    VOLUME_FIELDS,
     VolumeMapping,
 )
 
-_VOLUME = ("volume_id", "snapshot_id", "volume_type")
+
+@dataclass(frozen=True)
+class ChosenDisks:
+    """The disks of a new server."""
+
+    #: those that replace the flavor's ephemeral and swap disks; None: the flavor's
+    local: JsonObject | None
+    #: in the order in which the guest finds them, with device names
+    volumes: list[VolumeMapping]
+    root_name: str
 
 
-def boot_image(
-    body: JsonMapping, local: Sequence[JsonMapping], volumes: Sequence[VolumeMapping]
-) -> str:
-    """The image to boot from, which one mapping may repeat as the local boot disk; empty: the
-    server boots from a volume."""
-    image_id = str(body.get("imageRef") or "")
-    images = [mapping for mapping in local if mapping.get("source_type") == IMAGE]
-    for mapping in images:
-        if given := sorted({*_VOLUME} & set(mapping)):
-            raise errors.BadRequest(
-                f"{FIELD}.{given[0]}: not for the image as local boot disk; leave it out."
-            )
-        if (
-            str(mapping.get("boot_index", "")) != "0"
-            or mapping.get("uuid", mapping.get("image_id")) != image_id
-        ):
-            raise errors.BadRequest(BOOT_ORDER)
-    if any(mapping.get("tag") for mapping in local):
-        raise errors.BadRequest(f"{FIELD}.tag: disks of hosts cannot be tagged in this cloud.")
-    if len(images) > 1:
-        raise errors.BadRequest(f"{FIELD}: only one disk can be the boot disk.")
-    indexes = [block_devices.boot_index(one) for one in images] + [
-        one.boot_index for one in volumes
-    ]
-    if body.get(FIELD):
-        block_devices.check_boot_order(indexes)
-    elif image_id and not images and 0 not in indexes:  # which nothing of the first version says
-        block_devices.check_boot_order([0, *indexes])
-    if not image_id and 0 not in indexes:
-        raise errors.BadRequest("Invalid imageRef provided.")
-    return image_id
+def choose_disks(
+    mappings: Sequence[JsonMapping],
+    volumes: Sequence[VolumeMapping],
+    flavor: Flavor,
+    properties: Mapping[str, str],
+    max_disks: int,
+) -> ChosenDisks:
+    """Choose the local disks of a new server, and name its volumes.
+
+    The guest finds the root first, then the local disks, then the other volumes. A device_name of
+    the request is ignored as in Nova, because the guest would not use it.
+
+    Args:
+        mappings: Of local disks.
+        properties: Of the image. Its bus is the bus of volumes that name none.
+        max_disks: Local disks that a server may have, including its root disk.
+
+    Raises:
+        BadRequest: The flavor or the image does not allow a local disk.
+        Forbidden: The guest has more disks than there are names.
+    """
+    _check_boot_disk(mappings, flavor, properties)
+    local = _choose_local(mappings, flavor, max_disks)
+    bus = properties.get("hw_disk_bus")
+    volumes = [replace(one, bus=one.bus or bus) for one in volumes]
+    others = [one for one in volumes if not one.is_root]
+    root = next((one for one in volumes if one.is_root), None)
+    root_name = device_names.root_name(root.bus if root else bus)
+    used = [root_name, *local_disks.devices(local_disks.of(flavor, local), root_name, bus).values()]
+    names = device_names.count(used, [one.bus for one in others])
+    named = [replace(one, device_name=name) for one, name in zip(others, names, strict=True)]
+    if root is not None:
+        named.insert(0, replace(root, device_name=root_name))
+    return ChosenDisks(local, named, root_name)
 
 
-def check_boot_disk(
+def _check_boot_disk(
     local: Sequence[JsonMapping], flavor: Flavor, properties: Mapping[str, str]
 ) -> None:
-    """Refuse a mapping of the image as local boot disk that asks for another disk than the server
-    gets. The disk may be larger than its mapping asks."""
+    """Refuse a mapping of the image as local boot disk that differs from the disk of the flavor.
+
+    The disk may be larger than the mapping requests.
+    """
     bus = properties.get("hw_disk_bus") or device_names.VIRTIO
     for mapping in local:
         if mapping.get("source_type") != IMAGE:
             continue
-        size = _size(mapping)
+        size = _parse_size(mapping)
         if size > flavor.root_gb:
             raise errors.BadRequest(
                 f"{FIELD}.volume_size: flavor {flavor.name} has {flavor.root_gb} GiB for the root "
@@ -86,27 +100,28 @@ def check_boot_disk(
             )
 
 
-def requested_disks(local: Sequence[JsonMapping], flavor: Flavor, most: int) -> JsonObject | None:
-    """What is asked for in place of the flavor's ephemeral and swap disks; None: nothing. ``most``:
-    local disks that a server may have, its root disk among them."""
+def _choose_local(
+    local: Sequence[JsonMapping], flavor: Flavor, max_disks: int
+) -> JsonObject | None:
+    """Return the disks that replace the flavor's ephemeral and swap disks, None if none do."""
     blanks = [mapping for mapping in local if mapping.get("source_type", BLANK) == BLANK]
     for mapping in blanks:
-        _check(mapping)
-    swaps = [mapping for mapping in blanks if _format(mapping) == local_disks.SWAP]
-    ephemeral = [mapping for mapping in blanks if _format(mapping) != local_disks.SWAP]
-    found: JsonObject = {}
+        _check_blank(mapping)
+    swaps = [mapping for mapping in blanks if _parse_format(mapping) == local_disks.SWAP]
+    ephemeral = [mapping for mapping in blanks if _parse_format(mapping) != local_disks.SWAP]
+    disks: JsonObject = {}
     if ephemeral:
-        found["ephemeral"] = [
-            {"gb": _size(mapping), "format": _format(mapping)} for mapping in ephemeral
+        disks["ephemeral"] = [
+            {"gb": _parse_size(mapping), "format": _parse_format(mapping)} for mapping in ephemeral
         ]
-        _check_ephemeral(found, flavor)
+        _check_ephemeral(disks, flavor)
     if swaps:
-        found["swap_mb"] = _swap(swaps, flavor)
-    if _count(flavor, found) > most:
+        disks["swap_mb"] = _choose_swap(swaps, flavor)
+    if _count(flavor, disks) > max_disks:
         raise errors.BadRequest(
-            f"{FIELD}: with what the flavor has the server {_too_many(flavor, found, most)}"
+            f"{FIELD}: with what the flavor has the server {_describe_excess(flavor, disks, max_disks)}"
         )
-    return found or None
+    return disks or None
 
 
 def check_resize(old: Flavor, disks: JsonObject | None, new: Flavor, most: int) -> None:
@@ -121,7 +136,7 @@ def check_resize(old: Flavor, disks: JsonObject | None, new: Flavor, most: int) 
         )
     if _count(new, disks) > max(most, _count(old, disks)):
         raise errors.BadRequest(
-            f"{refused} with flavor {new.name} the server {_too_many(new, disks, most)}"
+            f"{refused} with flavor {new.name} the server {_describe_excess(new, disks, most)}"
         )
 
 
@@ -130,21 +145,22 @@ def _count(flavor: Flavor, disks: JsonObject | None) -> int:
     return 1 + len(local_disks.of(flavor, disks))
 
 
-def _too_many(flavor: Flavor, disks: JsonObject | None, most: int) -> str:
+def _describe_excess(flavor: Flavor, disks: JsonObject | None, most: int) -> str:
     return f"would have {_count(flavor, disks)} local disks, the root disk among them; at most {most} are allowed."
 
 
-def _check(mapping: JsonMapping) -> None:
-    """Of a new disk its size and its file system can be chosen, and nothing else."""
+def _check_blank(mapping: JsonMapping) -> None:
+    """Refuse every field of a new local disk except size and file system."""
     if mapping.get("uuid") or mapping.get("image_id"):
         raise errors.BadRequest(
             f"{FIELD}.uuid: a disk of source_type blank has no source; leave it out."
         )
-    if given := sorted(
-        {*_VOLUME, "no_device", "disk_bus"} & {name for name, value in mapping.items() if value}
+    if extra := sorted(
+        {*VOLUME_FIELDS, "no_device", "disk_bus"}
+        & {name for name, value in mapping.items() if value}
     ):
         raise errors.BadRequest(
-            f"{FIELD}.{given[0]}: not for disks of source_type blank; leave it out."
+            f"{FIELD}.{extra[0]}: not for disks of source_type blank; leave it out."
         )
     if mapping.get("device_type") not in (None, "", "disk"):
         raise errors.BadRequest(
@@ -155,27 +171,27 @@ def _check(mapping: JsonMapping) -> None:
             BOOT_ORDER + f" {FIELD}.boot_index: nothing can be booted from a disk of source_type "
             "blank; give -1."
         )
-    if _format(mapping) not in ("", local_disks.SWAP, *local_disks.FORMATS):
+    if _parse_format(mapping) not in ("", local_disks.SWAP, *local_disks.FORMATS):
         raise errors.BadRequest(
-            f"{FIELD}.guest_format: {_format(mapping)[:40]!r} is not one of {local_disks.SWAP}, "
+            f"{FIELD}.guest_format: {_parse_format(mapping)[:40]!r} is not one of {local_disks.SWAP}, "
             f"{', '.join(local_disks.FORMATS)}."
         )
 
 
-def _check_ephemeral(found: JsonObject, flavor: Flavor) -> None:
-    wanted = local_disks.ephemeral_gb(flavor, found)
-    if not flavor.ephemeral_gb or wanted > flavor.ephemeral_gb:
+def _check_ephemeral(disks: JsonObject, flavor: Flavor) -> None:
+    requested_gb = local_disks.ephemeral_gb(flavor, disks)
+    if not flavor.ephemeral_gb or requested_gb > flavor.ephemeral_gb:
         raise errors.BadRequest(
             f"{FIELD}.volume_size: flavor {flavor.name} has {flavor.ephemeral_gb} GiB for "
-            f"ephemeral disks, and {wanted or 'some'} are asked for; one without a size has all."
+            f"ephemeral disks, and {requested_gb or 'some'} are asked for; one without a size has all."
         )
 
 
-def _swap(swaps: Sequence[JsonMapping], flavor: Flavor) -> int:
-    """The MiB of swap."""
+def _choose_swap(swaps: Sequence[JsonMapping], flavor: Flavor) -> int:
+    """Return the MiB of swap."""
     if len(swaps) > 1:
         raise errors.BadRequest(f"{FIELD}.guest_format: a server can have one swap disk only.")
-    size = _size(swaps[0]) or flavor.swap_mb
+    size = _parse_size(swaps[0]) or flavor.swap_mb
     if not 0 < size <= flavor.swap_mb:
         raise errors.BadRequest(
             f"{FIELD}.volume_size: flavor {flavor.name} has {flavor.swap_mb} MiB of swap, and "
@@ -184,10 +200,10 @@ def _swap(swaps: Sequence[JsonMapping], flavor: Flavor) -> int:
     return size
 
 
-def _format(mapping: JsonMapping) -> str:
+def _parse_format(mapping: JsonMapping) -> str:
     return str(mapping.get("guest_format") or "")
 
 
-def _size(mapping: JsonMapping) -> int:
-    """As it was given; 0: it was not."""
+def _parse_size(mapping: JsonMapping) -> int:
+    """Return the requested size, 0 without one."""
     return int(mapping.get("volume_size") or 0)

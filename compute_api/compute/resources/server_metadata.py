@@ -15,7 +15,7 @@ from common.store.servers import servers
 from common.store.servers.servers import loads
 from common.text import is_printable
 from compute_api.compute.request import Request
-from compute_api.compute.resources import server_parts as parts
+from compute_api.compute.resources import server_fields
 from compute_api.edge.response import ApiResponse
 
 MAX_TAGS = 50
@@ -83,7 +83,7 @@ def _change(
         def checked(old: Metadata) -> Metadata:
             new = change(old)
             if limits is not None and len(new) > len(old):
-                parts.check_metadata(new, lambda: limits(tx))
+                server_fields.check_metadata(new, lambda: limits(tx))
             return new
 
         changed: Metadata = servers.change_json(tx, server.id, "meta", checked)

@@ -21,14 +21,14 @@ from common.store.hosts import services
 from common.store.rows import MigrationRow, ServerRecord
 from common.store.servers import actions, migrations, servers, volumes
 from common.store.servers.servers import loads
-from common.store.tenants import flavors, quotas
+from common.store.tenants import quotas
 from common.wire import from_wire
 from compute_api.compute import passwords
 from compute_api.compute.request import Request
-from compute_api.compute.resources import destinations, server_disks
-from compute_api.compute.resources import server_parts as parts
+from compute_api.compute.resources import destinations, server_disks, server_fields
 from compute_api.compute.resources.destinations import Destination
-from compute_api.compute.resources.server_preparers import Begin, PreparedAction, refuse_changed
+from compute_api.compute.resources.prepared_action import Begin, PreparedAction, refuse_changed
+from compute_api.compute.resources.server_create_lookup import read_flavor
 from compute_api.compute.views.servers import ATTRIBUTES
 from compute_api.edge.microversions import Range
 from compute_api.edge.response import ApiResponse
@@ -39,8 +39,8 @@ _HOST_OF_MIGRATE, _LIVE_CHECKED, _LIVE_LATER = Range("2.56"), Range("2.30"), Ran
 _PASSWORD_SHOWN, _EVACUATE_CHECKED, _STOPPED = Range(until="2.13"), Range("2.29"), Range("2.95")
 
 
-def _begins(kind: str) -> Begin:
-    """The action opens a record of this kind."""
+def _make_begin(kind: str) -> Begin:
+    """Return the begin of an action that opens a migration of this kind."""
 
     def begin(tx: Connection, rows: Sequence[states.Action], server_id: str, **given: Any) -> str:
         return migrations.begin(tx, rows[0], server_id, kind, **given)
@@ -52,7 +52,7 @@ def _begins(kind: str) -> Begin:
 def resize(request: Request, server: ServerRecord, given: JsonObject) -> PreparedAction:
     """Another flavor, which the caller must be allowed to see, and which the image and the disk fit
     in."""
-    flavor = request.read(_flavor, request, parts.flavor_id(given["flavorRef"]))
+    flavor = request.read(read_flavor, request, server_fields.parse_flavor_id(given["flavorRef"]))
     old = from_wire(models.Flavor, loads(server.flavor))
     has_disk = not server.volumes or request.read(volumes.root_of, server.id) is None
     _check_change(old, flavor, has_disk)
@@ -61,7 +61,7 @@ def resize(request: Request, server: ServerRecord, given: JsonObject) -> Prepare
     )
     properties = loads(server.image or "{}").get("properties", {})
     image_checks.check_hardware(flavor, properties)
-    parts.disk_config(given, server.image_id, properties)
+    server_fields.choose_disk_config(given, server.image_id, properties)
     if flavor.memory_mb < old.memory_mb or old.root_gb == 0:
         _check_image(request, server, flavor)
     _check_source(request, server, errors.HostDown)
@@ -79,7 +79,7 @@ def resize(request: Request, server: ServerRecord, given: JsonObject) -> Prepare
         actions.take_lock(tx, server_id, more["project_id"])
         row = servers.show(tx, server_id)
         refuse_changed(row, server)  # the image service was asked since it was read
-        grown = _grown(tx, limits(tx), row, flavor)
+        grown = _count_larger(tx, limits(tx), row, flavor)
         return migrations.begin(
             tx,
             rows[0],
@@ -94,17 +94,9 @@ def resize(request: Request, server: ServerRecord, given: JsonObject) -> Prepare
     return PreparedAction({"host": None, "forced": False}, changes=kept, begin=begin)
 
 
-def _flavor(tx: Connection, request: Request, flavor_id: str) -> models.Flavor:
-    try:
-        row = flavors.show(tx, flavor_id, request.scope)
-    except errors.NotFound as problem:
-        raise errors.BadRequest(problem.text) from problem
-    return hardware.with_aliases(flavors.record(row), request.services.settings.pci_aliases)
-
-
 def _check_change(old: models.Flavor, new: models.Flavor, has_disk: bool) -> None:
     """One that was removed and made again under its id, of another size, is another flavor."""
-    if old.id == new.id and _size(old) == _size(new):
+    if old.id == new.id and _list_sizes(old) == _list_sizes(new):
         raise errors.BadRequest("When resizing, instances must change flavor!")
     if has_disk and new.root_gb < old.root_gb:
         to = (
@@ -118,7 +110,7 @@ def _check_change(old: models.Flavor, new: models.Flavor, has_disk: bool) -> Non
         )
 
 
-def _size(flavor: models.Flavor) -> tuple[int, ...]:
+def _list_sizes(flavor: models.Flavor) -> tuple[int, ...]:
     return flavor.vcpus, flavor.memory_mb, flavor.root_gb, flavor.ephemeral_gb, flavor.swap_mb
 
 
@@ -131,17 +123,20 @@ def _check_image(request: Request, server: ServerRecord, flavor: models.Flavor) 
         image = request.image(server.image_id)
     except errors.BadRequest:  # removed, or another's by now: the server keeps running all the same
         return
-    parts.check_image(replace(image, status="active"), flavor)
+    image = replace(image, status="active")
+    image_checks.check_disk(image)
+    image_checks.check_flavor(image, flavor)
 
 
-def _grown(
+def _count_larger(
     tx: Connection, limits: quotas.Numbers, server: ServerRecord, flavor: models.Flavor
 ) -> dict[str, int]:
-    """What the quota counts until the move has ended, either way: the larger of both. The project
-    is locked.
+    """Return vcpus and memory_mb that the quota counts during the move: the larger of both flavors.
+
+    The caller has locked the project.
 
     Raises:
-        OverQuota: the project, or the server's user in it, may not have so much more.
+        OverQuota: The quota of the project or of the server's user does not allow the difference.
     """
     grown = {
         "vcpus": max(server.vcpus, flavor.vcpus),
@@ -158,7 +153,7 @@ def _grown(
 
 
 # --- where to ---
-def _source(server: ServerRecord) -> str:
+def _require_host(server: ServerRecord) -> str:
     if server.host is None:
         raise errors.Conflict(f"Instance {server.id} is on no host; there is nothing to move.")
     return str(server.host)
@@ -166,16 +161,16 @@ def _source(server: ServerRecord) -> str:
 
 def _check_source(request: Request, server: ServerRecord, problem: type[errors.Problem]) -> None:
     """The host that the server leaves must answer."""
-    if not request.read(services.is_up, _source(server)):
+    if not request.read(services.is_up, _require_host(server)):
         raise problem(
-            _unavailable(request, server)
+            _describe_unavailable(request, server)
             if problem is errors.BadRequest
             else f"Instance {server.id} is on a host that is down; try again when it is up. If it does not come "
             "back, an administrator can evacuate the server."
         )
 
 
-def _unavailable(request: Request, server: ServerRecord) -> str:
+def _describe_unavailable(request: Request, server: ServerRecord) -> str:
     host = server.host if request.allows(ATTRIBUTES) else f"instance {server.id}"
     return f"Compute service of {host} is unavailable at this time."
 
@@ -196,7 +191,7 @@ def migrate(request: Request, server: ServerRecord, given: JsonObject | None) ->
     if host is not None and host == server.host:
         raise errors.BadRequest("Cannot migrate to the host where the server exists.")
     _check_source(request, server, errors.HostDown)
-    return PreparedAction({"host": host, "forced": False}, begin=_begins(migrations.MIGRATION))
+    return PreparedAction({"host": host, "forced": False}, begin=_make_begin(migrations.MIGRATION))
 
 
 def _require_for_host(request: Request, server: ServerRecord, rule: str, host: str | None) -> None:
@@ -204,9 +199,12 @@ def _require_for_host(request: Request, server: ServerRecord, rule: str, host: s
         request.require(_API + rule, {"project_id": server.project_id, "user_id": server.user_id})
 
 
-def _forced(given: JsonObject, checked: bool) -> bool:
-    """Is the host beyond the operator's filters? Before the version that has hosts checked, every
-    named one was."""
+def _is_forced(given: JsonObject, checked: bool) -> bool:
+    """True if the operator's filters do not apply to the host.
+
+    Args:
+        checked: At this microversion filters apply to named hosts.
+    """
     if is_true(given.get("force", False)) and not given.get("host"):
         raise errors.BadRequest("Can't force to a non-provided destination")
     return bool(given.get("host")) and (is_true(given.get("force", False)) or not checked)
@@ -216,7 +214,7 @@ def migrate_live(request: Request, server: ServerRecord, given: JsonObject) -> P
     """While it runs; before 2.34 the answer waits until the hosts have looked whether it can be."""
     host, block = given["host"], given["block_migration"]
     _require_for_host(request, server, "os-migrate-server:migrate_live:host", host)
-    forced = _forced(given, request.version in _LIVE_CHECKED)
+    forced = _is_forced(given, request.version in _LIVE_CHECKED)
     _check_host(request, host)
     if host is not None and host == server.host:
         raise errors.BadRequest(
@@ -232,7 +230,7 @@ def migrate_live(request: Request, server: ServerRecord, given: JsonObject) -> P
     }
     return PreparedAction(
         args,
-        begin=_begins(migrations.LIVE),
+        begin=_make_begin(migrations.LIVE),
         failure=errors.BadRequest,
         answer_after=None if request.version in _LIVE_LATER else "prepare",
     )
@@ -248,21 +246,21 @@ def evacuate(request: Request, server: ServerRecord, given: JsonObject) -> Prepa
     )
     if shared and "adminPass" in given:
         raise errors.BadRequest("admin password can't be changed on existing disk")
-    forced = _forced(given, request.version in _EVACUATE_CHECKED)
+    forced = _is_forced(given, request.version in _EVACUATE_CHECKED)
     try:
         _check_host(request, host)
     except errors.BadRequest as problem:
         raise errors.NotFound(f"Compute host {host} not found.") from problem
     if host is not None and host == server.host:
         raise errors.BadRequest("The target host can't be the same one.")
-    _check_dead(request, _source(server))
+    _check_dead(request, _require_host(server))
     password = None if shared else given.get("adminPass") or passwords.generate()
     body = {"adminPass": password} if request.version in _PASSWORD_SHOWN else None
     return PreparedAction(
         {"host": host, "forced": forced, "stopped": request.version in _STOPPED, "shared": shared},
         password,
         answer=lambda: ApiResponse(body, 200),
-        begin=_begins(migrations.EVACUATION),
+        begin=_make_begin(migrations.EVACUATION),
     )
 
 
@@ -277,7 +275,7 @@ def _check_dead(request: Request, host: str) -> None:
 # --- the end of a resize ---
 def confirm(request: Request, server: ServerRecord, given: object) -> PreparedAction:
     """The old guest goes; a source that is down owes that."""
-    return PreparedAction(begin=_closing())
+    return PreparedAction(begin=_make_close())
 
 
 def revert(request: Request, server: ServerRecord, given: object) -> PreparedAction:
@@ -288,10 +286,10 @@ def revert(request: Request, server: ServerRecord, given: object) -> PreparedAct
         if move is not None:
             _check_way_back(tx, request, move)
 
-    return PreparedAction(begin=_closing(check))
+    return PreparedAction(begin=_make_close(check))
 
 
-def _closing(check: Callable[[Connection, str], None] | None = None) -> Begin:
+def _make_close(check: Callable[[Connection, str], None] | None = None) -> Begin:
     def begin(
         tx: Connection,
         rows: Sequence[states.Action],

@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which interfaces a server gets: from what a request says of networks to the arguments of the
-action.
+"""Choose the interfaces of new servers, and look up those that are attached later.
 
-Called for new servers and for an interface that is attached later. Everything is read from the
-network service with the caller's token before anything is written; ports are made and bound by the
-conductor. A requested interface is an
-entry of the action's args: {"network" | "port", "label", "fixed_ip"?, "tag"?}, in the order asked
-for.
+All reads of the network service carry the caller's token and precede the commit. The conductor
+creates and binds ports. A requested interface is an entry of the action's arguments, in the
+requested order: {"network" | "port", "label", "fixed_ip"?, "tag"?}.
 """
 
 from __future__ import annotations
@@ -23,7 +20,6 @@ from common.store.servers import servers
 from common.wire import to_wire
 from compute_api.compute.dependencies import TenantNetworks
 from compute_api.compute.request import Request
-from compute_api.compute.resources import server_parts as parts
 from compute_api.edge.validation import FORMATS
 
 ATTACH_NETWORK = "os_compute_api:servers:create:attach_network"
@@ -53,74 +49,88 @@ ATTACHING = NetworkErrors(
 
 @dataclass(frozen=True)
 class ChosenInterfaces:
-    """What a new server gets."""
+    """The interfaces and security groups of each new server."""
 
-    args: JsonObject  #: of its action
-    max_count: int  #: servers that the project's quota of ports allows
-    groups: list[dict[str, str]]  #: names of security groups, for its row
+    #: of its action
+    args: JsonObject
+    #: servers that the project's quota of ports allows
+    max_count: int
+    #: names of security groups, for its row
+    groups: list[dict[str, str]]
     #: the caller's own ports, for its row
     interfaces: list[JsonObject] = field(default_factory=list)
 
 
-def read_again(request: Request, networks: TenantNetworks, server_id: str) -> None:
-    """Write down what the network service says of the server's interfaces now."""
+def refresh_interfaces(request: Request, networks: TenantNetworks, server_id: str) -> None:
+    """Copy the server's interfaces from the network service to its row."""
     request.write(
         servers.refresh_interfaces, server_id, networks.interfaces(request.context.token, server_id)
     )
 
 
-def service(request: Request) -> TenantNetworks | None:
-    """The network service; None: this cloud has none, and its servers no interfaces."""
-    networks = request.services.networks
-    return networks if networks is not None and networks.has_service() else None
-
-
 def choose_interfaces(
     request: Request, body: JsonMapping, min_count: int, max_count: int
 ) -> ChosenInterfaces:
-    """The interfaces and security groups of the servers of one create.
+    """Choose the interfaces and security groups of the servers of one create.
 
     Raises:
-        BadRequest, Forbidden, Conflict: what is wrong with them. Unavailable: the network service
-        does not answer.
+        BadRequest, Forbidden, Conflict: A network, port, address or group cannot be used.
+        Unavailable: The network service does not answer.
     """
-    asked, groups = body.get("networks"), parts.security_groups(body)
-    networks = service(request)
+    value, names = body.get("networks"), parse_security_groups(body)
+    networks = request.networks
     if networks is None:
-        parts.refuse_networks(body)
-        return ChosenInterfaces({"networks": []}, max_count, groups)
-    if asked:
+        _refuse_networks(body)
+        return ChosenInterfaces({"networks": []}, max_count, names)
+    if value:
         request.require(ATTACH_NETWORK)
     project_id = request.context.project_id
     requested: list[JsonObject] = []
     ports: list[Interface] = []
-    if asked != "none":
-        items = [] if asked == "auto" else _items(asked or (), max_count)
-        requested, ports = requested_interfaces(request, project_id, items, CREATING)
-    if asked == "auto" and not requested:
+    if value != "none":
+        items = [] if value == "auto" else _check_items(value or (), max_count)
+        requested, ports = look_up_interfaces(request, project_id, items, CREATING)
+    if value == "auto" and not requested:
         raise errors.BadRequest(
             f"networks: unable to automatically allocate a network for project {project_id}; make "
             'one, or ask for "none".'
         )
-    found = security_groups(
-        networks, request.context.token, project_id, [group["name"] for group in groups]
+    groups = _look_up_groups(
+        networks, request.context.token, project_id, [group["name"] for group in names]
     )
     max_count = count_within_port_quota(
         networks, request.context.token, project_id, requested, min_count, max_count
     )
     return ChosenInterfaces(
-        {"networks": requested, "security_groups": [group["id"] for group in found]},
+        {"networks": requested, "security_groups": [group["id"] for group in groups]},
         max_count,
-        [{"name": str(group["name"])} for group in found] or groups,
+        [{"name": str(group["name"])} for group in groups] or names,
         [to_wire(port) for port in ports],
     )
 
 
-def _items(asked: Iterable[JsonMapping], max_count: int) -> list[JsonMapping]:
-    """Each entry names a port or a network, and no more than fits together."""
-    items = list(asked)
-    for one in items:
-        network_id, port_id, address = one.get("uuid"), one.get("port"), one.get("fixed_ip")
+def parse_security_groups(body: JsonMapping) -> list[dict[str, str]]:
+    """Return the requested names of security groups, each once, or that of the default group."""
+    names = dict.fromkeys(
+        group["name"] for group in body.get("security_groups", ()) if "name" in group
+    )
+    return [{"name": name} for name in names or (DEFAULT_GROUP,)]
+
+
+def _refuse_networks(body: JsonMapping) -> None:
+    """Refuse named networks in a cloud without a network service."""
+    networks = body.get("networks")
+    if isinstance(networks, list) and networks:
+        raise errors.BadRequest(
+            "networks: this cloud has no network service; leave networks out, or ask for "
+            '"none" or "auto".'
+        )
+
+
+def _check_items(items: Sequence[JsonMapping], max_count: int) -> Sequence[JsonMapping]:
+    """Check that each entry names a port or a network, without fields that exclude each other."""
+    for item in items:
+        network_id, port_id, address = item.get("uuid"), item.get("port"), item.get("fixed_ip")
         if port_id and address:
             raise errors.BadRequest(
                 f"networks: fixed_ip {address} cannot be given together with port {port_id}, which "
@@ -143,12 +153,17 @@ def _items(asked: Iterable[JsonMapping], max_count: int) -> list[JsonMapping]:
     return items
 
 
-def requested_interfaces(
+def look_up_interfaces(
     request: Request, project_id: str, items: Sequence[JsonMapping], refusals: NetworkErrors
 ) -> tuple[list[JsonObject], list[Interface]]:
-    """The requested interfaces of these entries, and the caller's own ports among them. Without
-    entries the project's only network is meant; there may be none."""
-    networks = service(request)
+    """Return the requested interfaces of these entries, and the caller's own ports among them.
+
+    Without entries it is the project's only network, if the project has one.
+
+    Args:
+        refusals: The errors of the calling API.
+    """
+    networks = request.networks
     assert networks is not None
     token = request.context.token
     if not items:
@@ -156,7 +171,7 @@ def requested_interfaces(
         if len(possible) > 1:
             raise refusals.ambiguous(AMBIGUOUS)
         items = [{"uuid": network["id"]} for network in possible]
-    ports = _ports(networks, token, project_id, items, refusals)
+    ports = _look_up_ports(networks, token, project_id, items, refusals)
     ids = [ports[one["port"]]["network_id"] if one.get("port") else one["uuid"] for one in items]
     by_id = (
         {network["id"]: network for network in networks.networks(token, project_id, ids)}
@@ -193,17 +208,17 @@ def requested_interfaces(
     return requested, own
 
 
-def _ports(
+def _look_up_ports(
     networks: TenantNetworks,
     token: str,
     project_id: str,
     items: Iterable[JsonMapping],
     refusals: NetworkErrors,
 ) -> dict[str, JsonObject]:
-    """The ports asked for, each usable by a new owner."""
-    found: dict[str, JsonObject] = {}
+    """Return the requested ports by id, each of which a server can use."""
+    ports: dict[str, JsonObject] = {}
     for port_id in [one["port"] for one in items if one.get("port")]:
-        if port_id in found:
+        if port_id in ports:
             raise errors.BadRequest(f"networks: port {port_id} is given twice.")
         try:
             port = networks.port(token, port_id)
@@ -220,8 +235,8 @@ def _ports(
             raise errors.BadRequest(
                 f"Port {port_id} cannot be used: no host supports its {reason}."
             )
-        found[port_id] = port
-    return found
+        ports[port_id] = port
+    return ports
 
 
 def _find_guarantee(networks: TenantNetworks, token: str, record: JsonMapping) -> str | None:
@@ -266,16 +281,18 @@ def _check_network(
 def _check_addresses(
     networks: TenantNetworks, token: str, items: Iterable[JsonMapping], refusals: NetworkErrors
 ) -> None:
-    """Each address asked for lies in a subnet of its network, and nobody has it."""
-    wanted = [
+    """Check that each requested address is free, and in a subnet of its network."""
+    requested = [
         (one["uuid"], str(ipaddress.ip_address(one["fixed_ip"])))
         for one in items
         if one.get("fixed_ip")
     ]
     subnets = (
-        networks.subnets(token, sorted({network_id for network_id, _ in wanted})) if wanted else []
+        networks.subnets(token, sorted({network_id for network_id, _ in requested}))
+        if requested
+        else []
     )
-    for number, (network_id, address) in enumerate(wanted):
+    for number, (network_id, address) in enumerate(requested):
         ranges = [subnet["cidr"] for subnet in subnets if subnet["network_id"] == network_id]
         if not any(
             ipaddress.ip_address(address) in ipaddress.ip_network(cidr, strict=False)
@@ -285,7 +302,7 @@ def _check_addresses(
                 f"Fixed IP address {address} is in no subnet of network {network_id}."
             )
         there = networks.ports(token, network_id=network_id, fixed_ips=f"ip_address={address}")
-        if there or (network_id, address) in wanted[:number]:
+        if there or (network_id, address) in requested[:number]:
             holder = (
                 f" on instance {there[0]['device_id']}"
                 if there and there[0].get("device_id")
@@ -302,7 +319,11 @@ def count_within_port_quota(
     min_count: int,
     max_count: int,
 ) -> int:
-    """How many servers there can be ports for."""
+    """Return for how many servers the project's quota has ports.
+
+    Raises:
+        Forbidden: Fewer than min_count.
+    """
     each = sum("port" not in one for one in requested)
     left = networks.ports_left(token, project_id) if each else -1
     if left < 0:
@@ -312,36 +333,35 @@ def count_within_port_quota(
     return min(max_count, left // each)
 
 
-def security_groups(
+def _look_up_groups(
     networks: TenantNetworks, token: str, project_id: str, names: Sequence[str]
 ) -> list[JsonObject]:
-    """The groups of these names or ids; none for the default one alone, which the network service
-    takes by itself."""
+    """Return the groups with these names or ids.
+
+    The result is empty for the default group alone, which the network service uses by itself.
+    """
     if set(names) <= {DEFAULT_GROUP}:
         return []
     known = networks.security_groups(token, project_id)
-    return list(
-        {
-            group["id"]: group
-            for group in (one_group(known, name, errors.BadRequest) for name in names)
-        }.values()
-    )
+    groups = [find_group(known, name, errors.BadRequest) for name in names]
+    return list({group["id"]: group for group in groups}.values())
 
 
-def one_group(known: Sequence[JsonObject], name: str, missing: type[errors.Problem]) -> JsonObject:
-    """The group with this id, else the only one with this name.
+def find_group(known: Sequence[JsonObject], name: str, missing: type[errors.Problem]) -> JsonObject:
+    """Return the group with this id, or else with this name.
 
     Raises:
-        missing: there is none. Conflict: there are several.
+        missing: There is none.
+        Conflict: Several groups have the name.
     """
-    found = [group for group in known if group["id"] == name] or [
+    groups = [group for group in known if group["id"] == name] or [
         group for group in known if group["name"] == name
     ]
-    if not found:
+    if not groups:
         raise missing(f"Security group {name} not found.")
-    if len(found) > 1:
+    if len(groups) > 1:
         raise errors.Conflict(
             f"Multiple security_group matches found for name '{name}', use an ID to be more "
             "specific."
         )
-    return found[0]
+    return groups[0]

@@ -9,62 +9,27 @@ with the caller's token, and write nothing:
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
-
 from common import errors, ids, image_checks, states
 from common.clients.image import OWN_KEYS
 from common.json_types import JsonObject
 from common.store.rows import ServerRecord
-from common.store.servers import actions, volumes
+from common.store.servers import volumes
 from common.store.servers.servers import loads
 from common.text import with_suffix
 from common.wire import to_wire
 from compute_api.compute import passwords
 from compute_api.compute.request import Request
-from compute_api.compute.resources import block_devices, destinations, volume_snapshots
-from compute_api.compute.resources import server_parts as parts
+from compute_api.compute.resources import (
+    block_devices,
+    destinations,
+    server_fields,
+    volume_snapshots,
+)
+from compute_api.compute.resources.prepared_action import PreparedAction
 from compute_api.edge.microversions import Range
 from compute_api.edge.response import ApiResponse
 
 _API = "os_compute_api:"
-Begin = Callable[..., str]
-
-
-@dataclass(frozen=True)
-class PreparedAction:
-    """An action that can be begun."""
-
-    args: JsonObject = field(default_factory=dict)  #: facts for the workflow
-    password: str | None = field(default=None, repr=False)  #: kept encrypted in the action's row
-    changes: JsonObject = field(default_factory=dict)  #: columns of the server
-    answer: Callable[[], ApiResponse] | None = None  #: made when it has begun; None: an empty one
-    begin: Begin = actions.begin  #: begins it in the store, called as ``actions.begin``
-    answer_after: str | None = None  #: the step that the answer waits for, beside the row's
-    failure: type[errors.Problem] = errors.Conflict  #: the error that the failure of that step is
-    #: takes back what was made elsewhere, when it cannot begin
-    give_up: Callable[[], None] | None = None
-    #: kept encrypted as the password
-    files: list[dict[str, str]] = field(default_factory=list, repr=False)
-
-
-#: The request, the server's row, and what stands in the body for the action.
-Prepare = Callable[[Request, ServerRecord, Any], PreparedAction]
-
-
-def refuse_changed(row: ServerRecord, checked: ServerRecord) -> None:
-    """What was checked of a server without its lock, by flavor and image, must hold for its locked
-    row.
-
-    Raises:
-        Conflict: it has got another one meanwhile.
-    """
-    if (row.flavor, row.image) != (checked.flavor, checked.image):
-        raise errors.Conflict(
-            f"Instance {checked.id} got another flavor or image while the request was checked; try "
-            "again."
-        )
 
 
 def nothing(request: Request, server: ServerRecord, given: object) -> PreparedAction:
@@ -154,9 +119,15 @@ _COUNTED_METADATA = Range(until="2.38")
 _NOT_INHERITED = frozenset(("cache_in_nova", "bittorrent"))
 
 
-def _properties(server: ServerRecord, given: dict[str, str], **more: str) -> dict[str, str]:
-    """What is said of an image of this server: what its own image said, the caller's words, and
-    where it is from, which nobody else can say; ``more`` likewise."""
+def _list_image_properties(
+    server: ServerRecord, given: dict[str, str], **more: str
+) -> dict[str, str]:
+    """Return the properties of a new image of this server.
+
+    Args:
+        given: The caller's metadata, which replaces properties of the server's own image.
+        more: Properties that the caller cannot set.
+    """
     inherited = {
         key: value
         for key, value in loads(server.image or "{}").get("properties", {}).items()
@@ -172,8 +143,13 @@ def _properties(server: ServerRecord, given: dict[str, str], **more: str) -> dic
     }
 
 
-def _image_metadata(request: Request, given: JsonObject) -> dict[str, str]:
-    """The caller's words about the image, within the limit where there is one."""
+def _check_image_metadata(request: Request, given: JsonObject) -> dict[str, str]:
+    """Return the caller's metadata for a new image.
+
+    Raises:
+        BadRequest: A name is the name of an image field.
+        Forbidden: There are too many items.
+    """
     metadata: dict[str, str] = given.get("metadata", {})
     taken = sorted(OWN_KEYS & set(metadata))
     if taken:
@@ -181,11 +157,11 @@ def _image_metadata(request: Request, given: JsonObject) -> dict[str, str]:
             f"metadata: an image has a field of the name {taken[0]}, which cannot be set so."
         )
     if request.version in _COUNTED_METADATA:
-        parts.check_metadata(metadata, request.limits)
+        server_fields.check_metadata(metadata, request.limits)
     return metadata
 
 
-def _image_answer(request: Request, image_id: str, kept: bool = True) -> ApiResponse:
+def _answer_image(request: Request, image_id: str, kept: bool = True) -> ApiResponse:
     if request.version not in _BEFORE_IDS:
         return ApiResponse({"image_id": image_id}, 202)
     return ApiResponse(
@@ -196,7 +172,9 @@ def _image_answer(request: Request, image_id: str, kept: bool = True) -> ApiResp
 def create_image(request: Request, server: ServerRecord, given: JsonObject) -> PreparedAction:
     """A new image, and what is said of it."""
     image_id, name = ids.new(), given["name"].strip()
-    properties = _properties(server, {"image_type": "snapshot", **_image_metadata(request, given)})
+    properties = _list_image_properties(
+        server, {"image_type": "snapshot", **_check_image_metadata(request, given)}
+    )
     args: JsonObject = {"image_id": image_id, "name": name, "properties": properties}
     give_up = None
     if server.volumes and request.read(volumes.root_of, server.id) is not None:
@@ -204,16 +182,16 @@ def create_image(request: Request, server: ServerRecord, given: JsonObject) -> P
         properties |= made.properties
         args["snapshots"] = made.snapshots
         give_up = made.give_up
-    return PreparedAction(args, answer=lambda: _image_answer(request, image_id), give_up=give_up)
+    return PreparedAction(args, answer=lambda: _answer_image(request, image_id), give_up=give_up)
 
 
 def create_backup(request: Request, server: ServerRecord, given: JsonObject) -> PreparedAction:
     """A new image beside older ones, of which the newest stay."""
     refuse_volume_backed(request, server, "Backup is not supported for volume-backed instances.")
     image_id, rotation = ids.new(), int(given["rotation"])
-    properties = _properties(
+    properties = _list_image_properties(
         server,
-        _image_metadata(request, given),
+        _check_image_metadata(request, given),
         image_type="backup",
         backup_type=given["backup_type"],
     )
@@ -225,7 +203,7 @@ def create_backup(request: Request, server: ServerRecord, given: JsonObject) -> 
             "backup_type": given["backup_type"],
             "rotation": rotation,
         },
-        answer=lambda: _image_answer(request, image_id, kept=rotation > 0),
+        answer=lambda: _answer_image(request, image_id, kept=rotation > 0),
     )
 
 
@@ -235,7 +213,7 @@ def shelve(request: Request, server: ServerRecord, given: object) -> PreparedAct
         {
             "image_id": ids.new(),
             "name": with_suffix(server.name, "-shelved"),  # images have 255 characters, too
-            "properties": _properties(server, {}, image_type="snapshot"),
+            "properties": _list_image_properties(server, {}, image_type="snapshot"),
         }
     )
 

@@ -7,7 +7,7 @@ stays as it is. The row changes in the transaction that begins the action."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,15 +23,11 @@ from common.vault import Vault
 from common.wire import from_wire, to_wire
 from compute_api.compute import passwords
 from compute_api.compute.request import Request
-from compute_api.compute.resources import block_devices, server_volumes
-from compute_api.compute.resources import server_parts as parts
-from compute_api.compute.resources.block_devices import VOLUME, VolumeMapping
-from compute_api.compute.resources.server_preparers import (
-    Begin,
-    PreparedAction,
-    refuse_changed,
-)
-from compute_api.compute.resources.servers import rebuilt
+from compute_api.compute.resources import server_fields
+from compute_api.compute.resources.block_devices import IMAGE_MAPPINGS
+from compute_api.compute.resources.prepared_action import Begin, PreparedAction, refuse_changed
+from compute_api.compute.resources.server_create_checks import check_signature
+from compute_api.compute.resources.servers import show_rebuilt
 from compute_api.edge.microversions import Range
 from compute_api.edge.response import ApiResponse
 from compute_api.edge.validation import is_true
@@ -44,8 +40,8 @@ _COLUMNS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "trusted_image_certificates": ("trusted_image_certificates", lambda value: value),
     "hostname": ("hostname", lambda value: value),
     "OS-DCF:diskConfig": ("disk_config", lambda value: value),
-    "accessIPv4": ("access_ip_v4", parts.access_ip),
-    "accessIPv6": ("access_ip_v6", parts.access_ip),
+    "accessIPv4": ("access_ip_v4", server_fields.parse_access_ip),
+    "accessIPv6": ("access_ip_v6", server_fields.parse_access_ip),
 }
 _WRITES_VOLUMES = Range("2.93")
 #: Columns that no action guards, whatever is being done to the server.
@@ -61,31 +57,37 @@ _UNGUARDED = {
 
 
 def prepare(request: Request, server: ServerRecord, given: JsonObject) -> PreparedAction:
-    """Everything that can be wrong with a rebuild is found here."""
+    """Check a rebuild, and return its arguments and the new columns of the server.
+
+    Raises:
+        BadRequest: A field is invalid, or the image cannot be used.
+        Forbidden: The caller may not use a field, or a limit is exceeded.
+    """
     if "trusted_image_certificates" in given:
         request.require("os_compute_api:servers:rebuild:trusted_certs")
-    parts.check_metadata(given.get("metadata", {}), request.limits)
-    files = parts.personality(given, request.limits)
-    key = _key(request, given)
+    server_fields.check_metadata(given.get("metadata", {}), request.limits)
+    files = server_fields.parse_personality(given, request.limits)
+    key = _read_key_columns(request, given)
     image = request.image(given["imageRef"])
     flavor = from_wire(models.Flavor, loads(server.flavor))
     root = request.read(volumes.root_of, server.id) if server.volumes else None
     if root is None:
-        parts.check_image(image, flavor)
-    reimage = root is not None and _reimages(request, root, image)
+        image_checks.check_disk(image)
+        image_checks.check_flavor(image, flavor)
+    reimage = root is not None and _check_reimage(request, root, image)
     image_checks.check_hardware(flavor, image.ref.properties)
-    parts.check_same_place(
+    _check_same_place(
         flavor, loads(server.image or "{}").get("properties", {}), image.ref.properties
     )
     kept = {"trusted_image_certificates": loads(server.trusted_image_certificates or "null")}
-    parts.check_signature({**kept, **given}, image)
-    parts.disk_config(given, image.ref.id, image.ref.properties)
+    check_signature({**kept, **given}, image)
+    server_fields.choose_disk_config(given, image.ref.id, image.ref.properties)
     changes = {
         column: made(given[name]) for name, (column, made) in _COLUMNS.items() if name in given
     }
-    changes |= {**_image_columns(server, image, root is not None, reimage), **key}
+    changes |= {**_build_image_columns(server, image, root is not None, reimage), **key}
     if "user_data" in given:
-        changes["user_data"] = passwords.sealed_text(request.services.vault, given["user_data"])
+        changes["user_data"] = passwords.seal_text(request.services.vault, given["user_data"])
     args: JsonObject = {"preserve_ephemeral": is_true(given.get("preserve_ephemeral", False))}
     if reimage:
         args["reimage"] = image.ref.id
@@ -96,33 +98,63 @@ def prepare(request: Request, server: ServerRecord, given: JsonObject) -> Prepar
     def answer() -> ApiResponse:
         row = request.read(servers.show, server.id, request.scope)
         links = request.links.of("servers", server.id)
-        return ApiResponse(rebuilt(request, row, password), 202, {"Location": links[0]["href"]})
+        return ApiResponse(
+            show_rebuilt(request, row, password), 202, {"Location": links[0]["href"]}
+        )
 
     return PreparedAction(
         args,
         password,
         changes,
         answer,
-        _begins(server, reimage or changes["image_id"] != server.image_id, request.services.vault),
+        _make_begin(
+            server, reimage or changes["image_id"] != server.image_id, request.services.vault
+        ),
         files=files,
     )
 
 
-def _reimages(request: Request, root: BlockDeviceRow, image: Image) -> bool:
-    """Is the volume that a server boots from written anew? Before 2.93 it stays as it is. Raises
-    BadRequest: the image is another one, or does not fit."""
+def _check_same_place(
+    flavor: models.Flavor, old: Mapping[str, str], new: Mapping[str, str]
+) -> None:
+    """Check that the new image needs the same resources of the host as the old one."""
+    before = _list_demands(flavor, old)
+    for name, demand in _list_demands(flavor, new).items():
+        if demand != before[name]:
+            raise errors.BadRequest(
+                f"imageRef: this image asks for other {name} than the server has, and a rebuild "
+                "keeps the server's place on its host; make a new server from it."
+            )
+
+
+def _list_demands(flavor: models.Flavor, properties: Mapping[str, str]) -> JsonObject:
+    """Return the demands of a guest on its host, by the name in error messages."""
+    guest = hardware.hardware(flavor, properties)
+    return {
+        "resources": hardware.resources(flavor, properties),
+        "NUMA nodes": guest.numa_nodes,
+        "CPUs of its own": (guest.dedicated, guest.threads),
+        "memory pages": guest.page_kb,
+        "PCI devices": (guest.devices, guest.options.get("pci_policy")),
+    }
+
+
+def _check_reimage(request: Request, root: BlockDeviceRow, image: Image) -> bool:
+    """Return whether the rebuild overwrites the root volume, which it does from 2.93 on.
+
+    Raises:
+        BadRequest: The image does not fit the volume, or differs from the volume's before 2.93.
+    """
     if request.version in _WRITES_VOLUMES:
-        flavor = models.Flavor("", "", 0, image.min_ram, 0)
-        mapping = VolumeMapping(source=VOLUME, source_id=root.volume_id, size_gb=root.size_gb or 0)
-        server_volumes.check_image(image, flavor, mapping)
-        if image.ref.properties.get(block_devices.IMAGE_MAPPINGS):
+        image_checks.check_volume(image, root.size_gb or 0)
+        if image.ref.properties.get(IMAGE_MAPPINGS):
             raise errors.BadRequest(
                 f"Image {image.ref.id} has no bytes, but names snapshots of volumes; make a new server "
                 "from it."
             )
         return True
-    service = request.services.volumes
-    if service is None or not service.has_service():
+    service = request.volumes
+    if service is None:
         raise errors.Unavailable("This cloud's block storage service is not known here; try again.")
     volume = service.volume(request.context.token, str(root.volume_id))
     if volume.image_metadata.get("image_id") != image.ref.id:
@@ -133,10 +165,10 @@ def _reimages(request: Request, root: BlockDeviceRow, image: Image) -> bool:
     return False
 
 
-def _image_columns(
+def _build_image_columns(
     server: ServerRecord, image: Image, boots_from_volume: bool, reimage: bool
 ) -> JsonObject:
-    """What a server that boots from a volume says of its image; the volume has it."""
+    """Return the columns of the image. A server that boots from a volume has no image id."""
     if not boots_from_volume:
         return {
             "image_id": image.ref.id,
@@ -149,9 +181,13 @@ def _image_columns(
     return {"image_id": None, "image": frozen}
 
 
-def _begins(server: ServerRecord, is_another: bool, vault: Vault | None) -> Begin:
-    """With another image the action keeps what the row says, for when its host may not have it; and
-    what it writes of what can be changed meanwhile. User data is kept encrypted."""
+def _make_begin(server: ServerRecord, is_another: bool, vault: Vault | None) -> Begin:
+    """Return the begin of a rebuild.
+
+    With another image the action stores the old columns, in case the host refuses the image. It
+    also stores the new values of columns that may change during the rebuild. User data is stored
+    encrypted.
+    """
 
     def begin(
         tx: Connection,
@@ -185,8 +221,8 @@ def _begins(server: ServerRecord, is_another: bool, vault: Vault | None) -> Begi
     return begin
 
 
-def _key(request: Request, given: JsonObject) -> JsonObject:
-    """The columns of the key pair that the caller, not the server's maker, has under this name."""
+def _read_key_columns(request: Request, given: JsonObject) -> JsonObject:
+    """Return the columns of the caller's key pair with this name."""
     if "key_name" not in given:
         return {}
     if given["key_name"] is None:

@@ -13,7 +13,7 @@ from common.store.rows import ServerRecord
 from common.store.servers import actions, migrations, server_groups, servers, volumes
 from common.store.servers.servers import ServerFilters
 from compute_api.compute.request import Request
-from compute_api.compute.resources import server_parts as parts
+from compute_api.compute.resources import server_fields
 from compute_api.compute.views import servers as view
 from compute_api.edge.microversions import Range
 from compute_api.edge.validation import is_true
@@ -75,23 +75,23 @@ _NO_FILTER = {
 
 def index(request: Request) -> JsonObject:
     """GET /servers"""
-    return _list(request, "servers", names_only=True)
+    return _list_servers(request, "servers", names_only=True)
 
 
 def detail(request: Request) -> JsonObject:
     """GET /servers/detail"""
-    return _list(request, "servers/detail", names_only=False)
+    return _list_servers(request, "servers/detail", names_only=False)
 
 
-def _list(request: Request, path: str, names_only: bool) -> JsonObject:
-    wanted = _wanted(request, "index" if names_only else "detail")
-    if wanted is None or wanted.limit == 0:
+def _list_servers(request: Request, path: str, names_only: bool) -> JsonObject:
+    filters = _parse_query(request, "index" if names_only else "detail")
+    if filters is None or filters.limit == 0:
         return {"servers": []}
     allowed = frozenset() if names_only else request.allowed(view.RULES)
     made = view.ServerView(request.links, request.is_admin, allowed, vault=request.services.vault)
 
     def work(tx: Connection) -> Sequence[Any]:
-        rows = servers.page(tx, wanted, view.shows_user_data(request.version, allowed), names_only)
+        rows = servers.page(tx, filters, view.shows_user_data(request.version, allowed), names_only)
         if view.shows_hosts(allowed):
             made.hosts = servers.host_facts(tx, {row.host for row in rows if row.host})
         having = [] if names_only else [row.id for row in rows if row.volumes]
@@ -104,39 +104,39 @@ def _list(request: Request, path: str, names_only: bool) -> JsonObject:
     return request.page("servers", path, items, rows[-1].id if rows else None)
 
 
-def _wanted(request: Request, operation: str) -> ServerFilters | None:
-    """The query in the store's words; None when it can find nothing."""
+def _parse_query(request: Request, operation: str) -> ServerFilters | None:
+    """Return the filters of the query; None: no server can match."""
     all_filters = request.allows(_API + "servers:allow_all_filters")
-    filters = _filters(request, all_filters)
-    listed_states, known = _states(request.query.get("status", ()))
+    filters = _parse_filters(request, all_filters)
+    listed_states, known = _parse_statuses(request.query.get("status", ()))
     if not known:
         if request.version in _STRICT_STATUS:
             raise errors.BadRequest("Invalid status value")
         return None
     since, before = request.changed
-    deleted = _deleted(request, all_filters, (since, before) != (None, None))
+    deleted = _parse_deleted(request, all_filters, (since, before) != (None, None))
     if listed_states is not None and [vm for vm, _, _ in listed_states] == [states.DELETED]:
         if not all_filters:
             raise errors.Forbidden("Only administrators may list deleted instances")
         deleted = True
     return ServerFilters(
-        project_id=_project(request, operation, all_filters),
+        project_id=_choose_project(request, operation, all_filters),
         deleted=deleted,
         filters=filters,
         states=listed_states,
-        tags=_tags(request),
-        soft_deleted=_soft_deleted(request, all_filters, deleted, listed_states),
+        tags=_parse_tags(request),
+        soft_deleted=_parse_soft_deleted(request, all_filters, deleted, listed_states),
         changed_since=since,
         changed_before=before,
-        sort=_sort(request),
+        sort=_parse_sort(request),
         marker=request.first("marker"),
         limit=request.limit,
     )
 
 
-def _filters(request: Request, all_filters: bool) -> JsonObject:
-    """Filters on columns that the caller may use; others are passed over, as the API has it."""
-    found: JsonObject = {}
+def _parse_filters(request: Request, all_filters: bool) -> JsonObject:
+    """Return the filters on columns that the caller may use. Others are ignored, as in Nova."""
+    filters: JsonObject = {}
     for name, values in request.query.items():
         if name in _NO_FILTER or name.startswith("_"):
             raise errors.BadRequest(f"Invalid filter field: {name}.")
@@ -144,21 +144,21 @@ def _filters(request: Request, all_filters: bool) -> JsonObject:
             name, Range("2.9999")
         )
         if name not in _OTHER and (usable or (all_filters and name in ("ip", "ip6"))):
-            found[name] = is_true(values[-1]) if name == "config_drive" else values[-1]
+            filters[name] = is_true(values[-1]) if name == "config_drive" else values[-1]
     if request.version in _LOCKED_FILTER and "locked" in request.query:
-        found["locked"] = _boolean(request, "locked")
-    return found
+        filters["locked"] = _parse_boolean(request, "locked")
+    return filters
 
 
-def _tags(request: Request) -> dict[str, list[str]]:
-    """The tag filters, each a list with commas."""
+def _parse_tags(request: Request) -> dict[str, list[str]]:
+    """Return the tag filters, each of which is a list with commas."""
     if request.version not in Range("2.26"):
         return {}
     return {name: text.split(",") for name in _TAGS if (text := request.first(name))}
 
 
-def _boolean(request: Request, name: str) -> bool:
-    """A parameter that must be a boolean."""
+def _parse_boolean(request: Request, name: str) -> bool:
+    """Return a boolean parameter. Raises BadRequest: it has another value."""
     value = (request.first(name) or "").strip().lower()
     if value not in ("true", "false", "1", "0", "yes", "no", "on", "off", "t", "f", "y", "n"):
         raise errors.BadRequest(f"Invalid {name} value '{value[:40]}': give true or false.")
@@ -168,19 +168,19 @@ def _boolean(request: Request, name: str) -> bool:
 States = list[tuple[str, Sequence[str], Sequence[str]]]
 
 
-def _states(statuses: Sequence[str]) -> tuple[States | None, bool]:
-    """The states that show as one of these statuses, and whether any of these exists."""
+def _parse_statuses(statuses: Sequence[str]) -> tuple[States | None, bool]:
+    """Return the states with one of these statuses, and whether any of the statuses exists."""
     if not statuses:
         return None, True
-    found: States = []
+    matching: States = []
     for status in statuses:
         for vm_state, tasks in states.vm_states_of(status.upper()):
-            found.append((vm_state, tasks, () if tasks else _shown_otherwise(vm_state)))
-    return found, bool(found)
+            matching.append((vm_state, tasks, () if tasks else _list_other_tasks(vm_state)))
+    return matching, bool(matching)
 
 
-def _shown_otherwise(vm_state: str) -> tuple[str, ...]:
-    """The task_states in which a server of this vm_state shows another status."""
+def _list_other_tasks(vm_state: str) -> tuple[str, ...]:
+    """Return the task_states in which a server of this vm_state has another status."""
     words = {
         value for name, value in vars(states).items() if name.isupper() and isinstance(value, str)
     }
@@ -191,20 +191,24 @@ def _shown_otherwise(vm_state: str) -> tuple[str, ...]:
     )
 
 
-def _deleted(request: Request, all_filters: bool, by_time: bool) -> bool | None:
-    """Servers that are gone are listed to admins who ask, and to everybody who asks what has
-    changed."""
+def _parse_deleted(request: Request, all_filters: bool, by_time: bool) -> bool | None:
+    """Return the filter on deleted servers: admins may set it, and lists by time include both."""
     if all_filters and "deleted" in request.query:
-        return _boolean(request, "deleted")
+        return _parse_boolean(request, "deleted")
     return None if by_time else False
 
 
-def _soft_deleted(
+def _parse_soft_deleted(
     request: Request, all_filters: bool, deleted: bool | None, listed: States | None
 ) -> bool:
-    """Servers that can be restored are listed to who asks for them, and where the deleted ones
-    are."""
-    asked = all_filters and "soft_deleted" in request.query and _boolean(request, "soft_deleted")
+    """Return whether the list includes soft-deleted servers.
+
+    It does if an admin requests them, if it includes deleted servers, or if it filters by their
+    state.
+    """
+    asked = (
+        all_filters and "soft_deleted" in request.query and _parse_boolean(request, "soft_deleted")
+    )
     return (
         asked
         or deleted is not False
@@ -212,10 +216,10 @@ def _soft_deleted(
     )
 
 
-def _project(request: Request, operation: str, all_filters: bool) -> str | None:
-    """Whose servers: one's own project's, or with all_tenants everybody's or another project's."""
+def _choose_project(request: Request, operation: str, all_filters: bool) -> str | None:
+    """Return the project of the servers: the caller's, or with all_tenants another; None: all."""
     given = request.first("all_tenants")
-    if given is None or (given != "" and not _boolean(request, "all_tenants")):
+    if given is None or (given != "" and not _parse_boolean(request, "all_tenants")):
         return request.context.project_id
     request.require(f"{_API}servers:{operation}:get_all_tenants")
     if not all_filters:
@@ -223,7 +227,7 @@ def _project(request: Request, operation: str, all_filters: bool) -> str | None:
     return request.first("project_id") or request.first("tenant_id")
 
 
-def _sort(request: Request) -> list[tuple[str, bool]]:
+def _parse_sort(request: Request) -> list[tuple[str, bool]]:
     keys, directions = request.query.get("sort_key", []), request.query.get("sort_dir", [])
     if any(direction.lower() not in ("asc", "desc") for direction in directions):
         raise errors.BadRequest("Unknown sort direction, must be one of: asc, desc")
@@ -242,20 +246,15 @@ def _sort(request: Request) -> list[tuple[str, bool]]:
 
 def show(request: Request, server: ServerRecord) -> JsonObject:
     """GET /servers/{id}"""
-    return body_of(request, server)
+    return view.one(server, _make_view(request, server), request.version)
 
 
-def body_of(request: Request, server: ServerRecord, change: bool = False) -> JsonObject:
-    """One server as an answer; ``change``: to PUT."""
-    return view.one(server, _view_of(request, server), request.version, change)
+def show_rebuilt(request: Request, server: ServerRecord, password: str) -> JsonObject:
+    """Return the answer to the rebuild of a server."""
+    return view.rebuilt(server, _make_view(request, server), request.version, password)
 
 
-def rebuilt(request: Request, server: ServerRecord, password: str) -> JsonObject:
-    """The server as the answer to its rebuild."""
-    return view.rebuilt(server, _view_of(request, server), request.version, password)
-
-
-def _view_of(request: Request, server: ServerRecord) -> view.ServerView:
+def _make_view(request: Request, server: ServerRecord) -> view.ServerView:
     made = view.ServerView(
         request.links, request.is_admin, request.allowed(view.RULES), vault=request.services.vault
     )
@@ -289,7 +288,7 @@ def update(request: Request, server: ServerRecord) -> JsonObject:
     if "name" in values:
         values["name"] = values["name"].strip()
     values |= {
-        column: parts.access_ip(values[column])
+        column: server_fields.parse_access_ip(values[column])
         for column in ("access_ip_v4", "access_ip_v6")
         if column in values
     }
@@ -311,7 +310,8 @@ def update(request: Request, server: ServerRecord) -> JsonObject:
             )
         return row
 
-    return body_of(request, request.write(work), change=True)
+    row = request.write(work)
+    return view.one(row, _make_view(request, row), request.version, change=True)
 
 
 SOFT_DELETE, DELETE = (

@@ -14,7 +14,7 @@ from common.store.hosts import aggregates, host_removal, services
 from common.store.rows import HeardServiceRow
 from compute_api.compute.fields import Field, render, render_readable, visible_fields
 from compute_api.compute.request import Request
-from compute_api.compute.views.servers import fraction
+from compute_api.compute.views.times import format_micros
 from compute_api.edge.microversions import Range
 from compute_api.edge.validation import is_true
 
@@ -41,7 +41,7 @@ FIELDS: tuple[Field, ...] = (
     Field("zone", lambda row, view: view[row.host] if row.binary == Binary.COMPUTE else INTERNAL),
     Field("status", lambda row, view: status(row)),
     Field("state", lambda row, view: state(row)),
-    Field("updated_at", lambda row, view: fraction(row.seen_at or row.updated_at)),
+    Field("updated_at", lambda row, view: format_micros(row.seen_at or row.updated_at)),
     Field("disabled_reason", "disabled_reason"),
     Field("forced_down", "forced_down", since="2.11"),
 )

@@ -18,7 +18,7 @@ from common.store.engine import Connection, moment
 from common.store.tenants import usage
 from common.store.tenants.usage import Period, Used
 from compute_api.compute.request import Request
-from compute_api.compute.views.servers import fraction
+from compute_api.compute.views.times import format_micros
 from compute_api.edge.microversions import Range
 
 _PAGED = Range("2.40")
@@ -110,8 +110,8 @@ def _usage(project: str, used: list[Used], period: Period, detailed: bool, now: 
     more = {"server_usages": [_server(one, now) for one in used]} if detailed else {}
     return {
         "tenant_id": project,
-        "start": fraction(period.since),
-        "stop": fraction(period.until),
+        "start": format_micros(period.since),
+        "stop": format_micros(period.until),
         "total_hours": _hours(used),
         "total_memory_mb_usage": _hours(used, lambda flavor: flavor.memory_mb),
         "total_vcpus_usage": _hours(used, lambda flavor: flavor.vcpus),
@@ -139,8 +139,8 @@ def _server(one: Used, now: int) -> JsonObject:
         "vcpus": one.flavor.vcpus,
         "memory_mb": one.flavor.memory_mb,
         "local_gb": _local_gb(one.flavor),
-        "started_at": fraction(one.launched_at),
-        "ended_at": fraction(one.terminated_at),
+        "started_at": format_micros(one.launched_at),
+        "ended_at": format_micros(one.terminated_at),
         "state": one.vm_state if one.terminated_at is None else "terminated",
         "uptime": ((one.terminated_at or now) - one.launched_at) // SECOND,
     }

@@ -88,8 +88,8 @@ def attach(request: Request, server: ServerRecord) -> ApiResponse:
 
 def service_of(request: Request) -> TenantVolumes:
     """The block storage service. Raises NotImplementedHere: this cloud has none."""
-    service = request.services.volumes
-    if service is None or not service.has_service():
+    service = request.volumes
+    if service is None:
         raise errors.NotImplementedHere(
             "This cloud has no block storage service, so servers cannot have volumes."
         )

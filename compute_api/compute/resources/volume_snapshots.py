@@ -83,8 +83,8 @@ def make(request: Request, server: ServerRecord, name: str) -> VolumeSnapshots:
         Forbidden: a quota of the service does not allow them. BadRequest: it refuses. Conflict: the
         guest could not be held still, and its image requires that.
     """
-    service = request.services.volumes
-    if service is None or not service.has_service():
+    service = request.volumes
+    if service is None:
         raise errors.Unavailable("This cloud's block storage service is not known here; try again.")
     rows = request.read(volumes.list_of, server.id)
     found = VolumeSnapshots(service, request.context.token)

@@ -69,13 +69,8 @@ def snapshot_delete(request: Request, snapshot_id: str) -> None:
     _required(request).remove(request.context.token, SNAPSHOTS, snapshot_id)
 
 
-def _service(request: Request) -> TenantVolumes | None:
-    service = request.services.volumes
-    return service if service is not None and service.has_service() else None
-
-
 def _required(request: Request) -> TenantVolumes:
-    service = _service(request)
+    service = request.volumes
     if service is None:
         raise errors.NotFound(_WITHOUT)
     return service
@@ -84,7 +79,7 @@ def _required(request: Request) -> TenantVolumes:
 def _page(
     request: Request, resource: str, shown: Callable[[JsonMapping], JsonObject]
 ) -> list[JsonObject]:
-    service = _service(request)
+    service = request.volumes
     found = [] if service is None else service.records(request.context.token, resource)
     offset = int(request.first("offset") or 0)
     return [shown(one) for one in found[offset : offset + request.limit]]
@@ -92,7 +87,7 @@ def _page(
 
 def _made(request: Request, resource: str, given: JsonMapping, **values: JsonValue) -> JsonObject:
     """With the name and the description that are ``given``, and these values."""
-    service = _service(request)
+    service = request.volumes
     if service is None:
         raise errors.NotImplementedHere(_WITHOUT)
     words: JsonObject = {name: given.get(f"display_{name}") for name in ("name", "description")}

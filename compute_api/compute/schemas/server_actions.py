@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from compute_api.compute.schemas import consoles, network_proxies
+from compute_api.compute.schemas import addresses, consoles
 from compute_api.compute.schemas.common import (
     ANY,
     BOOLEAN,
@@ -71,7 +71,7 @@ BY_KEY: dict[str, VersionedSchema] = {
         wrapped("os-getConsoleOutput", record({"length": _LENGTH}))
     ),
     **consoles.ACTIONS,
-    **network_proxies.ACTIONS,
+    **addresses.ACTIONS,
     "rescue": VersionedSchema(
         wrapped("rescue", _or_null(record({"adminPass": _PASSWORD, "rescue_image_ref": UUID})))
     ),

@@ -7,7 +7,7 @@ from common.json_types import JsonObject
 from common.store.hosts.aggregates import ZONE
 from common.store.rows import AggregateRow
 from compute_api.compute.fields import Field, render_readable, visible_fields
-from compute_api.compute.views.servers import fraction
+from compute_api.compute.views.times import format_micros
 
 #: What the answer to a create shows: an aggregate that has neither hosts nor metadata of its own
 #: yet.
@@ -15,8 +15,8 @@ NEW: tuple[Field, ...] = (
     Field("id", "id"),
     Field("name", "name"),
     Field(ZONE, lambda row, view: row.meta.get(ZONE)),
-    Field("created_at", lambda row, view: fraction(row.created_at)),
-    Field("updated_at", lambda row, view: fraction(row.updated_at)),
+    Field("created_at", lambda row, view: format_micros(row.created_at)),
+    Field("updated_at", lambda row, view: format_micros(row.updated_at)),
     Field("deleted", lambda row, view: False),
     Field("deleted_at", lambda row, view: None),
     Field("uuid", "uuid", since="2.41"),

@@ -6,7 +6,7 @@ from __future__ import annotations
 from common.json_types import JsonObject
 from common.store.hosts.host_actions import Event, HostAction, Name
 from common.wire import to_wire
-from compute_api.compute.views.servers import fraction
+from compute_api.compute.views.times import format_micros
 
 #: What each takes, of ``store.host_actions.Arguments``.
 _ARGUMENTS = {Name.DRAIN: ("cold", "parallel", "wait"), Name.EVACUATE: ("parallel", "force")}
@@ -26,9 +26,9 @@ def action(row: HostAction) -> JsonObject:
         "user_id": row.user_id,
         "project_id": row.project_id,
         "request_id": row.request_id,
-        "start_time": fraction(row.created_at),
-        "updated_at": fraction(row.updated_at),
-        "finish_time": fraction(row.finished_at),
+        "start_time": format_micros(row.created_at),
+        "updated_at": format_micros(row.updated_at),
+        "finish_time": format_micros(row.finished_at),
     }
 
 
@@ -41,7 +41,7 @@ def with_events(row: HostAction, journal: list[Event]) -> JsonObject:
                 "message": one.message,
                 "server_id": one.server_id,
                 "migration_id": one.migration,
-                "time": fraction(one.at),
+                "time": format_micros(one.at),
             }
             for one in journal
         ]

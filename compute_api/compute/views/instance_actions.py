@@ -13,7 +13,8 @@ from common import states
 from common.json_types import JsonObject
 from common.store.rows import ActionRow, EventRow
 from compute_api.compute.fields import Field, render_readable, visible_fields
-from compute_api.compute.views.servers import fraction, host_id
+from compute_api.compute.views.servers import host_id
+from compute_api.compute.views.times import format_micros
 
 _API = "os_compute_api:os-instance-actions:"
 TRACES, DETAILS = _API + "events", _API + "events:details"
@@ -25,9 +26,9 @@ FIELDS: tuple[Field, ...] = (
     Field("message", lambda row, view: "Error" if row.state == "failed" else None),
     Field("project_id", "project_id"),
     Field("request_id", "request_id"),
-    Field("start_time", lambda row, view: fraction(row.created_at)),
+    Field("start_time", lambda row, view: format_micros(row.created_at)),
     Field("user_id", "user_id"),
-    Field("updated_at", lambda row, view: fraction(row.updated_at), since="2.58"),
+    Field("updated_at", lambda row, view: format_micros(row.updated_at), since="2.58"),
 )
 
 
@@ -52,7 +53,7 @@ class ActionEvent:
 
 
 def _finish(row: ActionEvent, view: object) -> str | None:
-    return fraction(row.action.finished_at if row.ended is None else row.ended.at)
+    return format_micros(row.action.finished_at if row.ended is None else row.ended.at)
 
 
 def _result(row: ActionEvent, view: object) -> str | None:
@@ -69,7 +70,7 @@ def _details(row: ActionEvent, view: object) -> str | None:
 
 EVENT_FIELDS: tuple[Field, ...] = (
     Field("event", lambda row, view: states.event_name(row.action.workflow, row.begun.step)),
-    Field("start_time", lambda row, view: fraction(row.begun.at)),
+    Field("start_time", lambda row, view: format_micros(row.begun.at)),
     Field("finish_time", _finish),
     Field("result", _result),
     Field(

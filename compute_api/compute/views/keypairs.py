@@ -6,7 +6,7 @@ from __future__ import annotations
 from common.json_types import JsonObject
 from common.store.rows import KeypairRow
 from compute_api.compute.fields import OMITTED, Field, render_readable, visible_fields
-from compute_api.compute.views.servers import fraction
+from compute_api.compute.views.times import format_micros
 
 _COMMON: tuple[Field, ...] = (
     Field("name", "name"),
@@ -23,7 +23,7 @@ FIELDS: tuple[Field, ...] = (
     *_COMMON,
     Field("user_id", "user_id"),
     Field("id", "id"),
-    Field("created_at", lambda row, view: fraction(row.created_at)),
+    Field("created_at", lambda row, view: format_micros(row.created_at)),
     Field("updated_at", lambda row, view: None),
     Field("deleted", lambda row, view: False),
     Field("deleted_at", lambda row, view: None),

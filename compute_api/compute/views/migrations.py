@@ -16,7 +16,7 @@ from common.store.rows import ShownMigrationRow
 from common.store.servers import migrations
 from compute_api.compute.fields import OMITTED, Field, render, render_readable, visible_fields
 from compute_api.compute.links import Links
-from compute_api.compute.views.servers import fraction
+from compute_api.compute.views.times import format_micros
 
 #: Live migrations that are shown below their server, and can be found there.
 ON_ITS_WAY = ("queued", "preparing", "running", "post-migrating")
@@ -65,8 +65,8 @@ _COMMON: tuple[Field, ...] = (
     Field("dest_compute", _host("dest_host")),
     Field("dest_host", _host("dest_ip")),
     Field("dest_node", _host("dest_node")),
-    Field("created_at", lambda row, view: fraction(row.created_at)),
-    Field("updated_at", lambda row, view: fraction(row.updated_at)),
+    Field("created_at", lambda row, view: format_micros(row.created_at)),
+    Field("updated_at", lambda row, view: format_micros(row.updated_at)),
     Field("uuid", "uuid", since="2.59"),
     Field("user_id", "user_id", since="2.80"),
     Field("project_id", "project_id", since="2.80"),

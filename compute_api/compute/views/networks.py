@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Networks and floating addresses as the Compute API showed them until 2.35.
+"""Networks as the Compute API showed them until 2.35.
 
 Most of a network's keys belonged to a network service of Nova's own; of this one only the id and
 the name are told. The other keys stand there without values, for everybody: Nova leaves some of
@@ -7,8 +7,6 @@ them out for who is no admin, which hides nothing.
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 from common.json_types import JsonMapping, JsonObject
 
@@ -55,22 +53,3 @@ def tenant_network(found: JsonMapping) -> JsonObject:
     """One of os-tenant-networks; its range is in its subnets, which this API does not tell: the
     word None."""
     return {"id": found["id"], "label": found["name"], "cidr": "None"}
-
-
-def pool(found: JsonMapping) -> str:
-    """What an external network is called as a pool of floating addresses."""
-    return str(found["name"] or found["id"])
-
-
-def floating_ip(
-    found: JsonMapping, pools: Mapping[str, str], servers: Mapping[str, str]
-) -> JsonObject:
-    """One floating address; pools: names by id of the network, servers: by id of the port."""
-    network_id = found["floating_network_id"]
-    return {
-        "id": found["id"],
-        "ip": found["floating_ip_address"],
-        "pool": pools.get(network_id, network_id),
-        "fixed_ip": found["fixed_ip_address"],
-        "instance_id": servers.get(found["port_id"]) or None,
-    }

@@ -13,7 +13,6 @@ import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import cast
 
 import orjson
@@ -36,6 +35,7 @@ from compute_api.compute.fields import (
 )
 from compute_api.compute.links import Links
 from compute_api.compute.views import addresses
+from compute_api.compute.views.times import format_micros, format_seconds
 
 log = logging.getLogger(__name__)
 _API = "os_compute_api:"
@@ -67,29 +67,6 @@ class ServerView:
     def volumes_of(self, row: ServerRecord) -> list[BlockDeviceRow]:
         """A server's, as far as they are made."""
         return [one for one in self.volumes.get(row.id, ()) if one.volume_id]
-
-
-@functools.lru_cache(maxsize=8192)
-def seconds(micros: int | None) -> str | None:
-    """2026-01-02T03:04:05Z; None if the column is empty or damaged."""
-    return _formatted(micros, "%Y-%m-%dT%H:%M:%SZ")
-
-
-@functools.lru_cache(maxsize=8192)
-def fraction(micros: int | None) -> str | None:
-    """2026-01-02T03:04:05.000000; None if the column is empty or damaged."""
-    text = _formatted(micros, "%Y-%m-%dT%H:%M:%S.")
-    return None if text is None or micros is None else f"{text}{micros % 1_000_000:06d}"
-
-
-def _formatted(micros: int | None, form: str) -> str | None:
-    # SQLite keeps whatever is written into a column, so that it may not even be a number.
-    if not isinstance(micros, int):
-        return None
-    try:
-        return datetime.fromtimestamp(micros // 1_000_000, UTC).strftime(form)
-    except (ValueError, OverflowError, OSError):
-        return None
 
 
 @functools.lru_cache(maxsize=8192)
@@ -187,7 +164,7 @@ def _fault(row: ServerRecord, view: ServerView) -> object:
         return OMITTED
     body = {
         "code": fault["code"],
-        "created": seconds(fault["created"]),
+        "created": format_seconds(fault["created"]),
         "message": fault["message"],
     }
     if fault.get("details") and (view.is_admin or fault["code"] != 500):
@@ -248,8 +225,8 @@ FIELDS: tuple[Field, ...] = (
     Field("image", _image_with_properties, since="2.98"),
     Field("flavor", _flavor_link, until="2.46"),
     Field("flavor", _flavor, since="2.47"),
-    Field("created", lambda row, view: seconds(row.created_at)),
-    Field("updated", lambda row, view: seconds(row.updated_at)),
+    Field("created", lambda row, view: format_seconds(row.created_at)),
+    Field("updated", lambda row, view: format_seconds(row.updated_at)),
     Field(
         "addresses",
         lambda row, view: addresses.of_server(row.interfaces),
@@ -273,12 +250,12 @@ FIELDS: tuple[Field, ...] = (
     Field("key_name", "key_name", in_updates_since=LATER),
     Field(
         "OS-SRV-USG:launched_at",
-        lambda row, view: fraction(row.launched_at),
+        lambda row, view: format_micros(row.launched_at),
         in_updates_since=LATER,
     ),
     Field(
         "OS-SRV-USG:terminated_at",
-        lambda row, view: fraction(row.terminated_at),
+        lambda row, view: format_micros(row.terminated_at),
         in_updates_since=LATER,
     ),
     Field("security_groups", _groups, optional=True, in_updates_since=LATER),
@@ -385,7 +362,7 @@ _PARTIAL = visible_fields(
         Field("id", "id"),
         Field("status", lambda row, view: "UNKNOWN"),
         Field("tenant_id", "project_id"),
-        Field("created", lambda row, view: seconds(row.created_at)),
+        Field("created", lambda row, view: format_seconds(row.created_at)),
         Field("links", _links),
     ),
     1,
