@@ -23,23 +23,6 @@ Node = TypeVar("Node", bound=ast.AST)
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("common", "compute_api", "conductor", "scheduler", "compute_agent", "deploy")
 
-#: imported package -> where it may be imported
-PLACES = {
-    "sqlalchemy": ("common/store/", "deploy/standalone/"),
-    "alembic": ("common/store/",),
-    "oslo_messaging": ("common/rpc/",),
-    "kombu": ("common/rpc/",),
-    "oslo_service": ("common/rpc/",),
-    "libvirt": ("compute_agent/virt/libvirt/connection.py",),
-    "falcon": ("compute_api/", "deploy/standalone/"),
-    "gunicorn": ("compute_api/", "deploy/standalone/"),
-    "re2": ("common/patterns.py",),
-    "keystonemiddleware": ("compute_api/", "deploy/standalone/"),
-    "oslo_policy": ("compute_api/",),
-    "numpy": ("scheduler/",),
-    "prometheus_client": ("common/metrics.py", "conductor/gauges.py"),
-    "pycdlib": ("compute_agent/config_drive.py",),
-}
 PURE = (
     *(
         f"common/{name}.py"
@@ -250,18 +233,6 @@ def test_source_files_have_licence_header() -> None:
         for path, text in texts.items()
         if text and header not in text.split("\n", 2)[:2]
     ] == []
-
-
-def test_libraries_are_imported_only_in_their_places() -> None:
-    def misplaced(path: Path) -> list[str]:
-        name = name_of(path)
-        return [
-            f"{line} {module}"
-            for module, line in imports(path)
-            if not name.startswith(PLACES.get(module.split(".")[0], (name,)))
-        ]
-
-    assert breaches(misplaced) == []
 
 
 def test_common_domain_modules_import_no_library() -> None:
