@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from common import errors
 from common.json_types import JsonObject
@@ -95,7 +94,7 @@ def _pool(known: Sequence[JsonObject], wanted: str | None) -> JsonObject:
     return found[0]
 
 
-def _known(networks: TenantNetworks, token: str, **filters: Any) -> list[JsonObject]:
+def _known(networks: TenantNetworks, token: str, **filters: object) -> list[JsonObject]:
     """Floating addresses; none where the service has no routers."""
     try:
         return networks.records(token, FLOATING_IPS, **filters)
