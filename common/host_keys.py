@@ -29,7 +29,7 @@ from common import errors
 from common.clock import Clock
 
 _NONCE_BYTES = 12
-_NO_SECRET = "This process has no secret for keys of purpose {}; see [host_keys]."
+_NO_SECRET = "This process has no secret for keys of purpose {}; see [host_keys]."  # noqa: S105 - a message
 _STRANGERS_SECONDS = 0.1
 _SILENCE_SECONDS = 1.0  #: after which a database that was silent is asked again
 GOOD_FOR_SECONDS = 5  #: for which what was read of generations is believed

@@ -17,11 +17,11 @@ import ipaddress
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from common import device_names, errors, local_disks
 from common.hardware import hardware
-from common.json_types import JsonObject
+from common.json_types import JsonObject, JsonValue
 from common.models import OVS_HYBRID, AttachedVolume, Flavor, GuestSpec, ImageRef, Interface
 from common.wire import from_wire
 
@@ -510,7 +510,7 @@ def _line(name: str) -> str:
     return "".join(letter for letter in name if letter.isprintable())
 
 
-def _plain(node: Node) -> Any:
+def _plain(node: Node) -> JsonValue:
     return (
         {name: _plain(item) for name, item in node.items.items()}
         if isinstance(node, Folder)
@@ -518,5 +518,5 @@ def _plain(node: Node) -> Any:
     )
 
 
-def _json(data: Any) -> bytes:
+def _json(data: object) -> bytes:
     return json.dumps(data, ensure_ascii=False).encode()

@@ -80,14 +80,14 @@ class Metric:
         """Be counted from now on; without a registry nothing is."""
         self._real, self._registry = None, registry
 
-    def _of(self, labels: tuple[str, ...]) -> Any:
+    def _of(self, labels: tuple[str, ...]) -> Any:  # noqa: ANN401 - depends on the kind
         """It is made when it is first used: a process tells nothing of what it does not do."""
         if self._real is None:
             with _making:
                 self._real = self._real or self._made()
         return self._real.labels(*labels) if self.labels else self._real
 
-    def _made(self) -> Any:
+    def _made(self) -> Any:  # noqa: ANN401 - depends on the kind
         import prometheus_client as client
 
         kinds: dict[str, Any] = {
@@ -200,10 +200,10 @@ class _Served:
         from prometheus_client import CollectorRegistry
 
         self.address, self.ports, self.folder = address, ports, folder
-        self.own: Any = CollectorRegistry()
+        self.own = CollectorRegistry()
         self.collectors: list[Collector] = []
 
-    def registry(self) -> Any:
+    def registry(self) -> CollectorRegistry:
         """What is read: in a master, of its workers."""
         if self.folder is None:
             return self.own

@@ -36,5 +36,5 @@ def is_found(pattern: str, text: str | None) -> bool | None:
 
 
 @lru_cache(64)
-def _compiled(pattern: str) -> Any:
+def _compiled(pattern: str) -> Any:  # noqa: ANN401 - re2 declares no types
     return re2.compile(pattern, _OPTIONS)

@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, NoReturn, TypeVar
+from typing import IO, NoReturn, TypeVar
 
 from oslo_config import cfg
 
@@ -102,7 +102,7 @@ def run(
     wakes.setblocking(False)
     signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
 
-    def asked(number: int, frame: Any) -> None:
+    def asked(number: int, frame: object) -> None:
         # what still waits for a neighbour has nothing to finish
         if stop.is_set() or not opened.is_set():
             os._exit(1 if stop.is_set() else 0)

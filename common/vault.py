@@ -15,10 +15,13 @@ import hashlib
 import hmac
 import json
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING
 
 from common import errors
 from common.json_types import JsonObject
+
+if TYPE_CHECKING:
+    from cryptography.fernet import MultiFernet
 
 #: What a sealed text begins with; no base64 does.
 SEALED = "sealed:"
@@ -99,7 +102,7 @@ class Vault:
             ) from problem
 
     @cached_property
-    def _box(self) -> Any:
+    def _box(self) -> MultiFernet:
         from cryptography.fernet import Fernet, MultiFernet
 
         if not self._keys:

@@ -52,13 +52,13 @@ def _names(kind: type) -> tuple[str, ...]:
 
 
 @functools.cache
-def _readers(kind: Any) -> dict[str, Callable[[Any], Any]]:
+def _readers(kind: type) -> dict[str, Callable[[Any], Any]]:
     """Return how the value of each field is read."""
     hints = typing.get_type_hints(kind)
     return {name: _reader(hints[name]) for name in _names(kind)}
 
 
-def _reader(hint: Any) -> Callable[[Any], Any]:
+def _reader(hint: object) -> Callable[[Any], Any]:
     """How a value of this type is read back; anything without records inside is taken as it is."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):

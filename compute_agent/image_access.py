@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 from common import errors
 from common.errors import ConfigError
 from common.models import Access
+
+if TYPE_CHECKING:
+    from common.clients.image import ImageClient
 
 _OLD_TICKET = "the image gateway does not accept the ticket (any more)"
 
@@ -40,7 +43,7 @@ class ImageGatewayAccess:
         except errors.Unauthorized as problem:
             raise errors.Unavailable(_OLD_TICKET) from problem
 
-    def _client(self, access: Access) -> Any:
+    def _client(self, access: Access) -> ImageClient:
         from common.clients.image import ImageClient
 
         try:

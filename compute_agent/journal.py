@@ -43,7 +43,8 @@ class Journal:
         self._db.executescript(_TABLES)
         for table in ("results", "fences"):
             self._db.execute(
-                f"DELETE FROM {table} WHERE at < unixepoch() - ?", (KEEP_DAYS * 86400,)
+                f"DELETE FROM {table} WHERE at < unixepoch() - ?",  # noqa: S608 - a constant
+                (KEEP_DAYS * 86400,),
             )
 
     def fences(self) -> dict[str, int]:

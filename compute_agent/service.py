@@ -254,11 +254,11 @@ class AgentProcess:
                     )
                 failed = 0
                 if asks:
-                    ask_at = time.monotonic() + random.uniform(*EXCHANGE_PERIOD_SECONDS)
+                    ask_at = time.monotonic() + random.uniform(*EXCHANGE_PERIOD_SECONDS)  # noqa: S311 - needs no cryptography
             except errors.Problem as problem:
                 failed += 1
                 log.warning("no exchange with a conductor (%d in a row): %s", failed, problem)
-                self._stop.wait(min(failed, 3) * random.uniform(0.1, 0.3))
+                self._stop.wait(min(failed, 3) * random.uniform(0.1, 0.3))  # noqa: S311 - needs no cryptography
             except Exception:
                 failed += 1
                 log.exception("the exchange with the conductor failed")

@@ -176,7 +176,7 @@ class Brick:
         )
         return {name: value for name, value in dict(found).items() if value is not None}
 
-    def _connector(self, protocol: str, question: Question) -> Any:
+    def _connector(self, protocol: str, question: Question) -> Any:  # noqa: ANN401 - os-brick declares no types
         more = {"execute": self._execute} if self._execute is not None else {}
         return self._library.InitiatorConnector.factory(
             protocol,

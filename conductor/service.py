@@ -85,7 +85,7 @@ LOOPBACK_SECONDS = 5.0
 MAX_SYNCS = 256
 MAX_NOTED_HOSTS = 100  #: whose refused messages a sweep notes
 NO_SECRET = (
-    "there is no [host_keys] command_secret to make the keys of hosts with: set any long random text, the "
+    "there is no [host_keys] command_secret to make the keys of hosts with: set any long random text, the "  # noqa: S105 - a message
     "same for all conductors and on no other machine"
 )
 #: Options that the engine takes over while it runs; and what of it those do not change.

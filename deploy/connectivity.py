@@ -85,20 +85,20 @@ class Connectivity:
             lambda: self._cloud.advice("network-host"),
         )
 
-    def _network(self, name: str, **kind: bool) -> Any:
+    def _network(self, name: str, **kind: bool) -> Any:  # noqa: ANN401 - openstacksdk's types depend on the service's version
         network = self._seed.admin.network
         return next(iter(network.networks(name=name, **kind)), None) or network.create_network(
             name=name, **kind
         )
 
-    def _subnet(self, network: Any, **facts: Any) -> Any:
+    def _subnet(self, network: Any, **facts: object) -> Any:  # noqa: ANN401 - openstacksdk's types depend on the service's version
         service = self._seed.admin.network
         found = next(iter(service.subnets(network_id=network.id)), None)
         return found or service.create_subnet(
             name=network.name, network_id=network.id, ip_version=4, **facts
         )
 
-    def _join(self, public: Any, private: Any, inside: Any) -> None:
+    def _join(self, public: Any, private: Any, inside: Any) -> None:  # noqa: ANN401 - openstacksdk's types depend on the service's version
         service = self._seed.admin.network
         router = next(iter(service.routers(name=ROUTER)), None) or service.create_router(
             name=ROUTER, external_gateway_info={"network_id": public.id}

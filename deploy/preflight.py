@@ -159,7 +159,8 @@ def check_ports(cloud: Cloud) -> None:
 
 def find_neighbours(cloud: Cloud) -> list[str]:
     found = [name for port, name in FOREIGN if answers(port)]
-    if Path("/run/libvirt/libvirt-sock").exists() and _runs("libvirtd"):
+    # os.path, because Path.exists raises PermissionError for a user who may not read the folder.
+    if os.path.exists("/run/libvirt/libvirt-sock") and _runs("libvirtd"):
         found.append("libvirtd")
     return [
         f"a {name} of somebody else runs and is left untouched" for name in dict.fromkeys(found)

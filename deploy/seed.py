@@ -43,11 +43,11 @@ class Seed:
         self.cloud = cloud
         for name in ("no_proxy", "NO_PROXY"):
             os.environ[name] = ",".join(filter(None, (os.environ.get(name), cloud.address)))
-        self._made: dict[str, Any] = {}
+        self._made: dict[str, openstack.connection.Connection] = {}
         self.launched = ""  # when the processes were started, if they just were: UTC, ISO 8601
         self._boots = False  # whether the first server was started here
 
-    def connect(self, name: str) -> Any:
+    def connect(self, name: str) -> openstack.connection.Connection:
         """As "kilonova" (the user demo) or "kilonova-admin"."""
         if name not in self._made:
             files = OpenStackConfig(config_files=[str(self.cloud.clouds_yaml)], load_envvars=False)
@@ -55,11 +55,11 @@ class Seed:
         return self._made[name]
 
     @property
-    def admin(self) -> Any:
+    def admin(self) -> Any:  # noqa: ANN401 - openstacksdk's types depend on the service's version
         return self.connect("kilonova-admin")
 
     @property
-    def demo(self) -> Any:
+    def demo(self) -> Any:  # noqa: ANN401 - openstacksdk's types depend on the service's version
         return self.connect("kilonova")
 
     def host(self) -> str:
@@ -151,7 +151,7 @@ class Seed:
         )
         return f"{IMAGE} ({made.id}), {path.stat().st_size / 2**20:.0f} MiB"
 
-    def server(self, **wanted: Any) -> str:
+    def server(self, **wanted: object) -> str:
         """The first server, as the user demo, with what else is wanted of it; waits until it is
         ACTIVE."""
         compute = self.demo.compute
@@ -183,7 +183,7 @@ class Seed:
             ) from problem
         return f"{SERVER} ({server.id}) is {server.status}"
 
-    def first(self) -> Any:
+    def first(self) -> Any:  # noqa: ANN401 - openstacksdk's types depend on the service's version
         """The first server as the API shows it now."""
         return next(iter(self.demo.compute.servers(name=f"^{SERVER}$")))
 

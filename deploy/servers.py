@@ -427,7 +427,7 @@ def _plain() -> dict[str, str]:
 
 def main() -> None:
     """Start all and wait for Enter: for trials by hand."""
-    folder = Path("/tmp") / f"kilonova-servers-{os.getpid()}"
+    folder = Path("/tmp") / f"kilonova-servers-{os.getpid()}"  # noqa: S108 - holds nothing secret and has this process's number
     with Servers(folder) as servers:
         for kind in KINDS:
             began = time.monotonic()

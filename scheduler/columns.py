@@ -190,7 +190,7 @@ class Columns:
         kept = np.isin(self.ids, ids)
         places = np.searchsorted(ids, self.ids[kept])
 
-        def moved(column: NDArray[Any], fill: float = 0) -> Any:
+        def moved(column: NDArray[Any], fill: float = 0) -> NDArray[Any]:
             fresh = np.full(ids.size, fill, column.dtype)
             fresh[places] = column[kept]
             return fresh

@@ -193,7 +193,7 @@ def judged(session: Session, refusal: Callable[[str], str]) -> Session:
     from requests.exceptions import ConnectionError as Refused
 
     class Judge(TCPKeepAliveAdapter):
-        def send(self, request: PreparedRequest, *arguments: Any, **more: Any) -> Response:
+        def send(self, request: PreparedRequest, *arguments: Any, **more: Any) -> Response:  # noqa: ANN401 - passed on unchanged
             if why := refusal(request.url or ""):
                 log.error("%s", why)
                 raise Refused(why)
@@ -265,7 +265,7 @@ class Http:
     timeout: float = 10
     breaker: Breaker = field(default_factory=Breaker)
     verify: bool | str = True
-    _session: Any = field(default=None, repr=False)
+    _session: Session | None = field(default=None, repr=False)
 
     def base(self) -> str:
         """Its URL without a slash at the end."""
@@ -291,16 +291,17 @@ class Http:
 
         if self.breaker.is_open():
             raise errors.Unavailable(f"The {self.name} does not answer; try again later.")
+        # one that was not answered may be done: a second would make another thing
+        options: JsonObject = {"connect_retries": 0 if method == "POST" else 1, **more}
         try:
             answer: HttpAnswer = self._http().request(
                 url,
                 method,
-                headers={"X-Auth-Token": token, **_trace(), **more.pop("headers", {})},
+                headers={"X-Auth-Token": token, **_trace(), **options.pop("headers", {})},
                 raise_exc=False,
                 log=False,
                 authenticated=False,
-                # one that was not answered may be done: a second would make another thing
-                **{"connect_retries": 0 if method == "POST" else 1, **more},
+                **options,
             )
         except (exceptions.ClientException, OSError) as problem:
             self.breaker.heard(answered=False)
@@ -323,7 +324,7 @@ class Http:
             else ""
         )
 
-    def _http(self) -> Any:
+    def _http(self) -> Session:
         if self._session is None:
             from keystoneauth1 import session
 

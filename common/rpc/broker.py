@@ -61,7 +61,9 @@ def opener(conf: cfg.ConfigOpts, url: str | None = None) -> Connect:
         {"max_retries": 0, "interval_start": 0, "interval_step": 0},
     )
 
-    def one(host: Any, heartbeat: float, options: JsonObject) -> Connection:
+    def one(
+        host: oslo_messaging.TransportHost, heartbeat: float, options: JsonObject
+    ) -> Connection:
         return made(
             hostname=host.hostname,
             port=host.port or 5672,
@@ -74,7 +76,7 @@ def opener(conf: cfg.ConfigOpts, url: str | None = None) -> Connect:
             transport_options={**once, **options},
         )
 
-    def connect(heartbeat: float = HEARTBEAT, **options: Any) -> Connection:
+    def connect(heartbeat: float = HEARTBEAT, **options: object) -> Connection:
         *others, last = random.sample(parsed.hosts, len(parsed.hosts))
         for host in others:  # kombu would hold all of them to the name of the first
             connection = one(host, heartbeat, options)
@@ -251,7 +253,7 @@ def _user_at(address: str) -> BrokerUser:
     raise ConfigError(f"{address!r} is no address of a broker: give HOST or HOST:PORT")
 
 
-def _tls(options: Any) -> JsonObject:
+def _tls(options: cfg.ConfigOpts.GroupAttr) -> JsonObject:
     """What [oslo_messaging_rabbit] says of TLS, in the words of the amqp library; empty: none is
     wanted."""
     if not options.ssl:
@@ -344,7 +346,7 @@ class Listener:
             self._woken.recv(1024)
         return broker.fileno() in readable
 
-    def _take(self, take: Take, message: Any) -> None:
+    def _take(self, take: Take, message: Any) -> None:  # noqa: ANN401 - kombu declares no types
         """Whatever fails here is a message that was lost."""
         body = message.body
         try:
@@ -435,7 +437,7 @@ class Sender:
             heartbeat=0, confirm_publish=self._confirms, read_timeout=SEND, write_timeout=SEND
         )
 
-        def returned(*why: Any) -> None:
+        def returned(*why: object) -> None:
             self._returned = True
 
         try:

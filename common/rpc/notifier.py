@@ -8,7 +8,6 @@ that cannot be reached is tried for a moment only: the outbox keeps what was not
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 from oslo_config import cfg
 
@@ -57,7 +56,7 @@ class Notifier:
             self._transport, retry=RETRIES, topics=conf.notifications.versioned_notifications_topics
         )
 
-    def _sent(self, *arguments: Any, **named: Any) -> None:
+    def _sent(self, *arguments: object, **named: object) -> None:
         try:
             self._send(*arguments, **named)
         except Exception as problem:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from common.json_types import JsonObject
+from common.json_types import JsonObject, JsonValue
 from common.models import Explanation, RequestSpec, Selection
 from common.rpc.transport import Transport
 from common.wire import from_wire, to_wire
@@ -37,7 +37,7 @@ def serve(transport: Transport, name: str, scheduler: SchedulerApi) -> None:
             )
         ]
 
-    def explain(spec: JsonObject) -> Any:
+    def explain(spec: JsonObject) -> JsonValue:
         return to_wire(scheduler.explain(from_wire(RequestSpec, spec)))
 
     transport.serve(TOPIC, name, {"select": select, "explain": explain})

@@ -16,7 +16,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import oslo_messaging
 from kombu import exceptions as kombu_exceptions
@@ -30,6 +30,7 @@ from common.rpc.problems import answered, result
 
 log = logging.getLogger(__name__)
 CONTROL_EXCHANGE = CALLS
+Sent = TypeVar("Sent")
 #: seconds between two tries to make a dead channel anew, which may take some seconds more
 MEND = 5.0
 _CANCELLED = (60, 30)  #: basic.cancel: the queue that is read is there no more
@@ -133,7 +134,7 @@ class Transport:
             log.debug("answers can be heard from now on: %s", problem)
         self._can_hear.set()
 
-    def _sent(self, send: Callable[[int], Any]) -> Any:
+    def _sent(self, send: Callable[[int], Sent]) -> Sent:
         """Try once. Where the library's connection lives and its channel is dead, once more with a
         retry: only in one does it make a new channel, and without any it would fail with the dead
         one for ever."""
@@ -148,7 +149,9 @@ class Transport:
         finally:
             self._mends_from = time.monotonic() + MEND
 
-    def _client(self, topic: str, server: str | None, timeout: float | None, retry: int = 0) -> Any:
+    def _client(
+        self, topic: str, server: str | None, timeout: float | None, retry: int = 0
+    ) -> oslo_messaging.RPCClient:
         target = oslo_messaging.Target(topic=topic, server=server)
         return oslo_messaging.get_rpc_client(
             self._transport, target, timeout=timeout, retry=retry, transport_options=self._options

@@ -274,7 +274,7 @@ class Store:
                     break
             if time.monotonic() > end:
                 break
-            time.sleep(random.uniform(0, 0.005 * 2**attempt))
+            time.sleep(random.uniform(0, 0.005 * 2**attempt))  # noqa: S311 - needs no cryptography
         raise errors.TooBusy
 
     def _once(self, work: Callable[[Connection], T]) -> T:

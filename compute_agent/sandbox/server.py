@@ -23,8 +23,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from common.json_types import JsonObject
 from compute_agent.sandbox import lockdown
@@ -56,7 +55,7 @@ def main(descriptor: int, modules: Sequence[str]) -> None:
                 os.close(file)
 
 
-def _forked(work: Any) -> None:
+def _forked(work: Callable[[], object]) -> None:
     """The rest of this process."""
     status = DIED_STATUS
     try:

@@ -19,6 +19,7 @@ import falcon
 from falcon.routing import CompiledRouter
 
 from common import errors
+from common.json_types import JsonValue
 from common.store.rows import ServerRecord
 from common.store.servers import servers
 from compute_api.compute import faults, microversions, middleware, routes
@@ -127,7 +128,7 @@ class ComputeEndpoint(Endpoint[Route, ComputeHttpRequest]):
         request.body = self._body(req, state, route)
         send(resp, route.handler(request, *arguments, **params), route.success)
 
-    def _body(self, req: ComputeHttpRequest, state: ComputeState, route: Route) -> Any:
+    def _body(self, req: ComputeHttpRequest, state: ComputeState, route: Route) -> JsonValue:
         """The body that the route takes; None: it takes none."""
         if route.body is None:
             return None

@@ -95,7 +95,7 @@ def _x509_fingerprint(public: str) -> str:
         raise errors.BadRequest(
             "Keypair data is invalid: failed to generate X509 fingerprint"
         ) from problem
-    return _colons(certificate.fingerprint(hashes.SHA1()).hex())  # the API's form
+    return _colons(certificate.fingerprint(hashes.SHA1()).hex())  # noqa: S303 - the API's form
 
 
 def _certificate(key: RSAPrivateKey, name: str) -> str:

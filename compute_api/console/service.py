@@ -15,11 +15,11 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from oslo_config import cfg
 from websockets.http11 import Request, Response
 from websockets.sync import server as websockets
+from websockets.typing import Subprotocol
 
 from common import access, errors, reload, service, tls
 from common.unproved import origin, to_shed
@@ -38,7 +38,7 @@ RECORD_CHECK_SECONDS, TOKEN_CHECK_SECONDS = (
 MAX_OTHER_CONNECTIONS = 64  # connections that fetch pages or shake hands
 MAX_MESSAGE_BYTES, MAX_QUEUED_MESSAGES = 256 * 1024, 4
 TCP_USER_TIMEOUT_MILLISECONDS = 30_000  # that what was sent may stay unacknowledged or unread
-BINARY = "binary"
+BINARY = Subprotocol("binary")
 
 
 class ConsoleServer:
@@ -137,7 +137,7 @@ class ConsoleServer:
                 target=self._serve, args=(channel, address), name="connection", daemon=True
             ).start()
 
-    def _serve(self, channel: socket.socket, address: Any) -> None:
+    def _serve(self, channel: socket.socket, address: object) -> None:
         try:
             channel.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             channel.setsockopt(
@@ -173,7 +173,9 @@ class ConsoleServer:
                 log.exception("the sessions could not be looked after")
 
 
-def _subprotocol(connection: websockets.ServerConnection, offered: Sequence[Any]) -> Any:
+def _subprotocol(
+    connection: websockets.ServerConnection, offered: Sequence[Subprotocol]
+) -> Subprotocol | None:
     """All messages are binary, whether a client offers that subprotocol or not."""
     return BINARY if BINARY in offered else None
 

@@ -18,7 +18,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import ServerConnection
@@ -175,7 +175,7 @@ class ConsoleSessions:
             with self._lock:
                 del self._places[record.hash]
 
-    def _add_channel(self, browser: ServerConnection, record: Any) -> None:
+    def _add_channel(self, browser: ServerConnection, record: ConsoleTokenRow) -> None:
         """One more connection of a session that is open, here or in another process."""
         with self._lock:
             if self._channels[record.hash] >= MAX_CHANNELS:
@@ -188,7 +188,7 @@ class ConsoleSessions:
                 self._channels[record.hash] -= 1
                 self._channels += Counter()  # forgets those of which there are none
 
-    def _end_before(self, record: Any) -> None:
+    def _end_before(self, record: ConsoleTokenRow) -> None:
         """End the session that the same browser has opened before, and wait for its place. One of
         another process ends at its next look at the records."""
         with self._lock:
@@ -199,7 +199,7 @@ class ConsoleSessions:
         while record.hash in self._places and time.monotonic() < until:
             time.sleep(0.01)
 
-    def _take_place(self, record: Any) -> None:
+    def _take_place(self, record: ConsoleTokenRow) -> None:
         with self._lock:
             if record.hash in self._places:
                 raise BadToken
@@ -231,13 +231,14 @@ class ConsoleSessions:
         try:
             self._carry(browser, record)
         finally:
-            self._forget(record)
+            assert record.used_at is not None
+            self._forget(record.hash, record.used_at)
             with self._lock:
                 others = [one for one, of in self._open.items() if of == record.hash]
             for session in others:
                 session.end(DONE, _ENDED)
 
-    def _carry(self, browser: ServerConnection, record: Any) -> None:
+    def _carry(self, browser: ServerConnection, record: ConsoleTokenRow) -> None:
         """Open the guest's side, and carry bytes until one of both ends."""
         session = ConsoleSession(browser, self._reach(record), record)
         with self._lock:
@@ -255,7 +256,7 @@ class ConsoleSessions:
             with self._lock:
                 del self._open[session]
 
-    def _reach(self, record: Any) -> Side:
+    def _reach(self, record: ConsoleTokenRow) -> Side:
         """The guest's console, through its host's agent."""
         offer = self._agents.query(
             record.host, "console", {"server": record.server_id, "kind": HOST_KINDS[record.kind]}
@@ -287,9 +288,9 @@ class ConsoleSessions:
             return plain
         return TlsSocket.proved(plain, proof.for_client(), host)
 
-    def _forget(self, record: Any) -> None:
+    def _forget(self, token_hash: str, used_at: int) -> None:
         try:
-            self._store.write(lambda tx: console_tokens.forget(tx, record.hash, record.used_at))
+            self._store.write(lambda tx: console_tokens.forget(tx, token_hash, used_at))
         except errors.Unavailable as problem:
             log.warning("the record of a console's session stays until it expires: %s", problem)
 

@@ -39,7 +39,11 @@ def logged(application: WSGIApplication) -> WSGIApplication:
         outer = log.request_id.set(request)
         said = ["500"]
 
-        def start(status: str, headers: Any, *more: Any) -> Any:
+        def start(
+            status: str,
+            headers: list[tuple[str, str]],
+            *more: Any,  # noqa: ANN401 - passed on unchanged
+        ) -> Callable[[bytes], object]:
             said[0] = status
             return start_response(status, headers, *more)
 
@@ -116,7 +120,7 @@ def _tell(environ: WSGIEnvironment, status: str, seconds: float) -> None:
     )
 
 
-def _logged_at_end(items: Any, tell: Callable[[], None]) -> Iterable[bytes]:
+def _logged_at_end(items: Iterable[bytes], tell: Callable[[], None]) -> Iterable[bytes]:
     """The same items; ``tell`` is called when they are closed. gunicorn knows files by their
     class, so they keep it."""
     close = getattr(items, "close", lambda: None)
@@ -128,10 +132,10 @@ def _logged_at_end(items: Any, tell: Callable[[], None]) -> Iterable[bytes]:
             tell()
 
     try:
-        items.close = ended
+        items.close = ended  # type: ignore[attr-defined]
     except AttributeError:  # a generator's attributes cannot be set
         return _Items(items, ended)
-    return items  # type: ignore[no-any-return]
+    return items
 
 
 class _Items:

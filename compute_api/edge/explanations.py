@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import jsonschema_rs
 import orjson
 
-from common.json_types import JsonObject
+from common.json_types import JsonObject, JsonValue
 
 if TYPE_CHECKING:
     from jsonschema import ValidationError
@@ -29,7 +29,6 @@ SECRET = frozenset(
     {"adminPass", "changePassword", "user_data", "personality", "contents", "private_key"}
 )
 Formats = Mapping[str, Callable[[str], bool]]
-Keyword = Callable[[Any, Any, Any, JsonObject], Iterator[Any] | None]
 
 
 def cut(text: str, most: int = MAX_SHOWN_CHARACTERS) -> str:
@@ -91,6 +90,17 @@ class Explainer(Protocol):
     def iter_errors(self, instance: object) -> Iterator[ValidationError]:
         """Yield what does not fit."""
 
+    def descend(
+        self, instance: object, schema: JsonValue, *, path: object, schema_path: str | None = None
+    ) -> Iterator[ValidationError]:
+        """Yield what does not fit in a part of the value."""
+
+
+#: A check of one keyword: from the validator, the keyword's value, the instance and the schema.
+Keyword = Callable[
+    [Explainer, JsonValue, JsonValue, JsonObject], "Iterator[ValidationError] | None"
+]
+
 
 def bounded(draft: str, formats: Formats) -> Callable[[JsonObject], Explainer]:
     """Return the constructor of validators that explain at bounded cost.
@@ -116,7 +126,9 @@ def bounded(draft: str, formats: Formats) -> Callable[[JsonObject], Explainer]:
 def _first_error(keyword: Keyword) -> Keyword:
     """Return the keyword with a value whose repr is bounded, and with one error at most."""
 
-    def check(validator: Any, rule: Any, value: Any, schema: JsonObject) -> Iterator[Any]:
+    def check(
+        validator: Explainer, rule: JsonValue, value: JsonValue, schema: JsonObject
+    ) -> Iterator[ValidationError]:
         brief = _BRIEF.get(type(value), lambda same: same)(value)
         yield from itertools.islice(keyword(validator, rule, brief, schema) or (), 1)
 
@@ -132,7 +144,7 @@ def _matching(pattern: str) -> Callable[[object], bool]:
 class _Keywords:
     """The keywords that visit each item or key of a value."""
 
-    def __init__(self, kind: Any, formats: Formats) -> None:
+    def __init__(self, kind: Any, formats: Formats) -> None:  # noqa: ANN401 - jsonschema has no types
         self._unknown_keys: Keyword = kind.VALIDATORS["additionalProperties"]
         self._formats = formats
         #: id of a rule -> the rule, which keeps its id while it is here, and its check
@@ -153,7 +165,9 @@ class _Keywords:
             self._compiled[id(rule)] = (rule, compiled.is_valid)
         return self._compiled[id(rule)][1]
 
-    def _items(self, validator: Any, rule: Any, value: Any, schema: JsonObject) -> Iterator[Any]:
+    def _items(
+        self, validator: Explainer, rule: JsonValue, value: JsonValue, schema: JsonObject
+    ) -> Iterator[ValidationError]:
         if isinstance(value, list):
             fits = self._fits(rule)
             for index, item in enumerate(value):
@@ -161,8 +175,8 @@ class _Keywords:
                     yield from validator.descend(item, rule, path=index)
 
     def _pattern_properties(
-        self, validator: Any, rule: Any, value: Any, schema: JsonObject
-    ) -> Iterator[Any]:
+        self, validator: Explainer, rule: JsonValue, value: JsonValue, schema: JsonObject
+    ) -> Iterator[ValidationError]:
         if isinstance(value, dict):
             for pattern, content in rule.items():
                 fits = self._fits(content)
@@ -172,8 +186,8 @@ class _Keywords:
                         yield from validator.descend(item, content, path=key, schema_path=pattern)
 
     def _additional_properties(
-        self, validator: Any, rule: Any, value: Any, schema: JsonObject
-    ) -> Iterator[Any]:
+        self, validator: Explainer, rule: JsonValue, value: JsonValue, schema: JsonObject
+    ) -> Iterator[ValidationError]:
         if not isinstance(value, dict) or rule is True:
             return
         known = schema.get("properties", {})
@@ -193,8 +207,8 @@ class _Keywords:
         yield from self._unknown_keys(validator, rule, named, schema) or ()
 
     def _unique_items(
-        self, validator: Any, rule: Any, value: Any, schema: JsonObject
-    ) -> Iterator[Any]:
+        self, validator: Explainer, rule: JsonValue, value: JsonValue, schema: JsonObject
+    ) -> Iterator[ValidationError]:
         from jsonschema import ValidationError
 
         if rule and isinstance(value, list):

@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable
-from typing import Any
 from wsgiref.types import WSGIApplication
 
 from gunicorn.app.base import BaseApplication
@@ -73,7 +72,7 @@ def limits(conf: cfg.ConfigOpts, body: int = 1024 * 1024) -> ClientLimits:
 class ServerLog(Logger):  # type: ignore[misc]  # gunicorn ships no types
     """What gunicorn tells goes where all lines go, in the form of all (``common.log``)."""
 
-    def setup(self, cfg: Any) -> None:
+    def setup(self, cfg: object) -> None:
         """Called by gunicorn."""
         super().setup(cfg)
         self.error_log.handlers.clear()
@@ -102,13 +101,13 @@ class Server(BaseApplication):  # type: ignore[misc]  # gunicorn ships no types
         waiting_threads: int = 1,
         shares_threads: bool = False,
     ) -> None:
-        def ended(server: Any, worker: Any) -> None:
+        def ended(server: object, worker: object) -> None:
             close()
             tracing.stop()
             logging.shutdown()
             os._exit(self._status)  # threads of the libraries may linger
 
-        def forking(server: Any, worker: Any) -> None:
+        def forking(server: object, worker: object) -> None:
             self._forks += 1
 
         self._load, self._name, self._check = load, name, check

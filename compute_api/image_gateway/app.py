@@ -31,7 +31,7 @@ from compute_api.edge import access_log, request_data
 from compute_api.edge.faults import TextFaults
 
 logger = logging.getLogger(__name__)
-TOKEN = "X-AUTH-TOKEN"
+TOKEN = "X-AUTH-TOKEN"  # noqa: S105 - the name of a header
 PATH = re.compile(r"/v2/images/([0-9A-Za-z-]{1,64})(/file)?")
 SHOWN_KEYS = (
     "id",

@@ -17,6 +17,7 @@ import falcon
 
 from common import errors
 from common.clock import SECOND
+from common.json_types import JsonValue
 from common.store.engine import Store
 from common.store.placement import providers
 from compute_api.edge import request_data
@@ -118,7 +119,7 @@ class PlacementEndpoint(Endpoint[PlacementRoute, HttpRequest]):
         request: PlacementRequest,
         schema: PlacementSchema,
         params: dict[str, str],
-    ) -> Any:
+    ) -> JsonValue:
         body = request_data.json_of(
             req, MAX_BODY_BYTES, lambda problem: f"Malformed JSON: {problem}"
         )

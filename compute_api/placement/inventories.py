@@ -7,7 +7,7 @@ back to the host."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 from common import errors
 from common.json_types import JsonMapping, JsonObject
@@ -42,11 +42,10 @@ def _all(provider: ProviderRow, rows: Mapping[str, InventoryRow]) -> ApiResponse
     )
 
 
-def _one(provider: ProviderRow, row: InventoryRow, **more: Any) -> ApiResponse:
+def _one(provider: ProviderRow, row: InventoryRow) -> ApiResponse:
     return ApiResponse(
         {**view(row), "resource_provider_generation": provider.generation},
         modified=provider.changed_at,
-        **more,
     )
 
 
@@ -108,9 +107,8 @@ def add(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
 
     provider, rows = request.write(work)
     place = path(request, provider_uuid).removeprefix(request.prefix)
-    return _one(
-        provider,
-        rows[name],
+    return replace(
+        _one(provider, rows[name]),
         status=201,
         headers={"Location": f"{request.base}{place}/inventories/{name}"},
     )

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 from common import errors
 from common.store.engine import Connection
@@ -26,7 +26,7 @@ def index(request: PlacementRequest) -> ApiResponse:
     return ApiResponse({"traits": [name for name in found if keep(name)]})
 
 
-def _filter(text: str | None) -> Any:
+def _filter(text: str | None) -> Callable[[str], bool]:
     if text is None:
         return lambda name: True
     how, colon, what = text.partition(":")

@@ -63,7 +63,7 @@ def listed(options: argparse.Namespace) -> int:
     return 1 if any(_needs_operator(row) for row in found) else 0
 
 
-def _line(row: Any, at: int) -> list[str]:
+def _line(row: ActionInHandRow, at: int) -> list[str]:
     return [
         row.id,
         row.server_id,
@@ -81,11 +81,11 @@ def state(row: ActionInHandRow) -> str:
     return ("overdue" if row.overdue else row.state) + (", undoing" if row.phase == "undo" else "")
 
 
-def _needs_operator(row: Any) -> bool:
+def _needs_operator(row: ActionInHandRow) -> bool:
     return bool(row.state == actions.STUCK or row.overdue)
 
 
-def _age(row: Any, at: int) -> str:
+def _age(row: ActionInHandRow, at: int) -> str:
     return words((at - row.created_at) / SECOND)
 
 

@@ -27,6 +27,7 @@ from common.json_types import JsonObject
 from common.models import Explanation, Flavor, ImageRef, RequestSpec
 from common.store import upgrades
 from common.store.engine import Connection, Store
+from common.store.rows import ServerRecord
 from common.store.servers import actions, server_groups, servers
 from common.store.servers.servers import ServerFilters, loads
 from common.store.tenants import flavors
@@ -205,7 +206,7 @@ def _hints(options: argparse.Namespace) -> JsonObject:
     return hints
 
 
-def _listed(value: Any) -> list[Any]:
+def _listed(value: object) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
@@ -312,7 +313,7 @@ class Placed:
         return "\n".join([*lines, "", "a server like it now:"])
 
 
-def _server(tx: Connection, name: str) -> Any:
+def _server(tx: Connection, name: str) -> ServerRecord:
     """By its id, also one that was deleted; else by its name, if only one has it."""
     if ids.is_uuid(name):
         with _naming("SERVER"):

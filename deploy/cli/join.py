@@ -72,7 +72,7 @@ class Place:
 def join(options: argparse.Namespace) -> int:
     """Check, use the token, write, start."""
     try:
-        text = sys.stdin.read() if options.token == "-" else options.token
+        text = sys.stdin.read() if options.token == "-" else options.token  # noqa: S105 - stands for standard input
         token = JoinToken.read(text)
     except ValueError as problem:
         raise errors.ConfigError(str(problem)) from problem

@@ -13,7 +13,7 @@ import os
 import select
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any, TextIO, cast
+from typing import TextIO, cast
 
 from common import __version__, errors
 from common.text import printable
@@ -96,7 +96,7 @@ class _Printable:
         self._inner.write(printable(text))
         return len(text)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._inner, name)
 
 

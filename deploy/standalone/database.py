@@ -8,6 +8,7 @@ owner only, for it holds password hashes.
 """
 
 import os
+import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -64,7 +65,7 @@ class Database:
         self._reader.dispose()
 
 
-def _prepare(dbapi_connection: Any, _record: Any) -> None:
+def _prepare(dbapi_connection: sqlite3.Connection, _record: object) -> None:
     # The driver's own implicit BEGIN would be a deferred one: transactions are begun in `_begin`
     # instead.
     dbapi_connection.isolation_level = None

@@ -71,7 +71,7 @@ def gathered(
 def paged(statement: DbSelect, table: Table, keys: SortKeys, marker: DbRow | None) -> DbSelect:
     """`statement` in the order of `keys`, from after `marker`."""
 
-    def nothing(name: str) -> Any:
+    def nothing(name: str) -> int | str:
         return 0 if isinstance(table.c[name].type, Integer | Boolean) else ""
 
     columns = [(func.coalesce(table.c[name], nothing(name)), up, name) for name, up in keys]

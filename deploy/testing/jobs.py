@@ -111,7 +111,7 @@ class Result:
     def read(self) -> None:
         """Read the test cases from pytest's report, if pytest could write one."""
         try:
-            cases = ElementTree.parse(self.report).iter("testcase")
+            cases = ElementTree.parse(self.report).iter("testcase")  # noqa: S314 - written by our pytest
         except (FileNotFoundError, ElementTree.ParseError):
             return
         self.has_report = True

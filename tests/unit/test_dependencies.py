@@ -156,7 +156,7 @@ def dependencies(*names: str) -> Iterator[Requirement]:
         )
         for line in lines.split():
             if line.startswith("kilonova["):
-                yield from dependencies(line.removeprefix("kilonova[").rstrip("]"))
+                yield from dependencies(*Requirement(line).extras)
             else:
                 yield Requirement(line)
 

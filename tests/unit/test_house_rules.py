@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import ast
 import os
-import re
 import subprocess
 import sys
 import tokenize
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from functools import cache
 from pathlib import Path
 from typing import TypeVar, cast
@@ -23,23 +22,6 @@ Node = TypeVar("Node", bound=ast.AST)
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("common", "compute_api", "conductor", "scheduler", "compute_agent", "deploy")
 
-#: imported package -> where it may be imported
-PLACES = {
-    "sqlalchemy": ("common/store/", "deploy/standalone/"),
-    "alembic": ("common/store/",),
-    "oslo_messaging": ("common/rpc/",),
-    "kombu": ("common/rpc/",),
-    "oslo_service": ("common/rpc/",),
-    "libvirt": ("compute_agent/virt/libvirt/connection.py",),
-    "falcon": ("compute_api/", "deploy/standalone/"),
-    "gunicorn": ("compute_api/", "deploy/standalone/"),
-    "re2": ("common/patterns.py",),
-    "keystonemiddleware": ("compute_api/", "deploy/standalone/"),
-    "oslo_policy": ("compute_api/",),
-    "numpy": ("scheduler/",),
-    "prometheus_client": ("common/metrics.py", "conductor/gauges.py"),
-    "pycdlib": ("compute_agent/config_drive.py",),
-}
 PURE = (
     *(
         f"common/{name}.py"
@@ -63,33 +45,6 @@ PURE = (
         if path != ROOT / "common/notifications/options.py"
     ),
 )
-
-#: What others see and has no type, and why.
-ANY = {
-    "common/json_types.py: JsonValue": "a schema or a service defines it",
-    "common/rpc/broker.py: Connection": "kombu declares no types",
-    "common/rpc/broker.py: Channel": "kombu declares no types",
-    "compute_api/edge/server.py: ServerLog.setup": "gunicorn declares no types",
-    "compute_agent/virt/libvirt/connection.py: Connection.ask": "libvirt declares no types",
-    "compute_agent/virt/libvirt/connection.py: Connection.on": "libvirt declares no types",
-    "compute_agent/virt/libvirt/connection.py: Connection.mark": "fields of a record, by name",
-    **dict.fromkeys(
-        [
-            f"deploy/seed.py: Seed.{name}"
-            for name in ("connect", "admin", "demo", "server", "first")
-        ],
-        "openstacksdk gives a type for each version of a service",
-    ),
-    "deploy/standalone/json_types.py: JsonValue": "a schema defines it",
-    "deploy/standalone/listing.py: contains": "a column of any type",
-    "deploy/standalone/listing.py: gathered": "a column of any type",
-    "deploy/standalone/volume/listing.py: of_pairs": "a column of any type",
-    "deploy/standalone/resource.py: AnyCaller": "each service has its own",
-    "deploy/standalone/resource.py: AnyChange": "each service has its own",
-    "deploy/standalone/resource.py: AnyService": "each service has its own",
-    "deploy/standalone/resource.py: Transaction.execute": "SQLAlchemy's result of any statement",
-    "deploy/standalone/web.py: application": "falcon declares no type of middleware",
-}
 
 #: Files that start threads or sleep outside a service.py, and why.
 THREADS = {
@@ -252,18 +207,6 @@ def test_source_files_have_licence_header() -> None:
     ] == []
 
 
-def test_libraries_are_imported_only_in_their_places() -> None:
-    def misplaced(path: Path) -> list[str]:
-        name = name_of(path)
-        return [
-            f"{line} {module}"
-            for module, line in imports(path)
-            if not name.startswith(PLACES.get(module.split(".")[0], (name,)))
-        ]
-
-    assert breaches(misplaced) == []
-
-
 def test_common_domain_modules_import_no_library() -> None:
     allowed = {*sys.stdlib_module_names, "common"}
     assert [
@@ -341,65 +284,6 @@ def test_mounting_rule_finds_each_form_of_mount() -> None:
         for node in ast.walk(ast.parse(text)):
             nodes.setdefault(type(node), []).append(node)
         assert len(find_mounting(nodes)) == 1, text
-
-
-def is_any(annotation: ast.expr | None) -> bool:
-    """True if the annotation contains ``Any``, in quotes or without."""
-    return annotation is not None and any(
-        (isinstance(node, ast.Name) and node.id == "Any")
-        or (isinstance(node, ast.Constant) and re.search(r"\bAny\b", str(node.value)) is not None)
-        for node in ast.walk(annotation)
-    )
-
-
-def find_untyped(body: Sequence[ast.stmt], within: str = "") -> Iterator[str]:
-    """Yield public functions, methods and fields that accept or return any type, and names for
-    ``Any`` itself."""
-    for node in body:
-        if isinstance(node, ast.FunctionDef):
-            args = node.args
-            every = (*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg)
-            annotations = [node.returns, *(arg.annotation for arg in every if arg is not None)]
-            is_public = not node.name.startswith("_") or node.name.endswith("__")
-            if is_public and any(map(is_any, annotations)):
-                yield within + node.name
-        elif isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-            yield from find_untyped(node.body, f"{within}{node.name}.")
-        elif isinstance(node, ast.AnnAssign) and within and is_any(node.annotation):
-            if not (name := ast.unparse(node.target)).startswith("_"):
-                yield within + name
-        elif isinstance(node, ast.Assign) and ast.unparse(node.value) == "Any":
-            yield within + ast.unparse(node.targets[0])
-
-
-def test_public_names_have_types() -> None:
-    """A name that only the first set has is new. A name that only ANY has needs no exception."""
-    untyped = {
-        f"{name_of(path)}: {name}"
-        for path in sources(*PACKAGES)
-        if "Any" in path.read_text()
-        for name in find_untyped(parse(path).body)
-    }
-    assert untyped == set(ANY)
-
-
-def test_type_rule_finds_any_in_public_names_only() -> None:
-    untyped = [
-        "def f(a: Any): ...",
-        "def f(*a: Any, **b: int): ...",
-        "def f() -> list[Any]: ...",
-        "class A:\n    def __init__(self, a: 'Any'): ...",
-        "class A:\n    a: dict[str, Any]",
-        "Handle = Any",
-    ]
-    typed = [
-        "def _f(a: Any): ...",
-        "def f(a: AnyRun): ...",
-        "class _A:\n    a: Any",
-        "def f(a: object): ...",
-    ]
-    assert [text for text in untyped if not list(find_untyped(ast.parse(text).body))] == []
-    assert [text for text in typed if list(find_untyped(ast.parse(text).body))] == []
 
 
 def is_constant(pattern: ast.expr) -> bool:

@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import libvirt
 
@@ -49,6 +49,9 @@ from compute_agent.virt.libvirt.domain_xml import (
 
 LOG = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
+Domain: TypeAlias = libvirt.virDomain
+LibvirtConnection: TypeAlias = libvirt.virConnect
+Secret: TypeAlias = libvirt.virSecret
 #: What libvirt reports of a job, by its names (virDomainGetJobStats).
 JobStats = dict[str, int | str | bool]
 
@@ -203,7 +206,7 @@ class Connection:
         """Nothing happens when it is active. ``paused``: its CPUs wait. NoBridge when one that it
         needs is missing."""
 
-        def create(domain: Any) -> None:
+        def create(domain: Domain) -> None:
             if domain.isActive():
                 return
             described = domain.XMLDesc(0)
@@ -217,7 +220,7 @@ class Connection:
         """Move the guest to the libvirtd at ``uri``; lasts until it is there. NoBridge when one
         that it needs there is missing."""
 
-        def migrate(domain: Any) -> None:
+        def migrate(domain: Domain) -> None:
             with _bridges_of(parameters[PARAM_DEST_XML]):
                 domain.migrateToURI3(uri, parameters, flags)
 
@@ -236,7 +239,7 @@ class Connection:
         """Plug an interface into what ``flags`` says: LIVE, STORED or both. NoBridge when its
         bridge is missing."""
 
-        def plug(domain: Any) -> None:
+        def plug(domain: Domain) -> None:
             self.ensure_bridges(interface_xml.bridges(interface))
             with _bridges_of(interface):
                 domain.attachDeviceFlags(interface, flags)
@@ -303,10 +306,10 @@ class Connection:
             self.on(server, "describe the guest", lambda domain: str(domain.XMLDesc(flags))) or ""
         )
 
-    def mark(self, server: str, **changed: Any) -> None:
+    def mark(self, server: str, **changed: Any) -> None:  # noqa: ANN401 - fields of DomainMetadata
         """Change our metadata in the stored definition, and in the running domain."""
 
-        def write(domain: Any) -> None:
+        def write(domain: Domain) -> None:
             known = read_metadata(
                 domain.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, NAMESPACE, 0)
             )
@@ -325,7 +328,7 @@ class Connection:
     def change_metadata(self, server: str, changed: Callable[[str], str]) -> None:
         """Change Nova's element in the stored definition, and in the running domain."""
 
-        def write(domain: Any) -> None:
+        def write(domain: Domain) -> None:
             kind = libvirt.VIR_DOMAIN_METADATA_ELEMENT
             text = changed(domain.metadata(kind, nova_xml.NAMESPACE, 0))
             flags = libvirt.VIR_DOMAIN_AFFECT_CONFIG
@@ -360,7 +363,7 @@ class Connection:
         """Do ``work`` with the server's domain; None when there is no domain or the error says it
         is done."""
 
-        def look_and_work(connection: Any) -> Answer | None:
+        def look_and_work(connection: LibvirtConnection) -> Answer | None:
             try:
                 domain = connection.lookupByUUIDString(server)
             except libvirt.libvirtError as error:
@@ -388,7 +391,7 @@ class Connection:
                 f"The hypervisor could not {what}; try again.", details=str(error), retryable=True
             ) from error
 
-    def _connected(self) -> Any:
+    def _connected(self) -> LibvirtConnection:
         with self._lock:
             if self._closed:
                 raise errors.NoAnswer("The connection to libvirt was closed.")
@@ -401,7 +404,7 @@ class Connection:
                     ) from error
             return self._open
 
-    def _new(self) -> Any:
+    def _new(self) -> LibvirtConnection:
         connection = libvirt.open(self._uri)
         try:
             connection.setKeepAlive(KEEPALIVE_SECONDS, KEEPALIVE_COUNT)
@@ -419,19 +422,23 @@ class Connection:
         )
         return connection
 
-    def _lost(self, connection: Any) -> None:
+    def _lost(self, connection: LibvirtConnection) -> None:
         with self._lock:
             if self._open is not connection and self._open is not None:
                 return
             self._open = None
         self._events.put(None)
 
-    def _changed(self, connection: Any, domain: Any, event: int, detail: int, opaque: Any) -> None:
+    def _changed(
+        self, connection: object, domain: Domain, event: int, detail: int, opaque: object
+    ) -> None:
         server = domain.UUIDString()
         if domain.name() == domain_name(server):
             self._events.put(server)
 
-    def _job_ended(self, connection: Any, domain: Any, stats: JobStats, opaque: Any) -> None:
+    def _job_ended(
+        self, connection: object, domain: Domain, stats: JobStats, opaque: object
+    ) -> None:
         if stats.get("operation") == JOB_OPERATION_MIGRATION_OUT:
             self._ended_jobs[domain.UUIDString()] = stats
 
@@ -454,7 +461,7 @@ class Connection:
                     watcher(changed)
 
 
-def _found(domain: Any) -> GuestDomain | None:
+def _found(domain: Domain) -> GuestDomain | None:
     """None for a domain that is not ours or has just gone."""
     try:
         state, reason = domain.state()
@@ -493,7 +500,7 @@ def _bridges_of(described: str) -> Iterator[None]:
         raise
 
 
-def _start_paused(domain: Any) -> None:
+def _start_paused(domain: Domain) -> None:
     try:
         domain.createWithFlags(libvirt.VIR_DOMAIN_START_PAUSED)
     except libvirt.libvirtError as error:
@@ -504,7 +511,7 @@ def _start_paused(domain: Any) -> None:
         domain.suspend()
 
 
-def _undefine(domain: Any) -> None:
+def _undefine(domain: Domain) -> None:
     try:
         domain.undefineFlags(UNDEFINE_FLAGS)
     except libvirt.libvirtError as error:
@@ -514,7 +521,7 @@ def _undefine(domain: Any) -> None:
             raise
 
 
-def _is_alive(connection: Any) -> bool:
+def _is_alive(connection: LibvirtConnection) -> bool:
     try:
         return bool(connection.isAlive())
     except libvirt.libvirtError:

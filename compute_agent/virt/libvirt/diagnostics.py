@@ -8,14 +8,13 @@ since QEMU started. What libvirt does not count is None.
 from __future__ import annotations
 
 import time
-from typing import Any
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
 from common.json_types import JsonObject
 from compute_agent.virt.driver import CRASHED, PAUSED, RUNNING, SUSPENDED
 from compute_agent.virt.libvirt import power
-from compute_agent.virt.libvirt.connection import Connection
+from compute_agent.virt.libvirt.connection import Connection, Domain
 
 STATES = {RUNNING: "running", PAUSED: "paused", CRASHED: "crashed", SUSPENDED: "suspended"}
 DISK_COUNTERS = ("read_requests", "read_bytes", "write_requests", "write_bytes", "errors_count")
@@ -63,7 +62,7 @@ def of(libvirt: Connection, server: str, config_drive: str) -> JsonObject:
 
 
 def _read_counters(
-    domain: Any,
+    domain: Domain,
 ) -> tuple[Element, tuple[int, ...], list[tuple[int, int]], list[JsonObject], list[JsonObject]]:
     root = ElementTree.fromstring(domain.XMLDesc(0))
     times = [(number, spent) for number, _, spent, *_ in domain.vcpus()[0]]

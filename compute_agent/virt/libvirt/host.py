@@ -19,14 +19,17 @@ import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from common.models import Device, HardwareAssignment, HostInventory
 from compute_agent import machine
 from compute_agent.cpu_sets import CpuSets
 from compute_agent.virt.driver import SPICE
 from compute_agent.virt.libvirt import capabilities
-from compute_agent.virt.libvirt.connection import BASELINE_CPU_EXPAND_FEATURES, Connection
+from compute_agent.virt.libvirt.connection import (
+    BASELINE_CPU_EXPAND_FEATURES,
+    Connection,
+    LibvirtConnection,
+)
 from compute_agent.virt.libvirt.domain_xml import ARCH, EMULATED_CPU, MACHINE
 from compute_agent.virt.libvirt.hardware_xml import (
     DISK_BUSES,
@@ -96,7 +99,7 @@ class HostOptions:
 def facts(libvirt: Connection, virt_type: str) -> HostCapabilities:
     """Ask libvirt; ``virt_type``: what guests run under."""
 
-    def ask(connection: Any) -> HostCapabilities:
+    def ask(connection: LibvirtConnection) -> HostCapabilities:
         _, memory_mb, cpus, *_ = connection.getInfo()
         domain_capabilities = ""
         features: tuple[str, ...] = ()

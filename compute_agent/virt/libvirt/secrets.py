@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
 from compute_agent.virt.driver import VerbFailed
-from compute_agent.virt.libvirt.connection import Connection
+from compute_agent.virt.libvirt.connection import Connection, LibvirtConnection, Secret
 
 USAGES = {"iscsi": "target", "ceph": "name"}
 
@@ -61,5 +61,5 @@ class LibvirtSecrets:
         )
 
 
-def _undefine(secret: Any, connection: Any) -> None:
+def _undefine(secret: Secret, connection: LibvirtConnection) -> None:
     secret.undefine()

@@ -5,8 +5,7 @@ Everything is done with the caller's token; the image service decides what the c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
 
 from common import errors
 from common.clients.image import OWN_KEYS
@@ -51,7 +50,7 @@ def detail(request: Request) -> JsonObject:
     return _list(request, "images/detail", lambda one: _view(request, one))
 
 
-def _list(request: Request, path: str, view: Any) -> JsonObject:
+def _list(request: Request, path: str, view: Callable[[JsonObject], JsonObject]) -> JsonObject:
     filters = {"limit": str(request.limit)}
     for name in request.query:
         value = request.first(name) or ""

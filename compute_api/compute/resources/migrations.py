@@ -9,7 +9,6 @@ with every exchange. The agent is told here once at once as well, so that it doe
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from common import errors, ids, states
 from common.json_types import JsonObject
@@ -106,7 +105,7 @@ def show(request: Request, server: ServerRecord, migration_id: str) -> JsonObjec
     }
 
 
-def _found(tx: Connection, server_id: str, migration_id: str) -> Any:
+def _found(tx: Connection, server_id: str, migration_id: str) -> ShownMigrationRow | None:
     number = ids.number(migration_id)
     return None if number is None else migrations.show(tx, server_id, number)
 

@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from common import errors
 from common.json_types import JsonObject
 from common.store.engine import Connection
 from common.store.tenants import keypairs, quotas
-from compute_api.compute.fields import Field, render, visible_fields
+from compute_api.compute.fields import Field, Get, render, visible_fields
 from compute_api.compute.request import Request
 from compute_api.compute.schemas.quota_sets import CLASS_RESOURCES, RESOURCES
 from compute_api.edge.microversions import Range
@@ -152,11 +150,11 @@ def _class_key(request: Request, name: str) -> str:
 
 
 # --- limits ---
-def _limit(resource: str) -> Any:
+def _limit(resource: str) -> Get:
     return lambda row, view: row.of(resource)
 
 
-def _usage(resource: str) -> Any:
+def _usage(resource: str) -> Get:
     return lambda row, view: view.get(resource, 0)
 
 

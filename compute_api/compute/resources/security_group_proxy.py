@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from typing import Any
 
 from common import errors
 from common.json_types import JsonMapping, JsonObject
@@ -155,14 +154,14 @@ def _rule(given: JsonMapping) -> JsonObject:
     }
 
 
-def _number(name: str, given: Any) -> int:
+def _number(name: str, given: object) -> int:
     text = str(given).strip()
     if not _NUMBER.fullmatch(text):
         raise errors.BadRequest(f"{name}: {text[:40]} is not a number from -1 to 65535.")
     return int(text)
 
 
-def _range(cidr: Any) -> JsonObject:
+def _range(cidr: object) -> JsonObject:
     """Where what comes in may come from; everywhere, unless it is said."""
     try:
         if cidr is not None and not isinstance(cidr, str):

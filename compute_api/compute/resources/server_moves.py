@@ -42,7 +42,7 @@ _PASSWORD_SHOWN, _EVACUATE_CHECKED, _STOPPED = Range(until="2.13"), Range("2.29"
 def _make_begin(kind: str) -> Begin:
     """Return the begin of an action that opens a migration of this kind."""
 
-    def begin(tx: Connection, rows: Sequence[states.Action], server_id: str, **given: Any) -> str:
+    def begin(tx: Connection, rows: Sequence[states.Action], server_id: str, **given: Any) -> str:  # noqa: ANN401 - passed on unchanged
         return migrations.begin(tx, rows[0], server_id, kind, **given)
 
     return begin
@@ -73,7 +73,7 @@ def resize(request: Request, server: ServerRecord, given: JsonObject) -> Prepare
         server_id: str,
         *,
         changes: JsonObject,
-        **more: Any,
+        **more: Any,  # noqa: ANN401 - passed on unchanged
     ) -> str:
         quotas.lock(tx, server.project_id)
         actions.take_lock(tx, server_id, more["project_id"])

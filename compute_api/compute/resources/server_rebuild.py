@@ -197,7 +197,7 @@ def _make_begin(server: ServerRecord, is_another: bool, vault: Vault | None) -> 
         args: JsonObject,
         changes: JsonObject,
         project_id: str | None,
-        **more: Any,
+        **more: Any,  # noqa: ANN401 - passed on unchanged
     ) -> str:
         actions.take_lock(tx, server_id, project_id)
         row = servers.show(tx, server_id)

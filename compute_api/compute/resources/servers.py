@@ -342,7 +342,10 @@ def delete(request: Request, server: ServerRecord) -> None:
 
 
 def _begin_broken(
-    tx: Connection, rows: Sequence[states.Action], server_id: str, **named: Any
+    tx: Connection,
+    rows: Sequence[states.Action],
+    server_id: str,
+    **named: Any,  # noqa: ANN401 - passed on unchanged
 ) -> str:
     """Keep a server in ERROR that has run and is on a host; unless it was to be kept before, and
     could not."""
@@ -354,7 +357,10 @@ def _begin_broken(
 
 
 def _begin_first(
-    tx: Connection, rows: Sequence[states.Action], server_id: str, **named: Any
+    tx: Connection,
+    rows: Sequence[states.Action],
+    server_id: str,
+    **named: Any,  # noqa: ANN401 - passed on unchanged
 ) -> str:
     """Begin the first row that the server's state allows; the last one's refusal counts."""
     *others, last = rows

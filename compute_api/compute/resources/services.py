@@ -4,8 +4,6 @@ more."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from common import errors, ids
 from common.json_types import JsonObject
 from common.service_binaries import Binary
@@ -176,12 +174,14 @@ def delete(request: Request, service_id: str) -> None:
     _delete(request, service_id, uuid=service_id)
 
 
-def _delete(request: Request, shown: str, **key: Any) -> None:
+def _delete(
+    request: Request, shown: str, uuid: str | None = None, number: int | None = None
+) -> None:
     """A compute service goes with all that is known of its host; one that still runs comes back as
     a new one."""
 
     def work(tx: Connection) -> None:
-        row = services.show(tx, **key)
+        row = services.show(tx, uuid, number)
         if row is None:
             raise errors.NotFound(f"Service {shown} could not be found.")
         if row.binary == Binary.COMPUTE:

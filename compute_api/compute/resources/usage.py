@@ -6,14 +6,14 @@ pages since 2.40."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from itertools import groupby
-from typing import Any
 
 from common import clock, errors
 from common.clock import SECOND
 from common.json_types import JsonObject
+from common.models import Flavor
 from common.store.engine import Connection, moment
 from common.store.tenants import usage
 from common.store.tenants.usage import Period, Used
@@ -46,7 +46,9 @@ def show(request: Request, project_id: str) -> JsonObject:
     return _paged(request, "tenant_usage", f"os-simple-tenant-usage/{project_id}", item, marker)
 
 
-def _paged(request: Request, name: str, path: str, content: Any, marker: str | None) -> JsonObject:
+def _paged(
+    request: Request, name: str, path: str, content: object, marker: str | None
+) -> JsonObject:
     """``marker``: the last server of a page that is full."""
     body = {name: content}
     if marker is not None:
@@ -120,11 +122,11 @@ def _usage(project: str, used: list[Used], period: Period, detailed: bool, now: 
     }
 
 
-def _local_gb(flavor: Any) -> int:
+def _local_gb(flavor: Flavor) -> int:
     return int(flavor.root_gb + flavor.ephemeral_gb)
 
 
-def _hours(used: Iterable[Used], of: Any = lambda flavor: 1) -> float:
+def _hours(used: Iterable[Used], of: Callable[[Flavor], int] = lambda flavor: 1) -> float:
     """Of this much of each server."""
     return float(sum(one.micros * of(one.flavor) for one in used) / _HOUR)
 

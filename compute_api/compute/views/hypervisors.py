@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 from common.json_types import JsonMapping, JsonObject
 from compute_api.compute.fields import OMITTED, Field, Get, render, render_readable, visible_fields
@@ -36,7 +35,7 @@ def _total(resource: str) -> Get:
 
 
 def _used(resource: str) -> Get:
-    def get(row: JsonMapping, view: Any) -> int:
+    def get(row: JsonMapping, view: object) -> int:
         found = stock(row, resource)
         return found["used"] + found["reserved"]
 
@@ -44,19 +43,19 @@ def _used(resource: str) -> Get:
 
 
 def _free(resource: str) -> Get:
-    def get(row: JsonMapping, view: Any) -> int:
+    def get(row: JsonMapping, view: object) -> int:
         found = stock(row, resource)
         return found["total"] - found["used"] - found["reserved"]
 
     return get
 
 
-def _servers(row: JsonMapping, view: Any) -> Any:
+def _servers(row: JsonMapping, view: JsonMapping | None) -> object:
     found = [] if view is None else view.get(row["name"], [])
     return found or OMITTED
 
 
-def _servers_always(row: JsonMapping, view: Any) -> Any:
+def _servers_always(row: JsonMapping, view: JsonMapping | None) -> object:
     return OMITTED if view is None else view.get(row["name"], [])
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from common.json_types import JsonObject
 from common.store.rows import ShownMigrationRow
@@ -49,7 +48,7 @@ def _bytes(name: str) -> Callable[[ShownMigrationRow, MigrationView], int | None
     return lambda row, view: (row.progress or {}).get(name) or None
 
 
-def _links(row: ShownMigrationRow, view: MigrationView) -> Any:
+def _links(row: ShownMigrationRow, view: MigrationView) -> object:
     return (
         view.links.of(f"servers/{row.server_id}/migrations", str(row.id))
         if is_on_its_way(row)

@@ -41,7 +41,7 @@ def _resource(name: str, *columns: Column[Any] | UniqueConstraint) -> Table:
     return _table(name, Column("id", String, primary_key=True), *columns, extra)
 
 
-def _to(column: str, **options: Any) -> Column[Any]:
+def _to(column: str, **options: Any) -> Column[Any]:  # noqa: ANN401 - passed on unchanged
     table, _ = column.split(".")
     return Column(f"{table[:-1]}_id", ForeignKey(column, ondelete="CASCADE"), **options)
 

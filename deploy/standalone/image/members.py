@@ -5,10 +5,8 @@ The owner adds and removes members; only the member itself accepts or rejects, w
 its lists hold it.
 """
 
-from typing import Any
-
 import falcon
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import Delete, Update, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from deploy.standalone.database import DbRow
@@ -70,7 +68,7 @@ class ImageMembers(Handler[ImageStore]):
         self._write(delete(members), key, member)
         resp.status = falcon.HTTP_204
 
-    def _write(self, query: Any, key: str, member: str) -> None:
+    def _write(self, query: Update | Delete, key: str, member: str) -> None:
         with self._service.database.write() as connection:
             connection.execute(query.filter_by(image_id=key, member_id=member))
 

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import falcon
-from sqlalchemy import Boolean, ColumnElement, Integer, and_, not_, or_, true
+from sqlalchemy import Boolean, Column, ColumnElement, Integer, and_, not_, or_, true
 
 from deploy.standalone.database import DbRow, DbValues
 from deploy.standalone.listing import Query, contains, number_of, paged, value_of, values_of
@@ -117,7 +117,7 @@ class NetworkResource(Resource):
     def before_list(self, fabric: Fabric, caller: NetworkCaller) -> None:
         """What must exist before this caller lists."""
 
-    def _column(self, name: str, caller: NetworkCaller) -> Any:
+    def _column(self, name: str, caller: NetworkCaller) -> Column[Any] | None:
         name = "project_id" if name == "tenant_id" else name
         stored = (self.attributes[name].column or name) if name in self.attributes else name
         return self.table.c.get(stored) if caller.is_admin or stored not in ADMIN_COLUMNS else None
@@ -238,7 +238,7 @@ def unknown_filter(name: str) -> NeutronFault:
     return malformed(f"['{name[:64]}'] is invalid attribute for filtering")
 
 
-def _equals(name: str, column: Any, values: list[str]) -> ColumnElement[bool]:
+def _equals(name: str, column: Column[Any], values: list[str]) -> ColumnElement[bool]:
     wanted: list[Any] = list(values)
     if isinstance(column.type, Boolean):
         wanted = [TRUTHS.get(value.lower()) for value in values]

@@ -8,7 +8,7 @@ never changes; no two of a group are equal.
 import ipaddress
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import Select, func, select
 
 from deploy.standalone.database import DbRow, DbSelect, DbValues
 from deploy.standalone.listing import gathered
@@ -115,7 +115,7 @@ def require_groups(
         raise fault("SecurityGroupNotFound", id=missing[0])
 
 
-def _default(project_id: str) -> Any:
+def _default(project_id: str) -> Select[tuple[str]]:
     return select(GROUPS.c.id).where(GROUPS.c.project_id == project_id, GROUPS.c.name == "default")
 
 

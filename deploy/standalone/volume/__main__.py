@@ -10,7 +10,6 @@ import signal
 import socket
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from deploy.standalone.database import Database
 from deploy.standalone.guard import add_identity_options, guarded, identity_of
@@ -23,7 +22,7 @@ from deploy.standalone.volume.neighbours import ComputeNeighbour, ImageNeighbour
 from deploy.standalone.volume.schema import METADATA
 from deploy.standalone.volume.service import VolumeService, VolumeSettings
 from deploy.standalone.volume.worker import JobWorker
-from deploy.standalone.web import add_options, serve
+from deploy.standalone.web import App, add_options, serve
 
 
 def main() -> None:
@@ -79,7 +78,7 @@ def main() -> None:
     serve(lambda: guarded(_start(options, identity), identity, is_open), options, lambda: None)
 
 
-def _start(options: argparse.Namespace, identity: Body) -> Any:
+def _start(options: argparse.Namespace, identity: Body) -> App:
     session = session_of(identity)
     service = VolumeService(
         Database(options.data / "volumes.db", METADATA),

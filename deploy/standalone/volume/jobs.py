@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from sqlalchemy import Table, delete
 
@@ -133,7 +132,7 @@ def _tell(service: VolumeService, job: VolumeJob, check: Check) -> None:
 
 
 def _set(
-    table: Table, before: tuple[str, ...], **values: Any
+    table: Table, before: tuple[str, ...], **values: object
 ) -> Callable[[VolumeChange, VolumeJob], None]:
     """Whoever has reset the status meanwhile keeps the last word."""
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """.../metadata of a volume or a snapshot: pairs of strings, changed together or one by one."""
 
-from typing import Any
+from collections.abc import Callable
 
 import falcon
-from sqlalchemy import Table, select
+from sqlalchemy import Connection, Table, select
 
 from deploy.standalone.database import DbRow
 from deploy.standalone.resource import Body
@@ -71,7 +71,7 @@ class PairsOf:
         what = self._table.name.removesuffix("s").title()
         return fault("MetadataNotFound", what=what, id=key, key=name)
 
-    def _find(self, connection: Any, caller: VolumeCaller, key: str) -> DbRow:
+    def _find(self, connection: Connection, caller: VolumeCaller, key: str) -> DbRow:
         row = connection.execute(
             select(self._table).where(self._table.c.id == key, caller.sees(self._table))
         ).first()
@@ -84,7 +84,7 @@ class PairsOf:
         with self._service.database.read() as connection:
             return dict(self._find(connection, req.context.caller, key).metadata)
 
-    def _write(self, req: falcon.Request, key: str, turn: Any) -> Body:
+    def _write(self, req: falcon.Request, key: str, turn: Callable[[Body], Body]) -> Body:
         caller: VolumeCaller = req.context.caller
         with self._service.change() as change:
             row = self._find(change.connection, caller, key)

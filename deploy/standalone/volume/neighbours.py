@@ -8,7 +8,7 @@ for it may take longer than a token lives.
 import logging
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import requests
 from keystoneauth1 import exceptions
@@ -55,7 +55,7 @@ class _Neighbour:
         url = self._fixed or self._session.get_endpoint(service_type=self.kind)
         return str(url or "").rstrip("/")
 
-    def _ask(self, method: str, path: str, **options: Any) -> requests.Response:
+    def _ask(self, method: str, path: str, **options: Any) -> requests.Response:  # noqa: ANN401 - passed on unchanged
         """Raises Later when no answer comes."""
         try:
             found = self._session.request(
@@ -73,7 +73,7 @@ class ImageNeighbour(_Neighbour):
 
     kind = "image"
 
-    def _as_user(self, method: str, path: str, token: str, **options: Any) -> requests.Response:
+    def _as_user(self, method: str, path: str, token: str, **options: object) -> requests.Response:
         try:
             return self._ask(
                 method, path, authenticated=False, headers={"X-Auth-Token": token}, **options
@@ -138,7 +138,7 @@ def _write(blocks: Iterator[bytes], path: Path, limit: int, check: Check) -> int
     return size
 
 
-def _read(file: Any, check: Check) -> Iterator[bytes]:
+def _read(file: IO[bytes], check: Check) -> Iterator[bytes]:
     while block := file.read(BLOCK):
         check()
         yield block

@@ -8,7 +8,6 @@ of it is kept.
 import hashlib
 import hmac
 import secrets
-from typing import Any
 
 import falcon
 from sqlalchemy import Connection, select, update
@@ -22,7 +21,7 @@ from deploy.standalone.volume.caller import VolumeCaller
 from deploy.standalone.volume.faults import fault
 from deploy.standalone.volume.listing import listed
 from deploy.standalone.volume.schema import snapshots, transfers, types, volumes
-from deploy.standalone.volume.service import VolumeService, is_read, may_use, moment
+from deploy.standalone.volume.service import VolumeChange, VolumeService, is_read, may_use, moment
 from deploy.standalone.volume.versions import links, require, since
 from deploy.standalone.web import answer, read_object
 
@@ -112,7 +111,7 @@ class VolumeTransfers:
         answer(resp, {"transfer": brief})
 
 
-def _accept(change: Any, caller: VolumeCaller, row: DbRow) -> None:
+def _accept(change: VolumeChange, caller: VolumeCaller, row: DbRow) -> None:
     """The volume, with its snapshots unless they stay, is the caller's."""
     connection: Connection = change.connection
     volume = connection.execute(select(volumes).where(volumes.c.id == row.volume_id)).one()

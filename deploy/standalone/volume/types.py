@@ -5,7 +5,7 @@ One property does something here: `multiattach`, `<is> True`. A project may have
 its own (/v3/default-types, 3.62); `__DEFAULT__` is everybody's.
 """
 
-from typing import Any
+from collections.abc import Callable
 
 import falcon
 from sqlalchemy import ColumnElement, Connection, delete, insert, select, true
@@ -269,7 +269,9 @@ class ExtraSpecs:
         self._change(req, key, "delete", without)
         resp.status = falcon.HTTP_202
 
-    def _change(self, req: falcon.Request, key: str, action: str, turn: Any) -> None:
+    def _change(
+        self, req: falcon.Request, key: str, action: str, turn: Callable[[Body], Body]
+    ) -> None:
         caller: VolumeCaller = req.context.caller
         caller.require_admin(f"volume_extension:types_extra_specs:{action}")
         with self._service.change() as change:

@@ -7,7 +7,6 @@ and a function that does it in one transaction, or begins it there.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import falcon
 from sqlalchemy import select
@@ -400,7 +399,7 @@ class VolumeActions:
         if said is not None:
             answer(resp, said)
 
-    def _image(self, caller: VolumeCaller, row: DbRow, name: str, form: Any) -> Body | None:
+    def _image(self, caller: VolumeCaller, row: DbRow, name: str, form: Body) -> Body | None:
         """The image that an action needs, or has the image service make."""
         if name == "os-reimage":
             return images.wanted(self._service, caller, form["image_id"])

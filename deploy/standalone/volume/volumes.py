@@ -6,8 +6,7 @@ available or in-use <--> extending, uploading; available <--> reverting, awaitin
 any but attached --> deleting --> gone;  what failed --> error, error_extending, error_deleting
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 import falcon
 from sqlalchemy import ColumnElement, Connection, select
@@ -127,7 +126,7 @@ def _view(
     req: falcon.Request,
     service: VolumeService,
     row: DbValues,
-    attached: list[DbRow] | Any,
+    attached: Iterable[DbRow],
     type_name: str,
 ) -> Body:
     caller: VolumeCaller = req.context.caller

@@ -60,7 +60,7 @@ def test_an_agent_takes_its_own(load, tmp_path: Path, monkeypatch: pytest.Monkey
         "agent.conf", "agent", **{"/etc/kilonova": str(tmp_path), config.AGENT_STATE: str(tmp_path)}
     )
     assert conf.state_dir == config.AGENT_STATE
-    monkeypatch.setenv("OS_DEFAULT__STATE_DIR", str(tmp_path))
+    conf.set_override("state_dir", str(tmp_path))
     driver = assembly.make_driver(conf)
     made = assembly.make_transfer(conf, driver)[0]
     made.close()

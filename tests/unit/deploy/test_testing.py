@@ -130,13 +130,14 @@ def test_words_that_mean_nothing_together_are_refused(words: list[str]) -> None:
 
 
 def test_tox_has_an_environment_for_each_set_and_ring() -> None:
+    """The environment of the ring "lint" is tox's own."""
     lines = (ROOT / "tox.ini").read_text().splitlines()
     [names] = [
         line.removeprefix("[testenv:{").removesuffix("}]")
         for line in lines
-        if line.startswith("[testenv:")
+        if line.startswith("[testenv:{")
     ]
-    assert sorted(names.split(",")) == sorted({*LIMITS_MINUTES, *SLICES, *RINGS})
+    assert sorted(names.split(",")) == sorted({*LIMITS_MINUTES, *SLICES, *RINGS} - {"lint"})
 
 
 # --- jobs side by side ---

@@ -175,7 +175,7 @@ class Kernel:
 
         def change(ip: IPRoute) -> None:
             known = set()
-            for family, anywhere in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
+            for family, anywhere in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):  # noqa: S104 - a route, no address to listen on
                 known |= {
                     (f"{item.get('dst') or anywhere}/{item['dst_len']}", item.get("gateway") or "")
                     for item in ip.get_routes(family=family, proto=STATIC)
@@ -307,8 +307,8 @@ def _index(ip: IPRoute, name: str) -> int:
     return int(found[0])
 
 
-def _link(item: Any, names: dict[int, str], addresses: set[str]) -> Link:
-    def detail(name: str) -> Any:
+def _link(item: Any, names: dict[int, str], addresses: set[str]) -> Link:  # noqa: ANN401 - pyroute2 declares no types
+    def detail(name: str) -> Any:  # noqa: ANN401 - pyroute2 declares no types
         return item.get(("linkinfo", "data", f"vxlan_{name}"))
 
     kind = item.get(("linkinfo", "kind")) or ""
