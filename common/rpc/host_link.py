@@ -47,7 +47,8 @@ from common.broker_identities import (
 from common.host_keys import AllKeys, HostKey, Keys, NotGenuine, Purpose
 from common.json_types import JsonObject, JsonValue
 from common.rpc import host_bounds
-from common.rpc.broker import Channel, Connect, Connection, Listener, Sender, Take
+from common.rpc.broker import Channel, Connect, Connection
+from common.rpc.broker_client import Listener, Sender, Take
 from common.rpc.host_bindings import HostBindings
 from common.rpc.problems import answered, result
 
