@@ -19,6 +19,7 @@ from oslo_config import cfg, types
 from common import config_file
 from common import host_options as hosts
 from common.credentials import CredentialSource
+from common.errors import ConfigError as ConfigError
 from common.host_options import like
 from common.json_types import JsonObject
 from common.notifications import options as notifications
@@ -30,10 +31,6 @@ DEFAULT_FILE, AGENT_FILE = "/etc/kilonova/kilonova.conf", "/etc/kilonova/agent.c
 AGENT = "agent"
 #: Where a process keeps what must survive a restart: its unit's StateDirectory.
 STATE, AGENT_STATE = "/var/lib/kilonova", "/var/lib/kilonova-agent"
-
-
-class ConfigError(Exception):
-    """A wrong or missing value; the text names the option and what is allowed."""
 
 
 def _url(schemes: tuple[str, ...]) -> types.ConfigType:

@@ -159,3 +159,7 @@ class Unsure(NoStore):
         text: str = "The database did not say whether this was done; look before you ask again.",
     ) -> None:
         super().__init__(text)
+
+
+class ConfigError(Exception):
+    """A wrong or missing value; the text names the option and what is allowed."""

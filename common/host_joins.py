@@ -2,9 +2,9 @@
 """What makes a machine a host of a cloud: the token that ``kilonova host add`` prints, and the
 envelope in which the host's identity comes to who has it.
 
-A token has no identity in it. Its key is good for two questions to a conductor: how things stand,
-and, once, for the identity (``common.rpc.host_joins``). That is sealed for a key pair that the
-asker has just made, so that who reads a token later opens nothing that was recorded either.
+A token contains no identity. Its key opens two questions to a conductor: the state of the token,
+and once the identity (``common.rpc.host_credentials``). The identity is sealed for a key pair that
+the asker has just made. So a token that leaks later opens no recorded message.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from common.host_keys import HostKey, NotGenuine, Purpose
+from common.host_keys import HostKey, NotGenuine, OwnKeys, Purpose
 from common.json_types import JsonObject
 
 BEGIN = "join1."  #: of every token: what it is, and how it is written
@@ -73,15 +73,10 @@ class JoinToken:
             ) from problem
         return token
 
-    def newest(self, host: str, purpose: Purpose) -> HostKey:
-        """Its one key (``common.host_keys.Keys``)."""
-        return self.find(host, self.generation, purpose)
-
-    def find(self, host: str, generation: int, purpose: Purpose) -> HostKey:
-        """Raises NotGenuine: it is not of this token."""
-        if (host, generation, purpose) != (self.host, self.generation, Purpose.JOIN):
-            raise NotGenuine("it is not of this token")
-        return HostKey(host, generation, purpose, bytes.fromhex(self.secret))
+    @property
+    def keys(self) -> OwnKeys:
+        """The token's one key."""
+        return OwnKeys(self.host, self.generation, {Purpose.JOIN: self.secret})
 
 
 class Envelope:

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from oslo_config import cfg
 
-from common.config import ConfigError
+from common.errors import ConfigError
 
 OLDEST = ssl.TLSVersion.TLSv1_2  #: of servers that are not ours; our own speak 1.3
 

@@ -16,14 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from oslo_config import cfg
 
-from common import errors
-from common.certificates import SOON_SECONDS, Certificate, ends_at
+from common import errors, private_files
+from common.certificates import SOON_SECONDS, Certificate, NewKey, ends_at, pem
 from common.json_types import JsonObject
-from common.rpc.host_certificates import HostCertificatesClient
+from common.rpc.host_credentials import HostCertificatesClient
 
 log = logging.getLogger(__name__)
 PERIOD_SECONDS = 3600.0
@@ -49,27 +47,14 @@ class CertificateFile:
             raise ValueError("its key is in another file, and both cannot be replaced at once")
         if not os.access(self.path.parent, os.W_OK):
             raise ValueError(f"{self.path.parent} cannot be written: move it to state_dir")
-        present = Certificate.read(str(self.path))
-        key = ec.generate_private_key(ec.SECP256R1())
-        asked = x509.CertificateSigningRequestBuilder(present.cert.subject)
-        request = asked.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
-        proof = present.proof(self.host, request)
-        came = client.renew(_pem(present.cert), request, proof)
-        cert = x509.load_pem_x509_certificate(came.encode())
-        if cert.public_key() != key.public_key():
-            raise ValueError("what conductors have signed is not for the key that was asked for")
+        present, key = Certificate.read(str(self.path)), NewKey()
+        request = key.request(self.host)
+        certificate = client.renew(pem(present.cert), request, present.proof(self.host, request))
+        text = key.file(certificate)
+        cert = x509.load_pem_x509_certificate(certificate.encode())
         if cert.not_valid_after_utc <= present.cert.not_valid_after_utc:
             raise ValueError("the authority itself ends: the cloud needs another")
-        self._put(came + _private(key))
-
-    def _put(self, text: str) -> None:
-        part = self.path.with_name(f"{self.path.name}.new")
-        part.unlink(missing_ok=True)
-        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(self.path)
+        private_files.replace(self.path, text)
 
 
 class CertificateKeeper:
@@ -106,13 +91,3 @@ def facts(conf: cfg.ConfigOpts) -> JsonObject:
         return {"certificate_ends": ends_at(conf.tls.cert_file)} if conf.tls.cert_file else {}
     except (OSError, ValueError):
         return {}
-
-
-def _pem(cert: x509.Certificate) -> str:
-    return cert.public_bytes(serialization.Encoding.PEM).decode()
-
-
-def _private(key: ec.EllipticCurvePrivateKey) -> str:
-    return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    ).decode()

@@ -9,11 +9,11 @@ because it ends the session that its cookie is made of.
 
 from __future__ import annotations
 
-import hashlib
 import hmac
-import json
 import time
 from collections.abc import Callable
+
+from common.host_keys import mac
 
 SLOT_SECONDS = 30
 #: those that count, from now on; a conductor's clock may be half a minute ahead
@@ -31,7 +31,7 @@ class SyncCookies:
     have in common."""
 
     def __init__(self, secret: str, wall: Callable[[], float] = time.time) -> None:
-        self._secret, self._wall = secret.encode(), wall
+        self._secret, self._wall = secret, wall
 
     def cookie(self, host: str, session: int) -> str:
         """For what this host says next."""
@@ -48,5 +48,4 @@ class SyncCookies:
         return int(self._wall() // SLOT_SECONDS)
 
     def _made(self, host: str, session: int, slot: int) -> str:
-        about = json.dumps(["cookie", host, session, slot]).encode()
-        return hmac.new(self._secret, about, hashlib.sha256).hexdigest()[:32]
+        return mac(self._secret, "cookie", host, session, slot).hex()[:32]

@@ -17,15 +17,14 @@ from pathlib import Path
 
 from oslo_config import cfg
 
-from common import broker_identities, config, errors, tls
+from common import broker_identities, config, errors, private_files, tls
 from common.host_joins import JoinToken
 from common.host_keys import Purpose, derive
 from common.rpc.broker import address_of, url_as
 from common.store import upgrades
 from common.store.engine import Connection, Store
 from common.store.hosts import host_contents, host_joins, host_keys, hosts, services
-from deploy.cli.broker_users import ByHand, Management, Users
-from deploy.configuration import write_secret
+from deploy.cli.broker_users import say, users
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 OVERLAP_SECONDS = 3600
@@ -76,7 +75,7 @@ def _invite(options: argparse.Namespace, conf: cfg.ConfigOpts, store: Store) -> 
     left = "\n".join(filter(None, (users(conf).make(one, virtual_host) for one in (own, joins))))
     if left:
         path = Path(f"{host}-broker.txt")
-        write_secret(path, "".join(f"{one.user} {one.password}\n" for one in (own, joins)))
+        private_files.replace(path, "".join(f"{one.user} {one.password}\n" for one in (own, joins)))
         say(f"{left}\nThe written file is {path}: remove it then.")
     print(
         f"Within an hour, once, as root on {host}: kilonova join TOKEN. Then here: kilonova host prove {host}",
@@ -163,7 +162,7 @@ def _issue(options: argparse.Namespace, conf: cfg.ConfigOpts, store: Store) -> i
     keys = made.for_host(host, url_as(conf, broker_identities.user_of(host), password), generation)
     store.close()
     path = Path(options.file or f"{host}.key")
-    write_secret(path, keys.text())
+    private_files.replace(path, keys.text())
     instructions = users(conf).make(
         broker_identities.of_host(host, password), address_of(conf).virtual_host or "/"
     )
@@ -173,17 +172,3 @@ def _issue(options: argparse.Namespace, conf: cfg.ConfigOpts, store: Store) -> i
         "(host.key in state_dir), readable for kilonova-agent alone, and restart kilonova-agent."
     )
     return 0
-
-
-def users(conf: cfg.ConfigOpts) -> Users:
-    """Who makes users of the broker that is configured."""
-    return Management(conf.host_keys.management_url) if conf.host_keys.management_url else ByHand()
-
-
-def say(left: str) -> None:
-    """What an administrator of the broker has still to do."""
-    if left:
-        print(
-            f"[host_keys] management_url is not set; on the broker's machine run:\n{left}",
-            file=sys.stderr,
-        )

@@ -20,21 +20,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from oslo_config import cfg
 
 from common import broker_identities, config, errors
-from common.authority import named
+from common.certificates import NewKey
 from common.host_joins import JoinToken
 from common.host_keys import NotGenuine, OwnKeys, Purpose
 from common.json_types import JsonObject
+from common.private_files import replace
 from common.rpc.broker import address_of, look_in, opener, url_as
-from common.rpc.host_joins import HostJoinsClient
+from common.rpc.host_credentials import HostJoinsClient
 from common.rpc.host_link import HostSide
 from deploy.cli import join_checks
-from deploy.cli.join_files import Owner, merged, put
+from deploy.cli.join_files import Owner, merged
 
 TRIES, PAUSE_SECONDS = 3, 2.0  #: for an answer that was lost
 HEARD_SECONDS = 60.0  #: until the control plane hears an agent that was started
@@ -109,7 +107,7 @@ def _asking(place: Place, folder: Path) -> Iterator[tuple[cfg.ConfigOpts, HostJo
         conf.set_override(name, known, group="tls")
     token = place.token
     connect = opener(conf, token.transport_url)
-    link = HostSide(connect, token, token.host, purpose=Purpose.JOIN)
+    link = HostSide(connect, token.keys, token.host, purpose=Purpose.JOIN)
     try:
         yield conf, HostJoinsClient(link)
     finally:
@@ -216,31 +214,24 @@ def _use(
     certificate: str,
 ) -> None:
     """Use the token, and write what came; the configuration last, without which no agent starts."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    request = x509.CertificateSigningRequestBuilder(named(place.token.host))
-    got = _joined(client, _pem(request.sign(key, hashes.SHA256())))
+    key = NewKey()
+    got = _joined(client, key.request(place.token.host))
     token, owner = place.token, place.owner
     user = broker_identities.user_of(token.host)
     made = json.loads(got["key_file"])
     made["transport_url"] = url_as(conf, user, got["password"], token.transport_url)
     if got["certificate"]:
-        private = key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-        certificate = got["certificate"] + private.decode()
+        certificate = key.file(got["certificate"])
     keys = _key_file(conf)
     _folder(Path(conf.state_dir), owner)
     place.path.parent.mkdir(parents=True, exist_ok=True, mode=0o711)
-    put(keys, json.dumps(made, indent=1) + "\n", 0o600, owner.uid, owner.gid)
+    replace(keys, json.dumps(made, indent=1) + "\n", 0o600, (owner.uid, owner.gid))
     OwnKeys.read(keys, token.host)
-    us = os.geteuid()
     if token.ca:
-        put(place.beside(CA), token.ca, 0o644, us, os.getegid())
+        replace(place.beside(CA), token.ca, 0o644)
     if certificate:
-        put(_certificate_file(conf), certificate, 0o600, owner.uid, owner.gid)
-    put(place.path, text, 0o640, us, owner.gid)
+        replace(_certificate_file(conf), certificate, 0o600, (owner.uid, owner.gid))
+    replace(place.path, text, 0o640, (os.geteuid(), owner.gid))
     _tell("identity", f"host {token.host}, in {keys}")
 
 
@@ -292,7 +283,3 @@ def start_agent(client: HostJoinsClient) -> None:
 
 def _tell(name: str, found: str) -> None:
     print(f"{name}: {found}", flush=True)
-
-
-def _pem(request: x509.CertificateSigningRequest) -> str:
-    return request.public_bytes(serialization.Encoding.PEM).decode()

@@ -12,19 +12,19 @@ import pytest
 import sqlalchemy as sa
 
 from common import errors
-from common.authority import Signer
+from common.certificates import Signer
 from common.clock import Clock
 from common.host_joins import Envelope, JoinToken
 from common.host_keys import AllKeys, Purpose, derive
 from common.models import HostInventory
 from common.rpc import conductor
-from common.rpc.host_joins import HostJoinsClient
+from common.rpc.host_credentials import HostJoinsClient
 from common.rpc.host_link import HostSide
 from common.store import schema
 from common.store.engine import Store
 from common.store.hosts import host_joins, host_keys, hosts
 from common.store.hosts.host_joins import JoinState
-from conductor.host_joins import HostJoins
+from conductor.host_credentials import HostJoins
 from deploy.authority import Authority
 from tests.contract.test_host_link import SECRETS, World
 from tests.contract.test_rpc import Told
@@ -142,7 +142,7 @@ class Rig:
         return JoinToken(host, number, key.secret.hex(), "")
 
     def link(self, token: JoinToken) -> HostSide:
-        return self.world.host(token.host, keys=token, purpose=Purpose.JOIN)
+        return self.world.host(token.host, keys=token.keys, purpose=Purpose.JOIN)
 
     def client(self, token: JoinToken) -> HostJoinsClient:
         return HostJoinsClient(self.link(token))
@@ -189,7 +189,7 @@ def test_one_that_is_over_says_so(rig: Rig) -> None:
 
 def test_its_key_opens_nothing_else(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does a host's own key join, or another host's, or a guessed one."""
-    monkeypatch.setattr("common.rpc.host_joins.ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr("common.rpc.host_credentials.ANSWER_SECONDS", 0.5)
     token = rig.token()
     link = rig.link(token)
     client = HostJoinsClient(link)

@@ -27,7 +27,7 @@ from common.rpc.host_link import ControlSide, HostSide
 from common.store import schema
 from common.store.engine import Store
 from common.store.hosts import host_keys, hosts
-from conductor import host_joins
+from conductor import host_credentials
 from deploy.authority import Authority
 from deploy.broker import Broker
 from deploy.cli import host_identity
@@ -101,7 +101,9 @@ class Site:
         conf, self.store = config.load(str(self.controller)), Store(url)
         self.keys = host_keys.of_all(self.store, conf)
         self.link = ControlSide(opener(conf), self.keys)
-        self.joins = host_joins.HostJoins(self.store, self.keys, host_joins.signer(conf))
+        self.joins = host_credentials.HostJoins(
+            self.store, self.keys, host_credentials.signer(conf)
+        )
         conductor.listen(self.link, Told(HeartbeatAnswer(True)), self.joins)
         assert self.link.wait_until_ready(10)
 

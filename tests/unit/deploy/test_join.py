@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 from oslo_config import cfg
 
-from common import config, errors
+from common import config, errors, private_files
 from common.config import ConfigError
 from common.host_joins import JoinToken
 from deploy.authority import Authority
 from deploy.cli import config_check, join, join_checks
-from deploy.cli.join_files import HEAD, Owner, merged, put
+from deploy.cli.join_files import HEAD, Owner, merged
 from deploy.cli.main import main
 from tests.unit.common.test_host_joins import TOKEN
 
@@ -188,7 +188,7 @@ def test_what_an_operator_has_written_stays(tmp_path: Path) -> None:
 def test_a_file_is_there_as_a_whole_for_its_owner(tmp_path: Path) -> None:
     path = tmp_path / "host.key"
     path.write_text("older")
-    put(path, "newer", 0o640, os.geteuid(), os.getegid())
+    private_files.replace(path, "newer", 0o640, (os.geteuid(), os.getegid()))
     assert (path.read_text(), path.stat().st_mode & 0o777) == ("newer", 0o640)
     assert list(tmp_path.iterdir()) == [path]
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What conductors answer to who has a token: how things stand, and once the host's identity.
+"""Conductors' answers about the credentials of hosts: a token's state, an identity, a certificate.
 
-The questions are sealed with the token's key and travel as an agent's reports do; whoever has that
-key can ask nothing else.
+The questions of ``kilonova join`` are sealed with the token's key, which opens nothing else. The
+question for the next certificate is sealed with the host's own key and proved with the key of its
+present certificate. So neither a removed host nor a stolen key file gets a certificate.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class HostJoinsApi(Protocol):
         """
 
 
-def methods(joins: HostJoinsApi) -> dict[str, Method]:
+def join_methods(joins: HostJoinsApi) -> dict[str, Method]:
     """For ``ControlSide.serve``."""
     return {"join_look": joins.look, "join": joins.join}
 
@@ -63,3 +64,32 @@ class HostJoinsClient:
             REPORTS, "join", {"public": self._own.public, "request": request}, ANSWER_SECONDS
         )
         return self._own.open(sealed)
+
+
+class HostCertificatesApi(Protocol):
+    """The interface that a conductor serves."""
+
+    def renew(self, host: str, certificate: str, request: str, proof: str) -> str:
+        """The next certificate for what the present one is for (all PEM).
+
+        Raises:
+            Conflict: this conductor signs none. BadRequest: the present one is not this host's, or
+            who asks has not its key.
+        """
+
+
+def certificate_methods(certificates: HostCertificatesApi) -> dict[str, Method]:
+    """For ``ControlSide.serve``."""
+    return {"renew_certificate": certificates.renew}
+
+
+class HostCertificatesClient:
+    """For agents."""
+
+    def __init__(self, link: HostSide) -> None:
+        self._link = link
+
+    def renew(self, certificate: str, request: str, proof: str) -> str:
+        """Raises Problem: none came, and why."""
+        content = {"certificate": certificate, "request": request, "proof": proof}
+        return str(self._link.ask(REPORTS, "renew_certificate", content, ANSWER_SECONDS))

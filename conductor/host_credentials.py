@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers who has a token of a host: how it stands, and once the host's identity
-(``common.rpc.host_joins``).
+"""Gives hosts their credentials: an identity for a token, once, and the next certificate.
 
-The identity is made of the conductors' secret at this moment, so it is kept nowhere. What was
-signed for a token that then turns out to be another's is thrown away.
+Nothing is stored for a host. Its identity follows from the conductors' secret, and a host whose
+answer was lost asks again (``common.rpc.host_credentials``).
 """
 
 from __future__ import annotations
 
 import logging
 
+from cryptography import x509
 from oslo_config import cfg
 
 from common import errors
-from common.authority import Signer
+from common.certificates import Signer
 from common.clock import iso
 from common.host_joins import seal_for
 from common.host_keys import AllKeys
@@ -71,6 +71,27 @@ class HostJoins:
             "password": self._keys.broker_password(host, generation),
             "certificate": certificate,
         }
+
+
+class HostCertificates:
+    """``signer``: the authority of this cloud's certificates, where conductors have its key."""
+
+    def __init__(self, signer: Signer | None) -> None:
+        self._signer = signer
+
+    def renew(self, host: str, certificate: str, request: str, proof: str) -> str:
+        if self._signer is None:
+            raise errors.Conflict(
+                f"Conductors sign no certificates: set [tls] ca_key_file there, or bring host {host} one of the "
+                "cloud's authority."
+            )
+        try:
+            made = self._signer.renew(host, certificate, request, proof)
+        except (ValueError, x509.ExtensionNotFound) as problem:
+            log.warning("host %s asked for a certificate in vain: %s", host, problem)
+            raise errors.BadRequest(f"No certificate is signed: {problem}.") from problem
+        log.info("host %s has its next certificate", host)
+        return made
 
 
 def refusal(host: str, found: HostJoin) -> str:
