@@ -42,7 +42,8 @@ from common.rpc import agent as agent_rpc
 from common.rpc import conductor as conductor_rpc
 from common.rpc import scheduler as scheduler_rpc
 from common.rpc.broker import opener
-from common.rpc.host_link import ControlSide, Refusals
+from common.rpc.host_link import ControlSide
+from common.rpc.host_messages import Refusals
 from common.rpc.notifier import Notifier
 from common.rpc.transport import Transport
 from common.store.engine import Connection, Store

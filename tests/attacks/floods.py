@@ -20,7 +20,7 @@ from common import config
 from common.broker_identities import HEARTBEATS, PREFIX, REPORTS, answers_queue, exchange
 from common.host_keys import Purpose
 from common.rpc.broker import opener
-from common.rpc.host_link import pack
+from common.rpc.host_messages import pack
 from tests.attacks.target import Outcome, Target, command, processes
 from tests.bench.figures import pss
 

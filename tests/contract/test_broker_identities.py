@@ -36,7 +36,7 @@ from common.host_keys import Purpose, derive
 from common.models import Heartbeat, HeartbeatAnswer
 from common.notifications.messages import Message
 from common.rpc import agent, conductor
-from common.rpc.host_link import QUEUE_ARGUMENTS
+from common.rpc.host_queues import QUEUE_ARGUMENTS
 from common.rpc.notifier import Notifier
 from common.rpc.transport import Transport
 from deploy.broker import MAX_MESSAGE_BYTES, SCRIPTS, USER, Broker, definitions

@@ -40,9 +40,11 @@ from common.rpc import (
     host_bindings,
     host_bounds,
     host_link,
+    host_queues,
 )
 from common.rpc.broker import opener
-from common.rpc.host_link import ControlSide, Header, HostSide, declare_queue, pack
+from common.rpc.host_link import ControlSide, HostSide
+from common.rpc.host_messages import Header, pack
 from common.rpc.transport import Transport
 from common.wire import to_wire
 from deploy.servers import free_ports
@@ -100,7 +102,7 @@ class World:
         because only a conductor declares queues of hosts."""
         if not url:
             with opener(self.conf, self.url)() as connection:
-                declare_queue(connection, host_queue(self.prefix, name))
+                host_queues.declare(connection, host_queue(self.prefix, name))
         link = self.host(name, url)
         agent.serve(link, told)
         assert link.wait_until_ready(30)
