@@ -46,6 +46,8 @@ BROKEN = (
     exceptions.KombuError,
     OSError,
 )
+Connection = Any  #: kombu's connection, which declares no types
+Channel = Any  #: a channel of such a connection
 CONNECTIONS = metrics.Metric(
     metrics.COUNTER,
     "broker_connections",
@@ -58,8 +60,6 @@ LOST = metrics.Metric(
     "Messages that RabbitMQ did not take, to hosts or to other services. They are sent again.",
     "to",
 )
-Connection = Any  #: kombu's connection, which declares no types
-Channel = Any  #: a channel of such a connection
 
 
 class BrokerTransport(AmqpTransport):
@@ -69,7 +69,7 @@ class BrokerTransport(AmqpTransport):
     to the name of the first one.
     """
 
-    def establish_connection(self) -> Any:
+    def establish_connection(self) -> Connection:
         client: Any = self.client
         name = client.hostname
         if client.ssl:
@@ -104,7 +104,7 @@ class Connect:
     heartbeat: float
     retry_seconds: float
 
-    def __call__(self, heartbeat: float | None = None, **options: Any) -> Connection:
+    def __call__(self, heartbeat: float | None = None, **options: object) -> Connection:
         """Return a connection; ``heartbeat`` 0 is none, ``options`` are those of amqp."""
         return cast(Any, KombuConnection)(
             random.sample(self.urls, len(self.urls)),
