@@ -26,28 +26,28 @@ from common.errors import ConfigError
 
 DAY = datetime.timedelta(days=1)
 YEARS = 3650 * DAY
-OF_HOSTS = 365 * DAY  #: agents ask for the next one by themselves (compute_agent.certificate)
+OF_HOSTS = 365 * DAY  #: agents renew theirs (compute_agent.certificate)
 PublicKey = ec.EllipticCurvePublicKey | rsa.RSAPublicKey
 _REACHED = (x509.IPAddress, x509.DNSName)
 DAY_SECONDS = 24 * 3600
-SOON_SECONDS = 30 * DAY_SECONDS  #: before its end somebody is told, and a host asks for the next
+SOON_SECONDS = 30 * DAY_SECONDS  #: before the end: alerts begin, and a host renews
 ALGORITHM = hashes.SHA256()
 PrivateKey = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What a file of [tls] cert_file holds: PEM texts of the certificate and of its key."""
+    """The content of [tls] cert_file: a certificate and its key."""
 
     cert: x509.Certificate
     key: PrivateKey
 
     @classmethod
     def read(cls, path: str) -> Certificate:
-        """Both, of one file.
+        """Read both from one PEM file.
 
         Raises:
-            OSError, ValueError: the file cannot be read, or lacks one of them.
+            OSError, ValueError: The file cannot be read, or lacks one of them.
         """
         text = Path(path).read_bytes()
         key = serialization.load_pem_private_key(text, None)
@@ -56,36 +56,36 @@ class Certificate:
         return cls(x509.load_pem_x509_certificate(text), key)
 
     def proof(self, host: str, request: str) -> str:
-        """That who has this certificate's key asks for the next one, with this request (PEM)."""
-        said = _asked(host, request)
+        """Sign a request (PEM) for the next certificate with this certificate's key."""
+        signed = _signed_text(host, request)
         if isinstance(self.key, rsa.RSAPrivateKey):
-            return self.key.sign(said, padding.PKCS1v15(), ALGORITHM).hex()
-        return self.key.sign(said, ec.ECDSA(ALGORITHM)).hex()
+            return self.key.sign(signed, padding.PKCS1v15(), ALGORITHM).hex()
+        return self.key.sign(signed, ec.ECDSA(ALGORITHM)).hex()
 
 
 def check_proof(cert: x509.Certificate, host: str, request: str, proof: str) -> None:
-    """Raises ValueError: it was not made with this certificate's key, for this request."""
-    public, said = cert.public_key(), _asked(host, request)
+    """Raise ValueError unless the proof is of this certificate's key, for this request."""
+    public, signed = cert.public_key(), _signed_text(host, request)
     try:
         if isinstance(public, rsa.RSAPublicKey):
-            public.verify(bytes.fromhex(proof), said, padding.PKCS1v15(), ALGORITHM)
+            public.verify(bytes.fromhex(proof), signed, padding.PKCS1v15(), ALGORITHM)
         elif isinstance(public, ec.EllipticCurvePublicKey):
-            public.verify(bytes.fromhex(proof), said, ec.ECDSA(ALGORITHM))
+            public.verify(bytes.fromhex(proof), signed, ec.ECDSA(ALGORITHM))
         else:
             raise ValueError("its key is neither EC nor RSA")
     except InvalidSignature as problem:
         raise ValueError("it was not asked with the present certificate's key") from problem
 
 
-def _asked(host: str, request: str) -> bytes:
+def _signed_text(host: str, request: str) -> bytes:
     return json.dumps(["next certificate", host, request]).encode()
 
 
 def ends_at(path: str) -> int:
-    """When the certificate in a file ends, in seconds since 1970.
+    """Return the end of the certificate in a file, in seconds since 1970.
 
     Raises:
-        OSError, ValueError: there is none.
+        OSError, ValueError: The file has no certificate.
     """
     cert = x509.load_pem_x509_certificate(Path(path).read_bytes())
     return int(cert.not_valid_after_utc.timestamp())
@@ -130,7 +130,7 @@ class Signer:
 
     @classmethod
     def opened(cls, ca_file: str, key_file: str) -> Signer:
-        """Raises ConfigError: the files cannot be used, or do not belong together."""
+        """Read both; raise ConfigError if they cannot be used, or do not belong together."""
         try:
             key = serialization.load_pem_private_key(Path(key_file).read_bytes(), None)
             known = x509.load_pem_x509_certificates(Path(ca_file).read_bytes())
@@ -154,8 +154,10 @@ class Signer:
         reached_at: tuple[str, ...],
         valid: datetime.timedelta = YEARS,
     ) -> x509.Certificate:
-        """For who is reached at these names and addresses; clients too show it. Never longer than
-        the authority's own."""
+        """Sign a certificate for a server or client at these names and addresses.
+
+        It ends no later than the authority's own.
+        """
         now = datetime.datetime.now(datetime.UTC)
         return (
             builder(self.cert.subject, named(name), public, now)
@@ -179,21 +181,25 @@ class Signer:
         )
 
     def answer(self, request: str, name: str, address: str) -> str:
-        """The certificate (PEM) for the key in a request (PEM), of which nothing else counts.
+        """Return a host's first certificate (PEM), for the key in a request (PEM).
 
         Raises:
-            ValueError: it is no request, or its sender has not its key.
+            ValueError: The request is malformed, or not signed with its own key.
         """
-        public = _asked_for(request)
+        public = _requested_key(request)
         return pem(self.sign(public, name, (address,), OF_HOSTS))
 
     def renew(self, host: str, present: str, request: str, proof: str) -> str:
-        """The next certificate (PEM) of a host, for the key in a request (PEM) and for what its
-        present one (PEM) is for. ``proof``: ``Certificate.proof``.
+        """Return the next certificate (PEM) of a host, for the addresses of the present one.
+
+        Args:
+            present: The present certificate (PEM).
+            request: The request (PEM) with the new key.
+            proof: The result of ``Certificate.proof``.
 
         Raises:
-            ValueError: the present one is not this host's, not of this authority or over, or who
-            asks has not its key.
+            ValueError: The present certificate is of another host or authority, or has ended, or
+                the proof is not of its key.
         """
         cert = x509.load_pem_x509_certificate(present.encode())
         try:
@@ -210,11 +216,11 @@ class Signer:
         check_proof(cert, host, request, proof)
         names = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         where = tuple(str(one.value) for one in names if isinstance(one, _REACHED))
-        return pem(self.sign(_asked_for(request), host, where, OF_HOSTS))
+        return pem(self.sign(_requested_key(request), host, where, OF_HOSTS))
 
 
-def _asked_for(request: str) -> PublicKey:
-    """Raises ValueError: it is no request, or its sender has not its key."""
+def _requested_key(request: str) -> PublicKey:
+    """Return the key of a request; raise ValueError unless the request is signed with it."""
     asked = x509.load_pem_x509_csr(request.encode())
     public = asked.public_key()
     if not asked.is_signature_valid or not isinstance(public, PublicKey):
@@ -225,7 +231,7 @@ def _asked_for(request: str) -> PublicKey:
 def builder(
     issuer: x509.Name, subject: x509.Name, public: PublicKey, now: datetime.datetime
 ) -> x509.CertificateBuilder:
-    """What all certificates have, from two days ago on: clocks differ."""
+    """Begin a certificate, valid from two days ago, because clocks differ."""
     return (
         x509.CertificateBuilder()
         .issuer_name(issuer)
@@ -237,7 +243,7 @@ def builder(
 
 
 def reached(where: str) -> x509.GeneralName:
-    """An address, or a name."""
+    """Return an address or a name as certificates contain it."""
     try:
         return x509.IPAddress(ipaddress.ip_address(where))
     except ValueError:
@@ -245,12 +251,12 @@ def reached(where: str) -> x509.GeneralName:
 
 
 def named(name: str) -> x509.Name:
-    """Common names have 64 characters at most."""
+    """Return a subject; common names have at most 64 characters."""
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
 
 
 def usage(*, signs_others: bool) -> x509.KeyUsage:
-    """Of an authority, or of who it signs for."""
+    """Return the key usage of an authority, or of a certificate that it signs."""
     return x509.KeyUsage(
         digital_signature=not signs_others,
         content_commitment=False,
@@ -265,5 +271,5 @@ def usage(*, signs_others: bool) -> x509.KeyUsage:
 
 
 def pem(cert: x509.Certificate) -> str:
-    """As files have it."""
+    """Return a certificate as PEM."""
     return cert.public_bytes(serialization.Encoding.PEM).decode()

@@ -27,7 +27,11 @@ _PUBLIC_DIGITS = 64
 
 
 class HostJoins:
-    """``signer``: the authority of this cloud's certificates, where conductors have its key."""
+    """Answers ``kilonova join``.
+
+    Args:
+        signer: The authority of hosts' certificates; None if conductors do not have its key.
+    """
 
     def __init__(self, store: Store, keys: AllKeys, signer: Signer | None = None) -> None:
         self._store, self._keys, self._signer = store, keys, signer
@@ -74,7 +78,7 @@ class HostJoins:
 
 
 class HostCertificates:
-    """``signer``: the authority of this cloud's certificates, where conductors have its key."""
+    """Signs the next certificate of a host; ``signer`` as in ``HostJoins``."""
 
     def __init__(self, signer: Signer | None) -> None:
         self._signer = signer
@@ -95,7 +99,7 @@ class HostCertificates:
 
 
 def refusal(host: str, found: HostJoin) -> str:
-    """Why a token opens nothing (any more), and what to do."""
+    """Return why a token is void, and the next step."""
     again = f"kilonova host remove {host}, then kilonova host add {host}"
     if found.state == JoinState.USED:
         return (
@@ -106,7 +110,10 @@ def refusal(host: str, found: HostJoin) -> str:
 
 
 def signer(conf: cfg.ConfigOpts) -> Signer | None:
-    """Of hosts' certificates, as configured; None: they bring their own. Raises ConfigError: [tls]
-    ca_key_file cannot be used."""
+    """Return the configured authority of hosts' certificates; None if hosts bring their own.
+
+    Raises:
+        ConfigError: [tls] ca_key_file cannot be used.
+    """
     signs = conf.tls.ca_key_file
     return Signer.opened(conf.tls.ca_file, signs) if signs else None

@@ -22,7 +22,7 @@ from kombu.transport.pyamqp import Transport as AmqpTransport
 from oslo_config import cfg
 
 from common import errors, metrics, tls
-from common.config import ConfigError
+from common.errors import ConfigError
 from common.json_types import JsonObject
 
 RABBIT = "oslo_messaging_rabbit"  #: the section with the options of both stacks
@@ -54,7 +54,7 @@ CONNECTIONS = metrics.Metric(
     "Connections to RabbitMQ that were opened, or could not be opened.",
     "result",
 )
-LOST = metrics.Metric(
+LOST_MESSAGES = metrics.Metric(
     metrics.COUNTER,
     "lost_messages",
     "Messages that RabbitMQ did not take, to hosts or to other services. They are sent again.",

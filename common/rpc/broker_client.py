@@ -20,7 +20,7 @@ from typing import Any
 from kombu import exceptions
 from kombu.transport.pyamqp import Transport as AmqpTransport
 
-from common.rpc.broker import BROKEN, LOST, Channel, Connect, Connection
+from common.rpc.broker import BROKEN, LOST_MESSAGES, Channel, Connect, Connection
 
 log = logging.getLogger(__name__)
 SEND_SECONDS = 2.0  #: limit until the broker has a message
@@ -176,7 +176,7 @@ class Sender:
 
         is_sent = self._run(f"a message to {key}", publish)
         if not is_sent:
-            LOST.add("hosts")
+            LOST_MESSAGES.add("hosts")
         return is_sent
 
     def run(self, what: str, work: Callable[[Connection], None]) -> bool:

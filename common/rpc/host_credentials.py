@@ -19,46 +19,53 @@ ANSWER_SECONDS = 10.0
 
 
 class HostJoinsApi(Protocol):
-    """The interface that a conductor serves."""
+    """The answers of a conductor to ``kilonova join``."""
 
     def look(self, host: str, generation: int) -> JsonObject:
-        """``now`` (microseconds), ``state`` (``store.hosts.host_joins.JoinState``), ``refusal``:
-        why it opens nothing, empty while it does; ``address`` as the operator gave it, ``signs``:
-        a certificate comes with the identity, ``is_heard``: the host is up.
+        """Return the state of the token with this generation.
 
-        Raises NotFound: the token was replaced by a newer one.
+        The result has ``now`` (microseconds), ``state`` (``store.hosts.host_joins.JoinState``),
+        ``refusal`` (why the token is void, or empty), ``address`` (given by the operator),
+        ``signs`` (True if a certificate comes with the identity) and ``is_heard`` (the host is up).
+
+        Raises:
+            NotFound: A newer token replaced this one.
         """
 
     def join(self, host: str, generation: int, public: str, request: str) -> JsonObject:
-        """The identity, sealed for the envelope with this public key: ``key_file``, ``password`` at
-        the broker, ``certificate`` for the request (PEM) or empty.
+        """Use the token, and return the identity, sealed for the envelope with this public key.
 
-        Raises Conflict: the token was used by somebody else, or is over.
+        The identity has ``key_file``, ``password`` at the broker and ``certificate``, which is
+        for the request (PEM) or empty.
+
+        Raises:
+            Conflict: Another machine has used the token, or its hour is over.
         """
 
 
 def join_methods(joins: HostJoinsApi) -> dict[str, Method]:
-    """For ``ControlSide.serve``."""
+    """Return the methods for ``ControlSide.serve`` that a token's key opens."""
     return {"join_look": joins.look, "join": joins.join}
 
 
 class HostJoinsClient:
-    """For ``kilonova join``."""
+    """The questions of ``kilonova join``."""
 
     def __init__(self, link: HostSide) -> None:
         self._link, self._own = link, Envelope()
 
     def look(self) -> JsonObject:
-        """Raises NoAnswer, NotFound."""
-        found: JsonObject = self._link.ask(REPORTS, "join_look", {}, ANSWER_SECONDS)
-        return found
+        """Return the state of the token (``HostJoinsApi.look``); raise NoAnswer or NotFound."""
+        state: JsonObject = self._link.ask(REPORTS, "join_look", {}, ANSWER_SECONDS)
+        return state
 
     def join(self, request: str = "") -> JsonObject:
-        """Use the token. Whoever was not answered may ask again: it is the same asker's.
+        """Use the token, and return the identity. Safe to repeat if the answer was lost.
 
         Raises:
-            Unavailable: perhaps it was used all the same. Conflict: it was, or is over.
-            NotGenuine: what came was not sealed for us.
+            Unavailable: No answer. The token may have been used.
+            Conflict: Another machine has used the token, or its hour is over.
+            NotGenuine: The answer was not sealed for this machine.
         """
         sealed: JsonObject = self._link.ask(
             REPORTS, "join", {"public": self._own.public, "request": request}, ANSWER_SECONDS
@@ -67,29 +74,29 @@ class HostJoinsClient:
 
 
 class HostCertificatesApi(Protocol):
-    """The interface that a conductor serves."""
+    """The answer of a conductor to a host whose certificate ends soon."""
 
     def renew(self, host: str, certificate: str, request: str, proof: str) -> str:
-        """The next certificate for what the present one is for (all PEM).
+        """Return the next certificate, for the addresses of the present one (all PEM).
 
         Raises:
-            Conflict: this conductor signs none. BadRequest: the present one is not this host's, or
-            who asks has not its key.
+            Conflict: This conductor signs no certificates.
+            BadRequest: ``Signer.renew`` refuses.
         """
 
 
 def certificate_methods(certificates: HostCertificatesApi) -> dict[str, Method]:
-    """For ``ControlSide.serve``."""
+    """Return the methods for ``ControlSide.serve`` that a host's key opens."""
     return {"renew_certificate": certificates.renew}
 
 
 class HostCertificatesClient:
-    """For agents."""
+    """The question of an agent whose certificate ends soon."""
 
     def __init__(self, link: HostSide) -> None:
         self._link = link
 
     def renew(self, certificate: str, request: str, proof: str) -> str:
-        """Raises Problem: none came, and why."""
+        """Return the next certificate (PEM); raise a Problem with the reason if there is none."""
         content = {"certificate": certificate, "request": request, "proof": proof}
         return str(self._link.ask(REPORTS, "renew_certificate", content, ANSWER_SECONDS))

@@ -34,8 +34,7 @@ REFUSED = metrics.Metric(
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What everybody can read of a message: between whom, for what, and which question it is or
-    answers."""
+    """The part of a message that anybody can read: between whom, why, and which question."""
 
     host: str
     generation: int
@@ -46,7 +45,7 @@ class Header:
 
     @classmethod
     def read(cls, text: bytes) -> Header:
-        """Raises NotGenuine: it is none."""
+        """Read a header; raise NotGenuine if it is malformed."""
         try:
             header = cls(**json.loads(text[:_HEADER_MOST_BYTES]))
             Purpose(header.purpose)
@@ -66,7 +65,7 @@ class Header:
 def pack(
     key: HostKey, method: str, content: object, number: str = "", answer_to: str = ""
 ) -> tuple[Header, bytes]:
-    """A message: its header, and its bytes."""
+    """Return a sealed message: its header, and its bytes."""
     header = Header(
         key.host, key.generation, key.purpose, method, number or uuid.uuid4().hex, answer_to
     )
@@ -75,10 +74,10 @@ def pack(
 
 
 def unpack(keys: Keys, body: bytes) -> tuple[Header, JsonObject]:
-    """Who says what.
+    """Open a message.
 
     Raises:
-        NotGenuine: nobody with a key that counts has made it.
+        NotGenuine: It was not sealed with a key that counts.
     """
     text, _, sealed = body.partition(b"\n")
     if len(body) > MOST_BYTES:
@@ -103,12 +102,12 @@ def claimed_host(body: bytes) -> str:
 
 
 class Refusals:
-    """Messages that were not taken in: counted, and said at most once a minute for each host."""
+    """Counts refused messages, and logs at most one a minute for each host."""
 
     def __init__(self) -> None:
         self.counted: Counter[str] = Counter()
         self._new: Counter[str] = Counter()
-        self._said: OrderedDict[str, float] = OrderedDict()
+        self._logged: OrderedDict[str, float] = OrderedDict()
         self._lock = threading.Lock()
 
     def count(self, host: str, why: object) -> None:
@@ -118,11 +117,11 @@ class Refusals:
                 host = "(others)"  # names may be made up without end
             self.counted[host] += 1
             self._new[host] += 1
-            if time.monotonic() - self._said.get(host, float("-inf")) < COMPLAIN_SECONDS:
+            if time.monotonic() - self._logged.get(host, float("-inf")) < COMPLAIN_SECONDS:
                 return
-            self._said[host] = time.monotonic()
-            if len(self._said) > REMEMBERED:
-                self._said.popitem(last=False)
+            self._logged[host] = time.monotonic()
+            if len(self._logged) > REMEMBERED:
+                self._logged.popitem(last=False)
         log.warning(
             "a message in the name of host %.80s is refused (%d so far): %s",
             host,

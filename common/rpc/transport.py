@@ -84,7 +84,7 @@ class Transport:
                 lambda retry: self._client(topic, server, None, retry).cast({}, method, **arguments)
             )
         except LOST as problem:
-            broker.LOST.add("services")
+            broker.LOST_MESSAGES.add("services")
             log.debug("cast %s to %s/%s was lost: %s", method, topic, server, problem)
             return False
         return True
@@ -113,7 +113,7 @@ class Transport:
                 lambda retry: self._client(topic, server, left, retry).call({}, method, **arguments)
             )
         except LOST as problem:
-            broker.LOST.add("services")
+            broker.LOST_MESSAGES.add("services")
             raise errors.NoAnswer(silence) from problem
         return result(answer)
 

@@ -144,12 +144,12 @@ class ByHand:
 
 
 def users(conf: cfg.ConfigOpts) -> Users:
-    """Who makes users of the broker that is configured."""
+    """Return the maker of users at the configured broker."""
     return Management(conf.host_keys.management_url) if conf.host_keys.management_url else ByHand()
 
 
 def say(left: str) -> None:
-    """What an administrator of the broker has still to do."""
+    """Print the commands that an administrator of the broker has to run, if any."""
     if left:
         print(
             f"[host_keys] management_url is not set; on the broker's machine run:\n{left}",

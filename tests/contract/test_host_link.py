@@ -278,7 +278,7 @@ def test_with_the_broker_unreachable_all_ends_in_time(world: World) -> None:
 
 def test_both_stacks_count_lost_messages_and_connections(world: World) -> None:
     registry = CollectorRegistry()
-    for metric in (broker.LOST, broker.CONNECTIONS):
+    for metric in (broker.LOST_MESSAGES, broker.CONNECTIONS):
         metric.begin(registry)
     try:
         for url in (f"rabbit://nobody:none@127.0.0.1:{free_ports(1)}/", world.url):
@@ -287,7 +287,7 @@ def test_both_stacks_count_lost_messages_and_connections(world: World) -> None:
             transport.cast("no-topic", "wake")
             transport.close()
     finally:
-        for metric in (broker.LOST, broker.CONNECTIONS):
+        for metric in (broker.LOST_MESSAGES, broker.CONNECTIONS):
             metric.begin(None)
 
     def value(name: str, **labels: str) -> float:
