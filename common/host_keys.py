@@ -48,7 +48,7 @@ OF_A_HOST = (Purpose.COMMAND, Purpose.QUERY)
 
 
 class NotGenuine(Exception):
-    """A message that nobody with the key has made, or not for this."""
+    """A message that was not made with the expected key, or not for this purpose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +61,15 @@ class HostKey:
     secret: bytes = field(repr=False)
 
     def seal(self, plain: bytes, header: bytes) -> bytes:
-        """The text, readable with this key only, and bound to a header that everybody can read."""
+        """Encrypt a text, and bind it to a header, which stays readable for anybody."""
         nonce = os.urandom(_NONCE_BYTES)
         return nonce + AESGCM(self.secret).encrypt(nonce, plain, header)
 
     def open(self, sealed: bytes, header: bytes) -> bytes:
-        """The text again.
+        """Return the text.
 
         Raises:
-            NotGenuine: it was made with another key, or for another header, or changed.
+            NotGenuine: The key or the header is another one, or the text was changed.
         """
         try:
             return AESGCM(self.secret).decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], header)
