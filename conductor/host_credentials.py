@@ -18,9 +18,11 @@ from common.clock import iso
 from common.host_joins import seal_for
 from common.host_keys import AllKeys
 from common.json_types import JsonObject
+from common.rpc.host_credentials import Identity, TokenState
 from common.store.engine import Connection, Store
 from common.store.hosts import host_joins
 from common.store.hosts.host_joins import HostJoin, JoinState
+from common.wire import to_wire
 
 log = logging.getLogger(__name__)
 _PUBLIC_DIGITS = 64
@@ -36,23 +38,23 @@ class HostJoins:
     def __init__(self, store: Store, keys: AllKeys, signer: Signer | None = None) -> None:
         self._store, self._keys, self._signer = store, keys, signer
 
-    def look(self, host: str, generation: int) -> JsonObject:
-        found = self._store.read(lambda tx: host_joins.look(tx, host, generation))
-        return {
-            "now": found.at,
-            "state": found.state,
-            "refusal": "" if found.state == JoinState.OPEN else refusal(host, found),
-            "address": found.address,
-            "signs": self._signer is not None and bool(found.address),
-            "is_heard": found.is_heard,
-        }
+    def look(self, host: str, generation: int) -> TokenState:
+        join = self._store.read(lambda tx: host_joins.look(tx, host, generation))
+        return TokenState(
+            now=join.at,
+            refusal="" if join.state == JoinState.OPEN else refusal(host, join),
+            address=join.address,
+            signs=self._signer is not None and bool(join.address),
+            is_heard=join.is_heard,
+        )
 
     def join(self, host: str, generation: int, public: str, request: str) -> JsonObject:
         if len(public) != _PUBLIC_DIGITS:
             raise errors.BadRequest("This is no public key.")
         found = self._store.read(lambda tx: host_joins.look(tx, host, generation))
         try:
-            sealed = seal_for(public, self._identity(host, generation, found.address, request))
+            identity = self._identity(host, generation, found.address, request)
+            sealed = seal_for(public, to_wire(identity))
         except ValueError as problem:
             raise errors.BadRequest(f"The request cannot be used: {problem}.") from problem
 
@@ -66,15 +68,12 @@ class HostJoins:
         log.info("host %s has joined with keys of generation %d", host, generation)
         return sealed
 
-    def _identity(self, host: str, generation: int, address: str, request: str) -> JsonObject:
-        certificate = ""
+    def _identity(self, host: str, generation: int, address: str, request: str) -> Identity:
+        keys = self._keys.for_host(host, generation=generation).secrets
+        password, certificate = self._keys.broker_password(host, generation), ""
         if request and self._signer is not None and address:
             certificate = self._signer.answer(request, host, address)
-        return {
-            "key_file": self._keys.for_host(host, generation=generation).text(),
-            "password": self._keys.broker_password(host, generation),
-            "certificate": certificate,
-        }
+        return Identity(generation, keys, password, certificate)
 
 
 class HostCertificates:

@@ -8,35 +8,52 @@ present certificate. So neither a removed host nor a stolen key file gets a cert
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from common.broker_identities import REPORTS
 from common.host_joins import Envelope
 from common.json_types import JsonObject
 from common.rpc.host_link import HostSide, Method
+from common.wire import from_wire, to_wire
 
 ANSWER_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenState:
+    """The state of a token, for the machine that has it."""
+
+    now: int  #: the time of the control plane in microseconds
+    refusal: str  #: why the token is void; empty while it is valid
+    address: str  #: of the host, as the operator gave it; may be empty
+    signs: bool  #: True if a certificate comes with the identity
+    is_heard: bool  #: True if the host is up
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The credentials of a host."""
+
+    generation: int
+    keys: Mapping[str, str] = field(repr=False)  #: by purpose, in hexadecimal digits
+    password: str = field(repr=False)  #: at the broker
+    certificate: str = ""  #: for the key of the request (PEM), or empty
 
 
 class HostJoinsApi(Protocol):
     """The answers of a conductor to ``kilonova join``."""
 
-    def look(self, host: str, generation: int) -> JsonObject:
+    def look(self, host: str, generation: int) -> TokenState:
         """Return the state of the token with this generation.
-
-        The result has ``now`` (microseconds), ``state`` (``store.hosts.host_joins.JoinState``),
-        ``refusal`` (why the token is void, or empty), ``address`` (given by the operator),
-        ``signs`` (True if a certificate comes with the identity) and ``is_heard`` (the host is up).
 
         Raises:
             NotFound: A newer token replaced this one.
         """
 
     def join(self, host: str, generation: int, public: str, request: str) -> JsonObject:
-        """Use the token, and return the identity, sealed for the envelope with this public key.
-
-        The identity has ``key_file``, ``password`` at the broker and ``certificate``, which is
-        for the request (PEM) or empty.
+        """Use the token, and return the Identity, sealed for the envelope with this public key.
 
         Raises:
             Conflict: Another machine has used the token, or its hour is over.
@@ -45,7 +62,10 @@ class HostJoinsApi(Protocol):
 
 def join_methods(joins: HostJoinsApi) -> dict[str, Method]:
     """Return the methods for ``ControlSide.serve`` that a token's key opens."""
-    return {"join_look": joins.look, "join": joins.join}
+    return {
+        "join_look": lambda host, generation: to_wire(joins.look(host, generation)),
+        "join": joins.join,
+    }
 
 
 class HostJoinsClient:
@@ -54,12 +74,11 @@ class HostJoinsClient:
     def __init__(self, link: HostSide) -> None:
         self._link, self._own = link, Envelope()
 
-    def look(self) -> JsonObject:
-        """Return the state of the token (``HostJoinsApi.look``); raise NoAnswer or NotFound."""
-        state: JsonObject = self._link.ask(REPORTS, "join_look", {}, ANSWER_SECONDS)
-        return state
+    def look(self) -> TokenState:
+        """Return the state of the token; raise NoAnswer or NotFound."""
+        return from_wire(TokenState, self._link.ask(REPORTS, "join_look", {}, ANSWER_SECONDS))
 
-    def join(self, request: str = "") -> JsonObject:
+    def join(self, request: str = "") -> Identity:
         """Use the token, and return the identity. Safe to repeat if the answer was lost.
 
         Raises:
@@ -70,7 +89,7 @@ class HostJoinsClient:
         sealed: JsonObject = self._link.ask(
             REPORTS, "join", {"public": self._own.public, "request": request}, ANSWER_SECONDS
         )
-        return self._own.open(sealed)
+        return from_wire(Identity, self._own.open(sealed))
 
 
 class HostCertificatesApi(Protocol):

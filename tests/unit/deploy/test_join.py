@@ -20,6 +20,7 @@ from oslo_config import cfg
 from common import config, errors, private_files
 from common.config import ConfigError
 from common.host_joins import JoinToken
+from common.rpc.host_credentials import TokenState
 from deploy.authority import Authority
 from deploy.cli import config_check, join, join_checks
 from deploy.cli.join_files import HEAD, Owner, merged
@@ -43,16 +44,21 @@ def conf(tmp_path: Path) -> Iterator[cfg.ConfigOpts]:
     config.CONF.clear()
 
 
+def token_state(seconds: float = 0, is_heard: bool = False) -> TokenState:
+    """A conductor's answer; its clock is so many seconds ahead."""
+    return TokenState(int((time.time() + seconds) * 1e6), "", "192.0.2.7", False, is_heard)
+
+
 # --- checks ---
 @pytest.mark.parametrize(("seconds", "way"), [(30, "ahead of"), (-4000, "behind")])
 def test_a_clock_that_is_wrong_is_refused(seconds: int, way: str) -> None:
     with pytest.raises(ConfigError, match=rf"{abs(seconds)} s {way} the cloud's: .*NTP"):
-        join_checks.clock(lambda: {"now": (time.time() - seconds) * 1e6})
+        join_checks.clock(lambda: token_state(-seconds))
 
 
 def test_a_clock_that_is_right_is_told() -> None:
-    found, said = join_checks.clock(lambda: {"now": time.time() * 1e6, "x": 1})
-    assert found["x"] == 1 and said == "0.0 s from the cloud's"
+    state, difference = join_checks.clock(lambda: token_state(0))
+    assert state.address == "192.0.2.7" and difference == "0.0 s from the cloud's"
 
 
 def test_loopback_is_nobodys_address_unless_somebody_says_so() -> None:
@@ -237,11 +243,11 @@ class Asked:
     def __init__(self, hears: bool = True) -> None:
         self.looks, self._hears = 0, hears
 
-    def look(self) -> dict[str, bool]:
+    def look(self) -> TokenState:
         self.looks += 1
         if self.looks == 1:
             raise errors.NoAnswer("it restarts just now")
-        return {"is_heard": self._hears and self.looks > 2}
+        return token_state(is_heard=self._hears and self.looks > 2)
 
 
 @pytest.fixture
