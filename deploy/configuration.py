@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common import private_files
-from common.broker_identities import API, CONDUCTOR, CONSOLE, SCHEDULER
+from common.broker_names import API, CONDUCTOR, CONSOLE, SCHEDULER
 from deploy import certificates
 from deploy.libvirtd import uri
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Protocol, TypeVar, cast
 
 from common import errors
-from common.broker_identities import HEARTBEATS, REPORTS
+from common.broker_names import HEARTBEATS, REPORTS
 from common.host_keys import NotGenuine
 from common.json_types import JsonObject
 from common.models import Access, Heartbeat, HeartbeatAnswer, Sync, SyncAnswer

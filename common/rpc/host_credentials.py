@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from common.broker_identities import REPORTS
+from common.broker_names import REPORTS
 from common.host_joins import Envelope
 from common.json_types import JsonObject
 from common.rpc.host_link import HostSide, Method

@@ -29,7 +29,7 @@ from functools import partial
 from kombu.transport.pyamqp import Transport as AmqpTransport
 
 from common import errors
-from common.broker_identities import (
+from common.broker_names import (
     ANSWERS,
     CONDUCTOR,
     HEARTBEATS,

@@ -13,7 +13,7 @@ import uuid
 
 from kombu.transport.pyamqp import Transport as AmqpTransport
 
-from common.broker_identities import ANSWERS, answers_queue, exchange, host_queue, join_queue
+from common.broker_names import ANSWERS, answers_queue, exchange, host_queue, join_queue
 from common.host_keys import Purpose
 from common.rpc.broker import Channel, Connection
 

@@ -23,7 +23,7 @@ from kombu import exceptions as kombu_exceptions
 from oslo_config import cfg
 
 from common import errors
-from common.broker_identities import CALLS, CONDUCTOR, reply_queue
+from common.broker_names import CALLS, CONDUCTOR, reply_queue
 from common.json_types import JsonObject, JsonValue
 from common.rpc import broker
 from common.rpc.problems import answered, result

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from oslo_config import cfg
 
-from common import broker_identities, config, private_files
+from common import broker_identities, broker_names, config, private_files
 from common.broker_identities import Identity
 from common.rpc.broker import address_of, own_exchange, url_as
 from deploy.cli.broker_users import say, users
@@ -37,7 +37,7 @@ def add(options: argparse.Namespace) -> int:
 
 def remove(options: argparse.Namespace) -> int:
     """Take a role's user away, with its connections."""
-    conf, user = config.load(options.config), broker_identities.user_of_role(options.role)
+    conf, user = config.load(options.config), broker_names.user_of_role(options.role)
     known = users(conf)
     for left in (known.remove(user), known.disconnect(user)):
         say(left)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from oslo_config import cfg
 
-from common import broker_identities, config, errors, private_files, tls
+from common import broker_identities, broker_names, config, errors, private_files, tls
 from common.host_joins import JoinToken
 from common.host_keys import Purpose, derive
 from common.rpc.broker import address_of, url_as
@@ -93,7 +93,7 @@ def rotate(options: argparse.Namespace) -> int:
     )
     status = _issue(options, conf, store)
     if options.now:
-        say(users(conf).disconnect(broker_identities.user_of(options.host)))
+        say(users(conf).disconnect(broker_names.user_of(options.host)))
     return status
 
 
@@ -112,8 +112,8 @@ def remove(options: argparse.Namespace) -> int:
 
     is_known = store.write(forget)
     store.close()
-    known, own = users(conf), broker_identities.user_of(options.host)
-    joins = broker_identities.user_of_join(options.host)
+    known, own = users(conf), broker_names.user_of(options.host)
+    joins = broker_names.user_of_join(options.host)
     left = [known.remove(own), known.disconnect(own), known.remove(joins), known.disconnect(joins)]
     if not is_known:  # its users were perhaps left by a command that was killed
         raise errors.NotFound(
@@ -159,7 +159,7 @@ def _issue(options: argparse.Namespace, conf: cfg.ConfigOpts, store: Store) -> i
     host, made = options.host, host_keys.of_all(store, conf)
     generation = made.newest(host, Purpose.COMMAND).generation
     password = made.broker_password(host, generation)
-    keys = made.for_host(host, url_as(conf, broker_identities.user_of(host), password), generation)
+    keys = made.for_host(host, url_as(conf, broker_names.user_of(host), password), generation)
     store.close()
     path = Path(options.file or f"{host}.key")
     private_files.replace(path, keys.text())

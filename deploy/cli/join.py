@@ -22,7 +22,7 @@ from pathlib import Path
 
 from oslo_config import cfg
 
-from common import broker_identities, config, errors
+from common import broker_names, config, errors
 from common.certificates import NewKey
 from common.host_joins import JoinToken
 from common.host_keys import NotGenuine, OwnKeys, Purpose
@@ -216,7 +216,7 @@ def _use(
     key = NewKey()
     got = _joined(client, key.request(place.token.host))
     token, owner = place.token, place.owner
-    user = broker_identities.user_of(token.host)
+    user = broker_names.user_of(token.host)
     url = url_as(conf, user, got.password, token.transport_url)
     own = OwnKeys(token.host, got.generation, got.keys, url)
     if got.certificate:

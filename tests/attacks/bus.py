@@ -15,7 +15,7 @@ from typing import Any
 from amqp.exceptions import AccessRefused
 
 from common import errors, states
-from common.broker_identities import PREFIX, host_queue
+from common.broker_names import PREFIX, host_queue
 from common.config import load
 from common.host_keys import HostKey, Purpose, derive
 from common.models import Command, DomainState, HostInventory, Result

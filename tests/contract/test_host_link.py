@@ -17,7 +17,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from common import config, errors
-from common.broker_identities import ANSWERS, CONDUCTOR, HEARTBEATS, REPORTS, exchange, host_queue
+from common.broker_names import ANSWERS, CONDUCTOR, HEARTBEATS, REPORTS, exchange, host_queue
 from common.clock import Clock
 from common.host_keys import AllKeys, Generations, Keys, OwnKeys, Purpose, derive
 from common.log_repeats import Repeats, without_traceback

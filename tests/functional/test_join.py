@@ -16,7 +16,7 @@ import pytest
 import sqlalchemy as sa
 from cryptography import x509
 
-from common import broker_identities, config
+from common import broker_names, config
 from common.broker_identities import Identity
 from common.host_joins import JoinToken
 from common.host_keys import OwnKeys, Purpose, derive
@@ -231,7 +231,7 @@ def test_a_host_that_is_removed_is_unknown_everywhere(site: Site, broker: Broker
     assert site.gives(site.controller, "host", "add", "h1", "--address", "127.0.0.1") == 1
     assert site.gives(site.controller, "host", "remove", "h1") == 0, site.complained
     known = broker.control("list_users")
-    assert broker_identities.user_of("h1") not in known
-    assert broker_identities.user_of_join("h1") not in known
+    assert broker_names.user_of("h1") not in known
+    assert broker_names.user_of_join("h1") not in known
     assert site.joins_with(token) == 1
     assert "the broker refuses kilonova-join-h1" in site.complained
