@@ -199,7 +199,7 @@ def test_who_joins_may_ask_conductors_and_no_more(world: World, broker: Broker) 
     own, there = broker_names.join_queue(PREFIX, "h1"), exchange(PREFIX)
     key = derive(SECRETS[Purpose.COMMAND], "h1", 1, Purpose.JOIN)
     token = JoinToken("h1", 1, key.secret.hex(), url.replace("amqp:", "rabbit:")[:-1])
-    link = world.host("h1", token.transport_url, token, Purpose.JOIN)
+    link = world.host("h1", token.transport_url, token.keys, Purpose.JOIN)
     assert link.wait_until_ready(10)
     link.close()
     with Connection(url) as connection:
