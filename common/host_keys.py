@@ -48,7 +48,7 @@ OF_A_HOST = (Purpose.COMMAND, Purpose.QUERY)
 
 
 class NotGenuine(Exception):
-    """A message that nobody with the key has made, or not for this."""
+    """A message that was not made with the expected key, or not for this purpose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +61,15 @@ class HostKey:
     secret: bytes = field(repr=False)
 
     def seal(self, plain: bytes, header: bytes) -> bytes:
-        """The text, readable with this key only, and bound to a header that everybody can read."""
+        """Encrypt a text, and bind it to a header, which stays readable for anybody."""
         nonce = os.urandom(_NONCE_BYTES)
         return nonce + AESGCM(self.secret).encrypt(nonce, plain, header)
 
     def open(self, sealed: bytes, header: bytes) -> bytes:
-        """The text again.
+        """Return the text.
 
         Raises:
-            NotGenuine: it was made with another key, or for another header, or changed.
+            NotGenuine: The key or the header is another one, or the text was changed.
         """
         try:
             return AESGCM(self.secret).decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], header)
@@ -77,12 +77,14 @@ class HostKey:
             raise NotGenuine("it was not made with this key") from problem
 
 
+def mac(secret: str, *about: str | int) -> bytes:
+    """Return 32 bytes that only a process with the secret can make for these words and numbers."""
+    return hmac.new(secret.encode(), json.dumps(about).encode(), hashlib.sha256).digest()
+
+
 def derive(secret: str, host: str, generation: int, purpose: Purpose) -> HostKey:
-    """The key of a host that everybody with the secret makes alike."""
-    about = json.dumps(["host key", host, generation, purpose]).encode()
-    return HostKey(
-        host, generation, purpose, hmac.new(secret.encode(), about, hashlib.sha256).digest()
-    )
+    """Return the key of a host, which is the same in each process with the secret."""
+    return HostKey(host, generation, purpose, mac(secret, "host key", host, generation, purpose))
 
 
 class Keys(Protocol):
@@ -258,6 +260,4 @@ class AllKeys:
         so that it is the same for who makes the user and for who tells the host."""
         if Purpose.COMMAND not in self._secrets:
             raise errors.Unavailable(_NO_SECRET.format(Purpose.COMMAND))
-        about = json.dumps(["broker password", host, generation]).encode()
-        secret = self._secrets[Purpose.COMMAND].encode()
-        return hmac.new(secret, about, hashlib.sha256).hexdigest()[:48]
+        return mac(self._secrets[Purpose.COMMAND], "broker password", host, generation).hex()[:48]

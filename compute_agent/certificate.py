@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The certificate of this host is replaced before it ends, by this host itself.
+"""The agent renews the certificate of its host.
 
-It is looked at once an hour; when [tls] cert_file ends within 30 days the agent makes a key, has
-conductors sign a certificate for it, and replaces the file, with both in it, as a whole.
-Connections are made with what the file has then, so nothing is started again. Must stay true: the
-file is whole at any moment, and a key leaves this host never.
+Once an hour the agent checks [tls] cert_file. If the certificate ends within 30 days, the agent
+makes a key, conductors sign a certificate for it, and the agent replaces the file with both. New
+connections read the new file, so nothing restarts.
+
+Invariant: the file is whole at any moment, and a private key never leaves the host.
 """
 
 from __future__ import annotations
@@ -16,14 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from oslo_config import cfg
 
-from common import errors
-from common.certificates import SOON_SECONDS, Certificate, ends_at
+from common import errors, private_files
+from common.certificates import SOON_SECONDS, Certificate, NewKey, ends_at, pem
 from common.json_types import JsonObject
-from common.rpc.host_certificates import HostCertificatesClient
+from common.rpc.host_credentials import HostCertificatesClient
 
 log = logging.getLogger(__name__)
 PERIOD_SECONDS = 3600.0
@@ -32,54 +31,42 @@ BY_HAND = "bring one of the cloud's authority by hand (docs/encryption.md)"
 
 @dataclass(frozen=True)
 class CertificateFile:
-    """[tls] cert_file of this host; ``has_key``: its key is in it, as ``kilonova join`` has it."""
+    """[tls] cert_file of this host; ``has_key`` if the private key is in the same file."""
 
     host: str
     path: Path
     has_key: bool = True
 
     def renew(self, client: HostCertificatesClient) -> None:
-        """Have the next one signed, and put it in place.
+        """Replace the certificate by the next one.
 
         Raises:
-            Problem: conductors sign none. OSError, ValueError: it cannot be read or written, or
-            what came is not better.
+            Problem: Conductors do not sign it.
+            OSError, ValueError: The file cannot be read or written, or the new certificate does
+                not end later.
         """
         if not self.has_key:
             raise ValueError("its key is in another file, and both cannot be replaced at once")
         if not os.access(self.path.parent, os.W_OK):
             raise ValueError(f"{self.path.parent} cannot be written: move it to state_dir")
-        present = Certificate.read(str(self.path))
-        key = ec.generate_private_key(ec.SECP256R1())
-        asked = x509.CertificateSigningRequestBuilder(present.cert.subject)
-        request = asked.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
-        proof = present.proof(self.host, request)
-        came = client.renew(_pem(present.cert), request, proof)
-        cert = x509.load_pem_x509_certificate(came.encode())
-        if cert.public_key() != key.public_key():
-            raise ValueError("what conductors have signed is not for the key that was asked for")
+        present, key = Certificate.read(str(self.path)), NewKey()
+        request = key.request(self.host)
+        certificate = client.renew(pem(present.cert), request, present.proof(self.host, request))
+        text = key.file(certificate)
+        cert = x509.load_pem_x509_certificate(certificate.encode())
         if cert.not_valid_after_utc <= present.cert.not_valid_after_utc:
             raise ValueError("the authority itself ends: the cloud needs another")
-        self._put(came + _private(key))
-
-    def _put(self, text: str) -> None:
-        part = self.path.with_name(f"{self.path.name}.new")
-        part.unlink(missing_ok=True)
-        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(self.path)
+        private_files.replace(self.path, text)
 
 
 class CertificateKeeper:
-    """Renews the file when it is time; a thread of the process calls ``look`` each hour."""
+    """Renews the file in time; a thread of the process calls ``look`` each hour."""
 
     def __init__(self, file: CertificateFile, client: HostCertificatesClient) -> None:
         self._file, self._client = file, client
 
     def look(self) -> None:
-        """Renew it when it is time; what fails is tried again in an hour."""
+        """Renew the file if it ends soon. A failure is tried again in an hour."""
         try:
             if ends_at(str(self._file.path)) - time.time() > SOON_SECONDS:
                 return
@@ -92,7 +79,7 @@ class CertificateKeeper:
 
 
 def keeper(conf: cfg.ConfigOpts, client: HostCertificatesClient) -> CertificateKeeper | None:
-    """As configured; None: this host has no certificate."""
+    """Return the keeper of the configured certificate; None if this host has none."""
     path = conf.tls.cert_file
     if not path:
         return None
@@ -101,18 +88,8 @@ def keeper(conf: cfg.ConfigOpts, client: HostCertificatesClient) -> CertificateK
 
 
 def facts(conf: cfg.ConfigOpts) -> JsonObject:
-    """What conductors are told of it: when it ends, in seconds since 1970."""
+    """Return the end of the certificate (seconds since 1970) for the host's inventory."""
     try:
         return {"certificate_ends": ends_at(conf.tls.cert_file)} if conf.tls.cert_file else {}
     except (OSError, ValueError):
         return {}
-
-
-def _pem(cert: x509.Certificate) -> str:
-    return cert.public_bytes(serialization.Encoding.PEM).decode()
-
-
-def _private(key: ec.EllipticCurvePrivateKey) -> str:
-    return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    ).decode()

@@ -32,7 +32,7 @@ from common.models import Access, Command, HostInventory, ImageRef, Result
 from common.rpc import agent as agent_rpc
 from common.rpc import conductor as conductor_rpc
 from common.rpc.broker import look_in, opener
-from common.rpc.host_certificates import HostCertificatesClient
+from common.rpc.host_credentials import HostCertificatesClient
 from common.rpc.host_link import HostSide
 from compute_agent import assembly, certificate, machine, verbs
 from compute_agent.consoles import Consoles

@@ -42,7 +42,8 @@ from common.rpc import agent as agent_rpc
 from common.rpc import conductor as conductor_rpc
 from common.rpc import scheduler as scheduler_rpc
 from common.rpc.broker import opener
-from common.rpc.host_link import ControlSide, Refusals
+from common.rpc.host_link import ControlSide
+from common.rpc.host_messages import Refusals
 from common.rpc.notifier import Notifier
 from common.rpc.transport import Transport
 from common.service_binaries import Binary
@@ -56,7 +57,7 @@ from conductor import (
     automatic_evacuation,
     cleanups,
     fencing_hook,
-    host_joins,
+    host_credentials,
     lanes,
     reports,
     runner,
@@ -64,7 +65,6 @@ from conductor import (
 from conductor.automatic_evacuation import EvacuationPolicy
 from conductor.gauges import DatabaseGauges
 from conductor.host_actions import HostActions
-from conductor.host_certificates import HostCertificates
 from conductor.notification_sender import NotificationSender
 from conductor.saga import AnyRun, Engine, Lane, one_by_one
 from conductor.service_clients import (
@@ -479,8 +479,8 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     store = guarded(Store.opened(conf, notifications=settings))
     await_version(store)
     keys = host_keys.of_all(store, conf)
-    signer = host_joins.signer(conf)
-    joins = host_joins.HostJoins(store, keys, signer)
+    signer = host_credentials.signer(conf)
+    joins = host_credentials.HostJoins(store, keys, signer)
     transport, link = Transport(conf), ControlSide(opener(conf), keys)
     identity, calls = IdentityClient(conf), CallPools(conf.network.calls)
     messages = Messages(
@@ -516,7 +516,7 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
         link.refusals,
     )
     conductor_rpc.serve(transport, owner, conductor)
-    conductor_rpc.listen(link, conductor, joins, HostCertificates(signer))
+    conductor_rpc.listen(link, conductor, joins, host_credentials.HostCertificates(signer))
     threads = conductor.start(
         conductor_rpc.ConductorWakeup(transport, server=owner, method="loop_back")
     )

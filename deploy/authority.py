@@ -13,12 +13,12 @@ import datetime
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from common.authority import DAY, YEARS, Signer, builder, named, pem, reached, usage
+from common import private_files
+from common.certificates import DAY, YEARS, Signer, builder, named, pem, private_pem, reached, usage
 from common.tls import Tls
-from deploy.configuration import write_secret
 
 RENEW = 30 * DAY  #: before it expires
 
@@ -42,7 +42,7 @@ class Authority:
                     x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
                 )
             )
-            write_secret(self.key_path, _pem(key))
+            private_files.replace(self.key_path, private_pem(key))
             _write(self.path, made.sign(key, hashes.SHA256()))
 
     def issue(self, name: str, *reached_at: str, valid: datetime.timedelta = YEARS) -> Tls:
@@ -53,7 +53,7 @@ class Authority:
         if not self._fits(Path(files.cert), reached_at):
             key = ec.generate_private_key(ec.SECP256R1())
             signer = Signer.opened(files.ca, str(self.key_path))
-            write_secret(Path(files.key), _pem(key))
+            private_files.replace(Path(files.key), private_pem(key))
             _write(Path(files.cert), signer.sign(key.public_key(), name, reached_at, valid))
         return files
 
@@ -65,12 +65,6 @@ class Authority:
         return list(known) == [
             reached(one) for one in reached_at
         ] and cert.not_valid_after_utc - RENEW > datetime.datetime.now(datetime.UTC)
-
-
-def _pem(key: ec.EllipticCurvePrivateKey) -> str:
-    return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    ).decode()
 
 
 def _write(path: Path, cert: x509.Certificate) -> None:

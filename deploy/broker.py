@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common import broker_identities as identities
+from common import broker_names
 from deploy.progress import Failure
 
 if TYPE_CHECKING:
@@ -52,12 +53,12 @@ class Broker:
 
     def host_url(self, host: str) -> str:
         """The same in the name of a host, which may little there."""
-        return f"rabbit://{identities.user_of(host)}:{self._password_of(host)}@{self.address}:{self.port}/"
+        return f"rabbit://{broker_names.user_of(host)}:{self._password_of(host)}@{self.address}:{self.port}/"
 
     def role_url(self, role: str) -> str:
         """The same in the name of a role of the control plane."""
         return (
-            f"rabbit://{identities.user_of_role(role)}:{self._password_of(f'role {role}')}"
+            f"rabbit://{broker_names.user_of_role(role)}:{self._password_of(f'role {role}')}"
             f"@{self.address}:{self.port}/"
         )
 
@@ -245,7 +246,7 @@ def definitions(broker: Broker) -> str:
         *(identities.of_host(host, broker._password_of(host)) for host in broker.hosts),
         *(
             identities.of_role(role, broker._password_of(f"role {role}"))
-            for role in identities.ROLES
+            for role in broker_names.ROLES
         ),
     ]
     return (

@@ -10,11 +10,11 @@ only.
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.broker_identities import API, CONDUCTOR, CONSOLE, SCHEDULER
+from common import private_files
+from common.broker_names import API, CONDUCTOR, CONSOLE, SCHEDULER
 from deploy import certificates
 from deploy.libvirtd import uri
 
@@ -164,9 +164,5 @@ def clouds(cloud: Cloud) -> str:
 
 
 def write_secret(path: Path, text: str) -> None:
-    """A file that only its owner may read, replaced as a whole."""
-    part = path.with_name(path.name + ".new")
-    part.unlink(missing_ok=True)
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
-    part.replace(path)
+    """Replace a file that only its owner may read."""
+    private_files.replace(path, text)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from oslo_config import cfg
 
 from common import access, errors, metrics, reload, service
-from common.broker_identities import SCHEDULER
+from common.broker_names import SCHEDULER
 from common.clock import Clock
 from common.errors import ConfigError
 from common.models import Explanation, RequestSpec, Selection

@@ -7,7 +7,7 @@ from typing import Any
 
 from oslo_config import cfg
 
-from common.broker_identities import REPORTS
+from common.broker_names import REPORTS
 from common.host_keys import OwnKeys
 from common.models import HostInventory, Sync, SyncAnswer
 from common.rpc.broker import opener

@@ -15,11 +15,11 @@ from dataclasses import replace
 from typing import Protocol, TypeVar, cast
 
 from common import errors
-from common.broker_identities import HEARTBEATS, REPORTS
+from common.broker_names import HEARTBEATS, REPORTS
 from common.host_keys import NotGenuine
 from common.json_types import JsonObject
 from common.models import Access, Heartbeat, HeartbeatAnswer, Sync, SyncAnswer
-from common.rpc import host_certificates, host_joins
+from common.rpc import host_credentials
 from common.rpc.agent import commands_of
 from common.rpc.host_link import ControlSide, HostSide
 from common.rpc.transport import Transport
@@ -54,8 +54,8 @@ def serve(transport: Transport, name: str, conductor: ConductorApi) -> None:
 def listen(
     link: ControlSide,
     conductor: ConductorApi,
-    joins: host_joins.HostJoinsApi | None = None,
-    certificates: host_certificates.HostCertificatesApi | None = None,
+    joins: host_credentials.HostJoinsApi | None = None,
+    certificates: host_credentials.HostCertificatesApi | None = None,
 ) -> None:
     """Answer agents, with ``joins`` those that are to become one, and with ``certificates`` those
     whose certificate ends. What a host says concerns that host: a message in which it calls itself
@@ -69,9 +69,10 @@ def listen(
         return to_wire(conductor.heartbeat(_of(host, from_wire(Heartbeat, beat))))
 
     link.serve(
-        {"sync": sync} | (host_certificates.methods(certificates) if certificates else {}),
+        {"sync": sync}
+        | (host_credentials.certificate_methods(certificates) if certificates else {}),
         {"heartbeat": heartbeat},
-        host_joins.methods(joins) if joins else {},
+        host_credentials.join_methods(joins) if joins else {},
     )
 
 

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable
 
 from common import errors
-from common.broker_identities import exchange
+from common.broker_names import exchange
 from common.rpc.broker import BROKEN, Channel, Connect
 
 log = logging.getLogger(__name__)

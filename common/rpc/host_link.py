@@ -1,184 +1,65 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages between hosts and the control plane: whoever has the broker can neither read nor make
-them.
+"""The two ends of the link between a host and the control plane, for sealed messages.
 
-Each message is sealed with a key that only the host and the control plane have
-(``common.host_keys``); its header, which anybody can read, says whose it is and is bound to what is
-sealed. A host reads one queue, its own, and writes to one exchange, under routing keys that end in
-its name; so RabbitMQ can hold it to that (``common.broker_identities``). The control plane writes
-into the hosts' queues through the default exchange.
+A host reads one queue, its own, and writes to one exchange, under routing keys that end in its
+name. So RabbitMQ can hold it to both (``common.broker_identities``). The control plane writes into
+the hosts' queues through the default exchange.
 
 A conductor declares a host's queue whenever the host asks for it, which it does with each new
 connection. The host's user may not: RabbitMQ lets the declaring user choose the type of the queue,
 and dead-letter its messages into the conductors' queue in another host's name.
 
-Replays: a host remembers what it was asked. What a host says carries what proves that it is new
-(``conductor.sync_cookies``), and what a conductor takes in twice changes nothing.
+Replays: a host remembers the ids of its messages. A message of a host carries a cookie that proves
+that it is new (``conductor.sync_cookies``), and a message that a conductor takes in twice changes
+nothing.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 
 from kombu.transport.pyamqp import Transport as AmqpTransport
 
-from common import errors, metrics
-from common.broker_identities import (
+from common import errors
+from common.broker_names import (
     ANSWERS,
     CONDUCTOR,
     HEARTBEATS,
     PREFIX,
     REPORTS,
-    answers_queue,
     exchange,
     host_queue,
-    join_queue,
 )
-from common.host_keys import AllKeys, HostKey, Keys, NotGenuine, Purpose
+from common.host_keys import AllKeys, Keys, NotGenuine, Purpose
 from common.json_types import JsonObject, JsonValue
-from common.rpc import host_bounds
-from common.rpc.broker import Channel, Connect, Connection, Listener, Sender, Take
+from common.rpc import host_bounds, host_queues
+from common.rpc.broker import Channel, Connect, Connection
+from common.rpc.broker_client import Listener, Sender, Take
 from common.rpc.host_bindings import HostBindings
+from common.rpc.host_messages import REMEMBERED, Header, Refusals, claimed_host, pack, unpack
 from common.rpc.problems import answered, result
 
 log = logging.getLogger(__name__)
 ANSWER = "answer"
 DECLARE_QUEUE = "declare_queue"  #: the method by which a host asks for its queue
 FROM_HOSTS = "from-hosts"  #: the thread that takes in what hosts say
-MOST_BYTES = 16 * 1024 * 1024
-_HEADER_MOST_BYTES = 2048
-REMEMBERED = 65536  #: questions that a host takes for the same when they come again
-FORGOTTEN_SECONDS = 3600  #: after which the broker removes the queue of a host that nobody reads
-QUEUED = 10_000  #: messages that wait for a host at most
-QUEUE_ARGUMENTS = {"x-expires": FORGOTTEN_SECONDS * 1000, "x-max-length": QUEUED}
-ACCESS_REFUSED, PRECONDITION_FAILED = 403, 406  #: codes of AMQP
 #: Pauses in seconds before a host looks for its queue again.
 QUEUE_PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8)
 AT_ONCE = 64  #: questions in hand at a time
-COMPLAIN_SECONDS = 60.0
 SECONDS_FOR_ANSWERS = 10.0  #: until the broker drops one that nobody takes in
 SECONDS_FOR_COMMANDS = 10.0
 STALE_SECONDS = 5.0  #: longer than a host waits for an answer
 #: Where hosts ask for their queues, and with keys of which purposes.
 QUEUES_ASKED = {(REPORTS, Purpose.COMMAND), (REPORTS, Purpose.JOIN)}
 Method = Callable[..., object]
-REFUSED = metrics.Metric(
-    metrics.COUNTER,
-    "refused_messages",
-    "Messages between hosts and the control plane that were refused; the log names the hosts.",
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Header:
-    """What everybody can read of a message: between whom, for what, and which question it is or
-    answers."""
-
-    host: str
-    generation: int
-    purpose: str
-    method: str
-    id: str
-    answer_to: str = ""
-
-    @classmethod
-    def read(cls, text: bytes) -> Header:
-        """Raises NotGenuine: it is none."""
-        try:
-            header = cls(**json.loads(text[:_HEADER_MOST_BYTES]))
-            Purpose(header.purpose)
-        except (ValueError, TypeError, RecursionError) as problem:
-            raise NotGenuine("its header cannot be read") from problem
-        if not (
-            isinstance(header.generation, int)
-            and all(
-                isinstance(part, str) and len(part) < 256
-                for part in (header.host, header.method, header.id, header.answer_to)
-            )
-        ):
-            raise NotGenuine("its header cannot be read")
-        return header
-
-
-def pack(
-    key: HostKey, method: str, content: object, number: str = "", answer_to: str = ""
-) -> tuple[Header, bytes]:
-    """A message: its header, and its bytes."""
-    header = Header(
-        key.host, key.generation, key.purpose, method, number or uuid.uuid4().hex, answer_to
-    )
-    text = json.dumps({name: getattr(header, name) for name in Header.__slots__}).encode()
-    return header, text + b"\n" + key.seal(json.dumps(content).encode(), text)
-
-
-def unpack(keys: Keys, body: bytes) -> tuple[Header, JsonObject]:
-    """Who says what.
-
-    Raises:
-        NotGenuine: nobody with a key that counts has made it.
-    """
-    text, _, sealed = body.partition(b"\n")
-    if len(body) > MOST_BYTES:
-        raise NotGenuine("it is too long")
-    header = Header.read(text)
-    key = keys.find(header.host, header.generation, Purpose(header.purpose))
-    try:
-        content = json.loads(key.open(sealed, text))
-    except (ValueError, RecursionError) as problem:
-        raise NotGenuine("what it says cannot be read") from problem
-    if not isinstance(content, dict):
-        raise NotGenuine("it is no object")
-    return header, content
-
-
-def queue_of(prefix: str, host: str, purpose: Purpose) -> str:
-    """Where what is sealed with a host's key of this purpose comes to."""
-    return join_queue(prefix, host) if purpose == Purpose.JOIN else host_queue(prefix, host)
-
-
-class Refusals:
-    """Messages that were not taken in: counted, and said at most once a minute for each host."""
-
-    def __init__(self) -> None:
-        self.counted: Counter[str] = Counter()
-        self._new: Counter[str] = Counter()
-        self._said: OrderedDict[str, float] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def count(self, host: str, why: object) -> None:
-        REFUSED.add()
-        with self._lock:
-            if host not in self.counted and len(self.counted) >= REMEMBERED:
-                host = "(others)"  # names may be made up without end
-            self.counted[host] += 1
-            self._new[host] += 1
-            if time.monotonic() - self._said.get(host, float("-inf")) < COMPLAIN_SECONDS:
-                return
-            self._said[host] = time.monotonic()
-            if len(self._said) > REMEMBERED:
-                self._said.popitem(last=False)
-        log.warning(
-            "a message in the name of host %.80s is refused (%d so far): %s",
-            host,
-            self.counted[host],
-            why,
-        )
-
-    def take(self) -> Counter[str]:
-        """Return the numbers of refused messages since the last call, by host."""
-        with self._lock:
-            taken, self._new = self._new, Counter()
-        return taken
 
 
 class _Questions:
@@ -309,13 +190,16 @@ class HostSide(_Side):
         Raises:
             NotFound: the queue is still missing. ``Listener`` connects and asks again.
         """
-        queue, connection = queue_of(self._prefix, self._host, self._purpose), channel.connection
+        queue, connection = (
+            host_queues.name_of(self._prefix, self._host, self._purpose),
+            channel.connection,
+        )
         body = pack(self._keys.newest(self._host, self._purpose), DECLARE_QUEUE, {})[1]
         self._sender.send(
             exchange(self._prefix), f"{REPORTS}.{self._host}", body, SECONDS_FOR_ANSWERS
         )
         for pause in QUEUE_PAUSES:
-            if _has_queue(connection, queue):
+            if host_queues.exists(connection, queue):
                 return {queue: self._take}
             time.sleep(pause)
         with connection.channel() as last:
@@ -433,20 +317,10 @@ class ControlSide(_Side):
         )
 
     def _declare(self, channel: Channel) -> dict[str, Take]:
-        heard = exchange(self._prefix)
-        _ensure_exchange(channel, heard)
-        # RabbitMQ 4 deprecates transient queues that are not exclusive. Each connection has its own
-        # queue, because the broker keeps an exclusive one locked until it notices that its
-        # connection is gone.
-        own = answers_queue(self._prefix, self._role, uuid.uuid4().hex)
-        channel.queue_declare(own, durable=False, exclusive=True, auto_delete=True)
-        channel.queue_bind(own, heard, f"{ANSWERS}.{self._name}.#")
+        own = host_queues.declare_answers(channel, self._prefix, self._role, self._name)
         takes: dict[str, Take] = {own: self._take_answer}
         for door in self._doors:
-            queue = f"{self._prefix}-{door}"
-            channel.queue_declare(queue, durable=True, auto_delete=False)
-            channel.queue_bind(queue, heard, f"{door}.#")
-            takes[queue] = partial(self._take, door)
+            takes[host_queues.declare_door(channel, self._prefix, door)] = partial(self._take, door)
         return takes
 
     def _take_answer(self, body: bytes, key: str) -> None:
@@ -516,21 +390,21 @@ class ControlSide(_Side):
         try:
             take(*unpack(self._keys, body))
         except NotGenuine as problem:
-            self.refusals.count(_claimed(body), problem)
+            self.refusals.count(claimed_host(body), problem)
         except errors.Problem as problem:
-            log.warning("a message of host %.80s waits: %s", _claimed(body), problem)
+            log.warning("a message of host %.80s waits: %s", claimed_host(body), problem)
 
     def _declare_queue_of(self, header: Header, came_at: float) -> None:
         """Declare the queue of a host. The host asks again if this conductor is too late."""
-        queue = queue_of(self._prefix, header.host, Purpose(header.purpose))
+        queue = host_queues.name_of(self._prefix, header.host, Purpose(header.purpose))
         if time.monotonic() - came_at > STALE_SECONDS:
             return
 
         def declare(connection: Connection) -> None:
             try:
-                declare_queue(connection, queue)
+                host_queues.declare(connection, queue)
             except AmqpTransport.channel_errors as problem:
-                if getattr(problem, "reply_code", None) != ACCESS_REFUSED:
+                if getattr(problem, "reply_code", None) != host_queues.ACCESS_REFUSED:
                     raise
                 log.warning(
                     "the broker does not let the conductors declare the queue %s, so the host "
@@ -559,7 +433,7 @@ class ControlSide(_Side):
             return
         self._answering.send(
             "",
-            queue_of(self._prefix, header.host, Purpose(header.purpose)),
+            host_queues.name_of(self._prefix, header.host, Purpose(header.purpose)),
             pack(key, ANSWER, answer, header.id)[1],
             SECONDS_FOR_ANSWERS,
         )
@@ -572,46 +446,3 @@ class ControlSide(_Side):
         self._asking.close()
         self._answering.close()
         self._declaring.close()
-
-
-def declare_queue(connection: Connection, queue: str) -> None:
-    """Declare the queue of a host. A queue of that name with other arguments is deleted first."""
-    for deletes in (True, False):
-        with connection.channel() as channel:
-            try:
-                channel.queue_declare(
-                    queue, durable=True, auto_delete=False, arguments=QUEUE_ARGUMENTS
-                )
-                return
-            except AmqpTransport.channel_errors as problem:
-                if not deletes or getattr(problem, "reply_code", None) != PRECONDITION_FAILED:
-                    raise
-        log.warning("the queue %s has other arguments than it must have, and is deleted", queue)
-        with connection.channel() as channel:
-            channel.queue_delete(queue)
-
-
-def _has_queue(connection: Connection, queue: str) -> bool:
-    with connection.channel() as channel:
-        try:
-            channel.queue_declare(queue, passive=True)
-            return True
-        except AmqpTransport.channel_errors:
-            return False
-
-
-def _ensure_exchange(channel: Channel, name: str) -> None:
-    """Who may not make it, as the API, waits until a conductor has."""
-    with channel.connection.channel() as probe:
-        try:
-            probe.exchange_declare(name, "topic", passive=True)
-        except AmqpTransport.channel_errors:
-            channel.exchange_declare(name, "topic", durable=True, auto_delete=False)
-
-
-def _claimed(body: bytes) -> str:
-    """In whose name a message comes that proves nothing."""
-    try:
-        return Header.read(body.partition(b"\n")[0]).host
-    except NotGenuine:
-        return "(nobody)"

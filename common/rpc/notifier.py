@@ -14,7 +14,7 @@ from oslo_config import cfg
 from common import errors
 from common.json_types import JsonObject
 from common.notifications.messages import Message
-from common.rpc.broker import protect
+from common.rpc.broker import configure
 from common.rpc.transport import CONTROL_EXCHANGE, LOST
 
 # isort: split
@@ -46,7 +46,7 @@ class Notifier:
         oslo_messaging.set_transport_defaults(EXCHANGE)
         self._transport = oslo_messaging.get_notification_transport(conf, url=url)
         oslo_messaging.set_transport_defaults(CONTROL_EXCHANGE)
-        protect(conf, url or conf.oslo_messaging_notifications.transport_url)
+        configure(conf, url or conf.oslo_messaging_notifications.transport_url)
         self._send = self._transport._send_notification
         self._transport._send_notification = self._sent
         self._problem: Exception | None = None

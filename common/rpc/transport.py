@@ -23,9 +23,9 @@ from kombu import exceptions as kombu_exceptions
 from oslo_config import cfg
 
 from common import errors
-from common.broker_identities import CALLS, CONDUCTOR, reply_queue
+from common.broker_names import CALLS, CONDUCTOR, reply_queue
 from common.json_types import JsonObject, JsonValue
-from common.rpc.broker import protect
+from common.rpc import broker
 from common.rpc.problems import answered, result
 
 log = logging.getLogger(__name__)
@@ -67,8 +67,7 @@ class Transport:
                 "sockets are monkey-patched; run Kilonova without eventlet and gevent"
             )
         oslo_messaging.set_transport_defaults(CONTROL_EXCHANGE)
-        protect(conf, url)
-        _tune(conf)
+        broker.configure(conf, url)
         self._transport = oslo_messaging.get_rpc_transport(conf, url=url)
         # The library's names for these queues are of one kind for all, and the broker knows users
         # by names of queues.
@@ -86,6 +85,7 @@ class Transport:
                 lambda retry: self._client(topic, server, None, retry).cast({}, method, **arguments)
             )
         except LOST as problem:
+            broker.LOST_MESSAGES.add("services")
             log.debug("cast %s to %s/%s was lost: %s", method, topic, server, problem)
             return False
         return True
@@ -114,6 +114,7 @@ class Transport:
                 lambda retry: self._client(topic, server, left, retry).call({}, method, **arguments)
             )
         except LOST as problem:
+            broker.LOST_MESSAGES.add("services")
             raise errors.NoAnswer(silence) from problem
         return result(answer)
 
@@ -200,19 +201,3 @@ def _answering(function: Callable[..., object]) -> Callable[..., object]:
 
     exposed: Callable[..., object] = oslo_messaging.expose(method)
     return exposed
-
-
-def _tune(conf: cfg.ConfigOpts) -> None:
-    """Defaults that fit rows that remember; an operator's file still wins. The two of the heartbeat
-    together make idle connections look up once a second (threshold / rate / 2), so that a process
-    stops promptly; so does that an answer is not offered for a minute to a caller who is gone."""
-    for name, value in (
-        ("rabbit_retry_interval", 1),
-        ("rabbit_retry_backoff", 1),
-        ("rabbit_interval_max", 5),
-        ("kombu_reconnect_delay", 0.5),
-        ("heartbeat_timeout_threshold", 30),
-        ("heartbeat_rate", 15),
-        ("kombu_missing_consumer_retry_timeout", 3),
-    ):
-        conf.set_default(name, value, group="oslo_messaging_rabbit")

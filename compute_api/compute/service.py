@@ -43,7 +43,7 @@ _opened = ExitStack()
 def application(conf: cfg.ConfigOpts, policy: Policy | None = None) -> WSGIApplication:
     """The WSGI application over the real services; call it in the process that will serve it.
     ``policy``: as this process's master has read it."""
-    from common.broker_identities import API
+    from common.broker_names import API
     from common.clients import limits, network_records, shares, volumes
     from common.clients.identity import IdentityClient
     from common.notifications.options import NotificationSettings

@@ -195,7 +195,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     """Open database and broker, listen, start the threads; returns what closes them."""
-    from common.broker_identities import CONSOLE
+    from common.broker_names import CONSOLE
     from common.clients.identity import IdentityClient
     from common.rpc import agent
     from common.rpc.broker import opener, require_answer

@@ -13,11 +13,10 @@ from pathlib import Path
 
 from oslo_config import cfg
 
-from common import broker_identities, config
+from common import broker_identities, broker_names, config, private_files
 from common.broker_identities import Identity
 from common.rpc.broker import address_of, own_exchange, url_as
-from deploy.cli.host_identity import say, users
-from deploy.configuration import write_secret
+from deploy.cli.broker_users import say, users
 
 
 def add(options: argparse.Namespace) -> int:
@@ -25,7 +24,7 @@ def add(options: argparse.Namespace) -> int:
     conf = config.load(options.config)
     identity = _identity(conf, options.role, secrets.token_hex(24))
     path = Path(options.file or f"{options.role}-broker.conf")
-    write_secret(
+    private_files.replace(
         path, f"[DEFAULT]\ntransport_url = {url_as(conf, identity.user, identity.password)}\n"
     )
     say(users(conf).make(identity, address_of(conf).virtual_host or "/"))
@@ -38,7 +37,7 @@ def add(options: argparse.Namespace) -> int:
 
 def remove(options: argparse.Namespace) -> int:
     """Take a role's user away, with its connections."""
-    conf, user = config.load(options.config), broker_identities.user_of_role(options.role)
+    conf, user = config.load(options.config), broker_names.user_of_role(options.role)
     known = users(conf)
     for left in (known.remove(user), known.disconnect(user)):
         say(left)

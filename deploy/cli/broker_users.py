@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from collections.abc import Sequence
 from typing import Any, Protocol
 from urllib.parse import quote, urlsplit
 
 import requests
+from oslo_config import cfg
 
 from common import errors
 from common.broker_identities import Identity
@@ -139,6 +141,20 @@ class ByHand:
 
     def remove(self, user: str) -> str:
         return _lines([["delete_user", user]])
+
+
+def users(conf: cfg.ConfigOpts) -> Users:
+    """Return the maker of users at the configured broker."""
+    return Management(conf.host_keys.management_url) if conf.host_keys.management_url else ByHand()
+
+
+def say(left: str) -> None:
+    """Print the commands that an administrator of the broker has to run, if any."""
+    if left:
+        print(
+            f"[host_keys] management_url is not set; on the broker's machine run:\n{left}",
+            file=sys.stderr,
+        )
 
 
 def _lines(commands: Sequence[Sequence[str]]) -> str:

@@ -11,7 +11,7 @@ import argparse
 import ipaddress
 from typing import Any
 
-from common.broker_identities import ROLES
+from common.broker_names import ROLES
 
 #: words on the command line -> (module, function, what it does)
 COMMANDS: dict[tuple[str, ...], tuple[str, str, str]] = {

@@ -91,8 +91,8 @@ def identity(conf: cfg.ConfigOpts) -> str:
     if lacking:
         raise errors.ConfigError(
             f"user {known.described()} lacks {' and '.join(sorted(lacking))}; run: openstack role add --user "
-            f"{conf.identity.username} --project {conf.identity.project_name} {min(lacking)} (docs/external-services.md "
-            "says what for)"
+            f"{conf.identity.username} --project {conf.identity.project_name} {min(lacking)} "
+            "(docs/external-services.md)"
         )
     return f"user {known.described()}"
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from oslo_config import cfg
 
-from common import broker_identities, config, errors, tls
+from common import broker_identities, broker_names, config, errors, private_files, tls
 from common.host_joins import JoinToken
 from common.host_keys import Purpose, derive
 from common.rpc.broker import address_of, url_as
@@ -32,8 +32,7 @@ from common.store.hosts import (
     host_status,
     services,
 )
-from deploy.cli.broker_users import ByHand, Management, Users
-from deploy.configuration import write_secret
+from deploy.cli.broker_users import say, users
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 OVERLAP_SECONDS = 3600
@@ -84,7 +83,7 @@ def _invite(options: argparse.Namespace, conf: cfg.ConfigOpts, store: Store) -> 
     left = "\n".join(filter(None, (users(conf).make(one, virtual_host) for one in (own, joins))))
     if left:
         path = Path(f"{host}-broker.txt")
-        write_secret(path, "".join(f"{one.user} {one.password}\n" for one in (own, joins)))
+        private_files.replace(path, "".join(f"{one.user} {one.password}\n" for one in (own, joins)))
         say(f"{left}\nThe written file is {path}: remove it then.")
     print(
         f"Within an hour, once, as root on {host}: kilonova join TOKEN. Then here: kilonova host prove {host}",
@@ -102,7 +101,7 @@ def rotate(options: argparse.Namespace) -> int:
     )
     status = _issue(options, conf, store)
     if options.now:
-        say(users(conf).disconnect(broker_identities.user_of(options.host)))
+        say(users(conf).disconnect(broker_names.user_of(options.host)))
     return status
 
 
@@ -121,8 +120,8 @@ def remove(options: argparse.Namespace) -> int:
 
     is_known = store.write(forget)
     store.close()
-    known, own = users(conf), broker_identities.user_of(options.host)
-    joins = broker_identities.user_of_join(options.host)
+    known, own = users(conf), broker_names.user_of(options.host)
+    joins = broker_names.user_of_join(options.host)
     left = [known.remove(own), known.disconnect(own), known.remove(joins), known.disconnect(joins)]
     if not is_known:  # its users were perhaps left by a command that was killed
         raise errors.NotFound(
@@ -168,10 +167,10 @@ def _issue(options: argparse.Namespace, conf: cfg.ConfigOpts, store: Store) -> i
     host, made = options.host, host_keys.of_all(store, conf)
     generation = made.newest(host, Purpose.COMMAND).generation
     password = made.broker_password(host, generation)
-    keys = made.for_host(host, url_as(conf, broker_identities.user_of(host), password), generation)
+    keys = made.for_host(host, url_as(conf, broker_names.user_of(host), password), generation)
     store.close()
     path = Path(options.file or f"{host}.key")
-    write_secret(path, keys.text())
+    private_files.replace(path, keys.text())
     instructions = users(conf).make(
         broker_identities.of_host(host, password), address_of(conf).virtual_host or "/"
     )
@@ -181,17 +180,3 @@ def _issue(options: argparse.Namespace, conf: cfg.ConfigOpts, store: Store) -> i
         "(host.key in state_dir), readable for kilonova-agent alone, and restart kilonova-agent."
     )
     return 0
-
-
-def users(conf: cfg.ConfigOpts) -> Users:
-    """Who makes users of the broker that is configured."""
-    return Management(conf.host_keys.management_url) if conf.host_keys.management_url else ByHand()
-
-
-def say(left: str) -> None:
-    """What an administrator of the broker has still to do."""
-    if left:
-        print(
-            f"[host_keys] management_url is not set; on the broker's machine run:\n{left}",
-            file=sys.stderr,
-        )

@@ -15,26 +15,23 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from oslo_config import cfg
 
-from common import broker_identities, config, errors
-from common.authority import named
+from common import broker_names, config, errors
+from common.certificates import NewKey
 from common.host_joins import JoinToken
 from common.host_keys import NotGenuine, OwnKeys, Purpose
-from common.json_types import JsonObject
+from common.private_files import replace
 from common.rpc.broker import address_of, look_in, opener, url_as
-from common.rpc.host_joins import HostJoinsClient
+from common.rpc.host_credentials import HostJoinsClient, Identity, TokenState
 from common.rpc.host_link import HostSide
 from deploy.cli import join_checks
-from deploy.cli.join_files import Owner, merged, put
+from deploy.cli.join_files import Owner, merged
 
 TRIES, PAUSE_SECONDS = 3, 2.0  #: for an answer that was lost
 HEARD_SECONDS = 60.0  #: until the control plane hears an agent that was started
@@ -84,7 +81,7 @@ def join(options: argparse.Namespace) -> int:
         looked = _look(conf, token, client)
         address = _checked(options, place, conf, looked)
         certificate = _certificate(options, place, Path(folder), looked, address)
-        is_secured = certificate or looked["signs"]
+        is_secured = certificate or looked.signs
         own = str(_certificate_file(conf)) if is_secured else ""
         texts = merged(path, place.options(address, own))
         _use(place, conf, client, texts, certificate)
@@ -109,7 +106,7 @@ def _asking(place: Place, folder: Path) -> Iterator[tuple[cfg.ConfigOpts, HostJo
         conf.set_override(name, known, group="tls")
     token = place.token
     connect = opener(conf, token.transport_url)
-    link = HostSide(connect, token, token.host, purpose=Purpose.JOIN)
+    link = HostSide(connect, token.keys, token.host, purpose=Purpose.JOIN)
     try:
         yield conf, HostJoinsClient(link)
     finally:
@@ -118,7 +115,7 @@ def _asking(place: Place, folder: Path) -> Iterator[tuple[cfg.ConfigOpts, HostJo
             conf.clear_override(name, group="tls")
 
 
-def _look(conf: cfg.ConfigOpts, token: JoinToken, client: HostJoinsClient) -> JsonObject:
+def _look(conf: cfg.ConfigOpts, token: JoinToken, client: HostJoinsClient) -> TokenState:
     """How the token stands, while the clocks are compared. Raises ConfigError: it opens nothing."""
     look_in(conf, token.transport_url, "the token")  # whose refusal says why
     try:
@@ -128,21 +125,21 @@ def _look(conf: cfg.ConfigOpts, token: JoinToken, client: HostJoinsClient) -> Js
             f"the broker answers, and no conductor does: none runs (kilonova status, on the controller), or the "
             f"token was replaced, or host {token.host} was removed: kilonova host add {token.host} prints another"
         ) from problem
-    if found["refusal"]:
-        raise errors.ConfigError(found["refusal"])
+    if found.refusal:
+        raise errors.ConfigError(found.refusal)
     _tell("broker", address_of(conf, token.transport_url).hosts[0].hostname)
     _tell("clock", said)
     return found
 
 
 def _checked(
-    options: argparse.Namespace, place: Place, conf: cfg.ConfigOpts, looked: JsonObject
+    options: argparse.Namespace, place: Place, conf: cfg.ConfigOpts, looked: TokenState
 ) -> str:
     """Look at the machine; returns its address."""
     token = place.token
     address = join_checks.address(
         options.address,
-        looked["address"],
+        looked.address,
         conf.migration.live_migration_inbound_addr,
         address_of(conf, token.transport_url),
     )
@@ -181,11 +178,11 @@ def _key_file(conf: cfg.ConfigOpts) -> Path:
 
 
 def _certificate(
-    options: argparse.Namespace, place: Place, folder: Path, looked: JsonObject, address: str
+    options: argparse.Namespace, place: Place, folder: Path, looked: TokenState, address: str
 ) -> str:
     """The one that the operator brings, with its key (PEM); empty: none is needed, or it comes with
     the identity."""
-    if not place.token.ca or looked["signs"]:
+    if not place.token.ca or looked.signs:
         if options.cert_file:
             raise errors.ConfigError(
                 "--cert-file is not needed: "
@@ -216,35 +213,28 @@ def _use(
     certificate: str,
 ) -> None:
     """Use the token, and write what came; the configuration last, without which no agent starts."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    request = x509.CertificateSigningRequestBuilder(named(place.token.host))
-    got = _joined(client, _pem(request.sign(key, hashes.SHA256())))
+    key = NewKey()
+    got = _joined(client, key.request(place.token.host))
     token, owner = place.token, place.owner
-    user = broker_identities.user_of(token.host)
-    made = json.loads(got["key_file"])
-    made["transport_url"] = url_as(conf, user, got["password"], token.transport_url)
-    if got["certificate"]:
-        private = key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-        certificate = got["certificate"] + private.decode()
+    user = broker_names.user_of(token.host)
+    url = url_as(conf, user, got.password, token.transport_url)
+    own = OwnKeys(token.host, got.generation, got.keys, url)
+    if got.certificate:
+        certificate = key.file(got.certificate)
     keys = _key_file(conf)
     _folder(Path(conf.state_dir), owner)
     place.path.parent.mkdir(parents=True, exist_ok=True, mode=0o711)
-    put(keys, json.dumps(made, indent=1) + "\n", 0o600, owner.uid, owner.gid)
+    replace(keys, own.text(), 0o600, (owner.uid, owner.gid))
     OwnKeys.read(keys, token.host)
-    us = os.geteuid()
     if token.ca:
-        put(place.beside(CA), token.ca, 0o644, us, os.getegid())
+        replace(place.beside(CA), token.ca, 0o644)
     if certificate:
-        put(_certificate_file(conf), certificate, 0o600, owner.uid, owner.gid)
-    put(place.path, text, 0o640, us, owner.gid)
+        replace(_certificate_file(conf), certificate, 0o600, (owner.uid, owner.gid))
+    replace(place.path, text, 0o640, (os.geteuid(), owner.gid))
     _tell("identity", f"host {token.host}, in {keys}")
 
 
-def _joined(client: HostJoinsClient, request: str) -> Mapping[str, str]:
+def _joined(client: HostJoinsClient, request: str) -> Identity:
     for left in reversed(range(TRIES)):
         try:
             return client.join(request)
@@ -278,7 +268,7 @@ def start_agent(client: HostJoinsClient) -> None:
     until = time.monotonic() + HEARD_SECONDS
     while time.monotonic() < until:
         try:
-            if client.look()["is_heard"]:
+            if client.look().is_heard:
                 _tell("agent", "runs, and the cloud hears it")
                 return
         except errors.Unavailable:
@@ -292,7 +282,3 @@ def start_agent(client: HostJoinsClient) -> None:
 
 def _tell(name: str, found: str) -> None:
     print(f"{name}: {found}", flush=True)
-
-
-def _pem(request: x509.CertificateSigningRequest) -> str:
-    return request.public_bytes(serialization.Encoding.PEM).decode()

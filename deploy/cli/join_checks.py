@@ -20,8 +20,8 @@ from oslo_config import cfg
 
 from common import errors, tls
 from common.errors import ConfigError
-from common.json_types import JsonObject
 from common.rpc.broker import BrokerAddress
+from common.rpc.host_credentials import TokenState
 from deploy.cli import config_check
 
 UNIT = "kilonova-agent"
@@ -30,12 +30,12 @@ LEAST_GIB = 2
 COMMAND_SECONDS = 90.0
 
 
-def clock(look: Callable[[], JsonObject]) -> tuple[JsonObject, str]:
-    """What a conductor answers, and how far this clock is from the cloud's."""
+def clock(look: Callable[[], TokenState]) -> tuple[TokenState, str]:
+    """Return the token's state, and the difference between this clock and the cloud's in words."""
     before = time.time()
     found = look()
     after = time.time()
-    ahead = (before + after) / 2 - found["now"] / 1e6
+    ahead = (before + after) / 2 - found.now / 1e6
     if abs(ahead) > CLOCK_SECONDS + (after - before):
         way = "ahead of" if ahead > 0 else "behind"
         raise ConfigError(

@@ -44,20 +44,6 @@ class Owner:
         return cls(found.pw_uid, found.pw_gid, is_us)
 
 
-def put(path: Path, text: str, mode: int, uid: int, gid: int) -> None:
-    """Replace a file as a whole; from its first byte on nobody but these can read it."""
-    part = path.with_name(f"{path.name}.new")
-    part.unlink(missing_ok=True)
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
-        if os.geteuid() == 0:
-            os.fchown(file.fileno(), uid, gid)
-        os.fchmod(file.fileno(), mode)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
-
-
 def merged(path: Path, wanted: Options) -> str:
     """The text of a configuration file with these values in it; what else stands there stays.
 

@@ -15,12 +15,12 @@ from typing import Any
 from amqp.exceptions import AccessRefused
 
 from common import errors, states
-from common.broker_identities import PREFIX, host_queue
+from common.broker_names import PREFIX, host_queue
 from common.config import load
 from common.host_keys import HostKey, Purpose, derive
 from common.models import Command, DomainState, HostInventory, Result
 from common.rpc.broker import opener
-from common.rpc.host_link import pack
+from common.rpc.host_messages import pack
 from common.wire import to_wire
 from tests.attacks.target import ADMIN, Outcome, Target
 from tests.broker_attempts import attempts

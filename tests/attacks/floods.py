@@ -17,10 +17,10 @@ from multiprocessing.synchronize import Event
 from typing import Any, NamedTuple
 
 from common import config
-from common.broker_identities import HEARTBEATS, PREFIX, REPORTS, answers_queue, exchange
+from common.broker_names import HEARTBEATS, PREFIX, REPORTS, answers_queue, exchange
 from common.host_keys import Purpose
 from common.rpc.broker import opener
-from common.rpc.host_link import pack
+from common.rpc.host_messages import pack
 from tests.attacks.target import Outcome, Target, command, processes
 from tests.bench.figures import pss
 

@@ -21,8 +21,8 @@ import pytest
 from amqp.exceptions import AccessRefused, AMQPError, PreconditionFailed
 from kombu.connection import Connection
 
-from common import broker_identities, errors
-from common.broker_identities import (
+from common import broker_identities, broker_names, errors
+from common.broker_names import (
     API,
     CONDUCTOR,
     CONSOLE,
@@ -36,7 +36,7 @@ from common.host_keys import Purpose, derive
 from common.models import Heartbeat, HeartbeatAnswer
 from common.notifications.messages import Message
 from common.rpc import agent, conductor
-from common.rpc.host_link import QUEUE_ARGUMENTS
+from common.rpc.host_queues import QUEUE_ARGUMENTS
 from common.rpc.notifier import Notifier
 from common.rpc.transport import Transport
 from deploy.broker import MAX_MESSAGE_BYTES, SCRIPTS, USER, Broker, definitions
@@ -48,7 +48,7 @@ from tests.contract.test_rpc import Told
 from tests.waiting import await_true
 
 pytestmark = pytest.mark.slice("operations")
-PREFIX = broker_identities.PREFIX
+PREFIX = broker_names.PREFIX
 
 
 @pytest.fixture(scope="module")
@@ -196,10 +196,10 @@ def test_who_joins_may_ask_conductors_and_no_more(world: World, broker: Broker) 
             "set_topic_permissions", "-p", "/", joins.user, topic.exchange, topic.write, topic.read
         )
     url = f"amqp://{joins.user}:{joins.password}@127.0.0.1:{broker.port}//"
-    own, there = broker_identities.join_queue(PREFIX, "h1"), exchange(PREFIX)
+    own, there = broker_names.join_queue(PREFIX, "h1"), exchange(PREFIX)
     key = derive(SECRETS[Purpose.COMMAND], "h1", 1, Purpose.JOIN)
     token = JoinToken("h1", 1, key.secret.hex(), url.replace("amqp:", "rabbit:")[:-1])
-    link = world.host("h1", token.transport_url, token, Purpose.JOIN)
+    link = world.host("h1", token.transport_url, token.keys, Purpose.JOIN)
     assert link.wait_until_ready(10)
     link.close()
     with Connection(url) as connection:
@@ -213,8 +213,8 @@ def test_who_joins_may_ask_conductors_and_no_more(world: World, broker: Broker) 
         lambda channel: channel.basic_get(host_queue(PREFIX, "h1")),
         lambda channel: channel.queue_purge(host_queue(PREFIX, "h1")),
         lambda channel: channel.basic_get(f"{PREFIX}-reports"),
-        lambda channel: channel.basic_get(broker_identities.join_queue(PREFIX, "h2")),
-        lambda channel: channel.queue_declare(broker_identities.join_queue(PREFIX, "h2")),
+        lambda channel: channel.basic_get(broker_names.join_queue(PREFIX, "h2")),
+        lambda channel: channel.queue_declare(broker_names.join_queue(PREFIX, "h2")),
         lambda channel: channel.queue_bind(own, there, "#"),
         lambda channel: channel.exchange_delete(there),
         *(

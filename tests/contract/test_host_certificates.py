@@ -17,18 +17,17 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from common import errors
-from common.authority import OF_HOSTS, Signer, named
-from common.certificates import SOON_SECONDS, Certificate, ends_at
+from common.certificates import OF_HOSTS, SOON_SECONDS, Certificate, Signer, ends_at, named
 from common.host_joins import JoinToken
 from common.host_keys import Purpose, derive
 from common.models import HostInventory
 from common.rpc import conductor
-from common.rpc.host_certificates import HostCertificatesClient
+from common.rpc.host_credentials import HostCertificatesClient
 from common.store import doctor
 from common.store.engine import Store
 from common.store.hosts import hosts
 from compute_agent.certificate import CertificateFile, CertificateKeeper
-from conductor.host_certificates import HostCertificates
+from conductor.host_credentials import HostCertificates
 from deploy.authority import Authority
 from tests.contract.test_host_link import SECRETS, World
 from tests.contract.test_rpc import Told
@@ -158,7 +157,7 @@ def test_a_proof_is_for_one_host_and_one_request(site: Site) -> None:
 
 
 def test_a_host_that_was_removed_is_not_heard(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("common.rpc.host_certificates.ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr("common.rpc.host_credentials.ANSWER_SECONDS", 0.5)
     file, client = site.file(), site.client()
     text = file.path.read_text()
     del site.world.generations["h1"]
@@ -167,10 +166,10 @@ def test_a_host_that_was_removed_is_not_heard(site: Site, monkeypatch: pytest.Mo
 
 
 def test_a_token_of_one_who_joins_gets_none(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("common.rpc.host_certificates.ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr("common.rpc.host_credentials.ANSWER_SECONDS", 0.5)
     key = derive(SECRETS[Purpose.COMMAND], "h1", 1, Purpose.JOIN)
     token = JoinToken("h1", 1, key.secret.hex(), "")
-    link = site.world.host("h1", keys=token, purpose=Purpose.JOIN)
+    link = site.world.host("h1", keys=token.keys, purpose=Purpose.JOIN)
     present, asked = (
         Certificate.read(str(site.file().path)),
         request(ec.generate_private_key(ec.SECP256R1())),
@@ -187,7 +186,7 @@ def test_what_cannot_be_renewed_says_what_to_do(
     monkeypatch.setattr("os.access", lambda path, mode: False)
     CertificateKeeper(file, site.client()).look()
     monkeypatch.undo()
-    monkeypatch.setattr("common.authority.OF_HOSTS", DAY)
+    monkeypatch.setattr("common.certificates.OF_HOSTS", DAY)
     CertificateKeeper(file, site.client()).look()
     with pytest.raises(errors.Conflict, match="ca_key_file"):
         HostCertificates(None).renew("h1", "", "", "")

@@ -12,19 +12,19 @@ import pytest
 import sqlalchemy as sa
 
 from common import errors
-from common.authority import Signer
+from common.certificates import Signer
 from common.clock import Clock
 from common.host_joins import Envelope, JoinToken
 from common.host_keys import AllKeys, Purpose, derive
 from common.models import HostInventory
 from common.rpc import conductor
-from common.rpc.host_joins import HostJoinsClient
+from common.rpc.host_credentials import HostJoinsClient
 from common.rpc.host_link import HostSide
 from common.store import schema
 from common.store.engine import Store
 from common.store.hosts import host_joins, host_keys, hosts
 from common.store.hosts.host_joins import JoinState
-from conductor.host_joins import HostJoins
+from conductor.host_credentials import HostJoins
 from deploy.authority import Authority
 from tests.contract.test_host_link import SECRETS, World
 from tests.contract.test_rpc import Told
@@ -142,7 +142,7 @@ class Rig:
         return JoinToken(host, number, key.secret.hex(), "")
 
     def link(self, token: JoinToken) -> HostSide:
-        return self.world.host(token.host, keys=token, purpose=Purpose.JOIN)
+        return self.world.host(token.host, keys=token.keys, purpose=Purpose.JOIN)
 
     def client(self, token: JoinToken) -> HostJoinsClient:
         return HostJoinsClient(self.link(token))
@@ -166,12 +166,12 @@ def test_who_has_the_token_gets_the_identity_once(rig: Rig) -> None:
     link = rig.link(token)
     client = HostJoinsClient(link)
     looked = client.look()
-    assert (looked["state"], looked["signs"], looked["is_heard"]) == ("open", False, False)
+    assert (looked.refusal, looked.signs, looked.is_heard) == ("", False, False)
     got = client.join()
-    assert got["key_file"] == rig.keys.for_host("h1").text()
-    assert got["password"] == rig.keys.broker_password("h1", token.generation)
-    assert got["certificate"] == ""
-    assert client.look()["state"] == "used"
+    assert (got.keys, got.generation) == (rig.keys.for_host("h1").secrets, token.generation)
+    assert got.password == rig.keys.broker_password("h1", token.generation)
+    assert got.certificate == ""
+    assert "was used at" in client.look().refusal
     assert client.join() == got, "its answer was lost, and it asks again"
     # Two links with one token read the same queue, and each would take answers of the other.
     link.close()
@@ -189,7 +189,7 @@ def test_one_that_is_over_says_so(rig: Rig) -> None:
 
 def test_its_key_opens_nothing_else(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does a host's own key join, or another host's, or a guessed one."""
-    monkeypatch.setattr("common.rpc.host_joins.ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr("common.rpc.host_credentials.ANSWER_SECONDS", 0.5)
     token = rig.token()
     link = rig.link(token)
     client = HostJoinsClient(link)
@@ -210,7 +210,7 @@ def test_its_key_opens_nothing_else(rig: Rig, monkeypatch: pytest.MonkeyPatch) -
         wrong_link.close()
     # Five questions, and of each wrong key also the request for the queue.
     assert rig.refusals.counted["h1"] == 7
-    assert client.look()["state"] == "open"
+    assert client.look().refusal == ""
 
 
 def test_a_token_that_was_replaced_is_refused(rig: Rig) -> None:
@@ -226,8 +226,8 @@ def test_a_certificate_comes_with_the_identity(
     authority = Authority(tmp_path / "tls")
     rig = Rig(world, one_store, Signer.opened(str(authority.path), str(authority.key_path)))
     client = rig.client(rig.token())
-    assert client.look()["signs"]
+    assert client.look().signs
     with pytest.raises(errors.BadRequest, match="request"):
         client.join("no request")
-    assert client.look()["state"] == "open", "what is refused uses nothing"
-    assert client.join(request())["certificate"].startswith("-----BEGIN CERTIFICATE-----")
+    assert client.look().refusal == "", "what is refused uses nothing"
+    assert client.join(request()).certificate.startswith("-----BEGIN CERTIFICATE-----")

@@ -14,9 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from common import config, errors
-from common.broker_identities import ANSWERS, CONDUCTOR, HEARTBEATS, REPORTS, exchange, host_queue
+from common.broker_names import ANSWERS, CONDUCTOR, HEARTBEATS, REPORTS, exchange, host_queue
 from common.clock import Clock
 from common.host_keys import AllKeys, Generations, Keys, OwnKeys, Purpose, derive
 from common.log_repeats import Repeats, without_traceback
@@ -31,9 +32,20 @@ from common.models import (
     Sync,
     SyncAnswer,
 )
-from common.rpc import agent, broker, conductor, host_bindings, host_bounds, host_link
+from common.rpc import (
+    agent,
+    broker,
+    broker_client,
+    conductor,
+    host_bindings,
+    host_bounds,
+    host_link,
+    host_queues,
+)
 from common.rpc.broker import opener
-from common.rpc.host_link import ControlSide, Header, HostSide, declare_queue, pack
+from common.rpc.host_link import ControlSide, HostSide
+from common.rpc.host_messages import Header, pack
+from common.rpc.transport import Transport
 from common.wire import to_wire
 from deploy.servers import free_ports
 from tests.contract.test_rpc import Told, no_answer, seconds
@@ -90,7 +102,7 @@ class World:
         because only a conductor declares queues of hosts."""
         if not url:
             with opener(self.conf, self.url)() as connection:
-                declare_queue(connection, host_queue(self.prefix, name))
+                host_queues.declare(connection, host_queue(self.prefix, name))
         link = self.host(name, url)
         agent.serve(link, told)
         assert link.wait_until_ready(30)
@@ -230,7 +242,7 @@ def test_each_report_is_answered_once_by_some_conductor(world: World) -> None:
 
 
 def test_idle_link_closes_without_waiting(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(broker, "IDLE", 600.0)
+    monkeypatch.setattr(broker_client, "IDLE", 600.0)
     world.listening(Told()).close()
     assert host_link.FROM_HOSTS not in {thread.name for thread in threading.enumerate()}
 
@@ -264,6 +276,29 @@ def test_with_the_broker_unreachable_all_ends_in_time(world: World) -> None:
     assert seconds(lambda: (control.close(), host.close())) < 8
 
 
+def test_both_stacks_count_lost_messages_and_connections(world: World) -> None:
+    registry = CollectorRegistry()
+    for metric in (broker.LOST_MESSAGES, broker.CONNECTIONS):
+        metric.begin(registry)
+    try:
+        for url in (f"rabbit://nobody:none@127.0.0.1:{free_ports(1)}/", world.url):
+            agent.AgentClient(world.control(url)).do("h1", [], None)
+            transport = Transport(world.conf, url)
+            transport.cast("no-topic", "wake")
+            transport.close()
+    finally:
+        for metric in (broker.LOST_MESSAGES, broker.CONNECTIONS):
+            metric.begin(None)
+
+    def value(name: str, **labels: str) -> float:
+        return registry.get_sample_value(f"kilonova_{name}_total", labels) or 0
+
+    assert value("lost_messages", to="hosts") == 2
+    assert value("lost_messages", to="services") == 2
+    assert value("broker_connections", result="failed") >= 2
+    assert value("broker_connections", result="opened") >= 2
+
+
 def test_reason_of_a_silent_host_is_a_warning_once_a_minute(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -275,6 +310,23 @@ def test_reason_of_a_silent_host_is_a_warning_once_a_minute(
     repeats = Repeats()
     lines = [line for record in records for line in repeats.news(without_traceback(record))]
     assert [line.levelname for line in lines] == ["WARNING"]
+
+
+def test_busy_listener_keeps_its_connection(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """RabbitMQ closes a connection that has sent nothing for two heartbeats."""
+    broker.address_of(world.conf)  # registers the options
+    world.conf.set_override("heartbeat_timeout_threshold", 1, group=broker.RABBIT)
+    try:
+        told = Told(HeartbeatAnswer(True))
+        world.listening(told)
+    finally:
+        world.conf.clear_override("heartbeat_timeout_threshold", group=broker.RABBIT)
+    client = conductor.ConductorClient(world.host())
+    until = time.monotonic() + 6
+    while time.monotonic() < until:
+        assert client.heartbeat(Heartbeat("h1", 3), 5) == HeartbeatAnswer(True)
+        time.sleep(0.2)  # Messages arrive more often than a listener looks when it is idle.
+    assert "will be made again" not in caplog.text
 
 
 @pytest.mark.parametrize("cut", ["the host's", "the conductor's"])

@@ -221,7 +221,7 @@ def test_wish_to_complete_lets_it_stand_still_until_it_is_there(busy: Traveller)
 
 @pytest.fixture
 def post_copy() -> Iterator[None]:
-    """Guests of a QEMU that is not root may be moved so (docs/hosts.md, Users and rights on a host)."""
+    """Permit post-copy for a QEMU that is not root (docs/hosts.md)."""
     before = USERFAULTFD.read_text()
     try:
         USERFAULTFD.write_text("1")

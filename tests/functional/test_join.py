@@ -16,7 +16,7 @@ import pytest
 import sqlalchemy as sa
 from cryptography import x509
 
-from common import broker_identities, config
+from common import broker_names, config
 from common.broker_identities import Identity
 from common.host_joins import JoinToken
 from common.host_keys import OwnKeys, Purpose, derive
@@ -27,7 +27,7 @@ from common.rpc.host_link import ControlSide, HostSide
 from common.store import schema
 from common.store.engine import Store
 from common.store.hosts import host_keys, hosts
-from conductor import host_joins
+from conductor import host_credentials
 from deploy.authority import Authority
 from deploy.broker import Broker
 from deploy.cli import host_identity
@@ -101,7 +101,9 @@ class Site:
         conf, self.store = config.load(str(self.controller)), Store(url)
         self.keys = host_keys.of_all(self.store, conf)
         self.link = ControlSide(opener(conf), self.keys)
-        self.joins = host_joins.HostJoins(self.store, self.keys, host_joins.signer(conf))
+        self.joins = host_credentials.HostJoins(
+            self.store, self.keys, host_credentials.signer(conf)
+        )
         conductor.listen(self.link, Told(HeartbeatAnswer(True)), self.joins)
         assert self.link.wait_until_ready(10)
 
@@ -229,7 +231,7 @@ def test_a_host_that_is_removed_is_unknown_everywhere(site: Site, broker: Broker
     assert site.gives(site.controller, "host", "add", "h1", "--address", "127.0.0.1") == 1
     assert site.gives(site.controller, "host", "remove", "h1") == 0, site.complained
     known = broker.control("list_users")
-    assert broker_identities.user_of("h1") not in known
-    assert broker_identities.user_of_join("h1") not in known
+    assert broker_names.user_of("h1") not in known
+    assert broker_names.user_of_join("h1") not in known
     assert site.joins_with(token) == 1
     assert "the broker refuses kilonova-join-h1" in site.complained

@@ -51,7 +51,7 @@ THREADS = {
     "common/store/engine.py": "waits a random moment before it repeats a deadlocked transaction",
     "common/rpc/transport.py": "a call must end within its time although the library waits for the broker without end",
     "common/rpc/host_bindings.py": "bindings change while a flood keeps the listening thread busy",
-    "common/rpc/broker.py": "one thread listens to the broker beside whatever else a process does",
+    "common/rpc/broker_client.py": "a listener reads from the broker beside the other work of a process",
     "common/rpc/host_link.py": "what hosts say and are asked may take time, and holds up no other message",
     "common/rpc/conductor.py": "wakeup messages are sent from one thread so that the API never waits for the broker",
     "common/clients/identity.py": "a silent identity service must hold whoever needs a token for a moment only",

@@ -11,7 +11,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
-from common.authority import Signer, named
+from common.certificates import Signer, named
 from common.errors import ConfigError
 from deploy.authority import Authority
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from common.broker_identities import API, CONDUCTOR, CONSOLE, ROLES, SCHEDULER, of_role
+from common.broker_identities import of_role
+from common.broker_names import API, CONDUCTOR, CONSOLE, ROLES, SCHEDULER
 from deploy.cli.main import main
 
 

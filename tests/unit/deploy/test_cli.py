@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from common import config, errors
-from common.broker_identities import ROLES
+from common.broker_names import ROLES
 from common.clock import SECOND
 from common.notifications.options import NotificationSettings
 from common.store import doctor, schema, user_data

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from common.broker_identities import ROLES
+from common.broker_names import ROLES
 from deploy import completion
 from deploy.cli.main import parser
 from deploy.manual import options, verbs

@@ -17,12 +17,13 @@ from typing import Any
 import pytest
 from oslo_config import cfg
 
-from common import config, errors
+from common import config, errors, private_files
 from common.errors import ConfigError
 from common.host_joins import JoinToken
+from common.rpc.host_credentials import TokenState
 from deploy.authority import Authority
 from deploy.cli import config_check, join, join_checks
-from deploy.cli.join_files import HEAD, Owner, merged, put
+from deploy.cli.join_files import HEAD, Owner, merged
 from deploy.cli.main import main
 from tests.unit.common.test_host_joins import TOKEN
 
@@ -43,16 +44,21 @@ def conf(tmp_path: Path) -> Iterator[cfg.ConfigOpts]:
     config.CONF.clear()
 
 
+def token_state(seconds: float = 0, is_heard: bool = False) -> TokenState:
+    """A conductor's answer; its clock is so many seconds ahead."""
+    return TokenState(int((time.time() + seconds) * 1e6), "", "192.0.2.7", False, is_heard)
+
+
 # --- checks ---
 @pytest.mark.parametrize(("seconds", "way"), [(30, "ahead of"), (-4000, "behind")])
 def test_a_clock_that_is_wrong_is_refused(seconds: int, way: str) -> None:
     with pytest.raises(ConfigError, match=rf"{abs(seconds)} s {way} the cloud's: .*NTP"):
-        join_checks.clock(lambda: {"now": (time.time() - seconds) * 1e6})
+        join_checks.clock(lambda: token_state(-seconds))
 
 
 def test_a_clock_that_is_right_is_told() -> None:
-    found, said = join_checks.clock(lambda: {"now": time.time() * 1e6, "x": 1})
-    assert found["x"] == 1 and said == "0.0 s from the cloud's"
+    state, difference = join_checks.clock(lambda: token_state(0))
+    assert state.address == "192.0.2.7" and difference == "0.0 s from the cloud's"
 
 
 def test_loopback_is_nobodys_address_unless_somebody_says_so() -> None:
@@ -188,7 +194,7 @@ def test_what_an_operator_has_written_stays(tmp_path: Path) -> None:
 def test_a_file_is_there_as_a_whole_for_its_owner(tmp_path: Path) -> None:
     path = tmp_path / "host.key"
     path.write_text("older")
-    put(path, "newer", 0o640, os.geteuid(), os.getegid())
+    private_files.replace(path, "newer", 0o640, (os.geteuid(), os.getegid()))
     assert (path.read_text(), path.stat().st_mode & 0o777) == ("newer", 0o640)
     assert list(tmp_path.iterdir()) == [path]
 
@@ -237,11 +243,11 @@ class Asked:
     def __init__(self, hears: bool = True) -> None:
         self.looks, self._hears = 0, hears
 
-    def look(self) -> dict[str, bool]:
+    def look(self) -> TokenState:
         self.looks += 1
         if self.looks == 1:
             raise errors.NoAnswer("it restarts just now")
-        return {"is_heard": self._hears and self.looks > 2}
+        return token_state(is_heard=self._hears and self.looks > 2)
 
 
 @pytest.fixture

@@ -41,10 +41,10 @@ def test_processes_of_a_controller_take_theirs(load) -> None:
     api.settings(conf)
     image_tickets.configured(conf)
     tls.of_neighbours(conf)
-    from common.rpc.broker import protect
+    from common.rpc.broker import configure
     from common.store.connections import protection
 
-    protect(conf)
+    configure(conf)
     assert protection(conf) is None
     assert conf.state_dir == config.STATE
 

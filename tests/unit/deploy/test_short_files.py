@@ -16,7 +16,7 @@ from oslo_config import cfg
 
 import conductor.service
 from common import config, errors, tls
-from common.authority import Signer
+from common.certificates import Signer
 from deploy.cli import main
 from tests.install.documentation import commands
 

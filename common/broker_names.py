@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names of users, queues and exchanges at the broker."""
+
+from __future__ import annotations
+
+PREFIX = "kilonova"  #: begins every name at the broker
+REPORTS, HEARTBEATS, ANSWERS = "reports", "heartbeats", "answers"
+API, CONSOLE, SCHEDULER, CONDUCTOR = "api", "console", "scheduler", "conductor"
+ROLES = (API, CONSOLE, SCHEDULER, CONDUCTOR)
+CALLS = "kilonova"  #: the exchange between processes of the control plane; begins their topics
+
+
+def user_of_role(role: str, prefix: str = PREFIX) -> str:
+    """Return the user of a role."""
+    return f"{prefix}-{role}"
+
+
+def answers_queue(prefix: str, role: str, number: str) -> str:
+    """Return the queue for hosts' answers to a process of this role."""
+    return f"{prefix}-{ANSWERS}-{role}.{number}"
+
+
+def reply_queue(role: str, number: str) -> str:
+    """Return the queue for answers of other processes to a process of this role."""
+    return f"reply_{PREFIX}-{role}_{number}"
+
+
+def user_of(host: str, prefix: str = PREFIX) -> str:
+    """Return the user of a host."""
+    return f"{prefix}-host-{host}"
+
+
+def host_queue(prefix: str, host: str) -> str:
+    """Return the queue of a host."""
+    return f"{prefix}-host.{host}"
+
+
+def user_of_join(host: str, prefix: str = PREFIX) -> str:
+    """Return the user in the join token of a host."""
+    return f"{prefix}-join-{host}"
+
+
+def join_queue(prefix: str, host: str) -> str:
+    """Return the queue of a machine that joins as this host."""
+    return f"{prefix}-join.{host}"
+
+
+def exchange(prefix: str) -> str:
+    """Return the exchange for messages of hosts; routing keys end in the host's name."""
+    return f"{prefix}-hosts"

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files with secrets: replaced as a whole, and never readable for others."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def replace(path: Path, text: str, mode: int = 0o600, owner: tuple[int, int] | None = None) -> None:
+    """Replace a file, so that it is whole after a crash too.
+
+    Args:
+        owner: The user and the group of the file; only root may give it away.
+    """
+    part = path.with_name(f"{path.name}.new")
+    part.unlink(missing_ok=True)
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+        if owner is not None and os.geteuid() == 0:
+            os.fchown(file.fileno(), *owner)
+        os.fchmod(file.fileno(), mode)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Conductors' answers about the credentials of hosts: a token's state, an identity, a certificate.
+
+The questions of ``kilonova join`` are sealed with the token's key, which opens nothing else. The
+question for the next certificate is sealed with the host's own key and proved with the key of its
+present certificate. So neither a removed host nor a stolen key file gets a certificate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from common.broker_names import REPORTS
+from common.host_joins import Envelope
+from common.json_types import JsonObject
+from common.rpc.host_link import HostSide, Method
+from common.wire import from_wire, to_wire
+
+ANSWER_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenState:
+    """The state of a token, for the machine that has it."""
+
+    now: int  #: the time of the control plane in microseconds
+    refusal: str  #: why the token is void; empty while it is valid
+    address: str  #: of the host, as the operator gave it; may be empty
+    signs: bool  #: True if a certificate comes with the identity
+    is_heard: bool  #: True if the host is up
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The credentials of a host."""
+
+    generation: int
+    keys: Mapping[str, str] = field(repr=False)  #: by purpose, in hexadecimal digits
+    password: str = field(repr=False)  #: at the broker
+    certificate: str = ""  #: for the key of the request (PEM), or empty
+
+
+class HostJoinsApi(Protocol):
+    """The answers of a conductor to ``kilonova join``."""
+
+    def look(self, host: str, generation: int) -> TokenState:
+        """Return the state of the token with this generation.
+
+        Raises:
+            NotFound: A newer token replaced this one.
+        """
+
+    def join(self, host: str, generation: int, public: str, request: str) -> JsonObject:
+        """Use the token, and return the Identity, sealed for the envelope with this public key.
+
+        Raises:
+            Conflict: Another machine has used the token, or its hour is over.
+        """
+
+
+def join_methods(joins: HostJoinsApi) -> dict[str, Method]:
+    """Return the methods for ``ControlSide.serve`` that a token's key opens."""
+    return {
+        "join_look": lambda host, generation: to_wire(joins.look(host, generation)),
+        "join": joins.join,
+    }
+
+
+class HostJoinsClient:
+    """The questions of ``kilonova join``."""
+
+    def __init__(self, link: HostSide) -> None:
+        self._link, self._own = link, Envelope()
+
+    def look(self) -> TokenState:
+        """Return the state of the token; raise NoAnswer or NotFound."""
+        return from_wire(TokenState, self._link.ask(REPORTS, "join_look", {}, ANSWER_SECONDS))
+
+    def join(self, request: str = "") -> Identity:
+        """Use the token, and return the identity. Safe to repeat if the answer was lost.
+
+        Raises:
+            Unavailable: No answer. The token may have been used.
+            Conflict: Another machine has used the token, or its hour is over.
+            NotGenuine: The answer was not sealed for this machine.
+        """
+        sealed: JsonObject = self._link.ask(
+            REPORTS, "join", {"public": self._own.public, "request": request}, ANSWER_SECONDS
+        )
+        return from_wire(Identity, self._own.open(sealed))
+
+
+class HostCertificatesApi(Protocol):
+    """The answer of a conductor to a host whose certificate ends soon."""
+
+    def renew(self, host: str, certificate: str, request: str, proof: str) -> str:
+        """Return the next certificate, for the addresses of the present one (all PEM).
+
+        Raises:
+            Conflict: This conductor signs no certificates.
+            BadRequest: ``Signer.renew`` refuses.
+        """
+
+
+def certificate_methods(certificates: HostCertificatesApi) -> dict[str, Method]:
+    """Return the methods for ``ControlSide.serve`` that a host's key opens."""
+    return {"renew_certificate": certificates.renew}
+
+
+class HostCertificatesClient:
+    """The question of an agent whose certificate ends soon."""
+
+    def __init__(self, link: HostSide) -> None:
+        self._link = link
+
+    def renew(self, certificate: str, request: str, proof: str) -> str:
+        """Return the next certificate (PEM); raise a Problem with the reason if there is none."""
+        content = {"certificate": certificate, "request": request, "proof": proof}
+        return str(self._link.ask(REPORTS, "renew_certificate", content, ANSWER_SECONDS))

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sealed messages between hosts and the control plane: how they are made, read and refused.
+
+A message is a header that anybody can read (host, generation, purpose, method, id), a line break,
+and a body that is sealed with a key of the host (``common.host_keys``). The header is bound to the
+body.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+import uuid
+from collections import Counter, OrderedDict
+from dataclasses import dataclass
+
+from common import metrics
+from common.host_keys import HostKey, Keys, NotGenuine, Purpose
+from common.json_types import JsonObject
+
+log = logging.getLogger(__name__)
+MOST_BYTES = 16 * 1024 * 1024
+_HEADER_MOST_BYTES = 2048
+COMPLAIN_SECONDS = 60.0
+REMEMBERED = 65536  #: ids of messages and names of hosts that a process remembers
+REFUSED = metrics.Metric(
+    metrics.COUNTER,
+    "refused_messages",
+    "Messages between hosts and the control plane that were refused; the log names the hosts.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The part of a message that anybody can read: between whom, why, and which question."""
+
+    host: str
+    generation: int
+    purpose: str
+    method: str
+    id: str
+    answer_to: str = ""
+
+    @classmethod
+    def read(cls, text: bytes) -> Header:
+        """Read a header; raise NotGenuine if it is malformed."""
+        try:
+            header = cls(**json.loads(text[:_HEADER_MOST_BYTES]))
+            Purpose(header.purpose)
+        except (ValueError, TypeError, RecursionError) as problem:
+            raise NotGenuine("its header cannot be read") from problem
+        if not (
+            isinstance(header.generation, int)
+            and all(
+                isinstance(part, str) and len(part) < 256
+                for part in (header.host, header.method, header.id, header.answer_to)
+            )
+        ):
+            raise NotGenuine("its header cannot be read")
+        return header
+
+
+def pack(
+    key: HostKey, method: str, content: object, number: str = "", answer_to: str = ""
+) -> tuple[Header, bytes]:
+    """Return a sealed message: its header, and its bytes."""
+    header = Header(
+        key.host, key.generation, key.purpose, method, number or uuid.uuid4().hex, answer_to
+    )
+    text = json.dumps({name: getattr(header, name) for name in Header.__slots__}).encode()
+    return header, text + b"\n" + key.seal(json.dumps(content).encode(), text)
+
+
+def unpack(keys: Keys, body: bytes) -> tuple[Header, JsonObject]:
+    """Open a message.
+
+    Raises:
+        NotGenuine: It was not sealed with a key that counts.
+    """
+    text, _, sealed = body.partition(b"\n")
+    if len(body) > MOST_BYTES:
+        raise NotGenuine("it is too long")
+    header = Header.read(text)
+    key = keys.find(header.host, header.generation, Purpose(header.purpose))
+    try:
+        content = json.loads(key.open(sealed, text))
+    except (ValueError, RecursionError) as problem:
+        raise NotGenuine("what it says cannot be read") from problem
+    if not isinstance(content, dict):
+        raise NotGenuine("it is no object")
+    return header, content
+
+
+def claimed_host(body: bytes) -> str:
+    """Return the host that a message names, which nothing proves."""
+    try:
+        return Header.read(body.partition(b"\n")[0]).host
+    except NotGenuine:
+        return "(nobody)"
+
+
+class Refusals:
+    """Counts refused messages, and logs at most one a minute for each host."""
+
+    def __init__(self) -> None:
+        self.counted: Counter[str] = Counter()
+        self._new: Counter[str] = Counter()
+        self._logged: OrderedDict[str, float] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def count(self, host: str, why: object) -> None:
+        REFUSED.add()
+        with self._lock:
+            if host not in self.counted and len(self.counted) >= REMEMBERED:
+                host = "(others)"  # names may be made up without end
+            self.counted[host] += 1
+            self._new[host] += 1
+            if time.monotonic() - self._logged.get(host, float("-inf")) < COMPLAIN_SECONDS:
+                return
+            self._logged[host] = time.monotonic()
+            if len(self._logged) > REMEMBERED:
+                self._logged.popitem(last=False)
+        log.warning(
+            "a message in the name of host %.80s is refused (%d so far): %s",
+            host,
+            self.counted[host],
+            why,
+        )
+
+    def take(self) -> Counter[str]:
+        """Return the numbers of refused messages since the last call, by host."""
+        with self._lock:
+            taken, self._new = self._new, Counter()
+        return taken

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The queues through which hosts and the control plane exchange messages.
+
+This is the only file that declares them. Each host has one queue, which a conductor declares
+(docs/decisions/0081). The conductors share one queue for reports and one for heartbeats. Each
+process that asks hosts has a queue for their answers.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+
+from kombu.transport.pyamqp import Transport as AmqpTransport
+
+from common.broker_names import ANSWERS, answers_queue, exchange, host_queue, join_queue
+from common.host_keys import Purpose
+from common.rpc.broker import Channel, Connection
+
+log = logging.getLogger(__name__)
+FORGOTTEN_SECONDS = 3600  #: after which the broker removes the queue of a host that nobody reads
+QUEUED = 10_000  #: messages that wait for a host at most
+QUEUE_ARGUMENTS = {"x-expires": FORGOTTEN_SECONDS * 1000, "x-max-length": QUEUED}
+ACCESS_REFUSED, PRECONDITION_FAILED = 403, 406  #: codes of AMQP
+
+
+def name_of(prefix: str, host: str, purpose: Purpose) -> str:
+    """Return the queue for messages that are sealed with a host's key of this purpose."""
+    return join_queue(prefix, host) if purpose == Purpose.JOIN else host_queue(prefix, host)
+
+
+def declare(connection: Connection, queue: str) -> None:
+    """Declare the queue of a host. A queue of that name with other arguments is deleted first."""
+    for deletes in (True, False):
+        with connection.channel() as channel:
+            try:
+                channel.queue_declare(
+                    queue, durable=True, auto_delete=False, arguments=QUEUE_ARGUMENTS
+                )
+                return
+            except AmqpTransport.channel_errors as problem:
+                if not deletes or getattr(problem, "reply_code", None) != PRECONDITION_FAILED:
+                    raise
+        log.warning("the queue %s has other arguments than it must have, and is deleted", queue)
+        with connection.channel() as channel:
+            channel.queue_delete(queue)
+
+
+def exists(connection: Connection, queue: str) -> bool:
+    """Return True if the broker has the queue."""
+    with connection.channel() as channel:
+        try:
+            channel.queue_declare(queue, passive=True)
+            return True
+        except AmqpTransport.channel_errors:
+            return False
+
+
+def declare_answers(channel: Channel, prefix: str, role: str, name: str) -> str:
+    """Declare the queue for hosts' answers to a process, and return the queue.
+
+    RabbitMQ 4 deprecates transient queues that are not exclusive. Each connection has its own
+    queue, because the broker keeps an exclusive one locked until it notices that its connection is
+    gone.
+
+    Args:
+        name: The name to which hosts answer.
+    """
+    _ensure_exchange(channel, exchange(prefix))
+    queue = answers_queue(prefix, role, uuid.uuid4().hex)
+    channel.queue_declare(queue, durable=False, exclusive=True, auto_delete=True)
+    channel.queue_bind(queue, exchange(prefix), f"{ANSWERS}.{name}.#")
+    return queue
+
+
+def declare_door(channel: Channel, prefix: str, door: str) -> str:
+    """Declare the conductors' queue for reports or heartbeats, and return the queue."""
+    queue = f"{prefix}-{door}"
+    channel.queue_declare(queue, durable=True, auto_delete=False)
+    channel.queue_bind(queue, exchange(prefix), f"{door}.#")
+    return queue
+
+
+def _ensure_exchange(channel: Channel, name: str) -> None:
+    """Declare the exchange if it is missing, which only conductors may."""
+    with channel.connection.channel() as probe:
+        try:
+            probe.exchange_declare(name, "topic", passive=True)
+        except AmqpTransport.channel_errors:
+            channel.exchange_declare(name, "topic", durable=True, auto_delete=False)
