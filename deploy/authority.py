@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from common.authority import DAY, YEARS, Signer, builder, named, pem, reached, usage
 from common.tls import Tls
-from deploy.configuration import write_secret
+from deploy.files import write_secret
 
 RENEW = 30 * DAY  #: before it expires
 

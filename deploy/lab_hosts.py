@@ -22,10 +22,11 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from deploy import libvirtd, power
+from deploy import libvirtd, lifecycle, power
 from deploy.cloud import MOST_HOSTS, Cloud, Ports
-from deploy.configuration import write_secret
+from deploy.files import write_secret
 from deploy.packages import ROOT
+from deploy.process_control import find_supervisor
 from deploy.progress import Failure
 
 HOME, PORT_BASE = Path("/var/lib/kilonova-lab"), 15000
@@ -123,7 +124,7 @@ class Lab:
 
     def down(self) -> None:
         """Nothing of it stays: processes, namespaces, devices, rules, files."""
-        self.cloud.shut_down()
+        lifecycle.shut_down(self.cloud)
         shutil.rmtree(self.cloud.home)
 
     # --- its hosts ---
@@ -201,7 +202,7 @@ class Lab:
 
     def insist_up(self) -> None:
         """Raises Failure when the lab does not run."""
-        if self.cloud.supervisor() is None:
+        if find_supervisor(self.cloud) is None:
             raise Failure(
                 f"The lab in {self.cloud.home} does not run.",
                 f"Start it with: ./deploy/lab up {arguments(self.facts)}",

@@ -17,7 +17,7 @@ from common import broker_identities, config
 from common.broker_identities import Identity
 from common.rpc.broker import address_of, own_exchange, url_as
 from deploy.cli.host_identity import say, users
-from deploy.configuration import write_secret
+from deploy.files import write_secret
 
 
 def add(options: argparse.Namespace) -> int:

@@ -25,7 +25,7 @@ from common.store import upgrades
 from common.store.engine import Connection, Store
 from common.store.hosts import host_contents, host_joins, host_keys, hosts, services
 from deploy.cli.broker_users import ByHand, Management, Users
-from deploy.configuration import write_secret
+from deploy.files import write_secret
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 OVERLAP_SECONDS = 3600
