@@ -189,8 +189,8 @@ def pages(debian: Path) -> None:
         package = debian / (stem if section == "8" else COMMON)
         write(package / "usr/share/man" / f"man{section}" / name, text)
     shells = debian / COMMON / "usr/share"
-    write(shells / "bash-completion/completions/kilonova", completion.bash())
-    write(shells / "zsh/vendor-completions/_kilonova", completion.zsh())
+    write(shells / "bash-completion/completions/kilonova", completion.write_completion("bash"))
+    write(shells / "zsh/vendor-completions/_kilonova", completion.write_completion("zsh"))
 
 
 def configuration(debian: Path) -> None:

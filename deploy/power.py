@@ -4,8 +4,8 @@ is there.
 
 Used by deploy/lab_hosts.py. ``shut_down`` in deploy/lifecycle.py uses ``sweep`` to clean up the
 kernel. Files that a process wrote survive such a power cut in the page cache of the machine. Only
-libvirt's /run is empty when a host boots. Invariant: when ``off`` returns, no process and no guest of
-the host lives, and none is started again before ``on``.
+libvirt's /run is empty when a host boots. Invariant: when ``off`` returns, no process and no guest
+of the host lives, and none is started again before ``on``.
 """
 
 from __future__ import annotations
