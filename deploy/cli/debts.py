@@ -18,7 +18,7 @@ from common.store import upgrades
 from common.store.engine import Store, moment
 from common.store.hosts import host_contents
 from common.store.hosts.host_contents import Debt, HostState
-from deploy.cli.hosts import columns
+from deploy.cli.output import columns
 
 LATE = 60 * SECOND  # a host that is heard has paid long before
 
