@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One RabbitMQ node of our own: its own folder, cookie, ports and port mapper.
 
-Used by deploy/cloud.py and deploy/servers.py. It shares nothing with another node or epmd on the
-machine, so starting and stopping it leaves those alone. Its folder belongs to the user rabbitmq;
-its password is in its configuration there, never on a command line.
+Used by the cloud on this machine and by deploy/servers.py. It shares nothing with another node or
+epmd on the machine, so starting and stopping it leaves those alone. Its folder belongs to the user
+rabbitmq. Its password is in its configuration there, never on a command line.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING
 
 from common import broker_identities as identities
 from common import broker_names
+from deploy import certificates
+from deploy.cloud import Cloud
 from deploy.progress import Failure
 
 if TYPE_CHECKING:
     from common.tls import Tls
-    from deploy.certificates import Files
 
 SCRIPTS = Path("/usr/lib/rabbitmq/bin")
 USER = "rabbitmq"
@@ -44,7 +45,19 @@ class Broker:
     password: str
     address: str = "127.0.0.1"
     hosts: tuple[str, ...] = ()
-    proof: Tls | Files | None = None
+    proof: Tls | certificates.Files | None = None
+
+    @classmethod
+    def of(cls, cloud: Cloud) -> Broker:
+        """Return the own node of a cloud. ``prepare`` in deploy/lifecycle.py makes its password."""
+        return cls(
+            cloud.home / "broker",
+            cloud.ports.broker,
+            cloud.password("broker"),
+            cloud.address,
+            cloud.hosts,
+            certificates.of(cloud, certificates.BROKER),
+        )
 
     @property
     def url(self) -> str:

@@ -25,8 +25,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from deploy import completion, manual
+from deploy.packages import ROOT as REPOSITORY
 
-ROOT = Path(__file__).resolve().parent
+ROOT = REPOSITORY / "deploy"
 NAME, VERSION = "kilonova", f"{sys.version_info.major}.{sys.version_info.minor}"
 PREFIX, LIBRARIES = Path("usr/lib/kilonova"), Path(f"lib/python{VERSION}/site-packages")
 UNITS_PREFIX, CONFIGURATION = "/opt/kilonova/venv", Path("etc/kilonova")
@@ -40,6 +41,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
 #: Of the wheel, what works in the source tree alone: making clouds, images, packages.
 LEFT_OUT = (
     "deploy/commands/",
+    "deploy/completion.py",
     "deploy/debian/",
     "deploy/images/",
     "deploy/standalone/",
@@ -189,8 +191,8 @@ def pages(debian: Path) -> None:
         package = debian / (stem if section == "8" else COMMON)
         write(package / "usr/share/man" / f"man{section}" / name, text)
     shells = debian / COMMON / "usr/share"
-    write(shells / "bash-completion/completions/kilonova", completion.bash())
-    write(shells / "zsh/vendor-completions/_kilonova", completion.zsh())
+    write(shells / "bash-completion/completions/kilonova", completion.write_completion("bash"))
+    write(shells / "zsh/vendor-completions/_kilonova", completion.write_completion("zsh"))
 
 
 def configuration(debian: Path) -> None:

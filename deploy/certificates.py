@@ -2,7 +2,7 @@
 """The certificates of a cloud whose hosts have addresses of their own: an authority in its home,
 and what it signs.
 
-Used by ``Cloud.prepare`` in deploy/cloud.py. On loopback there are none, and connections are plain
+Used by ``prepare`` in deploy/lifecycle.py. On loopback there are none, and connections are plain
 text. Must stay
 true: only what ``make`` does needs more than Python's own library, for ``./deploy/up`` installs
 that first.
@@ -16,12 +16,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from deploy.cloud import Cloud
 from deploy.libvirtd import QEMU_GROUP
 
 if TYPE_CHECKING:
     from common.tls import Tls
     from deploy.authority import Authority
-    from deploy.cloud import Cloud
 
 CONTROL, BROKER = "control", "broker"
 #: What QEMU calls the files of a folder, which its configuration names.

@@ -1,36 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One cloud on this machine: its folders, ports, secrets and processes; its configuration is
-deploy/configuration.py's.
+"""The facts of one cloud on this machine: its folders, ports, addresses, hosts and passwords.
 
-Used by deploy/commands/{up,down,lab}.py and by tests/e2e. Several clouds can run side by side: each
-has its home (KILONOVA_HOME) and its ports (KILONOVA_PORT_BASE); nothing outside the home is
-written, and in the kernel only what ``shut_down`` removes again. ``kill("conductor")`` is kill -9,
-after which the supervisor starts it again; ``stop`` keeps it down until ``start``.
+Several clouds can run side by side. Each has its own home (KILONOVA_HOME) and its own ports
+(KILONOVA_PORT_BASE). A cloud writes nothing outside its home. deploy/lifecycle.py prepares, starts
+and stops a cloud, and deploy/process_control.py signals single processes.
 """
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import os
-import secrets
-import shutil
-import signal
 import socket
-import subprocess
-import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
-from compute_api.metadata.proxy_headers import host_key
-from deploy import certificates, configuration, power, processes, settings, supervise
-from deploy.broker import Broker
-from deploy.configuration import write_secret
-from deploy.environment import VENV
-from deploy.packages import ROOT
-from deploy.progress import Failure, private, run, wait
-from deploy.servers import answers, http_answers
+from deploy.progress import Failure
 from deploy.underlay import NAMESPACES, Underlay
 
 HOME = Path("/var/lib/kilonova-up")
@@ -46,6 +30,8 @@ PASSWORDS = (
     "tickets",
 )
 MOST_HOSTS = 9
+#: The name of the machine itself in the network service of a lab.
+GATEWAY = "gateway"
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,18 +199,6 @@ class Cloud:
         name = self.underlay.namespace(number) if self.is_joined else None
         return NAMESPACES / name if name else None
 
-    @property
-    def broker(self) -> Broker:
-        """The own node; its password is made by ``prepare``."""
-        return Broker(
-            self.home / "broker",
-            self.ports.broker,
-            self.password("broker"),
-            self.address,
-            self.hosts,
-            certificates.of(self, certificates.BROKER),
-        )
-
     def config(self, host: str | None = None, role: str = "") -> Path:
         """The configuration file of the control plane, or of a host's agent; a ``role`` has one
         with its own name at the broker."""
@@ -253,242 +227,30 @@ class Cloud:
     def identity_db(self) -> Path:
         return self.home / "data/identity.db"
 
+    @property
+    def volume_folder(self) -> Path:
+        """The folder with the volumes and the state of the volume service."""
+        return self.home / "volume"
+
     def libvirt_folder(self, number: int) -> Path:
-        return self.home / processes.numbered("libvirt", number)
+        return self.home / numbered("libvirt", number)
 
     def network_folder(self, number: int) -> Path:
         """What a host's part of the network service remembers; number 0 is the gateway of a lab."""
-        return self.home / processes.numbered("network-host", number)
+        return self.home / numbered("network-host", number)
 
     def state_folder(self, number: int) -> Path:
         """What a host's agent keeps: journal, image cache, guests' disks."""
-        return self.home / processes.numbered("state", number)
+        return self.home / numbered("state", number)
 
-    # --- made once ---
-    def prepare(self) -> None:
-        """Folders, secrets and configuration; what exists stays, but for the configuration, which
-        follows from the facts above."""
-        for name in ("etc", "secrets", "data", "log", "run", "image"):
-            (self.home / name).mkdir(parents=True, exist_ok=True)
-            (self.home / name).chmod(0o700)
-        self.home.chmod(0o711)  # guests' processes and the broker go through it to their own files
-        for name in PASSWORDS:
-            path = self.secret(name)
-            if not path.exists():
-                # a "-" in front would be read as an option
-                write_secret(path, secrets.token_hex(24))
-        for _, host in processes.network_parts(self):
-            write_secret(self.network_key(host), host_key(self.password("metadata"), host))
-        certificates.make(self)
-        for number, host in enumerate(self.hosts, 1):
-            self.state_folder(number).mkdir(mode=0o700, exist_ok=True)
-            self.libvirt_folder(number).mkdir(mode=0o700, exist_ok=True)
-            if self.shared:
-                self._share(self.state_folder(number) / "instances")
-            write_secret(self.config(host), configuration.of_host(self, host, number))
-        for role in ("", *configuration.ROLES):
-            write_secret(self.config(role=role), configuration.of_control_plane(self, role))
-        write_secret(self.clouds_yaml, configuration.clouds(self))
-        if self.broker_url is None and self.broker.prepare() and self.supervisor() is not None:
-            self.broker.learn_users()
 
-    def _share(self, instances: Path) -> None:
-        (self.home / "instances").mkdir(mode=0o711, exist_ok=True)
-        if not instances.is_symlink():
-            instances.symlink_to(self.home / "instances")
+def numbered(name: str, number: int) -> str:
+    """Return the name of a host's process or folder.
 
-    # --- processes ---
-    def programs(self) -> list[supervise.Program]:
-        """All processes in the order of their start."""
-        return processes.programs(self)
-
-    def environment(self, host: str | None = None, role: str = "") -> dict[str, str]:
-        """Only what the processes need: no proxy, for everything that they call is on this machine.
-        It changes with their configuration, so that the supervisor starts again what has another
-        one now."""
-        config = self.config(host, role)
-        digest = hashlib.sha256(config.read_bytes() if config.exists() else b"").hexdigest()[:8]
-        return {
-            "PATH": f"{VENV}/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-            "HOME": str(self.home),
-            "LC_ALL": "C.UTF-8",
-            "PYTHONUNBUFFERED": "1",
-            "KILONOVA_CONF": str(config),
-            "KILONOVA_CONF_DIGEST": digest,
-        }
-
-    def launch(self) -> None:
-        """Start the supervisor with the broker and libvirt first, or bring a running one up to
-        date."""
-        programs = self.programs()
-        if self.is_joined:
-            self.underlay.make(len(self.hosts))
-        for marker in self.run.glob("*.down"):
-            marker.unlink()
-        if self.supervisor() is None:
-            supervise.write(
-                self.run, [one for one in programs if one.name.startswith(processes.NEIGHBOURS)]
-            )
-            settings.remember(self)
-            self._start_supervisor()
-            self._await_broker()
-        known = supervise.read(self.run)
-        if known != programs:
-            supervise.write(self.run, programs)
-            pid = self.supervisor()
-            if pid is None:
-                raise Failure("The supervisor has ended.", self.advice("supervise"))
-            before = {one.name: self.pid(one.name) for one in programs if one not in known}
-            os.kill(pid, signal.SIGHUP)
-            wait(
-                lambda: all(self.pid(name) not in (None, old) for name, old in before.items()),
-                120,
-                f"Not all of these start: {', '.join(before)}",
-                lambda: self.advice("supervise"),
-            )
-
-    def _start_supervisor(self) -> None:
-        with open(self.log("supervise"), "ab", opener=private) as log:
-            subprocess.Popen(
-                [sys.executable, "-m", "deploy.supervise", str(self.run)],
-                cwd=ROOT,
-                start_new_session=True,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=self.environment(),
-            )
-        wait(
-            lambda: self.supervisor() is not None,
-            10,
-            "The supervisor does not start",
-            lambda: self.advice("supervise"),
-        )
-
-    def supervisor(self) -> int | None:
-        """The process id of the supervisor when it runs: it holds its lock as long as it lives."""
-        try:
-            with (self.run / "supervise.lock").open("r+") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except FileNotFoundError:
-            return None
-        except BlockingIOError:
-            text = (self.run / "supervise.lock").read_text().strip()
-            return int(text) if text else None
-        return None
-
-    def pid(self, name: str) -> int | None:
-        """Of the running process, or None."""
-        try:
-            return int((self.run / f"{name}.pid").read_text())
-        except (FileNotFoundError, ValueError):
-            return None
-
-    def kill(self, name: str, number: int = signal.SIGKILL) -> int:
-        """Send a signal to the process and return its id; after a death the supervisor starts
-        another."""
-        pid = self.pid(name)
-        if pid is None:
-            raise Failure(f"{name} does not run.", f"See {self.log('supervise')}.")
-        os.kill(pid, number)
-        return pid
-
-    def stop(self, name: str, seconds: float = 30) -> None:
-        """End the process and keep it down."""
-        (self.run / f"{name}.down").touch()
-        wait(
-            lambda: self.pid(name) is None,
-            seconds,
-            f"{name} does not stop",
-            f"See {self.log(name)}.",
-        )
-
-    def start(self, name: str, seconds: float = 30) -> int:
-        """Let the process run again; returns its id."""
-        (self.run / f"{name}.down").unlink(missing_ok=True)
-        wait(
-            lambda: self.pid(name) is not None,
-            seconds,
-            f"{name} does not start",
-            f"See {self.log(name)}.",
-        )
-        return self.pid(name) or 0
-
-    def restart(self, name: str) -> int:
-        """Stop and start."""
-        self.stop(name)
-        return self.start(name)
-
-    def shut_down(self, seconds: float = 120) -> bool:
-        """Stop everything, and remove what it made in the kernel, also when it was killed before;
-        False when nothing ran."""
-        pid = self.supervisor()
-        if pid is not None:
-            os.kill(pid, signal.SIGTERM)
-            wait(
-                lambda: self.supervisor() is None,
-                seconds,
-                "The processes do not stop",
-                f"See {self.log('supervise')}; kill process {pid} by hand.",
-            )
-        if processes.volume_folder(self).exists():
-            # They go on when their service ends, as guests do.
-            run(processes.ending_exports(self), "Run ./deploy/down again.", log=self.log("volume"))
-        for number in range(MOST_HOSTS + 1):
-            if self.network_folder(number).exists():
-                power.sweep(self, number)
-        self.underlay.remove()
-        return pid is not None
-
-    def purge(self) -> None:
-        """Remove the home with all data.
-
-        Raises:
-            Failure: the folder is not the home of a cloud, or the cloud runs.
-        """
-        if self.supervisor() is not None or not (self.home / "secrets/broker").exists():
-            raise Failure(
-                f"{self.home} is not the home of a stopped cloud; nothing is removed.",
-                "See whether KILONOVA_HOME is right.",
-            )
-        shutil.rmtree(self.home)
-
-    # --- readiness ---
-    def _await_broker(self, seconds: float = 90) -> None:
-        """Processes that find no broker would wait seconds before they look again."""
-        if self.broker_url is None:
-            wait(
-                lambda: answers(self.ports.broker, self.address),
-                seconds,
-                "RabbitMQ does not answer",
-                lambda: self.advice("rabbitmq"),
-            )
-
-    def await_http(self, name: str, url: str, seconds: float = 60) -> None:
-        """Until this URL answers anything but a server error."""
-        authority = certificates.of(self, certificates.CONTROL)
-        wait(
-            lambda: http_answers(url, authority and authority.ca),
-            seconds,
-            f"The {name} service does not answer at {url}",
-            lambda: self.advice(name),
-        )
-
-    def advice(self, name: str) -> str:
-        """What a process that does not do what it should has said last, and where the rest is."""
-        log = self.log(name)
-        said = (
-            log.read_text(errors="replace").strip().splitlines()[-5:]
-            if log.exists()
-            else ["nothing"]
-        )
-        return "\n".join(
-            [
-                f"The {name} said last:",
-                *("  | " + line[:300] for line in said),
-                f"More in {log} and {self.log('supervise')}; then run this again.",
-            ]
-        )
+    For example, "agent" on the first host and "agent-2" on the second. Number 0 is the gateway of a
+    lab.
+    """
+    return name if number == 1 else f"{name}-{number or GATEWAY}"
 
 
 def _said(name: str, *words: str) -> str | None:
@@ -504,4 +266,4 @@ def _hosts() -> tuple[str, ...]:
     number, name = os.environ.get("KILONOVA_HOSTS", "1"), socket.gethostname()
     if number not in map(str, range(1, MOST_HOSTS + 1)):
         raise Failure(f"KILONOVA_HOSTS is {number!r}.", f"Give a number from 1 to {MOST_HOSTS}.")
-    return tuple(processes.numbered(name, one) for one in range(1, int(number) + 1))
+    return tuple(numbered(name, one) for one in range(1, int(number) + 1))

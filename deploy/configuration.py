@@ -2,7 +2,7 @@
 """The configuration of the processes and the clients of one cloud on this machine: kilonova.conf,
 clouds.yaml.
 
-Used by ``Cloud.prepare`` in deploy/cloud.py, which writes them again at each start: everything
+Used by ``prepare`` in deploy/lifecycle.py, which writes them again at each start: everything
 follows from the facts of the cloud. Must stay true: what holds a secret is readable to its owner
 only.
 """
@@ -10,16 +10,12 @@ only.
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-from common import private_files
 from common.broker_names import API, CONDUCTOR, CONSOLE, SCHEDULER
 from deploy import certificates
+from deploy.broker import Broker
+from deploy.cloud import Cloud
 from deploy.libvirtd import uri
-
-if TYPE_CHECKING:
-    from deploy.cloud import Cloud
 
 #: Those that have a file of their own.
 ROLES = (API, SCHEDULER, CONSOLE)
@@ -36,7 +32,7 @@ def of_control_plane(cloud: Cloud, role: str = "") -> str:
         "DEFAULT": {
             "host": cloud.hosts[0],
             "state_dir": cloud.state_folder(1),
-            "transport_url": cloud.broker_url or cloud.broker.role_url(role or CONDUCTOR),
+            "transport_url": cloud.broker_url or Broker.of(cloud).role_url(role or CONDUCTOR),
             "secret_key": cloud.password("sealing"),
         },
         "database": {
@@ -98,7 +94,7 @@ def of_host(cloud: Cloud, host: str, number: int) -> str:
                 "libvirt_uri": uri(cloud.libvirt_folder(number)),
                 "console_host": cloud.host_address(number),
                 **(
-                    {"volume_folders": cloud.home / "volume" / "volumes"}
+                    {"volume_folders": cloud.volume_folder / "volumes"}
                     if cloud.volumes and not cloud.apart
                     else {}
                 ),
@@ -161,8 +157,3 @@ def clouds(cloud: Cloud) -> str:
         )
         + "\n"
     )
-
-
-def write_secret(path: Path, text: str) -> None:
-    """Replace a file that only its owner may read."""
-    private_files.replace(path, text)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from common.json_types import JsonObject
+from deploy.process_control import explain_failure
 from deploy.progress import run, wait
 from deploy.seed import PAPER, SERVER, Seed
 
@@ -82,7 +83,7 @@ class Connectivity:
             self._seed.patiently(alive),
             60,
             "A host's part of the network service does not count as alive",
-            lambda: self._cloud.advice("network-host"),
+            lambda: explain_failure(self._cloud, "network-host"),
         )
 
     def _network(self, name: str, **kind: bool) -> Any:  # noqa: ANN401 - openstacksdk's types depend on the service's version
@@ -179,8 +180,8 @@ class Connectivity:
             lambda: "\n".join(
                 [
                     f"It said: {last}",
-                    self._cloud.advice("network-host"),
-                    self._cloud.advice("metadata"),
+                    explain_failure(self._cloud, "network-host"),
+                    explain_failure(self._cloud, "metadata"),
                 ]
             ),
             pause=0.5,

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from functools import partial
 
+from common import private_files
+from deploy.broker import Broker
 from deploy.cloud import Cloud
-from deploy.configuration import write_secret
 
 
 def make(cloud: Cloud) -> None:
@@ -21,13 +22,14 @@ def make(cloud: Cloud) -> None:
     from common.store.hosts import host_keys
 
     conf = config.load(str(cloud.config()))
+    broker = None if cloud.broker_url else Broker.of(cloud)
     store = Store.opened(conf)
     try:
         for host in cloud.hosts:
             store.write(partial(host_keys.ensure, host=host))
         keys = host_keys.of_all(store, conf)
         for number, host in enumerate(cloud.hosts, 1):
-            own = keys.for_host(host, "" if cloud.broker_url else cloud.broker.host_url(host))
-            write_secret(cloud.state_folder(number) / "host.key", own.text())
+            own = keys.for_host(host, broker.host_url(host) if broker else "")
+            private_files.replace(cloud.state_folder(number) / "host.key", own.text())
     finally:
         store.close()

@@ -22,10 +22,11 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from deploy import libvirtd, power
+from common import private_files
+from deploy import libvirtd, lifecycle, power
 from deploy.cloud import MOST_HOSTS, Cloud, Ports
-from deploy.configuration import write_secret
 from deploy.packages import ROOT
+from deploy.process_control import find_supervisor
 from deploy.progress import Failure
 
 HOME, PORT_BASE = Path("/var/lib/kilonova-lab"), 15000
@@ -108,7 +109,7 @@ class Lab:
                 f"{home} is no lab, and not empty.", "Set KILONOVA_HOME to another folder."
             )
         home.mkdir(parents=True, exist_ok=True)
-        write_secret(home / "lab.json", json.dumps(asdict(facts)) + "\n")
+        private_files.replace(home / "lab.json", json.dumps(asdict(facts)) + "\n")
         return cls(home, facts)
 
     def write_hook(self) -> None:
@@ -123,7 +124,7 @@ class Lab:
 
     def down(self) -> None:
         """Nothing of it stays: processes, namespaces, devices, rules, files."""
-        self.cloud.shut_down()
+        lifecycle.shut_down(self.cloud)
         shutil.rmtree(self.cloud.home)
 
     # --- its hosts ---
@@ -201,7 +202,7 @@ class Lab:
 
     def insist_up(self) -> None:
         """Raises Failure when the lab does not run."""
-        if self.cloud.supervisor() is None:
+        if find_supervisor(self.cloud) is None:
             raise Failure(
                 f"The lab in {self.cloud.home} does not run.",
                 f"Start it with: ./deploy/lab up {arguments(self.facts)}",

@@ -17,8 +17,9 @@ from pathlib import Path
 from common import __version__, config
 from common.service import EX_CONFIG, command_line
 from deploy.cli.main import STATUSES, parser
+from deploy.packages import ROOT
 
-UNITS = Path(__file__).resolve().parent / "systemd"
+UNITS = ROOT / "deploy/systemd"
 SERVICE_STATUSES = {
     0: "it was asked to end",
     1: "something that may pass by itself, as a port in use; systemd starts it again",

@@ -2,10 +2,10 @@
 """The power of the hosts that have namespaces of their own: cut at once, put back, and whether it
 is there.
 
-Used by deploy/lab_hosts.py and, for what must not be left in the kernel, by ``Cloud.shut_down``.
-What a process wrote is still there after such a power cut: the machine's own memory keeps it;
-except below libvirt's /run, which is empty when a host boots. Must stay true: when ``off`` returns,
-no process of the host lives, no guest either, and none is started again before ``on``.
+Used by deploy/lab_hosts.py. ``shut_down`` in deploy/lifecycle.py uses ``sweep`` to clean up the
+kernel. Files that a process wrote survive such a power cut in the page cache of the machine. Only
+libvirt's /run is empty when a host boots. Invariant: when ``off`` returns, no process and no guest
+of the host lives, and none is started again before ``on``.
 """
 
 from __future__ import annotations
@@ -15,15 +15,13 @@ import shutil
 import signal
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from deploy import libvirtd, processes, supervise
+from deploy.cloud import Cloud
+from deploy.process_control import explain_failure, find_process, find_supervisor
 from deploy.progress import run, wait
 from deploy.standalone.network.host.names import Names
 from deploy.underlay import ADVICE, NAMESPACES
-
-if TYPE_CHECKING:
-    from deploy.cloud import Cloud
 
 
 def off(cloud: Cloud, number: int, seconds: float = 30) -> None:
@@ -69,10 +67,10 @@ def on(cloud: Cloud, number: int, seconds: float = 30) -> None:
     for name in names:
         (cloud.run / f"{name}.down").unlink(missing_ok=True)
     wait(
-        lambda: all(cloud.pid(name) for name in names),
+        lambda: all(find_process(cloud, name) for name in names),
         seconds,
         f"Not all of these start: {', '.join(names)}",
-        lambda: cloud.advice("supervise"),
+        lambda: explain_failure(cloud, "supervise"),
     )
 
 
@@ -130,8 +128,8 @@ def _spaces(cloud: Cloud, number: int) -> list[Path]:
 
 def _started(cloud: Cloud, names: list[str]) -> bool:
     """Has the supervisor one of these running?"""
-    return cloud.supervisor() is not None and any(
-        (pid := cloud.pid(name)) is not None and Path(f"/proc/{pid}/ns/net").exists()
+    return find_supervisor(cloud) is not None and any(
+        (pid := find_process(cloud, name)) is not None and Path(f"/proc/{pid}/ns/net").exists()
         for name in names
     )
 

@@ -17,8 +17,9 @@ from pathlib import Path
 
 from deploy import machine, settings
 from deploy.cloud import Cloud
+from deploy.probes import answers, is_taken
+from deploy.process_control import find_supervisor
 from deploy.progress import Failure
-from deploy.servers import answers, is_taken
 
 DISK_GB, MEMORY_MB, LONGEST_HOME = 4, 1800, 48
 MEMORY = "KILONOVA_DRIVER=memory works here: servers on paper only"
@@ -41,7 +42,7 @@ def check(cloud: Cloud) -> str:
     check_settings(cloud)
     check_broker(cloud)
     check_space(cloud)
-    running = cloud.supervisor() is not None
+    running = find_supervisor(cloud) is not None
     if not running:
         check_ports(cloud)
     check_abilities(cloud)
@@ -99,7 +100,7 @@ def check_space(cloud: Cloud) -> None:
     memory = (
         next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")) // 1024
     )
-    if memory < MEMORY_MB and cloud.supervisor() is None:
+    if memory < MEMORY_MB and find_supervisor(cloud) is None:
         raise Failure(
             f"{memory} MiB of memory are available; {MEMORY_MB} are needed.",
             "Stop other programs, or take a larger machine.",

@@ -2,7 +2,7 @@
 """The processes of one cloud, in the order of their start: what each is called, its command and its
 log.
 
-Used by deploy/cloud.py. A host has an agent, with the driver libvirt a libvirtd of its own, and
+Used by deploy/lifecycle.py. A host has an agent, with the driver libvirt a libvirtd of its own, and
 when the cloud has networks a host part of the network service; those of a further host end in its
 number: "agent-2". A host with a namespace has all of them in it; in a lab, whose hosts all have
 one, the machine has a host part too: the gateway. No secret stands in a command or in an
@@ -11,29 +11,26 @@ environment.
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from deploy import certificates
 from deploy.broker import USER as BROKER_USER
+from deploy.broker import Broker
+from deploy.cloud import GATEWAY, Cloud, numbered
 from deploy.configuration import ROLES
 from deploy.environment import VENV
 from deploy.libvirtd import HERE
 from deploy.packages import ROOT
 from deploy.supervise import Program
 
-if TYPE_CHECKING:
-    from deploy.cloud import Cloud
-
 PYTHON = str(VENV / "bin/python")
 #: What runs before the others, which would find nothing and wait.
 NEIGHBOURS = ("epmd", "rabbitmq", "libvirtd")
 #: Once in a cloud; each is a program of our own.
 SERVICES = ("api", "conductor", "scheduler", "placement", "image-gateway")
-#: What the machine calls itself in the network service of a lab.
-GATEWAY = "gateway"
 NSENTER = "/usr/bin/nsenter"
 
 
@@ -42,8 +39,26 @@ def programs(cloud: Cloud) -> list[Program]:
     return [*_neighbours(cloud), *_standalone(cloud), *_own(cloud)]
 
 
+def make_environment(cloud: Cloud, host: str | None = None, role: str = "") -> dict[str, str]:
+    """Return the environment variables of the processes of a host or of a role.
+
+    It has no proxy, because the processes call only programs of this machine. The digest changes
+    with the configuration, so that the supervisor restarts processes whose configuration changed.
+    """
+    config = cloud.config(host, role)
+    digest = hashlib.sha256(config.read_bytes() if config.exists() else b"").hexdigest()[:8]
+    return {
+        "PATH": f"{VENV}/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "HOME": str(cloud.home),
+        "LC_ALL": "C.UTF-8",
+        "PYTHONUNBUFFERED": "1",
+        "KILONOVA_CONF": str(config),
+        "KILONOVA_CONF_DIGEST": digest,
+    }
+
+
 def _neighbours(cloud: Cloud) -> Iterator[Program]:
-    broker = cloud.broker if cloud.broker_url is None else None
+    broker = Broker.of(cloud) if cloud.broker_url is None else None
     if broker is not None:
         for name, command in (("epmd", broker.mapper_command()), ("rabbitmq", broker.command())):
             yield Program(
@@ -151,17 +166,12 @@ def _volume_options(cloud: Cloud) -> list[object]:
         "--bind",
         f"{cloud.address}:{cloud.ports.volume}",
         "--data",
-        volume_folder(cloud),
+        cloud.volume_folder,
         "--host",
         here,
         *(word for host in more for word in ("--also-host", host)),
         *(["--export-address", cloud.address, "--tls-folder", proof] if proof else []),
     ]
-
-
-def volume_folder(cloud: Cloud) -> Path:
-    """The volumes, and what the volume service knows of them."""
-    return cloud.home / "volume"
 
 
 def ending_exports(cloud: Cloud) -> list[str]:
@@ -172,7 +182,7 @@ def ending_exports(cloud: Cloud) -> list[str]:
         "deploy.standalone.volume",
         "end-exports",
         "--data",
-        str(volume_folder(cloud)),
+        str(cloud.volume_folder),
     ]
 
 
@@ -241,11 +251,6 @@ def cleaning(cloud: Cloud, number: int) -> list[str]:
     ]
 
 
-def numbered(name: str, number: int) -> str:
-    """ "agent" of the first host, "agent-2" of the second; 0 is the gateway of a lab."""
-    return name if number == 1 else f"{name}-{number or GATEWAY}"
-
-
 def _module(
     cloud: Cloud, name: str, module: str, *arguments: object, network: Path | None = None
 ) -> Program:
@@ -267,4 +272,6 @@ def _module(
 def _program(
     cloud: Cloud, name: str, command: list[str], host: str | None = None, role: str = ""
 ) -> Program:
-    return Program(name, command, str(cloud.log(name)), str(ROOT), cloud.environment(host, role))
+    return Program(
+        name, command, str(cloud.log(name)), str(ROOT), make_environment(cloud, host, role)
+    )

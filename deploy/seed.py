@@ -21,6 +21,7 @@ from openstack.config import OpenStackConfig
 
 from deploy.cloud import Cloud
 from deploy.packages import ROOT
+from deploy.process_control import explain_failure
 from deploy.progress import Failure, run, wait
 
 #: name: VCPUs, MiB, GiB
@@ -79,7 +80,7 @@ class Seed:
             self.patiently(up),
             90,
             f"The agent of {', '.join(sorted(wanted))} does not count as up",
-            lambda: self.cloud.advice("agent"),
+            lambda: explain_failure(self.cloud, "agent"),
         )
         return f"{', '.join(sorted(wanted))} up"
 

@@ -16,11 +16,8 @@ import secrets
 import shutil
 import signal
 import socket
-import ssl
 import subprocess
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -30,6 +27,7 @@ from urllib.parse import urlsplit
 
 from deploy import packages
 from deploy.broker import Broker
+from deploy.probes import answers, is_taken
 from deploy.progress import Failure, run, wait
 
 if TYPE_CHECKING:
@@ -74,48 +72,6 @@ def _reserve(start: int) -> bool:
             return False
         raise
     _given[start] = claim
-    return True
-
-
-def is_taken(port: int, address: str) -> bool:
-    """Would a program that wants to listen there be refused? An address that is not this machine's
-    is not taken."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((address, port))
-        except OSError as refusal:
-            if refusal.errno == errno.EADDRNOTAVAIL:
-                return False
-            if refusal.errno == errno.EADDRINUSE:
-                return True
-            raise
-        return False
-
-
-def answers(port: int, address: str = "127.0.0.1") -> bool:
-    """Does something listen on this port of this machine?"""
-    with socket.socket() as probe:
-        probe.settimeout(1)
-        return probe.connect_ex((address, port)) == 0
-
-
-def http_answers(url: str, ca_file: str | None = None) -> bool:
-    """Does a service stand behind this URL? Never through a proxy. ``ca_file``: the authority of
-    its certificate."""
-    # A default context would load all of this machine's authorities for each question.
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    if ca_file:
-        context.load_verify_locations(ca_file)
-    opener = urllib.request.build_opener(
-        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
-    )
-    try:
-        opener.open(url, timeout=5).close()
-    except urllib.error.HTTPError as answer:
-        return answer.code < 500
-    except OSError:
-        return False
     return True
 
 

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings that a running cloud was started with: none is turned into another cloud beneath its
-guests.
+"""The settings that a running cloud was started with: they may not change while it runs.
 
-Written by ``Cloud.launch`` when it starts a cloud, and compared by deploy/preflight.py. Facts that
-no variable sets may change, and what they change is started again. Must stay true: no secret is
-printed, for URLs may hold passwords.
+deploy/lifecycle.py writes them when it starts a cloud, and deploy/preflight.py compares them. Facts
+that no variable sets may change, and the processes that they change are restarted. Invariant: no
+secret is printed, because URLs may contain passwords.
 """
 
 from __future__ import annotations
@@ -12,12 +11,10 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import astuple
-from typing import TYPE_CHECKING
 
-from deploy.configuration import write_secret
-
-if TYPE_CHECKING:
-    from deploy.cloud import Cloud
+from common import private_files
+from deploy.cloud import Cloud
+from deploy.process_control import find_supervisor
 
 FILE, HIDDEN = "settings.json", "#"
 
@@ -36,21 +33,24 @@ def of(cloud: Cloud) -> dict[str, str]:
 
 
 def remember(cloud: Cloud) -> None:
-    """These are the ones that the processes are started with."""
-    write_secret(cloud.run / FILE, json.dumps(of(cloud)))
+    """Store the settings with which the processes start."""
+    private_files.replace(cloud.run / FILE, json.dumps(of(cloud)))
 
 
 def changed(cloud: Cloud) -> list[str]:
-    """The variables that are others now than when this cloud was started, with their values then
-    where these may be printed; none of a cloud that does not run."""
+    """Return the variables that changed since the cloud was started.
+
+    Each comes with its former value if that may be printed. The list is empty if the cloud does not
+    run.
+    """
     path = cloud.run / FILE
-    if cloud.supervisor() is None or not path.exists():
+    if find_supervisor(cloud) is None or not path.exists():
         return []
     now, then = of(cloud), json.loads(path.read_text())
     return [
         name if then[name].startswith(HIDDEN) else f"{name}={then[name]}"
         for name, value in now.items()
-        if then.get(name, value) != value  # of an older release: as it was
+        if then[name] != value
     ]
 
 

@@ -25,7 +25,7 @@ from common.store.rows import ActionInHandRow, ActionRow
 from common.store.servers import actions, stuck_actions
 from common.text import one_line
 from conductor.move_progress import words
-from deploy.cli.hosts import columns
+from deploy.cli.output import columns
 
 ENDED_BY_HAND = "It did not go on, and an operator has ended it."
 #: what an operator can do -> what comes of it

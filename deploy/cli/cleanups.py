@@ -21,7 +21,7 @@ from common.store.engine import Connection, Store
 from common.store.neighbours import cleanups
 from common.store.rows import CleanupRow
 from common.text import one_line
-from deploy.cli.hosts import columns
+from deploy.cli.output import columns
 
 HEAD = ["id", "server", "project", "what", "since", "tries", "next"]
 

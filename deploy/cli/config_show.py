@@ -16,7 +16,7 @@ from pathlib import Path
 from oslo_config import cfg
 
 from common import config, config_file
-from deploy.cli.hosts import columns
+from deploy.cli.output import columns
 
 HIDDEN = "(set)"
 

@@ -19,7 +19,7 @@ from common.store.engine import Store, moment
 from common.store.hosts import host_contents, host_status
 from common.store.hosts.host_contents import Debt
 from common.store.hosts.host_status import HostState
-from deploy.cli.hosts import columns
+from deploy.cli.output import columns
 
 LATE = 60 * SECOND  # a host that is heard has paid long before
 

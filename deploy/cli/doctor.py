@@ -18,9 +18,9 @@ import json
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from oslo_config import cfg
 
@@ -39,20 +39,15 @@ from common.store.hosts import host_keys, services
 from common.text import one_line
 from deploy.cli import doctor_fix, hosts
 from deploy.cli.database import explain_silence
+from deploy.cli.host_facts import Disks, Domains, Files, ask_disks, ask_files, ask_hosts
 
 PAUSE = 3.0  # seconds between the two looks; longer than any one transaction
 MAX_TEXT_CHARACTERS = 2000  # of a finding
 LONG_SECONDS = 30.0  #: after which an action in hand is shown
-Domains = Mapping[str, Mapping[str, int]]
-#: Host -> server -> ids of the volumes that its guest runs with.
-Disks = Mapping[str, Mapping[str, Collection[str]]]
-#: Host -> servers of which it has files and no guest.
-Files = Mapping[str, Collection[str]]
 Ports = Sequence[Mapping[str, Any]]
 Images = Sequence[Mapping[str, Any]]
 Attachments = Sequence[Mapping[str, Any]]
 Rules = Sequence[Mapping[str, Any]]
-Answer = TypeVar("Answer")
 NO_ANSWER = 3  #: status: as of ``kilonova explain``
 FIELDS = ["id", "device_id", "device_owner", "binding:host_id"]
 
@@ -289,54 +284,6 @@ def of_neighbours(conf: cfg.ConfigOpts, store: Store, silent: list[str]) -> Neig
 
     own = OwnImages(identity)
     return Neighbours(ask, attachments, ask_images, missing, rules=rules)
-
-
-def ask_hosts(
-    store: Store,
-    query: Callable[[str, str, dict[str, object]], dict[str, Mapping[str, int]]],
-    silent: list[str],
-) -> Domains:
-    """What each host that is up says it runs; those that do not answer are added to ``silent``."""
-    answers = {}
-    for row in store.read(lambda tx: services.list_all(tx, binary=Binary.COMPUTE)):
-        if not row.up:
-            silent.append(f"host {row.host}")
-            continue
-        try:
-            answers[row.host] = query(row.host, "domains", {})["domains"]
-        except errors.Unavailable:
-            silent.append(f"host {row.host}")
-    return answers
-
-
-def ask_disks(
-    store: Store,
-    query: Callable[[str, str, dict[str, object]], dict[str, Mapping[str, Collection[str]]]],
-) -> Disks:
-    """Which volumes the guests of each host that is up run with; of an agent that does not know the
-    question nothing. Who does not answer was told of by ``ask_hosts``."""
-    return _ask_who_know(store, query, "guests_volumes", "volumes")
-
-
-def ask_files(
-    store: Store, query: Callable[[str, str, dict[str, object]], dict[str, Collection[str]]]
-) -> Files:
-    """Of which servers each host that is up has files and no guest; as ``ask_disks``."""
-    return _ask_who_know(store, query, "files", "servers")
-
-
-def _ask_who_know(
-    store: Store,
-    query: Callable[[str, str, dict[str, object]], dict[str, Answer]],
-    question: str,
-    field: str,
-) -> dict[str, Answer]:
-    answers = {}
-    for row in store.read(lambda tx: services.list_all(tx, binary=Binary.COMPUTE)):
-        with suppress(errors.Unavailable, errors.NotImplementedHere):
-            if row.up:
-                answers[row.host] = query(row.host, question, {})[field]
-    return answers
 
 
 def _look(store: Store, domains: Domains, answers: NeighbourAnswers) -> set[Finding]:

@@ -31,7 +31,8 @@ class GuestCommands:
 def guest_commands(config: str | None) -> GuestCommands:
     """``kilonova host adopt`` and ``discard``, as an operator gives them who has seen the
     finding."""
-    from deploy.cli import host_adopt, host_discard  # they ask the doctor whom hosts have
+    # Imported here because they load the API, which every other use of the doctor does without.
+    from deploy.cli import host_adopt, host_discard
 
     def options(host: str, server: str) -> argparse.Namespace:
         unsaid = dict.fromkeys(("name", "project", "user", "flavor", "image"))

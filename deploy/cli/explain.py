@@ -33,7 +33,7 @@ from common.store.servers.servers import ServerFilters, loads
 from common.store.tenants import flavors
 from common.wire import from_wire
 from deploy.cli.database import explain_silence
-from deploy.cli.hosts import columns
+from deploy.cli.output import columns
 
 if TYPE_CHECKING:
     from common.clients.image import Image

@@ -28,7 +28,7 @@ from common.store.hosts.host_contents import Move
 from conductor import host_plan, move_progress
 from conductor.host_actions import KINDS, look_ahead
 from conductor.host_plan import Planned, too_many_down
-from deploy.cli.hosts import columns
+from deploy.cli.output import columns
 
 LOOK_SECONDS = 1.0
 PROGRESS = 10 * SECOND  #: between two lines of a move in which nothing changes

@@ -15,7 +15,6 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from oslo_config import cfg
 
@@ -37,10 +36,9 @@ from common.wire import from_wire, to_wire
 from compute_api.compute import service
 from compute_api.compute.quota import KeystoneLimits, Quota
 from compute_api.edge.validation import Schema
-from deploy.cli import doctor
 from deploy.cli.explain import flavor_named, image_named
+from deploy.cli.host_facts import HostAnswers, Ports, ask_hosts, ports_of
 
-Ports = Callable[[str], list[Interface] | None]
 _LINE: JsonObject = {"type": "string", "maxLength": 255, "format": "printable"}
 _SPECS: JsonObject = {
     "type": "object",
@@ -121,13 +119,6 @@ NEEDED = {"name": "--name", "project_id": "--project", "user_id": "--user", "fla
 LOST = "its description, metadata, tags, server group, scheduler hints, lock, user data, shares"
 
 
-class HostAnswers(Protocol):
-    """How hosts are asked: ``agent.AgentClient``."""
-
-    def query(self, host: str, verb: str, arguments: JsonObject, timeout: float = 10) -> JsonObject:
-        """What a host answers."""
-
-
 @dataclass(frozen=True)
 class Sources:
     """Whom the command asks. ports: the server's by the network service, None where the cloud has
@@ -182,20 +173,6 @@ def _keystone(conf: cfg.ConfigOpts) -> KeystoneLimits | None:
     from common.clients import limits
 
     return limits.configured(conf)
-
-
-def ports_of(conf: cfg.ConfigOpts) -> Ports:
-    """Asks the network service for a server's interfaces."""
-    from common.clients.identity import READ, IdentityClient
-    from common.clients.network import NetworkClient
-
-    identity = IdentityClient(conf, READ)
-    client = NetworkClient(identity.network_url, conf.network.timeout)
-
-    def ask(server: str) -> list[Interface] | None:
-        return client.interfaces(identity.token(), server) if client.has_service() else None
-
-    return ask
 
 
 def carry_out(sources: Sources, server: str, options: argparse.Namespace) -> int:
@@ -304,7 +281,7 @@ def _completed(
     missing = [option for name, option in NEEDED.items() if not getattr(facts, name)]
     if missing:
         raise errors.BadRequest(
-            f"The guest was made by an older agent, which did not note all of it. Say {', '.join(missing)}"
+            f"The host does not remember all of the server. Give {', '.join(missing)}"
             + ("" if facts.image else ", and --image if it is known")
             + "."
         )
@@ -355,7 +332,7 @@ def _in_order(ports: list[Interface], known: Mapping[str, str]) -> list[Interfac
 def _check_places(sources: Sources, found: Adoption, options: argparse.Namespace) -> list[str]:
     """Has no other host a guest of this server? Returns who did not answer."""
     silent: list[str] = []
-    domains = doctor.ask_hosts(sources.store, sources.hosts.query, silent)
+    domains = ask_hosts(sources.store, sources.hosts.query, silent)
     others = {
         host: there[found.server]
         for host, there in domains.items()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import uuid
 from collections.abc import Mapping
-from contextlib import closing, suppress
+from contextlib import closing
 
 from common import config, errors
 from common.rpc import agent
@@ -22,8 +22,7 @@ from common.store.engine import Connection, Store
 from common.store.hosts import host_keys, host_status
 from common.store.neighbours import cleanups
 from common.store.servers import adoption, guests
-from deploy.cli import doctor
-from deploy.cli.host_adopt import HostAnswers, Ports, ports_of
+from deploy.cli.host_facts import HostAnswers, Ports, ask_hosts, ports_of
 
 
 def discard(options: argparse.Namespace) -> int:
@@ -104,9 +103,7 @@ def _domains(store: Store, hosts: HostAnswers, host: str) -> Mapping[str, int]:
 
 def _has_files(hosts: HostAnswers, server: str, host: str) -> bool:
     """Has a host, which has no guest of this server, files of it?"""
-    with suppress(errors.NotImplementedHere):
-        return server in hosts.query(host, "files", {})["servers"]
-    return False
+    return server in hosts.query(host, "files", {})["servers"]
 
 
 def _silent(host: str) -> errors.Conflict:
@@ -116,7 +113,7 @@ def _silent(host: str) -> errors.Conflict:
 def _is_last(store: Store, hosts: HostAnswers, server: str, host: str) -> bool:
     """Do all other hosts say that they have no guest of this server?"""
     silent: list[str] = []
-    found = doctor.ask_hosts(store, hosts.query, silent)
+    found = ask_hosts(store, hosts.query, silent)
     return not silent and not any(server in there for name, there in found.items() if name != host)
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable
 
 from common import config
 from common.clock import SECOND, iso
@@ -22,6 +21,7 @@ from common.store.hosts import aggregates, host_keys, services
 from common.store.hosts import hosts as store_hosts
 from common.store.servers import failed_builds
 from common.text import one_line
+from deploy.cli.output import columns
 
 CAUSES = 3  # that are spelled out for a host or an image; all of them in --json
 #: For how long ``hosts`` shows that messages of a host were refused; --json always has them.
@@ -249,13 +249,3 @@ def trouble(row: JsonObject) -> str:
     if not row["has_key"]:
         said.append(f"it has no key, so nobody hears it: kilonova host add {row['name']}")
     return "; ".join(said)
-
-
-def columns(lines: Iterable[list[str]]) -> str:
-    """Return the cells under one another, each on one line."""
-    lines = [[one_line(cell) for cell in line] for line in lines]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    )

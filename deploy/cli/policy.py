@@ -22,7 +22,7 @@ from compute_api.edge import policy, policy_file
 from compute_api.edge.policy import Policy
 from compute_api.edge.policy_rules import BASES
 from compute_api.placement.policies import PLACEMENT_RULES
-from deploy.cli.hosts import columns
+from deploy.cli.output import columns
 
 MAY, MAY_NOT, WRONG = range(3)
 _OWN = {"project_id": "theirs", "user_id": "they"}

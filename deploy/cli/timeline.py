@@ -21,7 +21,7 @@ from common.store.engine import Connection, Store
 from common.store.rows import ActionRow, EventRow
 from common.store.servers import actions, journals
 from common.text import one_line
-from deploy.cli.hosts import columns
+from deploy.cli.output import columns
 
 
 def timeline(options: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 
+from deploy import lifecycle
 from deploy.cloud import Cloud
 from deploy.progress import Failure, main, say
 
@@ -18,9 +19,9 @@ def command(arguments: list[str]) -> int:
         raise Failure(f"Not known: {' '.join(arguments)}", "./deploy/down [--purge]")
     cloud = Cloud.from_environment()
     say(f"Stopping the cloud in {cloud.home} …")
-    say("stopped" if cloud.shut_down() else "nothing runs")
+    say("stopped" if lifecycle.shut_down(cloud) else "nothing runs")
     if arguments and cloud.home.exists():
-        cloud.purge()
+        lifecycle.purge(cloud)
         say(f"{cloud.home} removed")
     elif cloud.home.exists():
         say("Its data stay; remove them with ./deploy/down --purge")

@@ -17,10 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deploy import environment, packages
+from deploy import environment, lifecycle, packages, processes
 from deploy.cloud import Cloud
 from deploy.environment import VENV
 from deploy.preflight import check
+from deploy.process_control import find_supervisor
 from deploy.progress import UMASK, Failure, main, run, say, steps
 
 if TYPE_CHECKING:  # it needs the virtual environment, which the first steps make
@@ -92,7 +93,7 @@ Logs are in {cloud.home}/log"""
 
 
 def prepare(cloud: Cloud) -> str:
-    cloud.prepare()
+    lifecycle.prepare(cloud)
     return f"below {cloud.home}"
 
 
@@ -139,11 +140,13 @@ def bootstrap(cloud: Cloud) -> None:
 
 
 def _launch(cloud: Cloud, seed: Seed) -> str:
-    running = cloud.supervisor() is not None
+    running = find_supervisor(cloud) is not None
     if not running:
         seed.launched = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime())
-    cloud.launch()
-    return "run already" if running else ", ".join(program.name for program in cloud.programs())
+    lifecycle.launch(cloud)
+    if running:
+        return "run already"
+    return ", ".join(program.name for program in processes.programs(cloud))
 
 
 def await_services(cloud: Cloud) -> str:
@@ -159,9 +162,9 @@ def await_services(cloud: Cloud) -> str:
         "image-gateway": cloud.image_gateway_url,
         "volume": cloud.volume_url,
     }
-    names = [program.name for program in cloud.programs() if program.name in asked]
+    names = [program.name for program in processes.programs(cloud) if program.name in asked]
     for name in names:
-        cloud.await_http(name, asked[name])
+        lifecycle.await_http(cloud, name, asked[name])
     return f"{', '.join(names)} after {time.monotonic() - began:.1f} s"
 
 

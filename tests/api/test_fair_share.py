@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 from common.store.engine import Store
-from deploy.servers import answers, free_ports
+from deploy.probes import answers
+from deploy.servers import free_ports
 from tests.schemas import upgrade
 from tests.standalone import connect, running, running_api
 from tests.waiting import await_true

@@ -18,7 +18,8 @@ import pytest
 from oslo_config import cfg
 
 from compute_api.edge import forwarded
-from deploy.servers import answers, free_ports
+from deploy.probes import answers
+from deploy.servers import free_ports
 from tests.api.conftest import IMAGE, Cloud
 from tests.waiting import await_true
 

@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 
 from common.store.engine import Store
-from deploy.servers import answers, free_ports
+from deploy.probes import answers
+from deploy.servers import free_ports
 from tests.schemas import upgrade
 from tests.waiting import await_true
 

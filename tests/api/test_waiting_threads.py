@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from compute_api.compute.waiting_threads import may_wait
-from deploy.servers import answers, free_ports
+from deploy.probes import answers
+from deploy.servers import free_ports
 from tests.waiting import await_true
 
 #: A request to a server is answered when a file is there.

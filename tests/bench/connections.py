@@ -15,8 +15,9 @@ import sys
 import threading
 import time
 
+from deploy.probes import answers
 from deploy.progress import wait
-from deploy.servers import answers, free_ports
+from deploy.servers import free_ports
 
 ROUNDS, SECONDS = 5, 3.0
 SERVER = """

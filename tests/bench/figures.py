@@ -23,8 +23,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from deploy import lifecycle, process_control, processes
 from deploy.cloud import Cloud, Ports
 from deploy.commands import up
+from deploy.process_control import find_process
 from deploy.progress import say
 from deploy.servers import Servers, free_ports
 from tests.bench import load
@@ -67,8 +69,8 @@ class Bench:
     def processes(self) -> dict[str, list[int]]:
         """Process ids by service; the API's workers count with it, all agents are one."""
         found: dict[str, list[int]] = {}
-        for program in self.cloud.programs():
-            pid = self.cloud.pid(program.name)
+        for program in processes.programs(self.cloud):
+            pid = find_process(self.cloud, program.name)
             if pid is not None:
                 found.setdefault(program.name.split("-")[0], []).extend([pid, *children(pid)])
         return found
@@ -126,7 +128,7 @@ def bring_up(bench: Bench) -> tuple[load.Client, str, str]:
     for step in (up.prepare, up.upgrade, up.bootstrap):
         step(cloud)
     began = time.monotonic()
-    cloud.launch()
+    lifecycle.launch(cloud)
     up.await_services(cloud)
     seed = Seed(cloud)
     seed.host()
@@ -269,9 +271,9 @@ def actions(bench: Bench, client: load.Client) -> None:
 
 def restart(bench: Bench, client: load.Client, image: str, flavor: str) -> None:
     """Start of the API to its first successful POST."""
-    bench.cloud.stop("api")
+    process_control.stop(bench.cloud, "api")
     began = time.monotonic()
-    bench.cloud.start("api")
+    process_control.start(bench.cloud, "api")
     while True:
         try:
             client = load.Client(bench.cloud.api_url, client.token)
@@ -311,7 +313,7 @@ def run(work: Callable[[Bench], None], hosts: int, volumes: bool = False) -> int
         try:
             work(bench)
         finally:
-            cloud.shut_down()
+            lifecycle.shut_down(cloud)
             say(json.dumps(bench.figures, indent=1))
     return 0
 

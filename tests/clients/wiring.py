@@ -10,7 +10,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from deploy.configuration import write_secret
+from common import private_files
 from deploy.seed import IMAGE, Seed
 
 #: DevStack's. name: id, MiB, GiB, VCPUs
@@ -46,7 +46,7 @@ def furnish(seed: Seed, folder: Path) -> None:
         name=OTHER, domain_id="default", password=password, default_project_id=project.id
     )
     admin.identity.assign_project_role_to_user(project, user, admin.identity.find_role("member"))
-    write_secret(folder / "clouds.yaml", json.dumps({"clouds": _clouds(seed, password)}))
+    private_files.replace(folder / "clouds.yaml", json.dumps({"clouds": _clouds(seed, password)}))
 
 
 def occupy(seed: Seed) -> None:

@@ -35,7 +35,8 @@ from compute_agent.virt.memory.script import QUIET
 from compute_api.console.sessions import ConsoleSessions
 from compute_api.edge import authentication
 from deploy.authority import Authority
-from deploy.servers import answers, free_ports
+from deploy.probes import answers
+from deploy.servers import free_ports
 from deploy.standalone.network.host.metadata import MetadataUpstream
 from tests.contract.test_tls import load, ours, proofs  # noqa: F401  # fixtures
 from tests.contract.tls_peers import peer

@@ -23,6 +23,7 @@ from typing import Any
 
 import pytest
 
+from deploy import lifecycle
 from deploy.cloud import Ports
 from deploy.commands import up
 from deploy.lab_hosts import Facts, Lab
@@ -285,7 +286,7 @@ def without_guests(hosts: tuple[str, ...] = ("one", "two"), **facts: Any) -> Ite
         with asked_first(live):
             for step in (up.prepare, up.upgrade, up.bootstrap):
                 step(live.cloud)
-            live.cloud.launch()
+            lifecycle.launch(live.cloud)
             up.await_services(live.cloud)
             for more in (live.seed.host, live.seed.flavors, live.seed.tenant):
                 more()
@@ -300,8 +301,8 @@ def without_guests(hosts: tuple[str, ...] = ("one", "two"), **facts: Any) -> Ite
             )
             yield live
     finally:
-        live.cloud.shut_down()
-        live.cloud.purge()
+        lifecycle.shut_down(live.cloud)
+        lifecycle.purge(live.cloud)
         # The supervisor gives up its lock a moment before it ends.
         await_true(lambda: live.processes() == [], 10, live.processes)
 

@@ -18,7 +18,9 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
+from deploy import process_control
 from deploy.packages import ROOT
+from deploy.process_control import find_process
 from deploy.servers import Servers
 from tests.e2e.conftest import without_guests
 from tests.e2e.live import Live
@@ -131,11 +133,11 @@ class Dumped:
         there = [
             name
             for unit in command.split()[2:]
-            if self.live.cloud.pid(name := unit.removeprefix(f"{NAME}-")) is not None
+            if find_process(self.live.cloud, name := unit.removeprefix(f"{NAME}-")) is not None
         ]
         assert {"api", "scheduler", "conductor", "placement"} <= set(there), there
         for name in there:
-            self.live.cloud.stop(name)
+            process_control.stop(self.live.cloud, name)
         return there
 
     def upgrade(self) -> None:

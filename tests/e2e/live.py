@@ -31,7 +31,7 @@ import sqlalchemy as sa
 
 from compute_api.compute import microversions
 from compute_api.edge.microversions import HEADER
-from deploy import libvirtd
+from deploy import libvirtd, lifecycle, process_control
 from deploy.cloud import Cloud, Ports
 from deploy.configuration import ROLES
 from deploy.packages import ROOT
@@ -348,8 +348,8 @@ class Live:
 
     def _restart(self, processes: Sequence[str]) -> None:
         for name in processes:
-            self.cloud.restart(name)
-        self.cloud.await_http("api", self.cloud.api_url)
+            process_control.restart(self.cloud, name)
+        lifecycle.await_http(self.cloud, "api", self.cloud.api_url)
 
     def doctor(self, seconds: float = 300) -> subprocess.CompletedProcess[str]:
         """``kilonova doctor``, with hosts."""

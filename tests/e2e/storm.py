@@ -27,7 +27,9 @@ from urllib.parse import urlsplit
 import requests
 import sqlalchemy as sa
 
-from deploy import certificates
+from deploy import certificates, process_control
+from deploy.broker import Broker
+from deploy.process_control import find_process
 from deploy.servers import Servers
 from tests.e2e.live import CUT_OFF, LATE, Live, Rest
 from tests.waiting import await_true
@@ -131,17 +133,20 @@ class Storm:
 
     def kill(self, name: str) -> None:
         """kill -9; the supervisor starts another."""
-        await_true(lambda: self.live.cloud.pid(name), 30, f"{name} does not run")
-        self.live.cloud.kill(name)
+        await_true(lambda: find_process(self.live.cloud, name), 30, f"{name} does not run")
+        process_control.kill(self.live.cloud, name)
 
     def back_after(self, name: str) -> float:
         """kill -9; the seconds until its successor is ready."""
-        before = await_true(lambda: self.live.cloud.pid(name), 30, f"{name} does not run")
+        before = await_true(lambda: find_process(self.live.cloud, name), 30, f"{name} does not run")
         said = self.live.cloud.log(name).stat().st_size
         began = time.monotonic()
-        self.live.cloud.kill(name)
+        process_control.kill(self.live.cloud, name)
         await_true(
-            lambda: self.live.cloud.pid(name) not in (None, before) and self._is_ready(name, said),
+            lambda: (
+                find_process(self.live.cloud, name) not in (None, before)
+                and self._is_ready(name, said)
+            ),
             60,
             lambda: f"{name} is not ready again; see {self.live.cloud.log(name)}",
         )
@@ -175,11 +180,11 @@ class Storm:
     def wipe(self) -> None:
         """The broker forgets everything."""
         for command in ("stop_app", "reset", "start_app"):
-            self.live.cloud.broker.control(command)
+            Broker.of(self.live.cloud).control(command)
 
     def freeze(self, name: str, least: float, most: float) -> None:
         """A process and its children stand still for a while."""
-        pid = await_true(lambda: self.live.cloud.pid(name), 30, f"{name} does not run")
+        pid = await_true(lambda: find_process(self.live.cloud, name), 30, f"{name} does not run")
         assert pid is not None
         with frozen([pid, *descendants(pid)]):
             self._wait(least, most)

@@ -15,6 +15,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from deploy import lifecycle
+from deploy.process_control import find_process
 from tests.e2e.live import SETTLE, Live
 from tests.waiting import await_true
 
@@ -127,9 +129,11 @@ class Strikes:
 def await_back(live: Live, name: str, pid: int | None) -> None:
     """Until the supervisor has started another process in the place of this one; the volume
     service, whose clients do not wait, also answers."""
-    await_true(lambda: live.cloud.pid(name) not in (None, pid), 60, lambda: f"{name} is away")
+    await_true(
+        lambda: find_process(live.cloud, name) not in (None, pid), 60, lambda: f"{name} is away"
+    )
     if name == "volume":
-        live.cloud.await_http(name, live.cloud.volume_url)
+        lifecycle.await_http(live.cloud, name, live.cloud.volume_url)
 
 
 def await_debts(live: Live, server: str) -> None:

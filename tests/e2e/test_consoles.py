@@ -16,6 +16,8 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
+from deploy import process_control
+from deploy.process_control import find_process
 from tests.e2e.browser import Browser
 from tests.e2e.live import Live, Rest
 from tests.waiting import await_true, is_true_within
@@ -182,12 +184,12 @@ def test_the_console_service_is_killed_and_comes_back(cloud: Live, demo: Rest, g
     with open_serial(url(demo, guest, "serial")) as console:
         console.send(b"echo before $((1 + 1))\n")
         words(console, b"before 2")
-        pid = cloud.cloud.kill("console")
+        pid = process_control.kill(cloud.cloud, "console")
         with pytest.raises(ConnectionClosed):
             while True:
                 console.recv(timeout=ENDED)
     await_true(
-        lambda: cloud.cloud.pid("console") not in (None, pid),
+        lambda: find_process(cloud.cloud, "console") not in (None, pid),
         30,
         lambda: "the service does not come back",
     )

@@ -16,6 +16,7 @@ import pytest
 from compute_agent.virt.driver import RUNNING
 from compute_agent.virt.memory.guest import MemoryGuest
 from compute_agent.virt.memory.state_file import FILES, StateFile
+from deploy import process_control
 from tests.e2e.failover import with_dumps, with_stand_by
 from tests.e2e.live import SETTLE, Live, Rest
 from tests.waiting import await_true
@@ -246,9 +247,9 @@ def test_a_backup_is_restored_as_the_page_says(kind: str, agents: tuple[str, ...
         database.set_back()
         database.upgrade()
         for name in agents:
-            live.cloud.restart(name)
+            process_control.restart(live.cloud, name)
         for name in stopped:
-            live.cloud.start(name)
+            process_control.start(live.cloud, name)
         past.heals()
         assert database.look() == {
             "status": 0,

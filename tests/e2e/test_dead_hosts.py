@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from deploy import process_control
 from tests.e2e.guests import Witness, witness
 from tests.e2e.lab import SILENCE, LiveLab
 from tests.e2e.live import BOOT, SETTLE
@@ -55,7 +56,7 @@ def test_a_host_that_is_cut_off_makes_its_own_guests_off(lab: LiveLab) -> None:
             lab.strike("heal", HOST)
             await_on(lab, guest)
             lab.strike("cut", HOST)
-            lab.cloud.restart(agent)
+            process_control.restart(lab.cloud, agent)
             await_off(lab, guest)
             lab.strike("heal", HOST)
             await_on(lab, guest)

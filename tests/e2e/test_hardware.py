@@ -16,6 +16,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from deploy import process_control
 from tests.e2e.live import SETTLE, Live, Rest
 from tests.local_disks import found
 from tests.waiting import await_true
@@ -167,7 +168,7 @@ def restart_with(cloud: Live, host: int, text: str, offered: list[int]) -> None:
     """The host's agent starts anew with this configuration, and offers so many CPUs of one's
     own."""
     cloud.cloud.config(cloud.cloud.hosts[host - 1]).write_text(text)
-    assert cloud.cloud.kill(f"agent-{host}")
+    assert process_control.kill(cloud.cloud, f"agent-{host}")
     await_true(lambda: pcpus(cloud) == offered, SETTLE, lambda: pcpus(cloud))
 
 

@@ -21,6 +21,7 @@ import pytest
 from common.host_joins import BEGIN
 from deploy import libvirtd
 from deploy.authority import Authority
+from deploy.broker import Broker
 from tests.e2e.conftest import new_home
 from tests.e2e.live import PROGRAMS, SETTLE, Live
 from tests.waiting import await_true
@@ -58,7 +59,7 @@ def administer(cloud: Live, folder: Path, complaints: str) -> int:
         if verb in ("add_user", "change_password"):
             rest.append(passwords[rest[0]])
         if verb != "change_password":  # for one who is there
-            cloud.cloud.broker.control(verb, *rest)
+            Broker.of(cloud.cloud).control(verb, *rest)
     return len(commands)
 
 
@@ -126,7 +127,7 @@ def test_a_host_joins_is_proved_and_leaves_nothing(cloud: Live, machine: Path) -
     removed = told(cloud, machine, "--config", controller, "host", "remove", NAME)
     assert removed.returncode == 0, removed
     assert administer(cloud, machine, removed.stderr) == 4
-    assert NAME not in cloud.cloud.broker.control("list_users")
+    assert NAME not in Broker.of(cloud.cloud).control("list_users")
     assert NAME not in told(cloud, machine, "--config", controller, "hosts").stdout
     admin = cloud.seed.admin
     assert all(one.host != NAME for one in admin.compute.services())

@@ -16,6 +16,9 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 import pytest
 
+from deploy import process_control
+from deploy.broker import Broker
+from deploy.process_control import find_process
 from tests.e2e.live import Live, Reply, Rest
 from tests.waiting import await_true
 
@@ -28,9 +31,9 @@ DONE_BEFORE = {"stop": 409, "delete": 404}
 
 def kill(process: str) -> Callable[[Live], None]:
     def strike(cloud: Live) -> None:
-        pid = cloud.cloud.kill(process)
+        pid = process_control.kill(cloud.cloud, process)
         await_true(
-            lambda: cloud.cloud.pid(process) not in (None, pid),
+            lambda: find_process(cloud.cloud, process) not in (None, pid),
             30,
             lambda: f"{process} does not come back",
         )
@@ -41,7 +44,7 @@ def kill(process: str) -> Callable[[Live], None]:
 def wipe(cloud: Live) -> None:
     """The broker loses its queues, its messages and its users, and comes back empty."""
     for command in ("stop_app", "reset", "start_app"):
-        cloud.cloud.broker.control(command)
+        Broker.of(cloud.cloud).control(command)
 
 
 VICTIMS = {

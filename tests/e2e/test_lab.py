@@ -19,11 +19,13 @@ from xml.etree import ElementTree as ET
 import libvirt
 import pytest
 
+from deploy import processes
 from deploy.cloud import Ports
 from deploy.configuration import LIVE_MIGRATION_PORT
 from deploy.lab_hosts import Facts, Lab
 from deploy.machine import FOR_NETWORKS
 from deploy.packages import ROOT
+from deploy.process_control import find_process
 from deploy.servers import free_ports
 from tests.e2e.conftest import MadeLab, new_home
 from tests.e2e.guests import listener, witness
@@ -68,7 +70,9 @@ def test_each_host_has_what_is_its_own(lab: LiveLab) -> None:
         uri = f"qemu+tls://{address}:{LIVE_MIGRATION_PORT}/system"
         assert lab.facts(host)["migration"] == {"uri": uri, "address": address}
         assert (
-            Path(f"/proc/{lab.cloud.pid(f'agent-{number}' if number > 1 else 'agent')}/ns/net")
+            Path(
+                f"/proc/{find_process(lab.cloud, f'agent-{number}' if number > 1 else 'agent')}/ns/net"
+            )
             .stat()
             .st_ino
             == Path(f"/run/netns/{lab.cloud.underlay.namespace(number)}").stat().st_ino
@@ -90,13 +94,13 @@ def test_status_shows_hosts_and_guests(lab: LiveLab) -> None:
 
 def test_second_up_is_harmless_and_another_lab_is_refused(lab: LiveLab) -> None:
     before = (
-        [lab.cloud.pid(program.name) for program in lab.cloud.programs()],
+        [find_process(lab.cloud, program.name) for program in processes.programs(lab.cloud)],
         [lab.registration(h) for h in lab.cloud.hosts],
     )
     done = lab.up()
     assert done.returncode == 0, done
     after = (
-        [lab.cloud.pid(program.name) for program in lab.cloud.programs()],
+        [find_process(lab.cloud, program.name) for program in processes.programs(lab.cloud)],
         [lab.registration(h) for h in lab.cloud.hosts],
     )
     assert before == after
@@ -192,7 +196,9 @@ def test_fencing_hook_kills_what_is_cut_off_and_says_so(lab: LiveLab) -> None:
         assert f"fencing_hook = {hook}\n" in lab.cloud.config().read_text()
         for _ in range(2):
             # With nothing but what the conductor has in its environment.
-            given = [f"{key}={value}" for key, value in lab.cloud.environment().items()]
+            given = [
+                f"{key}={value}" for key, value in processes.make_environment(lab.cloud).items()
+            ]
             done = lab.run("env", "-i", *given, hook, HOST)
             assert (done.returncode, lab.lab.state(HOST), lab.where(guest.server)) == (
                 0,

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from deploy.process_control import find_process
 from tests.e2e.lab import SILENCE, LiveLab
 from tests.e2e.live import BOOT, SETTLE
 from tests.e2e.storm import descendants, frozen
@@ -20,7 +21,7 @@ HOST = "lab2"
 
 def pids(lab: LiveLab, program: str) -> list[int]:
     """Of a program of that host, with its children."""
-    pid = lab.cloud.pid(f"{program}-{lab.lab.number(HOST)}")
+    pid = find_process(lab.cloud, f"{program}-{lab.lab.number(HOST)}")
     assert pid is not None
     return [pid, *descendants(pid)]
 

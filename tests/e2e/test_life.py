@@ -8,6 +8,8 @@ elsewhere.
 
 from __future__ import annotations
 
+from deploy import process_control, processes
+from deploy.process_control import find_process
 from tests.e2e.guests import witness
 from tests.e2e.lab import LiveLab
 from tests.e2e.live import BOOT
@@ -19,16 +21,20 @@ def kill_every_process(lab: LiveLab) -> None:
     """Each of the cloud's processes but the supervisor, which starts it again, and the hosts'
     hypervisors."""
     names = [
-        program.name for program in lab.cloud.programs() if not program.name.startswith("libvirtd")
+        program.name
+        for program in processes.programs(lab.cloud)
+        if not program.name.startswith("libvirtd")
     ]
     assert {"api", "conductor", "scheduler", "agent", "agent-2", "agent-3", "metadata"} <= set(
         names
     ), names
-    killed = {name: lab.cloud.kill(name) for name in names}
+    killed = {name: process_control.kill(lab.cloud, name) for name in names}
     await_true(
-        lambda: all(lab.cloud.pid(name) not in (None, pid) for name, pid in killed.items()),
+        lambda: all(
+            find_process(lab.cloud, name) not in (None, pid) for name, pid in killed.items()
+        ),
         60,
-        lambda: {name: (pid, lab.cloud.pid(name)) for name, pid in killed.items()},
+        lambda: {name: (pid, find_process(lab.cloud, name)) for name, pid in killed.items()},
     )
 
 

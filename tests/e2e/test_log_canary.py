@@ -11,7 +11,9 @@ import pytest
 import sqlalchemy as sa
 
 from common.store import schema
+from deploy import processes
 from deploy.cloud import PASSWORDS
+from deploy.process_control import find_process
 from tests.e2e.live import Live, Rest
 
 pytestmark = pytest.mark.slice("guests")
@@ -25,8 +27,8 @@ def talkative(in_memory: Live) -> Iterator[Live]:
     """Every process writes down what it can."""
     names = [
         program.name
-        for program in in_memory.cloud.programs()
-        if (in_memory.cloud.pid(program.name))
+        for program in processes.programs(in_memory.cloud)
+        if (find_process(in_memory.cloud, program.name))
     ]
     own = [
         name

@@ -12,7 +12,9 @@ from contextlib import contextmanager
 
 import pytest
 
+from deploy import lifecycle, process_control
 from deploy.connectivity import KEY, PRIVATE
+from deploy.process_control import find_process
 from deploy.standalone.network.host.names import TABLES
 from tests.e2e.conftest import Pair
 from tests.e2e.guests import SOON, Guest, give_address, guest, kernel, listener, orphans
@@ -41,9 +43,9 @@ def created(cloud: Live, rest: Rest, name: str, network: str) -> str:
 
 
 def strike(cloud: Live, victim: str) -> None:
-    pid = cloud.cloud.kill(victim)
+    pid = process_control.kill(cloud.cloud, victim)
     await_true(
-        lambda: cloud.cloud.pid(victim) not in (None, pid),
+        lambda: find_process(cloud.cloud, victim) not in (None, pid),
         30,
         lambda: f"{victim} does not come back",
     )
@@ -52,7 +54,7 @@ def strike(cloud: Live, victim: str) -> None:
             victim
         )
     ) is not None:
-        cloud.cloud.await_http(victim, url)
+        lifecycle.await_http(cloud.cloud, victim, url)
 
 
 @contextmanager
@@ -104,7 +106,7 @@ def test_guests_go_on_while_their_network_service_is_away(cloud: Live, pair: Pai
     rest = cloud.rest()
     with guest(cloud, "leaves") as leaving, undisturbed(pair.far):
         for name in ("network", "network-host"):
-            cloud.cloud.stop(name)
+            process_control.stop(cloud.cloud, name)
         try:
             assert pair.near.reaches(pair.far.fixed()) and pair.far.reaches(pair.near.fixed())
             assert leaving.reaches(pair.near.fixed())
@@ -114,7 +116,7 @@ def test_guests_go_on_while_their_network_service_is_away(cloud: Live, pair: Pai
             waiting = created_without_wait(cloud, rest)
         finally:
             for name in ("network", "network-host"):
-                cloud.cloud.start(name)
+                process_control.start(cloud.cloud, name)
         rest.await_gone(leaving.server)
         if waiting is not None:
             rest.await_status(waiting, "ACTIVE")

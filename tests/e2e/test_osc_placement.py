@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from deploy import process_control
 from tests.e2e.live import SETTLE, Live
 from tests.waiting import await_true
 
@@ -168,7 +169,7 @@ def test_reserved_by_hand_holds_and_is_given_back(host: Host) -> None:
         one["name"] for one in host.ask("resource provider list --resource MEMORY_MB=128")[0]
     }
     before = host.session()
-    host.live.cloud.restart("agent")
+    process_control.restart(host.live.cloud, "agent")
     await_true(lambda: host.session() != before, SETTLE, lambda: "the host has not registered")
     assert host.stock()["MEMORY_MB"]["reserved"] == total - 64, "a report of the host leaves it"
     host.do(

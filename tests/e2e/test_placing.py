@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from deploy import process_control
 from tests.e2e.conftest import without_guests
 from tests.e2e.live import LATE, SETTLE, Live, Rest
 from tests.waiting import await_true
@@ -352,9 +353,9 @@ def test_explain_says_how_many_more_would_fit_and_makes_nothing(
 
 
 def test_nobody_knows_while_no_scheduler_answers(wide: Live, demo: Rest) -> None:
-    wide.cloud.stop("scheduler")
+    process_control.stop(wide.cloud, "scheduler")
     try:
         status, answer, complaint = explain(wide, "--flavor", "m1.nano")
         assert (status, answer) == (3, "") and "kilonova status" in complaint
     finally:
-        wide.cloud.start("scheduler")
+        process_control.start(wide.cloud, "scheduler")

@@ -14,6 +14,8 @@ import requests
 from websockets.sync.client import connect
 
 from common.store.servers.console_tokens import hashed
+from deploy import process_control
+from deploy.process_control import find_process
 from tests import spice
 from tests.e2e.browser import Browser
 from tests.e2e.live import Live, Rest
@@ -26,9 +28,11 @@ WANTED = {"remote_console": {"protocol": "spice", "type": "spice-html5"}}
 
 def restart_agent(live: Live) -> None:
     """The first host's, which reads its file anew."""
-    pid = live.cloud.kill("agent")
+    pid = process_control.kill(live.cloud, "agent")
     await_true(
-        lambda: live.cloud.pid("agent") not in (None, pid), 30, lambda: "no agent comes back"
+        lambda: find_process(live.cloud, "agent") not in (None, pid),
+        30,
+        lambda: "no agent comes back",
     )
 
 

@@ -34,9 +34,11 @@ from compute_agent.transfer import client as transfer
 from compute_agent.virt.driver import VerbFailed
 from compute_api.metadata.proxy_headers import signature
 from deploy import certificates
+from deploy.broker import Broker
 from deploy.cloud import PASSWORDS
 from deploy.configuration import LIVE_MIGRATION_PORT
 from deploy.packages import ROOT
+from deploy.process_control import find_process
 from deploy.standalone.network.host_keys import HEADER, wiring_key
 from tests.broker_attempts import attempts
 from tests.e2e.guests import Witness, witness
@@ -101,12 +103,12 @@ def _space(process: Path) -> int | None:
 @contextmanager
 def silent(lab: LiveLab) -> Iterator[None]:
     """The host's own agent says nothing for the block."""
-    agent = lab.cloud.pid("agent")
+    agent = find_process(lab.cloud, "agent")
     assert agent is not None
     os.kill(agent, signal.SIGSTOP)
     user = broker_identities.of_host(STOLEN, "").user
     # nor does it hear
-    lab.cloud.broker.control("close_all_user_connections", user, "the host is in other hands")
+    Broker.of(lab.cloud).control("close_all_user_connections", user, "the host is in other hands")
     try:
         yield
     finally:

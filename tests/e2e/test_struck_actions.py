@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from deploy import process_control
+from deploy.process_control import find_process
 from tests.e2e.live import SETTLE, Live, Rest
 from tests.waiting import await_true
 
@@ -123,16 +125,16 @@ class Still:
         with self._lock:
             self._inside -= 1
             if self._inside == 0:
-                self._cloud.cloud.kill("conductor", signal.SIGCONT)
+                process_control.kill(self._cloud.cloud, "conductor", signal.SIGCONT)
 
     def _hold(self) -> bool:
-        pid, held = self._cloud.cloud.kill("conductor", signal.SIGSTOP), False
+        pid, held = process_control.kill(self._cloud.cloud, "conductor", signal.SIGSTOP), False
         try:
             await_true(lambda: stands_still(pid), 5, lambda: "the conductor goes on", pause=0.001)
             held = self._cloud.is_writable()
         finally:
             if not held:
-                self._cloud.cloud.kill("conductor", signal.SIGCONT)
+                process_control.kill(self._cloud.cloud, "conductor", signal.SIGCONT)
         return held
 
 
@@ -174,11 +176,11 @@ def test_killed_in_the_middle(
         for one in asked[:2]:  # those that this turn is about
             one.result()
         await_true(all_seen, SETTLE, rest.servers, pause=0.005)
-        pid = cloud.cloud.kill(victim, signal.SIGSTOP)
+        pid = process_control.kill(cloud.cloud, victim, signal.SIGSTOP)
         try:
             middle = [action.key for server, action in pairs if cloud.doing(server, action.step)]
         finally:
-            cloud.cloud.kill(victim)
+            process_control.kill(cloud.cloud, victim)
         for one in asked:
             one.result()
     with capsys.disabled():
@@ -187,7 +189,7 @@ def test_killed_in_the_middle(
         "the actions that this turn is about were over"
     )
     await_true(
-        lambda: cloud.cloud.pid(victim) not in (None, pid),
+        lambda: find_process(cloud.cloud, victim) not in (None, pid),
         30,
         lambda: f"{victim} does not come back",
     )

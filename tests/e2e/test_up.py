@@ -17,8 +17,10 @@ from typing import Any
 import pytest
 from openstack.exceptions import ServiceDisabledException
 
+from deploy import processes
 from deploy.cloud import Ports
 from deploy.machine import Ability
+from deploy.process_control import find_process
 from deploy.seed import Seed
 from deploy.servers import free_ports
 from tests.e2e.conftest import First, new_home
@@ -82,7 +84,9 @@ def everything(live: Live) -> dict[str, Any]:
                 "security_group_rules",
             )
         },
-        "processes": [live.cloud.pid(program.name) for program in live.cloud.programs()],
+        "processes": [
+            find_process(live.cloud, program.name) for program in processes.programs(live.cloud)
+        ],
     }
 
 

@@ -24,6 +24,8 @@ from typing import Any
 import pytest
 
 from conductor.workflows import WORKFLOWS
+from deploy import process_control
+from deploy.process_control import find_process
 from tests.e2e import guests
 from tests.e2e.guests import Guest
 from tests.e2e.lab import LiveLab
@@ -148,9 +150,9 @@ class Story:
         """Ask, kill the victim when the action is at the step, and wait for its end."""
         names = {"source": self.agent(), "destination": self.agent(elsewhere=True)}
         name = names.get(victim, victim)
-        pid = self.live.cloud.pid(name)
+        pid = find_process(self.live.cloud, name)
         found = Strikes(self.live, self.guest.server).at_step(
-            action, step, lambda host: self.live.cloud.kill(name), ask
+            action, step, lambda host: process_control.kill(self.live.cloud, name), ask
         )
         await_back(self.live, name, pid)
         if found.state == "failed" and (action, step, victim) in GIVEN_UP:

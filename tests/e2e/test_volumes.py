@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from deploy import lifecycle, process_control
 from tests.e2e.conftest import without_guests
 from tests.e2e.live import Live
 from tests.waiting import await_true
@@ -71,7 +72,7 @@ def test_the_catalogue_names_the_service_in_each_of_its_names(with_volumes: Live
 def test_a_killed_service_is_back_with_its_volumes(with_volumes: Live) -> None:
     live = with_volumes
     key = one(live, "volume create --size 1 kept")["id"]
-    live.cloud.kill("volume")
-    live.cloud.await_http("volume", live.cloud.volume_url)
+    process_control.kill(live.cloud, "volume")
+    lifecycle.await_http(live.cloud, "volume", live.cloud.volume_url)
     await_volume(live, key, "available")
     live.openstack("volume delete kept")

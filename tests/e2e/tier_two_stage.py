@@ -21,7 +21,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from deploy import process_control
 from deploy.connectivity import KEY, PRIVATE
+from deploy.process_control import find_process
 from deploy.underlay import NAMESPACES
 from tests.e2e.guests import PATIENT, TESTIMONY, Witness, give_address
 from tests.e2e.lab import LiveLab
@@ -214,8 +216,8 @@ class Stage:
         name = str(cell.who)
         if cell.who in (Who.AGENT, Who.AGENT_THERE):
             name = agent(self.lab, here if cell.who is Who.AGENT else self.there)
-        self.struck = name, self.lab.cloud.pid(name)
-        self.lab.cloud.kill(name)
+        self.struck = name, find_process(self.lab.cloud, name)
+        process_control.kill(self.lab.cloud, name)
 
     def _process(self, host: str, server: str) -> int:
         """The number of a host's libvirtd, or of the QEMU of a server there, once it is there."""

@@ -19,7 +19,7 @@ from typing import Any
 
 from gunicorn.http.errors import ParseException
 
-from deploy.servers import answers as is_answered
+from deploy.probes import answers as is_answered
 from deploy.servers import free_ports
 from tests.waiting import await_true
 

@@ -345,11 +345,11 @@ def test_an_interface_that_was_lost_is_plugged_in_again(cloud: Cloud) -> None:
     assert cloud.findings() == []
 
 
-def test_what_an_older_agent_did_not_note_is_said(cloud: Cloud) -> None:
+def test_adopt_asks_for_facts_that_the_host_lacks(cloud: Cloud) -> None:
     server = lost(cloud)
     cloud.hosts["h1"].driver.host.guests[server].facts = HostedServer(name="old")
     operator = Adopter(cloud)
-    why = operator.is_refused("older agent", server)
+    why = operator.is_refused("does not remember", server)
     assert "--project, --user, --flavor, and --image" in why and "--name" not in why
     made = {"flavorid": "7", "name": "m7", "vcpus": 1, "memory_mb": 128, "root_gb": 1}
     made |= {"is_public": True}

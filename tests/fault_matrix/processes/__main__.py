@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from common import __version__
+from deploy import processes
 from deploy.environment import VENV
 from tests.fault_matrix.cells import Cell, Kind, cells
 from tests.fault_matrix.processes.blast_radius import Bystander, line, problems
@@ -241,7 +242,7 @@ def _end(made: World) -> Outcome:
     def is_well() -> bool:
         done = subprocess.run(
             [VENV / "bin/kilonova", "doctor"],
-            env=made.cloud.environment(),
+            env=processes.make_environment(made.cloud),
             capture_output=True,
             text=True,
             check=False,

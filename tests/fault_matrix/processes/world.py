@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +32,15 @@ from common.store.engine import Store
 from common.store.neighbours import cleanups
 from compute_agent.virt.memory.host import MemoryHost
 from compute_agent.virt.memory.state_file import FILES
-from deploy.cloud import Cloud, Ports
+from deploy import lifecycle, process_control, processes
+from deploy.broker import Broker
+from deploy.cloud import Cloud, Ports, numbered
 from deploy.commands import up
-from deploy.processes import PYTHON, numbered
+from deploy.probes import answers
+from deploy.process_control import find_process
+from deploy.processes import PYTHON
 from deploy.seed import Seed
-from deploy.servers import Servers, answers, free_ports
+from deploy.servers import Servers, free_ports
 from deploy.supervise import Program
 from tests.fault_matrix.processes.orders import Folder
 from tests.waiting import await_true
@@ -64,38 +68,34 @@ OPTIONS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class StruckCloud(Cloud):
-    """Its programs are those of any cloud, started by ``victim``."""
+def faults_folder(cloud: Cloud) -> Path:
+    """Return the folder in which the programs of the cloud find their orders."""
+    return cloud.home / "faults"
 
-    @property
-    def faults(self) -> Path:
-        return self.home / "faults"
 
-    def programs(self) -> list[Program]:
-        found: list[Program] = []
-        for one in Cloud.programs(self):
-            module = VICTIMS.get(one.name.rstrip("-0123456789"))
-            if one.name in WITHOUT:
-                continue
-            if module is None:
-                found.append(one)
-                continue
-            names = CONDUCTORS if one.name == "conductor" else (one.name,)
-            found += [self._struck(one, name, module) for name in names]
-        return found
+def struck_programs(cloud: Cloud) -> list[Program]:
+    """Return the programs of a cloud, of which ``victim`` starts those in ``VICTIMS``."""
+    found: list[Program] = []
+    for one in processes.programs(cloud):
+        module = VICTIMS.get(one.name.rstrip("-0123456789"))
+        if one.name in WITHOUT:
+            continue
+        if module is None:
+            found.append(one)
+            continue
+        names = CONDUCTORS if one.name == "conductor" else (one.name,)
+        found += [_struck(cloud, one, name, module) for name in names]
+    return found
 
-    def _await_broker(self, seconds: float = START_SECONDS) -> None:
-        Cloud._await_broker(self, seconds)
 
-    def _struck(self, one: Program, name: str, module: str) -> Program:
-        return replace(
-            one,
-            name=name,
-            command=[PYTHON, "-m", "tests.fault_matrix.processes.victim", name, module],
-            log=str(self.log(name)),
-            env={**one.env, "KILONOVA_FAULTS": str(self.faults)},
-        )
+def _struck(cloud: Cloud, one: Program, name: str, module: str) -> Program:
+    return replace(
+        one,
+        name=name,
+        command=[PYTHON, "-m", "tests.fault_matrix.processes.victim", name, module],
+        log=str(cloud.log(name)),
+        env={**one.env, "KILONOVA_FAULTS": str(faults_folder(cloud))},
+    )
 
 
 class GuestFile:
@@ -135,9 +135,9 @@ class GuestFile:
 class World:
     """One such cloud. ``broker``: who wants it as it is, or stopped."""
 
-    def __init__(self, cloud: StruckCloud, servers: Servers | None, kind: str) -> None:
+    def __init__(self, cloud: Cloud, servers: Servers | None, kind: str) -> None:
         self.cloud, self.kind, self._servers = cloud, kind, servers
-        self.folder = Folder(cloud.faults)
+        self.folder = Folder(faults_folder(cloud))
         self.seed = Seed(cloud)
         self.store = Store(cloud.database_url or f"sqlite:///{cloud.home}/data/kilonova.db")
         self.files = {
@@ -158,7 +158,7 @@ class World:
         self.folder.make()
         for step in (up.prepare, up.upgrade, up.bootstrap):
             step(self.cloud)
-        self.cloud.launch()
+        lifecycle.launch(self.cloud, struck_programs(self.cloud), START_SECONDS)
         self._await_services()
         for more in (self.seed.host, self.seed.flavors, self.seed.tenant):
             more()
@@ -174,7 +174,7 @@ class World:
             ("volume", cloud.volume_url),
             ("api", cloud.api_url.removesuffix("/v2.1")),
         ):
-            cloud.await_http(name, url, START_SECONDS)
+            lifecycle.await_http(cloud, name, url, START_SECONDS)
 
     def _equip(self) -> None:
         admin, demo = self.seed.admin, self.seed.demo
@@ -215,8 +215,8 @@ class World:
     def close(self) -> None:
         self._over.set()
         self.store.close()
-        self.cloud.shut_down()
-        self.cloud.purge()
+        lifecycle.shut_down(self.cloud)
+        lifecycle.purge(self.cloud)
 
     # --- who strikes ---
     def kill(self, process: str) -> None:
@@ -237,11 +237,11 @@ class World:
         order = cloud.run / "rabbitmq.kill"
         order.write_text("kill")
         order.replace(cloud.run / "rabbitmq.down")  # half a word would stop it by its own command
-        await_true(lambda: cloud.pid("rabbitmq") is None, 30, "the broker goes on")
+        await_true(lambda: find_process(cloud, "rabbitmq") is None, 30, "the broker goes on")
         if wiped:
-            for one in (cloud.broker.folder / "data").iterdir():
+            for one in (Broker.of(cloud).folder / "data").iterdir():
                 shutil.rmtree(one) if one.is_dir() else one.unlink()
-        cloud.start("rabbitmq")
+        process_control.start(cloud, "rabbitmq")
         await_true(lambda: answers(cloud.ports.broker), START_SECONDS, "the broker is there", 0.2)
 
     def agent(self, host: str) -> str:
@@ -397,7 +397,7 @@ def world(kind: str) -> Iterator[World]:
             with admin.connect() as connection:
                 connection.exec_driver_sql("CREATE DATABASE faults")
             url = made.render_as_string(hide_password=False)
-        cloud = StruckCloud(
+        cloud = Cloud(
             home=home,
             ports=Ports.from_base(free_ports(Ports.COUNT)),
             hosts=HOSTS,

@@ -23,7 +23,8 @@ from common.store.servers import console_tokens, guests
 from common.vault import Vault
 from deploy.cli.commands import ARGUMENTS, COMMANDS
 from deploy.cli.config import text
-from deploy.cli.doctor import NO_ANSWER, ask_hosts, facts, findings, status, tell
+from deploy.cli.doctor import NO_ANSWER, facts, findings, status, tell
+from deploy.cli.host_facts import ask_hosts
 from deploy.cli.main import main, parser
 from tests.schemas import upgrade
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bash completes every command, option and choice of ``kilonova``, and files where a file is
-meant."""
+"""Shells complete every command, option and choice of ``kilonova``, and the names of files."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from deploy.manual import options, verbs
 TRY = """
 while IFS='|' read -r -a COMP_WORDS; do
     COMP_CWORD=$((${#COMP_WORDS[@]} - 1)) COMPREPLY=()
-    _kilonova
+    _shtab_kilonova
     (IFS=' '; echo "${COMPREPLY[*]}")
 done
 """
@@ -28,7 +27,7 @@ COMMANDS = dict(verbs(parser()))
 @pytest.fixture(scope="module")
 def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("completion") / "script"
-    path.write_text(completion.bash() + TRY)
+    path.write_text(completion.write_completion("bash") + TRY)
     return path
 
 
@@ -57,9 +56,8 @@ def test_words_that_may_follow_are_those_of_the_command_line(script: Path) -> No
         for words in COMMANDS
     }
     leading = [words for words in COMMANDS if below[words]]
-    assert completed(script, *(" ".join((*words, "")) for words in leading)) == [
-        below[words] for words in leading
-    ]
+    offered = completed(script, *(" ".join((*words, "")) for words in leading))
+    assert [sorted(words) for words in offered] == [below[words] for words in leading]
 
 
 def test_options_are_those_of_each_command(script: Path) -> None:
@@ -67,7 +65,8 @@ def test_options_are_those_of_each_command(script: Path) -> None:
         sorted(flag for action in options(command) for flag in action.option_strings)
         for command in COMMANDS.values()
     ]
-    assert completed(script, *(" ".join((*words, "-")) for words in COMMANDS)) == flags
+    offered = completed(script, *(" ".join((*words, "-")) for words in COMMANDS))
+    assert [sorted(words) for words in offered] == flags
 
 
 def test_what_begins_so_is_offered_and_nothing_else(script: Path) -> None:
@@ -98,7 +97,14 @@ def test_files_are_offered_where_a_file_is_meant(script: Path) -> None:
     ) == [["node1.key"], ["drain"], ["node1.key"], [], []]
 
 
-def test_script_for_zsh_is_that_of_bash_with_its_frame() -> None:
-    said = completion.zsh()
-    assert said.startswith("#compdef kilonova\n")
-    assert completion.bash() in said
+def test_zsh_completion_describes_every_command_and_option() -> None:
+    script = completion.write_completion("zsh")
+    assert script.startswith("#compdef kilonova\n")
+    for words, command in COMMANDS.items():
+        name = "_".join(("_shtab_kilonova", *words, "options"))
+        entries = script.partition(f"\n{name}=(\n")[2].partition("\n)\n")[0]
+        for action in options(command):
+            described = f'{{{",".join(action.option_strings)}}}"['
+            assert all(f"{flag}[" in entries for flag in action.option_strings) or (
+                described in entries
+            )

@@ -16,12 +16,13 @@ import pytest
 
 from common import config
 from common.tls import of_neighbour
-from deploy import packages, preflight
+from deploy import lifecycle, packages, preflight, processes
 from deploy.cloud import Cloud, Ports
 from deploy.commands import down, test, up
 from deploy.configuration import ROLES
+from deploy.probes import is_taken
 from deploy.progress import Failure, main, run, steps, wait
-from deploy.servers import EVERYWHERE, STEP, free_ports, is_taken
+from deploy.servers import EVERYWHERE, STEP, free_ports
 
 
 @pytest.fixture
@@ -155,7 +156,7 @@ def test_dollar_in_an_address_of_the_operator_is_kept(tmp_path: Path) -> None:
         broker_url="rabbit://a:b$c@127.0.0.1:1/",
         database_url=url,
     )
-    cloud.prepare()
+    lifecycle.prepare(cloud)
     assert config.load(str(cloud.config())).database.url == url
     assert "transport_url = rabbit://a:b$$c@127.0.0.1:1/" in cloud.config().read_text()
 
@@ -167,7 +168,7 @@ def test_further_options_stand_beside_those_that_follow(tmp_path: Path) -> None:
         driver="memory",
         options=(("DEFAULT", "shelved_offload_time", -1), ("quota", "driver", "unified")),
     )
-    cloud.prepare()
+    lifecycle.prepare(cloud)
     conf = config.load(str(cloud.config()))
     assert (conf.shelved_offload_time, conf.quota.driver, conf.host) == (-1, "unified", "h1")
 
@@ -180,7 +181,7 @@ def test_own_processes_may_ask_the_stand_ins(
     cloud = Cloud(
         tmp_path, hosts=hosts, driver=driver, broker_url="rabbit://guest:guest@127.0.0.1:1/"
     )
-    cloud.prepare()
+    lifecycle.prepare(cloud)
     for role in ("", *ROLES):
         of_neighbour(
             config.load(str(cloud.config(role=role))), "[identity] auth_url", cloud.identity_url
@@ -195,7 +196,7 @@ def test_what_makes_commands_and_tickets_is_in_no_other_roles_file(
     cloud = Cloud(
         tmp_path, hosts=("h1",), driver="memory", broker_url="rabbit://guest:guest@127.0.0.1:1/"
     )
-    cloud.prepare()
+    lifecycle.prepare(cloud)
     own, others = cloud.config().read_text(), cloud.config(role=role).read_text()
     for name in ("commands", "tickets"):
         assert cloud.password(name) in own and cloud.password(name) not in others
@@ -209,16 +210,16 @@ def test_configuration_and_secrets_are_for_their_owner_only(tmp_path: Path) -> N
         driver="memory",
         broker_url="rabbit://guest:guest@127.0.0.1:1/",
     )
-    cloud.prepare()
+    lifecycle.prepare(cloud)
     configs = [cloud.config(), cloud.config("h1"), cloud.config("h2")]
     files = [*configs, cloud.clouds_yaml, *(tmp_path / "secrets").iterdir()]
     assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
     assert all(set(path.read_text()) <= set(hexdigits) for path in (tmp_path / "secrets").iterdir())
     secret = cloud.password("admin")
-    cloud.prepare()
+    lifecycle.prepare(cloud)
     assert cloud.password("admin") == secret
     assert len(set(configs)) == 3
-    names = [program.name for program in cloud.programs()]
+    names = [program.name for program in processes.programs(cloud)]
     assert names == [
         "identity",
         "image",
@@ -230,4 +231,4 @@ def test_configuration_and_secrets_are_for_their_owner_only(tmp_path: Path) -> N
         "agent",
         "agent-2",
     ]
-    assert all(secret not in " ".join(program.command) for program in cloud.programs())
+    assert all(secret not in " ".join(program.command) for program in processes.programs(cloud))

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from deploy import supervise
+from deploy import lifecycle, process_control, supervise
 from deploy.cloud import Cloud, Ports
 from deploy.packages import ROOT
+from deploy.process_control import find_process, find_supervisor
 from deploy.progress import Failure
 from tests.waiting import await_true
 
@@ -57,26 +58,26 @@ def cloud(tmp_path: Path) -> Iterator[Cloud]:
         cwd=ROOT,
         stdout=(tmp_path / "log/supervise.log").open("ab"),
     )
-    until(lambda: made.pid("one") and made.pid("two"))
+    until(lambda: find_process(made, "one") and find_process(made, "two"))
     yield made
     process.terminate()
     process.wait(20)
 
 
 def test_killed_process_is_started_again_and_the_other_left_alone(cloud: Cloud) -> None:
-    two = cloud.pid("two")
-    old = cloud.kill("one")
-    until(lambda: cloud.pid("one") not in (None, old))
-    assert cloud.pid("two") == two
+    two = find_process(cloud, "two")
+    old = process_control.kill(cloud, "one")
+    until(lambda: find_process(cloud, "one") not in (None, old))
+    assert find_process(cloud, "two") == two
 
 
 def test_stopped_process_stays_down_until_it_is_started(cloud: Cloud) -> None:
-    old = cloud.pid("one")
-    cloud.stop("one")
+    old = find_process(cloud, "one")
+    process_control.stop(cloud, "one")
     assert old is not None and not alive(old)
     with pytest.raises(Failure, match="does not run"):
-        cloud.kill("one")
-    assert cloud.start("one") != old
+        process_control.kill(cloud, "one")
+    assert process_control.start(cloud, "one") != old
 
 
 def test_power_cut_asks_nobody(cloud: Cloud, tmp_path: Path) -> None:
@@ -86,21 +87,21 @@ def test_power_cut_asks_nobody(cloud: Cloud, tmp_path: Path) -> None:
         "print('ready', flush=True)\ntime.sleep(600)"
     )
     supervise.write(cloud.run, [program(tmp_path, "polite", [sys.executable, "-c", polite])])
-    os.kill(cloud.supervisor() or 0, signal.SIGHUP)
+    os.kill(find_supervisor(cloud) or 0, signal.SIGHUP)
     log = tmp_path / "polite.log"
     until(lambda: log.exists() and log.read_text() == "ready\n")
-    pid = cloud.pid("polite")
+    pid = find_process(cloud, "polite")
     (tmp_path / "marker").write_text(supervise.KILL)
     (tmp_path / "marker").rename(cloud.run / "polite.down")
-    until(lambda: cloud.pid("polite") is None)
+    until(lambda: find_process(cloud, "polite") is None)
     assert pid is not None and not alive(pid) and log.read_text() == "ready\n"
 
 
 def test_term_stops_everything(cloud: Cloud) -> None:
-    pids = [cloud.pid("one"), cloud.pid("two")]
-    assert cloud.shut_down(20)
+    pids = [find_process(cloud, "one"), find_process(cloud, "two")]
+    assert lifecycle.shut_down(cloud, 20)
     assert not any(alive(pid) for pid in pids if pid)
-    assert not cloud.shut_down()
+    assert not lifecycle.shut_down(cloud)
 
 
 def test_those_of_several_hosts_are_ended_together(cloud: Cloud, tmp_path: Path) -> None:
@@ -122,27 +123,27 @@ def test_those_of_several_hosts_are_ended_together(cloud: Cloud, tmp_path: Path)
             for log, order in zip(logs, (files, files[::-1]), strict=True)
         ],
     )
-    os.kill(cloud.supervisor() or 0, signal.SIGHUP)
+    os.kill(find_supervisor(cloud) or 0, signal.SIGHUP)
     until(lambda: all(log.exists() and log.read_text() == "ready\n" for log in logs))
-    assert cloud.shut_down(30)
+    assert lifecycle.shut_down(cloud, 30)
     assert [log.read_text() for log in logs] == ["ready\nended\n"] * 2
 
 
 def test_killed_supervisor_takes_its_processes_along(cloud: Cloud) -> None:
-    pids = [cloud.pid("one"), cloud.pid("two")]
-    os.kill(cloud.supervisor() or 0, signal.SIGKILL)
+    pids = [find_process(cloud, "one"), find_process(cloud, "two")]
+    os.kill(find_supervisor(cloud) or 0, signal.SIGKILL)
     until(lambda: not any(alive(pid) for pid in pids if pid))
-    assert cloud.supervisor() is None
+    assert find_supervisor(cloud) is None
 
 
 def test_new_list_stops_starts_and_keeps(cloud: Cloud, tmp_path: Path) -> None:
-    one, two = cloud.pid("one"), cloud.pid("two")
+    one, two = find_process(cloud, "one"), find_process(cloud, "two")
     supervise.write(
         cloud.run, [program(tmp_path, "one", SLEEPER), program(tmp_path, "three", SLEEPER)]
     )
-    os.kill(cloud.supervisor() or 0, signal.SIGHUP)
-    until(lambda: cloud.pid("three") and cloud.pid("two") is None)
-    assert cloud.pid("one") == one and two is not None and not alive(two)
+    os.kill(find_supervisor(cloud) or 0, signal.SIGHUP)
+    until(lambda: find_process(cloud, "three") and find_process(cloud, "two") is None)
+    assert find_process(cloud, "one") == one and two is not None and not alive(two)
 
 
 def test_process_that_ignores_term_is_killed_with_its_children(
@@ -154,20 +155,20 @@ def test_process_that_ignores_term_is_killed_with_its_children(
         "child = os.fork()\nif child: print(child, flush=True)\ntime.sleep(600)"
     )
     supervise.write(cloud.run, [program(tmp_path, "stubborn", [sys.executable, "-c", stubborn])])
-    os.kill(cloud.supervisor() or 0, signal.SIGHUP)
+    os.kill(find_supervisor(cloud) or 0, signal.SIGHUP)
     log = tmp_path / "stubborn.log"
     until(lambda: log.exists() and log.read_text().strip())
-    pid, child = cloud.pid("stubborn"), int(log.read_text())
-    cloud.stop("stubborn")
+    pid, child = find_process(cloud, "stubborn"), int(log.read_text())
+    process_control.stop(cloud, "stubborn")
     until(lambda: pid is not None and not alive(pid) and not alive(child))
 
 
 def test_process_that_cannot_run_is_tried_ever_later(cloud: Cloud, tmp_path: Path) -> None:
     supervise.write(cloud.run, [program(tmp_path, "broken", ["/nonexistent/program"])])
-    os.kill(cloud.supervisor() or 0, signal.SIGHUP)
+    os.kill(find_supervisor(cloud) or 0, signal.SIGHUP)
     log = cloud.log("supervise")
     until(lambda: log.read_text().count("broken cannot be started") >= 3)
-    assert cloud.supervisor() is not None
+    assert find_supervisor(cloud) is not None
 
 
 def test_second_supervisor_of_a_folder_is_refused(cloud: Cloud) -> None:
@@ -189,5 +190,5 @@ def test_two_clouds_share_no_port() -> None:
 def test_only_the_home_of_a_cloud_is_purged(tmp_path: Path) -> None:
     (tmp_path / "precious").touch()
     with pytest.raises(Failure, match="not the home"):
-        Cloud(tmp_path).purge()
+        lifecycle.purge(Cloud(tmp_path))
     assert (tmp_path / "precious").exists()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy import preflight, processes
+from deploy import lifecycle, preflight, processes
 from deploy.cloud import Cloud, Ports
 from deploy.machine import FOR_HOSTS
 from deploy.progress import Failure
@@ -95,8 +95,8 @@ def test_hosts_and_networks_of_the_environment(monkeypatch: pytest.MonkeyPatch) 
 
 def test_processes_of_a_cloud_with_networks(tmp_path: Path) -> None:
     cloud = Cloud(tmp_path, hosts=("h1", "h2"), broker_url=NO_BROKER)
-    cloud.prepare()
-    programs = {program.name: program.command for program in cloud.programs()}
+    lifecycle.prepare(cloud)
+    programs = {program.name: program.command for program in processes.programs(cloud)}
     assert list(programs) == [
         "libvirtd",
         "libvirtd-2",
@@ -142,7 +142,7 @@ def test_processes_of_a_cloud_with_networks(tmp_path: Path) -> None:
         "--no-hosts"
         in {
             program.name: program.command
-            for program in Cloud(tmp_path, driver="memory", networks=True).programs()
+            for program in processes.programs(Cloud(tmp_path, driver="memory", networks=True))
         }["network"]
     )
 
@@ -158,8 +158,10 @@ def test_single_host_listens_on_this_machine_alone(tmp_path: Path) -> None:
             None,
         )
     cloud = Cloud(tmp_path, hosts=("h1",), broker_url=NO_BROKER)
-    cloud.prepare()
-    assert {program.name: program.command for program in cloud.programs()}["libvirtd"][-2:] == [
+    lifecycle.prepare(cloud)
+    assert {program.name: program.command for program in processes.programs(cloud)}["libvirtd"][
+        -2:
+    ] == [
         "serve",
         str(cloud.libvirt_folder(1)),
     ]
@@ -169,8 +171,8 @@ def test_single_host_listens_on_this_machine_alone(tmp_path: Path) -> None:
 def test_process_is_another_one_with_another_configuration(tmp_path: Path) -> None:
     def programs(*options: tuple[str, str, object]) -> list[Program]:
         cloud = Cloud(tmp_path, hosts=("h1",), broker_url=NO_BROKER, options=options)
-        cloud.prepare()
-        return cloud.programs()
+        lifecycle.prepare(cloud)
+        return processes.programs(cloud)
 
     before = programs()
     assert before == programs() != programs(("DEFAULT", "shelved_offload_time", 5))
@@ -180,8 +182,8 @@ def test_lab_has_no_host_on_the_machine_but_a_gateway(tmp_path: Path) -> None:
     cloud = Cloud(
         tmp_path, hosts=("a", "b"), apart=True, shared=True, networks=True, broker_url=NO_BROKER
     )
-    cloud.prepare()
-    programs = {program.name: program.command for program in cloud.programs()}
+    lifecycle.prepare(cloud)
+    programs = {program.name: program.command for program in processes.programs(cloud)}
     gateway, first = programs["network-host-gateway"], programs["network-host"]
     assert ("--external-gateway" in gateway, "--external-gateway" in first) == (True, False)
     assert cloud.address in gateway and not any("--net=" in word for word in gateway)

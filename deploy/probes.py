@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of the ports and URLs of this machine: is a port taken, and does a service answer?"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import ssl
+import urllib.error
+import urllib.request
+
+
+def is_taken(port: int, address: str) -> bool:
+    """True if a program that wants to listen on this port of the address would be refused.
+
+    An address that does not belong to this machine is not taken.
+    """
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, port))
+        except OSError as refusal:
+            if refusal.errno == errno.EADDRNOTAVAIL:
+                return False
+            if refusal.errno == errno.EADDRINUSE:
+                return True
+            raise
+        return False
+
+
+def answers(port: int, address: str = "127.0.0.1") -> bool:
+    """True if a program listens on this port of this machine."""
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex((address, port)) == 0
+
+
+def http_answers(url: str, ca_file: str | None = None) -> bool:
+    """True if a service answers at the URL without a server error. The request uses no proxy.
+
+    Args:
+        ca_file: The certificate of the authority that signed the service's certificate.
+    """
+    # A default context would load all authorities of this machine for each request.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if ca_file:
+        context.load_verify_locations(ca_file)
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
+    )
+    try:
+        opener.open(url, timeout=5).close()
+    except urllib.error.HTTPError as answer:
+        return answer.code < 500
+    except OSError:
+        return False
+    return True
