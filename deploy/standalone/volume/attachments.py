@@ -42,7 +42,7 @@ FILTERS = {
     "instance_id": lambda value: attachments.c.instance == value,
 }
 #: Jobs that give a volume another content.
-FILLING = ("create", "copy", "download", "reimage", "revert")
+FILLING = ("create", "copy", "download", "reimage")
 POLL_SECONDS = 0.1
 
 

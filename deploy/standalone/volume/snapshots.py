@@ -11,11 +11,10 @@ from deploy.standalone.volume import quotas
 from deploy.standalone.volume.caller import VolumeCaller
 from deploy.standalone.volume.faults import fault
 from deploy.standalone.volume.listing import listed, of_pairs
-from deploy.standalone.volume.metadata import PAIRS, set_pairs
 from deploy.standalone.volume.schema import snapshots, volumes
 from deploy.standalone.volume.service import VolumeChange, VolumeService, is_read
 from deploy.standalone.volume.versions import since
-from deploy.standalone.volume.volumes import NAME, check_copied
+from deploy.standalone.volume.volumes import NAME, PAIRS, check_copied
 from deploy.standalone.web import answer, part_of, read_json
 
 NAMES = dict.fromkeys(("name", "display_name", "description", "display_description"), NAME)
@@ -30,7 +29,6 @@ CREATE = BodySchema(
         "volume_id",
     )
 )
-UPDATE = BodySchema(mapping(NAMES | {"metadata": nullable(PAIRS)}))
 FILTERS = {
     **dict.fromkeys(("id", "name", "status", "volume_id", "user_id", "size")),
     "metadata": of_pairs(snapshots.c.metadata),
@@ -68,12 +66,10 @@ class SnapshotsApi(Resource):
         return fault("SnapshotNotFound", id=key)
 
     def checked(self, caller: VolumeCaller, body: object, *, new: bool) -> Body:
-        found: Body = (CREATE if new else UPDATE).checked(body, "snapshot")
+        found: Body = CREATE.checked(body, "snapshot")
         for name in ("name", "description"):
             if f"display_{name}" in found:
                 found.setdefault(name, found.pop(f"display_{name}"))
-        if not new and not found:
-            raise fault("BadRequest", why="Invalid input for 'snapshot': name or description.")
         return found
 
     def page(self, service: VolumeService, req: falcon.Request) -> tuple[list[DbRow], Body]:
@@ -134,31 +130,20 @@ class SnapshotsApi(Resource):
         change.order("snapshot", key, volume.id, read="volume")
         return key
 
-    def update(self, change: VolumeChange, caller: VolumeCaller, row: DbRow, body: Body) -> None:
-        pairs = body.pop("metadata", None)
-        if pairs is not None:
-            set_pairs(change, snapshots, row.id, dict(row.metadata) | pairs)
-        change.set(snapshots, row.id, body)
-
     def delete(self, change: VolumeChange, caller: VolumeCaller, row: DbRow) -> None:
-        remove(change, row, force=False)
+        if is_read(change.connection, row.id):
+            raise fault("InvalidSnapshot", why=f"snapshot {row.id} is being copied just now")
+        if row.status not in ("available", "error"):
+            why = "Snapshot status must be available or error and must not be part of a group."
+            raise fault("InvalidSnapshot", why=why)
+        change.set(snapshots, row.id, {"status": "deleting"})
+        change.order("delete-snapshot", row.id)
 
 
 def brief(row: DbValues) -> Body:
     """A snapshot in a list."""
     plain = "id created_at updated_at name description volume_id status size metadata"
     return {name: row[name] for name in plain.split()}
-
-
-def remove(change: VolumeChange, row: DbRow, *, force: bool) -> None:
-    """Begin to delete a snapshot. Raises 400 for one that is being made or read."""
-    if is_read(change.connection, row.id):
-        raise fault("InvalidSnapshot", why=f"snapshot {row.id} is being copied just now")
-    if not force and row.status not in ("available", "error"):
-        why = "Snapshot status must be available or error and must not be part of a group."
-        raise fault("InvalidSnapshot", why=why)
-    change.set(snapshots, row.id, {"status": "deleting"})
-    change.order("delete-snapshot", row.id)
 
 
 class SnapshotCollection(Collection):
@@ -193,17 +178,11 @@ class SnapshotCollection(Collection):
 
 
 class SnapshotItem(Item):
-    """GET, PUT and DELETE /v3/snapshots/{key}; POST .../action."""
+    """GET and DELETE /v3/snapshots/{key}; POST .../action."""
 
     def __init__(self, service: VolumeService, api: SnapshotsApi) -> None:
         super().__init__(service, api)
         self._snapshots, self._api = service, api
-
-    def on_put(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
-        self._update(req, resp, key)
-        with self._snapshots.database.read() as connection:
-            row = self._api.find(connection, req.context.caller, key)
-        answer(resp, {"snapshot": self._api.changed(req, row._mapping)})
 
     def on_delete(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
         super().on_delete(req, resp, key)
@@ -228,9 +207,6 @@ class SnapshotItem(Item):
                     )
                     raise fault("BadRequest", why=why)
                 change.set(snapshots, row.id, {name: said for name, said in values.items() if said})
-            elif name == "os-force_delete":
-                caller.require_admin("volume_extension:snapshot_admin_actions:force_delete")
-                remove(change, row, force=True)
             else:
                 raise fault("BadRequest", why=f"There is no such action: {name[:64]}")
         resp.status = falcon.HTTP_202
