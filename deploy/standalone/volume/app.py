@@ -4,8 +4,9 @@
 Each is also served with the project's id behind /v3, as older clients have it (versions.py).
 """
 
+from deploy.standalone.guard import HeaderAuthentication
 from deploy.standalone.volume.attachments import VolumeAttachments
-from deploy.standalone.volume.caller import VolumeAuthentication, is_open
+from deploy.standalone.volume.caller import VolumeCaller, is_open
 from deploy.standalone.volume.documents import EMPTY, EmptyCollection, VolumeDocuments
 from deploy.standalone.volume.faults import write_error
 from deploy.standalone.volume.quotas import VolumeLimits, VolumeQuotas
@@ -20,7 +21,7 @@ from deploy.standalone.web import App, application
 
 def build(service: VolumeService) -> App:
     """The application by itself: it believes the headers that the middleware sets."""
-    app = application([VolumeAuthentication(is_open), Microversions()])
+    app = application([HeaderAuthentication(is_open, VolumeCaller), Microversions()])
     app.set_error_serializer(write_error)
     app.add_route("/", VolumeVersions())
     app.add_route("/v3", VolumeVersions())

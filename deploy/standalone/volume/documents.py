@@ -8,7 +8,7 @@ import falcon
 
 from deploy.standalone.listing import value_of
 from deploy.standalone.volume.service import VolumeService
-from deploy.standalone.volume.versions import UPDATED, require, since
+from deploy.standalone.volume.versions import UPDATED, since
 from deploy.standalone.web import answer
 
 #: alias -> name
@@ -87,10 +87,9 @@ class EmptyCollection:
     """
 
     def __init__(self, name: str, minor: int) -> None:
-        self._name, self._minor = name, minor
+        self._name, self.minor = name, minor
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
-        require(req, self._minor)
         answer(resp, {self._name: []})
 
 

@@ -16,9 +16,10 @@ from typing import Any
 from sqlalchemy import Table, delete
 
 from deploy.standalone.database import DbRow, DbValues
+from deploy.standalone.external import Later
 from deploy.standalone.volume import qemu_img
 from deploy.standalone.volume.files import GIGABYTE, Check
-from deploy.standalone.volume.neighbours import ImageRefused, Later
+from deploy.standalone.volume.neighbours import ImageRefused
 from deploy.standalone.volume.schema import attachments, snapshots, volumes
 from deploy.standalone.volume.service import VolumeChange, VolumeService
 from deploy.standalone.volume.states import settle_use

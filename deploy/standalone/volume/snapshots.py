@@ -5,7 +5,7 @@ import falcon
 from sqlalchemy import ColumnElement, select
 
 from deploy.standalone.database import DbRow, DbValues
-from deploy.standalone.resource import Body, Collection, Item, Resource
+from deploy.standalone.resource import Body, BriefCollection, Item, Resource
 from deploy.standalone.schemas import BodySchema, mapping, nullable, one_of, text
 from deploy.standalone.volume import quotas
 from deploy.standalone.volume.caller import VolumeCaller
@@ -81,6 +81,10 @@ class SnapshotsApi(Resource):
             "os-extended-snapshot-attributes:project_id": row["project_id"],
         }
 
+    def brief(self, req: falcon.Request, row: DbValues) -> Body:
+        plain = "id created_at updated_at name description volume_id status size metadata"
+        return {name: row[name] for name in plain.split()}
+
     def changed(self, req: falcon.Request, row: DbValues) -> Body:
         """One in the answer to the request that makes or changes it: as Cinder's, without what only
         looking at it shows."""
@@ -89,7 +93,7 @@ class SnapshotsApi(Resource):
             (41, {"user_id": row["user_id"]}),
             (65, {"consumes_quota": True}),
         )
-        found = brief(row)
+        found = self.brief(req, row)
         for minor, more in later:
             found |= more if since(req, minor) else {}
         return found
@@ -140,25 +144,12 @@ class SnapshotsApi(Resource):
         change.order("delete-snapshot", row.id)
 
 
-def brief(row: DbValues) -> Body:
-    """A snapshot in a list."""
-    plain = "id created_at updated_at name description volume_id status size metadata"
-    return {name: row[name] for name in plain.split()}
-
-
-class SnapshotCollection(Collection):
+class SnapshotCollection(BriefCollection):
     """GET and POST /v3/snapshots; GET .../detail."""
 
     def __init__(self, service: VolumeService, api: SnapshotsApi) -> None:
         super().__init__(service, api)
         self._snapshots, self._api = service, api
-
-    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
-        rows, beside = self._api.page(self._snapshots, req)
-        answer(resp, {"snapshots": [brief(row._mapping) for row in rows]} | beside)
-
-    def on_get_detail(self, req: falcon.Request, resp: falcon.Response) -> None:
-        super().on_get(req, resp)
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
         caller: VolumeCaller = req.context.caller

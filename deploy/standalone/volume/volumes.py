@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, Connection, select
 
 from deploy.standalone.database import DbRow, DbValues
 from deploy.standalone.listing import value_of
-from deploy.standalone.resource import Body, Collection, Item, Resource
+from deploy.standalone.resource import Body, BriefCollection, Item, Resource
 from deploy.standalone.schemas import TRUTHS, BodySchema, Document, integer, mapping, nullable, text
 from deploy.standalone.volume import images, quotas
 from deploy.standalone.volume.caller import VolumeCaller
@@ -103,6 +103,10 @@ class VolumesApi(Resource):
     def page(self, service: VolumeService, req: falcon.Request) -> tuple[list[DbRow], Body]:
         return listed(service, req, volumes, FILTERS, "volumes")
 
+    def brief(self, req: falcon.Request, row: DbValues) -> Body:
+        place = links(req, "volumes", row["id"])
+        return {"id": row["id"], "name": row["name"], "links": place}
+
     def show(self, req: falcon.Request, row: DbValues) -> Body:
         key = row["id"]
         with self._service.database.read() as connection:
@@ -179,22 +183,12 @@ def _view(
     return found
 
 
-class VolumeCollection(Collection):
+class VolumeCollection(BriefCollection):
     """GET and POST /v3/volumes; GET .../detail."""
 
     def __init__(self, service: VolumeService, api: VolumesApi) -> None:
         super().__init__(service, api)
         self._volumes, self._api = service, api
-
-    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
-        rows, beside = self._api.page(self._volumes, req)
-        brief = [
-            {"id": row.id, "name": row.name, "links": links(req, "volumes", row.id)} for row in rows
-        ]
-        answer(resp, {"volumes": brief} | beside)
-
-    def on_get_detail(self, req: falcon.Request, resp: falcon.Response) -> None:
-        super().on_get(req, resp)
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
         caller: VolumeCaller = req.context.caller
