@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stand-ins for one machine: identity (Keystone v3), image (Glance v2), network (Neutron v2.0)
-and volume (Cinder v3) services.
+"""The embedded services for one machine: identity (Keystone v3), image (Glance v2), network
+(Neutron v2.0) and volume (Cinder v3).
 
-Kilonova and the clients reach them only over HTTP, as they would reach the real services; each
-keeps its own SQLite file. Their core: `resource.py` (list, create, show, change, delete),
-`schemas.py` (bodies), `listing.py` (queries and pages), `database.py`, `web.py` and `guard.py`;
-`json_types.py` names the types of JSON.
-They use the product's HTTP edge and nothing else of it; nothing of it uses them. Contracts of
-imports in setup.cfg hold both.
+Kilonova and the clients reach them over HTTP only, as they would reach the real services. Each
+service keeps its own SQLite file. docs/one-machine.md lists the routes with their consumers.
+
+The services share a small framework: `resource.py` (list, create, show, change, delete),
+`listing.py` (queries, sorting, pages), `schemas.py` (bodies), `faults.py` (refusals), `quotas.py`
+(limits), `guard.py` (authentication and callers), `external.py` (requests to other services),
+`database.py` and `web.py`. `json_types.py` names the types of JSON.
+
+The services use the product's HTTP edge and nothing else of it. The product does not use them.
+Import contracts in setup.cfg hold both.
 """

@@ -8,6 +8,8 @@ every user of the machine can read.
 import argparse
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import ClassVar
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 import falcon
@@ -75,17 +77,43 @@ def guarded(app: App, identity: Body, is_open: Callable[[str], bool]) -> WSGIApp
     return choose
 
 
-class HeaderAuthentication:
-    """Falcon middleware: no path but those that are open is reached without a valid token. It
-    believes the headers that keystonemiddleware sets; `caller_of` makes `req.context.caller` of the
-    project and the roles."""
+@dataclass(frozen=True)
+class Caller:
+    """The project, the user and the roles of a valid token."""
 
-    def __init__(
-        self,
-        is_open: Callable[[str], bool],
-        caller_of: Callable[[str | None, frozenset[str]], object],
-    ) -> None:
-        self._is_open, self._caller_of = is_open, caller_of
+    #: The roles that may write.
+    WRITERS: ClassVar = frozenset({"admin", "manager", "member", "service"})
+
+    project_id: str
+    roles: frozenset[str]
+    user_id: str = ""
+    #: Whether a service token stands beside the user's token.
+    has_service_token: bool = False
+    #: The user's own token, for requests to other services in the user's name.
+    token: str = field(default="", repr=False)
+
+    @property
+    def is_admin(self) -> bool:
+        """True for an admin of this service."""
+        return "admin" in self.roles
+
+    @property
+    def is_service(self) -> bool:
+        """True for another service, for example the compute service."""
+        return self.has_service_token or "service" in self.roles
+
+    @property
+    def may_write(self) -> bool:
+        """True with a project and a role that may do more than read."""
+        return bool(self.project_id and self.roles & self.WRITERS)
+
+
+class HeaderAuthentication:
+    """Falcon middleware: only open paths are reached without a valid token. It believes the headers
+    that keystonemiddleware sets, and makes them the `req.context.caller` of this class."""
+
+    def __init__(self, is_open: Callable[[str], bool], caller_class: type[Caller]) -> None:
+        self._is_open, self._caller_class = is_open, caller_class
 
     def process_request(self, req: falcon.Request, resp: falcon.Response) -> None:
         if self._is_open(req.path):
@@ -95,5 +123,12 @@ class HeaderAuthentication:
                 description="The request you have made requires authentication.",
                 challenges=["Keystone"],
             )
-        roles = (req.get_header("X-Roles") or "").split(",")
-        req.context.caller = self._caller_of(req.get_header("X-Project-Id"), frozenset(roles))
+        services = (req.get_header("X-Service-Roles") or "").split(",")
+        is_service = req.get_header("X-Service-Identity-Status") == "Confirmed"
+        req.context.caller = self._caller_class(
+            req.get_header("X-Project-Id") or "",
+            frozenset((req.get_header("X-Roles") or "").split(",")),
+            user_id=req.get_header("X-User-Id") or "",
+            has_service_token=is_service and "service" in services,
+            token=req.get_header("X-Auth-Token") or "",
+        )

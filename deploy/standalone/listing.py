@@ -5,7 +5,8 @@ The marker of a page is the last row of the page before; `id` breaks ties. What 
 first.
 """
 
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import falcon
@@ -29,6 +30,14 @@ from deploy.standalone.database import DbRow, DbSelect
 Query = Mapping[str, str | list[str]]
 SortKeys = Sequence[tuple[str, bool]]
 """(column, ascending); ends with id."""
+COMPARISONS: Mapping[str, Callable[[ColumnElement[str], str], ColumnElement[bool]]] = {
+    "gt": operator.gt,
+    "gte": operator.ge,
+    "lt": operator.lt,
+    "lte": operator.le,
+    "eq": operator.eq,
+    "neq": operator.ne,
+}
 
 
 def values_of(query: Query, name: str) -> list[str]:
@@ -49,6 +58,23 @@ def number_of(name: str, value: str, maximum: int = 2**62) -> int:
             description=f"Invalid input for '{name}': it must be a number from 0 on."
         )
     return int(value)
+
+
+def sort_words(query: Query) -> list[tuple[str, str]]:
+    """Return (name, direction) pairs from `sort=name:direction,...`, or else from `sort_key` and
+    `sort_dir`: the newest first if the query names none. A direction may be ""."""
+    if "sort" in query:
+        words = [word for text in values_of(query, "sort") for word in text.split(",")]
+        return [(name.strip(), way) for name, _, way in (word.partition(":") for word in words)]
+    names = values_of(query, "sort_key") or ["created_at"]
+    ways = values_of(query, "sort_dir") or ["desc"]
+    return [(name, ways[min(place, len(ways) - 1)]) for place, name in enumerate(names)]
+
+
+def compared(column: ColumnElement[str], verb: str, value: str) -> ColumnElement[bool] | None:
+    """Compare a column as `gt:value` and the like say; None for another verb."""
+    operation = COMPARISONS.get(verb)
+    return None if operation is None else operation(column, value)
 
 
 def contains(column: ColumnElement[Any], value: str, key: str | None = None) -> ColumnElement[bool]:

@@ -29,11 +29,6 @@ class SetLimits:
         own = connection.execute(select(self.table).where(self.table.c.project_id == project_id))
         return {**defaults, **{row.resource: row.limit for row in own if row.resource in defaults}}
 
-    def projects(self, connection: Connection) -> list[str]:
-        """Those with limits of their own."""
-        ids = select(self.table.c.project_id).distinct().order_by(self.table.c.project_id)
-        return list(connection.scalars(ids))
-
     def change(self, connection: Connection, project_id: str, limits: Mapping[str, int]) -> None:
         """Set these; others stay."""
         for resource, limit in limits.items():

@@ -151,6 +151,10 @@ class Resource:
         """A row as the API shows it."""
         raise NotImplementedError
 
+    def brief(self, req: falcon.Request, row: DbValues) -> Body:
+        """A row in a list without details."""
+        raise NotImplementedError
+
     def page(self, service: AnyService, req: falcon.Request) -> tuple[list[DbRow], Body]:
         """The rows of a list, and what stands beside them. Raises 400."""
         raise NotImplementedError
@@ -226,8 +230,22 @@ class Collection:
         return [by_id[key] for key in keys]
 
 
+class BriefCollection(Collection):
+    """GET (brief) and POST of a plural; GET .../detail."""
+
+    def on_get_detail(self, req: falcon.Request, resp: falcon.Response) -> None:
+        super().on_get(req, resp)
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
+        resource = self._resource
+        resource.admit(req.context.caller, "list")
+        rows, beside = resource.page(self._service, req)
+        brief = [resource.brief(req, row._mapping) for row in rows]
+        answer(resp, {resource.collection: brief} | beside)
+
+
 class Item:
-    """GET and DELETE of one; how it is changed, a subclass says."""
+    """GET and DELETE of one."""
 
     def __init__(self, service: ResourceService, resource: Resource) -> None:
         self._service, self._resource = service, resource
@@ -264,3 +282,15 @@ class Item:
             raise resource.conflict("update", error) from error
         self._service.settle(change)
         self.on_get(req, resp, key)
+
+
+class PutItem(Item):
+    """GET, PUT and DELETE of one."""
+
+    on_put = Item._update
+
+
+class PatchItem(Item):
+    """GET, PATCH and DELETE of one."""
+
+    on_patch = Item._update

@@ -11,11 +11,13 @@ ever logged: that is where secrets travel.
 import argparse
 import logging
 import os
+import signal
 import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
+from types import FrameType
 from typing import Any
 from wsgiref.types import WSGIApplication
 
@@ -162,6 +164,19 @@ def add_options(parser: argparse.ArgumentParser, bind: str) -> None:
     parser.add_argument(
         "--idle-seconds", type=float, default=10.0, help="for how long a client may stall a request"
     )
+
+
+def before_sigterm(action: Callable[[], None]) -> None:
+    """Run `action` on SIGTERM, before the handler that is installed now: requests that wait would
+    delay the end of the process."""
+    handler = signal.getsignal(signal.SIGTERM)
+
+    def handle(received: int, frame: FrameType | None) -> None:
+        action()
+        if callable(handler):
+            handler(received, frame)
+
+    signal.signal(signal.SIGTERM, handle)
 
 
 class _Server(BaseApplication):  # type: ignore[misc]

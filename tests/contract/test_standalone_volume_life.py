@@ -121,7 +121,7 @@ def ordered(
         write(service.files.path("volume", key), 2)
     with service.change() as change:
         row = {"id": key, "project_id": "p", "size": 1, "availability_zone": "nova"}
-        kind = default_type(change.connection, "p")
+        kind = default_type(change.connection)
         change.add(schema.volumes, row | {"status": status, "type_id": kind})
         order(change, key)
     service.database.close()

@@ -146,8 +146,6 @@ BODIES: dict[str, Any] = {
     },
     "POST /v3/users": {"user": {"name": "x"}},
     "PATCH /v3/users/{key}": {"user": {"description": "x"}},
-    "POST /v3/users/{key}/password": {"user": {"original_password": PASSWORD, "password": "x"}},
-    "POST /v3/users/{key}/application_credentials": {"application_credential": {"name": "x"}},
     "POST /v3/projects": {"project": {"name": "x"}},
     "PATCH /v3/projects/{key}": {"project": {"description": "x"}},
     "POST /v3/domains": {"domain": {"name": "x"}},
@@ -183,8 +181,6 @@ BODIES: dict[str, Any] = {
     "POST /v2/images": {"name": "x", "disk_format": "raw", "container_format": "bare"},
     "PATCH /v2/images/{key}": [{"op": "replace", "path": "/name", "value": "x"}],
     "PUT /v2/images/{key}/file": b"data",
-    "POST /v2/images/{key}/members": {"member": "x"},
-    "PUT /v2/images/{key}/members/{member}": {"status": "accepted"},
     # network
     "PUT /v2.0/quotas/{project_id}": {"quota": {"network": 7}},
     "PUT /v2.0/kilonova/hosts/{name}": {"revision": 0, "tunnel_address": "192.0.2.1"},
@@ -197,7 +193,6 @@ BODIES: dict[str, Any] = {
     "POST /v2.0/ports": lambda known: {"port": {"network_id": known["networks"]}},
     "PUT /v2.0/ports/{key}": {"port": {"name": "x"}},
     "POST /v2.0/ports/{key}/bindings": {"binding": {"host": "host2"}},
-    "PUT /v2.0/ports/{key}/bindings/{host}": {"binding": {"profile": {}}},
     "POST /v2.0/routers": {"router": {"name": "x"}},
     "PUT /v2.0/routers/{key}": {"router": {"name": "x"}},
     "PUT /v2.0/routers/{key}/add_router_interface": lambda known: {"port_id": known["ports"]},
@@ -218,18 +213,6 @@ BODIES: dict[str, Any] = {
         "floatingip": {"floating_network_id": known["public"]}
     },
     "PUT /v2.0/floatingips/{key}": {"floatingip": {"description": "x"}},
-    **{
-        f"PUT /v2.0/{noun}/{{key}}/tags": {"tags": ["x"]}
-        for noun in (
-            "networks",
-            "subnets",
-            "ports",
-            "routers",
-            "security-groups",
-            "security-group-rules",
-            "floatingips",
-        )
-    },
 }
 
 QUERIES = {

@@ -123,17 +123,10 @@ class Standalone:
                     ]
                 },
             )["limits"]
-            credential = _post(
-                made,
-                persona,
-                f"/v3/users/{user}/application_credentials",
-                {"application_credential": {"name": "robot"}},
-            )["application_credential"]
             made.ids[owner] |= {
                 "projects": project,
                 "users": user,
                 "limits": limit["id"],
-                "application_credentials": credential["id"],
             }
         return made
 
@@ -161,10 +154,9 @@ class Standalone:
                 made.ask(persona, "PUT", f"/v2/images/{image}/file", b"data", OCTETS).status_code
                 == 204
             )
-            _post(made, persona, f"/v2/images/{image}/members", {"member": "a-member"})
-            made.ids[owner] |= {"images": image, "tags": owner, "members": "a-member"}
+            made.ids[owner] |= {"images": image}
         kept += [one.name for one in (folder / "images").iterdir() if one.is_file()]
-        made.ids["own"] |= {"schemas": "image", "actions": "deactivate"}
+        made.ids["own"] |= {"schemas": "image"}
         return made
 
     def _network_site(self, folder: Path) -> Site:
@@ -179,7 +171,7 @@ class Standalone:
             network_caller.is_open,
             lambda: setattr(self.fabric, "hosts", HostRegistry({"host1": 0}, time.monotonic)),
         )
-        made.ids["own"] |= {"extensions": "router", "agents": site.MISSING}
+        made.ids["own"] |= {"extensions": "router"}
         with self.fabric.change() as change:
             change.connection.execute(
                 insert(network_schema.hosts).values(
@@ -191,10 +183,7 @@ class Standalone:
                 )
             )
         self.fabric.hosts.note_contact("host1")
-        made.ids["own"] |= {
-            "hosts": "host1",
-            "agents": _get(made, "/v2.0/agents")["agents"][0]["id"],
-        }
+        made.ids["own"] |= {"hosts": "host1"}
         public = _make(made, "admin", "network", {"router:external": True})
         _make(
             made,
@@ -243,25 +232,11 @@ class Standalone:
                 {"security_group_id": group, "direction": "ingress", "protocol": "tcp"},
             ),
             "floatingips": _make(made, persona, "floatingip", {"floating_network_id": public}),
-            "tags": owner,
             "bindings": "host1",
             "quotas": self._identity.projects[_place(owner)],
             "public": public,
             "network-ip-availabilities": network,
         }
-        for noun in (
-            "networks",
-            "subnets",
-            "routers",
-            "ports",
-            "security-groups",
-            "security-group-rules",
-            "floatingips",
-        ):
-            answer = made.ask(
-                persona, "PUT", f"/v2.0/{noun}/{made.ids[owner][noun]}/tags", {"tags": [owner]}
-            )
-            assert answer.status_code == 200, answer.text
 
 
 def _place(owner: str) -> str:

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The routes of the identity service, all in one list."""
 
-from deploy.standalone.identity.account import ApplicationCredentials, Password
-from deploy.standalone.identity.assignments import Assignments, RoleAssignments
+from deploy.standalone.identity.assignments import Assignments
 from deploy.standalone.identity.auth import OwnScopes, Tokens
 from deploy.standalone.identity.catalogue import IdentityVersions
 from deploy.standalone.identity.limits import LimitModel, ProjectLimits, RegisteredLimits
-from deploy.standalone.identity.resources import RESOURCES, IdentityItem
+from deploy.standalone.identity.resources import RESOURCES
 from deploy.standalone.identity.schema import HELD, SYSTEM
 from deploy.standalone.identity.service import IdentityService, TokenAuthentication
-from deploy.standalone.resource import Collection
+from deploy.standalone.resource import Collection, PatchItem
 from deploy.standalone.web import App, application
 
 
@@ -17,19 +16,13 @@ def build(service: IdentityService) -> App:
     """The WSGI application."""
     app = application([TokenAuthentication(service)])
     versions, own = IdentityVersions(), OwnScopes(service)
-    credentials = ApplicationCredentials(service)
     app.add_route("/", versions)
     app.add_route("/v3", versions, suffix="v3")
     app.add_route("/v3/auth/tokens", Tokens(service))
-    app.add_route("/v3/auth/catalog", own, suffix="catalog")
     app.add_route("/v3/auth/projects", own, suffix="projects")
     app.add_route("/v3/auth/domains", own, suffix="domains")
     app.add_route("/v3/auth/system", own, suffix="system")
     app.add_route("/v3/users/{key}/projects", own, suffix="user_projects")
-    app.add_route("/v3/users/{key}/password", Password(service))
-    app.add_route("/v3/users/{key}/application_credentials", credentials)
-    app.add_route("/v3/users/{key}/application_credentials/{credential}", credentials, suffix="one")
-    app.add_route("/v3/role_assignments", RoleAssignments(service))
     for targets in HELD:
         path = f"/v3/{targets}" if targets == SYSTEM else f"/v3/{targets}/{{key}}"
         assignments = Assignments(service, targets)
@@ -38,8 +31,8 @@ def build(service: IdentityService) -> App:
     app.add_route("/v3/limits/model", LimitModel())
     for limits in (RegisteredLimits(), ProjectLimits()):
         app.add_route(f"/v3/{limits.plural}", Collection(service, limits))
-        app.add_route(f"/v3/{limits.plural}/{{key}}", IdentityItem(service, limits))
+        app.add_route(f"/v3/{limits.plural}/{{key}}", PatchItem(service, limits))
     for plural, resource in RESOURCES.items():
         app.add_route(f"/v3/{plural}", Collection(service, resource))
-        app.add_route(f"/v3/{plural}/{{key}}", IdentityItem(service, resource))
+        app.add_route(f"/v3/{plural}/{{key}}", PatchItem(service, resource))
     return app

@@ -16,7 +16,7 @@ from deploy.standalone.web import answer, read_object
 
 
 class Tokens(Handler[IdentityService]):
-    """POST, GET, HEAD and DELETE /v3/auth/tokens."""
+    """POST, GET and DELETE /v3/auth/tokens."""
 
     open_methods = ("POST",)
 
@@ -37,8 +37,6 @@ class Tokens(Handler[IdentityService]):
         secret, subject = self._subject(req)
         resp.set_header("X-Subject-Token", secret)
         self._show(req, resp, subject)
-
-    on_head = on_get
 
     def on_delete(self, req: falcon.Request, resp: falcon.Response) -> None:
         secret, _ = self._subject(req)
@@ -68,14 +66,7 @@ class Tokens(Handler[IdentityService]):
 
 
 class OwnScopes(Handler[IdentityService]):
-    """GET /v3/auth/catalog, /v3/auth/projects, /v3/auth/domains, /v3/auth/system and
-    /v3/users/{id}/projects."""
-
-    def on_get_catalog(self, req: falcon.Request, resp: falcon.Response) -> None:
-        caller: Token = req.context.caller
-        with self._service.database.read() as connection:
-            entries = catalogue_for(connection, caller)
-        answer(resp, {"catalog": entries, "links": {"self": f"{req.prefix}/v3/auth/catalog"}})
+    """GET /v3/auth/projects, /v3/auth/domains, /v3/auth/system and /v3/users/{id}/projects."""
 
     def on_get_projects(self, req: falcon.Request, resp: falcon.Response) -> None:
         self._answer_scopes(req, resp, req.context.caller.user_id, "projects")

@@ -21,7 +21,7 @@ from deploy.standalone.identity.tokens import Grant
 from deploy.standalone.json_types import JsonValue
 from deploy.standalone.schemas import BodySchema, mapping, one_of, text
 
-METHODS = ("password", "token", "application_credential")
+METHODS = ("password", "token")
 DOMAIN = mapping({"id": text(), "name": text()}, others=True)
 OWNED = {"id": text(), "name": text(), "domain": DOMAIN}
 AUTH = BodySchema(
@@ -34,15 +34,6 @@ AUTH = BodySchema(
                         {"user": mapping({**OWNED, "password": text(4096)}, "password")}, "user"
                     ),
                     "token": mapping({"id": text()}, "id"),
-                    "application_credential": mapping(
-                        {
-                            "id": text(),
-                            "name": text(),
-                            "secret": text(4096),
-                            "user": mapping(OWNED),
-                        },
-                        "secret",
-                    ),
                 },
                 "methods",
                 others=True,
@@ -77,9 +68,7 @@ def grant_of(database: Database, auth: object, now: datetime, attempts: Attempts
     proofs: dict[str, Grant] = {}
     for method in methods:
         if method not in METHODS:
-            raise unauthorized(
-                "Only the methods password, token and application_credential are offered."
-            )
+            raise unauthorized("Only the methods password and token are offered.")
         if method not in identity:
             raise falcon.HTTPBadRequest(
                 description=f"'auth.identity.{method}' is a required property."
@@ -92,21 +81,15 @@ def grant_of(database: Database, auth: object, now: datetime, attempts: Attempts
 
 
 def _scoped(database: Database, proofs: list[Grant], methods: list[str], scope: JsonValue) -> Grant:
-    first = next((proof for proof in proofs if proof.application_credential_id), proofs[0])
-    parent = next((proof for proof in proofs if proof.expires_at), first)
-    grant = replace(
-        first,
+    parent = next((proof for proof in proofs if proof.expires_at), proofs[0])
+    project_id, domain_id = _find_scope(database, parent.user_id, scope)
+    return replace(
+        parent,
         methods=sorted(set(methods) | {name for proof in proofs for name in proof.methods}),
-        parent_audit_id=parent.parent_audit_id,
-        expires_at=parent.expires_at,
+        project_id=project_id,
+        domain_id=domain_id,
+        system=isinstance(scope, dict) and set(scope) == {"system"},
     )
-    if not first.application_credential_id:
-        is_system = isinstance(scope, dict) and set(scope) == {"system"}
-        project_id, domain_id = _find_scope(database, first.user_id, scope)
-        return replace(grant, project_id=project_id, domain_id=domain_id, system=is_system)
-    if scope is not None:
-        raise unauthorized("An application credential brings its own scope: send none.")
-    return grant
 
 
 def _find_scope(
@@ -147,7 +130,8 @@ def _prove_password(
     user = body["user"]
     row = _find(database, schema.users, user, "auth.identity.password.user")
     stored = row.password_hash if row else None
-    if not attempts.matches(_name_of("user", user), stored, user["password"]):
+    name = str(user["id"] if "id" in user else user.get("name"))
+    if not attempts.matches(("user", name), stored, user["password"]):
         raise unauthorized()
     return Grant(_required(row).id, ["password"])
 
@@ -157,44 +141,11 @@ def _prove_token(database: Database, body: JsonValue, now: datetime, attempts: A
         token = tokens.load(connection, body["id"], now)
     if token is None:
         raise unauthorized()
-    if token.row.application_credential_id:
-        raise falcon.HTTPForbidden(
-            description="A token of an application credential cannot be exchanged."
-        )
     parent, expires_at = token.row.audit_ids[-1], token.row.expires_at
     return Grant(token.user_id, token.row.methods, parent_audit_id=parent, expires_at=expires_at)
 
 
-def _prove_credential(
-    database: Database, body: JsonValue, now: datetime, attempts: Attempts
-) -> Grant:
-    where = "auth.identity.application_credential"
-    table = schema.application_credentials
-    if "id" in body:
-        rule = table.c.id == body["id"]
-    elif "name" in body and "user" in body:
-        user = _find(database, schema.users, body["user"], f"{where}.user")
-        rule = (table.c.name == body["name"]) & (table.c.user_id == (user.id if user else None))
-    else:
-        raise falcon.HTTPBadRequest(description=f"'{where}' must hold an id, or a name and a user.")
-    row = database.first(select(table).where(rule))
-    stored = row.secret_hash if row else None
-    if not attempts.matches(_name_of("credential", body), stored, body["secret"]):
-        raise unauthorized()
-    found, methods = _required(row), ["application_credential"]
-    return Grant(found.user_id, methods, found.project_id, application_credential_id=found.id)
-
-
-_PROVE = {
-    "password": _prove_password,
-    "token": _prove_token,
-    "application_credential": _prove_credential,
-}
-
-
-def _name_of(kind: str, body: JsonValue) -> tuple[str, str]:
-    """What a request calls a user or credential."""
-    return kind, str(body["id"] if "id" in body else body.get("name"))
+_PROVE = {"password": _prove_password, "token": _prove_token}
 
 
 def _find(database: Database, table: Table, body: JsonValue, where: str) -> DbRow | None:

@@ -150,12 +150,10 @@ class ProjectLimits(_LimitResource):
 
 
 class LimitModel:
-    """GET and HEAD /v3/limits/model."""
+    """GET /v3/limits/model."""
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         answer(resp, {"model": MODEL})
-
-    on_head = on_get
 
 
 def _registered(change: Transaction, key: DbValues) -> DbRow | None:

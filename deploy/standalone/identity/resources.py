@@ -17,7 +17,7 @@ from deploy.standalone.database import DbRow, DbValues
 from deploy.standalone.identity import passwords, schema, tokens
 from deploy.standalone.identity.service import IdentityService, require
 from deploy.standalone.identity.tokens import Token
-from deploy.standalone.resource import Body, Item, Resource, Transaction
+from deploy.standalone.resource import Body, Resource, Transaction
 from deploy.standalone.schemas import (
     BOOLEAN,
     NOT_EMPTY,
@@ -129,15 +129,6 @@ class IdentityResource(Resource):
             values["description"] = ""
         more = {name: value for name, value in body.items() if name not in reserved}
         return values | {"extra": {**extra, **more}}
-
-
-class IdentityItem(Item):
-    """GET, HEAD, PATCH and DELETE of one."""
-
-    on_head = Item.on_get
-
-    def on_patch(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
-        self._update(req, resp, key)
 
 
 class IdentityDomains(IdentityResource):

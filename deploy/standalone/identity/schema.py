@@ -2,7 +2,7 @@
 """The tables of the identity service, and the roles that other roles imply.
 
 Deleting a row takes what hangs on it along (foreign keys cascade): a deleted user leaves no token,
-role assignment or application credential. Times are ISO 8601 in UTC with microseconds, so that they
+or role assignment. Times are ISO 8601 in UTC with microseconds, so that they
 compare as text. `extra` holds the attributes that clients add and the service only keeps.
 """
 
@@ -20,7 +20,6 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
-    false,
     true,
 )
 
@@ -123,32 +122,12 @@ limits = _table(
     Column("description", Text),
 )
 
-application_credentials = _table(
-    "application_credentials",
-    Column("id", String, primary_key=True),
-    Column("name", String, nullable=False),
-    _to("users.id", nullable=False),
-    _to("projects.id", nullable=False),
-    Column("secret_hash", String, nullable=False),
-    Column("description", Text),
-    Column("expires_at", String),
-    Column("unrestricted", Boolean, nullable=False, server_default=false()),
-    UniqueConstraint("user_id", "name"),
-)
-
-application_credential_roles = _table(
-    "application_credential_roles",
-    _to("application_credentials.id", primary_key=True),
-    _to("roles.id", primary_key=True),
-)
-
 tokens = _table(
     "tokens",
     Column("digest", String, primary_key=True),
     _to("users.id", nullable=False, index=True),
     _to("projects.id"),
     _to("domains.id"),
-    _to("application_credentials.id"),
     Column("methods", JSON, nullable=False),
     Column("audit_ids", JSON, nullable=False),
     Column("issued_at", String, nullable=False),

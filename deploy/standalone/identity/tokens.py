@@ -3,9 +3,8 @@
 this moment.
 
 `issue` writes a token, `load` reads it back with two SELECTs, `view` words it as Keystone does.
-`load` answers None, and so the token is worthless, when it is expired or revoked, when its user,
-project, domain or application credential is gone or disabled, or when a scoped token has no role
-left.
+`load` returns None, because the token is worthless, when it is expired or revoked, when its user,
+project or domain is gone or disabled, or when a scoped token has no role left.
 """
 
 import hashlib
@@ -17,7 +16,6 @@ from sqlalchemy import Connection, delete, insert, select
 
 from deploy.standalone.database import DbRow
 from deploy.standalone.identity import schema
-from deploy.standalone.identity.schema import application_credentials as credentials
 from deploy.standalone.identity.schema import projects, roles, system_tokens, tokens, users
 from deploy.standalone.json_types import Body
 
@@ -37,7 +35,6 @@ class Grant:
     methods: list[str]
     project_id: str | None = None
     domain_id: str | None = None
-    application_credential_id: str | None = None
     parent_audit_id: str | None = None
     expires_at: str | None = None
     system: bool = False
@@ -45,8 +42,7 @@ class Grant:
 
 @dataclass(frozen=True)
 class Token:
-    """A valid token: its row joined with user, scope and application credential, and the roles it
-    carries."""
+    """A valid token: its row joined with user and scope, and the roles it carries."""
 
     row: DbRow
     roles: list[Named]
@@ -107,10 +103,10 @@ def issue(connection: Connection, grant: Grant, now: datetime, lifetime: timedel
 def load(connection: Connection, secret: str, now: datetime) -> Token | None:
     """The token behind `secret` if it is worth anything at `now`."""
     row = connection.execute(_FULL_ROW.where(tokens.c.digest == digest(secret))).first()
-    if row is None or row.expires_at <= text_of(now) or not _stands(row, now):
+    if row is None or row.expires_at <= text_of(now) or not _is_enabled(row):
         return None
     scope, key = scope_of(row)
-    held = roles_of(connection, row.user_id, scope, key, row.application_credential_id)
+    held = roles_of(connection, row.user_id, scope, key)
     return Token(row, held) if held or not scope else None
 
 
@@ -133,33 +129,17 @@ def scope_of(row: DbRow) -> tuple[str, str]:
     return ("domains", row.domain_id) if row.domain_id else ("", "")
 
 
-def roles_of(
-    connection: Connection,
-    user_id: str,
-    scope: str,
-    key: str = "",
-    credential_id: str | None = None,
-) -> list[Named]:
-    """The roles of a user in a scope (see `scope_of`), implied ones included, cut down to what a
-    credential delegates.
-    """
+def roles_of(connection: Connection, user_id: str, scope: str, key: str = "") -> list[Named]:
+    """Return the roles of a user in a scope (see `scope_of`), with the roles that they imply."""
     if not scope:
         return []
-    table, delegated = schema.HELD[scope], schema.application_credential_roles
+    table = schema.HELD[scope]
     where = {"user_id": user_id, **schema.target_columns(scope, key)}
     held = select(table.c.role_id).filter_by(**where)
-    lent = select(delegated.c.role_id).filter_by(application_credential_id=credential_id)
     rows = connection.execute(
-        select(
-            roles.c.id,
-            roles.c.name,
-            roles.c.id.in_(held).label("held"),
-            roles.c.id.in_(lent).label("lent"),
-        ).order_by(roles.c.name)
+        select(roles.c.id, roles.c.name, roles.c.id.in_(held).label("held")).order_by(roles.c.name)
     ).all()
     mine = implied({row.name for row in rows if row.held})
-    if credential_id:
-        mine &= implied({row.name for row in rows if row.lent})
     return [{"id": row.id, "name": row.name} for row in rows if row.name in mine]
 
 
@@ -190,12 +170,6 @@ def view(token: Token, catalogue: list[Body] | None) -> Body:
         body["domain"] = {"id": row.domain_id, "name": row.scope_domain_name}
     if row.system:
         body["system"] = {"all": True}
-    if row.application_credential_id:
-        body["application_credential"] = {
-            "id": row.application_credential_id,
-            "name": row.credential_name,
-            "restricted": not row.unrestricted,
-        }
     if token.roles:
         body["roles"] = token.roles
         if catalogue is not None:
@@ -203,15 +177,13 @@ def view(token: Token, catalogue: list[Body] | None) -> Body:
     return {"token": body}
 
 
-def _stands(row: DbRow, now: datetime) -> bool:
+def _is_enabled(row: DbRow) -> bool:
     enabled = [row.user_enabled, row.user_domain_enabled]
     if row.project_id:
         enabled += [row.project_enabled, row.project_domain_enabled]
     if row.domain_id:
         enabled.append(row.scope_domain_enabled)
-    return all(enabled) and (
-        row.credential_expires_at is None or row.credential_expires_at > text_of(now)
-    )
+    return all(enabled)
 
 
 _FULL_ROW = select(
@@ -228,9 +200,6 @@ _FULL_ROW = select(
     PROJECT_DOMAIN.c.enabled.label("project_domain_enabled"),
     SCOPE_DOMAIN.c.name.label("scope_domain_name"),
     SCOPE_DOMAIN.c.enabled.label("scope_domain_enabled"),
-    credentials.c.name.label("credential_name"),
-    credentials.c.unrestricted,
-    credentials.c.expires_at.label("credential_expires_at"),
     system_tokens.c.digest.label("system"),
 ).select_from(
     tokens.join(users, users.c.id == tokens.c.user_id)
@@ -239,5 +208,4 @@ _FULL_ROW = select(
     .outerjoin(PROJECT_DOMAIN, PROJECT_DOMAIN.c.id == projects.c.domain_id)
     .outerjoin(SCOPE_DOMAIN, SCOPE_DOMAIN.c.id == tokens.c.domain_id)
     .outerjoin(system_tokens, system_tokens.c.digest == tokens.c.digest)
-    .outerjoin(credentials, credentials.c.id == tokens.c.application_credential_id)
 )

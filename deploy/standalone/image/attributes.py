@@ -72,7 +72,7 @@ READ_ONLY = (
     "deleted_at",
 )
 IMAGE = {"type": "object", "properties": ATTRIBUTES, "additionalProperties": PROPERTY}
-IMAGE_SCHEMA, TAG_SCHEMA = BodySchema(IMAGE), BodySchema(TAG)
+IMAGE_SCHEMA = BodySchema(IMAGE)
 _TO = {"op": {}, "path": text(pattern=r"^/[^/]+$")}
 OPERATIONS = BodySchema(
     {

@@ -6,13 +6,12 @@ that the client sent. Version documents are open; everything else needs a valid 
 needs a project and the role member.
 """
 
-from dataclasses import dataclass
-
 import falcon
-from sqlalchemy import ColumnElement, or_, select, true
+from sqlalchemy import ColumnElement, or_, true
 
 from deploy.standalone.database import DbRow
-from deploy.standalone.image.schema import images, members
+from deploy.standalone.guard import Caller
+from deploy.standalone.image.schema import images
 
 VERSIONS = ("/", "/versions", "/v2", "/v2/")
 
@@ -22,32 +21,23 @@ def is_open(path: str) -> bool:
     return path in VERSIONS
 
 
-@dataclass(frozen=True)
-class ImageCaller:
-    """The project and roles of a valid token."""
+class ImageCaller(Caller):
+    """The caller of the image service."""
 
-    project_id: str | None
-    roles: frozenset[str]
-
-    @property
-    def is_admin(self) -> bool:
-        return "admin" in self.roles
+    WRITERS = frozenset({"admin", "member"})
 
     def sees(self) -> ColumnElement[bool]:
-        """Which images this caller may show: public, community, owned, and shared with the
-        project."""
+        """Which images this caller may show: public ones, community ones and the project's own."""
         if self.is_admin:
             return true()
-        shared = select(members.c.image_id).where(members.c.member_id == self.project_id)
         return or_(
             images.c.visibility.in_(("public", "community")),
             images.c.owner == self.project_id,
-            (images.c.visibility == "shared") & images.c.id.in_(shared),
         )
 
     def require_writer(self) -> None:
         """Raises 403 for who may only read."""
-        if not self.roles & {"admin", "member"} or not self.project_id:
+        if not self.may_write:
             raise falcon.HTTPForbidden(
                 description="You need the role member in a project to change images."
             )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the image service says about itself: versions, schemas, stores and import methods."""
+"""Documents about the image service: its versions and the schemas of images."""
 
 import falcon
 
@@ -15,14 +15,6 @@ IMAGE = {
     }
     | ATTRIBUTES,
 }
-MEMBER = {
-    "name": "member",
-    "properties": {
-        name: {"type": "string"}
-        for name in ("image_id", "member_id", "status", "created_at", "updated_at", "schema")
-    },
-}
-SCHEMAS = {one["name"]: one for one in (IMAGE, MEMBER)}
 
 
 class ImageVersions:
@@ -47,32 +39,10 @@ class ImageVersions:
 
 
 class ImageSchemas:
-    """GET /v2/schemas/{noun}: image, images, member or members."""
+    """GET /v2/schemas/{noun}: image or images."""
 
     def on_get(self, req: falcon.Request, resp: falcon.Response, noun: str) -> None:
-        singular = noun.removesuffix("s")
-        if singular not in SCHEMAS:
-            raise falcon.HTTPNotFound(
-                description="The schemas are image, images, member and members."
-            )
-        many = {noun: {"type": "array", "items": SCHEMAS[singular]}, "schema": {"type": "string"}}
-        answer(resp, SCHEMAS[noun] if noun in SCHEMAS else {"name": noun, "properties": many})
-
-
-class StoreInfo:
-    """GET /v2/info/stores and /v2/info/import: one store, and no way to import but the upload."""
-
-    def on_get_stores(self, req: falcon.Request, resp: falcon.Response) -> None:
-        answer(resp, {"stores": [{"id": "file", "default": "true"}]})
-
-    def on_get_import(self, req: falcon.Request, resp: falcon.Response) -> None:
-        answer(
-            resp,
-            {
-                "import-methods": {
-                    "description": "Import methods available.",
-                    "type": "array",
-                    "value": [],
-                }
-            },
-        )
+        if noun not in ("image", "images"):
+            raise falcon.HTTPNotFound(description="The schemas are image and images.")
+        many = {"images": {"type": "array", "items": IMAGE}, "schema": {"type": "string"}}
+        answer(resp, IMAGE if noun == "image" else {"name": noun, "properties": many})

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The resources of /v2/images: the collection, one image, its data, its tasks, its two switches and
-its tags."""
+"""The resources of /v2/images: the collection, one image, its tasks and its data."""
 
 import uuid
 from urllib.parse import urlencode
@@ -8,7 +7,7 @@ from urllib.parse import urlencode
 import falcon
 
 from deploy.standalone.database import DbRow
-from deploy.standalone.image.attributes import TAG_SCHEMA, checked, converted, patched, view
+from deploy.standalone.image.attributes import checked, converted, patched, view
 from deploy.standalone.image.caller import ImageCaller
 from deploy.standalone.image.listing import matching, page
 from deploy.standalone.image.store import ImageStore
@@ -19,8 +18,6 @@ from deploy.standalone.web import answer, read_bytes, read_json
 PATCH_TYPE, OLD_PATCH_TYPE = (
     f"application/openstack-images-v2.{minor}-json-patch" for minor in (1, 0)
 )
-#: action -> the image's state before and after
-SWITCHES = {"deactivate": ("active", "deactivated"), "reactivate": ("deactivated", "active")}
 
 
 class ImageCollection(Handler[ImageStore]):
@@ -72,8 +69,7 @@ def _new_id(requested: object) -> str:
 
 
 class ImageItem(Handler[ImageStore]):
-    """GET, PATCH and DELETE /v2/images/{key}; GET .../tasks; POST .../actions/{switch}; PUT and
-    DELETE .../tags/{tag}."""
+    """GET, PATCH and DELETE /v2/images/{key}; GET .../tasks."""
 
     def on_get(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
         answer(resp, view(self._service.find(req.context.caller, key)._mapping))
@@ -95,38 +91,11 @@ class ImageItem(Handler[ImageStore]):
 
     def on_get_tasks(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
         self._service.find(req.context.caller, key)
-        answer(resp, {"tasks": []})  # tasks are those of imports, and there is no way to import
+        # Only imports make tasks, and this service has no imports.
+        answer(resp, {"tasks": []})
 
     def on_delete(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
         self._service.remove(self._owned(req, key))
-        resp.status = falcon.HTTP_204
-
-    def on_post_switch(
-        self, req: falcon.Request, resp: falcon.Response, key: str, switch: str
-    ) -> None:
-        if switch not in SWITCHES:
-            raise falcon.HTTPNotFound(description="The actions are deactivate and reactivate.")
-        image, (before, after) = self._owned(req, key), SWITCHES[switch]
-        req.context.caller.require_admin(f"{switch} an image")
-        if image.status not in (before, after):
-            raise falcon.HTTPForbidden(
-                description=f"An image that is {image.status} cannot {switch}."
-            )
-        self._service.change(key, {"status": after}, status=before)
-        resp.status = falcon.HTTP_204
-
-    def on_put_tag(self, req: falcon.Request, resp: falcon.Response, key: str, tag: str) -> None:
-        image = self._owned(req, key)
-        tags = sorted({*image.tags, TAG_SCHEMA.checked(tag, "tag")})
-        self._change(image, {"tags": tags}, tags=image.tags)
-        resp.status = falcon.HTTP_204
-
-    def on_delete_tag(self, req: falcon.Request, resp: falcon.Response, key: str, tag: str) -> None:
-        image = self._owned(req, key)
-        if tag not in image.tags:
-            raise falcon.HTTPNotFound(description="The image has no such tag.")
-        tags = [other for other in image.tags if other != tag]
-        self._change(image, {"tags": tags}, tags=image.tags)
         resp.status = falcon.HTTP_204
 
     def _owned(self, req: falcon.Request, key: str) -> DbRow:
@@ -155,8 +124,6 @@ class ImageFile(Handler[ImageStore]):
     def on_get(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
         caller: ImageCaller = req.context.caller
         image = self._service.find(caller, key)
-        if image.status == "deactivated":
-            caller.require_admin("download a deactivated image")
         if image.size is None:
             resp.status = falcon.HTTP_204
             return

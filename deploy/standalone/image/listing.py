@@ -4,16 +4,22 @@
 An unknown parameter filters by the custom property of that name, as in Glance.
 """
 
-import operator
-from collections.abc import Callable, Mapping
-
 import falcon
 from sqlalchemy import ColumnElement, and_, or_, select
 
 from deploy.standalone.database import DbRow, DbSelect
 from deploy.standalone.image.caller import ImageCaller
-from deploy.standalone.image.schema import images, members
-from deploy.standalone.listing import Query, contains, number_of, paged, value_of, values_of
+from deploy.standalone.image.schema import images
+from deploy.standalone.listing import (
+    Query,
+    compared,
+    contains,
+    number_of,
+    paged,
+    sort_words,
+    value_of,
+    values_of,
+)
 
 DEFAULT_LIMIT, MAX_LIMIT = 25, 1000
 SORTABLE = (
@@ -40,15 +46,6 @@ PLAIN = (
     "size",
 )
 NOT_FILTERS = ("limit", "marker", "sort", "sort_key", "sort_dir", "member_status", "visibility")
-#: How times are compared; any other word is part of one.
-COMPARED: Mapping[str, Callable[[ColumnElement[str], str], ColumnElement[bool]]] = {
-    "gt": operator.gt,
-    "gte": operator.ge,
-    "lt": operator.lt,
-    "lte": operator.le,
-    "eq": operator.eq,
-    "neq": operator.ne,
-}
 
 
 def matching(query: Query, caller: ImageCaller) -> list[ColumnElement[bool]]:
@@ -84,9 +81,8 @@ def _filter(name: str, value: str) -> ColumnElement[bool]:
         return images.c.size >= size if name == "size_min" else images.c.size <= size
     if name in ("created_at", "updated_at"):
         verb, _, text = value.partition(":")
-        if verb in COMPARED:
-            return COMPARED[verb](images.c[name], text)
-        return images.c[name].in_([value])
+        rule = compared(images.c[name], verb, text)
+        return images.c[name].in_([value]) if rule is None else rule
     if name == "tag":
         return contains(images.c.tags, value)
     return contains(images.c.properties, value, name)
@@ -103,32 +99,22 @@ def _visibility(query: Query, caller: ImageCaller) -> ColumnElement[bool]:
             description="'member_status' must be pending, accepted, rejected or all."
         )
     own = images.c.owner == caller.project_id
-    memberships = select(members.c.image_id).where(members.c.member_id == caller.project_id)
-    if status != "all":
-        memberships = memberships.where(members.c.status == status)
-    shared = (images.c.visibility == "shared") & images.c.id.in_(memberships)
     if wanted == "all":
         return caller.sees()
     if wanted:
-        seen = {"private": own, "shared": or_(own, shared)}.get(wanted, caller.sees())
+        seen = own if wanted in ("private", "shared") else caller.sees()
         return and_(images.c.visibility == wanted, caller.sees() if caller.is_admin else seen)
     if caller.is_admin:
         return images.c.visibility != "community" if "owner" not in query else caller.sees()
     # Other projects' community images are found by id or by asking for them: they would flood every
     # list.
-    return or_(images.c.visibility == "public", own, shared)
+    return or_(images.c.visibility == "public", own)
 
 
 def _sort_keys(query: Query) -> list[tuple[str, bool]]:
     """[(column, ascending)]; ends with id, so that no two images are equal."""
-    if "sort" in query:
-        words = [word.partition(":")[::2] for word in value_of(query, "sort").split(",")]
-    else:
-        names = values_of(query, "sort_key") or ["created_at"]
-        ways = values_of(query, "sort_dir") or ["desc"]
-        words = [(name, ways[min(place, len(ways) - 1)]) for place, name in enumerate(names)]
     keys: dict[str, bool] = {}
-    for name, way in words:
+    for name, way in sort_words(query):
         if name not in SORTABLE or way not in ("asc", "desc", ""):
             raise falcon.HTTPBadRequest(
                 description=f"Sort by {', '.join(SORTABLE)}, each asc or desc."

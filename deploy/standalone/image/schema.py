@@ -8,7 +8,6 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
-    ForeignKey,
     Index,
     Integer,
     MetaData,
@@ -44,14 +43,4 @@ images = Table(
     Column("properties", JSON, nullable=False, default=dict),
     Column("upload", String),
     Index("images_by_age", "created_at", "id"),
-)
-
-members = Table(
-    "members",
-    METADATA,
-    Column("image_id", ForeignKey("images.id", ondelete="CASCADE"), primary_key=True),
-    Column("member_id", String, primary_key=True),
-    Column("status", String, nullable=False, default="pending"),
-    Column("created_at", String, nullable=False),
-    Column("updated_at", String, nullable=False),
 )

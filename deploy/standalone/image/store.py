@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Image rows and their data together: the one place where an image's state changes.
 
-queued --claim--> saving --finish--> active <--> deactivated        any of them --remove--> gone ^
-| +----release------+   (an upload that broke off or was refused; `recover` does it after a crash)
+queued --claim--> saving --finish--> active        any of them --remove--> gone
+  ^                 |
+  +-----release-----+   (a broken or refused upload; `recover` releases after a crash)
 
 Every change names the state that it starts from in its WHERE, so of two that race one finds no row
 and is refused.

@@ -6,22 +6,23 @@ kilonova (see deploy.standalone.guard).
 """
 
 import argparse
-import signal
-from collections.abc import Callable
 from ipaddress import ip_address
 from pathlib import Path
-from types import FrameType
 
 from compute_api.metadata.proxy_headers import host_key
 from deploy.standalone.database import Database
+from deploy.standalone.external import ComputeEvents, session_of
 from deploy.standalone.guard import add_identity_options, guarded, identity_of
 from deploy.standalone.json_types import Body
 from deploy.standalone.network.app import build
-from deploy.standalone.network.background import BackgroundThread, ComputeService
+from deploy.standalone.network.background import BackgroundThread
 from deploy.standalone.network.caller import is_open
 from deploy.standalone.network.fabric import Fabric, NetworkSettings
 from deploy.standalone.network.schema import METADATA
-from deploy.standalone.web import App, add_options, secret, serve
+from deploy.standalone.web import App, add_options, before_sigterm, secret, serve
+
+#: For how long a request to the compute service may wait.
+TIMEOUT_SECONDS = 10
 
 
 def main() -> None:
@@ -90,23 +91,11 @@ def _start(options: argparse.Namespace, identity: Body) -> App:
         host_secret="" if options.no_hosts else _host_secret(options),
     )
     fabric = Fabric(Database(options.db, METADATA), settings)
-    service = BackgroundThread(fabric, ComputeService(identity, options.compute_url))
+    compute = ComputeEvents(session_of(identity, TIMEOUT_SECONDS), options.compute_url)
+    service = BackgroundThread(fabric, compute)
     service.start()
-    _before(signal.SIGTERM, service.end)
+    before_sigterm(service.end)
     return build(fabric)
-
-
-def _before(number: signal.Signals, action: Callable[[], None]) -> None:
-    """Let `action` come before what this process does on the signal: requests that wait would hold
-    its end up."""
-    handler = signal.getsignal(number)
-
-    def handle(received: int, frame: FrameType | None) -> None:
-        action()
-        if callable(handler):
-            handler(received, frame)
-
-    signal.signal(number, handle)
 
 
 def _addresses(text: str) -> tuple[str, ...]:

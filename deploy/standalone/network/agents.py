@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """/v2.0/agents: the hosts' parts as agents, for admins to see which are alive;
-/v2.0/network-ip-availabilities."""
+/v2.0/network-ip-availabilities/{key}."""
 
 import json
 import uuid
@@ -26,25 +26,16 @@ AGENT_NAMESPACE = uuid.UUID("8c1d6a0e-6f0f-4f5e-9a3e-3f0b6b0f6b55")
 
 
 class NetworkAgents(Handler[Fabric]):
-    """GET /v2.0/agents and GET /v2.0/agents/{key}."""
+    """GET /v2.0/agents."""
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
-        found = self._all(req)
+        req.context.caller.require_admin("(rule:get_agent)")
+        rows = self._service.database.rows(select(schema.hosts).order_by(schema.hosts.c.name))
+        found = [self._show(row) for row in rows]
         for name in req.params.keys() - set(NOT_FILTERS):
             wanted = [TRUTHS.get(value.lower(), value) for value in values_of(req.params, name)]
             found = [agent for agent in found if agent.get(name) in wanted]
         answer(resp, {"agents": found})
-
-    def on_get_one(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
-        found = next((agent for agent in self._all(req) if agent["id"] == key), None)
-        if found is None:
-            raise fault("AgentNotFound", id=key)
-        answer(resp, {"agent": found})
-
-    def _all(self, req: falcon.Request) -> list[Body]:
-        req.context.caller.require_admin("(rule:get_agent)")
-        rows = self._service.database.rows(select(schema.hosts).order_by(schema.hosts.c.name))
-        return [self._show(row) for row in rows]
 
     def _show(self, row: DbRow) -> Body:
         silence = self._service.hosts.silence(row.name)
@@ -71,56 +62,44 @@ class NetworkAgents(Handler[Fabric]):
         }
 
 
-class IpAvailabilities(Handler[Fabric]):
-    """GET /v2.0/network-ip-availabilities and .../{key}: how many addresses there are, and how many
-    are held."""
+class IpAvailability(Handler[Fabric]):
+    """GET /v2.0/network-ip-availabilities/{key}: how many addresses a network has, and how many of
+    them ports hold."""
 
-    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
-        self._answer(resp, {"network_ip_availabilities": self._all(req)})
-
-    def on_get_one(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
-        found = next((one for one in self._all(req) if one["network_id"] == key), None)
-        if found is None:
-            raise fault("NetworkNotFound", id=key)
-        self._answer(resp, {"network_ip_availability": found})
-
-    def _answer(self, resp: falcon.Response, body: Body) -> None:
-        # A subnet of IPv6 has more addresses than an integer of orjson's holds.
-        resp.text = json.dumps(body)
-
-    def _all(self, req: falcon.Request) -> list[Body]:
+    def on_get(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
         req.context.caller.require_admin("(rule:get_network_ip_availability)")
         networks, subnets, held = schema.networks, schema.subnets, schema.addresses
         used = select(func.count()).where(held.c.subnet_id == subnets.c.id).scalar_subquery()
-        every = select(subnets, used.label("used")).order_by(subnets.c.id)
+        inside = select(subnets, used.label("used")).where(subnets.c.network_id == key)
         with self._service.database.read() as connection:
-            rows = connection.execute(select(networks).order_by(networks.c.id)).all()
-            inside: dict[str, list[Body]] = {row.id: [] for row in rows}
-            for one in connection.execute(every):
-                inside[one.network_id].append(
-                    {
-                        "subnet_id": one.id,
-                        "subnet_name": one.name,
-                        "cidr": one.cidr,
-                        "ip_version": one.ip_version,
-                        "used_ips": one.used,
-                        "total_ips": _size(one),
-                    }
-                )
-        return [
-            {
-                "network_id": row.id,
-                "network_name": row.name,
-                "project_id": row.project_id,
-                "tenant_id": row.project_id,
-                "subnet_ip_availability": inside[row.id],
-                **{
-                    total: sum(one[total] for one in inside[row.id])
-                    for total in ("used_ips", "total_ips")
-                },
-            }
-            for row in rows
-        ]
+            row = connection.execute(select(networks).where(networks.c.id == key)).first()
+            if row is None:
+                raise fault("NetworkNotFound", id=key)
+            parts = [
+                _availability(one) for one in connection.execute(inside.order_by(subnets.c.id))
+            ]
+        body = {
+            "network_id": row.id,
+            "network_name": row.name,
+            "project_id": row.project_id,
+            "tenant_id": row.project_id,
+            "subnet_ip_availability": parts,
+            "used_ips": sum(part["used_ips"] for part in parts),
+            "total_ips": sum(part["total_ips"] for part in parts),
+        }
+        # An IPv6 subnet can have more addresses than the largest integer of orjson.
+        resp.text = json.dumps({"network_ip_availability": body})
+
+
+def _availability(subnet: DbRow) -> Body:
+    return {
+        "subnet_id": subnet.id,
+        "subnet_name": subnet.name,
+        "cidr": subnet.cidr,
+        "ip_version": subnet.ip_version,
+        "used_ips": subnet.used,
+        "total_ips": _size(subnet),
+    }
 
 
 def _size(subnet: DbRow) -> int:

@@ -2,7 +2,7 @@
 """The routes of the network service, all in one list, behind keystonemiddleware."""
 
 from deploy.standalone.guard import HeaderAuthentication
-from deploy.standalone.network.agents import IpAvailabilities, NetworkAgents
+from deploy.standalone.network.agents import IpAvailability, NetworkAgents
 from deploy.standalone.network.caller import NetworkCaller, is_open
 from deploy.standalone.network.documents import (
     AvailabilityZones,
@@ -17,11 +17,10 @@ from deploy.standalone.network.networks import NetworksApi
 from deploy.standalone.network.port_bindings import PortBindings
 from deploy.standalone.network.ports import PortsApi
 from deploy.standalone.network.quotas import NetworkQuotas
-from deploy.standalone.network.resource import NetworkItem, Tags
 from deploy.standalone.network.routers import RouterInterfaces, RoutersApi
 from deploy.standalone.network.security_groups import SecurityGroupRulesApi, SecurityGroupsApi
 from deploy.standalone.network.subnets import SubnetsApi
-from deploy.standalone.resource import Collection
+from deploy.standalone.resource import Collection, PutItem
 from deploy.standalone.web import App, application
 
 RESOURCES = (
@@ -37,17 +36,13 @@ RESOURCES = (
 
 def build(fabric: Fabric) -> App:
     """The application by itself: it believes the headers that the middleware sets."""
-    app = application(
-        [HeaderAuthentication(is_open, lambda project, roles: NetworkCaller(project or "", roles))]
-    )
+    app = application([HeaderAuthentication(is_open, NetworkCaller)])
     app.set_error_serializer(write_error)
-    versions, extensions, quotas = NetworkVersions(), NetworkExtensions(), NetworkQuotas(fabric)
-    app.add_route("/", versions)
-    app.add_route("/v2.0", versions, suffix="resources")
+    extensions, quotas = NetworkExtensions(), NetworkQuotas(fabric)
+    app.add_route("/", NetworkVersions())
     app.add_route("/v2.0/extensions", extensions)
     app.add_route("/v2.0/extensions/{alias}", extensions, suffix="one")
     app.add_route("/v2.0/availability_zones", AvailabilityZones())
-    app.add_route("/v2.0/quotas", quotas)
     app.add_route("/v2.0/quotas/{project_id}", quotas, suffix="one")
     app.add_route("/v2.0/quotas/{project_id}/default", quotas, suffix="default")
     app.add_route("/v2.0/quotas/{project_id}/details", quotas, suffix="details")
@@ -61,16 +56,9 @@ def build(fabric: Fabric) -> App:
     app.add_route("/v2.0/ports/{key}/bindings", bindings)
     app.add_route("/v2.0/ports/{key}/bindings/{host}", bindings, suffix="one")
     app.add_route("/v2.0/ports/{key}/bindings/{host}/activate", bindings, suffix="activate")
-    for path, resource in (
-        ("agents", NetworkAgents(fabric)),
-        ("network-ip-availabilities", IpAvailabilities(fabric)),
-    ):
-        app.add_route(f"/v2.0/{path}", resource)
-        app.add_route(f"/v2.0/{path}/{{key}}", resource, suffix="one")
+    app.add_route("/v2.0/agents", NetworkAgents(fabric))
+    app.add_route("/v2.0/network-ip-availabilities/{key}", IpAvailability(fabric))
     for one in RESOURCES:
-        tags = Tags(fabric, one)
         app.add_route(f"/v2.0/{one.plural}", Collection(fabric, one))
-        app.add_route(f"/v2.0/{one.plural}/{{key}}", NetworkItem(fabric, one))
-        app.add_route(f"/v2.0/{one.plural}/{{key}}/tags", tags)
-        app.add_route(f"/v2.0/{one.plural}/{{key}}/tags/{{tag}}", tags, suffix="one")
+        app.add_route(f"/v2.0/{one.plural}/{{key}}", PutItem(fabric, one))
     return app

@@ -9,76 +9,27 @@ does not know the server any more) are dropped; while it is away they wait, for 
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
-from keystoneauth1 import exceptions
-from keystoneauth1.identity import v3
-from keystoneauth1.session import Session
 from sqlalchemy import delete, select
 
 from deploy.standalone.database import DbRow
-from deploy.standalone.json_types import Body
 from deploy.standalone.network.fabric import Fabric
 from deploy.standalone.network.routers import place_routers
 from deploy.standalone.network.schema import events
 
 LOG = logging.getLogger("standalone.network")
-BATCH_SIZE, KEEP_SECONDS, TIMEOUT_SECONDS = 100, 3600, 10
+BATCH_SIZE, KEEP_SECONDS = 100, 3600
 MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.5, 15.0
 CHECK_SECONDS = 1.0  # between looks for routers without a living host
-ServerEvent = dict[str, str]
 
 
 class EventReceiver(Protocol):
-    """Receives events."""
+    """The compute service (external.ComputeEvents)."""
 
-    def receive(self, batch: Sequence[ServerEvent]) -> bool:
-        """Whether the events were accepted, or refused for good; if not, they are sent again
-        later."""
-
-
-class ComputeService:
-    """The compute service, found in the catalogue or at a fixed URL."""
-
-    def __init__(self, identity: Body, url: str | None) -> None:
-        names = ("auth_url", "username", "password", "project_name")
-        plugin = v3.Password(
-            user_domain_id="default",
-            project_domain_id="default",
-            **{name: identity[name] for name in names},
-        )
-        self._session, self._url = Session(auth=plugin, timeout=TIMEOUT_SECONDS), url
-
-    def receive(self, batch: Sequence[ServerEvent]) -> bool:
-        try:
-            url = self._url or self._session.get_endpoint(service_type="compute")
-            if not url:
-                LOG.warning("The catalogue names no compute service: give --compute-url.")
-                return False
-            answer = self._session.post(
-                f"{url.rstrip('/')}/os-server-external-events",
-                json={"events": list(batch)},
-                raise_exc=False,
-            )
-        except exceptions.ClientException as error:
-            LOG.warning(
-                "Cannot send %d events to the compute service: %s", len(batch), type(error).__name__
-            )
-            return False
-        if answer.status_code in (401, 403, 408, 423, 425, 429) or answer.status_code >= 500:
-            LOG.warning(
-                "The compute service answered %d to %d events.", answer.status_code, len(batch)
-            )
-            return False
-        if answer.status_code not in (200, 207, 404, 422):
-            LOG.error(
-                "The compute service refuses %d events (%d): %s",
-                len(batch),
-                answer.status_code,
-                answer.text[:200],
-            )
-        return True
+    def send_events(self, events: Collection[Mapping[str, str]]) -> bool:
+        """Return True if the events were accepted or refused for good, False to send them again."""
 
 
 class BackgroundThread:
@@ -146,4 +97,4 @@ def _send(rows: Sequence[DbRow], receiver: EventReceiver, now: Callable[[], floa
     # An event makes its receiver look again and says nothing of what there is to see: of equal ones
     # the last suffices.
     last = {tuple(sorted(event.items())): place for place, event in enumerate(batch)}
-    return not fresh or receiver.receive([batch[place] for place in sorted(last.values())])
+    return not fresh or receiver.send_events([batch[place] for place in sorted(last.values())])

@@ -6,11 +6,10 @@ with all; a reader only reads. What somebody may not know of does not exist for 
 they see but may not do is 403.
 """
 
-from dataclasses import dataclass
-
+from deploy.standalone.guard import Caller
 from deploy.standalone.network.faults import fault
 
-VERSIONS = ("/", "/v2.0", "/v2.0/")
+VERSIONS = ("/",)
 #: HostRegistry have no tokens: each proves itself by its key (host_api.py).
 HOSTS = "/v2.0/kilonova/hosts/"
 
@@ -20,12 +19,8 @@ def is_open(path: str) -> bool:
     return path in VERSIONS or path.startswith(HOSTS)
 
 
-@dataclass(frozen=True)
-class NetworkCaller:
-    """The project and roles of a valid token."""
-
-    project_id: str
-    roles: frozenset[str]
+class NetworkCaller(Caller):
+    """The caller of the network service."""
 
     @property
     def is_admin(self) -> bool:
@@ -43,7 +38,7 @@ class NetworkCaller:
 
     def require_writer(self, rule: str) -> None:
         """Raises 403, naming `rule`, for who may only read."""
-        if not self.roles & {"admin", "service", "member", "manager"} or not self.project_id:
+        if not self.may_write:
             raise fault("PolicyNotAuthorized", rule=rule)
 
     def require_owner(self, project_id: str, rule: str) -> None:

@@ -49,10 +49,6 @@ EXTENSIONS = {
         "Resource revision numbers",
         "revision_number rises with every change.",
     ),
-    "standard-attr-tag": (
-        "Tag support for resources with standard attribute",
-        "Tags of everything.",
-    ),
     "standard-attr-timestamp": ("Resource timestamps", "created_at and updated_at."),
     "tag-ports-during-bulk-creation": (
         "Tag Ports During Bulk Creation",
@@ -60,43 +56,14 @@ EXTENSIONS = {
     ),
 }
 UPDATED = "2026-11-01T00:00:00-00:00"
-RESOURCES = {
-    "network": "networks",
-    "subnet": "subnets",
-    "port": "ports",
-    "router": "routers",
-    "floatingip": "floatingips",
-    "security_group": "security-groups",
-    "security_group_rule": "security-group-rules",
-    "quota": "quotas",
-    "agent": "agents",
-    "availability_zone": "availability_zones",
-    "extension": "extensions",
-    "network_ip_availability": "network-ip-availabilities",
-}
 
 
 class NetworkVersions:
-    """GET / and GET /v2.0: open to everyone."""
+    """GET /: open to everyone."""
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         links = [{"rel": "self", "href": f"{req.prefix}/v2.0/"}]
         answer(resp, {"versions": [{"id": "v2.0", "status": "CURRENT", "links": links}]})
-
-    def on_get_resources(self, req: falcon.Request, resp: falcon.Response) -> None:
-        answer(
-            resp,
-            {
-                "resources": [
-                    {
-                        "name": name,
-                        "collection": plural,
-                        "links": [{"rel": "self", "href": f"{req.prefix}/v2.0/{plural}"}],
-                    }
-                    for name, plural in RESOURCES.items()
-                ]
-            },
-        )
 
 
 class NetworkExtensions:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import falcon
 
+from deploy.standalone.faults import Fault, FaultTable
 from deploy.standalone.web import answer
 
 #: status -> type -> message
@@ -49,9 +50,7 @@ FAULTS: Mapping[int, Mapping[str, str]] = {
         "ExternalGatewayForFloatingIPNotFound": "External network {network} is not reachable from"
         " subnet {subnet}. Therefore, cannot associate Port {port} with a Floating IP.",
         "ExtensionNotFound": "Extension with alias {id} does not exist.",
-        "AgentNotFound": "Agent {id} could not be found.",
         "PortBindingNotFound": "Binding for port {id} for host {host} could not be found.",
-        "TagNotFound": "Tag {id} could not be found.",
         "HostNotFound": "Host {id} has never asked for its description.",
     },
     409: {
@@ -101,40 +100,28 @@ FAULTS: Mapping[int, Mapping[str, str]] = {
 }
 
 
-class NeutronFault(falcon.HTTPError):
-    """A refusal that names Neutron's type."""
-
-    def __init__(self, kind: str, status: int, message: str) -> None:
-        super().__init__(status, description=message)
-        self.kind = kind
+#: Makes the error of a type; its message must find all of its words.
+fault = FaultTable(FAULTS).fault
 
 
-def fault(kind: str, **words: object) -> NeutronFault:
-    """The error of this type; long words of the client's own are cut."""
-    status, message = next((code, kinds[kind]) for code, kinds in FAULTS.items() if kind in kinds)
-    return NeutronFault(
-        kind, status, message.format(**{name: str(word)[:500] for name, word in words.items()})
-    )
-
-
-def bad_request(what: str, why: str) -> NeutronFault:
+def bad_request(what: str, why: str) -> Fault:
     """The 400 of a request about a router, port or floating address."""
     return fault("BadRequest", what=what, why=why)
 
 
-def invalid(why: str) -> NeutronFault:
+def invalid(why: str) -> Fault:
     """The 400 of values that do not fit each other, or what is there."""
     return fault("InvalidInput", why=why)
 
 
-def malformed(why: str) -> NeutronFault:
+def malformed(why: str) -> Fault:
     """The 400 of a request whose form is wrong."""
     return fault("HTTPBadRequest", why=why)
 
 
 def write_error(req: falcon.Request, resp: falcon.Response, error: falcon.HTTPError) -> None:
     """Give `error` the body that Neutron's clients read."""
-    kind = error.kind if isinstance(error, NeutronFault) else type(error).__name__
+    kind = error.kind if isinstance(error, Fault) else type(error).__name__
     answer(
         resp,
         {

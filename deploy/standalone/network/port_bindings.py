@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import falcon
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, delete, insert, select
 
 from deploy.standalone.database import DbRow, DbValues
 from deploy.standalone.listing import values_of
@@ -43,8 +43,7 @@ BINDING = Attributes(
 
 
 class PortBindings(Handler[Fabric]):
-    """GET and POST .../bindings; GET, PUT and DELETE .../bindings/{host}; PUT
-    .../bindings/{host}/activate."""
+    """GET and POST .../bindings; DELETE .../bindings/{host}; PUT .../bindings/{host}/activate."""
 
     def on_get(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
         """All of them, the active one first."""
@@ -58,7 +57,7 @@ class PortBindings(Handler[Fabric]):
 
     def on_post(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
         """One more, inactive; the answer waits, as a port's does, until the host has wired it."""
-        body = _body(req, new=True)
+        body = BINDING.checked(read_object(req, "binding"), "binding", req.context.caller, new=True)
         with self._service.change() as change:
             port = _port(change.connection, req, key, "create")
             host = body["host"]
@@ -74,27 +73,8 @@ class PortBindings(Handler[Fabric]):
             change.execute(insert(schema.arrivals).values(place))
             change.touch(networks=[port.network_id], hosts=[host])
         self._service.settle(change)
-        self.on_get_one(req, resp, key, host)
+        self._answer(req, resp, key, host)
         resp.status = falcon.HTTP_201
-
-    def on_get_one(self, req: falcon.Request, resp: falcon.Response, key: str, host: str) -> None:
-        """One of them."""
-        with self._service.database.read() as connection:
-            found = _one(connection, _port(connection, req, key, "get"), host)
-        answer(resp, {"binding": fields(req, found)})
-
-    def on_put_one(self, req: falcon.Request, resp: falcon.Response, key: str, host: str) -> None:
-        """Change what the binding's user keeps of it: profile and vnic_type."""
-        body = _body(req, new=False)
-
-        def turn(change: Change, port: DbRow, found: Body) -> None:
-            if found["status"] == "ACTIVE":
-                change.set(schema.ports, port.id, body)
-            elif body:
-                change.execute(update(INACTIVE).where(*_at(port, host)).values(body))
-
-        self._turn(req, key, host, turn)
-        self.on_get_one(req, resp, key, host)
 
     def on_put_activate(
         self, req: falcon.Request, resp: falcon.Response, key: str, host: str
@@ -107,7 +87,7 @@ class PortBindings(Handler[Fabric]):
             _activate(change, port, host)
 
         self._turn(req, key, host, turn)
-        self.on_get_one(req, resp, key, host)
+        self._answer(req, resp, key, host)
 
     def on_delete_one(
         self, req: falcon.Request, resp: falcon.Response, key: str, host: str
@@ -121,6 +101,11 @@ class PortBindings(Handler[Fabric]):
 
         self._turn(req, key, host, turn)
         resp.status = falcon.HTTP_204
+
+    def _answer(self, req: falcon.Request, resp: falcon.Response, key: str, host: str) -> None:
+        with self._service.database.read() as connection:
+            binding = _one(connection, _port(connection, req, key, "get"), host)
+        answer(resp, {"binding": fields(req, binding)})
 
     def _turn(
         self, req: falcon.Request, key: str, host: str, turn: Callable[[Change, DbRow, Body], None]
@@ -138,10 +123,6 @@ def _port(connection: Connection, req: falcon.Request, key: str, verb: str) -> D
         why = f"port {port.id} is no server's (compute:...)"
         raise bad_request("port", why)
     return port
-
-
-def _body(req: falcon.Request, *, new: bool) -> Body:
-    return BINDING.checked(read_object(req, "binding"), "binding", req.context.caller, new=new)
 
 
 def _at(port: DbRow, host: str) -> tuple[Any, Any]:

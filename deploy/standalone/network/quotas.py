@@ -10,7 +10,7 @@ from deploy.standalone.network.attributes import Attribute, Attributes, number
 from deploy.standalone.network.caller import NetworkCaller
 from deploy.standalone.network.fabric import Change, Fabric
 from deploy.standalone.network.faults import fault
-from deploy.standalone.resource import Body, Handler
+from deploy.standalone.resource import Handler
 from deploy.standalone.web import answer, read_object
 
 #: resource -> (the limit of a project for which none was set, its table)
@@ -46,17 +46,7 @@ def _used(project_id: str, resource: str) -> ScalarSelect[int]:
 
 
 class NetworkQuotas(Handler[Fabric]):
-    """GET /v2.0/quotas (of those that were set); GET, PUT, DELETE /v2.0/quotas/{project_id};
-    .../default, /details."""
-
-    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
-        req.context.caller.require_admin("(rule:get_quota)")
-        with self._service.database.read() as connection:
-            found: list[Body] = [
-                QUOTAS.of(connection, key, DEFAULTS) | {"project_id": key, "tenant_id": key}
-                for key in QUOTAS.projects(connection)
-            ]
-        answer(resp, {"quotas": found})
+    """GET, PUT and DELETE /v2.0/quotas/{project_id}; GET .../default and .../details."""
 
     def on_get_one(self, req: falcon.Request, resp: falcon.Response, project_id: str) -> None:
         _require_owner(req.context.caller, project_id)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Neutron's resources have in common: attributes, owners, filters, pages and tags.
+"""What Neutron's resources have in common: attributes, owners, filters and pages.
 
 A filter that is given several times matches any of its values; one that nobody knows is refused,
 for an ignored filter shows, or deletes, too much. What somebody may not know of does not exist for
@@ -14,21 +14,20 @@ import falcon
 from sqlalchemy import Boolean, Column, ColumnElement, Integer, and_, not_, or_, true
 
 from deploy.standalone.database import DbRow, DbValues
+from deploy.standalone.faults import Fault
 from deploy.standalone.listing import Query, contains, number_of, paged, value_of, values_of
-from deploy.standalone.network.attributes import TAGS, Attribute, Attributes
+from deploy.standalone.network.attributes import Attributes
 from deploy.standalone.network.caller import NetworkCaller
 from deploy.standalone.network.fabric import Fabric
-from deploy.standalone.network.faults import NeutronFault, fault, malformed
-from deploy.standalone.resource import Body, Handler, Item, Resource
+from deploy.standalone.network.faults import fault, malformed
+from deploy.standalone.resource import Body, Resource
 from deploy.standalone.schemas import TRUTHS
-from deploy.standalone.web import answer, read_json
 
 #: Columns that only admins filter and sort by: whoever may ask whether a port is on a host, knows
 #: where it is.
 ADMIN_COLUMNS = ("host", "vni", "profile", "vif_type", "bound_at")
 NOT_FILTERS = ("fields", "limit", "marker", "page_reverse", "sort_key", "sort_dir")
 Filter = Callable[[list[str]], ColumnElement[bool]]
-TAG_BODY = Attributes(tags=Attribute(TAGS))
 
 
 class NetworkResource(Resource):
@@ -155,62 +154,6 @@ class NetworkResource(Resource):
         return keys | {"id": keys.get("id", True)}
 
 
-class NetworkItem(Item):
-    """GET, PUT and DELETE of one."""
-
-    def on_put(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
-        self._update(req, resp, key)
-
-
-class Tags(Handler[Fabric]):
-    """GET, PUT and DELETE /v2.0/{plural}/{key}/tags; GET, PUT and DELETE .../tags/{tag}."""
-
-    def __init__(self, fabric: Fabric, resource: NetworkResource) -> None:
-        super().__init__(fabric)
-        self._resource = resource
-
-    def on_get(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
-        answer(resp, {"tags": self._tags(req, key)})
-
-    def on_put(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
-        tags = TAG_BODY.checked(read_json(req), "tags", req.context.caller, new=False).get("tags")
-        if tags is None:
-            raise malformed("Invalid tags body")
-        self._set(req, key, lambda _: tags)
-        self.on_get(req, resp, key)
-
-    def on_delete(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
-        self._set(req, key, lambda _: [])
-        resp.status = falcon.HTTP_204
-
-    def on_get_one(self, req: falcon.Request, resp: falcon.Response, key: str, tag: str) -> None:
-        if tag not in self._tags(req, key):
-            raise fault("TagNotFound", id=tag)
-        resp.status = falcon.HTTP_204
-
-    def on_put_one(self, req: falcon.Request, resp: falcon.Response, key: str, tag: str) -> None:
-        self._set(req, key, lambda tags: sorted({*tags, tag}))
-        resp.status = falcon.HTTP_201
-
-    def on_delete_one(self, req: falcon.Request, resp: falcon.Response, key: str, tag: str) -> None:
-        if tag not in self._tags(req, key):
-            raise fault("TagNotFound", id=tag)
-        self._set(req, key, lambda tags: [other for other in tags if other != tag])
-        resp.status = falcon.HTTP_204
-
-    def _tags(self, req: falcon.Request, key: str) -> list[str]:
-        with self._service.database.read() as connection:
-            return list(self._resource.find(connection, req.context.caller, key).tags)
-
-    def _set(self, req: falcon.Request, key: str, turn: Callable[[list[str]], list[str]]) -> None:
-        caller: NetworkCaller = req.context.caller
-        with self._service.change() as change:
-            row = self._resource.find(change.connection, caller, key)
-            caller.require_owner(row.project_id, f"(rule:update_{self._resource.name}_tags)")
-            tags = TAG_BODY.checked({"tags": turn(row.tags)}, "tags", caller, new=False)
-            change.set(self._resource.table, key, tags)
-
-
 def standard(row: DbValues) -> Body:
     """What is shown of everything."""
     return {"tenant_id": row["project_id"]} | {
@@ -233,7 +176,7 @@ def fields(req: falcon.Request, body: Body) -> Body:
     return {name: value for name, value in body.items() if name in wanted} if wanted else body
 
 
-def unknown_filter(name: str) -> NeutronFault:
+def unknown_filter(name: str) -> Fault:
     """The refusal of a filter that nobody knows."""
     return malformed(f"['{name[:64]}'] is invalid attribute for filtering")
 

@@ -6,23 +6,25 @@ kilonova (see deploy.standalone.guard).
 """
 
 import argparse
-import signal
 import socket
 from pathlib import Path
-from types import FrameType
 
 from deploy.standalone.database import Database
+from deploy.standalone.external import session_of
 from deploy.standalone.guard import add_identity_options, guarded, identity_of
 from deploy.standalone.json_types import Body
 from deploy.standalone.volume.app import build
 from deploy.standalone.volume.caller import is_open
 from deploy.standalone.volume.exports import Exports
 from deploy.standalone.volume.files import VolumeFiles
-from deploy.standalone.volume.neighbours import ComputeNeighbour, ImageNeighbour, session_of
+from deploy.standalone.volume.neighbours import ComputeNeighbour, ImageNeighbour
 from deploy.standalone.volume.schema import METADATA
 from deploy.standalone.volume.service import VolumeService, VolumeSettings
 from deploy.standalone.volume.worker import JobWorker
-from deploy.standalone.web import App, add_options, serve
+from deploy.standalone.web import App, add_options, before_sigterm, serve
+
+#: For how long a request to the image or the compute service may wait.
+TIMEOUT_SECONDS = 30
 
 
 def main() -> None:
@@ -79,7 +81,7 @@ def main() -> None:
 
 
 def _start(options: argparse.Namespace, identity: Body) -> App:
-    session = session_of(identity)
+    session = session_of(identity, TIMEOUT_SECONDS)
     service = VolumeService(
         Database(options.data / "volumes.db", METADATA),
         VolumeFiles(options.data / "volumes"),
@@ -100,24 +102,13 @@ def _start(options: argparse.Namespace, identity: Body) -> App:
     )
     worker = JobWorker(service)
     worker.start()
-    _before_end(worker)
+    before_sigterm(worker.end)
     return build(service)
 
 
 def _ports(text: str) -> tuple[int, int]:
     first, _, last = text.partition("-")
     return int(first), int(last or first)
-
-
-def _before_end(worker: JobWorker) -> None:
-    handler = signal.getsignal(signal.SIGTERM)
-
-    def handle(received: int, frame: FrameType | None) -> None:
-        worker.end()
-        if callable(handler):
-            handler(received, frame)
-
-    signal.signal(signal.SIGTERM, handle)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ FILTERS = {
     "instance_id": lambda value: attachments.c.instance == value,
 }
 #: Jobs that give a volume another content.
-FILLING = ("create", "copy", "download", "reimage", "revert")
+FILLING = ("create", "copy", "download", "reimage")
 POLL_SECONDS = 0.1
 
 
@@ -50,26 +50,24 @@ class VolumeAttachments:
     """GET and POST /v3/attachments; GET .../detail; GET, PUT and DELETE .../{key}; POST
     .../{key}/action."""
 
+    minor = 27
+
     def __init__(self, service: VolumeService) -> None:
         self._service = service
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
-        require(req, 27)
         rows, beside = listed(self._service, req, attachments, FILTERS, "attachments")
         answer(resp, {"attachments": [summary(row) for row in rows]} | beside)
 
     def on_get_detail(self, req: falcon.Request, resp: falcon.Response) -> None:
-        require(req, 27)
         rows, beside = listed(self._service, req, attachments, FILTERS, "attachments")
         answer(resp, {"attachments": [detail(row) for row in rows]} | beside)
 
     def on_get_one(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
-        require(req, 27)
         with self._service.database.read() as connection:
             answer(resp, {"attachment": detail(_find(connection, req.context.caller, key))})
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
-        require(req, 27)
         caller: VolumeCaller = req.context.caller
         form = CREATE_WITH_MODE if since(req, 54) else CREATE
         body: Body = form.checked(part_of(read_json(req), "attachment"), "attachment")
@@ -87,13 +85,11 @@ class VolumeAttachments:
         self._answer(req, resp, key)
 
     def on_put_one(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
-        require(req, 27)
         body: Body = UPDATE.checked(part_of(read_json(req), "attachment"), "attachment")
         self._connect(req.context.caller, key, body["connector"])
         self._answer(req, resp, key)
 
     def on_delete_one(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
-        require(req, 27)
         caller: VolumeCaller = req.context.caller
         with self._service.database.read() as connection:
             row = _find(connection, caller, key)

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is refused, in Cinder's words and shape, {"badRequest": {"code", "message"}}.
+"""The refusals of the volume service, in Cinder's words and shape, {"badRequest": {"code",
+"message"}}.
 
-`fault("VolumeNotFound", id=key)` makes the error to raise; clients decide by the status.
+`fault("VolumeNotFound", id=key)` makes the error to raise. Clients decide by the status.
 """
+
+from collections.abc import Mapping
 
 import falcon
 
+from deploy.standalone.faults import FaultTable
 from deploy.standalone.web import answer
 
 NAMES = {
@@ -21,82 +25,53 @@ NAMES = {
     503: "serviceUnavailable",
 }
 
-#: name -> (status, message)
-FAULTS = {
-    "BadRequest": (400, "{why}"),
-    "InvalidInput": (400, "Invalid input received: {why}"),
-    "InvalidVolume": (400, "Invalid volume: {why}"),
-    "InvalidSnapshot": (400, "Invalid snapshot: {why}"),
-    "InvalidType": (400, "Invalid volume type: {why}"),
-    "InvalidAvailabilityZone": (400, "Availability zone '{id}' is invalid."),
-    "ImageUnacceptable": (400, "Image {id} is unacceptable: {why}"),
-    "InvalidAuthKey": (400, "Invalid auth key: Attempt to transfer {id} with invalid auth key."),
-    "TypeIsDefault": (
-        400,
-        "The volume type {id} is a default volume type and cannot be deleted.",
-    ),
-    "TypeInUse": (
-        400,
-        "Volume Type {id} deletion is not allowed with volumes present with the type.",
-    ),
-    "Forbidden": (403, "Policy doesn't allow {action} to be performed."),
-    "NotFound": (404, "The resource could not be found."),
-    "VolumeNotFound": (404, "Volume {id} could not be found."),
-    "SnapshotNotFound": (404, "Snapshot {id} could not be found."),
-    "TypeNotFound": (404, "Volume type {id} could not be found."),
-    "DefaultTypeNotFound": (404, "Default type for project {id} not found."),
-    "TypeAccessNotFound": (404, "Volume type access not found for {id} / {project} combination."),
-    "ExtraSpecNotFound": (404, "Volume Type {id} has no extra specs with key {key}."),
-    "AttachmentNotFound": (
-        404,
-        "Volume attachment could not be found with filter: attachment_id = {id}.",
-    ),
-    "TransferNotFound": (404, "Transfer {id} could not be found."),
-    "BackupNotFound": (404, "Backup {id} could not be found."),
-    "NoBackupService": (404, "Service cinder-backup could not be found."),
-    "MetadataNotFound": (404, "{what} {id} has no metadata with key {key}."),
-    "VersionNotFound": (404, "API version {version} is not supported on this method."),
-    "NotAcceptable": (
-        406,
-        "Version {version} is not supported by the API. Minimum is {minimum} and maximum is"
-        " {maximum}.",
-    ),
-    "Conflict": (409, "Resource conflict: {why}"),
-    "TypeExists": (409, "Volume Type {id} already exists."),
-    "TypeAccessExists": (409, "Volume type access for {id} / {project} combination exists."),
-    "InUseByServer": (
-        409,
-        "Detach volume from instance {server} using the Compute API.",
-    ),
-    "VolumeLimitExceeded": (
-        413,
-        "VolumeLimitExceeded: Maximum number of volumes allowed ({allowed}) exceeded for quota"
-        " '{name}'.",
-    ),
-    "SnapshotLimitExceeded": (
-        413,
-        "SnapshotLimitExceeded: Maximum number of snapshots allowed ({allowed}) exceeded.",
-    ),
-    "GigabytesExceeded": (
-        413,
-        "VolumeSizeExceedsAvailableQuota: Requested volume or snapshot exceeds allowed {name}"
-        " quota. Requested {requested}G, quota is {allowed}G and {used}G has been consumed.",
-    ),
-    "SizeExceedsLimit": (
-        413,
-        "VolumeSizeExceedsLimit: Requested volume size {size}G is larger than maximum allowed"
-        " limit {allowed}G.",
-    ),
-    "Unavailable": (503, "{why}"),
+#: status -> kind -> message
+FAULTS: Mapping[int, Mapping[str, str]] = {
+    400: {
+        "BadRequest": "{why}",
+        "InvalidInput": "Invalid input received: {why}",
+        "InvalidVolume": "Invalid volume: {why}",
+        "InvalidSnapshot": "Invalid snapshot: {why}",
+        "InvalidAvailabilityZone": "Availability zone '{id}' is invalid.",
+        "ImageUnacceptable": "Image {id} is unacceptable: {why}",
+        "TypeIsDefault": "The volume type {id} is a default volume type and cannot be deleted.",
+        "TypeInUse": "Volume Type {id} deletion is not allowed with volumes present with the type.",
+    },
+    403: {
+        "Forbidden": "Policy doesn't allow {action} to be performed.",
+    },
+    404: {
+        "VolumeNotFound": "Volume {id} could not be found.",
+        "SnapshotNotFound": "Snapshot {id} could not be found.",
+        "TypeNotFound": "Volume type {id} could not be found.",
+        "AttachmentNotFound": "Volume attachment could not be found with filter: attachment_id = {id}.",
+        "BackupNotFound": "Backup {id} could not be found.",
+        "VersionNotFound": "API version {version} is not supported on this method.",
+    },
+    406: {
+        "NotAcceptable": "Version {version} is not supported by the API. Minimum is {minimum} and"
+        " maximum is {maximum}.",
+    },
+    409: {
+        "Conflict": "Resource conflict: {why}",
+        "InUseByServer": "Detach volume from instance {server} using the Compute API.",
+    },
+    413: {
+        "VolumeLimitExceeded": "VolumeLimitExceeded: Maximum number of volumes allowed ({allowed})"
+        " exceeded for quota '{name}'.",
+        "SnapshotLimitExceeded": "SnapshotLimitExceeded: Maximum number of snapshots allowed ({allowed}) exceeded.",
+        "GigabytesExceeded": "VolumeSizeExceedsAvailableQuota: Requested volume or snapshot exceeds"
+        " allowed {name} quota. Requested {requested}G, quota is {allowed}G and"
+        " {used}G has been consumed.",
+        "SizeExceedsLimit": "VolumeSizeExceedsLimit: Requested volume size {size}G is larger than"
+        " maximum allowed limit {allowed}G.",
+    },
+    503: {
+        "Unavailable": "{why}",
+    },
 }
-
-
-def fault(kind: str, **values: object) -> falcon.HTTPError:
-    """The error of this kind; what it names must be in `values`."""
-    status, message = FAULTS[kind]
-    headers = {"Retry-After": "0"} if status == 413 else None
-    text = message.format(**{name: str(value)[:255] for name, value in values.items()})
-    return falcon.HTTPError(status, description=text, headers=headers)
+#: Makes the error of a kind; its message must find all of its words.
+fault = FaultTable(FAULTS).fault
 
 
 def write_error(req: falcon.Request, resp: falcon.Response, error: falcon.HTTPError) -> None:

@@ -80,14 +80,6 @@ class VolumeFiles:
         self.part(path)
         self._sync()
 
-    def capacity(self) -> tuple[float, float]:
-        """(all, free) room of the file system in gigabytes."""
-        found = os.statvfs(self.folder)
-        return (
-            found.f_blocks * found.f_frsize / GIGABYTE,
-            found.f_bavail * found.f_frsize / GIGABYTE,
-        )
-
     def _sync(self) -> None:
         folder = os.open(self.folder, os.O_RDONLY)
         try:

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from sqlalchemy import Table, delete
 
 from deploy.standalone.database import DbRow, DbValues
+from deploy.standalone.external import Later
 from deploy.standalone.volume import qemu_img
 from deploy.standalone.volume.files import GIGABYTE, Check
-from deploy.standalone.volume.neighbours import ImageRefused, Later
-from deploy.standalone.volume.schema import attachments, snapshots, transfers, volumes
+from deploy.standalone.volume.neighbours import ImageRefused
+from deploy.standalone.volume.schema import attachments, snapshots, volumes
 from deploy.standalone.volume.service import VolumeChange, VolumeService
 from deploy.standalone.volume.states import settle_use
 
@@ -190,7 +191,7 @@ def _order_events(change: VolumeChange, name: str, job: VolumeJob) -> None:
 def _gone(table: Table) -> Callable[[VolumeChange, VolumeJob], None]:
     def remove_row(change: VolumeChange, job: VolumeJob) -> None:
         if table is volumes:
-            for one in (attachments, transfers, snapshots):
+            for one in (attachments, snapshots):
                 change.connection.execute(delete(one).where(one.c.volume_id == job.target_id))
         change.remove(table, job.target_id)
 
@@ -209,12 +210,6 @@ KINDS: Mapping[str, JobKind] = {
     "copy": JobKind(volumes, _copy, _NEW, _NOT_MADE),
     "download": JobKind(volumes, _download, _NEW, _NOT_MADE),
     "reimage": JobKind(volumes, _download, _reimaged, _not_reimaged),
-    "revert": JobKind(
-        volumes,
-        _copy,
-        _set(volumes, ("reverting",), **_AVAILABLE),
-        _set(volumes, ("reverting",), status="error"),
-    ),
     "upload": JobKind(volumes, _upload, _back("uploading"), _back("uploading")),
     "extend": JobKind(volumes, _grow, _extended, _not_extended),
     "delete": JobKind(

@@ -14,7 +14,15 @@ import falcon
 from sqlalchemy import Boolean, ColumnElement, Integer, Table, and_, func, select
 
 from deploy.standalone.database import DbRow
-from deploy.standalone.listing import Query, contains, number_of, paged, value_of, values_of
+from deploy.standalone.listing import (
+    Query,
+    compared,
+    contains,
+    number_of,
+    paged,
+    sort_words,
+    value_of,
+)
 from deploy.standalone.resource import Body
 from deploy.standalone.schemas import TRUTHS
 from deploy.standalone.volume.caller import VolumeCaller
@@ -138,17 +146,10 @@ def _compared(table: Table, name: str, text: str) -> ColumnElement[bool]:
     for word in text.split(","):
         verb, _, moment = word.partition(":")
         moment = moment.rstrip("Z").partition("+")[0]
-        found = {
-            "gt": column > moment,
-            "gte": column >= moment,
-            "lt": column < moment,
-            "lte": column <= moment,
-            "eq": column == moment,
-            "neq": column != moment,
-        }.get(verb)
-        if found is None:
+        rule = compared(column, verb, moment)
+        if rule is None:
             raise fault("BadRequest", why=f"Invalid {verb[:20]} operator")
-        rules.append(found)
+        rules.append(rule)
     return and_(*rules)
 
 
@@ -178,15 +179,9 @@ def _pairs(value: str) -> object:
 
 
 def _sort_keys(query: Query, table: Table) -> list[tuple[str, bool]]:
-    words = [
-        word.partition(":")[::2] for text in values_of(query, "sort") for word in text.split(",")
-    ]
-    if not words:
-        way = value_of(query, "sort_dir", "desc")
-        words = [(name, way) for name in values_of(query, "sort_key") or ["created_at"]]
     keys: dict[str, bool] = {}
-    for given, way in words:
-        name = given.strip().removeprefix("display_")
+    for word, way in sort_words(query):
+        name = word.strip().removeprefix("display_")
         if name not in table.c or name in (
             "metadata",
             "image_metadata",

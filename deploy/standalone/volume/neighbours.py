@@ -8,74 +8,35 @@ for it may take longer than a token lives.
 import logging
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import requests
 from keystoneauth1 import exceptions
-from keystoneauth1.identity import v3
-from keystoneauth1.session import Session
 
 from deploy.standalone.database import DbValues
+from deploy.standalone.external import ComputeEvents, ExternalService, Later
 from deploy.standalone.json_types import Body
 from deploy.standalone.volume.faults import fault
 from deploy.standalone.volume.files import Check
 
 LOG = logging.getLogger("standalone.volume")
-TIMEOUT_SECONDS, BLOCK = 30, 1024 * 1024
+BLOCK = 1024 * 1024
 #: With it the compute service tells the attachment's id.
 COMPUTE_VERSION = "2.89"
-
-
-class Later(Exception):
-    """It cannot be done now; it is tried again."""
 
 
 class ImageRefused(Exception):
     """It cannot be done, and nothing will change that."""
 
 
-def session_of(identity: DbValues) -> Session:
-    """A session of the service's own user."""
-    names = ("auth_url", "username", "password", "project_name")
-    plugin = v3.Password(
-        user_domain_id="default",
-        project_domain_id="default",
-        **{name: identity[name] for name in names},
-    )
-    return Session(auth=plugin, timeout=TIMEOUT_SECONDS)
-
-
-class _Neighbour:
-    kind = ""
-
-    def __init__(self, session: Session, url: str | None) -> None:
-        self._session, self._fixed = session, url
-
-    def _url(self) -> str:
-        url = self._fixed or self._session.get_endpoint(service_type=self.kind)
-        return str(url or "").rstrip("/")
-
-    def _ask(self, method: str, path: str, **options: Any) -> requests.Response:  # noqa: ANN401 - passed on unchanged
-        """Raises Later when no answer comes."""
-        try:
-            found = self._session.request(
-                f"{self._url()}{path}", method, raise_exc=False, redirect=False, **options
-            )
-        except (exceptions.ClientException, OSError) as error:
-            raise Later(f"the {self.kind} service: {type(error).__name__}") from error
-        if found.status_code >= 500 or found.status_code in (401, 408, 429):
-            raise Later(f"the {self.kind} service answers {found.status_code}")
-        return found
-
-
-class ImageNeighbour(_Neighbour):
+class ImageNeighbour(ExternalService):
     """Glance's API v2."""
 
     kind = "image"
 
     def _as_user(self, method: str, path: str, token: str, **options: object) -> requests.Response:
         try:
-            return self._ask(
+            return self._request(
                 method, path, authenticated=False, headers={"X-Auth-Token": token}, **options
             )
         except Later as error:
@@ -96,7 +57,7 @@ class ImageNeighbour(_Neighbour):
         return made
 
     def download(self, key: str, path: Path, limit: int, check: Check) -> None:
-        found = self._ask("GET", f"/v2/images/{key}/file", stream=True)
+        found = self._request("GET", f"/v2/images/{key}/file", stream=True)
         with found:
             if found.status_code != 200:
                 raise ImageRefused(f"image {key} cannot be read ({found.status_code})")
@@ -111,11 +72,11 @@ class ImageNeighbour(_Neighbour):
     def upload(self, key: str, path: Path, check: Check) -> bool:
         headers = {"Content-Type": "application/octet-stream"}
         with path.open("rb") as file:
-            found = self._ask(
+            found = self._request(
                 "PUT", f"/v2/images/{key}/file", data=_read(file, check), headers=headers
             )
         if found.status_code == 409:
-            state = self._ask("GET", f"/v2/images/{key}")
+            state = self._request("GET", f"/v2/images/{key}")
             if state.status_code == 200 and state.json()["status"] == "saving":
                 raise Later(f"image {key} still waits for an upload that broke off")
             return state.status_code == 200 and bool(state.json()["status"] == "active")
@@ -144,16 +105,14 @@ def _read(file: IO[bytes], check: Check) -> Iterator[bytes]:
         yield block
 
 
-class ComputeNeighbour(_Neighbour):
+class ComputeNeighbour(ComputeEvents):
     """Nova's API."""
 
-    kind = "compute"
-
     def attachment_of(self, server: str, volume: str) -> str | None:
-        if not (self._fixed or self._has_compute()):
+        if not self._has_compute():
             return None
         try:
-            found = self._ask(
+            found = self._request(
                 "GET",
                 f"/servers/{server}/os-volume_attachments/{volume}",
                 headers={"OpenStack-API-Version": f"compute {COMPUTE_VERSION}"},
@@ -167,22 +126,16 @@ class ComputeNeighbour(_Neighbour):
 
     def _has_compute(self) -> bool:
         try:
-            return bool(self._session.get_endpoint(service_type=self.kind))
+            return bool(self.url())
         except exceptions.ClientException as error:
             why = "Cannot ask the identity service for the compute service; try again."
             raise fault("Unavailable", why=why) from error
 
     def tell(self, events: Collection[Mapping[str, str]]) -> bool:
         try:
-            if not (self._fixed or self._session.get_endpoint(service_type=self.kind)):
-                return True  # there is nobody to tell
-            found = self._ask(
-                "POST",
-                "/os-server-external-events",
-                json={"events": list(events)},
-                headers={"OpenStack-API-Version": "compute 2.93"},
-            )
-        except (Later, exceptions.ClientException) as error:
+            if not self.url():
+                return True  # no compute service has to know of the events
+        except exceptions.ClientException as error:
             LOG.warning("Cannot send %d events: %s", len(events), error)
             return False
-        return found.status_code not in (403, 423, 425)
+        return self.send_events(events)

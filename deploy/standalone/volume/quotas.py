@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v3/os-quota-sets, /v3/os-quota-class-sets and /v3/limits: how much a project may have.
+"""/v3/os-quota-sets and /v3/limits: how much a project may have.
 
 Usage is counted within the transaction that adds something, so it is never wrong. There is a limit
 for all of a project, and one for each type (`volumes_NAME`); -1 is no limit. Snapshots count as
@@ -151,19 +151,6 @@ def _checked(body: object, known: dict[str, int]) -> dict[str, int]:
     form = BodySchema(mapping(dict.fromkeys(known, LIMIT)))
     found: dict[str, int] = form.checked(given, "quota_set")
     return found
-
-
-class QuotaClasses:
-    """GET /v3/os-quota-class-sets/{name}: the limits of a project for which none were set."""
-
-    def __init__(self, service: VolumeService) -> None:
-        self._service = service
-
-    def on_get(self, req: falcon.Request, resp: falcon.Response, name: str) -> None:
-        req.context.caller.require_admin("volume_extension:quota_classes:get")
-        with self._service.database.read() as connection:
-            found = limits(connection, "")
-        answer(resp, {"quota_class_set": found | {"id": name[:255]}})
 
 
 class VolumeLimits:

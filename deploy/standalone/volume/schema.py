@@ -30,21 +30,6 @@ types = Table(
     Column("updated_at", String),
 )
 
-#: Projects that may use a type that is not public.
-type_access = Table(
-    "type_access",
-    METADATA,
-    Column("type_id", ForeignKey("types.id", ondelete="CASCADE"), primary_key=True),
-    Column("project_id", String, primary_key=True),
-)
-
-default_types = Table(
-    "default_types",
-    METADATA,
-    Column("project_id", String, primary_key=True),
-    Column("type_id", ForeignKey("types.id"), nullable=False),
-)
-
 volumes = Table(
     "volumes",
     METADATA,
@@ -107,19 +92,6 @@ attachments = Table(
     Column("created_at", String, nullable=False),
     Column("updated_at", String),
     Index("attachments_of_volume", "volume_id"),
-)
-
-transfers = Table(
-    "transfers",
-    METADATA,
-    Column("id", String, primary_key=True),
-    Column("volume_id", ForeignKey("volumes.id"), nullable=False, unique=True),
-    Column("project_id", String, nullable=False),
-    Column("name", String),
-    Column("salt", String, nullable=False),
-    Column("key_hash", String, nullable=False),
-    Column("no_snapshots", Boolean, nullable=False, default=False),
-    Column("created_at", String, nullable=False),
 )
 
 quotas = SetLimits(METADATA)

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
-from sqlalchemy import ColumnElement, Connection, Table, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Table, func, insert, select, update
 
 from deploy.standalone.database import Database, DbRow, DbValues
 from deploy.standalone.json_types import Body, JsonValue
@@ -253,26 +253,10 @@ def connected(connection: Connection, volume_id: str) -> list[DbRow]:
     return [row for row in rows if row.connection_info]
 
 
-def default_type(connection: Connection, project_id: str) -> str:
-    """The type of a volume for which none is given: the project's, or the service's."""
-    own = connection.execute(
-        select(schema.default_types.c.type_id).where(
-            schema.default_types.c.project_id == project_id
-        )
-    ).scalar()
-    return str(
-        own
-        or connection.execute(
-            select(schema.types.c.id).where(schema.types.c.name == DEFAULT_TYPE)
-        ).scalar_one()
-    )
-
-
-def may_use(project_id: str) -> ColumnElement[bool]:
-    """Which types a project may use."""
-    access = schema.type_access
-    allowed = select(access.c.type_id).where(access.c.project_id == project_id)
-    return or_(schema.types.c.is_public, schema.types.c.id.in_(allowed))
+def default_type(connection: Connection) -> str:
+    """Return the id of the type of volumes that are created without one."""
+    is_default = schema.types.c.name == DEFAULT_TYPE
+    return str(connection.execute(select(schema.types.c.id).where(is_default)).scalar_one())
 
 
 def count(connection: Connection, table: Table, *rules: ColumnElement[bool]) -> int:

@@ -5,17 +5,16 @@ import falcon
 from sqlalchemy import ColumnElement, select
 
 from deploy.standalone.database import DbRow, DbValues
-from deploy.standalone.resource import Body, Collection, Item, Resource
+from deploy.standalone.resource import Body, BriefCollection, Item, Resource
 from deploy.standalone.schemas import BodySchema, mapping, nullable, one_of, text
 from deploy.standalone.volume import quotas
 from deploy.standalone.volume.caller import VolumeCaller
 from deploy.standalone.volume.faults import fault
 from deploy.standalone.volume.listing import listed, of_pairs
-from deploy.standalone.volume.metadata import PAIRS, set_pairs
 from deploy.standalone.volume.schema import snapshots, volumes
 from deploy.standalone.volume.service import VolumeChange, VolumeService, is_read
 from deploy.standalone.volume.versions import since
-from deploy.standalone.volume.volumes import NAME, check_copied
+from deploy.standalone.volume.volumes import NAME, PAIRS, check_copied
 from deploy.standalone.web import answer, part_of, read_json
 
 NAMES = dict.fromkeys(("name", "display_name", "description", "display_description"), NAME)
@@ -30,7 +29,6 @@ CREATE = BodySchema(
         "volume_id",
     )
 )
-UPDATE = BodySchema(mapping(NAMES | {"metadata": nullable(PAIRS)}))
 FILTERS = {
     **dict.fromkeys(("id", "name", "status", "volume_id", "user_id", "size")),
     "metadata": of_pairs(snapshots.c.metadata),
@@ -68,12 +66,10 @@ class SnapshotsApi(Resource):
         return fault("SnapshotNotFound", id=key)
 
     def checked(self, caller: VolumeCaller, body: object, *, new: bool) -> Body:
-        found: Body = (CREATE if new else UPDATE).checked(body, "snapshot")
+        found: Body = CREATE.checked(body, "snapshot")
         for name in ("name", "description"):
             if f"display_{name}" in found:
                 found.setdefault(name, found.pop(f"display_{name}"))
-        if not new and not found:
-            raise fault("BadRequest", why="Invalid input for 'snapshot': name or description.")
         return found
 
     def page(self, service: VolumeService, req: falcon.Request) -> tuple[list[DbRow], Body]:
@@ -85,6 +81,10 @@ class SnapshotsApi(Resource):
             "os-extended-snapshot-attributes:project_id": row["project_id"],
         }
 
+    def brief(self, req: falcon.Request, row: DbValues) -> Body:
+        plain = "id created_at updated_at name description volume_id status size metadata"
+        return {name: row[name] for name in plain.split()}
+
     def changed(self, req: falcon.Request, row: DbValues) -> Body:
         """One in the answer to the request that makes or changes it: as Cinder's, without what only
         looking at it shows."""
@@ -93,7 +93,7 @@ class SnapshotsApi(Resource):
             (41, {"user_id": row["user_id"]}),
             (65, {"consumes_quota": True}),
         )
-        found = brief(row)
+        found = self.brief(req, row)
         for minor, more in later:
             found |= more if since(req, minor) else {}
         return found
@@ -134,46 +134,22 @@ class SnapshotsApi(Resource):
         change.order("snapshot", key, volume.id, read="volume")
         return key
 
-    def update(self, change: VolumeChange, caller: VolumeCaller, row: DbRow, body: Body) -> None:
-        pairs = body.pop("metadata", None)
-        if pairs is not None:
-            set_pairs(change, snapshots, row.id, dict(row.metadata) | pairs)
-        change.set(snapshots, row.id, body)
-
     def delete(self, change: VolumeChange, caller: VolumeCaller, row: DbRow) -> None:
-        remove(change, row, force=False)
+        if is_read(change.connection, row.id):
+            raise fault("InvalidSnapshot", why=f"snapshot {row.id} is being copied just now")
+        if row.status not in ("available", "error"):
+            why = "Snapshot status must be available or error and must not be part of a group."
+            raise fault("InvalidSnapshot", why=why)
+        change.set(snapshots, row.id, {"status": "deleting"})
+        change.order("delete-snapshot", row.id)
 
 
-def brief(row: DbValues) -> Body:
-    """A snapshot in a list."""
-    plain = "id created_at updated_at name description volume_id status size metadata"
-    return {name: row[name] for name in plain.split()}
-
-
-def remove(change: VolumeChange, row: DbRow, *, force: bool) -> None:
-    """Begin to delete a snapshot. Raises 400 for one that is being made or read."""
-    if is_read(change.connection, row.id):
-        raise fault("InvalidSnapshot", why=f"snapshot {row.id} is being copied just now")
-    if not force and row.status not in ("available", "error"):
-        why = "Snapshot status must be available or error and must not be part of a group."
-        raise fault("InvalidSnapshot", why=why)
-    change.set(snapshots, row.id, {"status": "deleting"})
-    change.order("delete-snapshot", row.id)
-
-
-class SnapshotCollection(Collection):
+class SnapshotCollection(BriefCollection):
     """GET and POST /v3/snapshots; GET .../detail."""
 
     def __init__(self, service: VolumeService, api: SnapshotsApi) -> None:
         super().__init__(service, api)
         self._snapshots, self._api = service, api
-
-    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
-        rows, beside = self._api.page(self._snapshots, req)
-        answer(resp, {"snapshots": [brief(row._mapping) for row in rows]} | beside)
-
-    def on_get_detail(self, req: falcon.Request, resp: falcon.Response) -> None:
-        super().on_get(req, resp)
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
         caller: VolumeCaller = req.context.caller
@@ -193,17 +169,11 @@ class SnapshotCollection(Collection):
 
 
 class SnapshotItem(Item):
-    """GET, PUT and DELETE /v3/snapshots/{key}; POST .../action."""
+    """GET and DELETE /v3/snapshots/{key}; POST .../action."""
 
     def __init__(self, service: VolumeService, api: SnapshotsApi) -> None:
         super().__init__(service, api)
         self._snapshots, self._api = service, api
-
-    def on_put(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
-        self._update(req, resp, key)
-        with self._snapshots.database.read() as connection:
-            row = self._api.find(connection, req.context.caller, key)
-        answer(resp, {"snapshot": self._api.changed(req, row._mapping)})
 
     def on_delete(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
         super().on_delete(req, resp, key)
@@ -228,9 +198,6 @@ class SnapshotItem(Item):
                     )
                     raise fault("BadRequest", why=why)
                 change.set(snapshots, row.id, {name: said for name, said in values.items() if said})
-            elif name == "os-force_delete":
-                caller.require_admin("volume_extension:snapshot_admin_actions:force_delete")
-                remove(change, row, force=True)
             else:
                 raise fault("BadRequest", why=f"There is no such action: {name[:64]}")
         resp.status = falcon.HTTP_202

@@ -37,6 +37,12 @@ class Microversions:
             req.context.root += f"/{found['project']}"
             req.path = f"/v3{found['rest'] or ''}"
 
+    def process_resource(
+        self, req: falcon.Request, resp: falcon.Response, resource: object, params: object
+    ) -> None:
+        """Refuse a request that is older than the `minor` of its resource."""
+        require(req, getattr(resource, "minor", 0))
+
 
 def _minor(header: str) -> int:
     for word in header.split(","):

@@ -28,19 +28,17 @@ from deploy.standalone.volume import attachments as uses
 from deploy.standalone.volume import images, quotas
 from deploy.standalone.volume.caller import VolumeCaller
 from deploy.standalone.volume.faults import fault
-from deploy.standalone.volume.metadata import MAX_PAIRS, PAIRS
 from deploy.standalone.volume.qemu_img import WRITABLE
-from deploy.standalone.volume.schema import attachments, snapshots, types, volumes
+from deploy.standalone.volume.schema import attachments, types, volumes
 from deploy.standalone.volume.service import VolumeChange, VolumeService, connected, count, is_read
-from deploy.standalone.volume.states import settle_use
 from deploy.standalone.volume.versions import since
-from deploy.standalone.volume.volumes import check_copied, find_type, is_multiattach, remove
+from deploy.standalone.volume.volumes import check_copied
 from deploy.standalone.web import answer, read_json
 
 STATUSES = (
     *("creating", "available", "reserved", "attaching", "in-use", "detaching", "deleting"),
     *("error", "error_deleting", "error_extending", "extending", "uploading", "downloading"),
-    *("retyping", "maintenance", "awaiting-transfer"),
+    "maintenance",
 )
 
 #: What was said of the old image alone, or is the image service's own.
@@ -69,29 +67,6 @@ class AskedAction:
                 f" {self.row.status}."
             )
             raise fault("InvalidVolume", why=why)
-
-
-def _reserve(asked: AskedAction) -> None:
-    before = ("available", "in-use") if asked.row.multiattach else ("available",)
-    asked.move(before, "attaching")
-
-
-def _unreserve(asked: AskedAction) -> None:
-    settle_use(asked.change, asked.row.id, volumes.c.status == "attaching")
-
-
-def _begin_detaching(asked: AskedAction) -> None:
-    if asked.row.status != "in-use":
-        why = (
-            "Unable to detach volume. Volume status must be 'in-use' and attach_status must be"
-            " 'attached' to detach."
-        )
-        raise fault("InvalidVolume", why=why)
-    asked.move(("in-use",), "detaching")
-
-
-def _roll_detaching(asked: AskedAction) -> None:
-    asked.change.set(volumes, asked.row.id, {"status": "in-use"}, volumes.c.status == "detaching")
 
 
 def _extend(asked: AskedAction) -> None:
@@ -133,33 +108,6 @@ def _set_readonly(asked: AskedAction) -> None:
         raise fault("InvalidVolume", why=why)
 
 
-def _retype(asked: AskedAction) -> None:
-    row, connection = asked.row, asked.change.connection
-    wanted = find_type(connection, asked.caller, asked.body["new_type"])
-    if wanted.id == row.type_id:
-        raise fault("InvalidInput", why="New volume_type same as original.")
-    if row.status not in ("available", "in-use"):
-        why = f"Volume {row.id} status must be available or in-use to retype."
-        raise fault("InvalidVolume", why=why)
-    multiattach = is_multiattach(wanted.extra_specs)
-    if multiattach != row.multiattach and row.status == "in-use":
-        why = "Changing multiattach for an attached volume is not allowed: detach it first."
-        raise fault("InvalidInput", why=why)
-    # The whole project has what it had before: only what the new type may have counts.
-    name, old = wanted.name, {"type_id": row.type_id}
-    allowed, used = (one(connection, row.project_id) for one in (quotas.limits, quotas.usage))
-    for key, more in ((f"volumes_{name}", 1), (f"gigabytes_{name}", row.size)):
-        if 0 <= allowed[key] < used[key] + more:
-            if key.startswith("volumes"):
-                raise fault("VolumeLimitExceeded", allowed=allowed[key], name=key)
-            raise fault(
-                "GigabytesExceeded", name=key, requested=more, allowed=allowed[key], used=used[key]
-            )
-    values = {"type_id": wanted.id, "multiattach": multiattach}
-    rule = volumes.c.type_id == old["type_id"]
-    asked.change.set(volumes, row.id, values, rule)
-
-
 def _reset_status(asked: AskedAction) -> None:
     status, attach = asked.body.get("status"), asked.body.get("attach_status")
     if not status and not attach and "migration_status" not in asked.body:
@@ -171,10 +119,6 @@ def _reset_status(asked: AskedAction) -> None:
         if has:
             why = "The volume has attachments: os-force_detach ends them."
             raise fault("InvalidVolume", why=why)
-
-
-def _force_delete(asked: AskedAction) -> None:
-    remove(asked.change, asked.row, force=True)
 
 
 def _upload(asked: AskedAction) -> Body:
@@ -239,50 +183,6 @@ def _check_still(asked: AskedAction) -> None:
         raise fault("Conflict", why=f"volume {key} is connected to a host, or is being copied")
 
 
-def _revert(asked: AskedAction) -> None:
-    row = asked.row
-    latest = asked.change.connection.execute(
-        select(snapshots)
-        .where(snapshots.c.volume_id == row.id)
-        .order_by(snapshots.c.created_at.desc(), snapshots.c.id.desc())
-    ).first()
-    if latest is None or latest.id != asked.body.get("snapshot_id"):
-        why = (
-            f"Specified snapshot is None or not the latest one of volume {row.id}."
-            if latest
-            else f"Volume {row.id} doesn't have any snapshots."
-        )
-        raise fault("BadRequest", why=why)
-    if latest.size != row.size:
-        why = f"Can't revert volume {row.id}: its size must be equal to the snapshot's size."
-        raise fault("BadRequest", why=why)
-    if latest.status != "available" or row.status != "available":
-        raise fault("Conflict", why="volume and snapshot must be available")
-    _check_still(asked)
-    asked.move(("available",), "reverting", previous_status=row.status)
-    asked.change.order("revert", row.id, latest.id, read="snapshot")
-
-
-def _set_image_metadata(asked: AskedAction) -> Body:
-    found = dict(asked.row.image_metadata) | asked.body["metadata"]
-    if len(found) > MAX_PAIRS:
-        raise falcon.HTTPContentTooLarge(description=f"There may be {MAX_PAIRS} pairs at most.")
-    asked.change.set(volumes, asked.row.id, {"image_metadata": found})
-    return {"metadata": found}
-
-
-def _unset_image_metadata(asked: AskedAction) -> None:
-    found, key = dict(asked.row.image_metadata), asked.body["key"]
-    if key not in found:
-        raise fault("MetadataNotFound", what="Volume", id=asked.row.id, key=key)
-    del found[key]
-    asked.change.set(volumes, asked.row.id, {"image_metadata": found})
-
-
-def _show_image_metadata(asked: AskedAction) -> Body:
-    return {"metadata": dict(asked.row.image_metadata)}
-
-
 @dataclass(frozen=True)
 class VolumeAction:
     """One action."""
@@ -311,10 +211,6 @@ UPLOAD = mapping(
 )
 STATUS_WORD = nullable(one_of(*STATUSES))
 ACTIONS: Mapping[str, VolumeAction] = {
-    "os-reserve": VolumeAction(_reserve),
-    "os-unreserve": VolumeAction(_unreserve),
-    "os-begin_detaching": VolumeAction(_begin_detaching),
-    "os-roll_detaching": VolumeAction(_roll_detaching),
     "os-extend": VolumeAction(
         _extend, mapping({"new_size": integer(1, format="integer")}, "new_size")
     ),
@@ -323,16 +219,6 @@ ACTIONS: Mapping[str, VolumeAction] = {
     ),
     "os-update_readonly_flag": VolumeAction(
         _set_readonly, mapping({"readonly": TRUTH}, "readonly")
-    ),
-    "os-retype": VolumeAction(
-        _retype,
-        mapping(
-            {
-                "new_type": text(minLength=1),
-                "migration_policy": nullable(one_of("on-demand", "never")),
-            },
-            "new_type",
-        ),
     ),
     "os-reset_status": VolumeAction(
         _reset_status,
@@ -345,23 +231,12 @@ ACTIONS: Mapping[str, VolumeAction] = {
         ),
         is_admins=True,
     ),
-    "os-force_delete": VolumeAction(_force_delete, is_admins=True),
     "os-volume_upload_image": VolumeAction(_upload, UPLOAD),
     "os-reimage": VolumeAction(
         _reimage,
         mapping({"image_id": text(64), "reimage_reserved": TRUTH}, "image_id"),
         minor=68,
     ),
-    "revert": VolumeAction(
-        _revert, mapping({"snapshot_id": nullable(text(64))}, others=True), minor=40
-    ),
-    "os-set_image_metadata": VolumeAction(
-        _set_image_metadata, mapping({"metadata": PAIRS}, "metadata"), status=falcon.HTTP_200
-    ),
-    "os-unset_image_metadata": VolumeAction(
-        _unset_image_metadata, mapping({"key": text(minLength=1)}, "key"), status=falcon.HTTP_200
-    ),
-    "os-show_image_metadata": VolumeAction(_show_image_metadata, status=falcon.HTTP_200),
 }
 #: What ends attachments in the words of older clients.
 ENDING = ("os-detach", "os-force_detach", "os-terminate_connection")

@@ -2,7 +2,7 @@
 """/v3/volumes: the list, one volume, and how one is made; what is done with it: volume_actions.py.
 
 creating/downloading --> available <--> reserved, attaching, in-use, detaching (attachments.py)
-available or in-use <--> extending, uploading; available <--> reverting, awaiting-transfer
+available or in-use <--> extending, uploading
 any but attached --> deleting --> gone;  what failed --> error, error_extending, error_deleting
 """
 
@@ -13,14 +13,13 @@ from sqlalchemy import ColumnElement, Connection, select
 
 from deploy.standalone.database import DbRow, DbValues
 from deploy.standalone.listing import value_of
-from deploy.standalone.resource import Body, Collection, Item, Resource
+from deploy.standalone.resource import Body, BriefCollection, Item, Resource
 from deploy.standalone.schemas import TRUTHS, BodySchema, Document, integer, mapping, nullable, text
 from deploy.standalone.volume import images, quotas
 from deploy.standalone.volume.caller import VolumeCaller
 from deploy.standalone.volume.faults import fault
-from deploy.standalone.volume.listing import all_projects, listed, of_pairs
-from deploy.standalone.volume.metadata import PAIRS, set_pairs
-from deploy.standalone.volume.schema import attachments, snapshots, transfers, types, volumes
+from deploy.standalone.volume.listing import listed, of_pairs
+from deploy.standalone.volume.schema import attachments, snapshots, types, volumes
 from deploy.standalone.volume.service import (
     VolumeChange,
     VolumeService,
@@ -28,12 +27,18 @@ from deploy.standalone.volume.service import (
     count,
     default_type,
     is_read,
-    may_use,
 )
-from deploy.standalone.volume.versions import links, require, since
+from deploy.standalone.volume.versions import links, since
 from deploy.standalone.web import answer, part_of, read_json
 
 NAME = nullable(text())
+#: Metadata of a volume or snapshot.
+PAIRS: Document = {
+    "type": "object",
+    "maxProperties": 128,
+    "propertyNames": {"minLength": 1, "maxLength": 255},
+    "additionalProperties": {"type": "string", "maxLength": 255},
+}
 ID = nullable(text(64))
 SIZE = nullable(integer(1, format="integer"))
 NEW: Mapping[str, Document] = {
@@ -54,10 +59,8 @@ NEW: Mapping[str, Document] = {
     "group_id": ID,
     "backup_id": ID,
 }
-CHANGED = ("name", "display_name", "description", "display_description", "metadata")
 #: Before 3.53 what nobody knows is left aside; from then on it is refused.
 CREATE, CREATE_LENIENT = (BodySchema(mapping(NEW, others=others)) for others in (False, True))
-UPDATE = BodySchema(mapping({name: NEW[name] for name in CHANGED}))
 FILTERS = {
     **dict.fromkeys(
         ("id", "name", "status", "bootable", "size", "availability_zone", "multiattach", "user_id")
@@ -88,7 +91,7 @@ class VolumesApi(Resource):
         return fault("VolumeNotFound", id=key)
 
     def checked(self, caller: VolumeCaller, body: object, *, new: bool) -> Body:
-        found: Body = (CREATE if new else UPDATE).checked(body, "volume")
+        found: Body = CREATE.checked(body, "volume")
         for name in ("name", "description"):
             if f"display_{name}" in found:
                 found.setdefault(name, found.pop(f"display_{name}"))
@@ -98,6 +101,10 @@ class VolumesApi(Resource):
 
     def page(self, service: VolumeService, req: falcon.Request) -> tuple[list[DbRow], Body]:
         return listed(service, req, volumes, FILTERS, "volumes")
+
+    def brief(self, req: falcon.Request, row: DbValues) -> Body:
+        place = links(req, "volumes", row["id"])
+        return {"id": row["id"], "name": row["name"], "links": place}
 
     def show(self, req: falcon.Request, row: DbValues) -> Body:
         key = row["id"]
@@ -111,15 +118,6 @@ class VolumesApi(Resource):
                 select(types.c.name).where(types.c.id == row["type_id"])
             ).scalar()
         return _view(req, self._service, row, rows, type_name or "")
-
-    def create(self, change: VolumeChange, caller: VolumeCaller, body: Body) -> str:
-        raise NotImplementedError  # VolumeCollection makes them: the image service is asked before
-
-    def update(self, change: VolumeChange, caller: VolumeCaller, row: DbRow, body: Body) -> None:
-        pairs = body.pop("metadata", None)
-        if pairs is not None:
-            set_pairs(change, volumes, row.id, dict(row.metadata) | pairs)
-        change.set(volumes, row.id, body)
 
 
 def _view(
@@ -184,41 +182,12 @@ def _view(
     return found
 
 
-class VolumeCollection(Collection):
-    """GET and POST /v3/volumes; GET .../detail and .../summary."""
+class VolumeCollection(BriefCollection):
+    """GET and POST /v3/volumes; GET .../detail."""
 
     def __init__(self, service: VolumeService, api: VolumesApi) -> None:
         super().__init__(service, api)
         self._volumes, self._api = service, api
-
-    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
-        rows, beside = self._api.page(self._volumes, req)
-        brief = [
-            {"id": row.id, "name": row.name, "links": links(req, "volumes", row.id)} for row in rows
-        ]
-        answer(resp, {"volumes": brief} | beside)
-
-    def on_get_detail(self, req: falcon.Request, resp: falcon.Response) -> None:
-        super().on_get(req, resp)
-
-    def on_get_summary(self, req: falcon.Request, resp: falcon.Response) -> None:
-        require(req, 12)
-        mine = volumes.c.project_id == req.context.caller.project_id
-        with self._volumes.database.read() as connection:
-            rows = connection.execute(
-                select(volumes.c.size, volumes.c.metadata).where(
-                    *([] if all_projects(req) else [mine])
-                )
-            ).all()
-        found: Body = {"total_count": len(rows), "total_size": sum(row.size for row in rows)}
-        if since(req, 36):
-            pairs: dict[str, list[str]] = {}
-            for row in rows:
-                for name, value in row.metadata.items():
-                    if value not in pairs.setdefault(name, []):
-                        pairs[name].append(value)
-            found["metadata"] = pairs
-        answer(resp, {"volume-summary": found})
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
         caller: VolumeCaller = req.context.caller
@@ -353,13 +322,13 @@ def _type(
     404."""
     if wanted:
         return find_type(connection, caller, wanted)
-    key = source.type_id if source is not None else default_type(connection, caller.project_id)
+    key = source.type_id if source is not None else default_type(connection)
     return connection.execute(select(types).where(types.c.id == key)).one()
 
 
 def find_type(connection: Connection, caller: VolumeCaller, wanted: str) -> DbRow:
     """A type by id or name that the caller may use. Raises 404."""
-    rules = [] if caller.is_admin else [may_use(caller.project_id)]
+    rules = [] if caller.is_admin else [types.c.is_public.is_(True)]
     row = connection.execute(
         select(types).where((types.c.id == wanted) | (types.c.name == wanted), *rules)
     ).first()
@@ -375,14 +344,11 @@ def is_multiattach(extra_specs: Mapping[str, str]) -> bool:
 
 
 class VolumeItem(Item):
-    """GET, PUT and DELETE /v3/volumes/{key}."""
+    """GET and DELETE /v3/volumes/{key}."""
 
     def __init__(self, service: VolumeService, api: VolumesApi) -> None:
         super().__init__(service, api)
         self._volumes, self._api = service, api
-
-    def on_put(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
-        self._update(req, resp, key)
 
     def on_delete(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
         caller: VolumeCaller = req.context.caller
@@ -417,7 +383,6 @@ def remove(change: VolumeChange, row: DbRow, *, force: bool, cascade: bool = Fal
             " snapshots after volume transfer, nor be copied just now."
         )
         raise fault("InvalidVolume", why=why)
-    connection.execute(transfers.delete().where(transfers.c.volume_id == row.id))
     change.set(volumes, row.id, {"status": "deleting"})
     for one in own:
         change.set(snapshots, one.id, {"status": "deleting"})

@@ -13,9 +13,10 @@ from collections.abc import Callable
 
 from sqlalchemy import Row, delete, select, update
 
+from deploy.standalone.external import Later
 from deploy.standalone.volume.files import Check
 from deploy.standalone.volume.jobs import KINDS, JobKind, NotWanted, VolumeJob
-from deploy.standalone.volume.neighbours import ImageRefused, Later
+from deploy.standalone.volume.neighbours import ImageRefused
 from deploy.standalone.volume.schema import jobs
 from deploy.standalone.volume.service import VolumeChange, VolumeService
 

@@ -74,26 +74,6 @@ ADMIN_USER = {"name": "admin", "domain": {"id": "default"}, "password": "x"}
             "authentication",
         ),
         ({"identity": {"methods": ["token"], "token": {"id": "\x00"}}}, 401, "authentication"),
-        (
-            {
-                "identity": {
-                    "methods": ["application_credential"],
-                    "application_credential": {"secret": "x"},
-                }
-            },
-            400,
-            "id",
-        ),
-        (
-            {
-                "identity": {
-                    "methods": ["application_credential"],
-                    "application_credential": {"id": "x", "secret": "x"},
-                }
-            },
-            401,
-            "authentication",
-        ),
     ],
 )
 def test_a_wrong_login_is_refused_by_name(identity: Any, auth: Any, status: int, said: str) -> None:

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The refusals of a service in one table: status -> kind -> message with {words} of a request."""
+
+from collections.abc import Mapping
+
+import falcon
+
+#: Words of a client are cut to this length.
+MAX_WORD_LENGTH = 500
+
+
+class Fault(falcon.HTTPError):
+    """A refusal of a kind that the service names."""
+
+    def __init__(self, kind: str, status: int, message: str) -> None:
+        headers = {"Retry-After": "0"} if status == 413 else None
+        super().__init__(status, description=message, headers=headers)
+        self.kind = kind
+
+
+class FaultTable:
+    """Makes the refusals of a service."""
+
+    def __init__(self, faults: Mapping[int, Mapping[str, str]]) -> None:
+        self._faults = {
+            kind: (status, message)
+            for status, messages in faults.items()
+            for kind, message in messages.items()
+        }
+
+    def fault(self, kind: str, **words: object) -> Fault:
+        """Return the error of this kind; its message must find all of its words."""
+        status, message = self._faults[kind]
+        cut = {name: str(word)[:MAX_WORD_LENGTH] for name, word in words.items()}
+        return Fault(kind, status, message.format(**cut))
