@@ -45,7 +45,7 @@ class ExternalService:
         url = self._fixed or self._session.get_endpoint(service_type=self.kind)
         return str(url or "").rstrip("/")
 
-    def _request(self, method: str, path: str, **options: Any) -> requests.Response:
+    def _request(self, method: str, path: str, **options: Any) -> requests.Response:  # noqa: ANN401 - keystoneauth
         """Send a request. Raises Later without an answer, and for one that may be another later."""
         try:
             response = self._session.request(
