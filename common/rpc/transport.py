@@ -114,7 +114,8 @@ class Transport:
                 lambda retry: self._client(topic, server, left, retry).call({}, method, **arguments)
             )
         except LOST as problem:
-            broker.LOST_MESSAGES.add("services")
+            if not isinstance(problem, oslo_messaging.MessagingTimeout):
+                broker.LOST_MESSAGES.add("services")
             raise errors.NoAnswer(silence) from problem
         return result(answer)
 
