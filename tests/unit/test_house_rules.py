@@ -28,6 +28,9 @@ PURE = (
         for name in (
             "states",
             "models",
+            "verbs",
+            "command_key",
+            "command_progress",
             "errors",
             "ids",
             "clock",
