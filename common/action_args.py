@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from common.json_types import JsonObject
 from common.models import Flavor, ImageRef
+from common.statuses import BlockDeviceStatus, ShareStatus
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +79,7 @@ class ShareArgs:
     tag: str = ""
     protocol: str = ""
     export_location: str = ""
-    was: str = ""  #: status of the mapping when it was to be detached
+    was: ShareStatus | None = None  #: status of the mapping when it was to be detached
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +95,7 @@ class VolumeActionArgs(ActionArgs):
 
     block_device: str  #: uuid of the row
     volume_id: str
-    before: str = "attached"  #: the row's status, for the way back
+    before: BlockDeviceStatus = BlockDeviceStatus.ATTACHED  #: the row's status, for the way back
 
 
 @dataclass(frozen=True, kw_only=True)

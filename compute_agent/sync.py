@@ -30,6 +30,7 @@ from common.models import (
     Sync,
     SyncAnswer,
 )
+from common.statuses import ResultStatus
 from common.verbs import CONTROL, VerbFacts, facts_of
 from compute_agent.journal import Journal
 from compute_agent.verbs import aborted
@@ -167,7 +168,7 @@ class Agent:
             command.key,
             str(command.server),
             command.fence if isinstance(command.fence, int) else 0,
-            "refused",
+            ResultStatus.REFUSED,
             error=f"its agent cannot understand the command {command.key} ({type(problem).__name__}).",
         )
 
@@ -178,7 +179,7 @@ class Agent:
                 command.key,
                 command.server,
                 command.fence,
-                "refused",
+                ResultStatus.REFUSED,
                 {"known": known},
                 f"fence {command.fence} is older than {known}",
                 reason=FailureReason.STALE_FENCE,
@@ -214,7 +215,11 @@ class Agent:
             ):
                 self.ended(work, aborted(self._journal, work.command))
         self._results[command.key] = Result(
-            command.key, command.server, command.fence, "done", {"in_hand": work is not None}
+            command.key,
+            command.server,
+            command.fence,
+            ResultStatus.DONE,
+            {"in_hand": work is not None},
         )
 
     def take(self) -> Work | None:

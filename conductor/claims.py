@@ -20,6 +20,7 @@ from common.clock import SECOND
 from common.hardware import ON_VOLUME, hardware
 from common.json_types import JsonObject
 from common.models import Flavor, HardwareAssignment, ImageRef, RequestSpec
+from common.statuses import ActionPhase
 from common.store.engine import Connection
 from common.store.placement import allocations
 from common.store.servers import failed_builds, guests
@@ -277,5 +278,5 @@ def reschedule(engine: Engine, run: PlacementRun, problem: StepFailed) -> bool:
             run.build_verdicts += [(host, 1) for host in sorted(blamed)]
         run.data.blamed = []
         return False
-    run.continue_at(None, phase="do", attempt=run.attempt + 1, host=None)
+    run.continue_at(None, phase=ActionPhase.FORWARD, attempt=run.attempt + 1, host=None)
     return True

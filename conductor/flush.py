@@ -18,6 +18,7 @@ from common import metrics, tracing
 from common.json_types import JsonObject
 from common.log import event
 from common.models import Command
+from common.statuses import ActionState, StepEvent
 from common.store.engine import Connection, notification_settings
 from common.store.hosts import hosts
 from common.store.neighbours import cleanups
@@ -67,7 +68,7 @@ def write(tx: Connection, runs: Iterable[AnyRun]) -> Written:
         frozenset(
             LANE_OF.get(run.head.get("step") or "", Lane.INSIDE)
             for run in runs
-            if run.head.get("state") == "due"
+            if run.head.get("state") == ActionState.DUE
         ),
         tuple(line for run in runs for line in _lines(run)),
     )
@@ -81,14 +82,14 @@ def _lines(run: AnyRun) -> Iterator[tuple[str, JsonObject, int]]:
     about = {"action": row.id, "workflow": row.workflow}
     whose = {"server": row.server_id, "request": row.request_id}
     took = (time.monotonic() - run.began) * 1000
-    if row.state == "waiting" and row.sent_at and micros:
+    if row.state == ActionState.WAITING and row.sent_at and micros:
         took = (micros - row.sent_at) / 1000
     for one in run.events:
-        if one["event"] != "started":
+        if one["event"] != StepEvent.STARTED:
             step = {"step": one["step"], "event": one["event"], "host": one["host"]}
             parts = {**about, **step, "ms": max(0.0, took), **whose, "why": one["message"]}
             yield "step", parts, one["attempt"]
-    if micros and (state := run.head.get("state")) in ("done", "failed"):
+    if micros and (state := run.head.get("state")) in (ActionState.DONE, ActionState.FAILED):
         took = (micros - row.created_at) / 1000
         yield "action", {**about, "state": state, "ms": took, **whose}, run.attempt
 

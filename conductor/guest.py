@@ -17,6 +17,7 @@ from common import states
 from common.instance_data import guest_spec
 from common.json_types import JsonObject
 from common.models import Belongings, GuestSpec, ImageRef, Result
+from common.statuses import GuestState
 from common.store.engine import Connection
 from common.store.servers import guests
 from common.wire import to_wire
@@ -80,7 +81,7 @@ def stop(engine: Engine, run: AnyRun) -> Verb:
 
 def allow_to_run(tx: Connection, runs: Sequence[AnyRun]) -> None:
     """From the moment the command is sent the guest may run."""
-    guests.want(tx, [run.server.id for run in runs], guests.RUNNING, True)
+    guests.want(tx, [run.server.id for run in runs], GuestState.RUNNING, True)
 
 
 def record_running(tx: Connection, run: AnyRun, result: Result) -> None:
@@ -97,4 +98,4 @@ def record_booted(tx: Connection, run: AnyRun, result: Result) -> None:
 def record_stopped(tx: Connection, run: AnyRun, result: Result) -> None:
     """It is off, and should be."""
     run.set(power_state=int(result.data.get("power_state", states.SHUTDOWN)))
-    guests.want(tx, [run.server.id], guests.STOPPED, False)
+    guests.want(tx, [run.server.id], GuestState.STOPPED, False)

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from common import errors, image_checks
 from common.action_args import ImageArgs
-from common.clients.image import Image
+from common.clients.image import ACTIVE, Image
 from common.json_types import JsonMapping, JsonObject
 from common.models import Flavor, Result
 from common.store.engine import Connection
@@ -91,7 +91,7 @@ def rotate(engine: Engine, server: str, args: JsonMapping) -> None:
                 "instance_uuid": server,
             }
         )
-        if image.get("status") == "active"
+        if image.get("status") == ACTIVE
     ]
     fences = engine.store.read(lambda tx: actions.backup_fences(tx, server))
     backups.sort(key=lambda image: fences.get(image, 0), reverse=True)

@@ -14,6 +14,7 @@ import logging
 from collections.abc import Collection, Sequence
 
 from common.models import UNDO, Command
+from common.statuses import ActionPhase
 from common.store.engine import Connection
 from common.store.rows import ActionRow, BlockDeviceRow, PlacedServerRow
 from common.store.servers import actions, block_devices, guests, migrations
@@ -76,7 +77,11 @@ def _commands(known: Collection[str]) -> set[actions.CommandOf]:
     return {
         (
             action,
-            *(("undo", step.removeprefix(UNDO)) if step.startswith(UNDO) else ("do", step)),
+            *(
+                (ActionPhase.UNDO, step.removeprefix(UNDO))
+                if step.startswith(UNDO)
+                else (ActionPhase.FORWARD, step)
+            ),
             int(attempt),
         )
         for action, step, attempt in (three for three in parts if _is_key(three))

@@ -11,6 +11,7 @@ from common.notifications import events
 from common.notifications.events import Notice
 from common.notifications.options import OFF, VM_STATE, NotificationSettings
 from common.states import BY_WORKFLOW
+from common.statuses import ActionState, StepEvent
 from conductor import lanes
 from conductor.saga import AnyRun
 
@@ -51,7 +52,13 @@ def _events(run: AnyRun) -> list[Notice]:
         for name in getattr(lanes.EVENTS.get((workflow, event["step"])), event["event"], ())
     ]
     names_of = events.event_names(BY_WORKFLOW.get(workflow))
-    names += names_of.done if state == "done" else names_of.failed if state == "failed" else ()
+    names += (
+        names_of.done
+        if state == ActionState.DONE
+        else names_of.failed
+        if state == ActionState.FAILED
+        else ()
+    )
     names += events.of_control(
         state, run.migration_changes.get("status"), getattr(run.data, "control", None)
     )
@@ -79,7 +86,8 @@ def _fault(run: AnyRun) -> JsonObject:
     """What failed first; the details are the operator's, and so are notifications."""
     problem = run.data.problem if run.data is not None else None
     step = next(
-        (event["step"] for event in run.events if event["event"] == "failed"), run.action.step or ""
+        (event["step"] for event in run.events if event["event"] == StepEvent.FAILED),
+        run.action.step or "",
     )
     message = problem.text if problem is not None else run.head.get("message") or ""
     exception = "NoValidHost" if step == "place" else "ActionFailed"

@@ -20,6 +20,7 @@ from common.clock import SECOND
 from common.context import RequestContext
 from common.json_types import JsonObject
 from common.models import Command, DomainState, Result, Sync, SyncAnswer
+from common.statuses import ActionState, GuestState, ResultStatus
 from common.store.engine import Connection
 from common.store.hosts import host_files, host_images, hosts
 from common.store.rows import ActionRow, PlacedServerRow, ServerKey
@@ -305,7 +306,7 @@ def _settle(
     paid = [
         (result.server, host, result.fence)
         for host, result in results
-        if result.key.startswith("debt/") and result.status == "done"
+        if result.key.startswith("debt/") and result.status == ResultStatus.DONE
     ]
     news, differing = _differing(tx, engine, syncs)
     ahead = fences.believed(tx, _refused(results, differing))
@@ -364,7 +365,7 @@ def finish_step(
     waits_for = f"{head.id}/{runner.name_in_key(head)}/{head.attempt}"
     if (
         server is None
-        or head.state != "waiting"
+        or head.state != ActionState.WAITING
         or result.key != waits_for
         or not runner.is_held(server, head)
     ):
@@ -377,7 +378,7 @@ def finish_step(
             head.host,
         )
         return None
-    if result.status == "refused":
+    if result.status == ResultStatus.REFUSED:
         log.warning("host %s refused %s: %s", head.host, result.key, result.error)
         run: AnyRun = Run(head, server, None, None)  # they are not needed
         retries.count_failure(
@@ -422,7 +423,7 @@ def _go_on(
         if (
             server is None
             or head is None
-            or head.state != "due"
+            or head.state != ActionState.DUE
             or head.step is None
             or not is_known(head)
         ):
@@ -442,7 +443,7 @@ def _refused(results: Sequence[tuple[str, Result]], ahead: Known) -> Known:
     was late."""
     found = dict(ahead)
     for host, result in results:
-        if result.status == "refused" and "known" in result.data:
+        if result.status == ResultStatus.REFUSED and "known" in result.data:
             found[result.server, host] = max(
                 found.get((result.server, host), 0), int(result.data["known"])
             )
@@ -529,7 +530,9 @@ def _write_news(tx: Connection, servers: dict[str, PlacedServerRow], news: News)
         for before, seen, after, may_run in _OUT_OF_BAND_CHANGES:
             if server.vm_state in before and domain.power_state in seen:
                 changes[server_id]["vm_state"] = after
-                guests.want(tx, [server_id], guests.RUNNING if may_run else guests.STOPPED, may_run)
+                guests.want(
+                    tx, [server_id], GuestState.RUNNING if may_run else GuestState.STOPPED, may_run
+                )
                 log.info(
                     "server %s on host %s went from %s to %s by itself",
                     server_id,

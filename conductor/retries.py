@@ -21,6 +21,7 @@ from typing import Any
 
 from common import errors
 from common.clock import SECOND
+from common.statuses import ActionState, StepEvent
 from common.store.engine import Connection, now
 from common.store.rows import ActionRow
 from common.store.servers import actions
@@ -60,7 +61,7 @@ def postpone(
                     "cause": cause or row.cause,
                 }
                 for row in actions.lock(tx, (row.id for row in rows)).values()
-                if row.owner == engine.owner and row.state == "due"
+                if row.owner == engine.owner and row.state == ActionState.DUE
             },
         )
 
@@ -83,19 +84,19 @@ def count_failure(run: AnyRun, text: str, details: str, tries: int) -> None:
     run.head.update(failures=row.failures + 1, cause=cause)
     if row.failures + 1 < tries:
         return
-    waits, step = row.state == "waiting", row.step or "begin"
+    waits, step = row.state == ActionState.WAITING, row.step or "begin"
     message = (
         f"The {row.name} is stuck at its step {step}: {text} Ask the operator, who sees it as action {row.id} and "
         "can let it go on or end it."
     )
     run.head.update(
-        state=actions.STUCK,
+        state=ActionState.STUCK,
         due_at=None,
         owner=None,
         lease_until=None,
         sent_at=row.sent_at if waits else None,
     )
-    run.record_event(step, "stuck", row.host if waits else None, message, cause)
+    run.record_event(step, StepEvent.STUCK, row.host if waits else None, message, cause)
     before = getattr(run.server, "fault", None)
     if isinstance(before, dict) and "action" in before:  # of another one, which was superseded
         before = before["before"]
@@ -130,11 +131,11 @@ def count_exception(engine: Engine, row: ActionRow, problem: Exception) -> None:
         if (
             head is None
             or _place(head) != _place(row)
-            or (head.state == "due" and head.owner != engine.owner)
+            or (head.state == ActionState.DUE and head.owner != engine.owner)
         ):
             return
         run: Any = Run(head, server, None, None)  # type: ignore[arg-type]  # its data may be what fails
-        if head.state == "due":
+        if head.state == ActionState.DUE:
             run.head.update(
                 due_at=now() + min(MAX_PAUSE_MICROS, _pause(head.failures)),
                 sends=head.sends + 1,

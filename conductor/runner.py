@@ -28,6 +28,12 @@ from common import errors, states
 from common.json_types import JsonObject
 from common.models import UNDO, Result
 from common.states import BY_WORKFLOW
+from common.statuses import (
+    ActionPhase,
+    ActionState,
+    ResultStatus,
+    StepEvent,
+)
 from common.store.engine import Connection, now
 from common.store.neighbours.cleanups import PORTS
 from common.store.rows import ActionRow, BlockDeviceRow, PlacedServerRow, ServerRow
@@ -50,7 +56,13 @@ from conductor.workflows import WORKFLOWS
 log = logging.getLogger(__name__)
 AnyWorkflow = Workflow[Any, Any]
 MAX_SERVICE_PAUSE_SECONDS, MAX_LOCK_PAUSE_SECONDS = 4, 60  #: between two tries
-FINAL_STATUSES = ("done", "failed", "dead", "unknown")  #: of results that end a command
+#: Statuses of results that end a command.
+FINAL_STATUSES = (
+    ResultStatus.DONE,
+    ResultStatus.FAILED,
+    ResultStatus.DEAD,
+    ResultStatus.UNKNOWN,
+)
 MAX_UNANSWERED = 8  #: tries of an action whose proposal nobody answers, in about twenty seconds
 MAX_ONE_BY_ONE_SECONDS = 5.0  #: in which actions of a burst that failed are written one by one
 VERSIONS = {name: workflow.version for name, workflow in WORKFLOWS.items()}
@@ -280,7 +292,7 @@ def _write(
         elif (
             server is not None
             and is_held(server, head)
-            and head.state == "due"
+            and head.state == ActionState.DUE
             and head.owner == engine.owner
         ):
             run = workflow.run(
@@ -351,7 +363,7 @@ def proceed(
         elif runs and _is_elsewhere(step, ready):
             for run in runs:
                 if step.call:
-                    run.record_event(step.name, "started")
+                    run.record_event(step.name, StepEvent.STARTED)
                 run.continue_at(step.name)
             runs = []
         elif runs:
@@ -362,7 +374,7 @@ def proceed(
             runs = [run for run in runs if _is_through(tx, engine, workflow, number, step, run)]
         runs, ready = [*runs, *skipping], None
     for run in runs:
-        finish(run, "done")
+        finish(run, ActionState.DONE)
 
 
 def _is_elsewhere(step: AnyStep, ready: str | None) -> bool:
@@ -379,7 +391,7 @@ def _is_through(
     if run.problem:
         fail(tx, engine, workflow, index, run)
         return False
-    run.record_event(step.name, "succeeded", run.host, run.cleanup_message)
+    run.record_event(step.name, StepEvent.SUCCEEDED, run.host, run.cleanup_message)
     if run.cleanup_message:
         run.data.left_undone = run.cleanup_message
     return True
@@ -397,10 +409,10 @@ def _start(tx: Connection, engine: Engine, step: AnyStep, runs: Sequence[AnyRun]
             continue
         placed.append(run)
         verb, args = step.command(engine, run)
-        run.record_event(step.name, "started", host)
+        run.record_event(step.name, StepEvent.STARTED, host)
         run.command(host, step.name, verb, args)
         run.head.update(
-            state="waiting",
+            state=ActionState.WAITING,
             due_at=None,
             step=step.name,
             host=host,
@@ -421,14 +433,21 @@ def take_result(tx: Connection, engine: Engine, run: AnyRun, result: Result) -> 
     step = workflow.steps[index]
     if result.status not in FINAL_STATUSES:
         raise ValueError(f"{result.status!r} is no end of a command that this release knows")
-    if result.status == "dead" and (run.is_undoing or step.done_when_host_dead):
-        result = replace(result, status="done")  # nothing runs there, and what is left is a debt
+    if result.status == ResultStatus.DEAD and (run.is_undoing or step.done_when_host_dead):
+        result = replace(
+            result, status=ResultStatus.DONE
+        )  # nothing runs there, and what is left is a debt
     if run.is_undoing:
         undone(
-            tx, engine, workflow, index, run, result.error if result.status == "failed" else None
+            tx,
+            engine,
+            workflow,
+            index,
+            run,
+            result.error if result.status == ResultStatus.FAILED else None,
         )
         return
-    if result.status in ("failed", "dead"):
+    if result.status in (ResultStatus.FAILED, ResultStatus.DEAD):
         run.fail(
             result.error,
             result.details,
@@ -438,17 +457,19 @@ def take_result(tx: Connection, engine: Engine, run: AnyRun, result: Result) -> 
         fail(tx, engine, workflow, index, run)
         return
     unknown = (
-        "Its outcome is unknown and it was not repeated." if result.status == "unknown" else None
+        "Its outcome is unknown and it was not repeated."
+        if result.status == ResultStatus.UNKNOWN
+        else None
     )
     if step.on_result:
         step.on_result(tx, run, result)
-    run.record_event(step.name, "succeeded", run.action.host, unknown)
+    run.record_event(step.name, StepEvent.SUCCEEDED, run.action.host, unknown)
     proceed(tx, engine, workflow, index + 1, [run])
 
 
 def name_in_key(row: ActionRow) -> str:
     """What a waiting action's step is called in the key of its command."""
-    return f"{UNDO if row.phase == 'undo' else ''}{row.step}"
+    return f"{UNDO if row.phase == ActionPhase.UNDO else ''}{row.step}"
 
 
 # --- the end, and the way back ---
@@ -457,7 +478,9 @@ def fail(tx: Connection, engine: Engine, workflow: AnyWorkflow, index: int, run:
     problem = run.problem
     assert problem is not None
     step = workflow.steps[index]
-    run.record_event(step.name, "failed", step.host(run), str(problem), problem.details or None)
+    run.record_event(
+        step.name, StepEvent.FAILED, step.host(run), str(problem), problem.details or None
+    )
     run.data.problem = Failure(
         text=str(problem),
         details=problem.details,
@@ -471,7 +494,7 @@ def fail(tx: Connection, engine: Engine, workflow: AnyWorkflow, index: int, run:
     for made in reversed(workflow.steps[: index + 1]):
         if made.undo:
             made.undo(tx, engine, run)
-            run.record_event(made.name, "undone")
+            run.record_event(made.name, StepEvent.UNDONE)
     undo_from(tx, engine, workflow, index, run)
 
 
@@ -510,8 +533,8 @@ def undo_from(
             verb, args = step.undo_command(engine, run)
             run.command(host, UNDO + step.name, verb, args)
             run.head.update(
-                state="waiting",
-                phase="undo",
+                state=ActionState.WAITING,
+                phase=ActionPhase.UNDO,
                 due_at=None,
                 step=step.name,
                 host=host,
@@ -523,7 +546,7 @@ def undo_from(
             )
             return
         if step.undo_call:
-            run.continue_at(step.name, phase="undo")
+            run.continue_at(step.name, phase=ActionPhase.UNDO)
             return
     _end_failed(tx, engine, workflow, run)
 
@@ -543,7 +566,7 @@ def undone(
         refused = None
     run.record_event(
         step.name,
-        "undo_failed" if refused else "undone",
+        StepEvent.UNDO_FAILED if refused else StepEvent.UNDONE,
         run.action.host,
         refused or run.cleanup_message,
     )
@@ -560,20 +583,20 @@ def _end_failed(tx: Connection, engine: Engine, workflow: AnyWorkflow, run: AnyR
         step.undo_starts_guest and step.name in run.data.undo_failures for step in workflow.steps
     )
     workflow.failed(tx, engine, run, problem)
-    if run.head.get("state") == "due" and run.head.get("phase") == "do":
+    if run.head.get("state") == ActionState.DUE and run.head.get("phase") == ActionPhase.FORWARD:
         return  # the workflow chose to try again
     if run.data.undo_failures:
         undone = "; ".join(f"{step}: {why}" for step, why in run.data.undo_failures.items())
         text = f"{problem}; and it could not be undone: {undone}. Delete or rebuild it."
         run.set(vm_state=states.ERROR, fault=fault_of(tx, StepFailed(text, problem.details)))
-    finish(run, "failed", str(problem))
+    finish(run, ActionState.FAILED, str(problem))
 
 
-def finish(run: AnyRun, state: str, message: str | None = None) -> None:
+def finish(run: AnyRun, state: ActionState, message: str | None = None) -> None:
     """The action lets its server go; secrets are forgotten."""
     row = BY_WORKFLOW[run.action.workflow]
     run.changes.update(task_state=None, action=None)
-    if state == "done" and row.after:
+    if state == ActionState.DONE and row.after:
         run.changes.setdefault("vm_state", row.after)
         run.changes.setdefault("fault", None)
     run.head.update(

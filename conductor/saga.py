@@ -23,6 +23,12 @@ from common.action_args import ActionArgs
 from common.clock import Clock
 from common.json_types import JsonMapping, JsonObject
 from common.models import Command, FailureReason, HardwareAssignment, Result, Selection
+from common.statuses import (
+    ActionPhase,
+    ActionState,
+    MigrationStatus,
+    StepEvent,
+)
 from common.store.engine import Connection, Store, moment, now
 from common.store.placement.allocations import FailedBuildLimit
 from common.store.rows import ActionRow, BlockDeviceRow, LockedActionRow, PlacedServerRow
@@ -194,6 +200,13 @@ def _default(kind: Any) -> JsonObject:
     return dict(to_wire(kind()))
 
 
+class MigrationChanges(TypedDict, total=False):
+    """Changed columns of the record of a migration."""
+
+    status: MigrationStatus
+    dest_host: str | None
+
+
 class Known(TypedDict, total=False):
     """What a burst has found out before its transaction."""
 
@@ -226,7 +239,8 @@ class Run(Generic[Args, Data]):
     commands: list[tuple[str, Command]] = field(default_factory=list)  #: host, command
     claimed: HardwareAssignment | None = None  #: what this transaction's claim got
     build_verdicts: list[tuple[str, int]] = field(default_factory=list)  #: for ``allocations``
-    migration_changes: JsonObject = field(default_factory=dict)  #: of the action's migration
+    #: of the action's migration
+    migration_changes: MigrationChanges = field(default_factory=MigrationChanges)
     #: for external services, see ``store.cleanups``
     cleanups: list[JsonObject] = field(default_factory=list)
     #: Of rows of ``volumes``, by uuid; None: it is removed.
@@ -285,7 +299,7 @@ class Run(Generic[Args, Data]):
         kept = [self.volume_changes.get(row.uuid, {}) is not None for row in self.volumes]
         self.set(volumes=sum(kept))
 
-    def set_migration(self, **values: object) -> None:
+    def set_migration(self, **values: Unpack[MigrationChanges]) -> None:
         """Change the record of the migration."""
         self.migration_changes.update(values)
 
@@ -308,7 +322,7 @@ class Run(Generic[Args, Data]):
     @property
     def is_undoing(self) -> bool:
         """Is the action on its way back?"""
-        return bool(self.head.get("phase", self.action.phase) == "undo")
+        return bool(self.head.get("phase", self.action.phase) == ActionPhase.UNDO)
 
     def secrets(self, engine: Engine) -> JsonObject:
         """What was sealed when the action was accepted."""
@@ -316,7 +330,7 @@ class Run(Generic[Args, Data]):
 
     def continue_at(self, step: str | None, **head: object) -> None:
         """A conductor should go on at this step, at once, which was not tried yet."""
-        head = {"state": "due", "due_at": now(), "step": step, "sends": 0, **head}
+        head = {"state": ActionState.DUE, "due_at": now(), "step": step, "sends": 0, **head}
         self.head.update(owner=None, lease_until=None, **head)
 
     def go_to(self, step: str) -> None:
@@ -327,7 +341,9 @@ class Run(Generic[Args, Data]):
     def switch_workflow(self, workflow: str) -> None:
         """Another workflow goes on from here: one that has a step of the same name."""
         self.paused = True
-        self.head.update(state="due", due_at=now(), workflow=workflow, owner=None, lease_until=None)
+        self.head.update(
+            state=ActionState.DUE, due_at=now(), workflow=workflow, owner=None, lease_until=None
+        )
 
     def fail(
         self,
@@ -383,13 +399,16 @@ class Run(Generic[Args, Data]):
         meanwhile."""
         self.paused = True
         self.head.update(
-            state="due", due_at=now() + (0 if self.woken else micros), owner=None, lease_until=None
+            state=ActionState.DUE,
+            due_at=now() + (0 if self.woken else micros),
+            owner=None,
+            lease_until=None,
         )
 
     def record_event(
         self,
         step: str,
-        event: str,
+        event: StepEvent,
         host: str | None = None,
         message: str | None = None,
         details: str | None = None,

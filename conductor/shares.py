@@ -17,6 +17,7 @@ from common import errors
 from common.action_args import ActionArgs, ShareActionArgs, ShareArgs
 from common.clients.shares import ACTIVE, FAILED, GOING
 from common.clock import SECOND
+from common.statuses import ShareStatus
 from common.store.engine import Connection
 from common.store.neighbours.cleanups import SHARE as CLEANUP
 from common.store.servers import shares
@@ -108,7 +109,7 @@ def await_access_rule(tx: Connection, engine: Engine, runs: Sequence[ShareRun]) 
 
 def mark_error(tx: Connection, engine: Engine, run: ShareRun) -> None:
     """It cannot be attached: its user sees that, and nobody needs the rule for it."""
-    shares.put(tx, [run.args.share.uuid], shares.ERROR)
+    shares.put(tx, [run.args.share.uuid], ShareStatus.ERROR)
 
 
 def remove_rule(engine: Engine, run: ShareRun) -> None:

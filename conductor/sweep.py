@@ -19,6 +19,7 @@ from common import errors, states
 from common.clock import SECOND
 from common.context import RequestContext
 from common.models import Result
+from common.statuses import ResultStatus
 from common.store.engine import Connection
 from common.store.hosts import services
 from common.store.rows import ActionRow, LostActionRow, ReadingActionRow, ServerKey
@@ -188,18 +189,26 @@ def fail_where_nothing_comes(engine: Engine) -> None:
             if row.dead
             else "Host {} went down before it had answered."
         ).format(row.host)
-        _give_up(engine, row, "dead" if row.dead else "failed", message, retryable=True)
+        _give_up(
+            engine,
+            row,
+            ResultStatus.DEAD if row.dead else ResultStatus.FAILED,
+            message,
+            retryable=True,
+        )
     for reading in readings:
         _give_up(
             engine,
             reading,
-            "failed",
+            ResultStatus.FAILED,
             f"Host {reading.source}, which has the server's files, was forced down.",
             retryable=False,
         )
 
 
-def _give_up(engine: Engine, row: ActionRow, status: str, message: str, retryable: bool) -> None:
+def _give_up(
+    engine: Engine, row: ActionRow, status: ResultStatus, message: str, retryable: bool
+) -> None:
     """Nobody waits any longer for what a host was to do."""
     result = Result(
         f"{row.id}/{runner.name_in_key(row)}/{row.attempt}",

@@ -17,6 +17,7 @@ from common import errors, states
 from common.action_args import EvacuateArgs
 from common.json_types import JsonObject
 from common.models import Result
+from common.statuses import GuestState, MigrationStatus
 from common.store.engine import Connection, now
 from common.store.hosts import hosts, services
 from common.store.servers import actions, guests, migrations
@@ -96,14 +97,14 @@ def _claim(tx: Connection, engine: Engine, runs: Sequence[EvacuateRun]) -> None:
         run.raise_fence()
         _keep_old(tx, run)
         run.set(host=claimed.host, availability_zone=claimed.zone)
-        run.set_migration(status="pre-migrating", dest_host=claimed.host)
+        run.set_migration(status=MigrationStatus.PRE_MIGRATING, dest_host=claimed.host)
     if taken:
         guests.add(
             tx,
             [
                 {
                     **claimed.guest(run),
-                    "wanted": guests.RUNNING if _runs(run) else guests.STOPPED,
+                    "wanted": GuestState.RUNNING if _runs(run) else GuestState.STOPPED,
                     "may_run": _runs(run),
                 }
                 for run, claimed in taken
@@ -159,7 +160,7 @@ def _keep_old(tx: Connection, run: EvacuateRun) -> None:
     for row in guests.places(tx, run.server.id):
         if row.host == moves.source(run):
             old["wanted"] = row.wanted
-        elif row.wanted != guests.ABSENT:
+        elif row.wanted != GuestState.ABSENT:
             guests.add_debt(
                 tx,
                 run.server.id,
@@ -169,7 +170,7 @@ def _keep_old(tx: Connection, run: EvacuateRun) -> None:
                 keeps_files=migrations.share_files(tx, row.host, moves.source(run)),
             )
     run.data.old = old
-    guests.become(tx, run.server.id, moves.source(run), guests.KEPT, may_run=False)
+    guests.become(tx, run.server.id, moves.source(run), GuestState.KEPT, may_run=False)
 
 
 def _release_destination(tx: Connection, engine: Engine, run: EvacuateRun) -> None:
@@ -186,7 +187,7 @@ def _release_destination(tx: Connection, engine: Engine, run: EvacuateRun) -> No
             run.server.id,
             moves.source(run),
             old["wanted"],
-            may_run=old["wanted"] == guests.RUNNING,
+            may_run=old["wanted"] == GuestState.RUNNING,
         )
     run.set(host=moves.source(run), availability_zone=old["zone"])
 
@@ -226,7 +227,7 @@ def _leave_source(tx: Connection, engine: Engine, runs: Sequence[EvacuateRun]) -
         )
         run.commands.append((moves.source(run), debt_command(run.server.id, run.fence, 0, shared)))
         run.set(vm_state=states.ACTIVE if _runs(run) else states.STOPPED)
-        run.set_migration(status="done")
+        run.set_migration(status=MigrationStatus.DONE)
 
 
 def _failed(tx: Connection, engine: Engine, run: EvacuateRun, problem: StepFailed) -> None:
@@ -236,8 +237,8 @@ def _failed(tx: Connection, engine: Engine, run: EvacuateRun, problem: StepFaile
     if run.data.returned:
         problem = StepFailed(str(problem), problem.details)
     moves.fail_move(tx, engine, run, problem)
-    if run.migration_changes.get("status") == "error":
-        run.set_migration(status="failed")
+    if run.migration_changes.get("status") == MigrationStatus.ERROR:
+        run.set_migration(status=MigrationStatus.FAILED)
 
 
 def _waits_for_ports(run: EvacuateRun) -> bool:

@@ -16,6 +16,7 @@ from common import states
 from common.action_args import LiveMigrateArgs
 from common.json_types import JsonObject
 from common.models import Control, FailureReason, Result
+from common.statuses import MigrationStatus
 from common.store.engine import Connection, notification_settings
 from common.store.servers import migrations
 from common.wire import to_wire
@@ -43,7 +44,7 @@ LiveMigrateRun = Run[LiveMigrateArgs, LiveMigrateData]
 def _claim(tx: Connection, engine: Engine, runs: Sequence[LiveMigrateRun]) -> None:
     for run, source in moves.claim(tx, engine, runs):
         run.data.cpu, run.data.diskless = source.get("cpu_info") or {}, bool(source.get("diskless"))
-        run.set_migration(status="preparing")
+        run.set_migration(status=MigrationStatus.PREPARING)
         _check(run)
 
 
@@ -104,12 +105,12 @@ def _migrate(engine: Engine, run: LiveMigrateRun) -> Verb:
 
 def _begun(tx: Connection, runs: Sequence[LiveMigrateRun]) -> None:
     for run in runs:
-        run.set_migration(status="running")
+        run.set_migration(status=MigrationStatus.RUNNING)
 
 
 def _migrated(tx: Connection, run: LiveMigrateRun, result: Result) -> None:
     run.data.handed_over = True
-    run.set_migration(status="post-migrating")
+    run.set_migration(status=MigrationStatus.POST_MIGRATING)
 
 
 def _arrive(engine: Engine, run: LiveMigrateRun) -> Verb:
@@ -155,7 +156,7 @@ def _finish(tx: Connection, engine: Engine, runs: Sequence[LiveMigrateRun]) -> N
                 run.server.id
             ].requested_control  # the notification of the end names it
         run.set(progress=0)
-        run.set_migration(status="completed")
+        run.set_migration(status=MigrationStatus.COMPLETED)
 
 
 def _failed(tx: Connection, engine: Engine, run: LiveMigrateRun, problem: StepFailed) -> None:
@@ -166,8 +167,11 @@ def _failed(tx: Connection, engine: Engine, run: LiveMigrateRun, problem: StepFa
         run.set(vm_state=states.ACTIVE, power_state=states.RUNNING)
         problem = StepFailed(str(problem), problem.details, reason=problem.reason)
     moves.fail_move(tx, engine, run, problem)
-    if run.migration_changes.get("status") == "error" and problem.reason is FailureReason.ABORTED:
-        run.set_migration(status="cancelled")
+    if (
+        run.migration_changes.get("status") == MigrationStatus.ERROR
+        and problem.reason is FailureReason.ABORTED
+    ):
+        run.set_migration(status=MigrationStatus.CANCELLED)
 
 
 LIVE_MIGRATE = Workflow(

@@ -6,6 +6,7 @@ from __future__ import annotations
 from common import states
 from common.action_args import ActionArgs
 from common.models import Result
+from common.statuses import GuestState
 from common.store.engine import Connection
 from common.store.servers import guests
 from conductor import guest
@@ -39,7 +40,7 @@ def _set_password(engine: Engine, run: AnyRun) -> Verb:
 
 def _is_off(tx: Connection, engine: Engine, run: AnyRun, problem: StepFailed) -> None:
     """A guest that could not be started does not run."""
-    guests.want(tx, [run.server.id], guests.STOPPED, False)
+    guests.want(tx, [run.server.id], GuestState.STOPPED, False)
     run.set(power_state=states.SHUTDOWN)
 
 

@@ -20,6 +20,7 @@ from common.clients.volumes import DOWNLOADING
 from common.clock import SECOND
 from common.json_types import JsonObject
 from common.models import RequestSpec, Result
+from common.statuses import GuestState
 from common.store.engine import Connection, now
 from common.store.servers import guests
 from common.wire import to_wire
@@ -72,7 +73,9 @@ def _check(tx: Connection, engine: Engine, runs: Sequence[RebuildRun]) -> None:
 def _may_run(tx: Connection, runs: Sequence[RebuildRun]) -> None:
     for run in runs:
         may_run = _runs_after(run)
-        guests.want(tx, [run.server.id], guests.RUNNING if may_run else guests.STOPPED, may_run)
+        guests.want(
+            tx, [run.server.id], GuestState.RUNNING if may_run else GuestState.STOPPED, may_run
+        )
 
 
 # --- the volume that it boots from ---
@@ -86,7 +89,7 @@ def _reimages_and_runs(run: RebuildRun) -> bool:
 
 
 def _runs_again(tx: Connection, engine: Engine, run: RebuildRun) -> None:
-    guests.want(tx, [run.server.id], guests.RUNNING, True)
+    guests.want(tx, [run.server.id], GuestState.RUNNING, True)
     run.set(power_state=states.RUNNING)
 
 
@@ -174,7 +177,7 @@ def _failed(tx: Connection, engine: Engine, run: RebuildRun, problem: StepFailed
     if begun or run.data.undo_failures:
         run.set(vm_state=states.ERROR, fault=fault_of(tx, problem))
     if run.is_left_off:
-        guests.want(tx, [run.server.id], guests.STOPPED, False)
+        guests.want(tx, [run.server.id], GuestState.STOPPED, False)
         run.set(power_state=states.SHUTDOWN)
 
 

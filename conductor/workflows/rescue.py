@@ -7,6 +7,7 @@ from __future__ import annotations
 from common import states
 from common.action_args import ActionArgs, RescueArgs
 from common.models import FailureReason
+from common.statuses import GuestState
 from common.store.engine import Connection
 from common.store.servers import guests
 from common.wire import to_wire
@@ -51,7 +52,7 @@ def _rescue_failed(
     if problem.reason is not FailureReason.UNTOUCHED:
         _failed(tx, engine, run, problem)
     elif run.args.was == states.STOPPED:
-        guests.want(tx, [run.server.id], guests.STOPPED, False)
+        guests.want(tx, [run.server.id], GuestState.STOPPED, False)
 
 
 def _failed(tx: Connection, engine: Engine, run: AnyRun, problem: StepFailed) -> None:

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from common.action_args import ShareActionArgs
 from common.json_types import JsonObject
 from common.models import AttachedShare, Result
+from common.statuses import ShareStatus
 from common.store.engine import Connection
 from common.store.servers import shares as mappings
 from conductor import shares
@@ -35,14 +36,16 @@ def _attached_share(run: ShareRun) -> JsonObject:
 
 
 def _attached(tx: Connection, run: ShareRun, result: Result) -> None:
-    mappings.put(tx, [run.args.share.uuid], mappings.INACTIVE)
+    mappings.put(tx, [run.args.share.uuid], ShareStatus.INACTIVE)
 
 
 def _detach_failed(tx: Connection, engine: Engine, run: ShareRun, problem: StepFailed) -> None:
     """The host did not let go of it: the server has it as before."""
     share = run.args.share
     mappings.put(
-        tx, [share.uuid], mappings.INACTIVE if share.was == mappings.INACTIVE else mappings.ERROR
+        tx,
+        [share.uuid],
+        ShareStatus.INACTIVE if share.was == ShareStatus.INACTIVE else ShareStatus.ERROR,
     )
 
 

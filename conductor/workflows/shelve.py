@@ -16,6 +16,7 @@ from typing import Any
 from common import states
 from common.action_args import ActionArgs, ImageArgs, UnshelveArgs
 from common.models import ImageRef, RequestSpec, Result
+from common.statuses import GuestState
 from common.store.engine import Connection, now
 from common.store.neighbours.cleanups import IMAGE
 from common.store.servers import guests
@@ -108,7 +109,7 @@ def _was_running(run: ShelveRun) -> bool:
 def _shelve_failed(tx: Connection, engine: Engine, run: ShelveRun, problem: StepFailed) -> None:
     """As before; one that was paused or suspended has been stopped."""
     if _was_running(run):
-        guests.want(tx, [run.server.id], guests.RUNNING, True)
+        guests.want(tx, [run.server.id], GuestState.RUNNING, True)
         run.set(power_state=states.RUNNING)
     else:
         run.set(vm_state=states.STOPPED)

@@ -15,10 +15,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from common.action_args import SwapVolumeArgs
+from common.statuses import BlockDeviceStatus
 from common.store.engine import Connection
 from common.store.neighbours.cleanups import ATTACHMENT
 from common.store.rows import BlockDeviceRow
-from common.store.servers.volumes import ERROR
 from conductor import volume_swaps, volumes
 from conductor.saga import ActionData, Engine, Lane, Run, Step, StepFailed, Verb, Workflow
 
@@ -121,7 +121,7 @@ def _failed(tx: Connection, engine: Engine, run: SwapRun, problem: StepFailed) -
     look."""
     run.set(progress=0)
     if COPY_STEP in run.data.undo_failures:
-        run.set_volume(_row(run), status=ERROR)
+        run.set_volume(_row(run), status=BlockDeviceStatus.ERROR)
 
 
 SWAP_VOLUME = Workflow(

@@ -19,6 +19,7 @@ from common import config, errors
 from common.clock import SECOND, iso
 from common.json_types import JsonObject
 from common.notifications.options import NotificationSettings
+from common.statuses import ActionPhase, ActionState
 from common.store import upgrades
 from common.store.engine import Connection, Store, moment
 from common.store.rows import ActionInHandRow, ActionRow
@@ -78,11 +79,13 @@ def _line(row: Any, at: int) -> list[str]:
 
 def state(row: ActionInHandRow) -> str:
     """due, waiting, stuck or overdue; and whether it is being undone."""
-    return ("overdue" if row.overdue else row.state) + (", undoing" if row.phase == "undo" else "")
+    return ("overdue" if row.overdue else row.state) + (
+        ", undoing" if row.phase == ActionPhase.UNDO else ""
+    )
 
 
 def _needs_operator(row: Any) -> bool:
-    return bool(row.state == actions.STUCK or row.overdue)
+    return bool(row.state == ActionState.STUCK or row.overdue)
 
 
 def _age(row: Any, at: int) -> str:
@@ -169,7 +172,7 @@ def text(row: ActionInHandRow, at: int, journal: list[JsonObject]) -> str:
             f"  {event['at']}  {event['step']}, attempt {event['attempt']}, {event['event']}"
             f"{' on ' + event['host'] if event['host'] else ''}{message}"
         )
-    ways = list(WAYS) if row.state == actions.STUCK else ["settle"] if row.overdue else []
+    ways = list(WAYS) if row.state == ActionState.STUCK else ["settle"] if row.overdue else []
     return "\n".join([*lines, *(f"kilonova action {way} {row.id}: {WAYS[way]}" for way in ways)])
 
 

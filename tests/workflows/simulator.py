@@ -31,11 +31,12 @@ from common.models import (
     RequestSpec,
     Selection,
 )
+from common.statuses import GuestState, MigrationType
 from common.store import doctor, schema
 from common.store.engine import Store, now
 from common.store.hosts import services
 from common.store.neighbours import cleanups as store_cleanups
-from common.store.servers import actions, guests, migrations, server_groups
+from common.store.servers import actions, migrations, server_groups
 from common.store.servers import shares as mappings
 from common.store.servers.volumes import WantedVolume
 from common.vault import Vault
@@ -79,7 +80,7 @@ _CHORES = sa.select(
 )
 #: Hosts with guests to remove, and None if an action is in hand; what ``doctor.ages`` reads.
 _OWING = sa.union(
-    sa.select(schema.guests.c.host).where(schema.guests.c.wanted == guests.ABSENT),
+    sa.select(schema.guests.c.host).where(schema.guests.c.wanted == GuestState.ABSENT),
     sa.select(sa.null())
     .select_from(schema.actions)
     .where(schema.actions.c.state.in_(actions.LIVE)),
@@ -525,10 +526,10 @@ class Cloud:
             }
         )
         kinds = {
-            "resize": migrations.RESIZE,
-            "migrate": migrations.MIGRATION,
-            "os-migrateLive": migrations.LIVE,
-            "evacuate": migrations.EVACUATION,
+            "resize": MigrationType.RESIZE,
+            "migrate": MigrationType.COLD,
+            "os-migrateLive": MigrationType.LIVE,
+            "evacuate": MigrationType.EVACUATION,
         }
         self.volumes.moves(server, live=key == "os-migrateLive")
         return self.accept(

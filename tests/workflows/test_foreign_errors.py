@@ -12,8 +12,8 @@ from typing import Any
 import falcon.testing
 import pytest
 
+from common.statuses import ActionState
 from common.store.engine import Store
-from common.store.servers import actions
 from compute_agent.verbs import VERBS
 from compute_api.compute import app
 from compute_api.compute.dependencies import Services
@@ -104,7 +104,10 @@ def test_a_step_of_the_conductor(
     users_read_nothing(cloud, trial.server)
     for _ in range(30):
         cloud.round()
-        if not cloud.show(trial.server).action or last(cloud, trial.server).state == actions.STUCK:
+        if (
+            not cloud.show(trial.server).action
+            or last(cloud, trial.server).state == ActionState.STUCK
+        ):
             break
         cloud.time.pass_by(10)
     users_read_nothing(cloud, trial.server)

@@ -10,6 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from common import errors, states
+from common.statuses import ActionState
 from common.store import doctor, schema
 from common.store.servers import actions, stuck_actions
 from compute_agent.verbs import VERBS
@@ -36,7 +37,7 @@ def until_stuck(cloud: Cloud, server: str, rounds: int = 40) -> Any:
     """Time goes by until nobody tries any more; the action."""
     for _ in range(rounds):
         cloud.round()
-        if last(cloud, server).state == actions.STUCK:
+        if last(cloud, server).state == ActionState.STUCK:
             return last(cloud, server)
         cloud.time.pass_by(10)
     raise AssertionError(f"not stuck: {last(cloud, server)}")

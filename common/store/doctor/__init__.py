@@ -23,6 +23,13 @@ from sqlalchemy.engine import Connection
 from common import states
 from common.clock import SECOND, iso
 from common.json_types import JsonMapping
+from common.statuses import (
+    PORT_ACTIVE,
+    ActionState,
+    GuestState,
+    MigrationStatus,
+    MigrationType,
+)
 from common.store.doctor import certificates, documents, hosts, placement, unattended, volumes
 from common.store.doctor.catalogue import compare_catalogue
 from common.store.doctor.files import compare_files
@@ -36,8 +43,8 @@ from common.store.neighbours import cleanups
 from common.store.notifications import outbox
 from common.store.rows import GuestRow, MigrationRow, ServerPlace, ServerRow
 from common.store.schema import actions, guests, migrations, servers, share_mappings
-from common.store.servers.actions import LIVE, STUCK
-from common.store.servers.guests import ABSENT, ARRIVING, HERE, KEPT
+from common.store.servers.actions import LIVE
+from common.store.servers.guests import HERE
 from common.store.servers.migrations import OPEN
 from common.store.servers.stuck_actions import overdue
 
@@ -83,7 +90,7 @@ _HELD = sa.select(servers.c.id).where(servers.c.deleted == 0, servers.c.action.i
 _SHARED = sa.select(share_mappings.c.server_id, sa.func.count().label("number")).group_by(
     share_mappings.c.server_id
 )
-_OWED = sa.select(guests).where(guests.c.wanted == ABSENT).order_by(guests.c.changed_at)
+_OWED = sa.select(guests).where(guests.c.wanted == GuestState.ABSENT).order_by(guests.c.changed_at)
 _IN_HAND = sa.select(actions).where(actions.c.state.in_(LIVE)).order_by(actions.c.created_at)
 
 
@@ -120,7 +127,9 @@ def check(tx: Connection) -> list[Finding]:
 
 def _guests(live: Mapping[str, ServerRow], records: list[GuestRow]) -> Iterator[Finding]:
     """At most one guest of a server may run; one is where the server is."""
-    running = Counter(row.server_id for row in records if row.may_run and row.wanted != ABSENT)
+    running = Counter(
+        row.server_id for row in records if row.may_run and row.wanted != GuestState.ABSENT
+    )
     for server, number in running.items():
         if number > 1:
             yield Finding("one-guest", server, f"{number} guests may run")
@@ -162,7 +171,7 @@ def _moves(
     known = {row.uuid: row for row in moves}
     for row in records:
         move = is_open.get(row.server_id)
-        if row.wanted in (KEPT, ARRIVING) and (
+        if row.wanted in (GuestState.KEPT, GuestState.ARRIVING) and (
             move is None or row.host not in (move.source_host, move.dest_host)
         ):
             yield Finding(
@@ -173,7 +182,7 @@ def _moves(
                 "guest-of-no-move",
                 (row.host,),
             )
-        if row.wanted in (KEPT, ARRIVING) and row.may_run:
+        if row.wanted in (GuestState.KEPT, GuestState.ARRIVING) and row.may_run:
             yield Finding(
                 "guest-of-move",
                 row.server_id,
@@ -198,7 +207,8 @@ def _moves(
     for server, move in is_open.items():
         found = live.get(server)
         if found is None or (
-            found.action is None and (move.status != "finished" or found.vm_state != states.RESIZED)
+            found.action is None
+            and (move.status != MigrationStatus.FINISHED or found.vm_state != states.RESIZED)
         ):
             yield Finding(
                 "move-of-server",
@@ -229,7 +239,7 @@ def _counted(live: Mapping[str, ServerRow], moves: Sequence[MigrationRow]) -> It
         wanted = {name: max(flavor[name] for flavor in flavors) for name in counted}
         if counted != wanted and not (
             move is not None
-            and move.status == "reverting"
+            and move.status == MigrationStatus.REVERTING
             and counted == {name: row.flavor[name] for name in counted}
         ):
             yield Finding(
@@ -288,14 +298,14 @@ def _actions(tx: Connection, live: Mapping[str, ServerRow]) -> Iterator[Finding]
                 "holds-nothing",
                 (head.id,),
             )
-        if head.state == "due" and head.due_at is None:
+        if head.state == ActionState.DUE and head.due_at is None:
             yield Finding(
                 "due",
                 head.server_id,
                 f"action {head.id} is due and nobody will look",
                 facts=(head.id,),
             )
-        if head.state == STUCK:
+        if head.state == ActionState.STUCK:
             yield Finding(
                 "stuck",
                 head.server_id,
@@ -466,7 +476,7 @@ def _plugged(
                 )
             )
         more = [
-            one["host"] for one in (port or {}).get("bindings", ()) if one["status"] != "ACTIVE"
+            one["host"] for one in (port or {}).get("bindings", ()) if one["status"] != PORT_ACTIVE
         ]
         if more:
             findings.append(
@@ -511,7 +521,7 @@ def wanderers(tx: Connection) -> set[str]:
         tx.scalars(
             sa.select(migrations.c.server_id)
             .distinct()
-            .where(migrations.c.type == "live-migration")
+            .where(migrations.c.type == MigrationType.LIVE)
         )
     )
 
@@ -526,7 +536,7 @@ def ages(tx: Connection) -> dict[str, list[tuple[str, str, float]]]:
         (
             row.server_id,
             f"{row.workflow}/{row.step or 'begin'} on {row.host or 'no host'}"
-            f"{', stuck' if row.state == STUCK else ''}{f': {row.cause}' if row.cause else ''}",
+            f"{', stuck' if row.state == ActionState.STUCK else ''}{f': {row.cause}' if row.cause else ''}",
             (at - row.created_at) / SECOND,
         )
         for row in tx.execute(_IN_HAND)

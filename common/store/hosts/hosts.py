@@ -21,6 +21,7 @@ from common import errors
 from common.clock import SECOND
 from common.json_types import JsonObject
 from common.models import HostInventory
+from common.statuses import ActionState, GuestState
 from common.store.engine import for_update, insert_ignore, now
 from common.store.hosts import aggregates, services
 from common.store.hosts.host_files import PREFIX as FILES
@@ -307,8 +308,10 @@ _UNCLAIMED = sa.select(hosts.c.name, hosts.c.unclaimed).where(hosts.c.unclaimed.
 _SESSIONS = sa.select(hosts.c.name, hosts.c.session)
 _SESSIONS_OF = _SESSIONS.where(hosts.c.name.in_(sa.bindparam("names", expanding=True)))
 _WAITED_FOR = sa.union(
-    sa.select(actions.c.host).where(actions.c.state == "waiting", actions.c.host.is_not(None)),
-    sa.select(guests.c.host).where(guests.c.wanted == debts.ABSENT),
+    sa.select(actions.c.host).where(
+        actions.c.state == ActionState.WAITING, actions.c.host.is_not(None)
+    ),
+    sa.select(guests.c.host).where(guests.c.wanted == GuestState.ABSENT),
 )
 
 

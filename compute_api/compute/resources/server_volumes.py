@@ -18,7 +18,7 @@ from common.clients.image import OWN_KEYS, Image
 from common.clients.volumes import AVAILABLE, Volume
 from common.json_types import JsonMapping, JsonObject
 from common.models import Flavor, ImageRef
-from common.store.servers import volumes
+from common.statuses import BlockDeviceStatus
 from compute_api.compute.dependencies import TenantVolumes
 from compute_api.compute.request import Request
 from compute_api.compute.resources import block_devices
@@ -287,7 +287,7 @@ class NewVolumes:
             "uuid": ids.new(),
             "server_id": server_id,
             "volume_id": made or one.source_id,
-            "status": volumes.CREATING if made else volumes.RESERVED,
+            "status": BlockDeviceStatus.CREATING if made else BlockDeviceStatus.RESERVED,
             "source_type": one.source,
             "source_id": one.source_id if made else None,
             "volume_type": one.volume_type,
