@@ -25,7 +25,9 @@ from common.store.engine import Connection
 from common.store.placement import allocations
 from common.store.servers import failed_builds, guests
 from common.wire import from_wire, to_wire
-from conductor.saga import ActionData, Engine, Run, StepFailed, debt_command
+from conductor.action_data import ActionData, StepFailed
+from conductor.engine import Engine
+from conductor.run import Run, debt_command
 
 log = logging.getLogger(__name__)
 #: Of hosts whose agent attaches volumes: one of an earlier release would leave them out.

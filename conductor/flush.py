@@ -25,9 +25,10 @@ from common.store.neighbours import cleanups
 from common.store.notifications import outbox
 from common.store.placement import allocations
 from common.store.servers import actions, block_devices, migrations
-from conductor import notifications
-from conductor.lanes import LANE_OF
-from conductor.saga import AnyRun, Engine, Lane, journal
+from conductor.action_data import journal
+from conductor.engine import Lane
+from conductor.run import AnyRun
+from conductor.workflow_engine import WorkflowEngine
 
 log = logging.getLogger(__name__)
 Sendings = dict[str, list[Command]]  #: commands by host
@@ -38,11 +39,11 @@ class Written(NamedTuple):
     and what to log."""
 
     sendings: Sendings
-    due: frozenset[str] = frozenset()
+    due: frozenset[Lane] = frozenset()
     lines: tuple[tuple[str, JsonObject, int], ...] = ()  #: of the log; with their attempt
 
 
-def write(tx: Connection, runs: Iterable[AnyRun]) -> Written:
+def write(tx: Connection, engine: WorkflowEngine, runs: Iterable[AnyRun]) -> Written:
     """Write what the runs have collected; returns what is left to do after the commit."""
     runs = list(runs)
     for run in runs:
@@ -61,12 +62,12 @@ def write(tx: Connection, runs: Iterable[AnyRun]) -> Written:
     cleanups.add(tx, [row for run in runs for row in run.cleanups])
     allocations.judge(tx, [verdict for run in runs for verdict in run.build_verdicts])
     if settings := notification_settings(tx):
-        outbox.add(tx, notifications.of(runs, settings))
+        outbox.add(tx, engine.notices(engine.workflows, runs, settings))
     sendings = with_sessions(tx, [sending for run in runs for sending in run.commands])
     return Written(
         sendings,
         frozenset(
-            LANE_OF.get(run.head.get("step") or "", Lane.INSIDE)
+            engine.workflows.lane_of.get(run.head.get("step") or "", Lane.INSIDE)
             for run in runs
             if run.head.get("state") == ActionState.DUE
         ),
@@ -115,7 +116,7 @@ def with_sessions(tx: Connection, sendings: Sequence[tuple[str, Command]]) -> Se
     return by_host
 
 
-def send(engine: Engine, written: Written) -> None:
+def send(engine: WorkflowEngine, written: Written) -> None:
     """One message a host; a lost one is made up for by the host's next sync."""
     for what, parts, attempt in written.lines:
         event(log, what, **parts)

@@ -22,7 +22,9 @@ from common.store.engine import Connection
 from common.store.servers import guests
 from common.wire import to_wire
 from conductor import networks, volumes
-from conductor.saga import AnyRun, Engine, Verb
+from conductor.engine import Engine
+from conductor.run import AnyRun
+from conductor.step import Verb
 
 
 def spec(engine: Engine, run: AnyRun, image: ImageRef | None = None) -> GuestSpec:

@@ -35,9 +35,9 @@ from common.store.hosts.host_actions import (
 )
 from common.store.hosts.host_contents import Look, Move, Resident
 from common.store.servers import guests, migrations
-from conductor import host_plan, lanes, move_progress
+from conductor import host_plan, move_progress
+from conductor.engine import Engine, Lane
 from conductor.host_plan import Planned, Stays, Way
-from conductor.saga import Engine
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -414,7 +414,7 @@ class _Round:
         except (errors.Conflict, errors.BadRequest, errors.NotFound) as problem:
             self.note(f"{about}  {problem.text}")
             return None
-        self.engine.wake(lanes.INSIDE)
+        self.engine.wake(Lane.INSIDE)
         return begun
 
     def _count(self, under_way: list[Move], waiting: int, at: int) -> None:

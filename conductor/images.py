@@ -22,8 +22,11 @@ from common.store.engine import Connection
 from common.store.neighbours.cleanups import IMAGE
 from common.store.servers import actions
 from common.wire import from_wire
+from conductor.action_data import ActionData
+from conductor.engine import Engine
 from conductor.external_services import ImageApi
-from conductor.saga import ActionData, AnyRun, Engine, Run, Step, Verb
+from conductor.run import AnyRun, Run
+from conductor.step import Step, Verb
 
 T = TypeVar("T")
 

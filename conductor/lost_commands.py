@@ -20,9 +20,9 @@ from common.store.rows import ActionRow, BlockDeviceRow, PlacedServerRow
 from common.store.servers import actions, block_devices, guests, migrations
 from common.store.servers import shares as share_mappings
 from conductor import runner
-from conductor.saga import DEBT, Engine, debt_command
-from conductor.workflows import WORKFLOWS, is_known
-from conductor.workflows.live_migrate import MIGRATE_STEP
+from conductor.run import DEBT, debt_command
+from conductor.workflow import Workflows
+from conductor.workflow_engine import WorkflowEngine
 
 log = logging.getLogger(__name__)
 BATCH_SIZE = 32  #: commands re-sent to a host in one answer
@@ -30,7 +30,7 @@ Failed = list[tuple[ActionRow, Exception]]  #: actions whose command could not b
 
 
 def resend(
-    tx: Connection, engine: Engine, host: str, session: int, known: set[str], grace: int
+    tx: Connection, engine: WorkflowEngine, host: str, session: int, known: set[str], grace: int
 ) -> tuple[list[Command], Failed]:
     """What a host should be doing that is none of the ``known`` keys and older than ``grace``
     µs."""
@@ -68,7 +68,7 @@ def resend(
     ]
     if debts:
         guests.mark_sent(tx, host, [command.server for command in debts])
-    return commands + debts + control_commands(tx, host, session), failed
+    return commands + debts + control_commands(tx, engine.workflows, host, session), failed
 
 
 def _commands(known: Collection[str]) -> set[actions.CommandOf]:
@@ -105,7 +105,7 @@ def _is_key(parts: list[str]) -> bool:
 
 
 def _made_again(
-    engine: Engine,
+    engine: WorkflowEngine,
     row: ActionRow,
     server: PlacedServerRow,
     volumes: Sequence[BlockDeviceRow],
@@ -113,9 +113,9 @@ def _made_again(
     session: int,
 ) -> Command | None:
     """The command that a waiting action has at its host."""
-    if not is_known(row):
+    if not engine.workflows.knows(row):
         return None
-    workflow = WORKFLOWS[row.workflow]
+    workflow = engine.workflows[row.workflow]
     run = workflow.run(row, server, volumes, shares=shares)
     step = workflow.steps[workflow.index(row.step)]
     command = step.undo_command if run.is_undoing else step.command
@@ -136,7 +136,7 @@ def _made_again(
 
 # --- live migrations that run ---
 def control_command(
-    action: str, attempt: int, server: str, fence: int, session: int, control: str
+    action: str, step: str, attempt: int, server: str, fence: int, session: int, control: str
 ) -> Command:
     """The command that controls the live migration of this action: ``control`` is abort or
     complete."""
@@ -148,11 +148,13 @@ def control_command(
         fence,
         session,
         "steer",
-        {"key": f"{action}/{MIGRATE_STEP}/{attempt}", "wish": control},
+        {"key": f"{action}/{step}/{attempt}", "wish": control},
     )
 
 
-def control_commands(tx: Connection, host: str, session: int) -> list[Command]:
+def control_commands(
+    tx: Connection, workflows: Workflows, host: str, session: int
+) -> list[Command]:
     """The controls that are requested of live migrations that leave this host."""
     requested = {
         row.action_id: row.requested_control for row in migrations.requested_controls(tx, host)
@@ -160,10 +162,12 @@ def control_commands(tx: Connection, host: str, session: int) -> list[Command]:
     return (
         [
             control_command(
-                row.id, row.attempt, row.server_id, row.fence, session, requested[row.id]
+                row.id, row.step, row.attempt, row.server_id, row.fence, session, requested[row.id]
             )
             for row in actions.waiting(tx, requested)
-            if row.step == MIGRATE_STEP and row.host == host
+            if row.host == host
+            and row.step is not None
+            and (row.workflow, row.step) in workflows.taking_controls
         ]
         if requested
         else []

@@ -25,9 +25,12 @@ from common.store.placement import allocations
 from common.store.servers import guests
 from common.wire import from_wire, to_wire
 from conductor import claims, guest, volumes
+from conductor.action_data import StepFailed
 from conductor.claims import ClaimedHost, PlacementData
+from conductor.engine import Engine, Lane
 from conductor.networks import PortData
-from conductor.saga import AnyRun, Engine, Lane, Run, Step, StepFailed, Verb
+from conductor.run import AnyRun, Run
+from conductor.step import Step, Verb
 from conductor.volumes import ArrivingData
 
 RESIZE_HERE = "resize_here"  #: the workflow of a resize that stays on its host; it begins at the step ``place``

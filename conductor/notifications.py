@@ -12,15 +12,19 @@ from common.notifications.events import Notice
 from common.notifications.options import OFF, VM_STATE, NotificationSettings
 from common.states import BY_WORKFLOW
 from common.statuses import ActionState, StepEvent
-from conductor import lanes
-from conductor.saga import AnyRun
+from conductor.run import AnyRun
+from conductor.workflow import Workflows
 
 _STATES = ("vm_state", "task_state")
 
 
-def of(runs: Iterable[AnyRun], settings: NotificationSettings) -> list[Notice]:
+def of(
+    workflows: Workflows, runs: Iterable[AnyRun], settings: NotificationSettings
+) -> list[Notice]:
     """Of each run in order: the change of its server's state, what its steps tell, its end."""
-    return [notice for run in runs for notice in [*_update(run, settings), *_events(run)]]
+    return [
+        notice for run in runs for notice in [*_update(run, settings), *_events(workflows, run)]
+    ]
 
 
 def _update(run: AnyRun, settings: NotificationSettings) -> list[Notice]:
@@ -44,12 +48,12 @@ def _update(run: AnyRun, settings: NotificationSettings) -> list[Notice]:
     ]
 
 
-def _events(run: AnyRun) -> list[Notice]:
+def _events(workflows: Workflows, run: AnyRun) -> list[Notice]:
     workflow, state = run.action.workflow, run.head.get("state")
     names = [
         name
         for event in run.events
-        for name in getattr(lanes.EVENTS.get((workflow, event["step"])), event["event"], ())
+        for name in getattr(workflows.events.get((workflow, event["step"])), event["event"], ())
     ]
     names_of = events.event_names(BY_WORKFLOW.get(workflow))
     names += (

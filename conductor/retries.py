@@ -25,7 +25,8 @@ from common.statuses import ActionState, StepEvent
 from common.store.engine import Connection, now
 from common.store.rows import ActionRow
 from common.store.servers import actions
-from conductor.saga import AnyRun, Engine, Run
+from conductor.run import AnyRun, Run
+from conductor.workflow_engine import WorkflowEngine
 
 log = logging.getLogger(__name__)
 MAX_EXCEPTIONS = 10  #: unforeseen failures in a row: about three minutes of a due action
@@ -36,7 +37,11 @@ UNFORESEEN = "an unforeseen failure, again and again."
 
 
 def postpone(
-    engine: Engine, rows: Sequence[ActionRow], at_most: int, wait: float = 0, cause: str = ""
+    engine: WorkflowEngine,
+    rows: Sequence[ActionRow],
+    at_most: int,
+    wait: float = 0,
+    cause: str = "",
 ) -> None:
     """Look again soon, but not within ``wait`` seconds; what waits long is looked at less and less
     often, up to ``at_most`` seconds. Rows that somebody else has locked are left to the end of
@@ -121,7 +126,7 @@ def count_failure(run: AnyRun, text: str, details: str, tries: int) -> None:
     )
 
 
-def count_exception(engine: Engine, row: ActionRow, problem: Exception) -> None:
+def count_exception(engine: WorkflowEngine, row: ActionRow, problem: Exception) -> None:
     """Count an unforeseen failure of this action, if it still stands where it failed. One that is
     due is tried again, less and less often; a command is sent again with its host's next report."""
 
@@ -159,14 +164,14 @@ def _place(action: ActionRow) -> tuple[Any, ...]:
 
 
 # --- servers whose rows somebody holds locked ---
-def set_aside(engine: Engine, servers: Iterable[str]) -> None:
+def set_aside(engine: WorkflowEngine, servers: Iterable[str]) -> None:
     """Leave these servers alone from now on."""
     engine.locked_servers.update(
         dict.fromkeys(servers, engine.clock.monotonic() + LOCK_POLL_SECONDS)
     )
 
 
-def find_locked(engine: Engine, servers: Iterable[str]) -> set[str]:
+def find_locked(engine: WorkflowEngine, servers: Iterable[str]) -> set[str]:
     """Set those of these servers aside whose rows are locked just now, without waiting for any;
     returns them.
 
@@ -179,7 +184,7 @@ def find_locked(engine: Engine, servers: Iterable[str]) -> set[str]:
     return locked
 
 
-def locked_servers(engine: Engine) -> set[str]:
+def locked_servers(engine: WorkflowEngine) -> set[str]:
     """Those that are set aside now."""
     late = {
         server

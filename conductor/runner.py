@@ -40,18 +40,12 @@ from common.store.rows import ActionRow, BlockDeviceRow, PlacedServerRow, Server
 from common.store.servers import actions, block_devices
 from common.store.servers import shares as share_mappings
 from conductor import flush, retries
-from conductor.lanes import LANES, STEPS_WITH_CALLS
-from conductor.saga import (
-    AnyRun,
-    AnyStep,
-    Engine,
-    Failure,
-    Lane,
-    StepFailed,
-    Workflow,
-    fault_of,
-)
-from conductor.workflows import WORKFLOWS
+from conductor.action_data import Failure, StepFailed, fault_of
+from conductor.engine import Lane
+from conductor.run import AnyRun
+from conductor.step import AnyStep
+from conductor.workflow import Workflow
+from conductor.workflow_engine import WorkflowEngine
 
 log = logging.getLogger(__name__)
 AnyWorkflow = Workflow[Any, Any]
@@ -65,19 +59,21 @@ FINAL_STATUSES = (
 )
 MAX_UNANSWERED = 8  #: tries of an action whose proposal nobody answers, in about twenty seconds
 MAX_ONE_BY_ONE_SECONDS = 5.0  #: in which actions of a burst that failed are written one by one
-VERSIONS = {name: workflow.version for name, workflow in WORKFLOWS.items()}
 
 
-def advance(engine: Engine, lane: str = Lane.INSIDE) -> int:
+def advance(engine: WorkflowEngine, lane: Lane = Lane.INSIDE) -> int:
     """Take the due actions of a lane and bring each to where it waits, ends or changes lanes;
     returns how many were taken."""
     which: JsonObject = (
-        {"but": STEPS_WITH_CALLS}
+        {"but": engine.workflows.steps_with_calls}
         if lane == Lane.INSIDE
-        else {"only": LANES[lane], "lease": engine.lease_micros.get(lane, actions.LONG_LEASE)}
+        else {
+            "only": engine.workflows.lanes[lane],
+            "lease": engine.lease_micros.get(lane, actions.LONG_LEASE),
+        }
     )
     rows = engine.store.write(
-        lambda tx: actions.take(tx, engine.owner, VERSIONS, engine.batch, **which)
+        lambda tx: actions.take(tx, engine.owner, engine.workflows.versions, engine.batch, **which)
     )
     groups: dict[tuple[str, int, str], list[ActionRow]] = defaultdict(list)
     locked = retries.locked_servers(engine) if rows else ()
@@ -87,14 +83,14 @@ def advance(engine: Engine, lane: str = Lane.INSIDE) -> int:
     for row in (row for row in rows if row.server_id not in locked):
         alone = row.id if row.failures else ""  # and after the others
         try:
-            groups[row.workflow, WORKFLOWS[row.workflow].index(row.step), alone].append(row)
+            groups[row.workflow, engine.workflows[row.workflow].index(row.step), alone].append(row)
         except LookupError as problem:
             log.error("action %s cannot be advanced: %s", row.id, problem)
             retries.count_exception(engine, row, problem)
     for (name, index, _), members in sorted(groups.items(), key=lambda group: bool(group[0][2])):
-        engine.fault_point(name, WORKFLOWS[name].steps[index].name, "taken")
+        engine.fault_point(name, engine.workflows[name].steps[index].name, "taken")
         try:
-            _burst(engine, WORKFLOWS[name], index, members, lane)
+            _burst(engine, engine.workflows[name], index, members, lane)
         except errors.Unavailable:
             raise
         except Exception:
@@ -103,7 +99,7 @@ def advance(engine: Engine, lane: str = Lane.INSIDE) -> int:
 
 
 def _burst(
-    engine: Engine, workflow: AnyWorkflow, index: int, rows: Sequence[ActionRow], lane: str
+    engine: WorkflowEngine, workflow: AnyWorkflow, index: int, rows: Sequence[ActionRow], lane: Lane
 ) -> None:
     """Advance actions that stand at the same step: what is done outside the transaction, then one
     transaction, then send."""
@@ -136,7 +132,7 @@ def _with_volumes(
 
 
 def _prepare(
-    engine: Engine, workflow: AnyWorkflow, step: AnyStep, runs: Sequence[AnyRun]
+    engine: WorkflowEngine, workflow: AnyWorkflow, step: AnyStep, runs: Sequence[AnyRun]
 ) -> list[AnyRun]:
     """Do what the step prepares before its transaction; returns those that can go on. When that was
     not answered many times, one of them may be the reason: a part of them is prepared alone, each
@@ -157,7 +153,7 @@ def _prepare(
 
 
 def _prepare_together(
-    engine: Engine, workflow: AnyWorkflow, step: AnyStep, runs: Sequence[AnyRun]
+    engine: WorkflowEngine, workflow: AnyWorkflow, step: AnyStep, runs: Sequence[AnyRun]
 ) -> list[AnyRun]:
     """In one call for all, or for each where that fails."""
     assert step.prepare is not None
@@ -182,7 +178,7 @@ def _prepare_together(
     return asking
 
 
-def _call(engine: Engine, step: AnyStep, runs: Sequence[AnyRun]) -> list[AnyRun]:
+def _call(engine: WorkflowEngine, step: AnyStep, runs: Sequence[AnyRun]) -> list[AnyRun]:
     """Call the service for each; what it refuses for good is the step's failure. Those that it did
     not answer are postponed; returns the others."""
 
@@ -217,7 +213,7 @@ def _call(engine: Engine, step: AnyStep, runs: Sequence[AnyRun]) -> list[AnyRun]
 
 
 def _commit(
-    engine: Engine, workflow: AnyWorkflow, index: int, runs: Sequence[AnyRun], lane: str
+    engine: WorkflowEngine, workflow: AnyWorkflow, index: int, runs: Sequence[AnyRun], lane: Lane
 ) -> None:
     """The transaction of a burst and what follows it. When it fails, one for each: what was called
     or prepared is not repeated.
@@ -258,7 +254,7 @@ def _commit(
 
 
 def _commit_each(
-    engine: Engine, workflow: AnyWorkflow, index: int, runs: Sequence[AnyRun], lane: str
+    engine: WorkflowEngine, workflow: AnyWorkflow, index: int, runs: Sequence[AnyRun], lane: Lane
 ) -> None:
     """One after the other; where locks make that slow, the rest is left to the next round."""
     until = engine.clock.monotonic() + MAX_ONE_BY_ONE_SECONDS
@@ -271,11 +267,11 @@ def _commit_each(
 
 def _write(
     tx: Connection,
-    engine: Engine,
+    engine: WorkflowEngine,
     workflow: AnyWorkflow,
     index: int,
     planned: Sequence[AnyRun],
-    lane: str,
+    lane: Lane,
 ) -> flush.Written:
     """The transaction of a burst. Runs whose server has moved on, or that another conductor or
     another lane took, drop out."""
@@ -325,7 +321,7 @@ def _write(
         else:
             going_on.append(run)
     proceed(tx, engine, workflow, index, going_on, ready=lane)
-    written = flush.write(tx, runs)
+    written = flush.write(tx, engine, runs)
     engine.fault_point(workflow.name, workflow.steps[index].name, "written")
     return written
 
@@ -343,11 +339,11 @@ def is_held(server: ServerRow, action: ActionRow) -> bool:
 
 def proceed(
     tx: Connection,
-    engine: Engine,
+    engine: WorkflowEngine,
     workflow: AnyWorkflow,
     index: int,
     runs: Sequence[AnyRun],
-    ready: str | None = None,
+    ready: Lane | None = None,
 ) -> None:
     """From this step on: do what is done here, start what is done on a host, finish what has no
     more steps.
@@ -377,13 +373,18 @@ def proceed(
         finish(run, ActionState.DONE)
 
 
-def _is_elsewhere(step: AnyStep, ready: str | None) -> bool:
+def _is_elsewhere(step: AnyStep, ready: Lane | None) -> bool:
     """Has the step a part outside the transaction that is not done yet?"""
     return bool((step.call and ready != step.lane) or (step.prepare and ready != Lane.INSIDE))
 
 
 def _is_through(
-    tx: Connection, engine: Engine, workflow: AnyWorkflow, index: int, step: AnyStep, run: AnyRun
+    tx: Connection,
+    engine: WorkflowEngine,
+    workflow: AnyWorkflow,
+    index: int,
+    step: AnyStep,
+    run: AnyRun,
 ) -> bool:
     if run.paused:
         run.head.setdefault("step", step.name)
@@ -397,7 +398,7 @@ def _is_through(
     return True
 
 
-def _start(tx: Connection, engine: Engine, step: AnyStep, runs: Sequence[AnyRun]) -> None:
+def _start(tx: Connection, engine: WorkflowEngine, step: AnyStep, runs: Sequence[AnyRun]) -> None:
     """Write "started" and the command in the same transaction; it is cast after the commit."""
     assert step.command is not None
     placed = []
@@ -405,7 +406,7 @@ def _start(tx: Connection, engine: Engine, step: AnyStep, runs: Sequence[AnyRun]
         host = step.host(run)
         if host is None:
             run.fail("The server is on no host; delete it and create it again.")
-            fail(tx, engine, WORKFLOWS[run.action.workflow], 0, run)
+            fail(tx, engine, engine.workflows[run.action.workflow], 0, run)
             continue
         placed.append(run)
         verb, args = step.command(engine, run)
@@ -426,9 +427,9 @@ def _start(tx: Connection, engine: Engine, step: AnyStep, runs: Sequence[AnyRun]
         step.on_start(tx, placed)
 
 
-def take_result(tx: Connection, engine: Engine, run: AnyRun, result: Result) -> None:
+def take_result(tx: Connection, engine: WorkflowEngine, run: AnyRun, result: Result) -> None:
     """Write a host's result and go on from the next step."""
-    workflow = WORKFLOWS[run.action.workflow]
+    workflow = engine.workflows[run.action.workflow]
     index = workflow.index(run.action.step)
     step = workflow.steps[index]
     if result.status not in FINAL_STATUSES:
@@ -473,7 +474,9 @@ def name_in_key(row: ActionRow) -> str:
 
 
 # --- the end, and the way back ---
-def fail(tx: Connection, engine: Engine, workflow: AnyWorkflow, index: int, run: AnyRun) -> None:
+def fail(
+    tx: Connection, engine: WorkflowEngine, workflow: AnyWorkflow, index: int, run: AnyRun
+) -> None:
     """The step at ``index`` has definitely failed; its effect may have happened all the same."""
     problem = run.problem
     assert problem is not None
@@ -521,7 +524,7 @@ def _ignore_refusal(step: AnyStep, run: AnyRun, why: str) -> None:
 
 
 def undo_from(
-    tx: Connection, engine: Engine, workflow: AnyWorkflow, index: int, run: AnyRun
+    tx: Connection, engine: WorkflowEngine, workflow: AnyWorkflow, index: int, run: AnyRun
 ) -> None:
     """Start the next undo that a host or a service must do, from this step backwards; after the
     last, end."""
@@ -553,7 +556,7 @@ def undo_from(
 
 def undone(
     tx: Connection,
-    engine: Engine,
+    engine: WorkflowEngine,
     workflow: AnyWorkflow,
     index: int,
     run: AnyRun,
@@ -575,7 +578,7 @@ def undone(
     undo_from(tx, engine, workflow, index - 1, run)
 
 
-def _end_failed(tx: Connection, engine: Engine, workflow: AnyWorkflow, run: AnyRun) -> None:
+def _end_failed(tx: Connection, engine: WorkflowEngine, workflow: AnyWorkflow, run: AnyRun) -> None:
     failure = run.data.problem
     assert failure is not None, "it has failed"
     problem = StepFailed(failure.text, failure.details, failure.retryable, reason=failure.reason)

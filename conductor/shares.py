@@ -21,8 +21,10 @@ from common.statuses import ShareStatus
 from common.store.engine import Connection
 from common.store.neighbours.cleanups import SHARE as CLEANUP
 from common.store.servers import shares
+from conductor.action_data import ActionData
+from conductor.engine import Engine
 from conductor.external_services import ShareApi
-from conductor.saga import ActionData, Engine, Run
+from conductor.run import Run
 
 FIRST_POLL_MICROS, MAX_POLL_MICROS = SECOND // 4, 4 * SECOND
 MAX_ROUNDS = 5  #: of a rule whose use changes while the service is asked

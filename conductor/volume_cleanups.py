@@ -21,7 +21,9 @@ from common.store.servers import actions, block_devices
 from common.store.servers import volumes as volume_rows
 from common.wire import from_wire
 from conductor import volume_snapshots, volume_swaps, volumes
-from conductor.saga import ActionData, AnyRun, Engine, Run
+from conductor.action_data import ActionData
+from conductor.engine import Engine
+from conductor.run import AnyRun, Run
 from conductor.volumes import COMPLETE, service
 
 DETACH = states.row("detach_volume")

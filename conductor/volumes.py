@@ -32,8 +32,11 @@ from common.store.servers import guests
 from common.store.servers import volumes as volume_rows
 from common.wire import to_wire
 from conductor import late_calls
+from conductor.action_data import ActionData
+from conductor.engine import Engine, Lane
 from conductor.external_services import VolumeApi
-from conductor.saga import MAX_CLEANING_TRIES, ActionData, AnyRun, Engine, Lane, Run, Step
+from conductor.run import MAX_CLEANING_TRIES, AnyRun, Run
+from conductor.step import Step
 
 FIRST_POLL_MICROS, MAX_POLL_MICROS = SECOND // 4, 4 * SECOND
 #: Steps whose call makes attachments.

@@ -5,7 +5,7 @@
 NAME.error.
 ``EVENT_NAMES`` has the others. What is told when a step has begun, succeeded or failed stands at
 the step:
-``conductor.saga.Step.events``.
+``conductor.step.Step.events``.
 """
 
 from __future__ import annotations

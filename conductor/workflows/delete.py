@@ -37,9 +37,13 @@ from conductor import (
     volume_snapshots,
     volumes,
 )
-from conductor.saga import ActionData, AnyRun, Engine, Lane, Run, Step, StepEvents, Workflow
+from conductor.action_data import ActionData
+from conductor.engine import Engine, Lane
+from conductor.run import AnyRun, Run
 from conductor.shares import SharesData
+from conductor.step import Step, StepEvents
 from conductor.volume_cleanups import LeavingData
+from conductor.workflow import Workflow
 
 log = logging.getLogger(__name__)
 

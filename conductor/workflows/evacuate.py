@@ -23,19 +23,13 @@ from common.store.hosts import hosts, services
 from common.store.servers import actions, guests, migrations
 from common.wire import to_wire
 from conductor import claims, guest, moves, networks
+from conductor.action_data import StepFailed
 from conductor.debts import BURST_POLL_MICROS
+from conductor.engine import Engine, Lane
 from conductor.moves import MoveData
-from conductor.saga import (
-    Engine,
-    Lane,
-    Run,
-    Step,
-    StepEvents,
-    StepFailed,
-    Verb,
-    Workflow,
-    debt_command,
-)
+from conductor.run import Run, debt_command
+from conductor.step import Step, StepEvents, Verb
+from conductor.workflow import Workflow
 
 HAS_COME_BACK = "Host {host} has come back meanwhile; the server is there."
 

@@ -16,8 +16,12 @@ from common.json_types import JsonObject
 from common.models import Result
 from common.store.engine import Connection
 from conductor import networks
+from conductor.action_data import ActionData
+from conductor.engine import Engine, Lane
 from conductor.networks import InterfaceData, PortData
-from conductor.saga import ActionData, AnyRun, Engine, Lane, Run, Step, Verb, Workflow
+from conductor.run import AnyRun, Run
+from conductor.step import Step, Verb
+from conductor.workflow import Workflow
 
 AttachRun = Run[NetworkArgs, InterfaceData]
 DetachRun = Run[DetachInterfaceArgs, ActionData]

@@ -21,11 +21,14 @@ from common.store.engine import Connection, notification_settings
 from common.store.servers import migrations
 from common.wire import to_wire
 from conductor import claims, debts, moves, networks, volumes
+from conductor.action_data import StepFailed
+from conductor.engine import Engine, Lane
 from conductor.moves import MoveData
-from conductor.saga import Engine, Lane, Run, Step, StepEvents, StepFailed, Verb, Workflow
+from conductor.run import Run
+from conductor.step import Step, StepEvents, Verb
+from conductor.workflow import Workflow
 
 #: The step whose command can be aborted, or completed by force.
-MIGRATE_STEP = "migrate"
 
 
 @dataclass(kw_only=True)
@@ -235,13 +238,14 @@ LIVE_MIGRATE = Workflow(
             condition=_is_handed_over,
         ),
         Step(
-            MIGRATE_STEP,
+            "migrate",
             "the hypervisors hand it over; a source that is dead leaves the answer to the destination",
             command=_migrate,
             host_of=moves.source,
             on_start=_begun,
             on_result=_migrated,
             done_when_host_dead=True,
+            takes_controls=True,
         ),
         Step(
             "arrive",

@@ -10,7 +10,11 @@ from common.statuses import GuestState
 from common.store.engine import Connection
 from common.store.servers import guests
 from conductor import guest
-from conductor.saga import ActionData, AnyRun, Engine, Step, StepFailed, Verb, Workflow, fault_of
+from conductor.action_data import ActionData, StepFailed, fault_of
+from conductor.engine import Engine
+from conductor.run import AnyRun
+from conductor.step import Step, Verb
+from conductor.workflow import Workflow
 
 
 def _reboot_soft(engine: Engine, run: AnyRun) -> Verb:

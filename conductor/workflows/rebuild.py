@@ -25,9 +25,13 @@ from common.store.engine import Connection, now
 from common.store.servers import guests
 from common.wire import to_wire
 from conductor import claims, guest, images, volumes
+from conductor.action_data import StepFailed, fault_of
 from conductor.claims import PlacementData
-from conductor.saga import Engine, Lane, Run, Step, StepFailed, Verb, Workflow, fault_of
+from conductor.engine import Engine, Lane
+from conductor.run import Run
+from conductor.step import Step, Verb
 from conductor.volumes import FIRST_POLL_MICROS, MAX_POLL_MICROS
+from conductor.workflow import Workflow
 
 AWAIT_REIMAGE = "await_reimage"  #: the API wakes it when the service says that it is done
 REBUILD_STEP = "rebuild"  #: from this step on the server has the new image

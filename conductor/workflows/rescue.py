@@ -12,17 +12,11 @@ from common.store.engine import Connection
 from common.store.servers import guests
 from common.wire import to_wire
 from conductor import guest, images
-from conductor.saga import (
-    ActionData,
-    AnyRun,
-    Engine,
-    Run,
-    Step,
-    StepFailed,
-    Verb,
-    Workflow,
-    fault_of,
-)
+from conductor.action_data import ActionData, StepFailed, fault_of
+from conductor.engine import Engine
+from conductor.run import AnyRun, Run
+from conductor.step import Step, Verb
+from conductor.workflow import Workflow
 
 
 def _rescue(engine: Engine, run: Run[RescueArgs, ActionData]) -> Verb:

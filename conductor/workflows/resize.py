@@ -23,9 +23,13 @@ from common.store.engine import Connection, now
 from common.store.servers import guests
 from common.wire import to_wire
 from conductor import debts, guest, moves, networks
+from conductor.action_data import StepFailed, fault_of
 from conductor.claims import record_successful_build
+from conductor.engine import Engine, Lane
 from conductor.moves import MoveData, MoveRun
-from conductor.saga import Engine, Lane, Run, Step, StepEvents, StepFailed, Verb, Workflow, fault_of
+from conductor.run import Run
+from conductor.step import Step, StepEvents, Verb
+from conductor.workflow import Workflow
 
 #: The workflows of a server that was resized where it is.
 CONFIRM_HERE, REVERT_HERE = "confirm_here", "revert_here"

@@ -20,8 +20,11 @@ from common.store.placement import allocations
 from common.store.servers import guests
 from common.wire import from_wire, to_wire
 from conductor import guest, moves, volumes
+from conductor.action_data import StepFailed, fault_of
+from conductor.engine import Engine
 from conductor.moves import MoveData, MoveRun
-from conductor.saga import Engine, Step, StepEvents, StepFailed, Verb, Workflow, fault_of
+from conductor.step import Step, StepEvents, Verb
+from conductor.workflow import Workflow
 from conductor.workflows import resize
 from conductor.workflows.resize import MoveEndData, MoveEndRun
 

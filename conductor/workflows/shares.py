@@ -17,8 +17,11 @@ from common.statuses import ShareStatus
 from common.store.engine import Connection
 from common.store.servers import shares as mappings
 from conductor import shares
-from conductor.saga import Engine, Lane, Step, StepFailed, Verb, Workflow
+from conductor.action_data import StepFailed
+from conductor.engine import Engine, Lane
 from conductor.shares import ShareData, ShareRun
+from conductor.step import Step, Verb
+from conductor.workflow import Workflow
 
 
 def _attach(engine: Engine, run: ShareRun) -> Verb:

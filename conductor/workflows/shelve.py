@@ -22,10 +22,14 @@ from common.store.neighbours.cleanups import IMAGE
 from common.store.servers import guests
 from common.wire import to_wire
 from conductor import claims, debts, guest, images, networks, volumes
+from conductor.action_data import ActionData, StepFailed
 from conductor.claims import PlacementData
+from conductor.engine import Engine, Lane
 from conductor.images import ImageData
 from conductor.networks import PortData
-from conductor.saga import ActionData, AnyRun, Engine, Lane, Run, Step, StepFailed, Verb, Workflow
+from conductor.run import AnyRun, Run
+from conductor.step import Step, Verb
+from conductor.workflow import Workflow
 
 
 # --- shelve, offload ---

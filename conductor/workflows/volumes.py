@@ -18,7 +18,11 @@ from common.store.engine import Connection
 from common.store.neighbours.cleanups import ATTACHMENT, GUEST_VOLUME
 from common.store.rows import BlockDeviceRow
 from conductor import volumes
-from conductor.saga import ActionData, Engine, Lane, Run, Step, StepFailed, Verb, Workflow
+from conductor.action_data import ActionData, StepFailed
+from conductor.engine import Engine, Lane
+from conductor.run import Run
+from conductor.step import Step, Verb
+from conductor.workflow import Workflow
 
 VolumeRun = Run[VolumeActionArgs, ActionData]
 ATTACH_STEP = "attach"

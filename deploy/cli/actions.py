@@ -205,10 +205,10 @@ def undoable(row: ActionRow) -> None:
     Raises:
         Conflict: this release does not know where it stands, or there is no way back from there.
     """
-    from conductor.workflows import WORKFLOWS, is_known
+    from conductor.workflows import WORKFLOWS
 
     try:
-        if not is_known(row):
+        if not WORKFLOWS.knows(row):
             raise LookupError(f"this release does not know {row.workflow} in version {row.version}")
         steps = WORKFLOWS[row.workflow].steps[: WORKFLOWS[row.workflow].index(row.step)]
     except LookupError as problem:

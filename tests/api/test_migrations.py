@@ -16,6 +16,7 @@ from common.store import schema
 from common.store.engine import now
 from common.store.hosts import hosts
 from conductor import lost_commands
+from conductor.workflows import WORKFLOWS
 from tests.api.conftest import OTHER, PROJECT, Cloud
 from tests.api.moves import act, begun, furnish, rested
 from tests.told import all_told
@@ -416,10 +417,15 @@ def test_a_wish_is_written_down_and_told_to_the_host_at_once(
     session = cloud.store.read(lambda tx: hosts.sessions(tx, ["host1"]))["host1"]
     assert move.requested_control == word
     assert cloud.agents.told == [
-        ("host1", lost_commands.control_command(action.id, 2, moving, action.fence, session, word))
+        (
+            "host1",
+            lost_commands.control_command(
+                action.id, "migrate", 2, moving, action.fence, session, word
+            ),
+        )
     ]
     assert cloud.agents.told[0][1] in cloud.store.read(
-        lambda tx: lost_commands.control_commands(tx, "host1", session)
+        lambda tx: lost_commands.control_commands(tx, WORKFLOWS, "host1", session)
     ), "repeated"
     shown = cloud.call("GET", f"/servers/{moving}/os-instance-actions", mv="2.58").json[
         "instanceActions"

@@ -45,6 +45,7 @@ PURE = (
         f"common/{name}.py"
         for name in (
             "states",
+            "statuses",
             "models",
             "errors",
             "ids",

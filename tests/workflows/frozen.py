@@ -22,6 +22,7 @@ from typing import Any
 from common.store.engine import Store
 from compute_agent.journal import Journal
 from compute_agent.verbs import VERBS
+from conductor.workflows import WORKFLOWS
 from tests.schemas import memory_store
 from tests.workflows.simulator import Cloud, Time, choosing
 
@@ -95,6 +96,7 @@ def _named(cloud: Cloud) -> dict[str, Any]:
         "store": cloud.store,
         "time": cloud.time,
         "verbs": VERBS,
+        "workflows": WORKFLOWS,
         "choosing": choosing(),
     }
 

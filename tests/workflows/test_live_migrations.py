@@ -45,7 +45,7 @@ def steer(cloud: Cloud, server: str, what: str) -> None:
         "h1",
         [
             lost_commands.control_command(
-                action.id, action.attempt, server, found.fence, session, what
+                action.id, "migrate", action.attempt, server, found.fence, session, what
             )
         ],
     )

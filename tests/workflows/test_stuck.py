@@ -15,7 +15,9 @@ from common.store import doctor, schema
 from common.store.servers import actions, stuck_actions
 from compute_agent.verbs import VERBS
 from compute_agent.virt.memory.script import Fail
-from conductor import lanes, retries, runner
+from conductor import retries, runner
+from conductor.engine import Lane
+from conductor.workflows import WORKFLOWS
 from tests.workflows.frozen import register
 from tests.workflows.poison import change, poison
 from tests.workflows.scenarios import ask
@@ -86,7 +88,7 @@ def test_nothing_is_paid_for_what_is_stuck(cloud: Cloud) -> None:
 
     sa.event.listen(cloud.store.engine, "before_cursor_execute", count)
     cloud.time.pass_by(3600)
-    every = [lanes.INSIDE, *lanes.LANES]
+    every = [Lane.INSIDE, *WORKFLOWS.lanes]
     assert [runner.advance(cloud.engine, lane) for lane in every] == [0] * len(every)
     assert len(executed) == 2 * len(every), "each begins a transaction and looks"
 

@@ -15,7 +15,7 @@ from common.models import ImageRef, Sync
 from common.store import schema
 from common.store.hosts import host_images, services
 from conductor import prefetch, reports
-from conductor.saga import Engine
+from conductor.engine import Engine
 from conductor.sweep import Watch, sweep
 from tests.schemas import memory_store
 from tests.workflows.simulator import Cloud, Time

@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs: one action within one transaction."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from typing import Any, Generic, TypedDict, TypeVar, Unpack, cast
+
+from common import errors
+from common.action_args import ActionArgs
+from common.json_types import JsonObject
+from common.models import Command, FailureReason, HardwareAssignment, Selection
+from common.statuses import ActionPhase, ActionState, MigrationStatus, StepEvent
+from common.store.engine import now
+from common.store.rows import ActionRow, BlockDeviceRow, LockedActionRow, PlacedServerRow
+from common.wire import from_wire
+from conductor.action_data import ActionData, StepFailed
+from conductor.engine import Engine
+
+#: Tries, in about twenty seconds, after which a silent service no longer delays an action.
+MAX_CLEANING_TRIES = 8
+Args = TypeVar("Args", bound=ActionArgs, covariant=True)
+Data = TypeVar("Data", bound=ActionData, covariant=True)
+
+
+class MigrationChanges(TypedDict, total=False):
+    """Changed columns of the record of a migration."""
+
+    #: How far the migration is.
+    status: MigrationStatus
+    #: The destination. None: it has none yet, or no longer.
+    dest_host: str | None
+
+
+class Known(TypedDict, total=False):
+    """Facts that a burst has collected before its transaction; the fields are those of ``Run``."""
+
+    selection: Selection | None
+    problem: StepFailed | None
+    cleanups: list[JsonObject]
+    volume_changes: dict[str, JsonObject | None]
+    shares: Sequence[str]
+    woken: bool
+    began: float
+
+
+@dataclass
+class Run(Generic[Args, Data]):
+    """One action within one transaction: its rows as they were read, and the changes to write.
+
+    ``conductor.flush`` writes the changes.
+    """
+
+    #: The rows of the action and its server.
+    action: ActionRow
+    server: PlacedServerRow
+    #: The arguments of the action.
+    args: Args
+    #: The data that steps leave for later steps.
+    data: Data
+    #: The server's volumes as they were read, see ``volumes.of``.
+    volumes: Sequence[BlockDeviceRow] = ()
+    #: The ids of the server's shares.
+    shares: Sequence[str] = ()
+    #: The scheduler's proposal.
+    selection: Selection | None = None
+    #: The failure of the current step.
+    problem: StepFailed | None = None
+    #: True if the current step is not over.
+    paused: bool = False
+    #: True if the action was woken since it was taken, see ``store.actions.wake``.
+    woken: bool = False
+    #: Changed columns of the action's row.
+    head: JsonObject = field(default_factory=dict)
+    #: Changed columns of the server's row.
+    changes: JsonObject = field(default_factory=dict)
+    #: New events of the journal.
+    events: list[JsonObject] = field(default_factory=list)
+    #: Commands to send, each with its host.
+    commands: list[tuple[str, Command]] = field(default_factory=list)
+    #: The parts of the host that this transaction has claimed.
+    claimed: HardwareAssignment | None = None
+    #: Successes and failures of builds, see ``allocations.judge``.
+    build_verdicts: list[tuple[str, int]] = field(default_factory=list)
+    #: Changes of the action's migration.
+    migration_changes: MigrationChanges = field(default_factory=MigrationChanges)
+    #: Pending cleanups at external services, see ``store.cleanups``.
+    cleanups: list[JsonObject] = field(default_factory=list)
+    #: Changes of rows of ``volumes`` by uuid. None: the row is removed.
+    volume_changes: dict[str, JsonObject | None] = field(default_factory=dict)
+    #: True if the action has failed, and the undo that starts the guest has failed too.
+    is_left_off: bool = False
+    #: When the current step began, in seconds of the monotonic clock.
+    began: float = field(default_factory=time.monotonic)
+    #: The refusal of a service that does not fail this step.
+    ignored_refusal: str = ""
+
+    @property
+    def locked_at(self) -> int:
+        """When the transaction that writes this locked the action."""
+        return cast(LockedActionRow, self.action).locked_at
+
+    @property
+    def attempt(self) -> int:
+        return int(self.head.get("attempt", self.action.attempt))
+
+    @property
+    def host(self) -> str | None:
+        """Where the server is, counting what this transaction is about to write."""
+        host: str | None = self.changes.get("host", self.server.host)
+        return host
+
+    @property
+    def fence(self) -> int:
+        """The server's fence, counting what this transaction is about to write."""
+        return int(self.head.get("fence", self.action.fence))
+
+    def copy_data_to(self, other: AnyRun) -> None:
+        """Set in the data of the same action, as it is by now, what a call or ``prepare`` has
+        changed here."""
+        before = from_wire(type(self.data), self.action.data)
+        for one in fields(before):
+            if (value := getattr(self.data, one.name)) != getattr(before, one.name):
+                setattr(other.data, one.name, value)
+
+    def raise_fence(self) -> None:
+        """The server's place changes: whoever acts under the old fence is refused from now on."""
+        self.head["fence"] = self.changes["fence"] = self.fence + 1
+
+    def set(self, **values: object) -> None:
+        """Change the server."""
+        self.changes.update(values)
+
+    def has_volumes(self) -> bool:
+        """Has the server any?"""
+        return bool(self.volumes)
+
+    def set_volume(self, row: BlockDeviceRow, **values: object) -> None:
+        """Change one of the server's volumes; a call may do that too."""
+        self.volume_changes[row.uuid] = {**(self.volume_changes.get(row.uuid) or {}), **values}
+
+    def remove_volumes(self, rows: Iterable[BlockDeviceRow]) -> None:
+        """The server does not have these volumes any more."""
+        self.volume_changes.update(dict.fromkeys((row.uuid for row in rows), None))
+        kept = [self.volume_changes.get(row.uuid, {}) is not None for row in self.volumes]
+        self.set(volumes=sum(kept))
+
+    def set_migration(self, **values: Unpack[MigrationChanges]) -> None:
+        """Change the record of the migration."""
+        self.migration_changes.update(values)
+
+    @property
+    def assignment(self) -> HardwareAssignment | None:
+        """Which parts of its host the guest holds, counting what this transaction has claimed."""
+        if "host" in self.changes:
+            return self.claimed
+        return (
+            from_wire(HardwareAssignment, self.server.assignment)
+            if self.server.assignment
+            else None
+        )
+
+    @property
+    def is_repeated(self) -> bool:
+        """May this step have been tried before? Its effect outside may be there already."""
+        return self.action.owner is not None or self.action.sends > 0 or self.action.attempt > 1
+
+    @property
+    def is_undoing(self) -> bool:
+        """Is the action on its way back?"""
+        return bool(self.head.get("phase", self.action.phase) == ActionPhase.UNDO)
+
+    def secrets(self, engine: Engine) -> JsonObject:
+        """What was sealed when the action was accepted."""
+        return engine.vault.open(self.action.secrets) if self.action.secrets else {}
+
+    def continue_at(self, step: str | None, **head: object) -> None:
+        """A conductor should go on at this step, at once, which was not tried yet."""
+        head = {"state": ActionState.DUE, "due_at": now(), "step": step, "sends": 0, **head}
+        self.head.update(owner=None, lease_until=None, **head)
+
+    def go_to(self, step: str) -> None:
+        """Leave the step as it is; this one comes first."""
+        self.paused = True
+        self.continue_at(step)
+
+    def switch_workflow(self, workflow: str) -> None:
+        """Another workflow goes on from here: one that has a step of the same name."""
+        self.paused = True
+        self.head.update(
+            state=ActionState.DUE, due_at=now(), workflow=workflow, owner=None, lease_until=None
+        )
+
+    def fail(
+        self,
+        text: str,
+        details: str = "",
+        retryable: bool = False,
+        status: int | None = None,
+        reason: FailureReason = FailureReason.UNSPECIFIED,
+    ) -> None:
+        """This step definitely failed."""
+        self.problem = StepFailed(text, details, retryable, status, reason)
+
+    def add_cleanup(
+        self, kind: str, target: str, why: str, place: str = "", **args: object
+    ) -> None:
+        """An external service has this still to remove, or to put right; the action goes on without
+        it."""
+        self.cleanups.append(
+            {
+                "kind": kind,
+                "target": target,
+                "place": place,
+                "args": args,
+                "why": why,
+                "server_id": self.server.id,
+                "project_id": self.server.project_id,
+            }
+        )
+
+    @contextmanager
+    def cleanup_on_failure(
+        self, kind: str, target: str, place: str = "", **args: object
+    ) -> Iterator[None]:
+        """Calls that clean up at an external service, after the pivot or on the way back. What it
+        refuses, or does not answer for too long, is written down as a pending cleanup."""
+        try:
+            yield
+        except errors.Unavailable as problem:
+            if self.action.sends < MAX_CLEANING_TRIES:
+                raise
+            self.add_cleanup(kind, target, problem.text, place, **args)
+        except errors.Problem as problem:
+            self.add_cleanup(kind, target, problem.text, place, **args)
+
+    @property
+    def cleanup_message(self) -> str | None:
+        """Why this step left something to a pending cleanup; None: it did not."""
+        texts = dict.fromkeys([*(one["why"] for one in self.cleanups), self.ignored_refusal])
+        return " ".join(filter(None, texts)) or None
+
+    def retry_in(self, micros: int) -> None:
+        """Leave the step as it is and look again later; at once when something has happened
+        meanwhile."""
+        self.paused = True
+        self.head.update(
+            state=ActionState.DUE,
+            due_at=now() + (0 if self.woken else micros),
+            owner=None,
+            lease_until=None,
+        )
+
+    def record_event(
+        self,
+        step: str,
+        event: StepEvent,
+        host: str | None = None,
+        message: str | None = None,
+        details: str | None = None,
+    ) -> None:
+        """Add an event to the journal; the action is locked."""
+        seq = int(self.head.get("next_seq", self.action.next_seq))
+        self.head["next_seq"] = seq + 1
+        self.events.append(
+            {
+                "action_id": self.action.id,
+                "seq": seq,
+                "step": step,
+                "attempt": self.attempt,
+                "event": event,
+                "host": host,
+                "message": message,
+                "details": details,
+                "at": self.locked_at,
+            }
+        )
+
+    def command(self, host: str, step: str, verb: str, args: JsonObject) -> None:
+        """Send a command when the transaction has committed; the runner fills the session in."""
+        self.commands.append(
+            (
+                host,
+                Command(
+                    self.action.id,
+                    step,
+                    self.attempt,
+                    self.server.id,
+                    self.fence,
+                    0,
+                    verb,
+                    args,
+                    self.action.request_id,
+                ),
+            )
+        )
+
+
+AnyRun = Run[Any, Any]
+
+#: The action in the key of a command that removes a guest.
+DEBT = "debt"
+
+
+def debt_command(server: str, fence: int, session: int = 0, keeps_files: bool = False) -> Command:
+    """The command that asks a host to remove a guest; removing is a level, so the fence is its
+    attempt."""
+    args = {"keep_files": True} if keeps_files else {}
+    return Command(DEBT, server, fence, server, fence, session, "ensure_absent", args)
