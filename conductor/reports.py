@@ -304,7 +304,7 @@ def _settle(
         result.key: (host, result) for host, result in results if not result.key.startswith("debt/")
     }
     paid = [
-        (result.server, host, result.fence)
+        guests.RemovedGuest(result.server, host, result.fence)
         for host, result in results
         if result.key.startswith("debt/") and result.status == ResultStatus.DONE
     ]

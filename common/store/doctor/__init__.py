@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from typing import NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -526,14 +527,28 @@ def wanderers(tx: Connection) -> set[str]:
     )
 
 
-def ages(tx: Connection) -> dict[str, list[tuple[str, str, float]]]:
-    """What waits, with its age in seconds: ``debts`` (server, host), ``actions`` (server,
-    workflow/step and why) and ``cleanups`` (server, what a neighbour has still to remove and why it
-    has not; a look for what a late call may have made is none before it was tried)."""
+class Pending(NamedTuple):
+    """Unfinished work of a server."""
+
+    server: str
+    what: str
+    #: Seconds.
+    age: float
+
+
+def ages(tx: Connection) -> dict[str, list[Pending]]:
+    """Return the unfinished work: ``debts`` with their host, ``actions`` with their workflow, step
+    and cause, and ``cleanups`` with the reason why they are not done.
+
+    A cleanup that looks for the result of a late call counts once it was tried.
+    """
     at = moment(tx)
-    debts = [(row.server_id, row.host, (at - row.changed_at) / SECOND) for row in tx.execute(_OWED)]
+    debts = [
+        Pending(row.server_id, row.host, (at - row.changed_at) / SECOND)
+        for row in tx.execute(_OWED)
+    ]
     waiting = [
-        (
+        Pending(
             row.server_id,
             f"{row.workflow}/{row.step or 'begin'} on {row.host or 'no host'}"
             f"{', stuck' if row.state == ActionState.STUCK else ''}{f': {row.cause}' if row.cause else ''}",
@@ -542,7 +557,7 @@ def ages(tx: Connection) -> dict[str, list[tuple[str, str, float]]]:
         for row in tx.execute(_IN_HAND)
     ]
     pending = [
-        (
+        Pending(
             row.server_id,
             f"{cleanups.worded(row)}, tried {row.tries} times: {row.why}",
             (at - row.created_at) / SECOND,

@@ -11,6 +11,7 @@ so the two can always be compared.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -24,6 +25,14 @@ from common.store.rows import DebtRow, GuestRow, ServerKey, Values
 from common.store.schema import guests, heartbeats, servers, services
 
 HERE = (GuestState.RUNNING, GuestState.STOPPED)  #: the guest of the place where the server is
+
+
+class RemovedGuest(NamedTuple):
+    """A guest that its host has removed under a fence."""
+
+    server: str
+    host: str
+    fence: int
 
 
 def add(tx: Connection, rows: Sequence[Values]) -> None:
@@ -145,19 +154,21 @@ def discard(
     add(tx, [{**debt, "keeps_files": keeps_files}])
 
 
-def confirm_debts(tx: Connection, confirmed: Iterable[tuple[str, str, int]]) -> set[str]:
-    """Remove debts that hosts have confirmed, as (server, host, fence), and release their
-    allocations.
+def confirm_debts(tx: Connection, confirmed: Iterable[RemovedGuest]) -> set[str]:
+    """Remove the debts of guests that hosts have removed, and release their allocations.
 
-    Returns the servers of which a debt was removed. A confirmation under an older fence is ignored.
+    A confirmation under an older fence is ignored.
+
+    Returns:
+        The servers of which a debt was removed.
     """
-    wanted = {(server, host): fence for server, host, fence in confirmed}
-    if not wanted:
+    fences = {(server, host): fence for server, host, fence in confirmed}
+    if not fences:
         return set()
     rows = tx.execute(
         for_update(
             sa.select(guests).where(
-                guests.c.server_id.in_(sorted({server for server, _ in wanted})),
+                guests.c.server_id.in_(sorted({server for server, _ in fences})),
                 guests.c.wanted == GuestState.ABSENT,
             )
         )
@@ -165,7 +176,7 @@ def confirm_debts(tx: Connection, confirmed: Iterable[tuple[str, str, int]]) -> 
     removed = [
         row
         for row in rows
-        if (row.server_id, row.host) in wanted and row.fence <= wanted[row.server_id, row.host]
+        if (row.server_id, row.host) in fences and row.fence <= fences[row.server_id, row.host]
     ]
     found = [(row.server_id, row.host) for row in removed]
     if found:
