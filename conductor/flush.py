@@ -44,7 +44,7 @@ class Written(NamedTuple):
 
 
 def write(tx: Connection, engine: WorkflowEngine, runs: Iterable[AnyRun]) -> Written:
-    """Write what the runs have collected; returns what is left to do after the commit."""
+    """Write the changes of runs, and return what is left to do after the commit."""
     runs = list(runs)
     for run in runs:
         if run.data is not None and (data := journal(run.data, run.action.data)) != run.action.data:

@@ -155,7 +155,7 @@ def control_command(
 def control_commands(
     tx: Connection, workflows: Workflows, host: str, session: int
 ) -> list[Command]:
-    """The controls that are requested of live migrations that leave this host."""
+    """Return a command for each control that was requested of a live migration from this host."""
     requested = {
         row.action_id: row.requested_control for row in migrations.requested_controls(tx, host)
     }

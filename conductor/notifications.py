@@ -21,7 +21,7 @@ _STATES = ("vm_state", "task_state")
 def of(
     workflows: Workflows, runs: Iterable[AnyRun], settings: NotificationSettings
 ) -> list[Notice]:
-    """Of each run in order: the change of its server's state, what its steps tell, its end."""
+    """Return the notices of each run in order: on the server's state, on steps, on the end."""
     return [
         notice for run in runs for notice in [*_update(run, settings), *_events(workflows, run)]
     ]

@@ -100,7 +100,7 @@ class Run(Generic[Args, Data]):
 
     @property
     def locked_at(self) -> int:
-        """When the transaction that writes this locked the action."""
+        """The time at which this transaction locked the action."""
         return cast(LockedActionRow, self.action).locked_at
 
     @property
@@ -109,52 +109,55 @@ class Run(Generic[Args, Data]):
 
     @property
     def host(self) -> str | None:
-        """Where the server is, counting what this transaction is about to write."""
+        """The server's host, with the changes of this run."""
         host: str | None = self.changes.get("host", self.server.host)
         return host
 
     @property
     def fence(self) -> int:
-        """The server's fence, counting what this transaction is about to write."""
+        """The server's fence, with the changes of this run."""
         return int(self.head.get("fence", self.action.fence))
 
     def copy_data_to(self, other: AnyRun) -> None:
-        """Set in the data of the same action, as it is by now, what a call or ``prepare`` has
-        changed here."""
+        """Copy the fields that a call or ``prepare`` has changed in this run's data.
+
+        Args:
+            other: A run of the same action, as the action is now.
+        """
         before = from_wire(type(self.data), self.action.data)
         for one in fields(before):
             if (value := getattr(self.data, one.name)) != getattr(before, one.name):
                 setattr(other.data, one.name, value)
 
     def raise_fence(self) -> None:
-        """The server's place changes: whoever acts under the old fence is refused from now on."""
+        """Raise the fence, so that hosts refuse commands under the old fence from now on."""
         self.head["fence"] = self.changes["fence"] = self.fence + 1
 
     def set(self, **values: object) -> None:
-        """Change the server."""
+        """Change columns of the server."""
         self.changes.update(values)
 
     def has_volumes(self) -> bool:
-        """Has the server any?"""
+        """True if the server has volumes."""
         return bool(self.volumes)
 
     def set_volume(self, row: BlockDeviceRow, **values: object) -> None:
-        """Change one of the server's volumes; a call may do that too."""
+        """Change columns of a volume's row. A call may do that too."""
         self.volume_changes[row.uuid] = {**(self.volume_changes.get(row.uuid) or {}), **values}
 
     def remove_volumes(self, rows: Iterable[BlockDeviceRow]) -> None:
-        """The server does not have these volumes any more."""
+        """Remove the rows of volumes."""
         self.volume_changes.update(dict.fromkeys((row.uuid for row in rows), None))
         kept = [self.volume_changes.get(row.uuid, {}) is not None for row in self.volumes]
         self.set(volumes=sum(kept))
 
     def set_migration(self, **values: Unpack[MigrationChanges]) -> None:
-        """Change the record of the migration."""
+        """Change columns of the action's migration."""
         self.migration_changes.update(values)
 
     @property
     def assignment(self) -> HardwareAssignment | None:
-        """Which parts of its host the guest holds, counting what this transaction has claimed."""
+        """The parts of the host that the guest holds, with the claims of this run."""
         if "host" in self.changes:
             return self.claimed
         return (
@@ -165,30 +168,30 @@ class Run(Generic[Args, Data]):
 
     @property
     def is_repeated(self) -> bool:
-        """May this step have been tried before? Its effect outside may be there already."""
+        """True if the step may have been tried before, so that its effect may exist already."""
         return self.action.owner is not None or self.action.sends > 0 or self.action.attempt > 1
 
     @property
     def is_undoing(self) -> bool:
-        """Is the action on its way back?"""
+        """True if the action is being undone."""
         return bool(self.head.get("phase", self.action.phase) == ActionPhase.UNDO)
 
     def secrets(self, engine: Engine) -> JsonObject:
-        """What was sealed when the action was accepted."""
+        """Return the secrets of the request, which the API has sealed."""
         return engine.vault.open(self.action.secrets) if self.action.secrets else {}
 
     def continue_at(self, step: str | None, **head: object) -> None:
-        """A conductor should go on at this step, at once, which was not tried yet."""
+        """Make the action due at a step that was not tried yet, with further changes of its row."""
         head = {"state": ActionState.DUE, "due_at": now(), "step": step, "sends": 0, **head}
         self.head.update(owner=None, lease_until=None, **head)
 
     def go_to(self, step: str) -> None:
-        """Leave the step as it is; this one comes first."""
+        """Interrupt the current step and continue at another step."""
         self.paused = True
         self.continue_at(step)
 
     def switch_workflow(self, workflow: str) -> None:
-        """Another workflow goes on from here: one that has a step of the same name."""
+        """Continue with another workflow, at its step of the same name."""
         self.paused = True
         self.head.update(
             state=ActionState.DUE, due_at=now(), workflow=workflow, owner=None, lease_until=None
@@ -202,14 +205,21 @@ class Run(Generic[Args, Data]):
         status: int | None = None,
         reason: FailureReason = FailureReason.UNSPECIFIED,
     ) -> None:
-        """This step definitely failed."""
+        """Record the definite failure of the current step, with the fields of ``Failure``."""
         self.problem = StepFailed(text, details, retryable, status, reason)
 
     def add_cleanup(
         self, kind: str, target: str, why: str, place: str = "", **args: object
     ) -> None:
-        """An external service has this still to remove, or to put right; the action goes on without
-        it."""
+        """Leave work at an external service to a pending cleanup. The action continues.
+
+        Args:
+            kind: A kind of ``store.cleanups``.
+            target: The id of the object at the service.
+            why: The reason why the work is not done yet.
+            place: The host, for kinds that have one.
+            args: Further facts for the cleanup.
+        """
         self.cleanups.append(
             {
                 "kind": kind,
@@ -226,8 +236,14 @@ class Run(Generic[Args, Data]):
     def cleanup_on_failure(
         self, kind: str, target: str, place: str = "", **args: object
     ) -> Iterator[None]:
-        """Calls that clean up at an external service, after the pivot or on the way back. What it
-        refuses, or does not answer for too long, is written down as a pending cleanup."""
+        """Add a pending cleanup if a call in the block fails.
+
+        The block cleans up at an external service, after the pivot or in an undo. A service that
+        does not answer is called again, up to ``MAX_CLEANING_TRIES`` times, before that.
+
+        Raises:
+            Unavailable: The service does not answer, and the call is to be repeated.
+        """
         try:
             yield
         except errors.Unavailable as problem:
@@ -239,13 +255,12 @@ class Run(Generic[Args, Data]):
 
     @property
     def cleanup_message(self) -> str | None:
-        """Why this step left something to a pending cleanup; None: it did not."""
+        """The reasons of the pending cleanups that this step has added. None: it has added none."""
         texts = dict.fromkeys([*(one["why"] for one in self.cleanups), self.ignored_refusal])
         return " ".join(filter(None, texts)) or None
 
     def retry_in(self, micros: int) -> None:
-        """Leave the step as it is and look again later; at once when something has happened
-        meanwhile."""
+        """Try the current step again later, or at once if the action was woken meanwhile."""
         self.paused = True
         self.head.update(
             state=ActionState.DUE,
@@ -262,7 +277,7 @@ class Run(Generic[Args, Data]):
         message: str | None = None,
         details: str | None = None,
     ) -> None:
-        """Add an event to the journal; the action is locked."""
+        """Add an event to the journal. The action is locked."""
         seq = int(self.head.get("next_seq", self.action.next_seq))
         self.head["next_seq"] = seq + 1
         self.events.append(
@@ -280,7 +295,7 @@ class Run(Generic[Args, Data]):
         )
 
     def command(self, host: str, step: str, verb: str, args: JsonObject) -> None:
-        """Send a command when the transaction has committed; the runner fills the session in."""
+        """Send a command after the commit. ``conductor.flush`` fills in the session."""
         self.commands.append(
             (
                 host,
@@ -306,7 +321,10 @@ DEBT = "debt"
 
 
 def debt_command(server: str, fence: int, session: int = 0, keeps_files: bool = False) -> Command:
-    """The command that asks a host to remove a guest; removing is a level, so the fence is its
-    attempt."""
+    """Return the command that removes a guest from its host.
+
+    The fence takes the place of the attempt in the key, because removals of one guest differ only
+    in their fence.
+    """
     args = {"keep_files": True} if keeps_files else {}
     return Command(DEBT, server, fence, server, fence, session, "ensure_absent", args)

@@ -439,7 +439,7 @@ def check_options(conf: cfg.ConfigOpts) -> None:
 
 
 def _engine_options(conf: cfg.ConfigOpts) -> dict[str, Any]:
-    """What the engine has from the configuration and uses each time anew."""
+    """Return the fields of the engine that the configuration sets."""
     own = conf.conductor
     return {
         "batch": own.batch,

@@ -41,66 +41,65 @@ Verb = tuple[str, JsonObject]  #: a verb of the agent and its arguments
 
 @dataclass(frozen=True)
 class Step(Generic[StepArgs, StepData]):
-    """One step: all that is known of it. It works in the transaction, or calls a service first, or
-    is a command."""
+    """The declaration of a step. It works in the transaction, calls a service first, or is a
+    command."""
 
     #: The name of the step in the journal.
     name: str
     #: Why the step has its place in the workflow, in a sentence.
     why: str
-    #: Is the step part of this action? None: always.
+    #: Returns True if the step is part of the action. None: always.
     condition: Callable[[Run[StepArgs, StepData]], bool] | None = None
-    #: Outside the transaction, and without any effect; in the lane INSIDE.
+    #: Runs before the transaction, without effect, in the lane INSIDE.
     prepare: Callable[[Engine, Sequence[Run[StepArgs, StepData]]], None] | None = None
-    #: In the transaction.
+    #: Runs in the transaction.
     apply: Callable[[Connection, Engine, Sequence[Run[StepArgs, StepData]]], None] | None = None
-    #: Calls an external service: journalled as started before, beside others, in the lane of the
-    #: service, which is the same for all steps of this name. It can be repeated and may call
-    #: ``run.fail``; then ``apply``. After the pivot a refusal fails nothing, see
-    #: ``runner.ignore_refusals``.
+    #: Calls an external service, in the lane of the service, before ``apply``. The journal has
+    #: recorded the start. The call may be repeated, and may call ``run.fail``. After the pivot a
+    #: refusal does not fail the action, see ``runner.ignore_refusals``.
     call: Callable[[Engine, Run[StepArgs, StepData]], None] | None = None
     #: The lane of the service that ``call`` and ``undo_call`` call.
     lane: Lane = Lane.IMAGE
-    #: A command to a host.
+    #: Returns the command to a host.
     command: Callable[[Engine, Run[StepArgs, StepData]], Verb] | None = None
-    #: The host of the command; None: the server's.
+    #: Returns the host of the command and its undo. None: the server's host.
     host_of: Callable[[Run[StepArgs, StepData]], str | None] | None = None
-    #: In the transaction that sends the command.
+    #: Runs in the transaction that sends the command.
     on_start: Callable[[Connection, Sequence[Run[StepArgs, StepData]]], None] | None = None
-    #: In the transaction that takes the command's result in.
+    #: Runs in the transaction that processes the result of the command.
     on_result: Callable[[Connection, Run[StepArgs, StepData], Result], None] | None = None
-    #: The command starts no guest: a host that goes down meanwhile has definitely failed it.
+    #: True if the command starts no guest, so that it has failed when its host goes down.
     fails_when_host_down: bool = False
-    #: Proof that the host's guests are dead is as good as the command's success.
+    #: True if the command counts as done once the host's guests are proved to be dead.
     done_when_host_dead: bool = False
-    #: The command needs what the host has that the server leaves.
+    #: True if the command needs the files on the host that the server leaves.
     reads_source: bool = False
-    #: Its failure is not the chosen host's: another host would not help.
+    #: True if the failure does not depend on the host, so that no other host is tried.
     fails_on_any_host: bool = False
-    #: Removes in the transaction what the step made.
+    #: Undoes the step in the transaction.
     undo: Callable[[Connection, Engine, Run[StepArgs, StepData]], None] | None = None
-    #: Removes on the host what the step made.
+    #: Returns the command that undoes the step on the host.
     undo_command: Callable[[Engine, Run[StepArgs, StepData]], Verb] | None = None
-    #: Removes at the service what the step made.
+    #: Undoes the step at the service.
     undo_call: Callable[[Engine, Run[StepArgs, StepData]], None] | None = None
-    #: Its undo starts the guest that the action stopped: where it has failed, the guest is off.
+    #: True if the undo starts the guest that the action stopped. If it fails, the guest is off.
     undo_starts_guest: bool = False
-    #: After this step the action is not undone any more.
+    #: True if the action is not undone any more after this step.
     pivot: bool = False
-    #: A control (abort or complete) can be requested while the command runs.
+    #: True if an abort or a completion can be requested while the command runs.
     takes_controls: bool = False
-    #: An action begins behind it, and comes to it by ``Run.go_to`` alone.
+    #: True if the action skips the step unless ``Run.go_to`` names it.
     by_name: bool = False
-    #: What is told of it, beside what is told of the whole action
+    #: Notifications about the step, beside those about the action
     #: (``common.notifications.events``).
     events: StepEvents = StepEvents()
 
     def host(self, run: Run[StepArgs, StepData]) -> str | None:
-        """Where its command goes, and the one that undoes it."""
+        """Return the host of the command and of its undo."""
         return self.host_of(run) if self.host_of is not None else run.host
 
     def is_skipped(self, run: Run[StepArgs, StepData]) -> bool:
-        """Is the step no part of this action?"""
+        """True if the step is not part of the action."""
         return self.condition is not None and not self.condition(run)
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sweep: once a second, what nobody else would notice.
+"""The sweep: once a second, the work that no message triggers.
 
-Writes down who was heard (one statement for all), judges who is silent, begins what time makes due,
-and tells hosts which images to fetch ahead. Due actions are found by ``runner.advance``, lost
-commands by the host's own sync. A plain function; the thread that calls it and the flags it is
-given live in ``conductor.service``.
+The sweep records which hosts were heard (one statement for all), judges which hosts are down,
+begins the actions that time makes due, and does the chores of the engine. ``runner.advance`` finds
+due actions, and the sync of a host finds lost commands. ``conductor.service`` calls the sweep in a
+thread.
 """
 
 from __future__ import annotations
@@ -42,14 +42,22 @@ MIN_DOUBT_SECONDS, MAX_DOUBT_SECONDS = 60.0, 3600.0
 
 @dataclass
 class Watch:
-    """What the sweep remembers from one round to the next. ``beaten_at``: no later than the last
-    sign of life that it wrote down, by the database's clock."""
+    """What the sweep remembers from one round to the next.
 
+    Times are seconds of the monotonic clock, if their field does not say otherwise.
+    """
+
+    #: The time of the last round by the database's clock, in microseconds.
     database_at: int | None = None
+    #: A time before the last sign of life that the sweep has recorded, by the database's clock.
     beaten_at: int = 0
+    #: The time of the last round.
     monotonic_at: float = 0.0
+    #: Since when the conductor receives its own messages. None: it does not.
     listening_since: float | None = None
+    #: True if too few hosts are heard to judge the others.
     doubtful: bool = False
+    #: Until when the database's clock is not trusted, after a jump.
     doubted_until: float = 0.0
     #: When each chore was done last.
     chores_at: dict[Chore, float] = field(default_factory=dict)
