@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The arguments of actions: what was asked for, frozen into the action's row when it was accepted.
 
-The API and the operator's commands write them, each workflow of the conductor declares which of
-them it reads (``conductor.saga.Workflow.args``). A field that the writer does not know takes its
-default, one that the reader does not know is ignored, so that an action of the release before is
-understood. Secrets are never here.
+The API and the operator's commands write them. Each workflow declares the arguments that it reads
+(``conductor.workflow.Workflow.args``). A missing field takes its default, and an unknown field is
+ignored, so that an action of the previous release is understood. Secrets are never here.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from dataclasses import dataclass, field
 
 from common.json_types import JsonObject
 from common.models import Flavor, ImageRef
+from common.statuses import BlockDeviceStatus, ShareStatus
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ class ShareArgs:
     tag: str = ""
     protocol: str = ""
     export_location: str = ""
-    was: str = ""  #: status of the mapping when it was to be detached
+    was: ShareStatus | None = None  #: status of the mapping when it was to be detached
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ class VolumeActionArgs(ActionArgs):
 
     block_device: str  #: uuid of the row
     volume_id: str
-    before: str = "attached"  #: the row's status, for the way back
+    before: BlockDeviceStatus = BlockDeviceStatus.ATTACHED  #: the row's status, for the way back
 
 
 @dataclass(frozen=True, kw_only=True)

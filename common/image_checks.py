@@ -39,7 +39,7 @@ def check_active(image: Image) -> None:
     Raises:
         BadRequest: The image is not active, or is encrypted.
     """
-    if image.status != "active":
+    if not image.is_active:
         raise errors.BadRequest(f"Image {image.ref.id} is not active.")
     if image.ref.properties.get(ENCRYPTED_BY):
         raise errors.BadRequest(

@@ -29,6 +29,7 @@ from common import __version__, ids, tls
 from common.command_key import UNDO
 from common.errors import ConfigError
 from common.json_types import JsonMapping
+from common.statuses import ActionState, ResultStatus, StepEvent
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -254,7 +255,7 @@ def action(parts: JsonMapping) -> None:
         span_id(about),
         parts["ms"] / 1000,
         attributes=_attributes(parts),
-        failure="the action failed" if parts["state"] == "failed" else None,
+        failure="the action failed" if parts["state"] == ActionState.FAILED else None,
     )
 
 
@@ -263,7 +264,7 @@ def step(parts: JsonMapping, attempt: int) -> None:
     about, ended = parts["request"], parts["event"]
     if spans is None or not is_traced(about):
         return
-    name = f"{UNDO if ended in ('undone', 'undo_failed') else ''}{parts['step']}"
+    name = f"{UNDO if ended in (StepEvent.UNDONE, StepEvent.UNDO_FAILED) else ''}{parts['step']}"
     spans.write(
         f"{parts['workflow']} {name}",
         about,
@@ -271,7 +272,9 @@ def step(parts: JsonMapping, attempt: int) -> None:
         span_id(parts["action"]),
         parts["ms"] / 1000,
         attributes={**_attributes(parts), "kilonova.attempt": attempt},
-        failure=str(parts["why"] or ended) if ended in ("failed", "undo_failed", "stuck") else None,
+        failure=str(parts["why"] or ended)
+        if ended in (StepEvent.FAILED, StepEvent.UNDO_FAILED, StepEvent.STUCK)
+        else None,
     )
 
 
@@ -287,7 +290,9 @@ def command(parts: JsonMapping, attempt: int) -> None:
         span_id(parts["action"], parts["step"], attempt),
         parts["ms"] / 1000,
         attributes={**_attributes(parts), "kilonova.attempt": attempt},
-        failure=str(parts["why"] or ended) if ended in ("failed", "dead", "unknown") else None,
+        failure=str(parts["why"] or ended)
+        if ended in (ResultStatus.FAILED, ResultStatus.DEAD, ResultStatus.UNKNOWN)
+        else None,
     )
 
 

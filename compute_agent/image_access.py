@@ -38,7 +38,7 @@ class ImageGatewayAccess:
             self._client(access).upload(image, access.token, chunks)
         except errors.Conflict:
             # Our own bytes, when the answer to an earlier upload was lost.
-            if self._client(access).show(image, access.token).status != "active":
+            if not self._client(access).show(image, access.token).is_active:
                 raise
         except errors.Unauthorized as problem:
             raise errors.Unavailable(_OLD_TICKET) from problem

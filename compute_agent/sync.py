@@ -30,7 +30,15 @@ from common.models import (
     Sync,
     SyncAnswer,
 )
-from common.verbs import Controlled, ControlMigration, UnknownVerb, Verb, decode, power_state
+from common.statuses import ResultStatus
+from common.verbs import (
+    Controlled,
+    ControlMigration,
+    UnknownVerb,
+    Verb,
+    decode,
+    power_state,
+)
 from common.wire import to_wire
 from compute_agent.journal import Journal
 from compute_agent.verbs import aborted
@@ -189,7 +197,7 @@ class Agent:
             str(command.key),
             str(command.server),
             command.fence if isinstance(command.fence, int) else 0,
-            "refused",
+            ResultStatus.REFUSED,
             error=error,
             details=details[:MAX_DETAILS_CHARS],
             reason=reason,
@@ -233,7 +241,7 @@ class Agent:
             ):
                 self.ended(work, aborted(self._journal, work.command))
         key, data = str(command.key), to_wire(Controlled(in_hand=work is not None))
-        self._results[key] = Result(key, command.server, command.fence, "done", data)
+        self._results[key] = Result(key, command.server, command.fence, ResultStatus.DONE, data)
 
     def take(self) -> Work | None:
         """The next command that may run now, at most one for each server; cancelled ones are

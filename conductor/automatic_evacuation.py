@@ -20,6 +20,7 @@ from common.store.engine import Connection, Store
 from common.store.hosts import host_actions, host_contents, host_status
 from common.store.hosts.host_actions import Arguments, Name
 from common.store.hosts.host_contents import Look
+from conductor.engine import Chore
 
 log = logging.getLogger(__name__)
 PERIOD_SECONDS = 5.0  #: between two rounds
@@ -90,6 +91,13 @@ def _begin(store: Store, look: Look) -> bool:
     if begun:
         log.warning("host %s is down: its %d servers are evacuated", host, len(look.servers))
     return begun
+
+
+def chore(policy: EvacuationPolicy) -> Chore:
+    """Return the chore of the sweep that evacuates hosts that went down."""
+    return Chore(
+        lambda engine: evacuate(engine.store, policy), PERIOD_SECONDS, needs_certainty=True
+    )
 
 
 def refusal(evacuates: bool, fencing_hook: str) -> str:

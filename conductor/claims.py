@@ -20,11 +20,14 @@ from common.clock import SECOND
 from common.hardware import ON_VOLUME, hardware
 from common.json_types import JsonObject
 from common.models import Flavor, HardwareAssignment, ImageRef, RequestSpec
+from common.statuses import ActionPhase
 from common.store.engine import Connection
 from common.store.placement import allocations
 from common.store.servers import failed_builds, guests
 from common.wire import from_wire, to_wire
-from conductor.saga import ActionData, Engine, Run, StepFailed, cleanup_command
+from conductor.action_data import ActionData, StepFailed
+from conductor.engine import Engine
+from conductor.run import Run, cleanup_command
 
 log = logging.getLogger(__name__)
 #: Of hosts whose agent attaches volumes: one of an earlier release would leave them out.
@@ -277,5 +280,5 @@ def reschedule(engine: Engine, run: PlacementRun, problem: StepFailed) -> bool:
             run.build_verdicts += [(host, 1) for host in sorted(blamed)]
         run.data.blamed = []
         return False
-    run.continue_at(None, phase="do", attempt=run.attempt + 1, host=None)
+    run.continue_at(None, phase=ActionPhase.FORWARD, attempt=run.attempt + 1, host=None)
     return True

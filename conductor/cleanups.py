@@ -16,8 +16,8 @@ from common import errors
 from common.store.neighbours import cleanups
 from common.store.rows import CleanupRow, ServerRow
 from conductor import images, networks, shares, volume_cleanups, volumes
+from conductor.engine import Engine
 from conductor.images import try_all
-from conductor.saga import Engine
 
 log = logging.getLogger(__name__)
 BATCH_SIZE = 16  #: cleanups in one round

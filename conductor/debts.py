@@ -16,7 +16,7 @@ from common.clock import SECOND
 from common.store.engine import Connection
 from common.store.rows import DebtRow
 from common.store.servers import actions, guests
-from conductor.saga import AnyRun, cleanup_command
+from conductor.run import AnyRun, cleanup_command
 
 CONFIRM_TIMEOUT_MICROS = 30 * SECOND  #: how long an action waits for hosts that are up
 POLL_MICROS = 2 * SECOND

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the conductor asks of others: messages, images, networks, shares, volumes. The seams that
-``conductor.saga.Engine`` has.
+``conductor.engine.Engine`` has.
 
 ``conductor.service_clients`` and ``conductor.service`` implement them for the process. Each call of
 the image, network, share and volume service is made as Kilonova's own user. It raises Unavailable

@@ -18,15 +18,17 @@ from common import metrics, tracing
 from common.json_types import JsonObject
 from common.log import event
 from common.models import Command
+from common.statuses import ActionState, StepEvent
 from common.store.engine import Connection, notification_settings
 from common.store.hosts import hosts
 from common.store.neighbours import cleanups
 from common.store.notifications import outbox
 from common.store.placement import allocations
 from common.store.servers import actions, block_devices, migrations
-from conductor import notifications
-from conductor.lanes import LANE_OF
-from conductor.saga import AnyRun, Engine, Lane, journal
+from conductor.action_data import journal
+from conductor.engine import Lane
+from conductor.run import AnyRun
+from conductor.workflow_engine import WorkflowEngine
 
 log = logging.getLogger(__name__)
 Sendings = dict[str, list[Command]]  #: commands by host
@@ -37,12 +39,12 @@ class Written(NamedTuple):
     and what to log."""
 
     sendings: Sendings
-    due: frozenset[str] = frozenset()
+    due: frozenset[Lane] = frozenset()
     lines: tuple[tuple[str, JsonObject, int], ...] = ()  #: of the log; with their attempt
 
 
-def write(tx: Connection, runs: Iterable[AnyRun]) -> Written:
-    """Write what the runs have collected; returns what is left to do after the commit."""
+def write(tx: Connection, engine: WorkflowEngine, runs: Iterable[AnyRun]) -> Written:
+    """Write the changes of runs, and return what is left to do after the commit."""
     runs = list(runs)
     for run in runs:
         if run.data is not None and (data := journal(run.data, run.action.data)) != run.action.data:
@@ -60,14 +62,14 @@ def write(tx: Connection, runs: Iterable[AnyRun]) -> Written:
     cleanups.add(tx, [row for run in runs for row in run.cleanups])
     allocations.judge(tx, [verdict for run in runs for verdict in run.build_verdicts])
     if settings := notification_settings(tx):
-        outbox.add(tx, notifications.of(runs, settings))
+        outbox.add(tx, engine.notices(engine.workflows, runs, settings))
     sendings = with_sessions(tx, [sending for run in runs for sending in run.commands])
     return Written(
         sendings,
         frozenset(
-            LANE_OF.get(run.head.get("step") or "", Lane.INSIDE)
+            engine.workflows.lane_of.get(run.head.get("step") or "", Lane.INSIDE)
             for run in runs
-            if run.head.get("state") == "due"
+            if run.head.get("state") == ActionState.DUE
         ),
         tuple(line for run in runs for line in _lines(run)),
     )
@@ -81,14 +83,14 @@ def _lines(run: AnyRun) -> Iterator[tuple[str, JsonObject, int]]:
     about = {"action": row.id, "workflow": row.workflow}
     whose = {"server": row.server_id, "request": row.request_id}
     took = (time.monotonic() - run.began) * 1000
-    if row.state == "waiting" and row.sent_at and micros:
+    if row.state == ActionState.WAITING and row.sent_at and micros:
         took = (micros - row.sent_at) / 1000
     for one in run.events:
-        if one["event"] != "started":
+        if one["event"] != StepEvent.STARTED:
             step = {"step": one["step"], "event": one["event"], "host": one["host"]}
             parts = {**about, **step, "ms": max(0.0, took), **whose, "why": one["message"]}
             yield "step", parts, one["attempt"]
-    if micros and (state := run.head.get("state")) in ("done", "failed"):
+    if micros and (state := run.head.get("state")) in (ActionState.DONE, ActionState.FAILED):
         took = (micros - row.created_at) / 1000
         yield "action", {**about, "state": state, "ms": took, **whose}, run.attempt
 
@@ -114,7 +116,7 @@ def with_sessions(tx: Connection, sendings: Sequence[tuple[str, Command]]) -> Se
     return by_host
 
 
-def send(engine: Engine, written: Written) -> None:
+def send(engine: WorkflowEngine, written: Written) -> None:
     """One message a host; a lost one is made up for by the host's next sync."""
     for what, parts, attempt in written.lines:
         event(log, what, **parts)

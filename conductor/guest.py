@@ -16,11 +16,13 @@ from dataclasses import replace
 from common import states
 from common.instance_data import guest_spec
 from common.models import Belongings, GuestSpec, ImageRef, Result
+from common.statuses import GuestState
 from common.store.engine import Connection
 from common.store.servers import guests
 from common.verbs import EnsureRunning, EnsureStopped, power_state
 from conductor import networks, volumes
-from conductor.saga import AnyRun, Engine
+from conductor.engine import Engine
+from conductor.run import AnyRun
 
 
 def spec(engine: Engine, run: AnyRun, image: ImageRef | None = None) -> GuestSpec:
@@ -81,7 +83,7 @@ def stop(engine: Engine, run: AnyRun) -> EnsureStopped:
 
 def allow_to_run(tx: Connection, runs: Sequence[AnyRun]) -> None:
     """From the moment the command is sent the guest may run."""
-    guests.want(tx, [run.server.id for run in runs], guests.RUNNING, True)
+    guests.want(tx, [run.server.id for run in runs], GuestState.RUNNING, True)
 
 
 def record_running(tx: Connection, run: AnyRun, result: Result) -> None:
@@ -108,4 +110,4 @@ def record_booted(tx: Connection, run: AnyRun, result: Result) -> None:
 def record_stopped(tx: Connection, run: AnyRun, result: Result) -> None:
     """Record that the guest is off, and is to stay off."""
     run.set(power_state=_reported(result, states.SHUTDOWN))
-    guests.want(tx, [run.server.id], guests.STOPPED, False)
+    guests.want(tx, [run.server.id], GuestState.STOPPED, False)

@@ -21,6 +21,7 @@ from typing import TypeVar
 from common import errors, states
 from common.clock import SECOND
 from common.context import RequestContext
+from common.statuses import GuestState, MigrationStatus, MigrationType
 from common.store.engine import Connection, Store
 from common.store.hosts import host_actions, host_contents, host_status, services
 from common.store.hosts.host_actions import (
@@ -34,9 +35,9 @@ from common.store.hosts.host_actions import (
 )
 from common.store.hosts.host_contents import Look, Move, Resident
 from common.store.servers import guests, migrations
-from conductor import host_plan, lanes, move_progress
+from conductor import host_plan, move_progress
+from conductor.engine import Engine, Lane
 from conductor.host_plan import Planned, Stays, Way
-from conductor.saga import Engine
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -45,12 +46,12 @@ T = TypeVar("T")
 SETTLING = 60 * SECOND
 RETRY = 60 * SECOND  #: with ``wait``: after which those that could not go are tried again
 MAX_CONFIRMATIONS = 3  #: times that a move is confirmed or reverted, should that fail
-ENDED_WELL = ("completed", "confirmed", "done")
+ENDED_WELL = (MigrationStatus.COMPLETED, MigrationStatus.CONFIRMED, MigrationStatus.DONE)
 FENCE = "fence"  #: the step of an evacuation whose failure ends the whole
-_MOVE_ARGS: dict[str, dict[str, object]] = {
-    migrations.LIVE: {"block_migration": None},
-    migrations.MIGRATION: {},
-    migrations.EVACUATION: {"stopped": False, "shared": None},
+_MOVE_ARGS: dict[MigrationType, dict[str, object]] = {
+    MigrationType.LIVE: {"block_migration": None},
+    MigrationType.COLD: {},
+    MigrationType.EVACUATION: {"stopped": False, "shared": None},
 }
 
 
@@ -63,7 +64,7 @@ class HostActionKind:
     is_empty: Callable[[Look], bool]
     # why it is over before the host is empty; "" while it is not
     refusal: Callable[[Look, bool], str]
-    kinds: frozenset[str]  # of migrations that count as under way
+    kinds: frozenset[MigrationType]  # of migrations that count as under way
     needs_host: bool = False  # the host itself must answer
 
 
@@ -75,7 +76,9 @@ def _is_drained(look: Look) -> bool:
 
 def _is_evacuated(look: Look) -> bool:
     """No server is there, and none is being made again, which may fail still."""
-    return not look.servers and not any(move.kind == migrations.EVACUATION for move in look.leaving)
+    return not look.servers and not any(
+        move.kind == MigrationType.EVACUATION for move in look.leaving
+    )
 
 
 def _drain_refusal(look: Look, has_hook: bool) -> str:
@@ -96,7 +99,7 @@ KINDS = {
         lambda server, args: host_plan.drained(server, args.cold),
         _is_drained,
         _drain_refusal,
-        frozenset({migrations.LIVE, migrations.MIGRATION, migrations.RESIZE}),
+        frozenset({MigrationType.LIVE, MigrationType.COLD, MigrationType.RESIZE}),
         needs_host=True,
     ),
     Name.EVACUATE: HostActionKind(
@@ -104,7 +107,7 @@ KINDS = {
         lambda server, args: host_plan.evacuated(server),
         _is_evacuated,
         _evacuation_refusal,
-        frozenset({migrations.EVACUATION}),
+        frozenset({MigrationType.EVACUATION}),
     ),
 }
 
@@ -332,7 +335,7 @@ class _Round:
         """Did an action like this one move it, and has it still to be confirmed?"""
         return (
             move.by == self.kind.command
-            and move.status == migrations.FINISHED
+            and move.status == MigrationStatus.FINISHED
             and self.confirmed.get(move.uuid, 0) <= MAX_CONFIRMATIONS
         )
 
@@ -366,7 +369,7 @@ class _Round:
             )
         elif move.gone:
             self.say(EventName.DELETED, f"{about}  was deleted meanwhile", move.server, move.uuid)
-        elif move.status == migrations.FINISHED:
+        elif move.status == MigrationStatus.FINISHED:
             self.say(
                 EventName.UNCONFIRMED,
                 f"{about}  is on {move.dest} and waits for its owner to confirm it",
@@ -411,7 +414,7 @@ class _Round:
         except (errors.Conflict, errors.BadRequest, errors.NotFound) as problem:
             self.note(f"{about}  {problem.text}")
             return None
-        self.engine.wake(lanes.INSIDE)
+        self.engine.wake(Lane.INSIDE)
         return begun
 
     def _count(self, under_way: list[Move], waiting: int, at: int) -> None:
@@ -547,7 +550,7 @@ class _Round:
         comes = (
             self.soon
             or any(self._is_busy(server) for server in look.servers)
-            or look.guests.get(guests.ABSENT)
+            or look.guests.get(GuestState.ABSENT)
             or any(move.status in migrations.IN_PROGRESS for move in look.coming)
             or any(not move.idle for move in look.leaving)
         )
@@ -568,7 +571,7 @@ class _Round:
             if stays is not None:
                 self.say(EventName.STAYS, host_plan.stays(server, stays), server.id)
         for move in look.leaving:
-            if move.status == migrations.FINISHED and not self._is_ours(move):
+            if move.status == MigrationStatus.FINISHED and not self._is_ours(move):
                 self.say(
                     EventName.UNCONFIRMED,
                     f"{move.server} ({move.name}) is on {move.dest}, and what it left here is kept until then\n"
@@ -578,13 +581,13 @@ class _Round:
                 )
 
 
-def move_args(kind: str, by: str) -> dict[str, object]:
+def move_args(kind: MigrationType, by: str) -> dict[str, object]:
     """The arguments of a server's move. ``by``: who begins it."""
     return {"host": None, "forced": False, "by": by, **_MOVE_ARGS[kind]}
 
 
 def _debts_on(look: Look) -> str:
-    to_remove = look.guests.get(guests.ABSENT)
+    to_remove = look.guests.get(GuestState.ABSENT)
     return (
         f"; {to_remove} guests are still to be removed there: kilonova host debts {look.host.name}"
         if to_remove

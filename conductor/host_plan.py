@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from common import errors, request_spec, states
 from common.clock import SECOND
 from common.models import RequestSpec, Selection
+from common.statuses import MigrationType
 from common.store.hosts.host_contents import Resident
 from common.store.hosts.host_status import HostState
-from common.store.servers import migrations
 
 Select = Callable[[list[RequestSpec], bool], list[Selection]]
 #: from so many hosts on: the share of them that may be down at once
@@ -31,7 +31,7 @@ class Way:
     the word for it."""
 
     key: str
-    kind: str
+    kind: MigrationType
     word: str
 
 
@@ -43,9 +43,9 @@ class Stays:
     then: str
 
 
-LIVE = Way("os-migrateLive", migrations.LIVE, "live")
-COLD = Way("migrate", migrations.MIGRATION, "cold")
-EVACUATION = Way("evacuate", migrations.EVACUATION, "evacuate")
+LIVE = Way("os-migrateLive", MigrationType.LIVE, "live")
+COLD = Way("migrate", MigrationType.COLD, "cold")
+EVACUATION = Way("evacuate", MigrationType.EVACUATION, "evacuate")
 
 _WAITS = Stays(
     "it waits to be confirmed or reverted",

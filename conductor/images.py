@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from common import errors, image_checks
 from common.action_args import ImageArgs
-from common.clients.image import Image
+from common.clients.image import ACTIVE, Image
 from common.json_types import JsonMapping, JsonObject
 from common.models import Flavor, Result
 from common.store.engine import Connection
@@ -23,8 +23,11 @@ from common.store.neighbours.cleanups import IMAGE
 from common.store.servers import actions
 from common.verbs import Snapshot, StoredImage
 from common.wire import from_wire
+from conductor.action_data import ActionData
+from conductor.engine import Engine
 from conductor.external_services import ImageApi
-from conductor.saga import ActionData, AnyRun, Engine, Run, Step
+from conductor.run import AnyRun, Run
+from conductor.step import Step
 
 T = TypeVar("T")
 
@@ -92,7 +95,7 @@ def rotate(engine: Engine, server: str, args: JsonMapping) -> None:
                 "instance_uuid": server,
             }
         )
-        if image.get("status") == "active"
+        if image.get("status") == ACTIVE
     ]
     fences = engine.store.read(lambda tx: actions.backup_fences(tx, server))
     backups.sort(key=lambda image: fences.get(image, 0), reverse=True)

@@ -4,7 +4,7 @@ cleanup, which is due when they cannot make anything any more."""
 
 from __future__ import annotations
 
-from conductor.saga import AnyRun
+from conductor.run import AnyRun
 
 
 def look_for(run: AnyRun, kind: str, place: str = "") -> None:

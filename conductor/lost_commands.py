@@ -15,15 +15,16 @@ from collections.abc import Iterable, Sequence
 
 from common.command_key import CommandKey, CommandKind
 from common.models import Command, Control
+from common.statuses import ActionPhase
 from common.store.engine import Connection
 from common.store.rows import ActionRow, BlockDeviceRow, PlacedServerRow
 from common.store.servers import actions, block_devices, guests, migrations
 from common.store.servers import shares as share_mappings
 from common.verbs import control_command, encode
 from conductor import runner
-from conductor.saga import Engine, cleanup_command
-from conductor.workflows import WORKFLOWS, is_known
-from conductor.workflows.live_migrate import MIGRATE_STEP
+from conductor.run import cleanup_command
+from conductor.workflow import Workflows
+from conductor.workflow_engine import WorkflowEngine
 
 log = logging.getLogger(__name__)
 BATCH_SIZE = 32  #: commands re-sent to a host in one answer
@@ -32,7 +33,7 @@ Failed = list[tuple[ActionRow, Exception]]  #: actions whose command could not b
 
 
 def resend(
-    tx: Connection, engine: Engine, host: str, session: int, known: set[str], grace: int
+    tx: Connection, engine: WorkflowEngine, host: str, session: int, known: set[str], grace: int
 ) -> tuple[list[Command], Failed]:
     """Return the commands that the host has lost: not among the ``known`` keys, and sent more than
     ``grace`` µs ago."""
@@ -71,13 +72,13 @@ def resend(
     ]
     if debts:
         guests.mark_sent(tx, host, [command.server for command in debts])
-    return commands + debts + control_commands(tx, host, session), failed
+    return commands + debts + control_commands(tx, engine.workflows, host, session), failed
 
 
 def _commands(keys: Iterable[CommandKey]) -> set[actions.CommandOf]:
     """Return the commands of actions, as the journal has them."""
     return {
-        (key.owner, key.kind.value, key.step, key.attempt)
+        (key.owner, ActionPhase(key.kind.value), key.step, key.attempt)
         for key in keys
         if key.is_of_action and key.attempt <= MAX_ATTEMPT
     }
@@ -89,7 +90,7 @@ def _debts(keys: Iterable[CommandKey]) -> set[tuple[str, int]]:
 
 
 def _made_again(
-    engine: Engine,
+    engine: WorkflowEngine,
     row: ActionRow,
     server: PlacedServerRow,
     volumes: Sequence[BlockDeviceRow],
@@ -97,9 +98,9 @@ def _made_again(
     session: int,
 ) -> Command | None:
     """Return the command that an action waits for."""
-    if not is_known(row):
+    if not engine.workflows.knows(row):
         return None
-    workflow = WORKFLOWS[row.workflow]
+    workflow = engine.workflows[row.workflow]
     run = workflow.run(row, server, volumes, shares=shares)
     step = workflow.steps[workflow.index(row.step)]
     command = step.undo_command if run.is_undoing else step.command
@@ -115,7 +116,9 @@ def _made_again(
 
 
 # --- live migrations that run ---
-def control_commands(tx: Connection, host: str, session: int) -> list[Command]:
+def control_commands(
+    tx: Connection, workflows: Workflows, host: str, session: int
+) -> list[Command]:
     """Return the commands that control the live migrations which leave this host."""
     requested = {
         row.action_id: row.requested_control for row in migrations.requested_controls(tx, host)
@@ -130,7 +133,9 @@ def control_commands(tx: Connection, host: str, session: int) -> list[Command]:
                 session=session,
             )
             for row in actions.waiting(tx, requested)
-            if row.step == MIGRATE_STEP and row.host == host
+            if row.host == host
+            and row.step is not None
+            and (row.workflow, row.step) in workflows.taking_controls
         ]
         if requested
         else []

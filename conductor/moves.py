@@ -18,6 +18,7 @@ from common.hardware import hardware, on_host, resources_of
 from common.json_types import JsonObject
 from common.models import Flavor, GuestSpec, HardwareAssignment, Interface, RequestSpec
 from common.states import BY_WORKFLOW
+from common.statuses import GuestState, MigrationStatus
 from common.store.engine import Connection
 from common.store.hosts import hosts, zones
 from common.store.placement import allocations
@@ -25,9 +26,12 @@ from common.store.servers import guests
 from common.verbs import DisconnectVolumes, Install, Offer
 from common.wire import from_wire, to_wire
 from conductor import claims, guest, volumes
+from conductor.action_data import StepFailed
 from conductor.claims import ClaimedHost, PlacementData
+from conductor.engine import Engine, Lane
 from conductor.networks import PortData
-from conductor.saga import AnyRun, Engine, Lane, Run, Step, StepFailed
+from conductor.run import AnyRun, Run
+from conductor.step import Step
 from conductor.volumes import ArrivingData
 
 RESIZE_HERE = "resize_here"  #: the workflow of a resize that stays on its host; it begins at the step ``place``
@@ -152,12 +156,12 @@ def claim(tx: Connection, engine: Engine, runs: Sequence[R]) -> list[tuple[R, Js
         if claimed.host != source(run):
             taken.append((run, claimed))
             guests.hold(tx, run.server.id, source(run), run.args.migration)
-        run.set_migration(status="pre-migrating", dest_host=claimed.host)
+        run.set_migration(status=MigrationStatus.PRE_MIGRATING, dest_host=claimed.host)
     if taken:
         guests.add(
             tx,
             [
-                {**claimed.guest(run), "wanted": guests.ARRIVING, "may_run": False}
+                {**claimed.guest(run), "wanted": GuestState.ARRIVING, "may_run": False}
                 for run, claimed in taken
             ],
         )
@@ -261,12 +265,12 @@ def switch_to_destination(tx: Connection, run: MoveRun, runs: bool) -> None:
     source may not."""
     run.data.old_assignment = assignment_of(run.server.assignment)
     run.data.switched = run.data.knows_old_assignment = True
-    _switch_host(tx, run, claimed_destination(run), runs, source(run), guests.KEPT)
+    _switch_host(tx, run, claimed_destination(run), runs, source(run), GuestState.KEPT)
     run.set(availability_zone=run.data.zone, **flavor_columns(run, run.args.new_flavor))
 
 
 def _switch_host(
-    tx: Connection, run: MoveRun, host: str, runs: bool, other: str, state: str
+    tx: Connection, run: MoveRun, host: str, runs: bool, other: str, state: GuestState
 ) -> None:
     """The server is on this host, where its guest may run if ``runs``; the one on the other host is
     ``state``."""
@@ -276,7 +280,7 @@ def _switch_host(
         tx,
         run.server.id,
         host,
-        guests.RUNNING if runs else guests.STOPPED,
+        GuestState.RUNNING if runs else GuestState.STOPPED,
         may_run=runs,
         fence=run.fence,
     )
@@ -290,7 +294,7 @@ def _zone_of(tx: Connection, engine: Engine, host: str) -> str:
 def switch_to_source(tx: Connection, engine: Engine, run: MoveRun, runs: bool) -> None:
     """The server is at its source again, where its guest may run if ``runs``; the one at the
     destination may not."""
-    _switch_host(tx, run, source(run), runs, claimed_destination(run), guests.ARRIVING)
+    _switch_host(tx, run, source(run), runs, claimed_destination(run), GuestState.ARRIVING)
     run.set(
         availability_zone=_zone_of(tx, engine, source(run)),
         **flavor_columns(run, run.args.old_flavor),
@@ -301,7 +305,7 @@ def return_to_destination(tx: Connection, engine: Engine, run: MoveRun, runs: bo
     """``switch_to_source`` undone: the server is at its destination, and its source keeps its
     guest."""
     host = claimed_destination(run)
-    _switch_host(tx, run, host, runs, source(run), guests.KEPT)
+    _switch_host(tx, run, host, runs, source(run), GuestState.KEPT)
     run.set(
         availability_zone=_zone_of(tx, engine, host), **flavor_columns(run, run.args.new_flavor)
     )
@@ -363,11 +367,11 @@ def fail_move(tx: Connection, engine: Engine, run: MoveRun, problem: StepFailed)
     it."""
     if not run.data.undo_failures and claims.reschedule(engine, run, problem):
         run.data.arriving = None
-        run.set_migration(status="accepted", dest_host=None)
+        run.set_migration(status=MigrationStatus.ACCEPTED, dest_host=None)
         run.set(task_state=BY_WORKFLOW[run.action.workflow].during)
         return
     if run.is_left_off:
-        guests.want(tx, [run.server.id], guests.STOPPED, False)
+        guests.want(tx, [run.server.id], GuestState.STOPPED, False)
         run.set(power_state=states.SHUTDOWN)
     run.set(**quota_columns(run.args.old_flavor))
-    run.set_migration(status="error")
+    run.set_migration(status=MigrationStatus.ERROR)

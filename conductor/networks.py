@@ -27,8 +27,11 @@ from common.store.rows import CleanupRow, ServerRow
 from common.store.servers import actions
 from common.wire import from_wire, to_wire
 from conductor import late_calls
+from conductor.action_data import ActionData
+from conductor.engine import Engine, Lane
 from conductor.external_services import NetworkApi
-from conductor.saga import ActionData, AnyRun, Engine, Lane, Run, Step
+from conductor.run import AnyRun, Run
+from conductor.step import Step
 
 Port = JsonObject
 FIRST_POLL_MICROS, MAX_POLL_MICROS = SECOND // 4, 4 * SECOND

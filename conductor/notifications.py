@@ -11,15 +11,20 @@ from common.notifications import events
 from common.notifications.events import Notice
 from common.notifications.options import OFF, VM_STATE, NotificationSettings
 from common.states import BY_WORKFLOW
-from conductor import lanes
-from conductor.saga import AnyRun
+from common.statuses import ActionState, StepEvent
+from conductor.run import AnyRun
+from conductor.workflow import Workflows
 
 _STATES = ("vm_state", "task_state")
 
 
-def of(runs: Iterable[AnyRun], settings: NotificationSettings) -> list[Notice]:
-    """Of each run in order: the change of its server's state, what its steps tell, its end."""
-    return [notice for run in runs for notice in [*_update(run, settings), *_events(run)]]
+def of(
+    workflows: Workflows, runs: Iterable[AnyRun], settings: NotificationSettings
+) -> list[Notice]:
+    """Return the notices of each run in order: on the server's state, on steps, on the end."""
+    return [
+        notice for run in runs for notice in [*_update(run, settings), *_events(workflows, run)]
+    ]
 
 
 def _update(run: AnyRun, settings: NotificationSettings) -> list[Notice]:
@@ -43,15 +48,21 @@ def _update(run: AnyRun, settings: NotificationSettings) -> list[Notice]:
     ]
 
 
-def _events(run: AnyRun) -> list[Notice]:
+def _events(workflows: Workflows, run: AnyRun) -> list[Notice]:
     workflow, state = run.action.workflow, run.head.get("state")
     names = [
         name
         for event in run.events
-        for name in getattr(lanes.EVENTS.get((workflow, event["step"])), event["event"], ())
+        for name in getattr(workflows.events.get((workflow, event["step"])), event["event"], ())
     ]
     names_of = events.event_names(BY_WORKFLOW.get(workflow))
-    names += names_of.done if state == "done" else names_of.failed if state == "failed" else ()
+    names += (
+        names_of.done
+        if state == ActionState.DONE
+        else names_of.failed
+        if state == ActionState.FAILED
+        else ()
+    )
     names += events.of_control(
         state, run.migration_changes.get("status"), getattr(run.data, "control", None)
     )
@@ -79,7 +90,8 @@ def _fault(run: AnyRun) -> JsonObject:
     """What failed first; the details are the operator's, and so are notifications."""
     problem = run.data.problem if run.data is not None else None
     step = next(
-        (event["step"] for event in run.events if event["event"] == "failed"), run.action.step or ""
+        (event["step"] for event in run.events if event["event"] == StepEvent.FAILED),
+        run.action.step or "",
     )
     message = problem.text if problem is not None else run.head.get("message") or ""
     exception = "NoValidHost" if step == "place" else "ActionFailed"

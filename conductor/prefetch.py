@@ -14,7 +14,7 @@ import logging
 from common.models import ImageRef
 from common.store.hosts import cached_images, host_images
 from common.wire import from_wire
-from conductor.saga import Engine
+from conductor.engine import Chore, Engine
 
 log = logging.getLogger(__name__)
 PERIOD_SECONDS = 5.0  #: seconds between two looks
@@ -39,3 +39,6 @@ def prefetch(engine: Engine) -> None:
             engine.store.write(lambda tx: host_images.take(tx, rows)).items()
         ):
             engine.messaging.cache_images(host, [from_wire(ImageRef, image) for image in images])
+
+
+CHORE = Chore(prefetch, PERIOD_SECONDS)

@@ -21,13 +21,14 @@ from common.command_key import CommandKey, CommandKind
 from common.context import RequestContext
 from common.json_types import JsonObject
 from common.models import Command, DomainState, Result, Sync, SyncAnswer
+from common.statuses import ActionState, GuestState, ResultStatus
 from common.store.engine import Connection
 from common.store.hosts import host_files, host_images, hosts
 from common.store.rows import ActionRow, PlacedServerRow, ServerKey
 from common.store.servers import actions, block_devices, fences, guests, migrations, shares
 from conductor import flush, host_texts, lost_commands, progress, report_parts, retries, runner
-from conductor.saga import AnyRun, Engine, Run
-from conductor.workflows import WORKFLOWS, is_known
+from conductor.run import AnyRun, Run
+from conductor.workflow_engine import WorkflowEngine
 
 log = logging.getLogger(__name__)
 GRACE_MICROS = 2 * SECOND  #: a command younger than this may still be on its way
@@ -36,7 +37,7 @@ MAX_APART_SECONDS = 10.0  #: for reports that are taken in part by part
 ODD_HOST_SECONDS = 60.0
 
 
-def handle(engine: Engine, syncs: Sequence[Sync]) -> list[SyncAnswer | Exception]:
+def handle(engine: WorkflowEngine, syncs: Sequence[Sync]) -> list[SyncAnswer | Exception]:
     """Answer each sync; the exception in place of an answer is that of the one sync that caused it,
     or of the database that does not answer."""
     syncs = [host_texts.clean(sync) for sync in syncs]
@@ -47,7 +48,7 @@ def handle(engine: Engine, syncs: Sequence[Sync]) -> list[SyncAnswer | Exception
     return [next(others if sync in odd else answers) for sync in syncs]
 
 
-def _handle_together(engine: Engine, syncs: Sequence[Sync]) -> list[SyncAnswer | Exception]:
+def _handle_together(engine: WorkflowEngine, syncs: Sequence[Sync]) -> list[SyncAnswer | Exception]:
     if not syncs:
         return []
     try:
@@ -77,12 +78,12 @@ def _handle_together(engine: Engine, syncs: Sequence[Sync]) -> list[SyncAnswer |
     return list(answers)
 
 
-def _each_apart(engine: Engine, syncs: Sequence[Sync]) -> list[SyncAnswer | Exception]:
+def _each_apart(engine: WorkflowEngine, syncs: Sequence[Sync]) -> list[SyncAnswer | Exception]:
     until = engine.clock.monotonic() + MAX_APART_SECONDS
     return [_handle_apart(engine, sync, until) for sync in syncs]
 
 
-def _handle_apart(engine: Engine, sync: Sync, until: float) -> SyncAnswer | Exception:
+def _handle_apart(engine: WorkflowEngine, sync: Sync, until: float) -> SyncAnswer | Exception:
     """Take in what can be taken in of a report, and answer it. A result that cannot be is
     acknowledged like the others: its command is sent again, and the host answers again from its
     journal."""
@@ -99,7 +100,7 @@ def _handle_apart(engine: Engine, sync: Sync, until: float) -> SyncAnswer | Exce
         return problem
 
 
-def _answer_apart(engine: Engine, sync: Sync, session: int) -> SyncAnswer:
+def _answer_apart(engine: WorkflowEngine, sync: Sync, session: int) -> SyncAnswer:
     """The answer; without commands when they are what cannot be told."""
     try:
         answer, failed = engine.store.write(lambda tx: _answer(tx, engine, sync, session))
@@ -110,13 +111,13 @@ def _answer_apart(engine: Engine, sync: Sync, session: int) -> SyncAnswer:
     return answer
 
 
-def _count(engine: Engine, failed: lost_commands.Failed) -> None:
+def _count(engine: WorkflowEngine, failed: lost_commands.Failed) -> None:
     """Commands that could not be made again."""
     for row, problem in failed:
         retries.count_exception(engine, row, problem)
 
 
-def _session_apart(engine: Engine, sync: Sync) -> int:
+def _session_apart(engine: WorkflowEngine, sync: Sync) -> int:
     """The host's session, a new one at registration. After a boot each server is started in a
     transaction of its own; one that cannot be is known to be off, and is tried again whenever its
     host tells so."""
@@ -133,7 +134,7 @@ def _session_apart(engine: Engine, sync: Sync) -> int:
     return session
 
 
-def _absorb(engine: Engine, reported: Sync, until: float) -> None:
+def _absorb(engine: WorkflowEngine, reported: Sync, until: float) -> None:
     """Take a part of a report in, divided further where that fails. What is left when the time is
     over comes again."""
     if engine.clock.monotonic() > until:
@@ -154,7 +155,7 @@ def _absorb(engine: Engine, reported: Sync, until: float) -> None:
             _leave(engine, reported, problem)
 
 
-def _leave(engine: Engine, reported: Sync, problem: Exception) -> None:
+def _leave(engine: WorkflowEngine, reported: Sync, problem: Exception) -> None:
     """A thing that cannot be taken in is left out; an action that waits for it comes nearer to
     being stuck."""
     log.error("host %s told this, which is left out: %.500s", reported.host, reported)
@@ -170,7 +171,7 @@ def _leave(engine: Engine, reported: Sync, problem: Exception) -> None:
 
 
 def _take_in(
-    tx: Connection, engine: Engine, syncs: Sequence[Sync], locked: Collection[str]
+    tx: Connection, engine: WorkflowEngine, syncs: Sequence[Sync], locked: Collection[str]
 ) -> tuple[list[SyncAnswer], flush.Written, lost_commands.Failed]:
     """The transaction: registrations, then results, debts and news under the servers' locks, but
     for those that somebody else has ``locked``, then the answers."""
@@ -211,7 +212,7 @@ def _in_order(tx: Connection, sync: Sync) -> Sync:
     )
 
 
-def _registration(tx: Connection, engine: Engine, sync: Sync) -> int:
+def _registration(tx: Connection, engine: WorkflowEngine, sync: Sync) -> int:
     """A new session; after a boot of the host what should run is started again, as actions tenants
     can see."""
     session, to_start = _open_session(tx, sync)
@@ -296,7 +297,7 @@ def _note_files(
 
 
 def _settle(
-    tx: Connection, engine: Engine, syncs: Sequence[Sync], goes_on: bool = True
+    tx: Connection, engine: WorkflowEngine, syncs: Sequence[Sync], goes_on: bool = True
 ) -> flush.Written:
     """Write results, paid debts and news of domains. ``goes_on``: actions that waited for a debt
     look again now."""
@@ -312,11 +313,11 @@ def _settle(
         if result.key in keys and keys[result.key].is_of_action
     }
     paid = [
-        (result.server, host, result.fence)
+        guests.RemovedGuest(result.server, host, result.fence)
         for host, result in results
         if result.key in keys
         and keys[result.key].kind is CommandKind.CLEANUP
-        and result.status == "done"
+        and result.status == ResultStatus.DONE
     ]
     news, differing = _differing(tx, engine, syncs)
     ahead = fences.believed(tx, _refused(results, differing))
@@ -365,7 +366,7 @@ def _settle(
             migrations.completed(tx, moved)
         runs += _go_on(tx, engine, servers, heads, struck) if goes_on else []
     _write_news(tx, servers, news)
-    written = flush.write(tx, [run for run in runs if run is not None])
+    written = flush.write(tx, engine, [run for run in runs if run is not None])
     if ahead and fences.rise_above(tx, ahead):
         engine.heartbeats.compare_all()
     return written
@@ -373,7 +374,7 @@ def _settle(
 
 def finish_step(
     tx: Connection,
-    engine: Engine,
+    engine: WorkflowEngine,
     servers: dict[str, PlacedServerRow],
     head: ActionRow,
     result: Result,
@@ -384,7 +385,7 @@ def finish_step(
     server = servers.get(head.server_id)
     if (
         server is None
-        or head.state != "waiting"
+        or head.state != ActionState.WAITING
         or result.key != str(runner.key_of(head))
         or not runner.is_held(server, head)
     ):
@@ -397,7 +398,7 @@ def finish_step(
             head.host,
         )
         return None
-    if result.status == "refused":
+    if result.status == ResultStatus.REFUSED:
         log.warning("host %s refused %s: %s", head.host, result.key, result.error)
         run: AnyRun = Run(head, server, None, None)  # they are not needed
         retries.count_failure(
@@ -407,7 +408,7 @@ def finish_step(
             retries.MAX_REFUSALS,
         )
         return run
-    if not is_known(head):
+    if not engine.workflows.knows(head):
         log.warning(
             "host %s answers %s, which is left to a conductor that knows %s",
             head.host,
@@ -415,21 +416,23 @@ def finish_step(
             head.workflow,
         )
         return None
-    run = _run(tx, head, server)
+    run = _run(tx, engine, head, server)
     runner.take_result(tx, engine, run, result)
     return run
 
 
-def _run(tx: Connection, head: ActionRow, server: PlacedServerRow) -> AnyRun:
+def _run(
+    tx: Connection, engine: WorkflowEngine, head: ActionRow, server: PlacedServerRow
+) -> AnyRun:
     """The action, with what its server has."""
     volumes = block_devices.of_server(tx, server) if server.volumes else ()
     having = shares.ids_of(tx, [server]).get(server.id, ())
-    return WORKFLOWS[head.workflow].run(head, server, volumes, shares=having)
+    return engine.workflows[head.workflow].run(head, server, volumes, shares=having)
 
 
 def _go_on(
     tx: Connection,
-    engine: Engine,
+    engine: WorkflowEngine,
     servers: dict[str, PlacedServerRow],
     heads: Mapping[str, ActionRow],
     paid: set[str],
@@ -442,16 +445,16 @@ def _go_on(
         if (
             server is None
             or head is None
-            or head.state != "due"
+            or head.state != ActionState.DUE
             or head.step is None
-            or not is_known(head)
+            or not engine.workflows.knows(head)
         ):
             continue
-        workflow = WORKFLOWS[head.workflow]
+        workflow = engine.workflows[head.workflow]
         index = workflow.index(head.step)
         step = workflow.steps[index]
         if step.apply and not step.prepare and not step.call and runner.is_held(server, head):
-            run = _run(tx, head, server)
+            run = _run(tx, engine, head, server)
             runner.proceed(tx, engine, workflow, index, [run])
             runs.append(run)
     return runs
@@ -462,7 +465,7 @@ def _refused(results: Sequence[tuple[str, Result]], ahead: Known) -> Known:
     mostly because it was late."""
     fences_by_place = dict(ahead)
     for host, result in results:
-        if result.status == "refused" and result.known_fence is not None:
+        if result.status == ResultStatus.REFUSED and result.known_fence is not None:
             place = result.server, host
             fences_by_place[place] = max(fences_by_place.get(place, 0), result.known_fence)
     return fences_by_place
@@ -473,7 +476,7 @@ Known = dict[tuple[str, str], int]
 News = dict[tuple[str, str], DomainState]
 
 
-def _differing(tx: Connection, engine: Engine, syncs: Sequence[Sync]) -> tuple[News, Known]:
+def _differing(tx: Connection, engine: WorkflowEngine, syncs: Sequence[Sync]) -> tuple[News, Known]:
     """Domains whose state is not what the server's row says; and higher fences of servers that a
     host knows, by server and host. Compared without locks."""
     reported = {
@@ -548,7 +551,9 @@ def _write_news(tx: Connection, servers: dict[str, PlacedServerRow], news: News)
         for before, seen, after, may_run in _OUT_OF_BAND_CHANGES:
             if server.vm_state in before and domain.power_state in seen:
                 changes[server_id]["vm_state"] = after
-                guests.want(tx, [server_id], guests.RUNNING if may_run else guests.STOPPED, may_run)
+                guests.want(
+                    tx, [server_id], GuestState.RUNNING if may_run else GuestState.STOPPED, may_run
+                )
                 log.info(
                     "server %s on host %s went from %s to %s by itself",
                     server_id,
@@ -587,7 +592,7 @@ def _compared(tx: Connection, sync: Sync) -> tuple[dict[str, int], list[str]]:
 
 
 def _answer(
-    tx: Connection, engine: Engine, sync: Sync, session: int, sends: bool = True
+    tx: Connection, engine: WorkflowEngine, sync: Sync, session: int, sends: bool = True
 ) -> tuple[SyncAnswer, lost_commands.Failed]:
     """What the agent may forget and what it should know; a stale session must register first.
     ``sends``: with the commands that it does not seem to know of."""

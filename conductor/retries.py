@@ -21,10 +21,12 @@ from typing import Any
 
 from common import errors
 from common.clock import SECOND
+from common.statuses import ActionState, StepEvent
 from common.store.engine import Connection, now
 from common.store.rows import ActionRow
 from common.store.servers import actions
-from conductor.saga import AnyRun, Engine, Run
+from conductor.run import AnyRun, Run
+from conductor.workflow_engine import WorkflowEngine
 
 log = logging.getLogger(__name__)
 MAX_EXCEPTIONS = 10  #: unforeseen failures in a row: about three minutes of a due action
@@ -35,7 +37,11 @@ UNFORESEEN = "an unforeseen failure, again and again."
 
 
 def postpone(
-    engine: Engine, rows: Sequence[ActionRow], at_most: int, wait: float = 0, cause: str = ""
+    engine: WorkflowEngine,
+    rows: Sequence[ActionRow],
+    at_most: int,
+    wait: float = 0,
+    cause: str = "",
 ) -> None:
     """Look again soon, but not within ``wait`` seconds; what waits long is looked at less and less
     often, up to ``at_most`` seconds. Rows that somebody else has locked are left to the end of
@@ -60,7 +66,7 @@ def postpone(
                     "cause": cause or row.cause,
                 }
                 for row in actions.lock(tx, (row.id for row in rows)).values()
-                if row.owner == engine.owner and row.state == "due"
+                if row.owner == engine.owner and row.state == ActionState.DUE
             },
         )
 
@@ -83,19 +89,19 @@ def count_failure(run: AnyRun, text: str, details: str, tries: int) -> None:
     run.head.update(failures=row.failures + 1, cause=cause)
     if row.failures + 1 < tries:
         return
-    waits, step = row.state == "waiting", row.step or "begin"
+    waits, step = row.state == ActionState.WAITING, row.step or "begin"
     message = (
         f"The {row.name} is stuck at its step {step}: {text} Ask the operator, who sees it as action {row.id} and "
         "can let it go on or end it."
     )
     run.head.update(
-        state=actions.STUCK,
+        state=ActionState.STUCK,
         due_at=None,
         owner=None,
         lease_until=None,
         sent_at=row.sent_at if waits else None,
     )
-    run.record_event(step, "stuck", row.host if waits else None, message, cause)
+    run.record_event(step, StepEvent.STUCK, row.host if waits else None, message, cause)
     before = getattr(run.server, "fault", None)
     if isinstance(before, dict) and "action" in before:  # of another one, which was superseded
         before = before["before"]
@@ -120,7 +126,7 @@ def count_failure(run: AnyRun, text: str, details: str, tries: int) -> None:
     )
 
 
-def count_exception(engine: Engine, row: ActionRow, problem: Exception) -> None:
+def count_exception(engine: WorkflowEngine, row: ActionRow, problem: Exception) -> None:
     """Count an unforeseen failure of this action, if it still stands where it failed. One that is
     due is tried again, less and less often; a command is sent again with its host's next report."""
 
@@ -130,11 +136,11 @@ def count_exception(engine: Engine, row: ActionRow, problem: Exception) -> None:
         if (
             head is None
             or _place(head) != _place(row)
-            or (head.state == "due" and head.owner != engine.owner)
+            or (head.state == ActionState.DUE and head.owner != engine.owner)
         ):
             return
         run: Any = Run(head, server, None, None)  # type: ignore[arg-type]  # its data may be what fails
-        if head.state == "due":
+        if head.state == ActionState.DUE:
             run.head.update(
                 due_at=now() + min(MAX_PAUSE_MICROS, _pause(head.failures)),
                 sends=head.sends + 1,
@@ -158,14 +164,14 @@ def _place(action: ActionRow) -> tuple[Any, ...]:
 
 
 # --- servers whose rows somebody holds locked ---
-def set_aside(engine: Engine, servers: Iterable[str]) -> None:
+def set_aside(engine: WorkflowEngine, servers: Iterable[str]) -> None:
     """Leave these servers alone from now on."""
     engine.locked_servers.update(
         dict.fromkeys(servers, engine.clock.monotonic() + LOCK_POLL_SECONDS)
     )
 
 
-def find_locked(engine: Engine, servers: Iterable[str]) -> set[str]:
+def find_locked(engine: WorkflowEngine, servers: Iterable[str]) -> set[str]:
     """Set those of these servers aside whose rows are locked just now, without waiting for any;
     returns them.
 
@@ -178,7 +184,7 @@ def find_locked(engine: Engine, servers: Iterable[str]) -> set[str]:
     return locked
 
 
-def locked_servers(engine: Engine) -> set[str]:
+def locked_servers(engine: WorkflowEngine) -> set[str]:
     """Those that are set aside now."""
     late = {
         server

@@ -29,6 +29,12 @@ from common.command_key import CommandKey, CommandKind
 from common.json_types import JsonObject
 from common.models import Result
 from common.states import BY_WORKFLOW
+from common.statuses import (
+    ActionPhase,
+    ActionState,
+    ResultStatus,
+    StepEvent,
+)
 from common.store.engine import Connection, now
 from common.store.neighbours.cleanups import PORTS
 from common.store.rows import ActionRow, BlockDeviceRow, PlacedServerRow, ServerRow
@@ -36,38 +42,40 @@ from common.store.servers import actions, block_devices
 from common.store.servers import shares as share_mappings
 from common.verbs import Verb
 from conductor import flush, retries
-from conductor.lanes import LANES, STEPS_WITH_CALLS
-from conductor.saga import (
-    AnyRun,
-    AnyStep,
-    Engine,
-    Failure,
-    Lane,
-    StepFailed,
-    Workflow,
-    fault_of,
-)
-from conductor.workflows import WORKFLOWS
+from conductor.action_data import Failure, StepFailed, fault_of
+from conductor.engine import Lane
+from conductor.run import AnyRun
+from conductor.step import AnyStep
+from conductor.workflow import Workflow
+from conductor.workflow_engine import WorkflowEngine
 
 log = logging.getLogger(__name__)
 AnyWorkflow = Workflow[Any, Any]
 MAX_SERVICE_PAUSE_SECONDS, MAX_LOCK_PAUSE_SECONDS = 4, 60  #: between two tries
-FINAL_STATUSES = ("done", "failed", "dead", "unknown")  #: of results that end a command
+#: Statuses of results that end a command.
+FINAL_STATUSES = (
+    ResultStatus.DONE,
+    ResultStatus.FAILED,
+    ResultStatus.DEAD,
+    ResultStatus.UNKNOWN,
+)
 MAX_UNANSWERED = 8  #: tries of an action whose proposal nobody answers, in about twenty seconds
 MAX_ONE_BY_ONE_SECONDS = 5.0  #: in which actions of a burst that failed are written one by one
-VERSIONS = {name: workflow.version for name, workflow in WORKFLOWS.items()}
 
 
-def advance(engine: Engine, lane: str = Lane.INSIDE) -> int:
+def advance(engine: WorkflowEngine, lane: Lane = Lane.INSIDE) -> int:
     """Take the due actions of a lane and bring each to where it waits, ends or changes lanes;
     returns how many were taken."""
     which: JsonObject = (
-        {"but": STEPS_WITH_CALLS}
+        {"but": engine.workflows.steps_with_calls}
         if lane == Lane.INSIDE
-        else {"only": LANES[lane], "lease": engine.lease_micros.get(lane, actions.LONG_LEASE)}
+        else {
+            "only": engine.workflows.lanes[lane],
+            "lease": engine.lease_micros.get(lane, actions.LONG_LEASE),
+        }
     )
     rows = engine.store.write(
-        lambda tx: actions.take(tx, engine.owner, VERSIONS, engine.batch, **which)
+        lambda tx: actions.take(tx, engine.owner, engine.workflows.versions, engine.batch, **which)
     )
     groups: dict[tuple[str, int, str], list[ActionRow]] = defaultdict(list)
     locked = retries.locked_servers(engine) if rows else ()
@@ -77,14 +85,14 @@ def advance(engine: Engine, lane: str = Lane.INSIDE) -> int:
     for row in (row for row in rows if row.server_id not in locked):
         alone = row.id if row.failures else ""  # and after the others
         try:
-            groups[row.workflow, WORKFLOWS[row.workflow].index(row.step), alone].append(row)
+            groups[row.workflow, engine.workflows[row.workflow].index(row.step), alone].append(row)
         except LookupError as problem:
             log.error("action %s cannot be advanced: %s", row.id, problem)
             retries.count_exception(engine, row, problem)
     for (name, index, _), members in sorted(groups.items(), key=lambda group: bool(group[0][2])):
-        engine.fault_point(name, WORKFLOWS[name].steps[index].name, "taken")
+        engine.fault_point(name, engine.workflows[name].steps[index].name, "taken")
         try:
-            _burst(engine, WORKFLOWS[name], index, members, lane)
+            _burst(engine, engine.workflows[name], index, members, lane)
         except errors.Unavailable:
             raise
         except Exception:
@@ -93,7 +101,7 @@ def advance(engine: Engine, lane: str = Lane.INSIDE) -> int:
 
 
 def _burst(
-    engine: Engine, workflow: AnyWorkflow, index: int, rows: Sequence[ActionRow], lane: str
+    engine: WorkflowEngine, workflow: AnyWorkflow, index: int, rows: Sequence[ActionRow], lane: Lane
 ) -> None:
     """Advance actions that stand at the same step: what is done outside the transaction, then one
     transaction, then send."""
@@ -126,7 +134,7 @@ def _with_volumes(
 
 
 def _prepare(
-    engine: Engine, workflow: AnyWorkflow, step: AnyStep, runs: Sequence[AnyRun]
+    engine: WorkflowEngine, workflow: AnyWorkflow, step: AnyStep, runs: Sequence[AnyRun]
 ) -> list[AnyRun]:
     """Do what the step prepares before its transaction; returns those that can go on. When that was
     not answered many times, one of them may be the reason: a part of them is prepared alone, each
@@ -147,7 +155,7 @@ def _prepare(
 
 
 def _prepare_together(
-    engine: Engine, workflow: AnyWorkflow, step: AnyStep, runs: Sequence[AnyRun]
+    engine: WorkflowEngine, workflow: AnyWorkflow, step: AnyStep, runs: Sequence[AnyRun]
 ) -> list[AnyRun]:
     """In one call for all, or for each where that fails."""
     assert step.prepare is not None
@@ -172,7 +180,7 @@ def _prepare_together(
     return asking
 
 
-def _call(engine: Engine, step: AnyStep, runs: Sequence[AnyRun]) -> list[AnyRun]:
+def _call(engine: WorkflowEngine, step: AnyStep, runs: Sequence[AnyRun]) -> list[AnyRun]:
     """Call the service for each; what it refuses for good is the step's failure. Those that it did
     not answer are postponed; returns the others."""
 
@@ -207,7 +215,7 @@ def _call(engine: Engine, step: AnyStep, runs: Sequence[AnyRun]) -> list[AnyRun]
 
 
 def _commit(
-    engine: Engine, workflow: AnyWorkflow, index: int, runs: Sequence[AnyRun], lane: str
+    engine: WorkflowEngine, workflow: AnyWorkflow, index: int, runs: Sequence[AnyRun], lane: Lane
 ) -> None:
     """The transaction of a burst and what follows it. When it fails, one for each: what was called
     or prepared is not repeated.
@@ -248,7 +256,7 @@ def _commit(
 
 
 def _commit_each(
-    engine: Engine, workflow: AnyWorkflow, index: int, runs: Sequence[AnyRun], lane: str
+    engine: WorkflowEngine, workflow: AnyWorkflow, index: int, runs: Sequence[AnyRun], lane: Lane
 ) -> None:
     """One after the other; where locks make that slow, the rest is left to the next round."""
     until = engine.clock.monotonic() + MAX_ONE_BY_ONE_SECONDS
@@ -261,11 +269,11 @@ def _commit_each(
 
 def _write(
     tx: Connection,
-    engine: Engine,
+    engine: WorkflowEngine,
     workflow: AnyWorkflow,
     index: int,
     planned: Sequence[AnyRun],
-    lane: str,
+    lane: Lane,
 ) -> flush.Written:
     """The transaction of a burst. Runs whose server has moved on, or that another conductor or
     another lane took, drop out."""
@@ -282,7 +290,7 @@ def _write(
         elif (
             server is not None
             and is_held(server, head)
-            and head.state == "due"
+            and head.state == ActionState.DUE
             and head.owner == engine.owner
         ):
             run = workflow.run(
@@ -315,7 +323,7 @@ def _write(
         else:
             going_on.append(run)
     proceed(tx, engine, workflow, index, going_on, ready=lane)
-    written = flush.write(tx, runs)
+    written = flush.write(tx, engine, runs)
     engine.fault_point(workflow.name, workflow.steps[index].name, "written")
     return written
 
@@ -333,11 +341,11 @@ def is_held(server: ServerRow, action: ActionRow) -> bool:
 
 def proceed(
     tx: Connection,
-    engine: Engine,
+    engine: WorkflowEngine,
     workflow: AnyWorkflow,
     index: int,
     runs: Sequence[AnyRun],
-    ready: str | None = None,
+    ready: Lane | None = None,
 ) -> None:
     """From this step on: do what is done here, start what is done on a host, finish what has no
     more steps.
@@ -353,7 +361,7 @@ def proceed(
         elif runs and _is_elsewhere(step, ready):
             for run in runs:
                 if step.call:
-                    run.record_event(step.name, "started")
+                    run.record_event(step.name, StepEvent.STARTED)
                 run.continue_at(step.name)
             runs = []
         elif runs:
@@ -364,16 +372,21 @@ def proceed(
             runs = [run for run in runs if _is_through(tx, engine, workflow, number, step, run)]
         runs, ready = [*runs, *skipping], None
     for run in runs:
-        finish(run, "done")
+        finish(run, ActionState.DONE)
 
 
-def _is_elsewhere(step: AnyStep, ready: str | None) -> bool:
+def _is_elsewhere(step: AnyStep, ready: Lane | None) -> bool:
     """Has the step a part outside the transaction that is not done yet?"""
     return bool((step.call and ready != step.lane) or (step.prepare and ready != Lane.INSIDE))
 
 
 def _is_through(
-    tx: Connection, engine: Engine, workflow: AnyWorkflow, index: int, step: AnyStep, run: AnyRun
+    tx: Connection,
+    engine: WorkflowEngine,
+    workflow: AnyWorkflow,
+    index: int,
+    step: AnyStep,
+    run: AnyRun,
 ) -> bool:
     if run.paused:
         run.head.setdefault("step", step.name)
@@ -381,13 +394,13 @@ def _is_through(
     if run.problem:
         fail(tx, engine, workflow, index, run)
         return False
-    run.record_event(step.name, "succeeded", run.host, run.cleanup_message)
+    run.record_event(step.name, StepEvent.SUCCEEDED, run.host, run.cleanup_message)
     if run.cleanup_message:
         run.data.left_undone = run.cleanup_message
     return True
 
 
-def _start(tx: Connection, engine: Engine, step: AnyStep, runs: Sequence[AnyRun]) -> None:
+def _start(tx: Connection, engine: WorkflowEngine, step: AnyStep, runs: Sequence[AnyRun]) -> None:
     """Write "started" and the command in the same transaction; it is cast after the commit."""
     assert step.command is not None
     placed = []
@@ -395,10 +408,10 @@ def _start(tx: Connection, engine: Engine, step: AnyStep, runs: Sequence[AnyRun]
         host = step.host(run)
         if host is None:
             run.fail("The server is on no host; delete it and create it again.")
-            fail(tx, engine, WORKFLOWS[run.action.workflow], 0, run)
+            fail(tx, engine, engine.workflows[run.action.workflow], 0, run)
             continue
         placed.append(run)
-        run.record_event(step.name, "started", host)
+        run.record_event(step.name, StepEvent.STARTED, host)
         _send(run, host, CommandKind.DO, step, step.command(engine, run))
     if step.on_start and placed:
         step.on_start(tx, placed)
@@ -408,8 +421,8 @@ def _send(run: AnyRun, host: str, kind: CommandKind, step: AnyStep, verb: Verb) 
     """Send the command of a step, and let the action wait for its result."""
     run.command(host, kind, step.name, verb)
     run.head.update(
-        state="waiting",
-        phase=kind.value,
+        state=ActionState.WAITING,
+        phase=ActionPhase(kind.value),
         due_at=None,
         step=step.name,
         host=host,
@@ -421,21 +434,28 @@ def _send(run: AnyRun, host: str, kind: CommandKind, step: AnyStep, verb: Verb) 
     )
 
 
-def take_result(tx: Connection, engine: Engine, run: AnyRun, result: Result) -> None:
+def take_result(tx: Connection, engine: WorkflowEngine, run: AnyRun, result: Result) -> None:
     """Write a host's result and go on from the next step."""
-    workflow = WORKFLOWS[run.action.workflow]
+    workflow = engine.workflows[run.action.workflow]
     index = workflow.index(run.action.step)
     step = workflow.steps[index]
     if result.status not in FINAL_STATUSES:
         raise ValueError(f"{result.status!r} is no end of a command that this release knows")
-    if result.status == "dead" and (run.is_undoing or step.done_when_host_dead):
-        result = replace(result, status="done")  # nothing runs there, and what is left is a debt
+    if result.status == ResultStatus.DEAD and (run.is_undoing or step.done_when_host_dead):
+        result = replace(
+            result, status=ResultStatus.DONE
+        )  # nothing runs there, and what is left is a debt
     if run.is_undoing:
         undone(
-            tx, engine, workflow, index, run, result.error if result.status == "failed" else None
+            tx,
+            engine,
+            workflow,
+            index,
+            run,
+            result.error if result.status == ResultStatus.FAILED else None,
         )
         return
-    if result.status in ("failed", "dead"):
+    if result.status in (ResultStatus.FAILED, ResultStatus.DEAD):
         run.fail(
             result.error,
             result.details,
@@ -445,11 +465,13 @@ def take_result(tx: Connection, engine: Engine, run: AnyRun, result: Result) -> 
         fail(tx, engine, workflow, index, run)
         return
     unknown = (
-        "Its outcome is unknown and it was not repeated." if result.status == "unknown" else None
+        "Its outcome is unknown and it was not repeated."
+        if result.status == ResultStatus.UNKNOWN
+        else None
     )
     if step.on_result:
         step.on_result(tx, run, result)
-    run.record_event(step.name, "succeeded", run.action.host, unknown)
+    run.record_event(step.name, StepEvent.SUCCEEDED, run.action.host, unknown)
     proceed(tx, engine, workflow, index + 1, [run])
 
 
@@ -459,12 +481,16 @@ def key_of(row: ActionRow) -> CommandKey:
 
 
 # --- the end, and the way back ---
-def fail(tx: Connection, engine: Engine, workflow: AnyWorkflow, index: int, run: AnyRun) -> None:
+def fail(
+    tx: Connection, engine: WorkflowEngine, workflow: AnyWorkflow, index: int, run: AnyRun
+) -> None:
     """The step at ``index`` has definitely failed; its effect may have happened all the same."""
     problem = run.problem
     assert problem is not None
     step = workflow.steps[index]
-    run.record_event(step.name, "failed", step.host(run), str(problem), problem.details or None)
+    run.record_event(
+        step.name, StepEvent.FAILED, step.host(run), str(problem), problem.details or None
+    )
     run.data.problem = Failure(
         text=str(problem),
         details=problem.details,
@@ -478,7 +504,7 @@ def fail(tx: Connection, engine: Engine, workflow: AnyWorkflow, index: int, run:
     for made in reversed(workflow.steps[: index + 1]):
         if made.undo:
             made.undo(tx, engine, run)
-            run.record_event(made.name, "undone")
+            run.record_event(made.name, StepEvent.UNDONE)
     undo_from(tx, engine, workflow, index, run)
 
 
@@ -505,7 +531,7 @@ def _ignore_refusal(step: AnyStep, run: AnyRun, why: str) -> None:
 
 
 def undo_from(
-    tx: Connection, engine: Engine, workflow: AnyWorkflow, index: int, run: AnyRun
+    tx: Connection, engine: WorkflowEngine, workflow: AnyWorkflow, index: int, run: AnyRun
 ) -> None:
     """Start the next undo that a host or a service must do, from this step backwards; after the
     last, end."""
@@ -517,14 +543,14 @@ def undo_from(
             _send(run, host, CommandKind.UNDO, step, step.undo_command(engine, run))
             return
         if step.undo_call:
-            run.continue_at(step.name, phase="undo")
+            run.continue_at(step.name, phase=ActionPhase.UNDO)
             return
     _end_failed(tx, engine, workflow, run)
 
 
 def undone(
     tx: Connection,
-    engine: Engine,
+    engine: WorkflowEngine,
     workflow: AnyWorkflow,
     index: int,
     run: AnyRun,
@@ -537,7 +563,7 @@ def undone(
         refused = None
     run.record_event(
         step.name,
-        "undo_failed" if refused else "undone",
+        StepEvent.UNDO_FAILED if refused else StepEvent.UNDONE,
         run.action.host,
         refused or run.cleanup_message,
     )
@@ -546,7 +572,7 @@ def undone(
     undo_from(tx, engine, workflow, index - 1, run)
 
 
-def _end_failed(tx: Connection, engine: Engine, workflow: AnyWorkflow, run: AnyRun) -> None:
+def _end_failed(tx: Connection, engine: WorkflowEngine, workflow: AnyWorkflow, run: AnyRun) -> None:
     failure = run.data.problem
     assert failure is not None, "it has failed"
     problem = StepFailed(failure.text, failure.details, failure.retryable, reason=failure.reason)
@@ -554,20 +580,20 @@ def _end_failed(tx: Connection, engine: Engine, workflow: AnyWorkflow, run: AnyR
         step.undo_starts_guest and step.name in run.data.undo_failures for step in workflow.steps
     )
     workflow.failed(tx, engine, run, problem)
-    if run.head.get("state") == "due" and run.head.get("phase") == "do":
+    if run.head.get("state") == ActionState.DUE and run.head.get("phase") == ActionPhase.FORWARD:
         return  # the workflow chose to try again
     if run.data.undo_failures:
         undone = "; ".join(f"{step}: {why}" for step, why in run.data.undo_failures.items())
         text = f"{problem}; and it could not be undone: {undone}. Delete or rebuild it."
         run.set(vm_state=states.ERROR, fault=fault_of(tx, StepFailed(text, problem.details)))
-    finish(run, "failed", str(problem))
+    finish(run, ActionState.FAILED, str(problem))
 
 
-def finish(run: AnyRun, state: str, message: str | None = None) -> None:
+def finish(run: AnyRun, state: ActionState, message: str | None = None) -> None:
     """The action lets its server go; secrets are forgotten."""
     row = BY_WORKFLOW[run.action.workflow]
     run.changes.update(task_state=None, action=None)
-    if state == "done" and row.after:
+    if state == ActionState.DONE and row.after:
         run.changes.setdefault("vm_state", row.after)
         run.changes.setdefault("fault", None)
     run.head.update(

@@ -58,15 +58,17 @@ from conductor import (
     cleanups,
     fencing_hook,
     host_credentials,
-    lanes,
+    notifications,
+    prefetch,
     reports,
     runner,
 )
 from conductor.automatic_evacuation import EvacuationPolicy
+from conductor.engine import Chore, Engine, Lane
 from conductor.gauges import DatabaseGauges
 from conductor.host_actions import HostActions
 from conductor.notification_sender import NotificationSender
-from conductor.saga import AnyRun, Engine, Lane, one_by_one
+from conductor.run import AnyRun
 from conductor.service_clients import (
     BlockStorageService,
     ImageService,
@@ -75,6 +77,8 @@ from conductor.service_clients import (
 )
 from conductor.sweep import Watch, sweep
 from conductor.sync_cookies import SyncCookies
+from conductor.workflow_engine import WorkflowEngine, call_one_by_one
+from conductor.workflows import WORKFLOWS
 
 log = logging.getLogger(__name__)
 SWEEP_SECONDS = 1.0
@@ -110,7 +114,7 @@ LIVE = (
     "DEFAULT.reclaim_instance_interval",
     "DEFAULT.shelved_offload_time",
 )
-NOT_LIVE = ("fence_host", "evacuation", "lease_micros")
+NOT_LIVE = ("fence_host", "chores", "lease_micros")
 T = TypeVar("T")
 STOPPING = "This conductor is stopping; ask again."
 
@@ -161,18 +165,18 @@ def _parts(items: list[T]) -> list[list[T]]:
 
 
 class CallPools:
-    """Makes several calls at a time (``saga.CallPool``), for each lane in a pool of its own."""
+    """Makes several calls at the same time (``CallPool``), in a pool for each lane."""
 
     def __init__(self, calls: int) -> None:
         self._pools = {
-            lane: ThreadPoolExecutor(calls, thread_name_prefix=lane) for lane in lanes.LANES
+            lane: ThreadPoolExecutor(calls, thread_name_prefix=lane) for lane in WORKFLOWS.lanes
         }
 
     def __call__(
-        self, lane: str, call: Callable[[AnyRun], None], runs: Sequence[AnyRun]
+        self, lane: Lane, call: Callable[[AnyRun], None], runs: Sequence[AnyRun]
     ) -> list[Exception | None]:
         if len(runs) == 1:
-            return one_by_one(lane, call, runs)
+            return call_one_by_one(lane, call, runs)
         begun = [self._pools[lane].submit(call, run) for run in runs]
         return [future.exception() for future in begun]  # type: ignore[misc]  # calls raise nothing but Exceptions
 
@@ -188,7 +192,7 @@ class Conductor:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: WorkflowEngine,
         messages: Messages,
         cookies: SyncCookies,
         notifications: NotificationSender | None = None,
@@ -201,7 +205,7 @@ class Conductor:
             cookies,
             notifications,
         )
-        self._outside = {lane: threading.Event() for lane in lanes.LANES}
+        self._outside = {lane: threading.Event() for lane in WORKFLOWS.lanes}
         self._woken, self._spoken, self._stop = (
             threading.Event(),
             threading.Event(),
@@ -213,7 +217,7 @@ class Conductor:
         self._own_message_at: float | None = None
         engine.wake = self._wake
 
-    def _wake(self, lane: str) -> None:
+    def _wake(self, lane: Lane) -> None:
         """Some action is due in this lane."""
         self._outside.get(lane, self._woken).set()
 
@@ -268,7 +272,7 @@ class Conductor:
         with self._lock:
             self._heard.add(host)
 
-    def advance(self, lane: str, woken: threading.Event) -> None:
+    def advance(self, lane: Lane, woken: threading.Event) -> None:
         """Loop: bring a lane's due actions on, while there may be more of them, then wait to be
         woken or for a second."""
         while not self._stop.is_set():
@@ -386,7 +390,7 @@ class Conductor:
         """Start the threads."""
         metrics.collect(DatabaseGauges(self.engine.store))
         loops: list[tuple[str, Callable[[], None]]] = [
-            ("runner", lambda: self.advance(lanes.INSIDE, self._woken)),
+            ("runner", lambda: self.advance(Lane.INSIDE, self._woken)),
             ("reports", self.take_reports),
             ("sweep", lambda: self.sweep(wakeup)),
             ("cleanups", self.clean_up),
@@ -436,7 +440,7 @@ def check_options(conf: cfg.ConfigOpts) -> None:
 
 
 def _engine_options(conf: cfg.ConfigOpts) -> dict[str, Any]:
-    """What the engine has from the configuration and uses each time anew."""
+    """Return the fields of the engine that the configuration sets."""
     own = conf.conductor
     return {
         "batch": own.batch,
@@ -456,14 +460,20 @@ def _engine_options(conf: cfg.ConfigOpts) -> dict[str, Any]:
         "resize_confirm_window": own.resize_confirm_window,
         "allow_resize_to_same_host": own.allow_resize_to_same_host,
         "fence_host": fencing_hook.hook(own.fencing_hook, own.fencing_timeout),
-        "evacuation": EvacuationPolicy(conf.ha.after, conf.ha.max_hosts)
-        if conf.ha.evacuate
-        else None,
+        "chores": _chores(conf),
         "lease_micros": {Lane.FENCING: actions.LONG_LEASE + own.fencing_timeout * SECOND},
     }
 
 
-def _take_over(engine: Engine, conf: cfg.ConfigOpts) -> None:
+def _chores(conf: cfg.ConfigOpts) -> tuple[Chore, ...]:
+    """Return the chores of the sweep."""
+    if not conf.ha.evacuate:
+        return (prefetch.CHORE,)
+    policy = EvacuationPolicy(conf.ha.after, conf.ha.max_hosts)
+    return prefetch.CHORE, automatic_evacuation.chore(policy)
+
+
+def _take_over(engine: WorkflowEngine, conf: cfg.ConfigOpts) -> None:
     """Let the rounds to come use the options in ``LIVE``."""
     for name, value in _engine_options(conf).items():
         if name not in NOT_LIVE:
@@ -486,11 +496,13 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     messages = Messages(
         transport, link, Gateway(conf.image_gateway.url, image_tickets.configured(conf))
     )
-    engine = Engine(
+    engine = WorkflowEngine(
         store,
         Clock(),
         messages,
         owner,
+        workflows=WORKFLOWS,
+        notices=notifications.of,
         images=ImageService(identity),
         call_pool=calls,
         networks=NetworkService(identity, Bindings(identity.network_url, conf.network.timeout)),

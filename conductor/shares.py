@@ -17,11 +17,14 @@ from common import errors
 from common.action_args import ActionArgs, ShareActionArgs, ShareArgs
 from common.clients.shares import ACTIVE, FAILED, GOING
 from common.clock import SECOND
+from common.statuses import ShareStatus
 from common.store.engine import Connection
 from common.store.neighbours.cleanups import SHARE as CLEANUP
 from common.store.servers import shares
+from conductor.action_data import ActionData
+from conductor.engine import Engine
 from conductor.external_services import ShareApi
-from conductor.saga import ActionData, Engine, Run
+from conductor.run import Run
 
 FIRST_POLL_MICROS, MAX_POLL_MICROS = SECOND // 4, 4 * SECOND
 MAX_ROUNDS = 5  #: of a rule whose use changes while the service is asked
@@ -108,7 +111,7 @@ def await_access_rule(tx: Connection, engine: Engine, runs: Sequence[ShareRun]) 
 
 def mark_error(tx: Connection, engine: Engine, run: ShareRun) -> None:
     """It cannot be attached: its user sees that, and nobody needs the rule for it."""
-    shares.put(tx, [run.args.share.uuid], shares.ERROR)
+    shares.put(tx, [run.args.share.uuid], ShareStatus.ERROR)
 
 
 def remove_rule(engine: Engine, run: ShareRun) -> None:

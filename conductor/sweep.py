@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sweep: once a second, what nobody else would notice.
+"""The sweep: once a second, the work that no message triggers.
 
-Writes down who was heard (one statement for all), judges who is silent, begins what time makes due,
-and tells hosts which images to fetch ahead. Due actions are found by ``runner.advance``, lost
-commands by the host's own sync. A plain function; the thread that calls it and the flags it is
-given live in ``conductor.service``.
+The sweep records which hosts were heard (one statement for all), judges which hosts are down,
+begins the actions that time makes due, and does the chores of the engine. ``runner.advance`` finds
+due actions, and the sync of a host finds lost commands. ``conductor.service`` calls the sweep in a
+thread.
 """
 
 from __future__ import annotations
@@ -13,20 +13,22 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from common import errors, states
 from common.clock import SECOND
 from common.context import RequestContext
 from common.models import Result
 from common.service_binaries import Binary
+from common.statuses import ResultStatus
 from common.store.engine import Connection
 from common.store.hosts import services
 from common.store.rows import ActionRow, LostActionRow, ReadingActionRow, ServerKey
 from common.store.servers import actions, migrations
-from conductor import automatic_evacuation, flush, lanes, prefetch, reports, retries, runner
+from conductor import flush, reports, retries, runner
+from conductor.engine import Chore, Lane
 from conductor.heartbeats import COMPARE_SOON_SECONDS
-from conductor.saga import Engine
+from conductor.workflow_engine import WorkflowEngine
 
 log = logging.getLogger(__name__)
 _RECLAIM = dataclasses.replace(
@@ -41,20 +43,30 @@ MIN_DOUBT_SECONDS, MAX_DOUBT_SECONDS = 60.0, 3600.0
 
 @dataclass
 class Watch:
-    """What the sweep remembers from one round to the next. ``beaten_at``: no later than the last
-    sign of life that it wrote down, by the database's clock."""
+    """What the sweep remembers from one round to the next.
 
+    Times are seconds of the monotonic clock, if their field does not say otherwise.
+    """
+
+    #: The time of the last round by the database's clock, in microseconds.
     database_at: int | None = None
+    #: A time before the last sign of life that the sweep has recorded, by the database's clock.
     beaten_at: int = 0
+    #: The time of the last round.
     monotonic_at: float = 0.0
+    #: Since when the conductor receives its own messages. None: it does not.
     listening_since: float | None = None
+    #: True if too few hosts are heard to judge the others.
     doubtful: bool = False
+    #: Until when the database's clock is not trusted, after a jump.
     doubted_until: float = 0.0
-    prefetched_at: float | None = None
-    evacuated_at: float | None = None
+    #: When each chore was done last.
+    chores_at: dict[Chore, float] = field(default_factory=dict)
 
 
-def sweep(engine: Engine, watch: Watch, heard: Collection[str], hears_itself: bool) -> list[str]:
+def sweep(
+    engine: WorkflowEngine, watch: Watch, heard: Collection[str], hears_itself: bool
+) -> list[str]:
     """One round. ``heard``: hosts that have synced since the last; ``hears_itself``: the
     conductor's own message came back through the broker. Returns the hosts that were found down in
     this round."""
@@ -89,12 +101,8 @@ def sweep(engine: Engine, watch: Watch, heard: Collection[str], hears_itself: bo
     watch.beaten_at = watch.database_at or 0
     if moment >= watch.doubted_until:
         begin_due(engine)
-        if patient:
-            _evacuate(engine, watch, moment)
     fail_where_nothing_comes(engine)
-    if watch.prefetched_at is None or moment - watch.prefetched_at >= prefetch.PERIOD_SECONDS:
-        watch.prefetched_at = moment
-        prefetch.prefetch(engine)
+    _do_chores(engine, watch, moment, is_certain=patient and moment >= watch.doubted_until)
     engine.fault_point("sweep", "judge", "committed")
     if doubtful and not watch.doubtful:
         log.warning("too few hosts are heard to judge by silence: the last known states stand")
@@ -106,7 +114,7 @@ def sweep(engine: Engine, watch: Watch, heard: Collection[str], hears_itself: bo
     return down
 
 
-def _look_at_clock(engine: Engine, watch: Watch, moment: float) -> bool:
+def _look_at_clock(engine: WorkflowEngine, watch: Watch, moment: float) -> bool:
     """Has the database's clock jumped since the last round? What time makes due cannot be undone,
     so that for as long as it jumped, within bounds, nobody believes it: it may jump back."""
     database = engine.store.now()
@@ -129,21 +137,23 @@ def _look_at_clock(engine: Engine, watch: Watch, moment: float) -> bool:
     return True
 
 
-def _evacuate(engine: Engine, watch: Watch, moment: float) -> None:
-    """Empty hosts that went down, every few seconds, where the operator wants that; not before each
-    host had the time to be heard by this conductor."""
-    if engine.evacuation is None:
-        return
-    if (
-        watch.evacuated_at is not None
-        and moment - watch.evacuated_at < automatic_evacuation.PERIOD_SECONDS
-    ):
-        return
-    watch.evacuated_at = moment
-    automatic_evacuation.evacuate(engine.store, engine.evacuation)
+def _do_chores(engine: WorkflowEngine, watch: Watch, moment: float, is_certain: bool) -> None:
+    """Do the chores whose period is over.
+
+    Args:
+        is_certain: True if this conductor has listened to hosts for long enough, and the clock of
+            the database has not jumped.
+    """
+    for chore in engine.chores:
+        last = watch.chores_at.get(chore)
+        if (last is None or moment - last >= chore.period) and (
+            is_certain or not chore.needs_certainty
+        ):
+            watch.chores_at[chore] = moment
+            chore.run(engine)
 
 
-def begin_due(engine: Engine) -> None:
+def begin_due(engine: WorkflowEngine) -> None:
     """Begin what time makes due: deletes of servers whose time to be restored is over, offloads of
     shelved ones."""
     for row, since, seconds in (
@@ -170,16 +180,16 @@ def begin_due(engine: Engine) -> None:
             _begin(engine, _CONFIRM, server, migrations.close)
 
 
-def fail_where_nothing_comes(engine: Engine) -> None:
+def fail_where_nothing_comes(engine: WorkflowEngine) -> None:
     """Commands at hosts whose guests are dead have failed; so have those that start nothing, at
     hosts that are down, and those that need the files of a host that was forced down."""
 
     def look(tx: Connection) -> tuple[list[LostActionRow], list[ReadingActionRow]]:
         return (
             actions.commands_on_dead_hosts(
-                tx, lanes.FAILING_WITH_HOST, engine.host_silence, engine.batch
+                tx, engine.workflows.failing_with_host, engine.host_silence, engine.batch
             ),
-            migrations.reading_from_the_dead(tx, lanes.READING_SOURCE, engine.batch),
+            migrations.reading_from_the_dead(tx, engine.workflows.reading_source, engine.batch),
         )
 
     lost, readings = engine.store.read(look)
@@ -189,18 +199,26 @@ def fail_where_nothing_comes(engine: Engine) -> None:
             if row.dead
             else "Host {} went down before it had answered."
         ).format(row.host)
-        _give_up(engine, row, "dead" if row.dead else "failed", message, retryable=True)
+        _give_up(
+            engine,
+            row,
+            ResultStatus.DEAD if row.dead else ResultStatus.FAILED,
+            message,
+            retryable=True,
+        )
     for reading in readings:
         _give_up(
             engine,
             reading,
-            "failed",
+            ResultStatus.FAILED,
             f"Host {reading.source}, which has the server's files, was forced down.",
             retryable=False,
         )
 
 
-def _give_up(engine: Engine, row: ActionRow, status: str, message: str, retryable: bool) -> None:
+def _give_up(
+    engine: WorkflowEngine, row: ActionRow, status: ResultStatus, message: str, retryable: bool
+) -> None:
     """Nobody waits any longer for what a host was to do."""
     result = Result(
         str(runner.key_of(row)),
@@ -224,20 +242,20 @@ def _give_up(engine: Engine, row: ActionRow, status: str, message: str, retryabl
     flush.send(engine, written)
 
 
-def _take_in(tx: Connection, engine: Engine, action: str, result: Result) -> flush.Written:
+def _take_in(tx: Connection, engine: WorkflowEngine, action: str, result: Result) -> flush.Written:
     servers = actions.lock_servers(tx, [result.server])
     heads = actions.lock(tx, [action])
     runs = [
         reports.finish_step(tx, engine, servers, head, result, head.host) for head in heads.values()
     ]
-    return flush.write(tx, [run for run in runs if run is not None])
+    return flush.write(tx, engine, [run for run in runs if run is not None])
 
 
 Begin = Callable[..., str]
 
 
 def _begin(
-    engine: Engine, row: states.Action, server: ServerKey, begin: Begin = actions.begin
+    engine: WorkflowEngine, row: states.Action, server: ServerKey, begin: Begin = actions.begin
 ) -> None:
     """Compare-and-set like any request: who restored or unshelved it meanwhile was first."""
     system = RequestContext.of_ourselves(server.project_id)
@@ -247,4 +265,4 @@ def _begin(
         log.info("server %s is left alone: %s", server.id, problem)
         return
     log.info("server %s: %s, because its time is over", server.id, row.name)
-    engine.wake(lanes.INSIDE)
+    engine.wake(Lane.INSIDE)

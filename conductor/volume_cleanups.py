@@ -12,16 +12,18 @@ from common.action_args import ActionArgs, SwapVolumeArgs
 from common.clients.volumes import Attachment
 from common.context import RequestContext
 from common.json_types import JsonObject
+from common.statuses import BlockDeviceStatus
 from common.store.engine import Connection
 from common.store.hosts import services
 from common.store.neighbours.cleanups import ATTACHMENT
 from common.store.rows import ActionRow, BlockDeviceRow, CleanupRow, ServerRow
 from common.store.servers import actions, block_devices
 from common.store.servers import volumes as volume_rows
-from common.store.servers.volumes import ATTACHED, ATTACHING, DETACHING, ERROR, RESERVED
 from common.wire import from_wire
 from conductor import volume_snapshots, volume_swaps, volumes
-from conductor.saga import ActionData, AnyRun, Engine, Run
+from conductor.action_data import ActionData
+from conductor.engine import Engine
+from conductor.run import AnyRun, Run
 from conductor.volumes import COMPLETE, service
 
 DETACH = states.row("detach_volume")
@@ -63,7 +65,7 @@ def leaving(run: LeavingRun) -> None:
         for row in rows
     ]
     for row in rows:
-        run.set_volume(row, status=DETACHING)
+        run.set_volume(row, status=BlockDeviceStatus.DETACHING)
 
 
 def interrupted(run: LeavingRun, before: ActionRow) -> None:
@@ -175,12 +177,17 @@ def _bring_home(
     engine: Engine, row: BlockDeviceRow, server: ServerRow, found: Sequence[Attachment]
 ) -> None:
     """The volume is where its idle server is."""
-    if row.status not in (RESERVED, ATTACHING, ATTACHED, DETACHING):
+    if row.status not in (
+        BlockDeviceStatus.RESERVED,
+        BlockDeviceStatus.ATTACHING,
+        BlockDeviceStatus.ATTACHED,
+        BlockDeviceStatus.DETACHING,
+    ):
         return
-    if server.host and not (row.connection and row.status == ATTACHED):
+    if server.host and not (row.connection and row.status == BlockDeviceStatus.ATTACHED):
         _connect_again(engine, row, server, found)
-    elif not server.host and (row.connection or row.status != RESERVED):
-        values = {"connection": None, "status": RESERVED}
+    elif not server.host and (row.connection or row.status != BlockDeviceStatus.RESERVED):
+        values = {"connection": None, "status": BlockDeviceStatus.RESERVED}
         engine.store.write(lambda tx: _change_idle(tx, row, server, values))
 
 
@@ -202,7 +209,7 @@ def _connect_again(
     made = service(engine).connect(reserved.id, connector, device, mode)
     service(engine).complete(made.id)
     sealed = engine.vault.seal(made.connection)
-    values = {"attachment_id": made.id, "connection": sealed, "status": ATTACHED}
+    values = {"attachment_id": made.id, "connection": sealed, "status": BlockDeviceStatus.ATTACHED}
     engine.store.write(lambda tx: _change_idle(tx, row, server, values))
 
 
@@ -223,7 +230,7 @@ def _reserve_anew(
         service(engine).detach(old.id)
         old = None
     fresh = service(engine).attach(str(row.volume_id), row.server_id)
-    values = {"attachment_id": fresh.id, "connection": None, "status": RESERVED}
+    values = {"attachment_id": fresh.id, "connection": None, "status": BlockDeviceStatus.RESERVED}
     taken = engine.store.write(lambda tx: _change_idle(tx, row, server, values))
     for spare in (old,) if taken else (fresh,):
         if spare is not None:
@@ -255,7 +262,7 @@ def give_back(engine: Engine, row: CleanupRow, look: Callable[[], ServerRow | No
 
     def begin(tx: Connection) -> bool:
         found = volume_rows.by_uuid(tx, row.target)
-        if found is None or found.status != ERROR:
+        if found is None or found.status != BlockDeviceStatus.ERROR:
             return False
         volume_rows.detach(
             tx, DETACH, row.server_id, context=system, project_id=None, volume_id=row.place

@@ -11,7 +11,8 @@ from common.clients.volumes import CREATING, DELETING, ERROR_DELETING
 from common.store.neighbours.cleanups import SNAPSHOT
 from common.store.rows import ActionRow
 from conductor import volumes
-from conductor.saga import AnyRun, Engine
+from conductor.engine import Engine
+from conductor.run import AnyRun
 
 
 def delete(engine: Engine, run: AnyRun, snapshots: Sequence[str]) -> None:

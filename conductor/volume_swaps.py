@@ -11,7 +11,8 @@ from common.clients.volumes import MIGRATING
 from common.store.neighbours.cleanups import LATE_ATTACHMENTS
 from common.store.rows import BlockDeviceRow
 from conductor import late_calls, volumes
-from conductor.saga import AnyRun, Engine
+from conductor.engine import Engine
+from conductor.run import AnyRun
 from conductor.volumes import COMPLETE, NAME_ID
 
 

@@ -23,16 +23,19 @@ from common.clients.volumes import Attachment
 from common.clock import SECOND
 from common.json_types import JsonObject
 from common.models import AttachedVolume
+from common.statuses import BlockDeviceStatus
 from common.store.engine import Connection
 from common.store.hosts import hosts, services
 from common.store.neighbours.cleanups import ATTACHMENT, LATE_ATTACHMENTS
 from common.store.rows import BlockDeviceRow
 from common.store.servers import guests
 from common.store.servers import volumes as volume_rows
-from common.store.servers.volumes import ATTACHED, CREATING, RESERVED
 from conductor import late_calls
+from conductor.action_data import ActionData
+from conductor.engine import Engine, Lane
 from conductor.external_services import VolumeApi
-from conductor.saga import MAX_CLEANING_TRIES, ActionData, AnyRun, Engine, Lane, Run, Step
+from conductor.run import MAX_CLEANING_TRIES, AnyRun, Run
+from conductor.step import Step
 
 FIRST_POLL_MICROS, MAX_POLL_MICROS = SECOND // 4, 4 * SECOND
 #: Steps whose call makes attachments.
@@ -135,7 +138,11 @@ def described_arriving(engine: Engine, run: ArrivingRun) -> list[AttachedVolume]
 def needed(engine: Engine, run: AnyRun) -> list[AttachedVolume]:
     """Those without which the guest must not start; one that is connected nowhere says so, and no
     host takes it."""
-    here = [row for row in of(run) if row.status in (ATTACHED, RESERVED)]
+    here = [
+        row
+        for row in of(run)
+        if row.status in (BlockDeviceStatus.ATTACHED, BlockDeviceStatus.RESERVED)
+    ]
     return [_as_attached(engine, row, row.connection) for row in here]
 
 
@@ -232,7 +239,9 @@ def _renew(
     if connector is None and [(one.id, bool(one.connection)) for one in found] == [
         (row.attachment_id, False)
     ]:
-        run.set_volume(row, connection=None, status=RESERVED)  # it was never let to a host
+        run.set_volume(
+            row, connection=None, status=BlockDeviceStatus.RESERVED
+        )  # it was never let to a host
         return
     fresh = next((one for one in found if one.id != row.attachment_id and not one.connection), None)
     old = [one for one in found if one is not fresh]
@@ -241,7 +250,7 @@ def _renew(
     if fresh is None:
         fresh = service(engine).attach(str(row.volume_id), run.server.id)
     _end(engine, run, row, [one for one in old if one not in incomplete], holding)
-    run.set_volume(row, attachment_id=fresh.id, connection=None, status=RESERVED)
+    run.set_volume(row, attachment_id=fresh.id, connection=None, status=BlockDeviceStatus.RESERVED)
     if connector is not None:
         _connect_and_complete(engine, run, _changed(row, {"attachment_id": fresh.id}), connector)
 
@@ -267,7 +276,7 @@ def _connect_and_complete(
     connect(engine, run, row, connector)
     made = run.volume_changes[row.uuid] or {}
     service(engine).complete(made["attachment_id"])
-    run.set_volume(row, status=ATTACHED)
+    run.set_volume(row, status=BlockDeviceStatus.ATTACHED)
 
 
 def _tolerantly(run: AnyRun, attachment: str, row: BlockDeviceRow) -> AbstractContextManager[None]:
@@ -304,7 +313,7 @@ def are_reserved(run: AnyRun) -> bool:
 def make_ready(engine: Engine, run: ReadyRun) -> None:
     """Look whether the volumes that are made for it are there, and reserve those that are."""
     for row in of(run):
-        if row.status == CREATING and not _is_made(engine, run, row):
+        if row.status == BlockDeviceStatus.CREATING and not _is_made(engine, run, row):
             continue
         if not row.attachment_id:
             reserve(engine, run, row)
@@ -318,7 +327,7 @@ def _is_made(engine: Engine, run: AnyRun, row: BlockDeviceRow) -> bool:
         )
     if found.status in BEING_MADE or found.status.startswith("error"):
         return False
-    run.set_volume(row, status=RESERVED, size_gb=found.size_gb)
+    run.set_volume(row, status=BlockDeviceStatus.RESERVED, size_gb=found.size_gb)
     return True
 
 
@@ -327,7 +336,9 @@ def await_volumes(tx: Connection, engine: Engine, runs: Sequence[ReadyRun]) -> N
     for run in runs:
         if run.data.volumes_since is None:
             run.data.volumes_since = run.locked_at
-        missing = [str(row.volume_id) for row in of(run) if row.status == CREATING]
+        missing = [
+            str(row.volume_id) for row in of(run) if row.status == BlockDeviceStatus.CREATING
+        ]
         if not missing:
             continue
         if run.locked_at - run.data.volumes_since >= engine.volume_timeout * SECOND:
@@ -363,7 +374,7 @@ def _connected_later(run: AnyRun, row: BlockDeviceRow) -> Iterator[None]:
     except errors.Problem as problem:
         if not run.is_undoing:
             raise
-        run.set_volume(row, connection=None, status=RESERVED)
+        run.set_volume(row, connection=None, status=BlockDeviceStatus.RESERVED)
         run.add_cleanup(ATTACHMENT, str(row.attachment_id), problem.text, str(row.volume_id))
 
 

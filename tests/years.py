@@ -21,12 +21,14 @@ from common.store import gauges, schema
 from common.store.engine import Store, insert_many
 from common.store.hosts import host_keys, hosts, services
 from common.store.servers import console_tokens
-from conductor import cleanups, heartbeats, lanes, runner
+from conductor import automatic_evacuation, cleanups, heartbeats, notifications, prefetch, runner
 from conductor.automatic_evacuation import EvacuationPolicy
+from conductor.engine import Lane
 from conductor.host_actions import HostActions
 from conductor.notification_sender import NotificationSender
-from conductor.saga import Engine
 from conductor.sweep import Watch, sweep
+from conductor.workflow_engine import WorkflowEngine
+from conductor.workflows import WORKFLOWS
 
 LONG_AGO = 1_700_000_000_000_000
 HOSTS = ("h1", "h2", "h3")
@@ -136,7 +138,7 @@ class IdleConductor:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.engine = Engine(
+        self.engine = WorkflowEngine(
             store,
             Clock(),
             None,  # type: ignore[arg-type]  # nothing is sent
@@ -144,7 +146,9 @@ class IdleConductor:
             reclaim_interval=1,
             shelved_offload_time=1,
             resize_confirm_window=1,
-            evacuation=EvacuationPolicy(60, 1),
+            workflows=WORKFLOWS,
+            notices=notifications.of,
+            chores=(prefetch.CHORE, automatic_evacuation.chore(EvacuationPolicy(60, 1))),
         )
         self._host_actions = HostActions(self.engine)
         self._sender = NotificationSender(
@@ -171,10 +175,10 @@ class IdleConductor:
     def round(self) -> None:
         """What each thread of ``conductor.service`` does when its time has come, and Prometheus."""
         engine = self.engine
-        for lane in (lanes.INSIDE, *lanes.LANES):
+        for lane in (Lane.INSIDE, *WORKFLOWS.lanes):
             assert runner.advance(engine, lane) == 0
         self._watch.listening_since = -math.inf
-        self._watch.prefetched_at = self._watch.evacuated_at = None
+        self._watch.chores_at.clear()
         assert sweep(engine, self._watch, HOSTS, True) == []
         assert cleanups.retry(engine) == 0
         self._host_actions.advance()

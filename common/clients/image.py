@@ -28,6 +28,7 @@ from common.models import ImageRef
 
 NAME = "image service"
 CHUNK = 1024 * 1024
+ACTIVE = "active"  #: the status of an image whose bytes are stored
 _LONGEST = 500  # characters of a refusal
 _STORING = 600  # seconds that the service may take to answer after an image's last byte
 #: Fields of an image's record; all other keys are properties.
@@ -75,11 +76,15 @@ class Image:
 
     ref: ImageRef
     name: str = ""
-    status: str = "active"
+    status: str = ACTIVE
     min_ram: int = 0
     min_disk: int = 0
     virtual_size: int = 0
     visibility: str = ""
+
+    @property
+    def is_active(self) -> bool:
+        return self.status == ACTIVE
 
 
 def image_of(answer: JsonObject) -> Image:
@@ -339,7 +344,7 @@ class ImageClient:
             self.put(image_id, token, ())
         except errors.Conflict:
             there = image_of(self.record(image_id, token))
-            if there.status != "active" or there.ref.size:
+            if not there.is_active or there.ref.size:
                 raise
 
     def put(self, image_id: str, token: str, chunks: Iterable[bytes]) -> None:
@@ -418,7 +423,7 @@ class _Given:
     def compare(self, image: Image) -> None:
         """Conflict unless the image has these bytes. Of a checksum of another kind only the size is
         compared."""
-        expected = {"status": "active", "size": self._size}
+        expected = {"status": ACTIVE, "size": self._size}
         found: JsonObject = {"status": image.status, "size": image.ref.size}
         if image.ref.hash_algo == self._digest.name:
             expected["checksum"], found["checksum"] = self._digest.hexdigest(), image.ref.hash_value

@@ -22,6 +22,7 @@ from common import errors
 from common.clients.http import Http, HttpAnswer, OptionalService, RequestOptions, document, kind_of
 from common.json_types import JsonMapping, JsonObject
 from common.models import OVS_HYBRID, Interface
+from common.statuses import PORT_ACTIVE
 
 REMEMBERED, KEEP = 1000, 5.0  # answers, and seconds that each is remembered
 EXTENSIONS_KEPT_SECONDS = 300.0  #: they change with an upgrade of the service
@@ -79,7 +80,7 @@ def interface_of(
         else port.get("binding:vif_type") or "",
         device=device_of(port["id"]),
         bridge=details.get("bridge_name") or f"brq{port['network_id'][:11]}",
-        active=port.get("status") == "ACTIVE",
+        active=port.get("status") == PORT_ACTIVE,
         groups=[(groups or {}).get(group) or group for group in port.get("security_groups") or ()],
     )
 

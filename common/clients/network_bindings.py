@@ -17,6 +17,7 @@ from common import errors
 from common.clients.http import HttpAnswer, document
 from common.clients.network import NAME, NetworkClient, refusal_of
 from common.json_types import JsonObject
+from common.statuses import PORT_ACTIVE
 
 ALIAS = "binding-extended"
 FAILED = "binding_failed"
@@ -78,7 +79,7 @@ class Bindings(NetworkClient):
             self._json("PUT", f"{_path(port_id, host)}/activate", token)
         except errors.Conflict:
             found = self._binding(token, port_id, host)
-            if found is None or found["status"] != "ACTIVE":
+            if found is None or found["status"] != PORT_ACTIVE:
                 raise
 
     def unbind_at(self, token: str, port_id: str, host: str) -> None:
@@ -88,7 +89,7 @@ class Bindings(NetworkClient):
             return
         try:
             found = self._binding(token, port_id, host)
-            if found is not None and found["status"] != "ACTIVE":
+            if found is not None and found["status"] != PORT_ACTIVE:
                 self._json("DELETE", _path(port_id, host), token)
         except errors.NotFound:
             return

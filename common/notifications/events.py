@@ -5,7 +5,7 @@
 NAME.error.
 ``EVENT_NAMES`` has the others. What is told when a step has begun, succeeded or failed stands at
 the step:
-``conductor.saga.Step.events``.
+``conductor.step.Step.events``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import Protocol
 
 from common import states
 from common.json_types import JsonObject
+from common.models import Control
+from common.statuses import ActionState, MigrationStatus
 
 COMPUTE, API, CONDUCTOR = "nova-compute", "nova-api", "nova-conductor"
 EXISTS = "instance.exists"
@@ -107,13 +109,15 @@ def event_names(row: states.Action | None) -> EventNames:
     )
 
 
-def of_control(state: str | None, migration: str | None, requested: str | None) -> tuple[str, ...]:
+def of_control(
+    state: ActionState | None, migration: MigrationStatus | None, requested: str | None
+) -> tuple[str, ...]:
     """What is notified at the end of a live migration of the control that was requested of it."""
-    if state == "failed" and migration == "cancelled":
+    if state == ActionState.FAILED and migration == MigrationStatus.CANCELLED:
         return ("instance.live_migration_abort.end",)
     return (
         ("instance.live_migration_force_complete.end",)
-        if (state, requested) == ("done", "complete")
+        if (state, requested) == (ActionState.DONE, Control.COMPLETE)
         else ()
     )
 

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from common.clock import SECOND
+from common.statuses import GuestState
 from common.store.engine import moment
 from common.store.hosts import hosts
 from common.store.schema import (
@@ -26,7 +27,6 @@ from common.store.schema import (
     providers,
 )
 from common.store.servers.actions import LIVE
-from common.store.servers.guests import ABSENT
 
 #: A gauge's name, its labels' values, its value.
 Sample = tuple[str, tuple[str, ...], float]
@@ -95,7 +95,7 @@ _ACTIONS = _counted(
 ).where(actions.c.state.in_(LIVE))
 _DUE = sa.select(sa.func.min(actions.c.due_at))
 _OUTBOX = _counted(notifications.c.created_at).select_from(notifications)
-_DEBTS = _counted(guests.c.changed_at).where(guests.c.wanted == ABSENT)
+_DEBTS = _counted(guests.c.changed_at).where(guests.c.wanted == GuestState.ABSENT)
 _CLEANUPS = _counted(cleanups.c.created_at, cleanups.c.kind)
 _USED = (
     sa.select(sa.func.coalesce(sa.func.sum(allocations.c.used), 0))

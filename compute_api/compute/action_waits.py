@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from common import errors
 from common.clock import Clock
+from common.statuses import ActionState, StepEvent
 from common.store.engine import Store
 from common.store.rows import EventRow
 from common.store.servers import actions
@@ -132,9 +133,9 @@ def for_step(
                 actions.step_outcome(tx, action_id, step),
             )
         )
-        if event is not None and event.event == "succeeded":
+        if event is not None and event.event == StepEvent.SUCCEEDED:
             return event
-        if event is not None and action is not None and action.state == "failed":
+        if event is not None and action is not None and action.state == ActionState.FAILED:
             refused = ((action.data or {}).get("problem") or {}).get("status") in _FORBIDDEN
             raise (errors.Forbidden if refused else failure)(
                 event.message or action.message or f"The step {step} failed."

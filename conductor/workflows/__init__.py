@@ -3,10 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from common.store.rows import ActionRow
-from conductor.saga import Workflow
+from conductor.workflow import Workflows
 from conductor.workflows import (
     assisted_snapshots,
     create,
@@ -26,8 +23,8 @@ from conductor.workflows import (
     volumes,
 )
 
-WORKFLOWS: dict[str, Workflow[Any, Any]] = {
-    workflow.name: workflow
+WORKFLOWS = Workflows(
+    (workflow.name, workflow)
     for workflow in (
         create.CREATE,
         power.START,
@@ -74,11 +71,4 @@ WORKFLOWS: dict[str, Workflow[Any, Any]] = {
         delete.RESTORE,
         delete.DELETE,
     )
-}
-
-
-def is_known(action: ActionRow) -> bool:
-    """Is the action's workflow of this release? One of a newer release is left to conductors that
-    know it."""
-    workflow = WORKFLOWS.get(action.workflow)
-    return workflow is not None and workflow.version >= action.version
+)

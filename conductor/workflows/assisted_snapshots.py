@@ -23,8 +23,12 @@ from common.store.engine import Connection
 from common.store.rows import BlockDeviceRow
 from common.verbs import MergeVolume, SnapshotVolume
 from conductor import volume_snapshots, volumes
-from conductor.saga import MAX_CLEANING_TRIES, ActionData, Engine, Lane, Run, Step, Workflow
+from conductor.action_data import ActionData
+from conductor.engine import Engine, Lane
+from conductor.run import MAX_CLEANING_TRIES, Run
+from conductor.step import Step
 from conductor.volumes import FIRST_POLL_MICROS, MAX_POLL_MICROS, NAME_ID
+from conductor.workflow import Workflow
 
 QCOW2 = "qcow2"
 

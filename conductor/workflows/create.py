@@ -19,10 +19,14 @@ from common.models import RequestSpec, Result
 from common.store.engine import Connection, now
 from common.verbs import EnsureGuest
 from conductor import claims, guest, images, networks, volumes
+from conductor.action_data import StepFailed, fault_of
 from conductor.claims import PlacementData
+from conductor.engine import Engine, Lane
 from conductor.networks import PortData
-from conductor.saga import Engine, Lane, Run, Step, StepEvents, StepFailed, Workflow, fault_of
+from conductor.run import Run
+from conductor.step import Step, StepEvents
 from conductor.volumes import VolumesData
+from conductor.workflow import Workflow
 
 #: Since the API asked the image service: an image of a request that waited for longer is checked
 #: again, so that a create which need not wait costs no call.

@@ -20,6 +20,7 @@ from common import states
 from common.action_args import ActionArgs, ShareArgs
 from common.clock import SECOND
 from common.models import Result
+from common.statuses import ActionState, MigrationStatus
 from common.store.engine import Connection, now
 from common.store.neighbours.cleanups import IMAGE
 from common.store.rows import ActionRow
@@ -36,9 +37,13 @@ from conductor import (
     volume_snapshots,
     volumes,
 )
-from conductor.saga import ActionData, AnyRun, Engine, Lane, Run, Step, StepEvents, Workflow
+from conductor.action_data import ActionData
+from conductor.engine import Engine, Lane
+from conductor.run import AnyRun, Run
 from conductor.shares import SharesData
+from conductor.step import Step, StepEvents
 from conductor.volume_cleanups import LeavingData
+from conductor.workflow import Workflow
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +107,7 @@ def _superseded(tx: Connection, run: DeleteRun) -> list[ActionRow]:
     after = run.data.after
     while after and len(found) < MOST_BEFORE:
         before = actions.show_by_id(tx, after)
-        if before is None or before.state != "superseded":
+        if before is None or before.state != ActionState.SUPERSEDED:
             break
         found.append(before)
         after = before.data.get("after") if isinstance(before.data, dict) else None
@@ -116,7 +121,7 @@ def _images_of(superseded: ActionRow) -> list[str | None]:
 
 def _gone(tx: Connection, engine: Engine, runs: Sequence[DeleteRun]) -> None:
     if moving := [run.server.id for run in runs if run.data.moves]:
-        migrations.end_open(tx, moving, "cancelled")
+        migrations.end_open(tx, moving, MigrationStatus.CANCELLED)
     for run in runs:
         run.set(
             vm_state=states.DELETED,

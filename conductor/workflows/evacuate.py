@@ -17,23 +17,19 @@ from common import errors, states
 from common.action_args import EvacuateArgs
 from common.json_types import JsonObject
 from common.models import Result
+from common.statuses import GuestState, MigrationStatus
 from common.store.engine import Connection, now
 from common.store.hosts import hosts, services
 from common.store.servers import actions, guests, migrations
 from common.verbs import EnsureGuest, Install, Rebuild, Verb
 from conductor import claims, guest, moves, networks
+from conductor.action_data import StepFailed
 from conductor.debts import BURST_POLL_MICROS
+from conductor.engine import Engine, Lane
 from conductor.moves import MoveData
-from conductor.saga import (
-    Engine,
-    Lane,
-    Run,
-    Step,
-    StepEvents,
-    StepFailed,
-    Workflow,
-    cleanup_command,
-)
+from conductor.run import Run, cleanup_command
+from conductor.step import Step, StepEvents
+from conductor.workflow import Workflow
 
 HAS_COME_BACK = "Host {host} has come back meanwhile; the server is there."
 
@@ -95,14 +91,14 @@ def _claim(tx: Connection, engine: Engine, runs: Sequence[EvacuateRun]) -> None:
         run.raise_fence()
         _keep_old(tx, run)
         run.set(host=claimed.host, availability_zone=claimed.zone)
-        run.set_migration(status="pre-migrating", dest_host=claimed.host)
+        run.set_migration(status=MigrationStatus.PRE_MIGRATING, dest_host=claimed.host)
     if taken:
         guests.add(
             tx,
             [
                 {
                     **claimed.guest(run),
-                    "wanted": guests.RUNNING if _runs(run) else guests.STOPPED,
+                    "wanted": GuestState.RUNNING if _runs(run) else GuestState.STOPPED,
                     "may_run": _runs(run),
                 }
                 for run, claimed in taken
@@ -158,7 +154,7 @@ def _keep_old(tx: Connection, run: EvacuateRun) -> None:
     for row in guests.places(tx, run.server.id):
         if row.host == moves.source(run):
             old["wanted"] = row.wanted
-        elif row.wanted != guests.ABSENT:
+        elif row.wanted != GuestState.ABSENT:
             guests.add_debt(
                 tx,
                 run.server.id,
@@ -168,7 +164,7 @@ def _keep_old(tx: Connection, run: EvacuateRun) -> None:
                 keeps_files=migrations.share_files(tx, row.host, moves.source(run)),
             )
     run.data.old = old
-    guests.become(tx, run.server.id, moves.source(run), guests.KEPT, may_run=False)
+    guests.become(tx, run.server.id, moves.source(run), GuestState.KEPT, may_run=False)
 
 
 def _release_destination(tx: Connection, engine: Engine, run: EvacuateRun) -> None:
@@ -185,7 +181,7 @@ def _release_destination(tx: Connection, engine: Engine, run: EvacuateRun) -> No
             run.server.id,
             moves.source(run),
             old["wanted"],
-            may_run=old["wanted"] == guests.RUNNING,
+            may_run=old["wanted"] == GuestState.RUNNING,
         )
     run.set(host=moves.source(run), availability_zone=old["zone"])
 
@@ -229,7 +225,7 @@ def _leave_source(tx: Connection, engine: Engine, runs: Sequence[EvacuateRun]) -
             (moves.source(run), cleanup_command(run.server.id, run.fence, keep_files=shared))
         )
         run.set(vm_state=states.ACTIVE if _runs(run) else states.STOPPED)
-        run.set_migration(status="done")
+        run.set_migration(status=MigrationStatus.DONE)
 
 
 def _failed(tx: Connection, engine: Engine, run: EvacuateRun, problem: StepFailed) -> None:
@@ -239,8 +235,8 @@ def _failed(tx: Connection, engine: Engine, run: EvacuateRun, problem: StepFaile
     if run.data.returned:
         problem = StepFailed(str(problem), problem.details)
     moves.fail_move(tx, engine, run, problem)
-    if run.migration_changes.get("status") == "error":
-        run.set_migration(status="failed")
+    if run.migration_changes.get("status") == MigrationStatus.ERROR:
+        run.set_migration(status=MigrationStatus.FAILED)
 
 
 def _waits_for_ports(run: EvacuateRun) -> bool:

@@ -17,8 +17,12 @@ from common.store.engine import Connection
 from common.verbs import AttachInterface, DetachInterface
 from common.wire import from_wire
 from conductor import networks
+from conductor.action_data import ActionData
+from conductor.engine import Engine, Lane
 from conductor.networks import InterfaceData, PortData
-from conductor.saga import ActionData, AnyRun, Engine, Lane, Run, Step, Workflow
+from conductor.run import AnyRun, Run
+from conductor.step import Step
+from conductor.workflow import Workflow
 
 AttachRun = Run[NetworkArgs, InterfaceData]
 DetachRun = Run[DetachInterfaceArgs, ActionData]

@@ -16,16 +16,20 @@ from common import states
 from common.action_args import LiveMigrateArgs
 from common.json_types import JsonObject
 from common.models import Control, FailureReason, Result
+from common.statuses import MigrationStatus
 from common.store.engine import Connection, notification_settings
 from common.store.servers import migrations
 from common.verbs import Arrived, Destination, EnsureAbsent, Install, LiveMigrate, PrepareArrival
 from common.wire import from_wire
 from conductor import claims, debts, guest, moves, networks, volumes
+from conductor.action_data import StepFailed
+from conductor.engine import Engine, Lane
 from conductor.moves import MoveData
-from conductor.saga import Engine, Lane, Run, Step, StepEvents, StepFailed, Workflow
+from conductor.run import Run
+from conductor.step import Step, StepEvents
+from conductor.workflow import Workflow
 
 #: The step whose command can be aborted, or completed by force.
-MIGRATE_STEP = "migrate"
 
 
 @dataclass(kw_only=True)
@@ -44,7 +48,7 @@ LiveMigrateRun = Run[LiveMigrateArgs, LiveMigrateData]
 def _claim(tx: Connection, engine: Engine, runs: Sequence[LiveMigrateRun]) -> None:
     for run, source in moves.claim(tx, engine, runs):
         run.data.cpu, run.data.diskless = source.get("cpu_info") or {}, bool(source.get("diskless"))
-        run.set_migration(status="preparing")
+        run.set_migration(status=MigrationStatus.PREPARING)
         _check(run)
 
 
@@ -105,12 +109,12 @@ def _migrate(engine: Engine, run: LiveMigrateRun) -> LiveMigrate:
 
 def _begun(tx: Connection, runs: Sequence[LiveMigrateRun]) -> None:
     for run in runs:
-        run.set_migration(status="running")
+        run.set_migration(status=MigrationStatus.RUNNING)
 
 
 def _migrated(tx: Connection, run: LiveMigrateRun, result: Result) -> None:
     run.data.handed_over = True
-    run.set_migration(status="post-migrating")
+    run.set_migration(status=MigrationStatus.POST_MIGRATING)
 
 
 def _arrive(engine: Engine, run: LiveMigrateRun) -> Arrived:
@@ -156,7 +160,7 @@ def _finish(tx: Connection, engine: Engine, runs: Sequence[LiveMigrateRun]) -> N
                 run.server.id
             ].requested_control  # the notification of the end names it
         run.set(progress=0)
-        run.set_migration(status="completed")
+        run.set_migration(status=MigrationStatus.COMPLETED)
 
 
 def _failed(tx: Connection, engine: Engine, run: LiveMigrateRun, problem: StepFailed) -> None:
@@ -167,8 +171,11 @@ def _failed(tx: Connection, engine: Engine, run: LiveMigrateRun, problem: StepFa
         run.set(vm_state=states.ACTIVE, power_state=states.RUNNING)
         problem = StepFailed(str(problem), problem.details, reason=problem.reason)
     moves.fail_move(tx, engine, run, problem)
-    if run.migration_changes.get("status") == "error" and problem.reason is FailureReason.ABORTED:
-        run.set_migration(status="cancelled")
+    if (
+        run.migration_changes.get("status") == MigrationStatus.ERROR
+        and problem.reason is FailureReason.ABORTED
+    ):
+        run.set_migration(status=MigrationStatus.CANCELLED)
 
 
 LIVE_MIGRATE = Workflow(
@@ -232,13 +239,14 @@ LIVE_MIGRATE = Workflow(
             condition=_is_handed_over,
         ),
         Step(
-            MIGRATE_STEP,
+            "migrate",
             "the hypervisors hand it over; a source that is dead leaves the answer to the destination",
             command=_migrate,
             host_of=moves.source,
             on_start=_begun,
             on_result=_migrated,
             done_when_host_dead=True,
+            takes_controls=True,
         ),
         Step(
             "arrive",

@@ -6,11 +6,16 @@ from __future__ import annotations
 from common import states
 from common.action_args import ActionArgs
 from common.models import Result
+from common.statuses import GuestState
 from common.store.engine import Connection
 from common.store.servers import guests
 from common.verbs import EnsurePaused, EnsureSuspended, InjectNmi, Reboot, SetPassword
 from conductor import guest
-from conductor.saga import ActionData, AnyRun, Engine, Step, StepFailed, Workflow, fault_of
+from conductor.action_data import ActionData, StepFailed, fault_of
+from conductor.engine import Engine
+from conductor.run import AnyRun
+from conductor.step import Step
+from conductor.workflow import Workflow
 
 
 def _reboot_soft(engine: Engine, run: AnyRun) -> Reboot:
@@ -42,7 +47,7 @@ def _set_password(engine: Engine, run: AnyRun) -> SetPassword:
 
 def _is_off(tx: Connection, engine: Engine, run: AnyRun, problem: StepFailed) -> None:
     """A guest that could not be started does not run."""
-    guests.want(tx, [run.server.id], guests.STOPPED, False)
+    guests.want(tx, [run.server.id], GuestState.STOPPED, False)
     run.set(power_state=states.SHUTDOWN)
 
 

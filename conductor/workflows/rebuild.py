@@ -20,13 +20,18 @@ from common.clients.volumes import DOWNLOADING
 from common.clock import SECOND
 from common.json_types import JsonObject
 from common.models import RequestSpec, Result
+from common.statuses import GuestState
 from common.store.engine import Connection, now
 from common.store.servers import guests
 from common.verbs import DisconnectVolumes, Install, Rebuild
 from conductor import claims, guest, images, volumes
+from conductor.action_data import StepFailed, fault_of
 from conductor.claims import PlacementData
-from conductor.saga import Engine, Lane, Run, Step, StepFailed, Workflow, fault_of
+from conductor.engine import Engine, Lane
+from conductor.run import Run
+from conductor.step import Step
 from conductor.volumes import FIRST_POLL_MICROS, MAX_POLL_MICROS
+from conductor.workflow import Workflow
 
 AWAIT_REIMAGE = "await_reimage"  #: the API wakes it when the service says that it is done
 REBUILD_STEP = "rebuild"  #: from this step on the server has the new image
@@ -72,7 +77,9 @@ def _check(tx: Connection, engine: Engine, runs: Sequence[RebuildRun]) -> None:
 def _may_run(tx: Connection, runs: Sequence[RebuildRun]) -> None:
     for run in runs:
         may_run = _runs_after(run)
-        guests.want(tx, [run.server.id], guests.RUNNING if may_run else guests.STOPPED, may_run)
+        guests.want(
+            tx, [run.server.id], GuestState.RUNNING if may_run else GuestState.STOPPED, may_run
+        )
 
 
 # --- the volume that it boots from ---
@@ -86,7 +93,7 @@ def _reimages_and_runs(run: RebuildRun) -> bool:
 
 
 def _runs_again(tx: Connection, engine: Engine, run: RebuildRun) -> None:
-    guests.want(tx, [run.server.id], guests.RUNNING, True)
+    guests.want(tx, [run.server.id], GuestState.RUNNING, True)
     run.set(power_state=states.RUNNING)
 
 
@@ -174,7 +181,7 @@ def _failed(tx: Connection, engine: Engine, run: RebuildRun, problem: StepFailed
     if begun or run.data.undo_failures:
         run.set(vm_state=states.ERROR, fault=fault_of(tx, problem))
     if run.is_left_off:
-        guests.want(tx, [run.server.id], guests.STOPPED, False)
+        guests.want(tx, [run.server.id], GuestState.STOPPED, False)
         run.set(power_state=states.SHUTDOWN)
 
 

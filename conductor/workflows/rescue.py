@@ -7,21 +7,17 @@ from __future__ import annotations
 from common import states
 from common.action_args import ActionArgs, RescueArgs
 from common.models import FailureReason, ImageRef
+from common.statuses import GuestState
 from common.store.engine import Connection
 from common.store.servers import guests
 from common.verbs import Rescue, Unrescue
 from common.wire import from_wire
 from conductor import guest, images
-from conductor.saga import (
-    ActionData,
-    AnyRun,
-    Engine,
-    Run,
-    Step,
-    StepFailed,
-    Workflow,
-    fault_of,
-)
+from conductor.action_data import ActionData, StepFailed, fault_of
+from conductor.engine import Engine
+from conductor.run import AnyRun, Run
+from conductor.step import Step
+from conductor.workflow import Workflow
 
 
 def _rescue(engine: Engine, run: Run[RescueArgs, ActionData]) -> Rescue:
@@ -51,7 +47,7 @@ def _rescue_failed(
     if problem.reason is not FailureReason.UNTOUCHED:
         _failed(tx, engine, run, problem)
     elif run.args.was == states.STOPPED:
-        guests.want(tx, [run.server.id], guests.STOPPED, False)
+        guests.want(tx, [run.server.id], GuestState.STOPPED, False)
 
 
 def _failed(tx: Connection, engine: Engine, run: AnyRun, problem: StepFailed) -> None:

@@ -17,13 +17,18 @@ from dataclasses import dataclass, replace
 from common import states
 from common.action_args import MoveArgs, MoveEndArgs
 from common.models import Result
+from common.statuses import GuestState, MigrationStatus
 from common.store.engine import Connection, now
 from common.store.servers import guests
 from common.verbs import Install, Prepare, Receive
 from conductor import debts, guest, moves, networks
+from conductor.action_data import StepFailed, fault_of
 from conductor.claims import record_successful_build
+from conductor.engine import Engine, Lane
 from conductor.moves import MoveData, MoveRun
-from conductor.saga import Engine, Lane, Run, Step, StepEvents, StepFailed, Workflow, fault_of
+from conductor.run import Run
+from conductor.step import Step, StepEvents
+from conductor.workflow import Workflow
 
 #: The workflows of a server that was resized where it is.
 CONFIRM_HERE, REVERT_HERE = "confirm_here", "revert_here"
@@ -58,13 +63,13 @@ def _address_of_source(run: MoveRun) -> str | None:
 
 def _prepared(tx: Connection, run: MoveRun, result: Result) -> None:
     run.set(task_state=states.RESIZE_MIGRATING)
-    run.set_migration(status="migrating")
+    run.set_migration(status=MigrationStatus.MIGRATING)
 
 
 def runs_again(tx: Connection, engine: Engine, run: MoveRun) -> None:
     """From here on the source may run it again."""
     if moves.was_running(run):
-        guests.want(tx, [run.server.id], guests.RUNNING, True)
+        guests.want(tx, [run.server.id], GuestState.RUNNING, True)
         run.set(power_state=states.RUNNING)
 
 
@@ -78,7 +83,7 @@ def _receive(engine: Engine, run: MoveRun) -> Receive:
 
 def _received(tx: Connection, run: MoveRun, result: Result) -> None:
     run.set(task_state=states.RESIZE_MIGRATED, progress=100)
-    run.set_migration(status="post-migrating")
+    run.set_migration(status=MigrationStatus.POST_MIGRATING)
 
 
 def _bind(engine: Engine, run: MoveRun) -> None:
@@ -115,7 +120,7 @@ def finished(tx: Connection, engine: Engine, runs: Sequence[MoveRun]) -> None:
     """It waits to be confirmed or reverted."""
     for run in runs:
         run.set(launched_at=now(), progress=0)
-        run.set_migration(status="finished")
+        run.set_migration(status=MigrationStatus.FINISHED)
 
 
 def _resize_failed(tx: Connection, engine: Engine, run: MoveRun, problem: StepFailed) -> None:
@@ -125,7 +130,7 @@ def _resize_failed(tx: Connection, engine: Engine, run: MoveRun, problem: StepFa
         run.set(interfaces=run.data.plugged)
     if run.host == moves.destination(run):
         run.set(vm_state=states.RESIZED)
-        run.set_migration(status="finished")
+        run.set_migration(status=MigrationStatus.FINISHED)
         return
     moves.fail_move(tx, engine, run, problem)
     run.set(progress=0)
@@ -249,7 +254,7 @@ def _confirm(tx: Connection, engine: Engine, runs: Sequence[MoveEndRun]) -> None
             run.switch_workflow(CONFIRM_HERE)
             continue
         _compare_once(tx, run)
-        run.set_migration(status="confirming")
+        run.set_migration(status=MigrationStatus.CONFIRMING)
     for run in debts.collect(
         tx, [run for run in runs if not run.paused], moves.source, moves.shares_storage
     ):
@@ -260,9 +265,9 @@ def confirmed(tx: Connection, run: MoveEndRun) -> None:
     """There is no way back any more; the server is what its guest is."""
     vm_state = _VM_STATES.get(run.server.power_state, states.ACTIVE)
     if vm_state == states.STOPPED:
-        guests.want(tx, [run.server.id], guests.STOPPED, False)
+        guests.want(tx, [run.server.id], GuestState.STOPPED, False)
     run.set(vm_state=vm_state, **moves.quota_columns(run.args.new_flavor))
-    run.set_migration(status="confirmed")
+    run.set_migration(status=MigrationStatus.CONFIRMED)
 
 
 _VM_STATES = {
@@ -301,7 +306,7 @@ def _begin(tx: Connection, engine: Engine, runs: Sequence[MoveEndRun]) -> None:
             continue
         _compare_once(tx, run)
         run.data.ran = run.server.power_state != states.SHUTDOWN
-        run.set_migration(status="reverting")
+        run.set_migration(status=MigrationStatus.REVERTING)
 
 
 def ran_resized(run: MoveEndRun) -> bool:
@@ -317,7 +322,7 @@ def ran_before(run: MoveEndRun) -> bool:
 def runs_on(tx: Connection, engine: Engine, run: MoveEndRun) -> None:
     """The resized guest may run again, if it did."""
     if run.data.ran:
-        guests.want(tx, [run.server.id], guests.RUNNING, True)
+        guests.want(tx, [run.server.id], GuestState.RUNNING, True)
         run.set(power_state=states.RUNNING)
 
 
@@ -329,7 +334,7 @@ def _turn_back(tx: Connection, engine: Engine, runs: Sequence[MoveEndRun]) -> No
         run.data.old_assignment = moves.assignment_of(kept.assignment)
         run.data.switched = run.data.knows_old_assignment = True
         moves.switch_to_source(tx, engine, run, ran_before(run))
-        guests.become(tx, run.server.id, moves.claimed_destination(run), guests.KEPT)
+        guests.become(tx, run.server.id, moves.claimed_destination(run), GuestState.KEPT)
 
 
 def _undo_turn_back(tx: Connection, engine: Engine, run: MoveEndRun) -> None:
@@ -365,7 +370,7 @@ def _install_resized(engine: Engine, run: MoveEndRun) -> Install:
 def _leave(tx: Connection, engine: Engine, runs: Sequence[MoveEndRun]) -> None:
     for run in debts.collect(tx, runs, moves.claimed_destination, moves.shares_storage):
         run.set(vm_state=states.ACTIVE if ran_before(run) else states.STOPPED)
-        run.set_migration(status="reverted")
+        run.set_migration(status=MigrationStatus.REVERTED)
 
 
 def _revert_failed(tx: Connection, engine: Engine, run: MoveEndRun, problem: StepFailed) -> None:
@@ -375,12 +380,12 @@ def _revert_failed(tx: Connection, engine: Engine, run: MoveEndRun, problem: Ste
         run.set(interfaces=run.data.plugged)
     if run.server.host == moves.source(run):
         run.set(vm_state=states.ERROR, fault=fault_of(tx, problem))
-        guests.want(tx, [run.server.id], guests.STOPPED, False)
-        run.set_migration(status="error")
+        guests.want(tx, [run.server.id], GuestState.STOPPED, False)
+        run.set_migration(status=MigrationStatus.ERROR)
         return
     stay_off(tx, run)
     run.set(vm_state=states.RESIZED)
-    run.set_migration(status="finished")
+    run.set_migration(status=MigrationStatus.FINISHED)
 
 
 def stay_off(tx: Connection, run: MoveEndRun) -> None:
@@ -388,7 +393,7 @@ def stay_off(tx: Connection, run: MoveEndRun) -> None:
     reverted."""
     if run.data.undo_failures:
         run.data.clear_undo_failures()
-        guests.want(tx, [run.server.id], guests.STOPPED, False)
+        guests.want(tx, [run.server.id], GuestState.STOPPED, False)
         run.set(power_state=states.SHUTDOWN)
 
 

@@ -14,14 +14,18 @@ from collections.abc import Sequence
 from common import states
 from common.action_args import MoveArgs, MoveEndArgs
 from common.models import Flavor, Result
+from common.statuses import ActionState, GuestState, MigrationStatus
 from common.store.engine import Connection
 from common.store.placement import allocations
 from common.store.servers import guests
 from common.verbs import ResizeHere, SettleResize
 from common.wire import from_wire
 from conductor import guest, moves, volumes
+from conductor.action_data import StepFailed, fault_of
+from conductor.engine import Engine
 from conductor.moves import MoveData, MoveRun
-from conductor.saga import Engine, Step, StepEvents, StepFailed, Workflow, fault_of
+from conductor.step import Step, StepEvents
+from conductor.workflow import Workflow
 from conductor.workflows import resize
 from conductor.workflows.resize import MoveEndData, MoveEndRun
 
@@ -29,7 +33,7 @@ from conductor.workflows.resize import MoveEndData, MoveEndRun
 def _claimed(tx: Connection, engine: Engine, runs: Sequence[MoveRun]) -> None:
     for run in runs:
         run.set(task_state=states.RESIZE_MIGRATING)
-        run.set_migration(status="migrating")
+        run.set_migration(status=MigrationStatus.MIGRATING)
 
 
 def _switch(tx: Connection, engine: Engine, runs: Sequence[MoveRun]) -> None:
@@ -38,8 +42,8 @@ def _switch(tx: Connection, engine: Engine, runs: Sequence[MoveRun]) -> None:
         run.data.switched = run.data.knows_old_assignment = True
         run.set(task_state=states.RESIZE_FINISH, **moves.flavor_columns(run, run.args.new_flavor))
         if moves.was_running(run):
-            guests.want(tx, [run.server.id], guests.RUNNING, True)
-        run.set_migration(status="post-migrating")
+            guests.want(tx, [run.server.id], GuestState.RUNNING, True)
+        run.set_migration(status=MigrationStatus.POST_MIGRATING)
 
 
 def _switch_back(tx: Connection, engine: Engine, run: MoveRun) -> None:
@@ -60,7 +64,7 @@ def _resize_failed(tx: Connection, engine: Engine, run: MoveRun, problem: StepFa
     """As before; where it is no other host was looked for, so the whole workflow begins again while
     there are attempts."""
     moves.fail_move(tx, engine, run, problem)
-    if run.head.get("state") == "due":
+    if run.head.get("state") == ActionState.DUE:
         run.head["workflow"] = resize.RESIZE.name
 
 
@@ -114,7 +118,7 @@ RESIZE_HERE = Workflow(
 # --- confirm ---
 def _confirming(tx: Connection, engine: Engine, runs: Sequence[MoveEndRun]) -> None:
     for run in runs:
-        run.set_migration(status="confirming")
+        run.set_migration(status=MigrationStatus.CONFIRMING)
 
 
 def _drop(engine: Engine, run: MoveEndRun) -> SettleResize:
@@ -130,7 +134,7 @@ def _dropped(tx: Connection, run: MoveEndRun, result: Result) -> None:
 def _confirm_failed(tx: Connection, engine: Engine, run: MoveEndRun, problem: StepFailed) -> None:
     """To be confirmed or reverted, as it was."""
     run.set(vm_state=states.RESIZED)
-    run.set_migration(status="finished")
+    run.set_migration(status=MigrationStatus.FINISHED)
 
 
 CONFIRM_HERE = Workflow(
@@ -162,20 +166,20 @@ def _is_back(tx: Connection, run: MoveEndRun, result: Result) -> None:
     """It is of its old flavor again, and has what that needs; nothing is kept for another way."""
     old = run.args.old_flavor
     run.set(vm_state=states.ACTIVE if resize.ran_before(run) else states.STOPPED)
-    run.set_migration(status="reverted")
+    run.set_migration(status=MigrationStatus.REVERTED)
     allocations.stay(
         tx, run.args.migration, run.server.id, moves.source(run), moves.old_resources(run)
     )
     run.set(**moves.flavor_columns(run, old), **moves.quota_columns(old))
     volumes.name_devices(run)
     if resize.ran_before(run):
-        guests.want(tx, [run.server.id], guests.RUNNING, True)
+        guests.want(tx, [run.server.id], GuestState.RUNNING, True)
 
 
 def _reverting(tx: Connection, engine: Engine, runs: Sequence[MoveEndRun]) -> None:
     for run in runs:
         run.data.ran = run.server.power_state != states.SHUTDOWN
-        run.set_migration(status="reverting")
+        run.set_migration(status=MigrationStatus.REVERTING)
 
 
 def _reverted(tx: Connection, engine: Engine, runs: Sequence[MoveEndRun]) -> None:
@@ -190,8 +194,8 @@ def _revert_failed(tx: Connection, engine: Engine, run: MoveEndRun, problem: Ste
         _confirm_failed(tx, engine, run, problem)
         return
     run.set(vm_state=states.ERROR, fault=fault_of(tx, problem))
-    guests.want(tx, [run.server.id], guests.STOPPED, False)
-    run.set_migration(status="error")
+    guests.want(tx, [run.server.id], GuestState.STOPPED, False)
+    run.set_migration(status=MigrationStatus.ERROR)
 
 
 REVERT_HERE = Workflow(

@@ -10,12 +10,16 @@ from __future__ import annotations
 
 from common.action_args import ShareActionArgs
 from common.models import AttachedShare, Result
+from common.statuses import ShareStatus
 from common.store.engine import Connection
 from common.store.servers import shares as mappings
 from common.verbs import AttachShare, DetachShare
 from conductor import shares
-from conductor.saga import Engine, Lane, Step, StepFailed, Workflow
+from conductor.action_data import StepFailed
+from conductor.engine import Engine, Lane
 from conductor.shares import ShareData, ShareRun
+from conductor.step import Step
+from conductor.workflow import Workflow
 
 
 def _attach(engine: Engine, run: ShareRun) -> AttachShare:
@@ -33,14 +37,16 @@ def _attached_share(run: ShareRun) -> AttachedShare:
 
 
 def _attached(tx: Connection, run: ShareRun, result: Result) -> None:
-    mappings.put(tx, [run.args.share.uuid], mappings.INACTIVE)
+    mappings.put(tx, [run.args.share.uuid], ShareStatus.INACTIVE)
 
 
 def _detach_failed(tx: Connection, engine: Engine, run: ShareRun, problem: StepFailed) -> None:
     """The host did not let go of it: the server has it as before."""
     share = run.args.share
     mappings.put(
-        tx, [share.uuid], mappings.INACTIVE if share.was == mappings.INACTIVE else mappings.ERROR
+        tx,
+        [share.uuid],
+        ShareStatus.INACTIVE if share.was == ShareStatus.INACTIVE else ShareStatus.ERROR,
     )
 
 

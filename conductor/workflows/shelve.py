@@ -16,15 +16,20 @@ from typing import Any
 from common import states
 from common.action_args import ActionArgs, ImageArgs, UnshelveArgs
 from common.models import ImageRef, RequestSpec, Result
+from common.statuses import GuestState
 from common.store.engine import Connection, now
 from common.store.neighbours.cleanups import IMAGE
 from common.store.servers import guests
 from common.verbs import EnsureGuest
 from conductor import claims, debts, guest, images, networks, volumes
+from conductor.action_data import ActionData, StepFailed
 from conductor.claims import PlacementData
+from conductor.engine import Engine, Lane
 from conductor.images import ImageData
 from conductor.networks import PortData
-from conductor.saga import ActionData, AnyRun, Engine, Lane, Run, Step, StepFailed, Workflow
+from conductor.run import AnyRun, Run
+from conductor.step import Step
+from conductor.workflow import Workflow
 
 
 # --- shelve, offload ---
@@ -108,7 +113,7 @@ def _was_running(run: ShelveRun) -> bool:
 def _shelve_failed(tx: Connection, engine: Engine, run: ShelveRun, problem: StepFailed) -> None:
     """As before; one that was paused or suspended has been stopped."""
     if _was_running(run):
-        guests.want(tx, [run.server.id], guests.RUNNING, True)
+        guests.want(tx, [run.server.id], GuestState.RUNNING, True)
         run.set(power_state=states.RUNNING)
     else:
         run.set(vm_state=states.STOPPED)

@@ -18,8 +18,11 @@ from common.action_args import BackupArgs, ImageArgs
 from common.store.engine import Connection
 from common.store.neighbours import cleanups
 from conductor import images, volume_snapshots
+from conductor.engine import Engine, Lane
 from conductor.images import ImageData, ImageRun
-from conductor.saga import Engine, Lane, Run, Step, Workflow
+from conductor.run import Run
+from conductor.step import Step
+from conductor.workflow import Workflow
 
 BackupRun = Run[BackupArgs, ImageData]
 

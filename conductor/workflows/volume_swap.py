@@ -16,13 +16,17 @@ from dataclasses import dataclass
 
 from common.action_args import SwapVolumeArgs
 from common.models import AttachedVolume
+from common.statuses import BlockDeviceStatus
 from common.store.engine import Connection
 from common.store.neighbours.cleanups import ATTACHMENT
 from common.store.rows import BlockDeviceRow
-from common.store.servers.volumes import ERROR
 from common.verbs import CopyVolume, KeepVolume, SwitchVolume
 from conductor import volume_swaps, volumes
-from conductor.saga import ActionData, Engine, Lane, Run, Step, StepFailed, Workflow
+from conductor.action_data import ActionData, StepFailed
+from conductor.engine import Engine, Lane
+from conductor.run import Run
+from conductor.step import Step
+from conductor.workflow import Workflow
 
 COPY_STEP = "copy"
 
@@ -123,7 +127,7 @@ def _failed(tx: Connection, engine: Engine, run: SwapRun, problem: StepFailed) -
     look."""
     run.set(progress=0)
     if COPY_STEP in run.data.undo_failures:
-        run.set_volume(_row(run), status=ERROR)
+        run.set_volume(_row(run), status=BlockDeviceStatus.ERROR)
 
 
 SWAP_VOLUME = Workflow(

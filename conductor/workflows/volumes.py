@@ -13,13 +13,17 @@ from collections.abc import Sequence
 
 from common.action_args import VolumeActionArgs
 from common.models import Result
+from common.statuses import BlockDeviceStatus
 from common.store.engine import Connection
 from common.store.neighbours.cleanups import ATTACHMENT, GUEST_VOLUME
 from common.store.rows import BlockDeviceRow
-from common.store.servers.volumes import ATTACHED, ERROR, RESERVED
 from common.verbs import AttachVolume, DetachVolume, ExtendVolume
 from conductor import volumes
-from conductor.saga import ActionData, Engine, Lane, Run, Step, StepFailed, Workflow
+from conductor.action_data import ActionData, StepFailed
+from conductor.engine import Engine, Lane
+from conductor.run import Run
+from conductor.step import Step
+from conductor.workflow import Workflow
 
 VolumeRun = Run[VolumeActionArgs, ActionData]
 ATTACH_STEP = "attach"
@@ -42,7 +46,7 @@ def _reserve(engine: Engine, run: VolumeRun) -> None:
 def _reserved(tx: Connection, engine: Engine, runs: Sequence[VolumeRun]) -> None:
     for run in runs:
         if run.host is None:
-            run.set_volume(_row(run), status=RESERVED)
+            run.set_volume(_row(run), status=BlockDeviceStatus.RESERVED)
 
 
 def _release(engine: Engine, run: VolumeRun) -> None:
@@ -70,7 +74,7 @@ def _detach(engine: Engine, run: VolumeRun) -> DetachVolume:
 
 
 def _attached(tx: Connection, run: VolumeRun, result: Result) -> None:
-    run.set_volume(_row(run), status=ATTACHED)
+    run.set_volume(_row(run), status=BlockDeviceStatus.ATTACHED)
 
 
 def _complete(engine: Engine, run: VolumeRun) -> None:
@@ -85,7 +89,7 @@ def _attach_failed(tx: Connection, engine: Engine, run: VolumeRun, problem: Step
     pending cleanup has detached it."""
     row = _row(run)
     if why := run.data.undo_failures.get(ATTACH_STEP):
-        run.set_volume(row, status=ERROR)
+        run.set_volume(row, status=BlockDeviceStatus.ERROR)
         run.add_cleanup(GUEST_VOLUME, row.uuid, why, str(row.volume_id))
         run.data.clear_undo_failures()
     else:

@@ -19,6 +19,7 @@ from common import config, errors
 from common.clock import SECOND, iso
 from common.json_types import JsonObject
 from common.notifications.options import NotificationSettings
+from common.statuses import ActionPhase, ActionState
 from common.store import upgrades
 from common.store.engine import Connection, Store, moment
 from common.store.rows import ActionInHandRow, ActionRow
@@ -78,11 +79,13 @@ def _line(row: ActionInHandRow, at: int) -> list[str]:
 
 def state(row: ActionInHandRow) -> str:
     """due, waiting, stuck or overdue; and whether it is being undone."""
-    return ("overdue" if row.overdue else row.state) + (", undoing" if row.phase == "undo" else "")
+    return ("overdue" if row.overdue else row.state) + (
+        ", undoing" if row.phase == ActionPhase.UNDO else ""
+    )
 
 
 def _needs_operator(row: ActionInHandRow) -> bool:
-    return bool(row.state == actions.STUCK or row.overdue)
+    return bool(row.state == ActionState.STUCK or row.overdue)
 
 
 def _age(row: ActionInHandRow, at: int) -> str:
@@ -169,7 +172,7 @@ def text(row: ActionInHandRow, at: int, journal: list[JsonObject]) -> str:
             f"  {event['at']}  {event['step']}, attempt {event['attempt']}, {event['event']}"
             f"{' on ' + event['host'] if event['host'] else ''}{message}"
         )
-    ways = list(WAYS) if row.state == actions.STUCK else ["settle"] if row.overdue else []
+    ways = list(WAYS) if row.state == ActionState.STUCK else ["settle"] if row.overdue else []
     return "\n".join([*lines, *(f"kilonova action {way} {row.id}: {WAYS[way]}" for way in ways)])
 
 
@@ -202,10 +205,10 @@ def undoable(row: ActionRow) -> None:
     Raises:
         Conflict: this release does not know where it stands, or there is no way back from there.
     """
-    from conductor.workflows import WORKFLOWS, is_known
+    from conductor.workflows import WORKFLOWS
 
     try:
-        if not is_known(row):
+        if not WORKFLOWS.knows(row):
             raise LookupError(f"this release does not know {row.workflow} in version {row.version}")
         steps = WORKFLOWS[row.workflow].steps[: WORKFLOWS[row.workflow].index(row.step)]
     except LookupError as problem:

@@ -25,6 +25,7 @@ from common import config, errors, hardware, ids, image_checks, request_spec
 from common.clock import iso
 from common.json_types import JsonObject
 from common.models import Explanation, Flavor, ImageRef, RequestSpec
+from common.statuses import StepEvent
 from common.store import upgrades
 from common.store.engine import Connection, Store
 from common.store.rows import ServerRecord
@@ -224,13 +225,13 @@ def flavor_named(tx: Connection, name: str) -> Flavor:
 def image_named(conf: cfg.ConfigOpts, name: str) -> Image:
     """An image by its id, else by its name, as Kilonova's own user sees it. Raises BadRequest."""
     from common.clients.identity import READ, IdentityClient
-    from common.clients.image import ImageClient
+    from common.clients.image import ACTIVE, ImageClient
 
     identity = IdentityClient(conf, READ)
     client = ImageClient(identity.image_url)
     token = identity.token()
     if not ids.is_uuid(name):
-        found = [image["id"] for image in client.find({"name": name, "status": "active"}, token)]
+        found = [image["id"] for image in client.find({"name": name, "status": ACTIVE}, token)]
         if len(found) != 1:
             raise errors.BadRequest(
                 f"there {'is' if not found else 'are'} {len(found) or 'no'} "
@@ -332,7 +333,11 @@ def _placement(tx: Connection, server_id: str) -> tuple[Any, list[Any]]:
     for row in actions.list_for(tx, server_id, limit=100):
         events = actions.events_of(tx, row.id)
         if any(event.step == "place" for event in events):
-            return row, [event for event in events if event.event in ("failed", "undo_failed")]
+            return row, [
+                event
+                for event in events
+                if event.event in (StepEvent.FAILED, StepEvent.UNDO_FAILED)
+            ]
     return None, []
 
 

@@ -15,6 +15,7 @@ import json
 from common import config
 from common.clock import SECOND, iso
 from common.json_types import JsonObject
+from common.statuses import HostState
 from common.store import upgrades
 from common.store.engine import Connection, Store, moment
 from common.store.hosts import aggregates, host_keys, services
@@ -75,7 +76,13 @@ def _row(host: JsonObject, zone: str, at: int, limit: int, pause: int) -> JsonOb
     failures, wait = int(host["failures"]), None
     if 0 < limit <= failures:
         wait = max(0, -(-((host["failed_at"] or 0) + pause * SECOND - at) // SECOND))
-    state = "forced down" if host["forced_down"] else "up" if host["up"] else "down"
+    state = (
+        HostState.FORCED_DOWN
+        if host["forced_down"]
+        else HostState.UP
+        if host["up"]
+        else HostState.DOWN
+    )
     classes = {}
     for name, stock in sorted(host["inventory"].items()):
         total = int((stock["total"] - stock["reserved"]) * stock["ratio"])
@@ -92,7 +99,7 @@ def _row(host: JsonObject, zone: str, at: int, limit: int, pause: int) -> JsonOb
         "failures": failures,
         "left_out": bool(wait),
         "tried_again_in": wait,
-        "open": state == "up" and not host["disabled"] and not wait,
+        "open": state == HostState.UP and not host["disabled"] and not wait,
         "traits": host["traits"],
         "refused_hostname": host["refused_hostname"],
         "refused_messages": host["refused_messages"],
@@ -155,7 +162,7 @@ def _causes(failed: list[JsonObject]) -> str:
 
 def state(row: JsonObject) -> str:
     """up, down or forced down; and silent, disabled."""
-    is_silent = row["state"] == "up" and row["silent"]
+    is_silent = row["state"] == HostState.UP and row["silent"]
     return (
         str(row["state"])
         + (", silent" if is_silent else "")

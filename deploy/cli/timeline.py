@@ -16,6 +16,7 @@ from typing import Any
 from common import config, errors, ids
 from common.clock import SECOND, iso
 from common.json_types import JsonObject
+from common.statuses import StepEvent
 from common.store import upgrades
 from common.store.engine import Connection, Store
 from common.store.rows import ActionRow, EventRow
@@ -72,7 +73,7 @@ def facts(row: ActionRow, events: Sequence[EventRow]) -> JsonObject:
     """An action with its steps; seconds are since it began, and of each step since it started."""
     steps, started, before = [], {}, row.created_at
     for event in events:
-        if event.event == "started":
+        if event.event == StepEvent.STARTED:
             started[event.step] = event.at
         since = started.get(event.step, before)
         steps.append(
@@ -84,7 +85,7 @@ def facts(row: ActionRow, events: Sequence[EventRow]) -> JsonObject:
                 "attempt": event.attempt,
                 "host": event.host,
                 "seconds": None
-                if event.event == "started"
+                if event.event == StepEvent.STARTED
                 else round((event.at - since) / SECOND, 3),
                 "message": event.message,
                 "details": event.details,

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from common import ids, states
 from common.service_binaries import Binary
+from common.statuses import GuestState
 from common.store import schema
 from common.store.hosts import hosts, services
 from common.store.servers import guests
@@ -226,7 +227,7 @@ def test_host_is_kept_while_a_server_can_return_to_it(
                         "server_id": server,
                         "host": "host1",
                         "fence": 1,
-                        "wanted": guests.KEPT,
+                        "wanted": GuestState.KEPT,
                         "may_run": False,
                     }
                 ],

@@ -19,6 +19,7 @@ from common.store.engine import now
 from common.store.hosts import hosts
 from common.verbs import control_command
 from conductor import lost_commands
+from conductor.workflows import WORKFLOWS
 from tests.api.conftest import OTHER, PROJECT, Cloud
 from tests.api.moves import act, begun, furnish, rested
 from tests.told import all_told
@@ -431,7 +432,7 @@ def test_a_wish_is_written_down_and_told_to_the_host_at_once(
         )
     ]
     assert cloud.agents.told[0][1] in cloud.store.read(
-        lambda tx: lost_commands.control_commands(tx, "host1", session)
+        lambda tx: lost_commands.control_commands(tx, WORKFLOWS, "host1", session)
     ), "repeated"
     shown = cloud.call("GET", f"/servers/{moving}/os-instance-actions", mv="2.58").json[
         "instanceActions"

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from common.models import AssignedNumaNode, Flavor, HardwareAssignment
+from common.statuses import GuestState
 from common.store.servers import guests
 from common.wire import to_wire
 from tests.api.conftest import Cloud
@@ -35,7 +36,7 @@ def on_host(cloud: Cloud, server: str, assignment: HardwareAssignment | None) ->
                     "may_run": True,
                     "assignment": to_wire(assignment) if assignment and host == "host1" else None,
                 }
-                for host, wanted in (("another", guests.ABSENT), ("host1", guests.RUNNING))
+                for host, wanted in (("another", GuestState.ABSENT), ("host1", GuestState.RUNNING))
             ],
         )
     )

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from common import errors, ids, states
 from common.context import RequestContext
 from common.models import Flavor, HostInventory, ImageRef
+from common.statuses import GuestState, MigrationType
 from common.store import schema
 from common.store.engine import Store, now
 from common.store.hosts import host_actions, host_contents, host_status, hosts, services
@@ -94,7 +95,7 @@ def new_server(store: Store, name: str, memory_mb: int = 128) -> str:
                     "server_id": server,
                     "host": "h1",
                     "fence": 1,
-                    "wanted": guests.STOPPED,
+                    "wanted": GuestState.STOPPED,
                     "may_run": False,
                 }
             ],
@@ -111,7 +112,7 @@ def begin(
             host,
             "migrate",
             server,
-            migrations.MIGRATION,
+            MigrationType.COLD,
             vm_state=vm_state,
             context=ADMIN,
             args={"host": None, "by": "a drain"},
@@ -181,9 +182,9 @@ def test_a_move_from_its_beginning_to_its_end(store: Store) -> None:
         "No space.",
         {"memory_total": 5},
     )
-    assert store.read(lambda tx: host_contents.took(tx, "h1", migrations.MIGRATION)) == []
+    assert store.read(lambda tx: host_contents.took(tx, "h1", MigrationType.COLD)) == []
     store.write(lambda tx: actions.update(tx, {action.id: {"state": "done"}}))
-    [seconds] = store.read(lambda tx: host_contents.took(tx, "h1", migrations.MIGRATION))
+    [seconds] = store.read(lambda tx: host_contents.took(tx, "h1", MigrationType.COLD))
     assert 0 <= seconds < 60
 
 

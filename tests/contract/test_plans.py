@@ -19,7 +19,7 @@ from common.store.engine import Store, insert_many, update_grouped
 from common.store.hosts import hosts
 from common.store.servers import actions, console_tokens, guests, journals, migrations, servers
 from common.store.tenants import quotas
-from conductor import lanes, runner
+from conductor.workflows import WORKFLOWS
 
 AGO = 1_700_000_000_000_000
 ROWS, HOSTS = 2500, 250
@@ -39,9 +39,11 @@ SOME = [f"{number:036}" for number in range(3)]
 Poll = Callable[[sa.Connection], Any]
 POLLS: dict[str, Poll] = {
     # runner
-    "take": lambda tx: actions.take(tx, "c/1", runner.VERSIONS, 64, but=lanes.STEPS_WITH_CALLS),
+    "take": lambda tx: actions.take(
+        tx, "c/1", WORKFLOWS.versions, 64, but=WORKFLOWS.steps_with_calls
+    ),
     "take for a neighbour": lambda tx: actions.take(
-        tx, "c/1", runner.VERSIONS, 64, only=lanes.STEPS_WITH_CALLS
+        tx, "c/1", WORKFLOWS.versions, 64, only=WORKFLOWS.steps_with_calls
     ),
     "lock_servers": lambda tx: actions.lock_servers(tx, SOME),
     "lock": lambda tx: actions.lock(tx, SOME),
@@ -56,10 +58,10 @@ POLLS: dict[str, Poll] = {
     ),
     "unconfirmed": lambda tx: migrations.unconfirmed(tx, 1, 64),
     "commands_on_dead_hosts": lambda tx: actions.commands_on_dead_hosts(
-        tx, lanes.FAILING_WITH_HOST, 30, 64
+        tx, WORKFLOWS.failing_with_host, 30, 64
     ),
     "reading_from_the_dead": lambda tx: migrations.reading_from_the_dead(
-        tx, lanes.READING_SOURCE, 64
+        tx, WORKFLOWS.reading_source, 64
     ),
     # exchange with hosts
     "waited_for": hosts.waited_for,

@@ -19,6 +19,7 @@ from common import errors, ids, states
 from common.clock import SECOND
 from common.context import RequestContext
 from common.models import Control, Flavor, HostInventory
+from common.statuses import GuestState, MigrationType
 from common.store import doctor, schema
 from common.store.engine import Store, now
 from common.store.hosts import hosts, services
@@ -245,7 +246,7 @@ def rows(store: Store, count: int) -> list[str]:
             "action_id": ids.new(),
             "project_id": "pq"[number % 2],
             "user_id": "u",
-            "type": (migrations.LIVE, migrations.RESIZE)[number % 2],
+            "type": (MigrationType.LIVE, MigrationType.RESIZE)[number % 2],
             "status": "running",
             "source_host": f"h{number % 2 + 1}",
             "dest_host": "h3",
@@ -345,7 +346,7 @@ def test_evacuation_is_not_completed_while_its_source_owes(store: Store) -> None
         lambda tx: guests.add(
             tx,
             [
-                {"server_id": owing, "host": "h1", "fence": 1, "wanted": guests.ABSENT},
+                {"server_id": owing, "host": "h1", "fence": 1, "wanted": GuestState.ABSENT},
                 {"server_id": paid, "host": "h1", "fence": 1},
             ],
         )

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 
 from common import ids
 from common.context import RequestContext
+from common.statuses import GuestState
 from common.store import purge, schema
 from common.store.engine import Store, moment, now
 from common.store.hosts import host_actions
@@ -29,7 +30,7 @@ OF_SERVERS = ("actions", "migrations", "console_tokens", "idempotency_keys", "gu
 ADMIN = RequestContext(user_id="u", project_id="p", roles=("admin",), request_id="req-1")
 NOT_TO_GO: dict[str, Callable[[sa.Connection, str], object]] = {
     "a debt": lambda tx, server: guests.add(
-        tx, [{"server_id": server, "host": "h1", "fence": 9, "wanted": guests.ABSENT}]
+        tx, [{"server_id": server, "host": "h1", "fence": 9, "wanted": GuestState.ABSENT}]
     ),
     "a cleanup": lambda tx, server: tx.execute(
         sa.insert(schema.cleanups).values(

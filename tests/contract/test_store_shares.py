@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from common import errors, ids, states
 from common.context import RequestContext
 from common.models import HostInventory
+from common.statuses import ShareStatus
 from common.store import doctor, schema
 from common.store.engine import Store
 from common.store.hosts import hosts
@@ -101,7 +102,7 @@ def test_a_server_counts_its_shares(store: Store) -> None:
     for number, (share, tag) in enumerate(((SHARE, "data"), (OTHER, "more")), 1):
         row = attach(store, server, share, tag)
         assert (row.status, row.access_to, counted(store, server)) == (
-            shares.ATTACHING,
+            ShareStatus.ATTACHING,
             "192.0.2.1",
             number,
         )
@@ -139,7 +140,7 @@ def test_a_rule_is_needed_by_the_servers_of_one_host(store: Store) -> None:
     detach(store, elsewhere)
     assert used() == [True, False]
     row = store.read(lambda tx: shares.show(tx, one, SHARE))
-    store.write(lambda tx: shares.put(tx, [row.uuid], shares.ERROR))
+    store.write(lambda tx: shares.put(tx, [row.uuid], ShareStatus.ERROR))
     assert used() == [True, False]
     assert store.write(lambda tx: shares.leaving(tx, [two, one])) == {
         server: [

@@ -4,6 +4,7 @@ with its rows."""
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -61,7 +62,10 @@ def sample(column: sa.Column[Any]) -> Any:
     """Some value that fits the column."""
     if isinstance(column.type, schema.Json):
         return {}
-    return "x" if column.type.python_type is str else column.type.python_type(1)
+    kind = column.type.python_type
+    if issubclass(kind, Enum):
+        return next(iter(kind))
+    return "x" if kind is str else kind(1)
 
 
 def test_a_database_of_another_version_is_refused(database_url: str) -> None:

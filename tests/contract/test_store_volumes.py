@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from common import errors, ids, states
 from common.context import RequestContext
 from common.models import Flavor
+from common.statuses import BlockDeviceStatus
 from common.store import doctor, schema
 from common.store.engine import Store
 from common.store.servers import block_devices, volumes
@@ -88,7 +89,11 @@ def counted(store: Store, server: str) -> int:
 def test_a_server_counts_its_volumes(store: Store) -> None:
     server = add_server(store)
     row = attach(store, server, tag="data", delete_on_termination=True, read_only=True)
-    assert (row.status, row.device_name, row.size_gb) == (volumes.ATTACHING, "/dev/vdd", 2)
+    assert (row.status, row.device_name, row.size_gb) == (
+        BlockDeviceStatus.ATTACHING,
+        "/dev/vdd",
+        2,
+    )
     assert (row.tag, row.delete_on_termination, row.read_only) == ("data", True, True)
     assert (row.source_type, row.boot_index, row.multiattach) == ("volume", None, False)
     assert attach(store, server, OTHER).device_name == "/dev/vde"
@@ -145,7 +150,7 @@ def test_names_come_to_an_end(store: Store) -> None:
 
 def test_a_server_without_a_host_reserves(store: Store) -> None:
     server = add_server(store, states.SHELVED_OFFLOADED, None)
-    assert attach(store, server).status == volumes.RESERVED
+    assert attach(store, server).status == BlockDeviceStatus.RESERVED
 
 
 def test_a_volume_is_given_back(store: Store) -> None:
@@ -155,7 +160,7 @@ def test_a_volume_is_given_back(store: Store) -> None:
     row = attach(store, server)
     detach(store, server)
     [left] = store.read(lambda tx: volumes.list_of(tx, server))
-    assert (left.status, counted(store, server)) == (volumes.DETACHING, 1)
+    assert (left.status, counted(store, server)) == (BlockDeviceStatus.DETACHING, 1)
     for _ in range(2):
         store.write(lambda tx: volumes.remove(tx, server, [row.uuid]))
         assert counted(store, server) == 0
@@ -209,7 +214,9 @@ def test_a_deleted_server_leaves_its_volumes(store: Store) -> None:
     assert {server: [row.uuid for row in found] for server, found in left.items()} == {
         server: [row.uuid for row in found] for server, found in rows.items()
     }
-    assert store.read(lambda tx: volumes.show(tx, one, VOLUME)).status == volumes.DETACHING
+    assert (
+        store.read(lambda tx: volumes.show(tx, one, VOLUME)).status == BlockDeviceStatus.DETACHING
+    )
 
 
 def test_a_server_that_counts_wrong_is_found(store: Store) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from common.command_key import UNDO
 from compute_agent.virt.memory.script import Fail
-from conductor.saga import AnyStep
+from conductor.step import AnyStep
 from conductor.workflows import WORKFLOWS
 from tests.answers import Answer
 from tests.fault_matrix import at_services

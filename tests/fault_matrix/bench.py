@@ -25,8 +25,10 @@ from common.store import engine as store_engine
 from common.store import schema
 from common.wire import to_wire
 from compute_agent.sync import Work
-from conductor import cleanups, lanes, runner
-from conductor.saga import Engine
+from conductor import cleanups, runner
+from conductor.engine import Lane
+from conductor.workflow_engine import WorkflowEngine
+from conductor.workflows import WORKFLOWS
 from tests.fault_matrix import registry, stage
 from tests.fault_matrix.incarnations import Incarnations
 from tests.fault_matrix.notifications import CellNotifications
@@ -105,7 +107,7 @@ class Bench:
         self._left.close()
         self.cloud.store.close()
 
-    def _watch(self, engine: Engine) -> None:
+    def _watch(self, engine: WorkflowEngine) -> None:
         def reached(*where: str) -> None:
             if where[0] == "sweep":
                 return
@@ -199,7 +201,7 @@ class Bench:
     def parts(self) -> list[Callable[[], object]]:
         """What there is to do, each by itself."""
         found: list[Callable[[], object]] = [
-            partial(self._advance, lane) for lane in (lanes.INSIDE, *lanes.LANES)
+            partial(self._advance, lane) for lane in (Lane.INSIDE, *WORKFLOWS.lanes)
         ]
         for host in self.cloud.hosts.values():
             found += [partial(self._work, host), partial(self._sync, host)]
@@ -208,7 +210,7 @@ class Bench:
     def _advance(self, lane: str) -> None:
         """Where something is due; asked past everybody who watches, since mostly nothing is."""
         due = self._database.execute("SELECT step FROM actions WHERE state = 'due'")
-        if any(lanes.LANE_OF.get(step, lanes.INSIDE) == lane for (step,) in due):
+        if any(WORKFLOWS.lane_of.get(step, Lane.INSIDE) == lane for (step,) in due):
             runner.advance(self.cloud.engine, lane)
 
     def _work(self, host: Host) -> None:

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from common import states
 from conductor.cleanups import REMEDIES
-from conductor.saga import AnyStep
+from conductor.step import AnyStep
 from conductor.workflows import WORKFLOWS
 
 

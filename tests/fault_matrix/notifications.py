@@ -21,8 +21,8 @@ from common.store import schema
 from common.store.notifications import outbox
 from common.store.rows import ActionRow, NotificationRow
 from common.store.servers import actions
-from conductor import lanes
 from conductor.notification_sender import NotificationSender
+from conductor.workflows import WORKFLOWS
 from tests.told import all_told
 from tests.workflows.simulator import Cloud
 
@@ -30,7 +30,7 @@ MOST = 100_000  #: rows that may wait
 FAILED = ("failed", "superseded")
 #: What begins and ends of actions tell, and no step.
 _OF_STEPS = {
-    name for of in lanes.EVENTS.values() for one in fields(of) for name in getattr(of, one.name)
+    name for of in WORKFLOWS.events.values() for one in fields(of) for name in getattr(of, one.name)
 }
 NAMES = {
     name

@@ -11,8 +11,9 @@ from typing import Any
 from common import states
 from common.store import doctor
 from common.store.servers import actions
+from conductor.engine import Lane
 from conductor.host_actions import HostActions
-from conductor.saga import Lane, Run
+from conductor.run import Run
 from conductor.sweep import Watch
 from conductor.workflows import WORKFLOWS
 from tests.schemas import memory_store

@@ -48,10 +48,12 @@ from compute_agent.sync import Agent
 from compute_agent.virt.memory.driver import MemoryDriver
 from compute_agent.virt.memory.host import MemoryHost
 from compute_api.compute.creation import Creation, Creator
+from conductor import notifications, prefetch
 from conductor.notification_sender import NotificationSender, NotificationTransport
-from conductor.saga import Engine
 from conductor.service import Conductor, Messages
 from conductor.sync_cookies import SyncCookies
+from conductor.workflow_engine import WorkflowEngine
+from conductor.workflows import WORKFLOWS
 from scheduler.hosts import Hosts
 from scheduler.proposals import Proposals
 from scheduler.service import OneAtATime, options
@@ -162,7 +164,17 @@ class Cloud:
         post = Messages(transport, link, Gateway("http://127.0.0.1:1", Tickets(Vault("key"))))
         store.notify_with(NotificationSettings(name) if tells else None)
         teller = NotificationSender(store, Clock(), tells, owner, BOTH, 1000) if tells else None
-        engine = Engine(store, Clock(), post, owner, shutdown_timeout=0, networks=self.ports)
+        engine = WorkflowEngine(
+            store,
+            Clock(),
+            post,
+            owner,
+            workflows=WORKFLOWS,
+            notices=notifications.of,
+            chores=(prefetch.CHORE,),
+            shutdown_timeout=0,
+            networks=self.ports,
+        )
         conductor = Conductor(engine, post, SyncCookies(SECRETS[Purpose.COMMAND]), teller)
         store.write(lambda tx: services.enrol(tx, name, Binary.CONDUCTOR))
         conductor_rpc.serve(transport, owner, conductor)

@@ -18,9 +18,9 @@ from common.rpc.host_link import FROM_HOSTS
 from compute_agent import service
 from conductor import heartbeats
 from conductor import service as conductor_service
-from conductor.lanes import LANES
-from conductor.saga import Lane
+from conductor.engine import Lane
 from conductor.service import Conductor
+from conductor.workflows import WORKFLOWS
 from scheduler import hosts
 from tests.functional.cloud import FLAVOR, Cloud
 
@@ -33,7 +33,7 @@ ADDED = {"plain": 0, "group": 6, "parts": 2}
 #: part of their cost. So has the one that answers heartbeats, and looks every five seconds which
 #: keys of hosts count.
 INTERVAL = heartbeats.LOOK_INTERVAL_SECONDS
-BACKGROUND = {"sweep", "cleanups", "host actions", FROM_HOSTS, *LANES} - {Lane.NETWORK}
+BACKGROUND = {"sweep", "cleanups", "host actions", FROM_HOSTS, *WORKFLOWS.lanes} - {Lane.NETWORK}
 
 
 @pytest.fixture(autouse=True)

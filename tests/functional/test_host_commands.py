@@ -17,6 +17,7 @@ from common.models import Flavor, HostInventory, Sync, SyncAnswer
 from common.rpc import conductor as conductor_rpc
 from common.rpc import scheduler as scheduler_rpc
 from common.rpc.transport import Transport
+from common.statuses import GuestState
 from common.store.engine import Store
 from common.store.hosts import host_actions, host_status, hosts
 from common.store.hosts.host_actions import Name, State
@@ -94,7 +95,7 @@ def conductor(upgraded_database: Callable[[str], str], tmp_path: Path) -> Iterat
                     "server_id": server,
                     "host": "h1",
                     "fence": 1,
-                    "wanted": guests.STOPPED,
+                    "wanted": GuestState.STOPPED,
                     "may_run": False,
                 }
             ],

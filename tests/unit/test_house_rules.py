@@ -27,6 +27,7 @@ PURE = (
         f"common/{name}.py"
         for name in (
             "states",
+            "statuses",
             "models",
             "verbs",
             "command_key",

@@ -11,7 +11,6 @@ import pytest
 from common import states
 from common.states import ACTIONS, BY_WORKFLOW, VM_STATES, Action
 from common.verbs import VERBS
-from conductor import lanes
 from conductor.workflows import WORKFLOWS
 
 STRINGS = {
@@ -240,8 +239,8 @@ def test_every_workflow_is_well_formed(name: str) -> None:
         )
         assert step.prepare is None or step.apply is not None
         assert not (step.on_start or step.on_result) or step.command is not None
-        assert (step.lane in lanes.LANES) and (
-            step.call is None or step.name in lanes.LANES[step.lane]
+        assert (step.lane in WORKFLOWS.lanes) and (
+            step.call is None or step.name in WORKFLOWS.lanes[step.lane]
         )
     first = workflow.steps[workflow.index(None)]
     assert first == next(step for step in workflow.steps if not step.by_name)
@@ -250,7 +249,7 @@ def test_every_workflow_is_well_formed(name: str) -> None:
 
 
 def test_a_steps_name_belongs_to_one_lane() -> None:
-    names = [name for steps in lanes.LANES.values() for name in steps]
+    names = [name for steps in WORKFLOWS.lanes.values() for name in steps]
     inside = {
         step.name
         for workflow in WORKFLOWS.values()

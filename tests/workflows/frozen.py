@@ -21,6 +21,7 @@ from typing import Any
 
 from common.store.engine import Store
 from compute_agent.journal import Journal
+from conductor.workflows import WORKFLOWS
 from tests.schemas import memory_store
 from tests.workflows.simulator import Cloud, Time, choosing
 
@@ -93,6 +94,7 @@ def _named(cloud: Cloud) -> dict[str, Any]:
         "cloud": cloud,
         "store": cloud.store,
         "time": cloud.time,
+        "workflows": WORKFLOWS,
         "choosing": choosing(),
     }
 

@@ -32,11 +32,12 @@ from common.models import (
     Selection,
 )
 from common.service_binaries import Binary
+from common.statuses import GuestState, MigrationType
 from common.store import doctor, schema
 from common.store.engine import Store, now
 from common.store.hosts import services
 from common.store.neighbours import cleanups as store_cleanups
-from common.store.servers import actions, guests, migrations, server_groups
+from common.store.servers import actions, migrations, server_groups
 from common.store.servers import shares as mappings
 from common.store.servers.volumes import WantedVolume
 from common.vault import Vault
@@ -48,10 +49,12 @@ from compute_agent.verbs import PeerOpener, no_peer
 from compute_agent.virt.driver import Part, Peer, VerbContext, VerbFailed
 from compute_agent.virt.memory.driver import MemoryDriver
 from compute_agent.virt.memory.host import MemoryHost
-from conductor import cleanups, lanes, reports, runner
+from conductor import cleanups, notifications, prefetch, reports, runner
+from conductor.engine import Lane
 from conductor.host_actions import HostActions
-from conductor.saga import Engine
 from conductor.sweep import Watch, sweep
+from conductor.workflow_engine import WorkflowEngine
+from conductor.workflows import WORKFLOWS
 from scheduler.hosts import Hosts
 from scheduler.proposals import Proposals
 from scheduler.selection import SelectionOptions
@@ -66,7 +69,7 @@ from tests.workflows.volumes import Volumes
 
 USER = RequestContext(user_id="user", project_id="project", roles=("member",), request_id="")
 FLAVOR = new_servers.FLAVOR
-ALL_LANES = (lanes.INSIDE, *lanes.LANES)
+ALL_LANES = (Lane.INSIDE, *WORKFLOWS.lanes)
 ROUND_SECONDS = 5
 #: One statement in place of one transaction per lane, because most lanes have nothing to do.
 _DUE_STEPS = (
@@ -80,7 +83,7 @@ _CHORES = sa.select(
 )
 #: Hosts with guests to remove, and None if an action is in hand; what ``doctor.ages`` reads.
 _OWING = sa.union(
-    sa.select(schema.guests.c.host).where(schema.guests.c.wanted == guests.ABSENT),
+    sa.select(schema.guests.c.host).where(schema.guests.c.wanted == GuestState.ABSENT),
     sa.select(sa.null())
     .select_from(schema.actions)
     .where(schema.actions.c.state.in_(actions.LIVE)),
@@ -116,7 +119,7 @@ def goes_on(point: str) -> None:
 
 
 def _read_due_lanes(tx: sa.Connection) -> list[str]:
-    lanes_with_work = {lanes.LANE_OF.get(step, lanes.INSIDE) for step in tx.scalars(_DUE_STEPS)}
+    lanes_with_work = {WORKFLOWS.lane_of.get(step, Lane.INSIDE) for step in tx.scalars(_DUE_STEPS)}
     return [lane for lane in ALL_LANES if lane in lanes_with_work]
 
 
@@ -261,6 +264,9 @@ class Cloud:
         self.sent: list[tuple[str, Command]] = []
         self.to_cache: list[tuple[str, list[str]]] = []
         self.options: dict[str, Any] = {
+            "workflows": WORKFLOWS,
+            "notices": notifications.of,
+            "chores": (prefetch.CHORE,),
             "shutdown_timeout": 0,
             "images": self.images,
             "networks": self.networks,
@@ -286,9 +292,9 @@ class Cloud:
             for name in (f"h{n}" for n in range(1, hosts + 1))
         }
 
-    def conductor(self, owner: str) -> Engine:
+    def conductor(self, owner: str) -> WorkflowEngine:
         """A conductor of this cloud."""
-        engine = Engine(self.store, self.time, self, owner, **self.options)
+        engine = WorkflowEngine(self.store, self.time, self, owner, **self.options)
         engine.heartbeats.good_for = self.time.look
         return engine
 
@@ -529,10 +535,10 @@ class Cloud:
             }
         )
         kinds = {
-            "resize": migrations.RESIZE,
-            "migrate": migrations.MIGRATION,
-            "os-migrateLive": migrations.LIVE,
-            "evacuate": migrations.EVACUATION,
+            "resize": MigrationType.RESIZE,
+            "migrate": MigrationType.COLD,
+            "os-migrateLive": MigrationType.LIVE,
+            "evacuate": MigrationType.EVACUATION,
         }
         self.volumes.moves(server, live=key == "os-migrateLive")
         return self.accept(

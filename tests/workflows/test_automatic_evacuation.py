@@ -36,7 +36,8 @@ def cloud(fenced: list[str]) -> Iterator[Cloud]:
             fenced.append(host)
             cloud.hosts[host].power_cut()
 
-    cloud.options |= {"fence_host": fence, "evacuation": EvacuationPolicy(after=90, max_hosts=1)}
+    chore = automatic_evacuation.chore(EvacuationPolicy(after=90, max_hosts=1))
+    cloud.options |= {"fence_host": fence, "chores": (chore,)}
     cloud.restart_conductor()
     cloud.round()
     yield cloud
@@ -137,7 +138,7 @@ def test_what_an_admin_forced_down_is_the_admins(cloud: Cloud, fenced: list[str]
 
 
 def test_it_is_off_by_default_and_needs_a_hook(cloud: Cloud, fenced: list[str]) -> None:
-    cloud.options.pop("evacuation")
+    cloud.options.pop("chores")
     cloud.restart_conductor()
     on(cloud, "h1")
     silence(cloud, "h1")

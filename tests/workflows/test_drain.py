@@ -11,10 +11,10 @@ import pytest
 import sqlalchemy as sa
 
 from common import errors, states
+from common.statuses import MigrationType
 from common.store import schema
 from common.store.hosts import host_actions, services
 from common.store.hosts.host_actions import Arguments, EventName, Name, State
-from common.store.servers import migrations
 from common.store.servers import stuck_actions as stuck_actions
 from compute_agent.virt.memory.script import Fail
 from conductor.host_actions import HostActions
@@ -238,7 +238,7 @@ def test_a_plan_is_of_the_state_that_each_has(cloud: Cloud, operator: Operator) 
 
     cloud.watcher = users
     assert operator.drain(parallel=1) == 0
-    assert kinds(cloud) == dict.fromkeys(servers, migrations.LIVE) | {runs: migrations.MIGRATION}
+    assert kinds(cloud) == dict.fromkeys(servers, MigrationType.LIVE) | {runs: MigrationType.COLD}
     assert cloud.findings() == []
 
 
@@ -266,7 +266,7 @@ def test_a_server_that_is_started_as_its_move_begins_goes_live(
         f"Instance {server} is active by now, and its move was planned when it was stopped"
         in operator.text
     )
-    assert kinds(cloud) == {server: migrations.LIVE}
+    assert kinds(cloud) == {server: MigrationType.LIVE}
     assert cloud.findings() == []
 
 

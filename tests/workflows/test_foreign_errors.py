@@ -12,8 +12,8 @@ import falcon.testing
 import pytest
 
 from common.models import Command
+from common.statuses import ActionState
 from common.store.engine import Store
-from common.store.servers import actions
 from common.verbs import Verb
 from compute_agent.verbs import CarryOut, Outcome, Tools, carry_out
 from compute_api.compute import app
@@ -105,7 +105,10 @@ def test_a_step_of_the_conductor(
     users_read_nothing(cloud, trial.server)
     for _ in range(30):
         cloud.round()
-        if not cloud.show(trial.server).action or last(cloud, trial.server).state == actions.STUCK:
+        if (
+            not cloud.show(trial.server).action
+            or last(cloud, trial.server).state == ActionState.STUCK
+        ):
             break
         cloud.time.pass_by(10)
     users_read_nothing(cloud, trial.server)

@@ -11,7 +11,9 @@ import pytest
 import sqlalchemy as sa
 
 from common import states
-from conductor import lanes, runner
+from conductor import runner
+from conductor.engine import Lane
+from conductor.workflows import WORKFLOWS
 from tests.workflows.moves import clouds, lead_up, server_on
 from tests.workflows.scenarios import ask
 from tests.workflows.simulator import Cloud, Host
@@ -41,7 +43,7 @@ class Meter:
         took = 1
         while took:
             took = 0
-            for lane in (lanes.INSIDE, *lanes.LANES):
+            for lane in (Lane.INSIDE, *WORKFLOWS.lanes):
                 before, taken = self.executed, runner.advance(self.cloud.engine, lane)
                 self.statements += (self.executed - before) if taken else 0
                 took += taken

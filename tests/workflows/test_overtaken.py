@@ -16,8 +16,9 @@ from common.service_binaries import Binary
 from common.store import schema
 from common.store.hosts import services
 from common.store.servers import actions, guests
-from conductor import lanes, reports, runner
-from conductor.saga import Lane
+from conductor import reports, runner
+from conductor.engine import Lane
+from conductor.workflows import WORKFLOWS
 from tests.workflows.frozen import register
 from tests.workflows.simulator import Cloud
 
@@ -110,9 +111,9 @@ def test_a_burst_that_was_overtaken_does_not_take_a_second_place(cloud: Cloud) -
                 lambda tx: actions.take(
                     tx,
                     cloud.engine.owner,
-                    runner.VERSIONS,
+                    WORKFLOWS.versions,
                     64,
-                    only=lanes.LANES["network"],
+                    only=WORKFLOWS.lanes["network"],
                     lease=actions.LONG_LEASE,
                 )
             )

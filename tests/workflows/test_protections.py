@@ -13,6 +13,7 @@ import sqlalchemy as sa
 
 from common import errors, ids, states
 from common.models import Result
+from common.statuses import GuestState
 from common.store import schema
 from common.store.engine import now
 from common.store.servers import actions, guests, servers, stuck_actions
@@ -117,7 +118,7 @@ def test_a_delete_waits_for_the_burst_that_it_overtook(cloud: Cloud) -> None:
     cloud.ask(server, "delete")
     cloud.round()
     [guest] = cloud.store.read(lambda tx: guests.places(tx, server))
-    assert guest.wanted == guests.RUNNING
+    assert guest.wanted == GuestState.RUNNING
     cloud.time.pass_by(16)
     cloud.settle()
     assert (cloud.show(server).deleted, cloud.domains(server), cloud.findings()) == (1, [], [])

@@ -9,7 +9,8 @@ import pytest
 from common import errors, ids, states
 from common.store.neighbours import cleanups
 from common.store.servers import actions
-from conductor import lanes, runner, shares
+from conductor import runner, shares
+from conductor.engine import Lane
 from tests.answers import Answer
 from tests.workflows.scenarios import SHARE
 from tests.workflows.simulator import Cloud
@@ -157,7 +158,7 @@ def test_a_rule_that_is_needed_meanwhile_comes_back(cloud: Cloud, server: str) -
     def slow(share_id: str, access_to: str) -> None:
         cloud.shares.deny = deny  # type: ignore[method-assign]  # the neighbour is the test's to bend
         cloud.attach_share(other, share_id)
-        for lane in (lanes.INSIDE, lanes.Lane.SHARE):
+        for lane in (Lane.INSIDE, Lane.SHARE):
             runner.advance(late, lane)
         assert cloud.shares.asked[-1] == ("allow", share_id), "it has found the rule"
         deny(share_id, access_to)

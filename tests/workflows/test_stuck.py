@@ -10,11 +10,14 @@ import pytest
 import sqlalchemy as sa
 
 from common import errors, states
+from common.statuses import ActionState
 from common.store import doctor, schema
 from common.store.servers import actions, stuck_actions
 from common.verbs import VERBS, Rescue
 from compute_agent.virt.memory.script import Fail
-from conductor import lanes, retries, runner
+from conductor import retries, runner
+from conductor.engine import Lane
+from conductor.workflows import WORKFLOWS
 from tests.workflows.frozen import register
 from tests.workflows.poison import change, poison
 from tests.workflows.scenarios import ask
@@ -36,7 +39,7 @@ def until_stuck(cloud: Cloud, server: str, rounds: int = 40) -> Any:
     """Time goes by until nobody tries any more; the action."""
     for _ in range(rounds):
         cloud.round()
-        if last(cloud, server).state == actions.STUCK:
+        if last(cloud, server).state == ActionState.STUCK:
             return last(cloud, server)
         cloud.time.pass_by(10)
     raise AssertionError(f"not stuck: {last(cloud, server)}")
@@ -85,7 +88,7 @@ def test_nothing_is_paid_for_what_is_stuck(cloud: Cloud) -> None:
 
     sa.event.listen(cloud.store.engine, "before_cursor_execute", count)
     cloud.time.pass_by(3600)
-    every = [lanes.INSIDE, *lanes.LANES]
+    every = [Lane.INSIDE, *WORKFLOWS.lanes]
     assert [runner.advance(cloud.engine, lane) for lane in every] == [0] * len(every)
     assert len(executed) == 2 * len(every), "each begins a transaction and looks"
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 import pytest
 
 from common import states
+from common.statuses import ActionState
 from common.store import doctor
-from common.store.servers import actions, stuck_actions
+from common.store.servers import stuck_actions
 from conductor.workflows import WORKFLOWS
 from tests.workflows.moves import last
 from tests.workflows.poison import poison
@@ -39,7 +40,7 @@ def test_a_move_that_is_stuck_anywhere_has_ways_out(
             cloud.round()
             if not cloud.show(trial.server).action:
                 return  # this scenario has no such step
-            if last(cloud, trial.server).state == actions.STUCK:
+            if last(cloud, trial.server).state == ActionState.STUCK:
                 break
             cloud.time.pass_by(10)
     row = last(cloud, trial.server)

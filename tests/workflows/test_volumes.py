@@ -16,7 +16,8 @@ from common import errors, states
 from common.store.neighbours import cleanups
 from common.store.servers import actions, volumes
 from compute_agent.virt.memory.script import Fail
-from conductor.lanes import LANES, Lane
+from conductor.engine import Lane
+from conductor.workflows import WORKFLOWS
 from deploy.testing.plan import Slice
 from tests.answers import Answer
 from tests.schemas import memory_store
@@ -34,7 +35,7 @@ WITH_VOLUMES = [
 ]
 #: Steps and verbs that concern volumes.
 STEPS = {
-    *LANES[Lane.VOLUME],
+    *WORKFLOWS.lanes[Lane.VOLUME],
     *("attach_volume", "detach_volume", "disconnect", "disconnect_volumes"),
     *("copy_volume", "switch_volume", "keep_volume", "decide"),
 }

@@ -25,6 +25,7 @@ from common.clients.volumes import (
 )
 from common.context import RequestContext
 from common.json_types import JsonObject
+from common.statuses import BlockDeviceStatus
 from common.store.engine import Connection
 from common.store.servers import volumes
 from common.store.servers.volumes import WantedVolume
@@ -184,7 +185,7 @@ def insert(tx: Connection, server: str, wanted: Sequence[WantedVolume]) -> None:
                 "uuid": ids.new(),
                 "server_id": server,
                 "volume_id": one.volume_id,
-                "status": volumes.RESERVED,
+                "status": BlockDeviceStatus.RESERVED,
                 "size_gb": one.size_gb,
                 "device_name": name,
                 "delete_on_termination": one.delete_on_termination,

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from typing import NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -23,6 +24,13 @@ from sqlalchemy.engine import Connection
 from common import states
 from common.clock import SECOND, iso
 from common.json_types import JsonMapping
+from common.statuses import (
+    PORT_ACTIVE,
+    ActionState,
+    GuestState,
+    MigrationStatus,
+    MigrationType,
+)
 from common.store.doctor import certificates, documents, hosts, placement, unattended, volumes
 from common.store.doctor.catalogue import compare_catalogue
 from common.store.doctor.files import compare_files
@@ -36,8 +44,8 @@ from common.store.neighbours import cleanups
 from common.store.notifications import outbox
 from common.store.rows import GuestRow, MigrationRow, ServerPlace, ServerRow
 from common.store.schema import actions, guests, migrations, servers, share_mappings
-from common.store.servers.actions import LIVE, STUCK
-from common.store.servers.guests import ABSENT, ARRIVING, HERE, KEPT
+from common.store.servers.actions import LIVE
+from common.store.servers.guests import HERE
 from common.store.servers.migrations import OPEN
 from common.store.servers.stuck_actions import overdue
 
@@ -83,7 +91,7 @@ _HELD = sa.select(servers.c.id).where(servers.c.deleted == 0, servers.c.action.i
 _SHARED = sa.select(share_mappings.c.server_id, sa.func.count().label("number")).group_by(
     share_mappings.c.server_id
 )
-_OWED = sa.select(guests).where(guests.c.wanted == ABSENT).order_by(guests.c.changed_at)
+_OWED = sa.select(guests).where(guests.c.wanted == GuestState.ABSENT).order_by(guests.c.changed_at)
 _IN_HAND = sa.select(actions).where(actions.c.state.in_(LIVE)).order_by(actions.c.created_at)
 
 
@@ -120,7 +128,9 @@ def check(tx: Connection) -> list[Finding]:
 
 def _guests(live: Mapping[str, ServerRow], records: list[GuestRow]) -> Iterator[Finding]:
     """At most one guest of a server may run; one is where the server is."""
-    running = Counter(row.server_id for row in records if row.may_run and row.wanted != ABSENT)
+    running = Counter(
+        row.server_id for row in records if row.may_run and row.wanted != GuestState.ABSENT
+    )
     for server, number in running.items():
         if number > 1:
             yield Finding("one-guest", server, f"{number} guests may run")
@@ -162,7 +172,7 @@ def _moves(
     known = {row.uuid: row for row in moves}
     for row in records:
         move = is_open.get(row.server_id)
-        if row.wanted in (KEPT, ARRIVING) and (
+        if row.wanted in (GuestState.KEPT, GuestState.ARRIVING) and (
             move is None or row.host not in (move.source_host, move.dest_host)
         ):
             yield Finding(
@@ -173,7 +183,7 @@ def _moves(
                 "guest-of-no-move",
                 (row.host,),
             )
-        if row.wanted in (KEPT, ARRIVING) and row.may_run:
+        if row.wanted in (GuestState.KEPT, GuestState.ARRIVING) and row.may_run:
             yield Finding(
                 "guest-of-move",
                 row.server_id,
@@ -198,7 +208,8 @@ def _moves(
     for server, move in is_open.items():
         found = live.get(server)
         if found is None or (
-            found.action is None and (move.status != "finished" or found.vm_state != states.RESIZED)
+            found.action is None
+            and (move.status != MigrationStatus.FINISHED or found.vm_state != states.RESIZED)
         ):
             yield Finding(
                 "move-of-server",
@@ -229,7 +240,7 @@ def _counted(live: Mapping[str, ServerRow], moves: Sequence[MigrationRow]) -> It
         wanted = {name: max(flavor[name] for flavor in flavors) for name in counted}
         if counted != wanted and not (
             move is not None
-            and move.status == "reverting"
+            and move.status == MigrationStatus.REVERTING
             and counted == {name: row.flavor[name] for name in counted}
         ):
             yield Finding(
@@ -288,14 +299,14 @@ def _actions(tx: Connection, live: Mapping[str, ServerRow]) -> Iterator[Finding]
                 "holds-nothing",
                 (head.id,),
             )
-        if head.state == "due" and head.due_at is None:
+        if head.state == ActionState.DUE and head.due_at is None:
             yield Finding(
                 "due",
                 head.server_id,
                 f"action {head.id} is due and nobody will look",
                 facts=(head.id,),
             )
-        if head.state == STUCK:
+        if head.state == ActionState.STUCK:
             yield Finding(
                 "stuck",
                 head.server_id,
@@ -466,7 +477,7 @@ def _plugged(
                 )
             )
         more = [
-            one["host"] for one in (port or {}).get("bindings", ()) if one["status"] != "ACTIVE"
+            one["host"] for one in (port or {}).get("bindings", ()) if one["status"] != PORT_ACTIVE
         ]
         if more:
             findings.append(
@@ -511,28 +522,42 @@ def wanderers(tx: Connection) -> set[str]:
         tx.scalars(
             sa.select(migrations.c.server_id)
             .distinct()
-            .where(migrations.c.type == "live-migration")
+            .where(migrations.c.type == MigrationType.LIVE)
         )
     )
 
 
-def ages(tx: Connection) -> dict[str, list[tuple[str, str, float]]]:
-    """What waits, with its age in seconds: ``debts`` (server, host), ``actions`` (server,
-    workflow/step and why) and ``cleanups`` (server, what a neighbour has still to remove and why it
-    has not; a look for what a late call may have made is none before it was tried)."""
+class Pending(NamedTuple):
+    """Unfinished work of a server."""
+
+    server: str
+    what: str
+    #: Seconds.
+    age: float
+
+
+def ages(tx: Connection) -> dict[str, list[Pending]]:
+    """Return the unfinished work: ``debts`` with their host, ``actions`` with their workflow, step
+    and cause, and ``cleanups`` with the reason why they are not done.
+
+    A cleanup that looks for the result of a late call counts once it was tried.
+    """
     at = moment(tx)
-    debts = [(row.server_id, row.host, (at - row.changed_at) / SECOND) for row in tx.execute(_OWED)]
+    debts = [
+        Pending(row.server_id, row.host, (at - row.changed_at) / SECOND)
+        for row in tx.execute(_OWED)
+    ]
     waiting = [
-        (
+        Pending(
             row.server_id,
             f"{row.workflow}/{row.step or 'begin'} on {row.host or 'no host'}"
-            f"{', stuck' if row.state == STUCK else ''}{f': {row.cause}' if row.cause else ''}",
+            f"{', stuck' if row.state == ActionState.STUCK else ''}{f': {row.cause}' if row.cause else ''}",
             (at - row.created_at) / SECOND,
         )
         for row in tx.execute(_IN_HAND)
     ]
     pending = [
-        (
+        Pending(
             row.server_id,
             f"{cleanups.worded(row)}, tried {row.tries} times: {row.why}",
             (at - row.created_at) / SECOND,

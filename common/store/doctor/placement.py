@@ -18,6 +18,7 @@ from common import errors, hardware
 from common.json_types import JsonObject
 from common.models import Device, Flavor, HardwareAssignment, NumaNode
 from common.service_binaries import COMPUTE_DISABLED, Binary
+from common.statuses import GuestState
 from common.store.doctor.finding import Finding
 from common.store.placement.inventories import capacity
 from common.store.rows import GuestRow, MigrationRow, ServerRow
@@ -33,7 +34,6 @@ from common.store.schema import (
 )
 from common.store.schema import services as services_table
 from common.store.servers import server_groups
-from common.store.servers.guests import ABSENT
 from common.store.servers.migrations import OPEN
 from common.wire import from_wire
 
@@ -131,7 +131,7 @@ def _allocations(
     flavors = _flavors_of_moves(moves)
     for place, amounts in held.items():
         guest = places.get(place)
-        if guest is not None and guest.server_id in live and guest.wanted != ABSENT:
+        if guest is not None and guest.server_id in live and guest.wanted != GuestState.ABSENT:
             server = live[guest.server_id]
             yield from _exact(
                 server, flavors.get((server.id, guest.host), server.flavor), guest.host, amounts
@@ -224,7 +224,7 @@ def _assignments(
     for row in records:
         if row.assignment is not None:
             by_host[row.host].append((row.server_id, from_wire(HardwareAssignment, row.assignment)))
-        server = live.get(row.server_id) if row.wanted != ABSENT else None
+        server = live.get(row.server_id) if row.wanted != GuestState.ABSENT else None
         if server is not None and (row.assignment is not None) != _needs_assignment(
             server, flavors.get((server.id, row.host), server.flavor)
         ):

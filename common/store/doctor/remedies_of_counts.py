@@ -12,6 +12,7 @@ from sqlalchemy.engine import Connection
 
 from common import errors, hardware
 from common.models import Flavor
+from common.statuses import ShareStatus
 from common.store.doctor.finding import Finding
 from common.store.engine import now
 from common.store.neighbours import cleanups
@@ -154,7 +155,7 @@ def _give_back(tx: Connection, finding: Finding) -> None:
 
 
 def _share(tx: Connection, finding: Finding) -> None:
-    shares.put(tx, [finding.facts[0]], shares.ERROR)
+    shares.put(tx, [finding.facts[0]], ShareStatus.ERROR)
 
 
 def _release(tx: Connection, finding: Finding) -> None:

@@ -11,6 +11,7 @@ from sqlalchemy.engine import Connection
 
 from common import states
 from common.context import RequestContext
+from common.statuses import ActionState, GuestState, MigrationStatus
 from common.store.doctor.finding import Finding
 from common.store.doctor.remedies_of_counts import allocate, holds
 from common.store.engine import moment, now
@@ -22,7 +23,7 @@ from common.store.schema import guests as guests_table
 from common.store.schema import migrations as migrations_table
 from common.store.schema import servers
 from common.store.servers import actions, guests, migrations, stuck_actions
-from common.store.servers.guests import ABSENT, HERE, RUNNING, STOPPED
+from common.store.servers.guests import HERE
 
 #: Columns of a server that remedies write: its journal keeps what stood there.
 WRITTEN = (
@@ -120,7 +121,7 @@ def _due(tx: Connection, finding: Finding) -> None:
 
 
 def _send(tx: Connection, finding: Finding) -> None:
-    again = {"state": "due", "due_at": now(), "host": None, "sent_at": None}
+    again = {"state": ActionState.DUE, "due_at": now(), "host": None, "sent_at": None}
     actions.update(tx, {finding.facts[0]: again})
 
 
@@ -154,7 +155,7 @@ def _remove(tx: Connection, row: ServerRow, host: str) -> None:
 def _place(tx: Connection, row: ServerRow, guest: GuestRow) -> None:
     """The server is where its guest is; what it rested in goes, and its ports follow."""
     fence = row.fence + 1
-    runs = guest.wanted == RUNNING
+    runs = guest.wanted == GuestState.RUNNING
     keeps = row.vm_state not in (states.SHELVED_OFFLOADED, states.SHELVED, states.BUILDING)
     zone = zones.hosts(tx, [guest.host]).get(guest.host, row.availability_zone)
     values: Values = {
@@ -178,7 +179,7 @@ def _place(tx: Connection, row: ServerRow, guest: GuestRow) -> None:
 def _one_guest(tx: Connection, finding: Finding) -> None:
     row = server(tx, finding.subject)
     for one in guests.places(tx, row.id):
-        if one.may_run and one.wanted != ABSENT and one.host != row.host:
+        if one.may_run and one.wanted != GuestState.ABSENT and one.host != row.host:
             if one.wanted in HERE:
                 _remove(tx, server(tx, row.id), one.host)
             else:
@@ -207,7 +208,9 @@ def _elsewhere(tx: Connection, finding: Finding) -> None:
     row, places = server(tx, finding.subject), guests.places(tx, finding.subject)
     guest = next(one for one in places if one.host == host)
     has_own = any(one.host == row.host and one.wanted in HERE for one in places)
-    rests = row.host is None and row.shelved_image_id is not None and guest.wanted == STOPPED
+    rests = (
+        row.host is None and row.shelved_image_id is not None and guest.wanted == GuestState.STOPPED
+    )
     if has_own or rests:
         _remove(tx, row, host)
     else:
@@ -220,7 +223,7 @@ def _record(tx: Connection, finding: Finding) -> None:
     if not holds(tx, row.id, host):
         allocate(tx, row, host)
     runs = row.vm_state not in _OFF
-    wanted = RUNNING if runs else STOPPED
+    wanted = GuestState.RUNNING if runs else GuestState.STOPPED
     guests.add(
         tx,
         [
@@ -245,7 +248,7 @@ def _may_not_run(tx: Connection, finding: Finding) -> None:
         .where(
             guests_table.c.server_id == finding.subject,
             guests_table.c.host == finding.facts[0],
-            guests_table.c.wanted.not_in((*HERE, ABSENT)),
+            guests_table.c.wanted.not_in((*HERE, GuestState.ABSENT)),
         )
         .values(may_run=False, changed_at=now())
     )
@@ -269,7 +272,7 @@ def _resend(tx: Connection, finding: Finding) -> None:
         .where(
             guests_table.c.server_id == finding.subject,
             guests_table.c.host == finding.facts[0],
-            guests_table.c.wanted == ABSENT,
+            guests_table.c.wanted == GuestState.ABSENT,
         )
         .values(sent_at=None)
     )
@@ -296,7 +299,7 @@ def _newest_move(tx: Connection, finding: Finding) -> None:
     tx.execute(
         sa.update(migrations_table)
         .where(mine, columns.id != newest)
-        .values(status="error", updated_at=now())
+        .values(status=MigrationStatus.ERROR, updated_at=now())
     )
 
 
@@ -305,7 +308,7 @@ def _end_move(tx: Connection, finding: Finding) -> None:
         sa.select(servers).where(servers.c.id == finding.subject, servers.c.deleted == 0)
     ).first()
     if found is None:
-        migrations.end_open(tx, [finding.subject], "error")
+        migrations.end_open(tx, [finding.subject], MigrationStatus.ERROR)
         return
     migrations.abandon(tx, found.id, found.fence + 1)
     write(tx, found.id, fence=found.fence + 1)
@@ -315,7 +318,7 @@ def _end_move(tx: Connection, finding: Finding) -> None:
 
 def _not_resized(tx: Connection, finding: Finding) -> None:
     row = server(tx, finding.subject)
-    runs = any(one.wanted == RUNNING for one in guests.places(tx, row.id))
+    runs = any(one.wanted == GuestState.RUNNING for one in guests.places(tx, row.id))
     write(
         tx,
         row.id,

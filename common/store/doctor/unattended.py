@@ -14,6 +14,7 @@ from sqlalchemy.engine import Connection
 
 from common import states
 from common.clock import SECOND
+from common.statuses import ActionState, GuestState, ShareStatus
 from common.store.doctor.finding import Finding
 from common.store.engine import moment, now
 from common.store.neighbours import cleanups as pending
@@ -28,9 +29,8 @@ from common.store.schema import (
     server_groups,
     share_mappings,
 )
-from common.store.servers import shares
 from common.store.servers.actions import LIVE
-from common.store.servers.guests import ABSENT, HERE
+from common.store.servers.guests import HERE
 
 AHEAD = 3600 * SECOND  #: longer than any lease of ours
 FAR_AHEAD = 24 * 3600 * SECOND  #: longer than any pending cleanup is put off
@@ -48,9 +48,10 @@ _RESTING = {states.SHELVED: "shelved_at", states.SOFT_DELETED: "soft_deleted_at"
 
 # What is asked, made once: it is asked all the time where somebody watches a cloud.
 _UNSENT = sa.and_(
-    actions.c.state == "waiting", sa.or_(actions.c.host.is_(None), actions.c.sent_at.is_(None))
+    actions.c.state == ActionState.WAITING,
+    sa.or_(actions.c.host.is_(None), actions.c.sent_at.is_(None)),
 )
-_LEASED = sa.and_(actions.c.state == "due", actions.c.lease_until > now() + AHEAD)
+_LEASED = sa.and_(actions.c.state == ActionState.DUE, actions.c.lease_until > now() + AHEAD)
 _LOST = sa.select(actions.c.id, actions.c.server_id, actions.c.state, actions.c.workflow).where(
     actions.c.state.in_(LIVE), sa.or_(_UNSENT, _LEASED)
 )
@@ -62,7 +63,7 @@ _HOST_ACTIONS = sa.select(host_actions.c.id, host_actions.c.host, host_actions.c
     host_actions.c.open_host.is_not(None), host_actions.c.locked_until > now() + AHEAD
 )
 _IN_TRANSIT = sa.select(share_mappings).where(
-    share_mappings.c.status.in_((shares.ATTACHING, shares.DETACHING))
+    share_mappings.c.status.in_((ShareStatus.ATTACHING, ShareStatus.DETACHING))
 )
 _NO_GROUP = (
     sa.select(server_group_members.c.group_id, sa.func.count().label("number"))
@@ -145,7 +146,7 @@ def _servers(
 def _debts(at: int, records: Sequence[GuestRow]) -> Iterator[Finding]:
     """What is to be removed is asked for again in time."""
     for row in records:
-        if row.wanted == ABSENT and (row.sent_at or 0) > at + AHEAD:
+        if row.wanted == GuestState.ABSENT and (row.sent_at or 0) > at + AHEAD:
             yield Finding(
                 "debt",
                 row.server_id,
@@ -158,7 +159,7 @@ def _debts(at: int, records: Sequence[GuestRow]) -> Iterator[Finding]:
 def _actions(tx: Connection) -> Iterator[Finding]:
     """What waits, waits for something; what somebody has, comes back."""
     for row in tx.execute(_LOST):
-        waits = row.state == "waiting"
+        waits = row.state == ActionState.WAITING
         yield Finding(
             "due",
             row.server_id,

@@ -15,6 +15,7 @@ from sqlalchemy.engine import Connection
 
 from common import states
 from common.json_types import JsonMapping
+from common.statuses import BlockDeviceStatus
 from common.store.doctor.finding import Finding
 from common.store.neighbours import cleanups
 from common.store.rows import BlockDeviceRow, ServerRow
@@ -22,7 +23,6 @@ from common.store.rows import ServerState as ServerPlace
 from common.store.schema import actions, block_devices, servers
 from common.store.servers import block_devices as block_device_rows
 from common.store.servers.actions import LIVE
-from common.store.servers.volumes import ATTACHED, CREATING, ERROR, RESERVED
 
 _ALL = sa.select(block_devices).order_by(block_devices.c.created_at, block_devices.c.uuid)
 #: What an attachment is whose server has the volume.
@@ -66,7 +66,7 @@ def pending(tx: Connection) -> set[tuple[str, str]]:
 
 
 def _of_row(server: ServerRow, row: BlockDeviceRow) -> Iterator[Finding]:
-    if row.status == ERROR:
+    if row.status == BlockDeviceStatus.ERROR:
         yield Finding(
             "volume-of-server",
             server.id,
@@ -75,8 +75,12 @@ def _of_row(server: ServerRow, row: BlockDeviceRow) -> Iterator[Finding]:
             (str(row.volume_id),),
         )
         return
-    usual = (ATTACHED,) if server.host else (RESERVED,)
-    failed = (CREATING, RESERVED) if server.vm_state == states.ERROR and not server.host else ()
+    usual = (BlockDeviceStatus.ATTACHED,) if server.host else (BlockDeviceStatus.RESERVED,)
+    failed = (
+        (BlockDeviceStatus.CREATING, BlockDeviceStatus.RESERVED)
+        if server.vm_state == states.ERROR and not server.host
+        else ()
+    )
     if row.status not in (*usual, *failed) or bool(row.connection) != bool(server.host):
         yield Finding(
             "volume-of-server",
@@ -167,7 +171,7 @@ def compare_guests(
                 (volume,),
             )
             for volume, status in mine.items()
-            if status == ATTACHED and volume not in has
+            if status == BlockDeviceStatus.ATTACHED and volume not in has
         ]
     return sorted(findings)
 
@@ -183,7 +187,7 @@ def _without_attachment(
     spared: set[tuple[str, str]],
 ) -> Iterator[Finding]:
     for row in rows:
-        if (row.server_id, row.volume_id) in spared or row.status == CREATING:
+        if (row.server_id, row.volume_id) in spared or row.status == BlockDeviceStatus.CREATING:
             continue
         found = held.get(str(row.attachment_id))
         if found is None:
@@ -195,7 +199,7 @@ def _without_attachment(
                 "volume-without-attachment",
                 (str(row.volume_id),),
             )
-        elif row.status == ATTACHED and found["status"] != _COMPLETE:
+        elif row.status == BlockDeviceStatus.ATTACHED and found["status"] != _COMPLETE:
             yield Finding(
                 "volume-of-server",
                 row.server_id,

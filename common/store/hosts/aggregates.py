@@ -17,6 +17,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
 from common import errors, ids
+from common.statuses import GuestState
 from common.store.engine import for_update, is_there, now
 from common.store.hosts import zones as zones_of
 from common.store.notifications import outbox
@@ -272,7 +273,9 @@ def _with_servers(tx: Connection, hosts: Sequence[str]) -> list[str]:
     """Which of these hosts have servers; a guest that is only to be removed is none."""
     if not hosts:
         return []
-    placed = sa.select(guests.c.host).where(guests.c.host.in_(hosts), guests.c.wanted != "absent")
+    placed = sa.select(guests.c.host).where(
+        guests.c.host.in_(hosts), guests.c.wanted != GuestState.ABSENT
+    )
     shown = sa.select(servers.c.host).where(servers.c.host.in_(hosts), servers.c.deleted == 0)
     return sorted(set(tx.scalars(sa.union(placed, shown))))
 

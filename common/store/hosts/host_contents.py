@@ -19,6 +19,13 @@ from common import errors, states
 from common.clock import SECOND
 from common.context import RequestContext
 from common.models import Flavor, ImageRef
+from common.statuses import (
+    ActionState,
+    GuestState,
+    MigrationStatus,
+    MigrationType,
+    StepEvent,
+)
 from common.store.engine import moment
 from common.store.hosts.host_status import HostState, host_state, host_states
 from common.store.rows import Values
@@ -26,7 +33,6 @@ from common.store.schema import actions as actions_table
 from common.store.schema import allocations, events, guests, hosts, providers, servers
 from common.store.schema import migrations as moves_table
 from common.store.servers import actions, migrations
-from common.store.servers.guests import ABSENT
 from common.wire import from_wire
 
 
@@ -58,8 +64,8 @@ class Move:
     uuid: str
     server: str
     name: str
-    kind: str
-    status: str
+    kind: MigrationType
+    status: MigrationStatus
     source: str
     dest: str | None
     begun: int
@@ -192,7 +198,7 @@ def _moves(tx: Connection, *where: sa.ColumnElement[bool]) -> list[Move]:
             .outerjoin(actions_table, actions_table.c.id == moves_table.c.action_id)
             .outerjoin(
                 current,
-                sa.and_(current.c.id == servers.c.action, current.c.state == actions.STUCK),
+                sa.and_(current.c.id == servers.c.action, current.c.state == ActionState.STUCK),
             )
         )
         .where(*where)
@@ -213,7 +219,7 @@ def _moves(tx: Connection, *where: sa.ColumnElement[bool]) -> list[Move]:
             row.vm_state,
             row.action is None,
             bool(row.deleted),
-            row.state == "failed",
+            row.state == ActionState.FAILED,
             row.progress or {},
             row.message or "",
             stuck=row.stuck or "",
@@ -228,7 +234,9 @@ def moves(tx: Connection, uuids: Iterable[str]) -> list[Move]:
     query = (
         sa.select(moves_table.c.uuid, events.c.step)
         .select_from(events.join(moves_table, moves_table.c.action_id == events.c.action_id))
-        .where(moves_table.c.uuid.in_([one.uuid for one in found]), events.c.event == "failed")
+        .where(
+            moves_table.c.uuid.in_([one.uuid for one in found]), events.c.event == StepEvent.FAILED
+        )
         .order_by(events.c.seq)
     )
     steps = {row.uuid: row.step for row in tx.execute(query)}
@@ -240,7 +248,7 @@ def begin(
     host: str,
     key: str,
     server_id: str,
-    kind: str,
+    kind: MigrationType,
     *,
     vm_state: str,
     context: RequestContext,
@@ -281,7 +289,7 @@ def debts(tx: Connection, host: str | None = None) -> list[Debt]:
     query = (
         sa.select(guests, servers.c.name)
         .select_from(guests.outerjoin(servers, servers.c.id == guests.c.server_id))
-        .where(guests.c.wanted == ABSENT)
+        .where(guests.c.wanted == GuestState.ABSENT)
     )
     if host is not None:
         query = query.where(guests.c.host == host)
@@ -320,7 +328,7 @@ def _held(
     return held
 
 
-def took(tx: Connection, host: str, kind: str, limit: int = 10) -> list[float]:
+def took(tx: Connection, host: str, kind: MigrationType, limit: int = 10) -> list[float]:
     """How many seconds the last moves of a kind from this host took that succeeded, the newest
     first."""
     query = (
@@ -329,7 +337,7 @@ def took(tx: Connection, host: str, kind: str, limit: int = 10) -> list[float]:
         .where(
             moves_table.c.source_host == host,
             moves_table.c.type == kind,
-            actions_table.c.state == "done",
+            actions_table.c.state == ActionState.DONE,
         )
         .order_by(moves_table.c.id.desc())
         .limit(limit)

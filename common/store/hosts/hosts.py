@@ -20,6 +20,7 @@ from common.clock import SECOND
 from common.json_types import JsonObject
 from common.models import HostInventory
 from common.service_binaries import Binary
+from common.statuses import ActionState, GuestState
 from common.store.engine import for_update, insert_ignore, now
 from common.store.hosts import services
 from common.store.placement import allocations, inventories
@@ -37,7 +38,6 @@ from common.store.schema import (
 from common.store.schema import allocations as allocations_table
 from common.store.schema import inventories as inventories_table
 from common.store.schema import services as services_table
-from common.store.servers import guests as debts
 from common.wire import to_wire
 
 log = logging.getLogger(__name__)
@@ -302,8 +302,10 @@ _UNCLAIMED = sa.select(hosts.c.name, hosts.c.unclaimed).where(hosts.c.unclaimed.
 _SESSIONS = sa.select(hosts.c.name, hosts.c.session)
 _SESSIONS_OF = _SESSIONS.where(hosts.c.name.in_(sa.bindparam("names", expanding=True)))
 _WAITED_FOR = sa.union(
-    sa.select(actions.c.host).where(actions.c.state == "waiting", actions.c.host.is_not(None)),
-    sa.select(guests.c.host).where(guests.c.wanted == debts.ABSENT),
+    sa.select(actions.c.host).where(
+        actions.c.state == ActionState.WAITING, actions.c.host.is_not(None)
+    ),
+    sa.select(guests.c.host).where(guests.c.wanted == GuestState.ABSENT),
 )
 
 

@@ -23,6 +23,7 @@ from common.context import RequestContext
 from common.notifications import events
 from common.notifications.events import COMPUTE, Notice
 from common.notifications.options import OFF, VM_AND_TASK_STATE
+from common.statuses import ActionState
 from common.store.engine import insert_ignore, insert_many, notification_settings, now
 from common.store.rows import NotificationRow, ServerState, Values
 from common.store.schema import actions, hosts, keypairs, leases, notifications, servers
@@ -79,7 +80,7 @@ PICTURE = sa.select(
     sa.select(keypairs.c.fingerprint).where(*_KEY).scalar_subquery().label("key_fingerprint"),
 ).where(_S.id.in_(sa.bindparam("ids", expanding=True)))
 _OF_A_PERIOD = (events.EXISTS, "instance.update")
-_FAULTS = {"superseded": "Superseded", "failed": "ActionFailed"}
+_FAULTS = {ActionState.SUPERSEDED: "Superseded", ActionState.FAILED: "ActionFailed"}
 
 
 # --- what transitions write ---

@@ -46,34 +46,39 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class ClaimRequest:
-    """One consumer that wants resources of the first of ``hosts`` that still fits; ``host`` is set
-    then.
+    """The claim of one consumer on the first of several hosts that still fits."""
 
-    forced: an operator insists on the host, also when it is disabled or builds fail there.
-    is_there: it uses all this of the host already, whether there is room or not. zone:
-    where it must be, since the host may have moved to another since it was proposed. group: its
-    server group. hardware: when it asks for particular parts of the host, ``assignment`` says which
-    it got. leaves: the host that the consumer leaves and the migration that holds from now on what
-    it has there; has: what that is, where the consumer may stay and needs only what it wants more.
-    tried: builds failed on the host before this claim. refused: why the last host looked at was not
-    it.
-    """
-
+    #: The consumer: a server or a migration.
     consumer: str
     project_id: str
     user_id: str
+    #: The amount of each resource class.
     resources: dict[str, int]
+    #: Candidates in order of preference.
     hosts: list[str]
+    #: True if an operator insists on the host, even if it is disabled or builds fail there.
     forced: bool = False
+    #: True if the consumer already uses the resources on the host, whether there is room or not.
     is_there: bool = False
+    #: The availability zone that the host must still be in.
     zone: str | None = None
+    #: The server group of the server.
     group: str | None = None
+    #: The requested parts of the host. None: no particular parts.
     hardware: Hardware | None = None
+    #: The host that the consumer leaves, and the migration that holds its resources there from now
+    #: on.
     leaves: tuple[str, str] | None = None
+    #: Resources that the consumer holds on the host that it leaves. If it stays there, only the
+    #: difference is claimed.
     has: dict[str, int] = field(default_factory=dict)
+    #: Result: the claimed host. None: no host fits.
     host: str | None = field(default=None)
+    #: Result: the parts of the host that the consumer has.
     assignment: HardwareAssignment | None = field(default=None)
+    #: Result: True if builds failed on the host before this claim.
     tried: bool = field(default=False)
+    #: Result: why the last rejected host was rejected.
     refused: str = field(default="")
 
     def stays(self, host: str | None) -> bool:
@@ -83,10 +88,14 @@ class ClaimRequest:
 
 @dataclass(frozen=True, slots=True)
 class FailedBuildLimit:
-    """A host on which ``failures`` builds failed in a row is left out for ``pause`` seconds, and
-    then gets one server at a time to try; 0 failures: no host is ever left out."""
+    """When a host on which builds failed is left out.
 
+    After the pause the host gets one server at a time, to try again.
+    """
+
+    #: Failed builds in a row. 0: no host is ever left out.
     failures: int = 5
+    #: Seconds for which the host is left out.
     pause: int = 300
 
 

@@ -20,6 +20,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from common.service_binaries import Binary
+from common.statuses import ActionState, GuestState
 from common.store.engine import now
 from common.store.schema import (
     actions,
@@ -271,7 +272,9 @@ def working(tx: Connection) -> dict[str, int]:
     rows = tx.execute(
         sa.select(actions.c.host, sa.func.count())
         .where(
-            actions.c.state == "waiting", actions.c.host.is_not(None), actions.c.verb.in_(COPYING)
+            actions.c.state == ActionState.WAITING,
+            actions.c.host.is_not(None),
+            actions.c.verb.in_(COPYING),
         )
         .group_by(actions.c.host)
     )
@@ -315,7 +318,7 @@ def groups(
         guests,
         sa.and_(
             guests.c.server_id == server_group_members.c.server_id,
-            guests.c.wanted != "absent",
+            guests.c.wanted != GuestState.ABSENT,
             guests.c.server_id.not_in(sorted(without)),
         ),
     )

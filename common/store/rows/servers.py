@@ -8,6 +8,17 @@ from typing import Protocol
 from sqlalchemy.engine import RowMapping
 
 from common.json_types import JsonObject
+from common.models import Control
+from common.statuses import (
+    ActionPhase,
+    ActionState,
+    BlockDeviceStatus,
+    GuestState,
+    MigrationStatus,
+    MigrationType,
+    ShareStatus,
+    StepEvent,
+)
 
 
 class ServerRow(Protocol):
@@ -220,8 +231,8 @@ class ActionRow(Protocol):
     args: JsonObject
     secrets: str | None
     fence: int
-    state: str
-    phase: str
+    state: ActionState
+    phase: ActionPhase
     step: str | None
     attempt: int
     data: JsonObject
@@ -278,7 +289,7 @@ class EventRow(Protocol):
     seq: int
     step: str
     attempt: int
-    event: str
+    event: StepEvent
     host: str | None
     message: str | None
     details: str | None
@@ -291,7 +302,7 @@ class GuestRow(Protocol):
     server_id: str
     host: str
     fence: int
-    wanted: str
+    wanted: GuestState
     may_run: bool
     changed_at: int
     sent_at: int | None
@@ -315,14 +326,14 @@ class MigrationRow(Protocol):
     action_id: str
     project_id: str
     user_id: str
-    type: str
-    status: str
+    type: MigrationType
+    status: MigrationStatus
     source_host: str | None
     dest_host: str | None
     old_flavor: JsonObject
     new_flavor: JsonObject
     was: str
-    requested_control: str | None
+    requested_control: Control | None
     progress: JsonObject | None
     created_at: int
     updated_at: int
@@ -340,7 +351,7 @@ class RequestedControl(Protocol):
     """What is asked of a live migration that is on its way."""
 
     action_id: str
-    requested_control: str
+    requested_control: Control
 
 
 class ShareMappingRow(Protocol):
@@ -350,7 +361,7 @@ class ShareMappingRow(Protocol):
     server_id: str
     share_id: str
     tag: str
-    status: str
+    status: ShareStatus
     protocol: str
     export_location: str
     access_to: str
@@ -364,7 +375,7 @@ class BlockDeviceRow(Protocol):
     uuid: str
     server_id: str
     volume_id: str | None
-    status: str
+    status: BlockDeviceStatus
     attachment_id: str | None
     connection: str | None
     source_type: str

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
+from enum import StrEnum
 from typing import Any, TypedDict, Unpack
 
 from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Text
@@ -71,6 +73,28 @@ class JsonObjectColumn(Json):
             return found
         log.error("a document of the database is damaged and counts as empty: %.200s", value)
         return DamagedObject()
+
+
+class EnumColumn(TypeDecorator[str]):
+    """A member of a StrEnum, kept as text. An unknown text is read as it is."""
+
+    impl = String
+    cache_ok = True
+
+    def __init__(self, kind: type[StrEnum], length: int) -> None:
+        super().__init__(length)
+        self.kind = kind
+        self.members: Mapping[str | None, StrEnum] = {member.value: member for member in kind}
+
+    @property
+    def python_type(self) -> type[StrEnum]:
+        return self.kind
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        return None if value is None else str(value)
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> str | None:
+        return self.members.get(value, value)
 
 
 class ColumnOptions(TypedDict, total=False):

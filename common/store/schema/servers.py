@@ -15,8 +15,20 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
+from common.models import Control
+from common.statuses import (
+    ActionPhase,
+    ActionState,
+    BlockDeviceStatus,
+    GuestState,
+    MigrationStatus,
+    MigrationType,
+    ShareStatus,
+    StepEvent,
+)
 from common.store.schema.columns import (
     NUMBERED,
+    EnumColumn,
     Json,
     JsonObjectColumn,
     LongText,
@@ -113,8 +125,8 @@ actions = Table(
     Column("secrets", LongText),  # encrypted; NULL from the moment the action ends
     Column("fence", BigInteger, nullable=False),
     # the journal's head: where it stands
-    Column("state", String(16), nullable=False),  # due, waiting, done, failed, superseded, stuck
-    Column("phase", String(8), nullable=False, server_default="do"),
+    Column("state", EnumColumn(ActionState, 16), nullable=False),
+    Column("phase", EnumColumn(ActionPhase, 8), nullable=False, server_default=ActionPhase.FORWARD),
     Column("step", String(32)),
     Column("attempt", Integer, nullable=False, server_default="1"),
     Column("data", Json, nullable=False),  # what steps left for later steps
@@ -147,7 +159,7 @@ events = Table(
     Column("seq", Integer, primary_key=True, autoincrement=False),
     Column("step", String(32), nullable=False),
     Column("attempt", Integer, nullable=False),
-    Column("event", String(16), nullable=False),  # started, succeeded, failed, undone, undo_failed
+    Column("event", EnumColumn(StepEvent, 16), nullable=False),
     Column("host", String(255)),
     Column("message", Text),  # safe for the tenant
     Column("details", Text),  # for the operator
@@ -160,8 +172,7 @@ guests = Table(
     uuid_column("server_id", primary_key=True),
     Column("host", String(255), primary_key=True),
     Column("fence", BigInteger, nullable=False),
-    # running, stopped, absent (a debt), kept, arriving
-    Column("wanted", String(8), nullable=False),
+    Column("wanted", EnumColumn(GuestState, 8), nullable=False),
     Column("may_run", Boolean, nullable=False),
     time_column("changed_at", nullable=False),
     time_column("sent_at"),  # of the last command to remove it
@@ -183,14 +194,14 @@ migrations = Table(
     uuid_column("action_id", nullable=False),  # that moves it; not those that confirm or revert
     Column("project_id", String(64), nullable=False),
     Column("user_id", String(64), nullable=False),
-    Column("type", String(16), nullable=False),  # resize, migration, live-migration, evacuation
-    Column("status", String(16), nullable=False),
+    Column("type", EnumColumn(MigrationType, 16), nullable=False),
+    Column("status", EnumColumn(MigrationStatus, 16), nullable=False),
     Column("source_host", String(255)),
     Column("dest_host", String(255)),
     Column("old_flavor", Json, nullable=False),
     Column("new_flavor", Json, nullable=False),
     Column("was", String(32), nullable=False),  # the server's vm_state before
-    Column("requested_control", String(16)),  # models.Control
+    Column("requested_control", EnumColumn(Control, 16)),
     Column("progress", JsonObjectColumn),  # bytes: memory_total, memory_processed …
     time_column("created_at", nullable=False),
     time_column("updated_at", nullable=False),
@@ -210,7 +221,7 @@ share_mappings = Table(
     uuid_column("server_id", nullable=False),
     uuid_column("share_id", nullable=False),
     Column("tag", String(255), nullable=False),  # by which the guest mounts it
-    Column("status", String(16), nullable=False),  # attaching, inactive, detaching, error
+    Column("status", EnumColumn(ShareStatus, 16), nullable=False),
     Column("protocol", String(16), nullable=False),  # as the share service says: NFS
     Column("export_location", Text, nullable=False),
     # address of the server's host, which may mount it
@@ -229,8 +240,7 @@ block_devices = Table(
     uuid_column("uuid", primary_key=True),
     uuid_column("server_id", nullable=False),
     uuid_column("volume_id"),  # NULL: it is still to be made
-    # creating, reserved, attaching, attached, detaching, error
-    Column("status", String(16), nullable=False),
+    Column("status", EnumColumn(BlockDeviceStatus, 16), nullable=False),
     uuid_column("attachment_id"),
     Column("connection", LongText),  # sealed: what the service says for the server's host
     Column("source_type", String(16), nullable=False),  # volume, image, snapshot, blank

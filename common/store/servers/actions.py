@@ -22,6 +22,7 @@ from common import errors, ids, states
 from common.clock import SECOND
 from common.context import RequestContext
 from common.service_binaries import Binary
+from common.statuses import ActionPhase, ActionState, StepEvent
 from common.store.engine import for_update, insert_many, now, update_grouped
 from common.store.notifications import outbox
 from common.store.rows import (
@@ -37,12 +38,11 @@ from common.store.rows import (
 from common.store.schema import actions, events, guests, heartbeats, servers, services
 
 LEASE = 15 * SECOND  #: how long a conductor's burst of work may take
-ENDED = ("done", "failed", "superseded")
+ENDED = (ActionState.DONE, ActionState.FAILED, ActionState.SUPERSEDED)
 LONG_LEASE = 60 * SECOND  #: the same, where it calls a neighbour
-STUCK = "stuck"
-LIVE = ("due", "waiting", STUCK)
+LIVE = (ActionState.DUE, ActionState.WAITING, ActionState.STUCK)
 #: which command of an action: its id, phase, step and attempt
-CommandOf = tuple[str, str, str, int]
+CommandOf = tuple[str, ActionPhase, str, int]
 
 
 def begin(
@@ -179,7 +179,14 @@ def check(
 
 def insert(tx: Connection, rows: Sequence[Values], was: ServerState | None = None) -> None:
     """Write new actions, due at once; ``was``: the server of the only one before it."""
-    base = {"version": 1, "state": "due", "phase": "do", "attempt": 1, "sends": 0, "next_seq": 1}
+    base = {
+        "version": 1,
+        "state": ActionState.DUE,
+        "phase": ActionPhase.FORWARD,
+        "attempt": 1,
+        "sends": 0,
+        "next_seq": 1,
+    }
     insert_many(
         tx,
         actions,
@@ -202,7 +209,7 @@ def supersede(tx: Connection, action_id: str) -> None:
         .where(actions.c.id == action_id, actions.c.state.in_(LIVE))
         .values(
             **forgotten(args),
-            state="superseded",
+            state=ActionState.SUPERSEDED,
             due_at=None,
             secrets=None,
             finished_at=now(),
@@ -271,7 +278,7 @@ def _due(
         else sa.or_(actions.c.step.is_(None), actions.c.step.not_in(but))
     )
     query = sa.select(actions).where(
-        actions.c.due_at <= now(), actions.c.state == "due", free, known, lane
+        actions.c.due_at <= now(), actions.c.state == ActionState.DUE, free, known, lane
     )
     return query.order_by(actions.c.due_at).limit(limit).with_for_update(skip_locked=True)
 
@@ -291,7 +298,7 @@ def free_leases_of(tx: Connection, owner: str) -> None:
     stays to be seen."""
     tx.execute(
         sa.update(actions)
-        .where(actions.c.owner == owner, actions.c.state == "due")
+        .where(actions.c.owner == owner, actions.c.state == ActionState.DUE)
         .values(lease_until=None)
     )
 
@@ -302,7 +309,7 @@ def wake(tx: Connection, server_ids: Iterable[str], step: str) -> None:
         sa.update(actions)
         .where(
             actions.c.server_id.in_(sorted(set(server_ids))),
-            actions.c.state == "due",
+            actions.c.state == ActionState.DUE,
             actions.c.step == step,
         )
         .values(due_at=now())
@@ -406,7 +413,7 @@ _OUTSTANDING = (
     sa.select(actions)
     .where(
         actions.c.host == sa.bindparam("at"),
-        actions.c.state == "waiting",
+        actions.c.state == ActionState.WAITING,
         actions.c.sent_at <= now() - sa.bindparam("older_than", type_=sa.BigInteger),
     )
     .order_by(actions.c.sent_at)
@@ -430,16 +437,17 @@ def _on_dead_hosts(abandoned: tuple[tuple[str, str], ...]) -> sa.Select[Any]:
     both = sa.and_(services.c.host == actions.c.host, services.c.binary == Binary.COMPUTE)
     beats = sa.and_(heartbeats.c.host == actions.c.host, heartbeats.c.binary == Binary.COMPUTE)
     forward = sa.and_(
-        actions.c.phase == "do", sa.tuple_(actions.c.workflow, actions.c.step).in_(abandoned)
+        actions.c.phase == ActionPhase.FORWARD,
+        sa.tuple_(actions.c.workflow, actions.c.step).in_(abandoned),
     )
     # Where too few hosts are heard to judge by silence, a dead one counts as up.
     recently = now() - sa.bindparam("silence", type_=sa.BigInteger)
-    answers = sa.and_(actions.c.phase == "undo", heartbeats.c.seen_at > recently)
+    answers = sa.and_(actions.c.phase == ActionPhase.UNDO, heartbeats.c.seen_at > recently)
     query = sa.select(actions, services.c.forced_down.label("dead")).select_from(
         actions.join(services, both).join(heartbeats, beats)
     )
     return query.where(
-        actions.c.state == "waiting",
+        actions.c.state == ActionState.WAITING,
         sa.or_(
             sa.and_(services.c.forced_down.is_(True), sa.not_(answers)),
             sa.and_(heartbeats.c.up.is_(False), forward),
@@ -464,7 +472,7 @@ def resting(
 def waiting(tx: Connection, action_ids: Iterable[str]) -> list[ActionRow]:
     """Those of these actions whose command is at a host."""
     query = sa.select(actions).where(
-        actions.c.id.in_(sorted(action_ids)), actions.c.state == "waiting"
+        actions.c.id.in_(sorted(action_ids)), actions.c.state == ActionState.WAITING
     )
     return list(tx.execute(query))
 
@@ -476,7 +484,7 @@ def say_cause(tx: Connection, action: ActionRow, cause: str | None) -> None:
             sa.update(actions)
             .where(
                 actions.c.id == action.id,
-                actions.c.state == "waiting",
+                actions.c.state == ActionState.WAITING,
                 actions.c.attempt == action.attempt,
             )
             .values(cause=cause)
@@ -520,7 +528,7 @@ def mark_sent(tx: Connection, action_ids: Sequence[str]) -> None:
     """A command was sent once more."""
     tx.execute(
         sa.update(actions)
-        .where(actions.c.id.in_(action_ids), actions.c.state == "waiting")
+        .where(actions.c.id.in_(action_ids), actions.c.state == ActionState.WAITING)
         .values(sent_at=now(), sends=actions.c.sends + 1)
     )
 
@@ -540,7 +548,7 @@ def step_outcome(tx: Connection, action_id: str, step: str) -> EventRow | None:
     query = sa.select(events).where(
         events.c.action_id == action_id,
         events.c.step == step,
-        events.c.event.in_(("succeeded", "failed")),
+        events.c.event.in_((StepEvent.SUCCEEDED, StepEvent.FAILED)),
     )
     return tx.execute(query.order_by(events.c.seq.desc()).limit(1)).first()
 

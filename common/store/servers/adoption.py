@@ -22,6 +22,7 @@ from common.json_types import JsonObject
 from common.models import Flavor, HardwareAssignment
 from common.notifications.events import Notice
 from common.server_facts import HostedServer
+from common.statuses import GuestState
 from common.store.engine import for_update, notification_settings, now
 from common.store.hosts import host_status, zones
 from common.store.neighbours import cleanups
@@ -130,7 +131,7 @@ def adopt(tx: Connection, one: Adoption, limits: quotas.Numbers) -> None:
                 "server_id": one.server,
                 "host": one.host,
                 "fence": fence,
-                "wanted": guests.RUNNING if one.is_on else guests.STOPPED,
+                "wanted": GuestState.RUNNING if one.is_on else GuestState.STOPPED,
                 "may_run": one.is_on,
                 "assignment": to_wire(one.facts.assignment) if one.facts.assignment else None,
             }

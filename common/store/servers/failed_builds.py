@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from common.clock import SECOND
+from common.statuses import StepEvent
 from common.store.engine import moment
 from common.store.schema import actions, events, servers
 
@@ -81,6 +82,6 @@ def _is_recent(tx: Connection) -> tuple[Any, ...]:
     return (
         servers.c.updated_at > since,
         events.c.step == STEP,
-        events.c.event == "failed",
+        events.c.event == StepEvent.FAILED,
         events.c.at > since,
     )

@@ -15,10 +15,10 @@ from collections.abc import Mapping
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from common.statuses import GuestState
 from common.store.engine import now
 from common.store.schema import actions, guests, servers
 from common.store.servers.actions import LIVE
-from common.store.servers.guests import ABSENT
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,9 @@ def rise_above(tx: Connection, known: Mapping[str, int]) -> bool:
         tx.execute(
             sa.update(guests)
             .where(
-                guests.c.server_id == server, guests.c.wanted == ABSENT, guests.c.fence <= reported
+                guests.c.server_id == server,
+                guests.c.wanted == GuestState.ABSENT,
+                guests.c.fence <= reported,
             )
             .values(fence=fence, sent_at=None)
         )

@@ -11,26 +11,35 @@ so the two can always be compared.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from common import errors, states
 from common.service_binaries import Binary
+from common.statuses import GuestState
 from common.store.engine import for_update, insert_many, now
 from common.store.placement import allocations
 from common.store.rows import DebtRow, GuestRow, ServerKey, Values
 from common.store.schema import guests, heartbeats, servers, services
 
-RUNNING, STOPPED, ABSENT, KEPT, ARRIVING = "running", "stopped", "absent", "kept", "arriving"
-HERE = (RUNNING, STOPPED)  #: the guest of the place where the server is
+HERE = (GuestState.RUNNING, GuestState.STOPPED)  #: the guest of the place where the server is
+
+
+class RemovedGuest(NamedTuple):
+    """A guest that its host has removed under a fence."""
+
+    server: str
+    host: str
+    fence: int
 
 
 def add(tx: Connection, rows: Sequence[Values]) -> None:
     """New guests of placements that were just claimed: each row has server_id, host, fence, and its
     assignment where it holds particular parts of the host, until the row goes."""
     base = {
-        "wanted": RUNNING,
+        "wanted": GuestState.RUNNING,
         "may_run": True,
         "assignment": None,
         "holder": None,
@@ -39,7 +48,7 @@ def add(tx: Connection, rows: Sequence[Values]) -> None:
     insert_many(tx, guests, [{**base, **row} for row in rows], "changed_at")
 
 
-def want(tx: Connection, server_ids: Iterable[str], wanted: str, may_run: bool) -> None:
+def want(tx: Connection, server_ids: Iterable[str], wanted: GuestState, may_run: bool) -> None:
     """Say what is wanted of the guests of these servers where they are."""
     tx.execute(
         sa.update(guests)
@@ -48,12 +57,18 @@ def want(tx: Connection, server_ids: Iterable[str], wanted: str, may_run: bool) 
     )
 
 
-def become(tx: Connection, server_id: str, host: str, wanted: str, **changes: object) -> None:
+def become(
+    tx: Connection, server_id: str, host: str, wanted: GuestState, **changes: object
+) -> None:
     """Say what the guest of a server on one host is from now on, unless it is a debt; ``changes``
     may be may_run, holder, fence and keeps_files."""
     tx.execute(
         sa.update(guests)
-        .where(guests.c.server_id == server_id, guests.c.host == host, guests.c.wanted != ABSENT)
+        .where(
+            guests.c.server_id == server_id,
+            guests.c.host == host,
+            guests.c.wanted != GuestState.ABSENT,
+        )
         .values(wanted=wanted, changed_at=now(), **changes)
     )
 
@@ -80,11 +95,13 @@ def add_debt(
     """Turn the guests of a server (on one host, or all) into debts. ``may_run`` False: it is known
     that nothing of them runs. ``keeps_files``: their files are those of a guest that stays, on
     shared storage."""
-    change = sa.update(guests).where(guests.c.server_id == server_id, guests.c.wanted != ABSENT)
+    change = sa.update(guests).where(
+        guests.c.server_id == server_id, guests.c.wanted != GuestState.ABSENT
+    )
     if host is not None:
         change = change.where(guests.c.host == host)
     values: Values = {
-        "wanted": ABSENT,
+        "wanted": GuestState.ABSENT,
         "fence": fence,
         "changed_at": now(),
         "sent_at": None,
@@ -133,31 +150,33 @@ def discard(
             f"A guest of {server_id} has a record: kilonova host debts says what will remove it."
         )
     fence = row.fence if row is not None else 1
-    debt = {"server_id": server_id, "host": host, "fence": fence, "wanted": ABSENT}
+    debt = {"server_id": server_id, "host": host, "fence": fence, "wanted": GuestState.ABSENT}
     add(tx, [{**debt, "keeps_files": keeps_files}])
 
 
-def confirm_debts(tx: Connection, confirmed: Iterable[tuple[str, str, int]]) -> set[str]:
-    """Remove debts that hosts have confirmed, as (server, host, fence), and release their
-    allocations.
+def confirm_debts(tx: Connection, confirmed: Iterable[RemovedGuest]) -> set[str]:
+    """Remove the debts of guests that hosts have removed, and release their allocations.
 
-    Returns the servers of which a debt was removed. A confirmation under an older fence is ignored.
+    A confirmation under an older fence is ignored.
+
+    Returns:
+        The servers of which a debt was removed.
     """
-    wanted = {(server, host): fence for server, host, fence in confirmed}
-    if not wanted:
+    fences = {(server, host): fence for server, host, fence in confirmed}
+    if not fences:
         return set()
     rows = tx.execute(
         for_update(
             sa.select(guests).where(
-                guests.c.server_id.in_(sorted({server for server, _ in wanted})),
-                guests.c.wanted == ABSENT,
+                guests.c.server_id.in_(sorted({server for server, _ in fences})),
+                guests.c.wanted == GuestState.ABSENT,
             )
         )
     )
     removed = [
         row
         for row in rows
-        if (row.server_id, row.host) in wanted and row.fence <= wanted[row.server_id, row.host]
+        if (row.server_id, row.host) in fences and row.fence <= fences[row.server_id, row.host]
     ]
     found = [(row.server_id, row.host) for row in removed]
     if found:
@@ -186,7 +205,7 @@ _DEBTS = (
     sa.select(guests)
     .where(
         guests.c.host == sa.bindparam("at"),
-        guests.c.wanted == ABSENT,
+        guests.c.wanted == GuestState.ABSENT,
         sa.or_(
             guests.c.sent_at.is_(None),
             guests.c.sent_at <= now() - sa.bindparam("older_than", type_=sa.BigInteger),
@@ -220,7 +239,8 @@ _DEBTS_OF = (
         )
     )
     .where(
-        guests.c.server_id.in_(sa.bindparam("servers", expanding=True)), guests.c.wanted == ABSENT
+        guests.c.server_id.in_(sa.bindparam("servers", expanding=True)),
+        guests.c.wanted == GuestState.ABSENT,
     )
 )
 
@@ -255,7 +275,9 @@ def off_on(tx: Connection, host: str, reported: Iterable[str]) -> list[str]:
     """Servers whose domain on this host must be off, because they are, or may be, elsewhere: what
     is kept there; and of the domains that the host has told of, those of servers that have no
     record there and another place: the host was forgotten while it was away."""
-    kept = sa.select(guests.c.server_id).where(guests.c.host == host, guests.c.wanted == KEPT)
+    kept = sa.select(guests.c.server_id).where(
+        guests.c.host == host, guests.c.wanted == GuestState.KEPT
+    )
     found = set(tx.scalars(kept))
     if names := sorted(set(reported)):
         here = sa.select(guests.c.server_id).where(
@@ -277,11 +299,15 @@ def off_on(tx: Connection, host: str, reported: Iterable[str]) -> list[str]:
 def discard_debts(tx: Connection, host: str) -> None:
     """Remove the debts of a host that will never confirm them; its provider is locked."""
     debts_there = list(
-        tx.execute(sa.select(guests).where(guests.c.host == host, guests.c.wanted == ABSENT))
+        tx.execute(
+            sa.select(guests).where(guests.c.host == host, guests.c.wanted == GuestState.ABSENT)
+        )
     )
     if debts_there:
         allocations.release(tx, [(row.holder or row.server_id, host) for row in debts_there])
-        tx.execute(sa.delete(guests).where(guests.c.host == host, guests.c.wanted == ABSENT))
+        tx.execute(
+            sa.delete(guests).where(guests.c.host == host, guests.c.wanted == GuestState.ABSENT)
+        )
 
 
 def lost_power(
@@ -290,7 +316,9 @@ def lost_power(
     """The host was booted: guests that should run there, of servers with an action in hand, are
     known to be off. When that action does not start them they are started after it. ``idle_too``:
     servers without an action as well."""
-    here = sa.select(guests.c.server_id).where(guests.c.host == host, guests.c.wanted == RUNNING)
+    here = sa.select(guests.c.server_id).where(
+        guests.c.host == host, guests.c.wanted == GuestState.RUNNING
+    )
     wanted = here.where(guests.c.server_id == server) if server else here
     busy = sa.true() if idle_too else servers.c.action.is_not(None)
     tx.execute(
@@ -307,7 +335,7 @@ def wanted_running_on(tx: Connection, host: str) -> list[ServerKey]:
         tx.execute(
             query.where(
                 guests.c.host == host,
-                guests.c.wanted == RUNNING,
+                guests.c.wanted == GuestState.RUNNING,
                 servers.c.action.is_(None),
                 servers.c.deleted == 0,
             ).order_by(servers.c.id)

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 
 from common import errors, ids, states
 from common.context import RequestContext
+from common.statuses import ActionState
 from common.store.engine import Connection, now
 from common.store.notifications import outbox
 from common.store.rows import ServerState, Values
@@ -71,7 +72,7 @@ def note(
             "version": 1,
             "args": args,
             "fence": found.fence,
-            "state": "done",
+            "state": ActionState.DONE,
             "data": {},
         },
     )
@@ -111,7 +112,7 @@ def _reset_state(
         actions.supersede(tx, found.action)
     migrations.abandon(tx, server_id, found.fence + 1)
     return {
-        "vm_state": states.ACTIVE if args.get("state") == "active" else states.ERROR,
+        "vm_state": states.ACTIVE if args.get("state") == states.ACTIVE else states.ERROR,
         "task_state": None,
         "action": None,
         "fence": found.fence + 1,

@@ -17,12 +17,12 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from common.statuses import BlockDeviceStatus
 from common.store.engine import now
 from common.store.rows import BlockDeviceRow, ServerFacts
 from common.store.schema import actions, block_devices, migrations, servers
 from common.store.servers import volumes
 from common.store.servers.migrations import IN_PROGRESS
-from common.store.servers.volumes import ATTACHED
 
 C = servers.c
 Version = tuple[int | str | None, ...]
@@ -97,7 +97,11 @@ def tagged_volumes(tx: Connection, server: ServerFacts) -> list[BlockDeviceRow]:
     """Those that its user gave a tag and that it has; nobody is asked when it has none."""
     if not server.volumes:
         return []
-    return [row for row in volumes.list_of(tx, server.id) if row.tag and row.status == ATTACHED]
+    return [
+        row
+        for row in volumes.list_of(tx, server.id)
+        if row.tag and row.status == BlockDeviceStatus.ATTACHED
+    ]
 
 
 def boot_roles(tx: Connection, server_id: str) -> list[str]:

@@ -20,6 +20,13 @@ from common import errors, ids, states
 from common.context import RequestContext
 from common.models import Control, Flavor
 from common.service_binaries import Binary
+from common.statuses import (
+    ActionPhase,
+    ActionState,
+    GuestState,
+    MigrationStatus,
+    MigrationType,
+)
 from common.store.engine import now, update_grouped
 from common.store.hosts.services import is_up
 from common.store.neighbours import cleanups
@@ -38,23 +45,22 @@ from common.store.schema import heartbeats, hosts, migrations, servers, services
 from common.store.servers import actions, guests
 from common.wire import to_wire
 
-RESIZE, MIGRATION, LIVE, EVACUATION = "resize", "migration", "live-migration", "evacuation"
 #: What the API calls a migration that is still on its way.
 IN_PROGRESS = (
-    "accepted",
-    "preparing",
-    "queued",
-    "running",
-    "pre-migrating",
-    "migrating",
-    "post-migrating",
-    "confirming",
-    "reverting",
+    MigrationStatus.ACCEPTED,
+    MigrationStatus.PREPARING,
+    MigrationStatus.QUEUED,
+    MigrationStatus.RUNNING,
+    MigrationStatus.PRE_MIGRATING,
+    MigrationStatus.MIGRATING,
+    MigrationStatus.POST_MIGRATING,
+    MigrationStatus.CONFIRMING,
+    MigrationStatus.REVERTING,
 )
-FINISHED = "finished"  #: moved, and to be confirmed or reverted
-OPEN = (*IN_PROGRESS, FINISHED)
+OPEN = (*IN_PROGRESS, MigrationStatus.FINISHED)
 #: Statuses in which a live migration can be aborted, and in which its end can be forced.
-ABORTABLE, QUEUED = ("running",), ("queued", "preparing")
+ABORTABLE = (MigrationStatus.RUNNING,)
+QUEUED = (MigrationStatus.QUEUED, MigrationStatus.PREPARING)
 
 
 # --- beginning and ending ---
@@ -62,7 +68,7 @@ def begin(
     tx: Connection,
     row: states.Action,
     server_id: str,
-    kind: str,
+    kind: MigrationType,
     *,
     context: RequestContext,
     args: Values | None = None,
@@ -88,7 +94,7 @@ def begin(
             servers.c.id == server_id
         )
     ).one()
-    if kind == EVACUATION:
+    if kind == MigrationType.EVACUATION:
         _check_destination(tx, server_id, server.host)
     migration, flavor = ids.new(), to_wire(new_flavor) if new_flavor is not None else server.flavor
     action = actions.begin(
@@ -109,7 +115,7 @@ def begin(
     )
     if server.host is None:
         raise errors.Conflict(f"Instance {server_id} is on no host; there is nothing to move.")
-    end_open(tx, [server_id], "error")
+    end_open(tx, [server_id], MigrationStatus.ERROR)
     tx.execute(
         sa.insert(migrations).values(
             uuid=migration,
@@ -118,7 +124,7 @@ def begin(
             project_id=server.project_id,
             user_id=context.user_id,
             type=kind,
-            status="accepted",
+            status=MigrationStatus.ACCEPTED,
             source_host=server.host,
             old_flavor=server.flavor,
             new_flavor=flavor,
@@ -133,7 +139,11 @@ def begin(
 def _check_destination(tx: Connection, server_id: str, host: str | None) -> None:
     """Is the server not being evacuated to this host already, and that is up?"""
     move = open_of(tx, [server_id]).get(server_id)
-    if host is None or move is None or (move.type, move.dest_host) != (EVACUATION, host):
+    if (
+        host is None
+        or move is None
+        or (move.type, move.dest_host) != (MigrationType.EVACUATION, host)
+    ):
         return
     if is_up(tx, host):
         raise errors.Conflict(
@@ -162,7 +172,7 @@ def close(
     move = tx.execute(
         sa.select(migrations, actions_table.c.fence)
         .select_from(migrations.join(actions_table, actions_table.c.id == migrations.c.action_id))
-        .where(migrations.c.server_id == server_id, migrations.c.status == FINISHED)
+        .where(migrations.c.server_id == server_id, migrations.c.status == MigrationStatus.FINISHED)
         .order_by(migrations.c.id.desc())
         .limit(1)
     ).first()
@@ -202,7 +212,7 @@ def abandon(tx: Connection, server_id: str, fence: int) -> None:
         if move.source_host is not None and move.dest_host == move.source_host:
             allocations.stay(tx, move.uuid, server_id, move.source_host)
         for row in guests.places(tx, server_id):
-            if row.wanted in (guests.KEPT, guests.ARRIVING):
+            if row.wanted in (GuestState.KEPT, GuestState.ARRIVING):
                 guests.add_debt(
                     tx,
                     server_id,
@@ -214,9 +224,14 @@ def abandon(tx: Connection, server_id: str, fence: int) -> None:
             elif row.wanted in guests.HERE and row.holder is not None:
                 guests.hold(tx, server_id, row.host, None)
                 allocations.hand_back(tx, row.holder, server_id, row.host)
-        if move.type == LIVE:
+        if move.type == MigrationType.LIVE:
             _unbind_elsewhere(tx, move, server_id)
-        update(tx, {move.uuid: {"status": "confirmed" if move.status == FINISHED else "error"}})
+        status = (
+            MigrationStatus.CONFIRMED
+            if move.status == MigrationStatus.FINISHED
+            else MigrationStatus.ERROR
+        )
+        update(tx, {move.uuid: {"status": status}})
 
 
 def share_files(tx: Connection, one: str, other: str) -> bool:
@@ -257,7 +272,7 @@ def _unbind_elsewhere(tx: Connection, move: MigrationRow, server_id: str) -> Non
         )
 
 
-def end_open(tx: Connection, server_ids: Sequence[str], status: str) -> None:
+def end_open(tx: Connection, server_ids: Sequence[str], status: MigrationStatus) -> None:
     """Whatever moves of these servers are open have ended like this: something else has taken the
     servers."""
     for move in open_of(tx, server_ids).values():
@@ -270,7 +285,7 @@ def end_open(tx: Connection, server_ids: Sequence[str], status: str) -> None:
     )
 
 
-def update(tx: Connection, changes: Mapping[str, Values]) -> None:
+def update(tx: Connection, changes: Mapping[str, Mapping[str, object]]) -> None:
     """Write what has become of migrations, by uuid."""
     update_grouped(
         tx,
@@ -291,14 +306,16 @@ def measured(tx: Connection, numbers: Mapping[tuple[str, str], Mapping[str, int]
         )
 
 
-def request_control(tx: Connection, uuid: str, control: Control, statuses: Iterable[str]) -> bool:
+def request_control(
+    tx: Connection, uuid: str, control: Control, statuses: Iterable[MigrationStatus]
+) -> bool:
     """Ask for an abort, or for the end to be forced, of a live migration in one of these statuses;
     False when it is in none. Its host is told with every exchange until it has ended."""
     return bool(
         tx.execute(
             sa.update(migrations)
             .where(migrations.c.uuid == uuid, migrations.c.status.in_(sorted(statuses)))
-            .values(requested_control=control.value, updated_at=now())
+            .values(requested_control=control, updated_at=now())
         ).rowcount
     )
 
@@ -326,10 +343,10 @@ def completed(tx: Connection, server_ids: Iterable[str]) -> None:
         sa.update(migrations)
         .where(
             migrations.c.server_id.in_(sorted(set(server_ids))),
-            migrations.c.status == "done",
+            migrations.c.status == MigrationStatus.DONE,
             ~owing.exists(),
         )
-        .values(status="completed", updated_at=now())
+        .values(status=MigrationStatus.COMPLETED, updated_at=now())
     )
 
 
@@ -355,8 +372,8 @@ def _reading(steps: tuple[tuple[str, str], ...]) -> sa.Select[Any]:
         )
     )
     return query.where(
-        actions_table.c.state == "waiting",
-        actions_table.c.phase == "do",
+        actions_table.c.state == ActionState.WAITING,
+        actions_table.c.phase == ActionPhase.FORWARD,
         at,
         services.c.forced_down.is_(True),
     ).limit(sa.bindparam("most", type_=sa.Integer))
@@ -381,7 +398,7 @@ def unconfirmed(tx: Connection, older_than: int, limit: int) -> list[ServerKey]:
             query.where(
                 services.c.forced_down.is_(False),
                 heartbeats.c.up.is_(True),
-                migrations.c.status == FINISHED,
+                migrations.c.status == MigrationStatus.FINISHED,
                 migrations.c.updated_at <= now() - older_than,
                 servers.c.action.is_(None),
                 servers.c.vm_state == states.RESIZED,
@@ -469,7 +486,7 @@ def in_progress(tx: Connection, server_id: str) -> list[ShownMigrationRow]:
             _shown()
             .where(
                 migrations.c.server_id == server_id,
-                migrations.c.type.in_((LIVE, EVACUATION)),
+                migrations.c.type.in_((MigrationType.LIVE, MigrationType.EVACUATION)),
                 migrations.c.status.in_(IN_PROGRESS),
             )
             .order_by(migrations.c.id)

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from common import errors, ids
+from common.statuses import GuestState
 from common.store.engine import for_update, is_there, notification_settings, now
 from common.store.notifications import outbox
 from common.store.rows import ServerGroupRow, Values
@@ -128,7 +129,7 @@ def hard(
     places = (
         sa.select(server_group_members.c.group_id, guests.c.server_id, guests.c.host)
         .join(guests, guests.c.server_id == server_group_members.c.server_id)
-        .where(guests.c.wanted != "absent")
+        .where(guests.c.wanted != GuestState.ABSENT)
     )
     if groups is not None:
         places = places.where(server_group_members.c.group_id.in_(sorted(found)))

@@ -16,7 +16,7 @@ import re
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -430,11 +430,19 @@ def on_hosts(tx: Connection, names: Iterable[str]) -> dict[str, list[dict[str, s
     return found
 
 
-def flavors_on(tx: Connection, host: str) -> list[tuple[str, Flavor, int]]:
-    """Of the servers on a host: project, flavor, how many; one query."""
+class FlavorCount(NamedTuple):
+    """How many servers of a flavor a project has."""
+
+    project_id: str
+    flavor: Flavor
+    number: int
+
+
+def flavors_on(tx: Connection, host: str) -> list[FlavorCount]:
+    """Count the servers on a host by project and flavor, in one query."""
     query = sa.select(C.project_id, C.flavor, sa.func.count()).where(C.host == host, C.deleted == 0)
     return [
-        (project, from_wire(Flavor, flavor), number)
+        FlavorCount(project, from_wire(Flavor, flavor), number)
         for project, flavor, number in tx.execute(
             query.group_by(C.project_id, C.flavor).order_by(C.project_id)
         )

@@ -17,15 +17,15 @@ from sqlalchemy.engine import Connection
 
 from common import errors, ids, states
 from common.context import RequestContext
+from common.statuses import ShareStatus
 from common.store.engine import insert_many, now
 from common.store.rows import ServerRow, ShareMappingRow
 from common.store.schema import hosts, servers
 from common.store.schema import share_mappings as table
 from common.store.servers import actions
 
-ATTACHING, INACTIVE, DETACHING, ERROR = "attaching", "inactive", "detaching", "error"
 #: A mapping in one of these needs the access rule of its share and host.
-USING = (ATTACHING, INACTIVE)
+USING = (ShareStatus.ATTACHING, ShareStatus.INACTIVE)
 #: What a host needs for a guest with a share: the device, and memory that the device's process can
 #: see.
 TRAITS = ("COMPUTE_STORAGE_VIRTIO_FS", "COMPUTE_MEM_BACKING_FILE")
@@ -108,7 +108,7 @@ def attach(
     insert_many(
         tx,
         table,
-        [{**values, "server_id": server_id, "status": ATTACHING}],
+        [{**values, "server_id": server_id, "status": ShareStatus.ATTACHING}],
         "created_at",
         "updated_at",
     )
@@ -158,7 +158,7 @@ def detach(
         project_id=project_id,
         args={"share": {**as_args(mapping), "was": mapping.status}},
     )
-    put(tx, [mapping.uuid], DETACHING)
+    put(tx, [mapping.uuid], ShareStatus.DETACHING)
     return action
 
 
@@ -170,7 +170,7 @@ def as_args(mapping: ShareMappingRow) -> dict[str, str]:
     }
 
 
-def put(tx: Connection, uuids: Sequence[str], status: str) -> None:
+def put(tx: Connection, uuids: Sequence[str], status: ShareStatus) -> None:
     """Write how far these are."""
     tx.execute(
         sa.update(table).where(table.c.uuid.in_(uuids)).values(status=status, updated_at=now())
@@ -187,7 +187,7 @@ def leaving(tx: Connection, server_ids: Iterable[str]) -> dict[str, list[dict[st
     ).all()
     for row in rows:
         found.setdefault(row.server_id, []).append(as_args(row))
-    put(tx, [row.uuid for row in rows], DETACHING)
+    put(tx, [row.uuid for row in rows], ShareStatus.DETACHING)
     return found
 
 

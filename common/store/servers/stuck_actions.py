@@ -17,13 +17,13 @@ from sqlalchemy.engine import Connection
 
 from common import errors, states
 from common.clock import SECOND
+from common.statuses import ActionState, StepEvent
 from common.store.engine import now
 from common.store.notifications import outbox
 from common.store.rows import ActionInHandRow, ActionRow, LockedActionRow, PlacedServerRow, Values
 from common.store.schema import actions, servers
 from common.store.servers.actions import (
     LIVE,
-    STUCK,
     append,
     forgotten,
     lock,
@@ -40,7 +40,7 @@ OVERDUE = 600 * SECOND
 def overdue() -> sa.ColumnElement[bool]:
     """Due for long, and in nobody's hands."""
     return sa.and_(
-        actions.c.state == "due",
+        actions.c.state == ActionState.DUE,
         actions.c.due_at < now() - OVERDUE,
         sa.or_(actions.c.lease_until.is_(None), actions.c.lease_until < now()),
     )
@@ -61,7 +61,7 @@ def listed(tx: Connection, *, only_stuck: bool = False) -> list[ActionInHandRow]
         .where(actions.c.state.in_(LIVE))
     )
     if only_stuck:
-        query = query.where(sa.or_(actions.c.state == STUCK, overdue()))
+        query = query.where(sa.or_(actions.c.state == ActionState.STUCK, overdue()))
     return list(tx.execute(query.order_by(actions.c.created_at, actions.c.id)))
 
 
@@ -74,9 +74,9 @@ def retry(tx: Connection, action_id: str) -> ActionRow:
     """
     row, server = _held(tx, action_id)
     again: Values = (
-        {"state": "waiting", "sent_at": 0}
+        {"state": ActionState.WAITING, "sent_at": 0}
         if row.sent_at is not None
-        else {"state": "due", "due_at": now()}
+        else {"state": ActionState.DUE, "due_at": now()}
     )
     update(tx, {row.id: {**again, "failures": 0, "cause": None}})
     _leave(tx, row, server)
@@ -101,7 +101,7 @@ def abort(tx: Connection, action_id: str, why: str, may: Callable[[ActionRow], N
         tx,
         {
             row.id: {
-                "state": "due",
+                "state": ActionState.DUE,
                 "due_at": now(),
                 "failures": 0,
                 "cause": None,
@@ -132,7 +132,7 @@ def settle(tx: Connection, action_id: str, why: str) -> ActionRow:
                 "seq": row.next_seq,
                 "step": row.step or "begin",
                 "attempt": row.attempt,
-                "event": "failed",
+                "event": StepEvent.FAILED,
                 "host": row.host,
                 "message": why,
                 "details": row.cause,
@@ -144,7 +144,7 @@ def settle(tx: Connection, action_id: str, why: str) -> ActionRow:
         {
             row.id: {
                 **forgotten(row.args),
-                "state": "failed",
+                "state": ActionState.FAILED,
                 "due_at": None,
                 "owner": None,
                 "lease_until": None,
@@ -189,7 +189,9 @@ def _held(
         raise errors.NotFound(f"There is no action {action_id}.")
     server = lock_servers(tx, [known.server_id]).get(known.server_id)
     row = lock(tx, [action_id])[action_id]
-    if row.state != STUCK and not (also_overdue and row.state == "due" and known.overdue):
+    if row.state != ActionState.STUCK and not (
+        also_overdue and row.state == ActionState.DUE and known.overdue
+    ):
         raise errors.Conflict(f"Action {action_id} is {row.state}, not stuck.")
     if server is not None and server.action != action_id:
         raise errors.Conflict(f"Action {action_id} does not hold server {server.id} any more.")

@@ -19,6 +19,7 @@ from common import device_names, errors, ids, local_disks, states
 from common.context import RequestContext
 from common.json_types import JsonObject
 from common.models import Flavor
+from common.statuses import BlockDeviceStatus
 from common.store.engine import insert_many, now
 from common.store.rows import BlockDeviceRow, ServerState, Values
 from common.store.schema import block_devices as table
@@ -26,10 +27,6 @@ from common.store.schema import servers
 from common.store.servers import actions
 from common.wire import from_wire
 
-#: The volume is not there yet; its attachment has no host; the host is to have it; it has it; it is
-#: to let go; an operator should look.
-CREATING, RESERVED, ATTACHING = "creating", "reserved", "attaching"
-ATTACHED, DETACHING, ERROR = "attached", "detaching", "error"
 VOLUME = "volume"
 
 
@@ -138,7 +135,9 @@ def attach(
                 "uuid": uuid,
                 "server_id": server_id,
                 "volume_id": volume.volume_id,
-                "status": RESERVED if found.host is None else ATTACHING,
+                "status": BlockDeviceStatus.RESERVED
+                if found.host is None
+                else BlockDeviceStatus.ATTACHING,
                 "source_type": VOLUME,
                 "size_gb": volume.size_gb,
                 "device_name": device,
@@ -204,7 +203,7 @@ def detach(
         project_id=project_id,
         args={"block_device": device.uuid, "volume_id": volume_id, "before": device.status},
     )
-    put(tx, [device.uuid], DETACHING)
+    put(tx, [device.uuid], BlockDeviceStatus.DETACHING)
     return action
 
 
@@ -228,7 +227,7 @@ def swap(
     _, device = _take(tx, row, server_id, context, project_id, volume_id)
     if any(one.volume_id == new_volume_id for one in list_of(tx, server_id)):
         raise errors.BadRequest(f"Invalid volume: volume {new_volume_id} already attached")
-    if device.status != ATTACHED:
+    if device.status != BlockDeviceStatus.ATTACHED:
         raise errors.Conflict(
             f"Volume {volume_id} of instance {server_id} is {device.status}; exchange it when it is attached."
         )
@@ -265,7 +264,7 @@ def assist(
         the volume. Conflict: it has it nowhere yet, or not any more.
     """
     found, device = _take(tx, row, server_id, context, project_id, volume_id)
-    if found.host is None or device.status != ATTACHED or not device.connection:
+    if found.host is None or device.status != BlockDeviceStatus.ATTACHED or not device.connection:
         raise errors.Conflict(
             f"Instance {server_id} has volume {volume_id} on no host just now: it is {device.status}."
         )
@@ -306,7 +305,7 @@ def insert(tx: Connection, rows: Sequence[Values]) -> None:
         "uuid": None,
         "server_id": None,
         "volume_id": None,
-        "status": CREATING,
+        "status": BlockDeviceStatus.CREATING,
         "source_type": VOLUME,
         "source_id": None,
         "volume_type": None,
@@ -323,7 +322,7 @@ def insert(tx: Connection, rows: Sequence[Values]) -> None:
     insert_many(tx, table, [base | dict(row) for row in rows], "created_at", "updated_at")
 
 
-def put(tx: Connection, uuids: Sequence[str], status: str) -> None:
+def put(tx: Connection, uuids: Sequence[str], status: BlockDeviceStatus) -> None:
     """Write how far these are."""
     set_values(tx, uuids, status=status)
 
@@ -347,7 +346,7 @@ def leaving(tx: Connection, server_ids: Iterable[str]) -> dict[str, list[BlockDe
     """All volumes of these servers, which are deleted, are on their way out; by server, as they
     were."""
     found = of_some(tx, server_ids)
-    put(tx, [row.uuid for rows in found.values() for row in rows], DETACHING)
+    put(tx, [row.uuid for rows in found.values() for row in rows], BlockDeviceStatus.DETACHING)
     return found
 
 

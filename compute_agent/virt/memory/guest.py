@@ -44,76 +44,80 @@ STATES = {RUNNING: "running", PAUSED: "paused"}
 
 @dataclass(slots=True)
 class MemoryGuest:
-    """What a host in memory knows of a guest. Tests set ``has_agent``, ``ignores_acpi``,
-    ``holds_interfaces`` and ``holds_volumes``."""
+    """A guest of a host in memory."""
 
+    #: One of the power states of ``common.states``.
     power_state: int
+    #: The fence in the metadata of the domain.
     fence: int
-    #: How often it was booted, and what it wrote to its serial console.
+    #: How many times the guest was booted.
     boots: int = 0
+    #: The output on the serial console.
     console: str = ""
-    #: It does not power off when asked to.
+    #: True if the guest does not power off when asked. Set by tests.
     ignores_acpi: bool = False
-    #: Its memory is saved: it is suspended.
+    #: True if the guest is suspended: its memory is saved.
     saved: bool = False
-    #: The fence of the last rebuild; 0: none.
+    #: The fence of the last rebuild. 0: none.
     made: int = 0
-    #: The fence of the rescue that lasts; 0: none.
+    #: The fence of the rescue in force. 0: none.
     rescue: int = 0
-    #: The ids of the images that its disk and its rescue disk were made of.
+    #: The ids of the images of its root disk and its rescue disk.
     image: str = ""
     #: The files on its root disk: name -> text.
     disk: dict[str, str] = field(default_factory=dict)
-    #: User -> salt and hash.
+    #: The salt and hash of each user's password.
     passwords: dict[str, str] = field(default_factory=dict)
+    #: True if the guest agent answers. Set by tests.
     has_agent: bool = True
-    #: How many NMIs it got.
+    #: How many NMIs the guest has received.
     nmis: int = 0
     vcpus: int = 1
     memory_mb: int = 0
+    #: True if the guest has a config drive.
     config_drive: bool = False
     interfaces: list[Interface] = field(default_factory=list)
-    #: Its screen speaks SPICE beside VNC.
+    #: True if the screen speaks SPICE beside VNC.
     spice: bool = False
-    #: It lets go of no interface while it runs.
+    #: True if the guest releases no interface while it runs. Set by tests.
     holds_interfaces: bool = False
-    #: When it was started, in seconds since the epoch.
+    #: When the guest was started, in seconds since the epoch.
     started: float = 0.0
     #: The options of its hardware.
     options: dict[str, str] = field(default_factory=dict)
-    #: The parts of the host that are its own.
+    #: The parts of the host that the guest has to itself.
     assignment: HardwareAssignment | None = None
-    #: The size of its root disk.
+    #: GiB of its root disk.
     root_gb: int = 0
-    #: What its programs remember until it is off: name -> text.
+    #: Texts that programs of the guest keep until it is off, by name.
     memory: dict[str, str] = field(default_factory=dict)
-    #: The hash of the secret under which its files can be read; "": none.
+    #: The hash of the secret that opens its files to another host. Empty: they are closed.
     offered: str = ""
-    #: The fence under which it came to this host; 0: it was made here.
+    #: The fence under which the guest came to this host. 0: it was made here.
     received: int = 0
-    #: The URI of the host to which it was live-migrated; "": it is here.
+    #: The URI of the host to which it was live-migrated. Empty: it is here.
     left: str = ""
-    #: The fence of the last resize on this host; 0: none.
+    #: The fence of the last resize on this host. 0: none.
     resized: int = 0
-    #: What its disks were before that resize; None: nothing is kept.
+    #: Its disks before that resize. None: nothing is kept.
     aside: JsonObject | None = None
     #: Its ephemeral and swap disks: name -> {"size_mb", "format", "files"}.
     local: dict[str, JsonObject] = field(default_factory=dict)
     shares: list[AttachedShare] = field(default_factory=list)
-    #: The ids of the shares that the host has mounted for it.
+    #: The ids of the shares that the host has mounted for the guest.
     mounted: list[str] = field(default_factory=list)
     volumes: list[AttachedVolume] = field(default_factory=list)
-    #: The ids of the volumes that the host has connected for it.
+    #: The ids of the volumes that the host has connected for the guest.
     connected: list[str] = field(default_factory=list)
-    #: Device name of each volume in the guest, by the volume's id.
+    #: The guest's device of each volume, by the id of the volume.
     names: dict[str, str] = field(default_factory=dict)
-    #: Where one of them is copied to: the same data is there, too.
+    #: The volume to which the data of another volume is being copied.
     copied: AttachedVolume | None = None
-    #: It lets go of no volume while it runs.
+    #: True if the guest releases no volume while it runs. Set by tests.
     holds_volumes: bool = False
-    #: Until when its file systems are held still, on the monotonic clock.
+    #: Until when its file systems are frozen, on the monotonic clock.
     still_until: float = 0.0
-    #: What is remembered of its server, but for its ports, which ``interfaces`` have.
+    #: What the host remembers of the server. Its ports are in ``interfaces``.
     facts: HostedServer = field(default_factory=HostedServer)
 
     def dress(self, spec: GuestSpec, spice: bool) -> None:

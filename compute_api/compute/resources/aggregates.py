@@ -120,7 +120,7 @@ def cache_images(request: Request, aggregate_id: str) -> ApiResponse:
     request.read(aggregates.show, number)  # before the image service is asked
     images = [request.image(image_id) for image_id in wanted]
     for image in images:
-        if image.status != "active":
+        if not image.is_active:
             raise errors.BadRequest(f"Image {image.ref.id} is not active: it is {image.status}.")
 
     def work(tx: Connection) -> None:

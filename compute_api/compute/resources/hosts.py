@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 from common import errors
 from common.json_types import JsonObject
-from common.models import Flavor
 from common.service_binaries import Binary
 from common.store.engine import Connection
 from common.store.hosts import aggregates, hosts, services
@@ -43,7 +42,7 @@ def index(request: Request) -> JsonObject:
 def show(request: Request, host: str) -> JsonObject:
     """GET /os-hosts/{host}: all of it, what is used of it, and by which projects"""
 
-    def work(tx: Connection) -> tuple[JsonObject, list[tuple[str, Flavor, int]]]:
+    def work(tx: Connection) -> tuple[JsonObject, list[servers.FlavorCount]]:
         return _found(tx, host), servers.flavors_on(tx, host)
 
     row, flavors = request.read(work)

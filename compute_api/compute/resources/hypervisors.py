@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from common import errors, ids
 from common.json_types import JsonObject
+from common.statuses import HostState
 from common.store.hosts import hosts
 from common.store.servers import servers
 from compute_api.compute.fields import Field
@@ -143,7 +144,7 @@ def uptime_by_uuid(request: Request, hypervisor_id: str) -> JsonObject:
 
 def _uptime(request: Request, row: Row) -> JsonObject:
     silent = errors.BadRequest(f"Compute service of {row['name']} is unavailable at this time.")
-    if view.state(row) != "up":
+    if view.state(row) != HostState.UP:
         raise silent
     answer = query_hosts(request, [row["name"]], "uptime")[row["name"]]
     if isinstance(answer, errors.NoAnswer):
@@ -164,7 +165,7 @@ def _ask_uptimes(request: Request, rows: list[Row], fields: tuple[Field, ...]) -
         return
     try:
         answers = query_hosts(
-            request, [row["name"] for row in rows if view.state(row) == "up"], "uptime"
+            request, [row["name"] for row in rows if view.state(row) == HostState.UP], "uptime"
         )
     except errors.Unavailable:
         answers = {}

@@ -14,6 +14,7 @@ from common import errors, ids, states
 from common.command_key import CommandKey, CommandKind
 from common.json_types import JsonObject
 from common.models import Command, Control
+from common.statuses import ActionState, MigrationStatus, MigrationType
 from common.store.engine import Connection
 from common.store.hosts import hosts
 from common.store.notifications import outbox
@@ -92,7 +93,7 @@ def show(request: Request, server: ServerRecord, migration_id: str) -> JsonObjec
         raise errors.NotFound(
             f"In-progress live migration {migration_id[:40]} is not found for server {server.id}."
         )
-    if row.type != migrations.LIVE:
+    if row.type != MigrationType.LIVE:
         raise errors.NotFound(
             f"Migration {migration_id} for server {server.id} is not live-migration."
         )
@@ -169,7 +170,7 @@ def _ask(
     server: ServerRecord,
     migration_id: str,
     action: LiveMigrationControl,
-    statuses: tuple[str, ...],
+    statuses: tuple[MigrationStatus, ...],
 ) -> None:
     def work(tx: Connection) -> tuple[str, Command] | None:
         found = actions.take_lock(tx, server.id, request.scope)
@@ -208,7 +209,7 @@ def _control_command(
     action = actions.show_by_id(tx, move.action_id)
     if (
         action is None
-        or (action.state, action.step) != ("waiting", _STEERED)
+        or (action.state, action.step) != (ActionState.WAITING, _STEERED)
         or action.host is None
     ):
         return None

@@ -14,8 +14,10 @@ from dataclasses import replace
 from typing import Any
 
 from common import errors, hardware, image_checks, models, states
+from common.clients.image import ACTIVE as IMAGE_ACTIVE
 from common.context import RequestContext
 from common.json_types import JsonObject
+from common.statuses import MigrationType
 from common.store.engine import Connection
 from common.store.hosts import services
 from common.store.rows import MigrationRow, ServerRecord
@@ -39,7 +41,7 @@ _HOST_OF_MIGRATE, _LIVE_CHECKED, _LIVE_LATER = Range("2.56"), Range("2.30"), Ran
 _PASSWORD_SHOWN, _EVACUATE_CHECKED, _STOPPED = Range(until="2.13"), Range("2.29"), Range("2.95")
 
 
-def _make_begin(kind: str) -> Begin:
+def _make_begin(kind: MigrationType) -> Begin:
     """Return the begin of an action that opens a migration of this kind."""
 
     def begin(tx: Connection, rows: Sequence[states.Action], server_id: str, **given: Any) -> str:  # noqa: ANN401 - passed on unchanged
@@ -84,7 +86,7 @@ def resize(request: Request, server: ServerRecord, given: JsonObject) -> Prepare
             tx,
             rows[0],
             server_id,
-            migrations.RESIZE,
+            MigrationType.RESIZE,
             new_flavor=flavor,
             changes={**changes, **grown},
             **more,
@@ -123,7 +125,7 @@ def _check_image(request: Request, server: ServerRecord, flavor: models.Flavor) 
         image = request.image(server.image_id)
     except errors.BadRequest:  # removed, or another's by now: the server keeps running all the same
         return
-    image = replace(image, status="active")
+    image = replace(image, status=IMAGE_ACTIVE)
     image_checks.check_disk(image)
     image_checks.check_flavor(image, flavor)
 
@@ -191,7 +193,7 @@ def migrate(request: Request, server: ServerRecord, given: JsonObject | None) ->
     if host is not None and host == server.host:
         raise errors.BadRequest("Cannot migrate to the host where the server exists.")
     _check_source(request, server, errors.HostDown)
-    return PreparedAction({"host": host, "forced": False}, begin=_make_begin(migrations.MIGRATION))
+    return PreparedAction({"host": host, "forced": False}, begin=_make_begin(MigrationType.COLD))
 
 
 def _require_for_host(request: Request, server: ServerRecord, rule: str, host: str | None) -> None:
@@ -230,7 +232,7 @@ def migrate_live(request: Request, server: ServerRecord, given: JsonObject) -> P
     }
     return PreparedAction(
         args,
-        begin=_make_begin(migrations.LIVE),
+        begin=_make_begin(MigrationType.LIVE),
         failure=errors.BadRequest,
         answer_after=None if request.version in _LIVE_LATER else "prepare",
     )
@@ -260,7 +262,7 @@ def evacuate(request: Request, server: ServerRecord, given: JsonObject) -> Prepa
         {"host": host, "forced": forced, "stopped": request.version in _STOPPED, "shared": shared},
         password,
         answer=lambda: ApiResponse(body, 200),
-        begin=_make_begin(migrations.EVACUATION),
+        begin=_make_begin(MigrationType.EVACUATION),
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from common import errors, states
 from common.json_types import JsonObject
+from common.statuses import ActionState
 from common.store.engine import Connection
 from common.store.rows import ServerRecord
 from common.store.servers import actions, migrations, server_groups, servers, volumes
@@ -351,7 +352,7 @@ def _begin_broken(
     could not."""
     row = actions.take_lock(tx, server_id, named["project_id"])
     last = actions.list_for(tx, server_id, limit=1)
-    failed = last and (last[0].workflow, last[0].state) == ("soft_delete", "failed")
+    failed = last and (last[0].workflow, last[0].state) == ("soft_delete", ActionState.FAILED)
     kept = row.host is not None and row.launched_at is not None and not failed
     return _begin_first(tx, rows if kept else rows[-1:], server_id, **named)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 from common import errors, ids
 from common.json_types import JsonObject
 from common.service_binaries import Binary
+from common.statuses import HostState
 from common.store.engine import Connection
 from common.store.hosts import aggregates, host_removal, services
 from common.store.rows import HeardServiceRow
@@ -18,16 +19,17 @@ from compute_api.edge.validation import is_true
 
 #: The zone of services that are no hosts for servers.
 INTERNAL = "internal"
+DISABLED = "disabled"  #: the status of a service whose host takes no new servers
 
 
-def state(row: HeardServiceRow) -> str:
+def state(row: HeardServiceRow) -> HostState:
     """Up, as conductors see it, and not forced down."""
-    return "up" if row.up and not row.forced_down else "down"
+    return HostState.UP if row.up and not row.forced_down else HostState.DOWN
 
 
 def status(row: HeardServiceRow) -> str:
     """Whether it takes new servers."""
-    return "disabled" if row.disabled else "enabled"
+    return DISABLED if row.disabled else "enabled"
 
 
 #: ``view`` maps hosts to their zone.
@@ -144,12 +146,12 @@ def _changes(given: JsonObject) -> JsonObject:
             "No updates were requested. Fields 'status' or 'forced_down' should be specified."
         )
     changes: JsonObject = {}
-    if "disabled_reason" in given and given.get("status") != "disabled":
+    if "disabled_reason" in given and given.get("status") != DISABLED:
         raise errors.BadRequest(
             "Specifying disabled_reason requires that status is set to disabled."
         )
     if "status" in given:
-        disabled = given["status"] == "disabled"
+        disabled = given["status"] == DISABLED
         changes |= {
             "disabled": disabled,
             "disabled_reason": given.get("disabled_reason") if disabled else None,

@@ -14,6 +14,7 @@ from functools import partial
 from common import errors, states
 from common.clients.volumes import AVAILABLE, IN_USE, MIGRATING, Volume
 from common.json_types import JsonObject
+from common.statuses import BlockDeviceStatus
 from common.store.engine import Connection
 from common.store.rows import BlockDeviceRow, ServerRecord
 from common.store.servers import volumes
@@ -258,7 +259,7 @@ def detach(request: Request, server: ServerRecord, volume_id: str) -> None:
     row = request.read(volumes.show, server.id, volume_id)
     volumes.refuse_root(row)
     request.check(DETACH, server, waits=True)
-    if row.status == volumes.DETACHING:
+    if row.status == BlockDeviceStatus.DETACHING:
         return  # asked for again: it is on its way
     begin = partial(request.begin, volumes.detach, DETACH, server.id, volume_id=volume_id)
     action_waits.begin_in_turn(request.services, server.id, begin)

@@ -11,13 +11,14 @@ import json
 from collections.abc import Sequence
 
 from common.json_types import JsonMapping, JsonObject
+from common.statuses import HostState
 from compute_api.compute.fields import OMITTED, Field, Get, render, render_readable, visible_fields
 from compute_api.edge.microversions import Range
 
 
-def state(row: JsonMapping) -> str:
-    """Up or down."""
-    return "up" if row["up"] and not row["forced_down"] else "down"
+def state(row: JsonMapping) -> HostState:
+    """Return the state of the hypervisor's host."""
+    return HostState.UP if row["up"] and not row["forced_down"] else HostState.DOWN
 
 
 def _service(row: JsonMapping, ident: object) -> JsonObject:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from common import states
 from common.json_types import JsonObject
+from common.statuses import ActionState, StepEvent
 from common.store.rows import ActionRow, EventRow
 from compute_api.compute.fields import Field, render_readable, visible_fields
 from compute_api.compute.views.servers import host_id
@@ -23,7 +24,7 @@ RULES = frozenset((TRACES, DETAILS))
 FIELDS: tuple[Field, ...] = (
     Field("action", "name"),
     Field("instance_uuid", "server_id"),
-    Field("message", lambda row, view: "Error" if row.state == "failed" else None),
+    Field("message", lambda row, view: "Error" if row.state == ActionState.FAILED else None),
     Field("project_id", "project_id"),
     Field("request_id", "request_id"),
     Field("start_time", lambda row, view: format_micros(row.created_at)),
@@ -48,7 +49,7 @@ class ActionEvent:
     @property
     def failed(self) -> bool:
         return self.cut_off or (
-            self.ended is not None and self.ended.event in ("failed", "undo_failed")
+            self.ended is not None and self.ended.event in (StepEvent.FAILED, StepEvent.UNDO_FAILED)
         )
 
 
@@ -111,8 +112,8 @@ def events(row: ActionRow, journal: list[EventRow]) -> list[ActionEvent]:
     found: dict[tuple[str, int], ActionEvent] = {}
     for entry in journal:
         event = found.setdefault((entry.step, entry.attempt), ActionEvent(row, entry))
-        if entry.event in ("succeeded", "failed", "undo_failed") or (
-            event.begun is entry and entry.event == "undone"
+        if entry.event in (StepEvent.SUCCEEDED, StepEvent.FAILED, StepEvent.UNDO_FAILED) or (
+            event.begun is entry and entry.event == StepEvent.UNDONE
         ):
             event.ended = entry
     return list(found.values())

@@ -11,14 +11,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from common.json_types import JsonObject
+from common.statuses import MigrationStatus, MigrationType
 from common.store.rows import ShownMigrationRow
-from common.store.servers import migrations
 from compute_api.compute.fields import OMITTED, Field, render, render_readable, visible_fields
 from compute_api.compute.links import Links
 from compute_api.compute.views.times import format_micros
 
 #: Live migrations that are shown below their server, and can be found there.
-ON_ITS_WAY = ("queued", "preparing", "running", "post-migrating")
+ON_ITS_WAY = (
+    MigrationStatus.QUEUED,
+    MigrationStatus.PREPARING,
+    MigrationStatus.RUNNING,
+    MigrationStatus.POST_MIGRATING,
+)
 
 
 @dataclass
@@ -31,7 +36,7 @@ class MigrationView:
 
 def is_on_its_way(row: ShownMigrationRow) -> bool:
     """Is it a live migration that has not ended?"""
-    return row.type == migrations.LIVE and row.status in ON_ITS_WAY
+    return row.type == MigrationType.LIVE and row.status in ON_ITS_WAY
 
 
 def _host(column: str) -> Callable[[ShownMigrationRow, MigrationView], object]:

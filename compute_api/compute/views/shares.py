@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from common import states
 from common.json_types import JsonObject
+from common.statuses import ShareStatus
 from common.store.rows import ServerRecord, ShareMappingRow
-from common.store.servers.shares import INACTIVE
 
 #: What an attached share is while its guest runs.
 ACTIVE = "active"
@@ -16,7 +16,9 @@ _RUNS = (states.RUNNING, states.POWER_PAUSED)
 def of(mapping: ShareMappingRow, server: ServerRecord, is_admin: bool = False) -> JsonObject:
     """One; where it is mounted from is for admins."""
     status = (
-        ACTIVE if mapping.status == INACTIVE and server.power_state in _RUNS else mapping.status
+        ACTIVE
+        if mapping.status == ShareStatus.INACTIVE and server.power_state in _RUNS
+        else mapping.status
     )
     shown = {"share_id": mapping.share_id, "status": status, "tag": mapping.tag}
     return (

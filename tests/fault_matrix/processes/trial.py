@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from common import states
 from common.store.schema import block_devices
 from common.store.servers import actions
-from conductor.saga import Lane
+from conductor.engine import Lane
 from conductor.workflows import WORKFLOWS
 from tests.fault_matrix.processes.world import World
 from tests.fault_matrix.stage import BOOTS, CIRCUMSTANCES, SHELVED, WITH_VOLUMES

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from common.models import HardwareAssignment
-from conductor.saga import ActionData, Failure, journal
+from conductor.action_data import ActionData, Failure, journal
 from conductor.workflows import WORKFLOWS
 from conductor.workflows.resize import MIGRATE, REVERT_RESIZE
 

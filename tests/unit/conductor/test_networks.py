@@ -17,8 +17,9 @@ from common.models import Interface
 from common.store.engine import Store
 from common.wire import from_wire, to_wire
 from conductor import networks
+from conductor.engine import Engine
 from conductor.networks import PortData, PortRun
-from conductor.saga import Engine, Run
+from conductor.run import Run
 from tests.workflows.networks import Networks
 
 CALLS = (

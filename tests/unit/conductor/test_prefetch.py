@@ -16,7 +16,7 @@ from common.service_binaries import Binary
 from common.store import schema
 from common.store.hosts import host_images, services
 from conductor import prefetch, reports
-from conductor.saga import Engine
+from conductor.engine import Engine
 from conductor.sweep import Watch, sweep
 from tests.schemas import memory_store
 from tests.workflows.simulator import Cloud, Time

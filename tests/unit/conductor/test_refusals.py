@@ -12,7 +12,11 @@ import pytest
 from common.action_args import ActionArgs
 from common.store.neighbours.cleanups import PORTS
 from conductor import runner
-from conductor.saga import ActionData, AnyRun, Engine, Failure, Lane, Run, Step, Workflow
+from conductor.action_data import ActionData, Failure
+from conductor.engine import Engine, Lane
+from conductor.run import AnyRun, Run
+from conductor.step import Step
+from conductor.workflow import Workflow
 from conductor.workflows import WORKFLOWS
 
 #: The calls to neighbours that stand after the point of no return, and so can fail nothing.

@@ -24,10 +24,12 @@ from common.store.neighbours import cleanups
 from common.vault import Vault
 from common.verbs import EnsureGuest
 from common.wire import to_wire
-from conductor import service
-from conductor.saga import Engine
+from conductor import notifications, service
+from conductor.engine import Engine
 from conductor.service import Conductor, Messages
 from conductor.sync_cookies import SyncCookies
+from conductor.workflow_engine import WorkflowEngine
+from conductor.workflows import WORKFLOWS
 from tests.schemas import upgrade
 from tests.verbs import VALUES, new_command
 from tests.waiting import await_true
@@ -134,7 +136,14 @@ def test_cleanups_are_tried_by_a_thread_that_outlives_failures(
 ) -> None:
     monkeypatch.setattr(service, "CLEANUP_SECONDS", 0.01)
     store, networks = upgrade(Store(f"sqlite:///{tmp_path}/k.db")), Networks()
-    engine = Engine(store, Clock(), Wire(), "c1/1")  # type: ignore[arg-type]  # it posts nothing
+    engine = WorkflowEngine(
+        store,
+        Clock(),
+        Wire(),  # type: ignore[arg-type]  # it posts nothing
+        "c1/1",
+        workflows=WORKFLOWS,
+        notices=notifications.of,
+    )
     store.write(
         lambda tx: cleanups.add(
             tx,
@@ -218,7 +227,18 @@ def known(tmp_path: Path) -> Iterator[Conductor]:
     store = upgrade(Store(f"sqlite:///{tmp_path}/k.db"))
     inventory = HostInventory("QEMU", 7002000, "h1", 1, 1, 1)
     store.write(lambda tx: hosts.register(tx, "h1", "boot", inventory))
-    conductor = Conductor(Engine(store, Clock(), Wire(), "c1/1"), post(Wire()), FRESHNESS)  # type: ignore[arg-type]
+    conductor = Conductor(
+        WorkflowEngine(
+            store,
+            Clock(),
+            Wire(),  # type: ignore[arg-type]  # it posts nothing
+            "c1/1",
+            workflows=WORKFLOWS,
+            notices=notifications.of,
+        ),
+        post(Wire()),
+        FRESHNESS,
+    )  # type: ignore[arg-type]
     taking = threading.Thread(target=conductor.take_reports, daemon=True)
     taking.start()
     yield conductor

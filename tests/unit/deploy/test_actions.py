@@ -13,6 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from common import states
+from common.statuses import ActionState
 from common.store import schema
 from common.store.engine import Store
 from common.store.servers import actions
@@ -47,7 +48,7 @@ class Operator:
         )
         change(self.cloud, action, failures=9, **values)
         self.cloud.advance()
-        assert self.row(action).state == actions.STUCK
+        assert self.row(action).state == ActionState.STUCK
         return server, action
 
     def row(self, action: str) -> Any:
@@ -141,7 +142,7 @@ def test_one_that_cannot_be_undone_is_not_aborted(
     _, action = operator.stuck(**values)
     status, told = operator.types("abort", action)
     assert status == 1 and why in told and "ettle it" in told
-    assert operator.row(action).state == actions.STUCK
+    assert operator.row(action).state == ActionState.STUCK
 
 
 def test_one_that_is_aborted_is_undone(operator: Operator) -> None:

@@ -12,10 +12,10 @@ from common.json_types import JsonObject
 from common.models import HostInventory
 from common.rpc import agent
 from common.rpc.host_link import ControlSide
+from common.statuses import GuestState
 from common.store import schema
 from common.store.engine import Store
 from common.store.hosts import hosts
-from common.store.servers.guests import ABSENT
 from deploy.cli import host_discard
 from deploy.cli.main import main
 from tests.schemas import upgrade
@@ -74,5 +74,5 @@ def test_what_becomes_a_debt(
     store.close()
     assert (status, said in told.out + told.err) == (1 if said else 0, True), told
     assert [(row.server_id, row.host, row.wanted) for row in found] == (
-        [] if said else [(words[1], "a", ABSENT)]
+        [] if said else [(words[1], "a", GuestState.ABSENT)]
     )

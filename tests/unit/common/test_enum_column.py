@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Columns of enums: text in the database, members in rows."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from common.statuses import ActionState
+from common.store.schema.columns import EnumColumn
+
+ENGINE = sa.create_engine("sqlite://", poolclass=sa.StaticPool)
+TABLE = sa.Table(
+    "things", sa.MetaData(), sa.Column("state", EnumColumn(ActionState, 16), nullable=True)
+)
+
+
+def stored(value: str | None) -> object:
+    """Return a value as a row has it after it was written."""
+    with ENGINE.begin() as tx:
+        TABLE.drop(tx, checkfirst=True)
+        TABLE.create(tx)
+        tx.execute(sa.insert(TABLE).values(state=value))
+        return tx.scalar(sa.select(TABLE.c.state))
+
+
+def test_enum_column_returns_member() -> None:
+    assert stored(ActionState.DUE) is ActionState.DUE
+    assert stored("waiting") is ActionState.WAITING
+
+
+def test_enum_column_returns_null() -> None:
+    assert stored(None) is None
+
+
+def test_enum_column_returns_unknown_text_unchanged() -> None:
+    assert stored("damaged") == "damaged"
+
+
+def test_enum_column_finds_rows_by_member() -> None:
+    stored(ActionState.STUCK)
+    with ENGINE.begin() as tx:
+        query = sa.select(sa.func.count()).where(TABLE.c.state == ActionState.STUCK)
+        assert tx.scalar(query) == 1
