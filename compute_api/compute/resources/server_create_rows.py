@@ -12,7 +12,7 @@ from common import hardware, ids, states
 from common.clients.image import Image
 from common.json_types import JsonObject
 from common.models import Flavor
-from common.store.servers import volumes
+from common.statuses import BlockDeviceStatus
 from common.text import with_suffix
 from common.wire import to_wire
 from compute_api.compute import passwords
@@ -204,7 +204,7 @@ def build_volume_rows(
                 "uuid": ids.new(),
                 "server_id": server_id,
                 "volume_id": new_id or mapping.source_id,
-                "status": volumes.CREATING if new_id else volumes.RESERVED,
+                "status": BlockDeviceStatus.CREATING if new_id else BlockDeviceStatus.RESERVED,
                 "source_type": mapping.source,
                 "source_id": mapping.source_id if new_id else None,
                 "volume_type": mapping.volume_type,
