@@ -92,7 +92,7 @@ def test_a_burst_whose_lease_is_anothers_writes_nothing(cloud: Cloud) -> None:
     )
     cloud.advance()
     row = last(cloud, server)
-    assert (row.state, row.owner, cloud.sent[-1][1].action == action) == ("due", "c2/1", False)
+    assert (row.state, row.owner, cloud.sent[-1][1].key.owner == action) == ("due", "c2/1", False)
 
 
 @pytest.mark.parametrize("field", ["step", "attempt"])
@@ -102,10 +102,11 @@ def test_a_result_of_another_command_ends_nothing(cloud: Cloud, field: str) -> N
     cloud.lose = lambda kind: kind == "do"
     cloud.advance()
     host, command = cloud.sent[-1]
-    other = replace(command, **{field: 7 if field == "attempt" else "another"})
+    key = replace(command.key, **{field: 7 if field == "attempt" else "another"})
+    other = replace(command, key=key)
     agent = cloud.hosts[host].agent
     result = Result(str(other.key), server, other.fence, "done", {"power_state": states.SHUTDOWN})
-    agent._results[other.key] = result
+    agent._results[result.key] = result
     cloud.sync(cloud.hosts[host])
     assert (last(cloud, server).state, cloud.show(server).action) == ("waiting", action)
 
