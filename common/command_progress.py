@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a command is on its host: its phase, and how much of the phase is done.
+"""The progress of a command on its host.
 
-The agent reports it with the periodic exchange; conductors derive task_state and progress of the
-server from it. On the wire it is a text, as operators read it: "fetching image 40 %", "hangs in
-rescue (making disks)".
+The agent reports it with the periodic exchange. Conductors derive task_state and progress of the
+server from it. It is formatted only for operators: "fetching image 40 %", "hangs in rescue (making
+disks)".
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from enum import StrEnum
 
 
 class CommandPhase(StrEnum):
-    """What a command does at the moment."""
+    """The present work of a command. Operators read the value."""
 
     QUEUED = "queued"
     ATTACHING_INTERFACE = "attaching the interface"
@@ -41,40 +40,24 @@ class CommandPhase(StrEnum):
     VERIFYING_FILES = "verifying files"
     WAITING_FOR_NETWORK = "waiting for the network"
     WAITING_TO_FETCH = "waiting to fetch image"
-    OTHER = "busy"  #: one that only a later release knows
+    OTHER = "busy"  #: a phase of a later release
 
     @classmethod
     def _missing_(cls, value: object) -> CommandPhase:
         return cls.OTHER
 
 
-#: How the text of a command begins that gives no sign of life.
-HANGS = "hangs in"
-_HANGS = re.compile(rf"{HANGS} (?P<verb>\w+) \((?P<inside>.*)\)")
-_PERCENT = re.compile(r"(?P<phase>.*) (?P<percent>\d{1,3}) %")
-
-
 @dataclass(frozen=True, slots=True)
 class CommandProgress:
-    """``percent``: of the phase, None where nobody counts. ``hanging``: the verb, when it gives no
-    sign of life."""
+    """The progress of a command."""
 
     phase: CommandPhase
+    #: Percentage of the phase, or None if the verb does not count it.
     percent: int | None = None
-    hanging: str = ""
+    #: The verb's name if it gives no sign of life, else empty.
+    stalled_verb: str = ""
 
     def __str__(self) -> str:
+        """Format the progress for operators."""
         text = str(self.phase) if self.percent is None else f"{self.phase} {self.percent} %"
-        return f"{HANGS} {self.hanging} ({text})" if self.hanging else text
-
-    @classmethod
-    def parse(cls, text: str) -> CommandProgress:
-        """What ``str`` made a text; a phase that is not known here is OTHER."""
-        hangs = _HANGS.fullmatch(text)
-        inside = hangs["inside"] if hangs else text
-        counted = _PERCENT.fullmatch(inside)
-        return cls(
-            CommandPhase(counted["phase"] if counted else inside),
-            min(100, int(counted["percent"])) if counted else None,
-            hangs["verb"] if hangs else "",
-        )
+        return f"hangs in {self.stalled_verb} ({text})" if self.stalled_verb else text

@@ -3,8 +3,8 @@
 nothing else.
 
 The conductor makes one for each message that has commands with images, the gateway checks it; the
-key is derived from a secret of these two, which no host has, and no API process. Which verbs need
-an image, and where their arguments name it, stands in ``common.verbs``. Must stay true: a ticket
+key is derived from a secret of these two, which no host has, and no API process. The verbs of
+``common.verbs`` name the images that they need. Must stay true: a ticket
 opens no image that its commands do not name, a ticket for reading does not write, and the reverse;
 it ends by itself, and is compared in constant time.
 """
@@ -20,14 +20,13 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from oslo_config import cfg
 
 from common import errors
 from common.models import Access, Command
 from common.vault import Vault
-from common.verbs import facts_of
+from common.verbs import Verb, decode
 
 log = logging.getLogger(__name__)
 PURPOSE = "image-gateway/1"
@@ -47,29 +46,14 @@ class Ticket:
     until: int
 
 
-def images_read(commands: Iterable[Command]) -> list[str]:
-    """The images that hosts may have to read for these commands."""
-    return _each(_read(command) for command in commands)
+def images_read(verbs: Iterable[Verb]) -> list[str]:
+    """Return the ids of the images that hosts may have to read for these verbs."""
+    return _each(verb.image_to_read for verb in verbs)
 
 
-def images_written(commands: Iterable[Command]) -> list[str]:
-    """The images that these commands make."""
-    return _each(
-        command.args[key] for command in commands if (key := facts_of(command.verb).writes_image)
-    )
-
-
-def uses_image(command: Command) -> bool:
-    """Does this command need a ticket?"""
-    return bool(images_read([command]) or images_written([command]))
-
-
-def _read(command: Command) -> str | None:
-    found: Any = command.args
-    keys = facts_of(command.verb).reads_image
-    for key in keys:
-        found = (found or {}).get(key)
-    return found["id"] if keys and found else None
+def images_written(verbs: Iterable[Verb]) -> list[str]:
+    """Return the ids of the images that these verbs write."""
+    return _each(verb.image_to_write for verb in verbs)
 
 
 def _each(found: Iterable[str | None]) -> list[str]:
@@ -139,12 +123,13 @@ class Gateway:
     tickets: Tickets
 
     def for_commands(self, host: str, commands: Sequence[Command]) -> Access | None:
-        """Access for exactly the images of these commands; None when none of them needs one.
+        """Return the access for exactly the images of these commands, or None without images.
 
         Raises:
             Unavailable: this cloud has no secret to sign it with.
         """
-        reads, writes = images_read(commands), images_written(commands)
+        verbs = [decode(command) for command in commands]
+        reads, writes = images_read(verbs), images_written(verbs)
         return Access(self.url, self.tickets.make(host, reads, writes)) if reads or writes else None
 
     def for_reading(self, host: str, images: Sequence[str]) -> Access:

@@ -13,6 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from common.command_key import CommandKey
+from common.command_progress import CommandProgress
 from common.json_types import JsonObject
 
 
@@ -280,30 +282,26 @@ class HostInventory:
     facts: JsonObject = field(default_factory=dict)
 
 
-UNDO = "undo-"  #: before a step's name, in the key of the command that undoes it
-
-
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One verb for one server on one host. ``key`` says which command it is: (action, step,
-    attempt).
+    """One verb for one server on one host, as messages carry it.
 
-    The fence is checked, never part of the key; ``session`` is the host session it was meant for.
+    ``common.verbs`` makes commands and reads the verb of a command. A host that cannot read a verb
+    refuses this command alone.
     """
 
-    action: str
-    step: str
-    attempt: int
+    key: CommandKey
     server: str
+    #: The host refuses a fence older than the server's newest.
     fence: int
+    #: The session of the host that the command is for.
     session: int
+    #: Name of the verb.
     verb: str
+    #: Arguments of the verb, encoded.
     args: JsonObject = field(default_factory=dict)
-    request_id: str = ""  #: of the request that began the action; for the log
-
-    @property
-    def key(self) -> str:
-        return f"{self.action}/{self.step}/{self.attempt}"
+    #: Id of the request that began the action, for the log.
+    request_id: str = ""
 
 
 class FailureReason(StrEnum):
@@ -312,7 +310,7 @@ class FailureReason(StrEnum):
 
     UNSPECIFIED = ""
     ABORTED = "aborted"  #: somebody asked for the end of the live migration
-    #: the host knows a higher fence, which is in ``Result.data["known"]``
+    #: the host knows a higher fence, which is in ``Result.known_fence``
     STALE_FENCE = "stale_fence"
     UNKNOWN_VERB = "unknown_verb"  #: the agent is older than the verb
     UNTOUCHED = "untouched"  #: the guest is as it was before the command
@@ -325,20 +323,26 @@ class FailureReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of a command. ``status``: done, failed (definite: nothing of it runs), refused
-    (an old fence, where ``data`` has the one that is ``known``, or a verb that the agent does not
-    know: it is asked again) or unknown (a verb declared *once* that was found begun after a
-    crash)."""
+    """The result of a command."""
 
+    #: The text of the command's ``CommandKey``.
     key: str
     server: str
     fence: int
+    #: done, failed (definite: nothing of the command runs), refused (the host has not begun it and
+    #: is asked again) or unknown (a verb with ``runs_once`` was found begun after a crash).
     status: str
+    #: The verb's ``Result``, encoded.
     data: JsonObject = field(default_factory=dict)
+    #: Text for tenants.
     error: str = ""
+    #: Text for operators.
     details: str = ""
+    #: Another host may succeed.
     retryable: bool = False
     reason: FailureReason = FailureReason.UNSPECIFIED
+    #: The server's newest fence, where the reason is STALE_FENCE.
+    known_fence: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,7 +353,7 @@ class Sync:
     again when it changed. ``metrics`` come with the full report where the host is told to measure.
     ``working`` lists the keys of the commands in hand; ``results`` what is finished and not yet
     acknowledged; ``domains`` the full report when it is not None; ``changed`` single domains that
-    an event spoke of; ``phases`` how far long commands are, by key. ``cached``: what became of
+    an event spoke of; ``phases`` the progress of long commands, by key. ``cached``: what became of
     images that the host was to fetch ahead: image -> "" when it is there, or why not; told until an
     answer comes. ``moved``: how far live migrations are, by key. ``ask`` is true for the periodic
     exchange, which is answered with what the host should be doing. ``number`` rises with each
@@ -371,7 +375,7 @@ class Sync:
     changed: list[DomainState] = field(default_factory=list)
     inventory: HostInventory | None = None
     metrics: dict[str, float] | None = None
-    phases: dict[str, str] = field(default_factory=dict)
+    phases: dict[str, CommandProgress] = field(default_factory=dict)
     cached: dict[str, str] = field(default_factory=dict)
     moved: dict[str, dict[str, int]] = field(default_factory=dict)
     number: int = 0

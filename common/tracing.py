@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING
 from oslo_config import cfg
 
 from common import __version__, ids, tls
+from common.command_key import UNDO
 from common.config import ConfigError
 from common.json_types import JsonMapping
-from common.models import UNDO
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan, TracerProvider

@@ -66,6 +66,8 @@ def _reader(hint: Any) -> Callable[[Any], Any]:
         return lambda value: None if value is None else inner[0](value)
     if origin is list and dataclasses.is_dataclass(arguments[0]):
         return lambda value: [from_wire(arguments[0], part) for part in value]
+    if origin is dict and dataclasses.is_dataclass(arguments[1]):
+        return lambda value: {key: from_wire(arguments[1], part) for key, part in value.items()}
     if dataclasses.is_dataclass(hint):
         return lambda value: from_wire(cast(type, hint), value)
     if isinstance(hint, type) and issubclass(hint, enum.Enum):

@@ -24,7 +24,6 @@ from common import errors, service, tls, tracing
 from common.clock import Clock
 from common.command_progress import CommandProgress
 from common.host_keys import OwnKeys
-from common.image_tickets import uses_image
 from common.json_types import JsonObject
 from common.log import event, request_id
 from common.metrics import COMMAND_SECONDS, COMMANDS, EXCHANGE_SECONDS, LEASED, SILENCE
@@ -102,12 +101,12 @@ class AgentProcess:
                 self._speak.set()
 
     def _keep(self, commands: list[Command], access: Access | None) -> None:
-        """Keep the access to the images of these commands; drop that of commands that are not in
-        hand any more."""
+        """Keep the access to the images of these commands. Drop the access of commands that have
+        ended."""
         if access is not None:
-            self._access |= {command.key: access for command in commands if uses_image(command)}
+            self._access |= {str(command.key): access for command in commands}
         self._access = {
-            key: self._access[key] for key in self._access.keys() & self._agent.in_hand()
+            key: self._access[key] for key in self._access.keys() & self._agent.in_hand().keys()
         }
 
     def cache_images(self, images: list[ImageRef], access: Access) -> None:
@@ -144,7 +143,7 @@ class AgentProcess:
                     continue
             if stop is not None:
                 self._pull_plug(stop)
-            elif work is not None and work.facts.waits:
+            elif work is not None and work.verb.waits_for_guest:
                 self._begin(work.command.verb, self._finish, work)
             elif work is not None:
                 self._finish(work)
@@ -169,7 +168,7 @@ class AgentProcess:
                 work.command.server,
                 work.progress,
             )
-            if not work.facts.waits:
+            if not work.verb.waits_for_guest:
                 self._begin("worker-more", self.carry_out)
 
     def _pull_plug(self, server: str) -> None:
@@ -189,7 +188,7 @@ class AgentProcess:
         began, outer = time.monotonic(), request_id.set(work.command.request_id)
         result = None
         try:
-            result = verbs.run(self._journal, self._tools(work), work.command)
+            result = verbs.run(self._journal, self._tools(work), work.command, work.verb)
         except Exception:
             log.exception(
                 "%s of server %s could not be journalled; see to the disk of state_dir",
@@ -211,7 +210,7 @@ class AgentProcess:
             self._agent.is_alive(work)
 
         def access() -> Access:
-            if (found := self._access.get(work.command.key)) is None:
+            if (found := self._access.get(work.key)) is None:
                 raise errors.Unavailable("no ticket for the image came with the command")
             return found
 
@@ -224,7 +223,7 @@ class AgentProcess:
         def cancelled() -> bool:
             self._agent.is_alive(work)
             # A migration goes on without this agent; the next agent joins it.
-            return work.cancelled or (self._stop.is_set() and not work.facts.migrates)
+            return work.cancelled or (self._stop.is_set() and not work.verb.migrates)
 
         def may_start() -> bool:
             with self._lock:  # an answer changes lease and cancelled commands at once
@@ -382,8 +381,8 @@ def _log_command(command: Command, result: Result | None, seconds: float) -> Non
     """A line for each command that is over; ``again``: nothing is reported, and a conductor sends
     it again if it is still wanted."""
     parts: JsonObject = {
-        "action": command.action,
-        "step": command.step,
+        "action": command.key.owner if command.key.is_of_action else None,
+        "step": command.key.label,
         "verb": command.verb,
         "event": result.status if result else "again",
         "ms": seconds * 1000,
@@ -393,7 +392,7 @@ def _log_command(command: Command, result: Result | None, seconds: float) -> Non
     }
     event(log, "command", **parts)
     if tracing.spans:
-        tracing.command(parts, command.attempt)
+        tracing.command(parts, command.key.attempt)
     COMMANDS.add(command.verb, result.status if result else "again")
     COMMAND_SECONDS.observe(seconds, command.verb)
 

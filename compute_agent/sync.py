@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -30,9 +30,11 @@ from common.models import (
     Sync,
     SyncAnswer,
 )
-from common.verbs import CONTROL, VerbFacts, facts_of
+from common.verbs import Controlled, ControlMigration, UnknownVerb, Verb, decode, power_state
+from common.wire import to_wire
 from compute_agent.journal import Journal
 from compute_agent.verbs import aborted
+from compute_agent.virt.driver import MAX_DETAILS_CHARS
 
 log = logging.getLogger(__name__)
 LEASE_SECONDS = 30.0  #: of silence; then nothing is started, and the host registers again
@@ -58,6 +60,7 @@ class Work:
     """A command in hand."""
 
     command: Command
+    verb: Verb
     #: A worker carries it out.
     running: bool = False
     #: A higher fence was accepted for its server; its verb must stop.
@@ -75,19 +78,18 @@ class Work:
     replaced: bool = False
 
     @property
-    def facts(self) -> VerbFacts:
-        """What is known of its verb."""
-        return facts_of(self.command.verb)
+    def key(self) -> str:
+        """The text of the command's key."""
+        return str(self.command.key)
 
     @property
     def pools(self) -> set[Pool]:
         """The pools in which it takes a place while it runs."""
-        facts = self.facts
         member = {
-            Pool.BUILDS: facts.builds,
-            Pool.COPIES: facts.copies,
-            Pool.MIGRATIONS: facts.migrates,
-            Pool.WAITS: facts.waits,
+            Pool.BUILDS: self.verb.builds,
+            Pool.COPIES: self.verb.copies_disks,
+            Pool.MIGRATIONS: self.verb.migrates,
+            Pool.WAITS: self.verb.waits_for_guest,
         }
         return {pool for pool, is_member in member.items() if is_member}
 
@@ -152,47 +154,64 @@ class Agent:
                     command.session,
                     self.session,
                 )
-            elif command.key not in self._work and command.key not in self._results:
+            elif str(command.key) not in self._work and str(command.key) not in self._results:
                 try:
                     self._accept(command)
-                except Exception as problem:  # noqa: BLE001  # of another release: it holds up no other command
-                    self._refuse(command, problem)
+                except UnknownVerb:
+                    log.warning(
+                        "%s of server %s is refused: this agent does not know it",
+                        command.verb,
+                        command.server,
+                    )
+                    self._refuse(
+                        command,
+                        f"its agent does not know {command.verb} and must be upgraded.",
+                        FailureReason.UNKNOWN_VERB,
+                    )
+                except Exception as problem:
+                    log.exception("command %s cannot be understood", command.key)
+                    self._refuse(
+                        command,
+                        f"its agent cannot understand the command {command.key}.",
+                        details=f"{type(problem).__name__}: {problem}",
+                    )
 
-    def _refuse(self, command: Command, problem: Exception) -> None:
-        """A command of another shape: its action hears of it, and is asked again until it is
-        stuck."""
-        log.exception("command %s cannot be understood", command.key)
-        self._work.pop(command.key, None)
-        self._results[command.key] = Result(
-            command.key,
+    def _refuse(
+        self,
+        command: Command,
+        error: str,
+        reason: FailureReason = FailureReason.UNSPECIFIED,
+        known_fence: int | None = None,
+        details: str = "",
+    ) -> None:
+        """Refuse a command. The conductor sends it again, until its action is stuck."""
+        self._results[str(command.key)] = Result(
+            str(command.key),
             str(command.server),
             command.fence if isinstance(command.fence, int) else 0,
             "refused",
-            error=f"its agent cannot understand the command {command.key} ({type(problem).__name__}).",
+            error=error,
+            details=details[:MAX_DETAILS_CHARS],
+            reason=reason,
+            known_fence=known_fence,
         )
 
     def _accept(self, command: Command) -> None:
-        known = self._fences.get(command.server, 0)
+        known, key = self._fences.get(command.server, 0), str(command.key)
         if command.fence < known:
-            self._results[command.key] = Result(
-                command.key,
-                command.server,
-                command.fence,
-                "refused",
-                {"known": known},
-                f"fence {command.fence} is older than {known}",
-                reason=FailureReason.STALE_FENCE,
-            )
+            error = f"fence {command.fence} is older than {known}"
+            self._refuse(command, error, FailureReason.STALE_FENCE, known)
             return
         self._learn(command.server, command.fence)
-        done = self._journal.find(command.key)
+        verb = decode(command)
+        done = self._journal.find(key)
         if done is not None:
-            self._results[command.key] = done
-        elif command.verb == CONTROL:
-            self._control(command)
+            self._results[key] = done
+        elif isinstance(verb, ControlMigration):
+            self._control(command, verb)
         else:
-            work = self._work[command.key] = Work(command)
-            work.begun = work.facts.migrates and self._journal.has_begun(command.key)
+            begun = verb.migrates and self._journal.has_begun(key)
+            self._work[key] = Work(command, verb, begun=begun)
 
     def _learn(self, server: str, fence: int) -> None:
         """A new fence of the server: its commands with an older fence are cancelled."""
@@ -201,21 +220,20 @@ class Agent:
             if work.command.server == server and work.command.fence < fence:
                 work.cancelled = True
 
-    def _control(self, command: Command) -> None:
-        """Something is requested of the live migration with this key, if it is in hand. No request
-        replaces an abort, and a migration that has not begun ends at once."""
-        work = self._work.get(command.args["key"])
+    def _control(self, command: Command, verb: ControlMigration) -> None:
+        """Control a live migration, if it is in hand. No control replaces an abort. An abort ends a
+        migration that has not begun at once."""
+        work = self._work.get(str(verb.migration))
         if work is not None and work.requested is not Control.ABORT:
-            work.requested = Control(command.args["wish"])
+            work.requested = verb.control
             if (
                 work.requested is Control.ABORT
-                and work.facts.migrates
+                and work.verb.migrates
                 and not (work.running or work.begun)
             ):
                 self.ended(work, aborted(self._journal, work.command))
-        self._results[command.key] = Result(
-            command.key, command.server, command.fence, "done", {"in_hand": work is not None}
-        )
+        key, data = str(command.key), to_wire(Controlled(in_hand=work is not None))
+        self._results[key] = Result(key, command.server, command.fence, "done", data)
 
     def take(self) -> Work | None:
         """The next command that may run now, at most one for each server; cancelled ones are
@@ -233,11 +251,11 @@ class Agent:
             if work.running:
                 continue
             if work.cancelled or (
-                (work.facts.starts or work.facts.needs_lease) and not self._is_valid(work)
+                (work.verb.starts_guest or work.verb.needs_lease) and not self._is_valid(work)
             ):
                 del self._work[key]
             elif work.command.server in busy or (
-                work.facts.starts and (self._must_be_off or self._stopping)
+                work.verb.starts_guest and (self._must_be_off or self._stopping)
             ):
                 continue
             elif work.begun or not work.pools & full:
@@ -263,7 +281,7 @@ class Agent:
 
     def _progress(self, work: Work) -> CommandProgress:
         return (
-            replace(work.progress, hanging=work.command.verb)
+            replace(work.progress, stalled_verb=work.command.verb)
             if self._hangs(work)
             else work.progress
         )
@@ -274,7 +292,7 @@ class Agent:
         starting = {
             work.command.server
             for work in self._work.values()
-            if work.running and work.facts.starts
+            if work.running and work.verb.starts_guest
         }
         server = next(iter(self._must_be_off - self._stopping - starting), None)
         if server is not None:
@@ -330,7 +348,7 @@ class Agent:
 
     def ended(self, work: Work, result: Result | None) -> None:
         """A command has ended. None: it was cancelled, or has to be sent again."""
-        self._work.pop(work.command.key, None)
+        self._work.pop(work.key, None)
         if result is not None:
             self._results[result.key] = result
 
@@ -338,8 +356,7 @@ class Agent:
         """Domains whose state changed, by an event. A state that a waiting result reports already
         is left out, as is one that was seen while the command was still running."""
         reported = {
-            (result.server, result.fence, result.data.get("power_state"))
-            for result in self._results.values()
+            (result.server, result.fence, power_state(result)) for result in self._results.values()
         }
         for state in states:
             if (state.server, state.fence, state.power_state) in reported:
@@ -430,9 +447,9 @@ class Agent:
         """Does a command for this server run? Its result will report the domain."""
         return any(work.running and work.command.server == server for work in self._work.values())
 
-    def in_hand(self) -> Set[str]:
-        """The keys of the commands that wait or run."""
-        return self._work.keys()
+    def in_hand(self) -> Mapping[str, Work]:
+        """The commands that wait or run, by key."""
+        return self._work
 
     def has_news(self) -> bool:
         """Is there something to report before the next periodic exchange?"""
@@ -468,9 +485,9 @@ class Agent:
             news,
             metrics,
             {
-                key: str(self._progress(work))
+                key: self._progress(work)
                 for key, work in self._work.items()
-                if work.running or work.facts.migrates
+                if work.running or work.verb.migrates
             }
             if ask
             else {},
@@ -541,7 +558,7 @@ class Agent:
         that would start one are cancelled."""
         self._must_be_off = set(servers)
         for work in self._work.values():
-            if work.command.server in self._must_be_off and work.facts.starts:
+            if work.command.server in self._must_be_off and work.verb.starts_guest:
                 work.cancelled = True
 
 

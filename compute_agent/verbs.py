@@ -1,34 +1,64 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions of the verbs, and ``run``, which carries out one command.
+"""The agent's part of the verbs: ``run`` carries out one command and journals its result.
 
-``common.verbs`` has the table of what is known of each verb. ``run`` is called by the worker
-threads of ``compute_agent.service`` and by the tests. It takes a journal, the verb's tools and a
-command, and starts no thread. Every verb can be repeated, but for those whose row says ``once``.
+``carry_out`` calls the driver for each class of ``common.verbs``. The worker threads of
+``compute_agent.service`` and the tests call ``run``, which starts no thread. Every verb can be
+repeated, except those with ``runs_once``.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from common import errors
 from common.json_types import JsonObject
-from common.models import (
-    AttachedShare,
-    AttachedVolume,
-    Belongings,
-    Command,
-    DomainState,
-    FailureReason,
-    GuestSpec,
-    ImageRef,
-    Interface,
-    Result,
+from common.models import Command, DomainState, FailureReason, Result
+from common.verbs import (
+    Arrived,
+    AttachInterface,
+    AttachShare,
+    AttachVolume,
+    CopiedFiles,
+    CopyVolume,
+    Destination,
+    DetachInterface,
+    DetachShare,
+    DetachVolume,
+    DisconnectVolumes,
+    EnsureAbsent,
+    EnsureGuest,
+    EnsurePaused,
+    EnsureRunning,
+    EnsureStopped,
+    EnsureSuspended,
+    ExtendVolume,
+    GuestState,
+    InjectNmi,
+    Install,
+    KeepVolume,
+    LiveMigrate,
+    MergeVolume,
+    Migrated,
+    Offer,
+    Prepare,
+    PrepareArrival,
+    Reboot,
+    Rebuild,
+    Receive,
+    Rescue,
+    ResizeHere,
+    SetPassword,
+    SettleResize,
+    Snapshot,
+    SnapshotVolume,
+    StoredImage,
+    SwitchVolume,
+    Unrescue,
+    Verb,
 )
-from common.verbs import VERBS as TABLE
-from common.verbs import VerbFacts
-from common.wire import from_wire
+from common.wire import from_wire, to_wire
 from compute_agent.journal import Journal
 from compute_agent.virt.driver import (
     MAX_DETAILS_CHARS,
@@ -69,263 +99,115 @@ class Tools:
     peer: PeerOpener = no_peer
 
 
-Handler = Callable[[Tools, Command], DomainState | JsonObject | None]
-
-
-@dataclass(frozen=True)
-class Verb:
-    """How this agent runs a verb: its function, and its row of the table."""
-
-    do: Handler
-    facts: VerbFacts = VerbFacts()
-
-
-def _spec(command: Command) -> GuestSpec:
-    return from_wire(GuestSpec, command.args["guest"])
-
-
-def _has(command: Command) -> Belongings | None:
-    """What the guest may have when it starts; a conductor of an earlier release does not say."""
-    has = command.args.get("has")
-    return None if has is None else from_wire(Belongings, has)
-
-
-def _ensure_guest(tools: Tools, command: Command) -> DomainState:
-    return tools.driver.ensure_guest(_spec(command), tools.read_image, tools.context)
-
-
-def _ensure_running(tools: Tools, command: Command) -> DomainState:
-    return tools.driver.ensure_running(command.server, command.fence, tools.context, _has(command))
-
-
-def _ensure_stopped(tools: Tools, command: Command) -> DomainState:
-    return tools.driver.ensure_stopped(
-        command.server, command.fence, float(command.args["timeout"]), tools.context
-    )
-
-
-def _reboot(tools: Tools, command: Command) -> DomainState:
-    return tools.driver.reboot(
-        command.server, command.fence, float(command.args["timeout"]), tools.context, _has(command)
-    )
-
-
-def _ensure_absent(tools: Tools, command: Command) -> None:
-    tools.driver.ensure_absent(
-        command.server, command.fence, bool(command.args.get("keep_files", False))
-    )
-
-
-def _ensure_paused(tools: Tools, command: Command) -> DomainState:
-    return tools.driver.ensure_paused(command.server, command.fence, tools.context)
-
-
-def _ensure_suspended(tools: Tools, command: Command) -> DomainState:
-    return tools.driver.ensure_suspended(command.server, command.fence, tools.context)
-
-
-def _rebuild(tools: Tools, command: Command) -> DomainState:
-    return tools.driver.rebuild(
-        _spec(command),
-        tools.read_image,
-        bool(command.args["runs"]),
-        tools.context,
-        bool(command.args.get("keep_ephemeral", False)),
-    )
-
-
-def _rescue(tools: Tools, command: Command) -> DomainState:
-    image = from_wire(ImageRef, command.args["image"])
-    return tools.driver.rescue(_spec(command), image, tools.read_image, tools.context)
-
-
-def _unrescue(tools: Tools, command: Command) -> DomainState:
-    return tools.driver.unrescue(_spec(command), tools.context)
-
-
-def _attach_interface(tools: Tools, command: Command) -> DomainState:
-    interface = from_wire(Interface, command.args["interface"])
-    return tools.driver.attach_interface(command.server, command.fence, interface, tools.context)
-
-
-def _detach_interface(tools: Tools, command: Command) -> DomainState:
-    interface = from_wire(Interface, command.args["interface"])
-    return tools.driver.detach_interface(command.server, command.fence, interface, tools.context)
-
-
-def _attach_share(tools: Tools, command: Command) -> DomainState:
-    share = from_wire(AttachedShare, command.args["share"])
-    return tools.driver.attach_share(command.server, command.fence, share, tools.context)
-
-
-def _detach_share(tools: Tools, command: Command) -> None:
-    share = from_wire(AttachedShare, command.args["share"])
-    tools.driver.detach_share(command.server, command.fence, share, tools.context)
-
-
-def _volume(command: Command) -> AttachedVolume:
-    return from_wire(AttachedVolume, command.args["volume"])
-
-
-def _attach_volume(tools: Tools, command: Command) -> DomainState:
-    return tools.driver.attach_volume(
-        command.server, command.fence, _volume(command), tools.context
-    )
-
-
-def _detach_volume(tools: Tools, command: Command) -> DomainState | None:
-    return tools.driver.detach_volume(
-        command.server, command.fence, _volume(command), tools.context
-    )
-
-
-def _disconnect_volumes(tools: Tools, command: Command) -> None:
-    tools.driver.disconnect_volumes(command.server, command.fence)
-
-
-def _extend_volume(tools: Tools, command: Command) -> None:
-    tools.driver.extend_volume(command.server, _volume(command), tools.context)
-
-
-def _copy_volume(tools: Tools, command: Command) -> DomainState:
-    return tools.driver.copy_volume(command.server, command.fence, _volume(command), tools.context)
-
-
-def _switch_volume(tools: Tools, command: Command) -> DomainState | None:
-    return tools.driver.switch_volume(
-        command.server, command.fence, _volume(command), tools.context
-    )
-
-
-def _keep_volume(tools: Tools, command: Command) -> DomainState | None:
-    return tools.driver.keep_volume(command.server, command.fence, _volume(command), tools.context)
-
-
-def _snapshot_volume(tools: Tools, command: Command) -> DomainState:
-    return tools.driver.snapshot_volume(
-        command.server, command.fence, _volume(command), tools.context
-    )
-
-
-def _merge_volume(tools: Tools, command: Command) -> DomainState:
-    merge = VolumeMerge(command.args["file"], command.args["into"])
-    return tools.driver.merge_volume(
-        command.server, command.fence, _volume(command), merge, tools.context
-    )
-
-
-def _snapshot(tools: Tools, command: Command) -> JsonObject:
-    writer = tools.write_image(command.args["image_id"])
-    return {"size": tools.driver.snapshot(command.server, command.fence, writer, tools.context)}
-
-
-def _inject_nmi(tools: Tools, command: Command) -> None:
-    tools.driver.inject_nmi(command.server)
-
-
-def _set_password(tools: Tools, command: Command) -> None:
-    tools.driver.set_password(command.server, command.args["user"], command.args["admin_pass"])
-
-
-def _offer(tools: Tools, command: Command) -> JsonObject:
-    return tools.driver.offer(command.server, command.fence, command.args["secret"], tools.context)
-
-
-def _peer(tools: Tools, command: Command) -> Peer:
-    return tools.peer(command.args["from"], command.server, command.args["secret"])
-
-
-def _peer_unless_shared(tools: Tools, command: Command) -> Peer | None:
-    return None if command.args["from"] is None else _peer(tools, command)
-
-
-def _prepare(tools: Tools, command: Command) -> JsonObject:
-    return tools.driver.prepare(
-        _spec(command), _peer_unless_shared(tools, command), tools.read_image, tools.context
-    )
-
-
-def _receive(tools: Tools, command: Command) -> JsonObject:
-    return tools.driver.receive(
-        _spec(command), _peer_unless_shared(tools, command), tools.read_image, tools.context
-    )
-
-
-def _resize_here(tools: Tools, command: Command) -> DomainState:
-    return tools.driver.resize_here(_spec(command), bool(command.args["runs"]), tools.context)
-
-
-def _settle_resize(tools: Tools, command: Command) -> DomainState:
-    return tools.driver.settle_resize(
-        _spec(command), bool(command.args["back"]), int(command.args["resized"]), tools.context
-    )
-
-
-def _install(tools: Tools, command: Command) -> DomainState:
-    return tools.driver.install(_spec(command), bool(command.args["runs"]), tools.context)
-
-
-def _prepare_incoming(tools: Tools, command: Command) -> JsonObject:
-    source = str(command.args["from"]).rpartition(":")[0].strip("[]")
-    return tools.driver.prepare_incoming(
-        _spec(command),
-        _peer(tools, command),
-        bool(command.args["shared"]),
-        command.args["cpu"],
-        tools.read_image,
-        tools.context,
-        source,
-    )
-
-
-def _live_migrate(tools: Tools, command: Command) -> JsonObject:
-    return tools.driver.live_migrate(
-        _spec(command), command.args["to"], bool(command.args["shared"]), tools.context
-    )
-
-
-def _finish_incoming(tools: Tools, command: Command) -> DomainState:
-    return tools.driver.finish_incoming(_spec(command), tools.context)
-
-
-HANDLERS: dict[str, Handler] = {
-    "ensure_guest": _ensure_guest,
-    "ensure_running": _ensure_running,
-    "ensure_stopped": _ensure_stopped,
-    "reboot": _reboot,
-    "ensure_paused": _ensure_paused,
-    "ensure_suspended": _ensure_suspended,
-    "rebuild": _rebuild,
-    "rescue": _rescue,
-    "unrescue": _unrescue,
-    "attach_interface": _attach_interface,
-    "detach_interface": _detach_interface,
-    "attach_share": _attach_share,
-    "detach_share": _detach_share,
-    "attach_volume": _attach_volume,
-    "detach_volume": _detach_volume,
-    "disconnect_volumes": _disconnect_volumes,
-    "extend_volume": _extend_volume,
-    "copy_volume": _copy_volume,
-    "switch_volume": _switch_volume,
-    "keep_volume": _keep_volume,
-    "snapshot_volume": _snapshot_volume,
-    "merge_volume": _merge_volume,
-    "snapshot": _snapshot,
-    "inject_nmi": _inject_nmi,
-    "set_password": _set_password,
-    "ensure_absent": _ensure_absent,
-    "offer": _offer,
-    "prepare": _prepare,
-    "receive": _receive,
-    "install": _install,
-    "resize_here": _resize_here,
-    "settle_resize": _settle_resize,
-    "prepare_arrival": _prepare_incoming,
-    "live_migrate": _live_migrate,
-    "arrived": _finish_incoming,
-}
-VERBS: dict[str, Verb] = {name: Verb(HANDLERS[name], facts) for name, facts in TABLE.items()}
+Outcome = DomainState | StoredImage | CopiedFiles | Destination | Migrated | None
+CarryOut = Callable[[Tools, Command, Verb], Outcome]
+
+
+def carry_out(tools: Tools, command: Command, verb: Verb) -> Outcome:
+    """Call the driver.
+
+    Raises:
+        VerbFailed: The verb failed definitely.
+        Unavailable: The hypervisor or the image service does not answer.
+    """
+    driver, read_image, context = tools.driver, tools.read_image, tools.context
+    server, fence = command.server, command.fence
+    match verb:
+        # --- power ---
+        case EnsureGuest():
+            return driver.ensure_guest(verb.guest, read_image, context)
+        case EnsureRunning():
+            return driver.ensure_running(server, fence, context, verb.has)
+        case EnsureStopped():
+            return driver.ensure_stopped(server, fence, verb.timeout, context)
+        case Reboot():
+            return driver.reboot(server, fence, verb.timeout, context, verb.has)
+        case EnsurePaused():
+            return driver.ensure_paused(server, fence, context)
+        case EnsureSuspended():
+            return driver.ensure_suspended(server, fence, context)
+        case EnsureAbsent():
+            driver.ensure_absent(server, fence, verb.keep_files)
+        case InjectNmi():
+            driver.inject_nmi(server)
+        case SetPassword():
+            driver.set_password(server, verb.user, verb.admin_pass)
+        # --- images ---
+        case Rebuild():
+            return driver.rebuild(verb.guest, read_image, verb.runs, context, verb.keep_ephemeral)
+        case Rescue():
+            return driver.rescue(verb.guest, verb.image, read_image, context)
+        case Unrescue():
+            return driver.unrescue(verb.guest, context)
+        case Snapshot():
+            writer = tools.write_image(verb.image_id)
+            return StoredImage(size=driver.snapshot(server, fence, writer, context))
+        # --- interfaces, shares and volumes ---
+        case AttachInterface():
+            return driver.attach_interface(server, fence, verb.interface, context)
+        case DetachInterface():
+            return driver.detach_interface(server, fence, verb.interface, context)
+        case AttachShare():
+            return driver.attach_share(server, fence, verb.share, context)
+        case DetachShare():
+            driver.detach_share(server, fence, verb.share, context)
+        case AttachVolume():
+            return driver.attach_volume(server, fence, verb.volume, context)
+        case DetachVolume():
+            return driver.detach_volume(server, fence, verb.volume, context)
+        case DisconnectVolumes():
+            driver.disconnect_volumes(server, fence)
+        case ExtendVolume():
+            driver.extend_volume(server, verb.volume, context)
+        case CopyVolume():
+            return driver.copy_volume(server, fence, verb.volume, context)
+        case SwitchVolume():
+            return driver.switch_volume(server, fence, verb.volume, context)
+        case KeepVolume():
+            return driver.keep_volume(server, fence, verb.volume, context)
+        case SnapshotVolume():
+            return driver.snapshot_volume(server, fence, verb.volume, context)
+        case MergeVolume():
+            merge = VolumeMerge(verb.file, verb.into)
+            return driver.merge_volume(server, fence, verb.volume, merge, context)
+        # --- moves ---
+        case Offer():
+            return from_wire(CopiedFiles, driver.offer(server, fence, verb.secret, context))
+        case Prepare():
+            driver.prepare(verb.guest, _peer(tools, server, verb), read_image, context)
+        case Receive():
+            peer = _peer(tools, server, verb)
+            return from_wire(CopiedFiles, driver.receive(verb.guest, peer, read_image, context))
+        case Install():
+            return driver.install(verb.guest, verb.runs, context)
+        case ResizeHere():
+            return driver.resize_here(verb.guest, verb.runs, context)
+        case SettleResize():
+            return driver.settle_resize(verb.guest, verb.back, verb.resized, context)
+        case PrepareArrival():
+            details = driver.prepare_incoming(
+                verb.guest,
+                tools.peer(verb.source, server, verb.secret),
+                verb.shared,
+                verb.cpu,
+                read_image,
+                context,
+                verb.source.rpartition(":")[0].strip("[]"),
+            )
+            return Destination(details=details)
+        case LiveMigrate():
+            ended = driver.live_migrate(verb.guest, verb.to.details, verb.shared, context)
+            return from_wire(Migrated, ended)
+        case Arrived():
+            return driver.finish_incoming(verb.guest, context)
+        case _:
+            raise TypeError(f"{verb.name} is not carried out by a driver")
+    return None
+
+
+def _peer(tools: Tools, server: str, verb: Prepare | Receive) -> Peer | None:
+    """Return the files at the source, or None on shared storage."""
+    return None if verb.source is None else tools.peer(verb.source, server, verb.secret)
 
 
 def nothing(verb: str, step: str, where: str) -> None:
@@ -336,32 +218,26 @@ def run(
     journal: Journal,
     tools: Tools,
     command: Command,
+    verb: Verb,
     fault_point: FaultPoint = nothing,
-    table: Mapping[str, Verb] = VERBS,
+    carry_out: CarryOut = carry_out,
 ) -> Result | None:
-    """Carry a command out and journal its result. None: it was cancelled, or cannot be done now.
-    Then nothing is reported, and the conductor sends the command again if it is still wanted. A
-    verb of a later release is refused and not journalled, since an upgraded agent may know it."""
-    verb = table.get(command.verb)
-    if verb is None:
-        log.warning(
-            "%s of server %s is refused: this agent does not know it", command.verb, command.server
-        )
-        return _ended(
-            command,
-            "refused",
-            reason=FailureReason.UNKNOWN_VERB,
-            error=f"its agent does not know {command.verb} and must be upgraded.",
-        )
-    if verb.facts.once and journal.has_begun(command.key):
+    """Carry out a command and journal its result.
+
+    Returns:
+        None if the command was cancelled or cannot be carried out now. Then nothing is reported,
+        and the conductor sends the command again if it is still wanted.
+    """
+    key = str(command.key)
+    if verb.runs_once and journal.has_begun(key):
         return _journalled(
             journal, _ended(command, "unknown", error="It was begun before a crash.")
         )
-    if verb.facts.once or verb.facts.migrates:
-        journal.begin(command.key)
-    fault_point(command.verb, command.step, "before")
+    if verb.runs_once or verb.migrates:
+        journal.begin(key)
+    fault_point(command.verb, command.key.label, "before")
     try:
-        result = _ended(command, "done", _data_of(verb.do(tools, command)))
+        result = _ended(command, "done", _data_of(carry_out(tools, command, verb)))
     except Cancelled:
         log.info("%s of server %s was cancelled by a later action", command.verb, command.server)
         return None
@@ -369,15 +245,15 @@ def run(
         log.warning(WAITS, command.verb, command.server, problem)
         return None
     except Exception as problem:
-        if verb.facts.retry_until_done or (
-            verb.facts.authoritative and not isinstance(problem, VerbFailed)
+        if verb.retries_until_done or (
+            verb.is_authoritative and not isinstance(problem, VerbFailed)
         ):
             log.exception(
                 "%s of server %s did not succeed; it is tried again", command.verb, command.server
             )
             return None
         result = _failed(command, problem)
-    fault_point(command.verb, command.step, "after")
+    fault_point(command.verb, command.key.label, "after")
     return _journalled(journal, result)
 
 
@@ -409,11 +285,11 @@ def _failed(command: Command, problem: Exception) -> Result:
     )
 
 
-def _data_of(outcome: DomainState | JsonObject | None) -> JsonObject:
-    """What a verb returned, as the result's data."""
+def _data_of(outcome: Outcome) -> JsonObject:
+    """Encode what a verb returned."""
     if isinstance(outcome, DomainState):
-        return {"power_state": outcome.power_state}
-    return outcome or {}
+        return dict(to_wire(GuestState(power_state=outcome.power_state)))
+    return {} if outcome is None else dict(to_wire(outcome))
 
 
 def aborted(journal: Journal, command: Command) -> Result:
@@ -431,7 +307,7 @@ def _ended(
     reason: FailureReason = FailureReason.UNSPECIFIED,
 ) -> Result:
     return Result(
-        command.key,
+        str(command.key),
         command.server,
         command.fence,
         status,

@@ -24,7 +24,7 @@ from common.store.engine import Connection
 from common.store.placement import allocations
 from common.store.servers import failed_builds, guests
 from common.wire import from_wire, to_wire
-from conductor.saga import ActionData, Engine, Run, StepFailed, debt_command
+from conductor.saga import ActionData, Engine, Run, StepFailed, cleanup_command
 
 log = logging.getLogger(__name__)
 #: Of hosts whose agent attaches volumes: one of an earlier release would leave them out.
@@ -255,7 +255,7 @@ def leave_debt(
     run.data.tried = False
     run.data.failed_hosts = [*run.data.failed_hosts, host]
     guests.add_debt(tx, run.server.id, run.fence, host=host, may_run=False, keeps_files=keeps_files)
-    run.commands.append((host, debt_command(run.server.id, run.fence, 0, keeps_files)))
+    run.commands.append((host, cleanup_command(run.server.id, run.fence, keep_files=keeps_files)))
 
 
 def record_successful_build(run: PlacementRun) -> None:

@@ -16,7 +16,7 @@ from common.clock import SECOND
 from common.store.engine import Connection
 from common.store.rows import DebtRow
 from common.store.servers import actions, guests
-from conductor.saga import AnyRun, debt_command
+from conductor.saga import AnyRun, cleanup_command
 
 CONFIRM_TIMEOUT_MICROS = 30 * SECOND  #: how long an action waits for hosts that are up
 POLL_MICROS = 2 * SECOND
@@ -70,7 +70,7 @@ def _is_over(tx: Connection, run: AnyRun, debts: Sequence[DebtRow]) -> bool:
     for debt in debts:
         if debt.up and debt.sent_at is None:
             run.commands.append(
-                (debt.host, debt_command(run.server.id, debt.fence, 0, debt.keeps_files))
+                (debt.host, cleanup_command(run.server.id, debt.fence, keep_files=debt.keeps_files))
             )
             guests.mark_sent(tx, debt.host, [run.server.id])
     run.data.polls += 1

@@ -130,4 +130,4 @@ def send(engine: Engine, written: Written) -> None:
             log.exception(
                 "commands for host %s cannot be sent; its next report asks for them", host
             )
-        engine.fault_point(commands[0].verb, commands[0].step, "sent")
+        engine.fault_point(commands[0].verb, commands[0].key.label, "sent")

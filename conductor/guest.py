@@ -15,13 +15,12 @@ from dataclasses import replace
 
 from common import states
 from common.instance_data import guest_spec
-from common.json_types import JsonObject
 from common.models import Belongings, GuestSpec, ImageRef, Result
 from common.store.engine import Connection
 from common.store.servers import guests
-from common.wire import to_wire
+from common.verbs import EnsureRunning, EnsureStopped, power_state
 from conductor import networks, volumes
-from conductor.saga import AnyRun, Engine, Verb
+from conductor.saga import AnyRun, Engine
 
 
 def spec(engine: Engine, run: AnyRun, image: ImageRef | None = None) -> GuestSpec:
@@ -57,25 +56,27 @@ def spec(engine: Engine, run: AnyRun, image: ImageRef | None = None) -> GuestSpe
     )
 
 
-def start(engine: Engine, run: AnyRun) -> Verb:
-    """Have it run: booted, or going on from where it was paused or suspended."""
-    return "ensure_running", {"has": belongings(engine, run)}
+def start(engine: Engine, run: AnyRun) -> EnsureRunning:
+    """Return the verb that boots the guest, or resumes it."""
+    return EnsureRunning(has=belongings(engine, run))
 
 
-def belongings(engine: Engine, run: AnyRun) -> JsonObject:
-    """What the guest may have, for a verb that starts it as its host has it: a host that was away
-    when something was detached has that still. What the server has a row of is its own, however far
-    it is. What it is to have it does not start without: a host that could not describe it with its
-    volumes has let go of them."""
+def belongings(engine: Engine, run: AnyRun) -> Belongings:
+    """Return the volumes and shares that the guest may have when it starts.
+
+    A host that was away during a detach still has the volume or share. Every volume with a row
+    belongs to the server, whatever its status. The guest does not start without the volumes that it
+    must have, because a host that could not define the guest with its volumes has disconnected
+    them.
+    """
     kept = [str(row.volume_id) for row in volumes.of(run) if row.volume_id]
     needed = volumes.needed(engine, run) if kept else []
-    made: JsonObject = to_wire(Belongings(kept, list(run.shares), needed))
-    return made
+    return Belongings(kept, list(run.shares), needed)
 
 
-def stop(engine: Engine, run: AnyRun) -> Verb:
-    """Have it off: asked first, then without its plug."""
-    return "ensure_stopped", {"timeout": engine.shutdown_timeout}
+def stop(engine: Engine, run: AnyRun) -> EnsureStopped:
+    """Return the verb that shuts the guest down, and powers it off after the timeout."""
+    return EnsureStopped(timeout=engine.shutdown_timeout)
 
 
 def allow_to_run(tx: Connection, runs: Sequence[AnyRun]) -> None:
@@ -84,8 +85,18 @@ def allow_to_run(tx: Connection, runs: Sequence[AnyRun]) -> None:
 
 
 def record_running(tx: Connection, run: AnyRun, result: Result) -> None:
-    """It runs, or is paused, as its host says."""
-    run.set(power_state=int(result.data.get("power_state", states.RUNNING)))
+    """Record that the guest runs, or is paused."""
+    run.set(power_state=_reported(result, states.RUNNING))
+
+
+def _reported(result: Result, default: int) -> int:
+    """Return the reported power state.
+
+    A result that a conductor made for a dead host has none. A host may have sent another type than
+    a number: then the result cannot be written.
+    """
+    state = power_state(result)
+    return default if state is None else int(state)
 
 
 def record_booted(tx: Connection, run: AnyRun, result: Result) -> None:
@@ -95,6 +106,6 @@ def record_booted(tx: Connection, run: AnyRun, result: Result) -> None:
 
 
 def record_stopped(tx: Connection, run: AnyRun, result: Result) -> None:
-    """It is off, and should be."""
-    run.set(power_state=int(result.data.get("power_state", states.SHUTDOWN)))
+    """Record that the guest is off, and is to stay off."""
+    run.set(power_state=_reported(result, states.SHUTDOWN))
     guests.want(tx, [run.server.id], guests.STOPPED, False)

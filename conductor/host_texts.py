@@ -11,12 +11,13 @@ import dataclasses
 from dataclasses import replace
 from typing import Any
 
+from common.command_progress import CommandProgress
 from common.json_types import JsonObject
 from common.models import Result, Sync
 from common.text import one_line
 
 MAX_DETAILS_CHARACTERS = 2000  # as agents cut them
-MAX_PHASE_CHARACTERS = 64
+MAX_VERB_CHARACTERS = 40
 
 
 def clean(sync: Sync) -> Sync:
@@ -29,9 +30,7 @@ def clean(sync: Sync) -> Sync:
     if isinstance(sync.cached, dict) and sync.cached:
         changes["cached"] = {image: _clean_all(why) for image, why in sync.cached.items()}
     if isinstance(sync.phases, dict) and sync.phases:
-        changes["phases"] = {
-            key: _clean_text(phase, MAX_PHASE_CHARACTERS) for key, phase in sync.phases.items()
-        }
+        changes["phases"] = {key: _clean_progress(value) for key, value in sync.phases.items()}
     return replace(sync, **changes) if changes else sync
 
 
@@ -41,6 +40,12 @@ def _clean_result(result: Result) -> Result:
         error=_clean_text(result.error),
         details=_clean_text(result.details, MAX_DETAILS_CHARACTERS),
     )
+
+
+def _clean_progress(progress: CommandProgress) -> CommandProgress:
+    if not isinstance(progress, CommandProgress):
+        return progress
+    return replace(progress, stalled_verb=_clean_text(progress.stalled_verb, MAX_VERB_CHARACTERS))
 
 
 def _clean_text(text: Any, *most: int) -> Any:

@@ -21,9 +21,10 @@ from common.models import Flavor, Result
 from common.store.engine import Connection
 from common.store.neighbours.cleanups import IMAGE
 from common.store.servers import actions
+from common.verbs import Snapshot, StoredImage
 from common.wire import from_wire
 from conductor.external_services import ImageApi
-from conductor.saga import ActionData, AnyRun, Engine, Run, Step, Verb
+from conductor.saga import ActionData, AnyRun, Engine, Run, Step
 
 T = TypeVar("T")
 
@@ -149,13 +150,12 @@ def _delete_image(engine: Engine, run: ImageRun) -> None:
         service(engine).delete(run.args.image_id)
 
 
-def _upload(engine: Engine, run: ImageRun) -> Verb:
-    """Have the host copy the disk into the image."""
-    return "snapshot", {"image_id": run.args.image_id}
+def _upload(engine: Engine, run: ImageRun) -> Snapshot:
+    return Snapshot(image_id=run.args.image_id)
 
 
 def _uploaded(tx: Connection, run: ImageRun, result: Result) -> None:
-    run.data.size = result.data.get("size", 0)
+    run.data.size = from_wire(StoredImage, result.data).size
     run.set(progress=100)
 
 

@@ -11,29 +11,33 @@ report until the migration has ended.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 
-from common.models import UNDO, Command
+from common.command_key import CommandKey, CommandKind
+from common.models import Command, Control
 from common.store.engine import Connection
 from common.store.rows import ActionRow, BlockDeviceRow, PlacedServerRow
 from common.store.servers import actions, block_devices, guests, migrations
 from common.store.servers import shares as share_mappings
+from common.verbs import control_command, encode
 from conductor import runner
-from conductor.saga import DEBT, Engine, debt_command
+from conductor.saga import Engine, cleanup_command
 from conductor.workflows import WORKFLOWS, is_known
 from conductor.workflows.live_migrate import MIGRATE_STEP
 
 log = logging.getLogger(__name__)
 BATCH_SIZE = 32  #: commands re-sent to a host in one answer
+MAX_ATTEMPT = 10**9  #: larger numbers, which a host may report, fit no column
 Failed = list[tuple[ActionRow, Exception]]  #: actions whose command could not be made, and why
 
 
 def resend(
     tx: Connection, engine: Engine, host: str, session: int, known: set[str], grace: int
 ) -> tuple[list[Command], Failed]:
-    """What a host should be doing that is none of the ``known`` keys and older than ``grace``
-    µs."""
-    rows = actions.outstanding(tx, host, grace, BATCH_SIZE, _commands(known))
+    """Return the commands that the host has lost: not among the ``known`` keys, and sent more than
+    ``grace`` µs ago."""
+    keys = CommandKey.parse_each(known).values()
+    rows = actions.outstanding(tx, host, grace, BATCH_SIZE, _commands(keys))
     servers = actions.servers_of(tx, (row.server_id for row in rows)) if rows else {}
     having = [row for row in servers.values() if row.volumes]
     volumes = block_devices.of_servers(tx, having) if having else {}
@@ -62,41 +66,26 @@ def resend(
     if rows:
         actions.mark_sent(tx, [row.id for row in rows])
     debts = [
-        debt_command(row.server_id, row.fence, session, row.keeps_files)
-        for row in guests.debts(tx, host, grace, BATCH_SIZE, _debts(known))
+        cleanup_command(row.server_id, row.fence, session, keep_files=row.keeps_files)
+        for row in guests.debts(tx, host, grace, BATCH_SIZE, _debts(keys))
     ]
     if debts:
         guests.mark_sent(tx, host, [command.server for command in debts])
     return commands + debts + control_commands(tx, host, session), failed
 
 
-def _commands(known: Collection[str]) -> set[actions.CommandOf]:
-    """The keys of commands as the journal has them."""
-    parts = [key.split("/") for key in known]
+def _commands(keys: Iterable[CommandKey]) -> set[actions.CommandOf]:
+    """Return the commands of actions, as the journal has them."""
     return {
-        (
-            action,
-            *(("undo", step.removeprefix(UNDO)) if step.startswith(UNDO) else ("do", step)),
-            int(attempt),
-        )
-        for action, step, attempt in (three for three in parts if _is_key(three))
-        if action != DEBT
+        (key.owner, key.kind.value, key.step, key.attempt)
+        for key in keys
+        if key.is_of_action and key.attempt <= MAX_ATTEMPT
     }
 
 
-def _debts(known: Collection[str]) -> set[tuple[str, int]]:
-    """The debts among these keys: server and fence."""
-    parts = [key.split("/") for key in known]
-    return {
-        (server, int(fence))
-        for action, server, fence in (three for three in parts if _is_key(three))
-        if action == DEBT
-    }
-
-
-def _is_key(parts: list[str]) -> bool:
-    """Is it one that we made? Numbers that no column holds are none of ours."""
-    return len(parts) == 3 and parts[2].isascii() and parts[2].isdigit() and len(parts[2]) < 10
+def _debts(keys: Iterable[CommandKey]) -> set[tuple[str, int]]:
+    """Return the servers and fences of the cleanups."""
+    return {(key.owner, key.attempt) for key in keys if key.kind is CommandKind.CLEANUP}
 
 
 def _made_again(
@@ -107,7 +96,7 @@ def _made_again(
     shares: Sequence[str],
     session: int,
 ) -> Command | None:
-    """The command that a waiting action has at its host."""
+    """Return the command that an action waits for."""
     if not is_known(row):
         return None
     workflow = WORKFLOWS[row.workflow]
@@ -115,47 +104,30 @@ def _made_again(
     step = workflow.steps[workflow.index(row.step)]
     command = step.undo_command if run.is_undoing else step.command
     assert command is not None
-    verb, args = command(engine, run)
-    return Command(
-        row.id,
-        runner.name_in_key(row),
-        row.attempt,
-        server.id,
-        row.fence,
-        session,
-        verb,
-        args,
-        row.request_id,
+    return encode(
+        command(engine, run),
+        runner.key_of(row),
+        server=server.id,
+        fence=row.fence,
+        session=session,
+        request_id=row.request_id,
     )
 
 
 # --- live migrations that run ---
-def control_command(
-    action: str, attempt: int, server: str, fence: int, session: int, control: str
-) -> Command:
-    """The command that controls the live migration of this action: ``control`` is abort or
-    complete."""
-    return Command(
-        action,
-        f"steer-{control}",
-        attempt,
-        server,
-        fence,
-        session,
-        "steer",
-        {"key": f"{action}/{MIGRATE_STEP}/{attempt}", "wish": control},
-    )
-
-
 def control_commands(tx: Connection, host: str, session: int) -> list[Command]:
-    """The controls that are requested of live migrations that leave this host."""
+    """Return the commands that control the live migrations which leave this host."""
     requested = {
         row.action_id: row.requested_control for row in migrations.requested_controls(tx, host)
     }
     return (
         [
             control_command(
-                row.id, row.attempt, row.server_id, row.fence, session, requested[row.id]
+                runner.key_of(row),
+                Control(requested[row.id]),
+                server=row.server_id,
+                fence=row.fence,
+                session=session,
             )
             for row in actions.waiting(tx, requested)
             if row.step == MIGRATE_STEP and row.host == host

@@ -22,11 +22,12 @@ from common.store.engine import Connection
 from common.store.hosts import hosts, zones
 from common.store.placement import allocations
 from common.store.servers import guests
+from common.verbs import DisconnectVolumes, Install, Offer
 from common.wire import from_wire, to_wire
 from conductor import claims, guest, volumes
 from conductor.claims import ClaimedHost, PlacementData
 from conductor.networks import PortData
-from conductor.saga import AnyRun, Engine, Lane, Run, Step, StepFailed, Verb
+from conductor.saga import AnyRun, Engine, Lane, Run, Step, StepFailed
 from conductor.volumes import ArrivingData
 
 RESIZE_HERE = "resize_here"  #: the workflow of a resize that stays on its host; it begins at the step ``place``
@@ -250,9 +251,9 @@ def transfer_secret(engine: Engine, run: MoveRun) -> str:
     return engine.vault.derive(f"move {run.action.id} {run.attempt}")
 
 
-def offer(engine: Engine, run: MoveRun) -> Verb:
-    """Have the source let the destination read the guest's files."""
-    return "offer", {"secret": transfer_secret(engine, run)}
+def offer(engine: Engine, run: MoveRun) -> Offer:
+    """Return the verb by which the source lets the destination read the guest's files."""
+    return Offer(secret=transfer_secret(engine, run))
 
 
 def switch_to_destination(tx: Connection, run: MoveRun, runs: bool) -> None:
@@ -324,14 +325,14 @@ def quota_columns(flavor: Flavor) -> dict[str, int]:
 
 
 # --- volumes of a server that moves while it is off ---
-def disconnect(engine: Engine, run: MoveRun) -> Verb:
-    """Have a host let go of the volumes of a guest that is off."""
-    return "disconnect_volumes", {}
+def disconnect(engine: Engine, run: MoveRun) -> DisconnectVolumes:
+    """Return the verb that disconnects the volumes of a guest that is off."""
+    return DisconnectVolumes()
 
 
-def install_old(engine: Engine, run: MoveRun) -> Verb:
-    """Have the source have the guest again, off, with its volumes."""
-    return "install", {"guest": to_wire(old_guest_spec(engine, run)), "runs": False}
+def install_old(engine: Engine, run: MoveRun) -> Install:
+    """Return the verb that defines the guest at the source again, off, with its volumes."""
+    return Install(guest=old_guest_spec(engine, run), runs=False)
 
 
 def _move_volumes(engine: Engine, run: MoveRun) -> None:

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far long commands are: the phases that hosts tell become task_state and progress of the
-server.
+"""The progress of long commands, as task_state and progress of the server.
 
-Written by the conductor with each periodic exchange while a command runs; it moves neither
-``updated_at`` nor the fence, so that nobody who follows changes is woken by it. That a command
-hangs is written down as its action's cause, which ``kilonova action list`` shows.
+The conductor writes it with each periodic exchange while a command runs. That changes neither
+``updated_at`` nor the fence, so a client that polls for changes does not see it. For a command
+without a sign of life the conductor writes the cause that ``kilonova action list`` shows.
 """
 
 from __future__ import annotations
@@ -12,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from common import states
-from common.command_progress import HANGS, CommandPhase, CommandProgress
+from common.command_key import CommandKey
+from common.command_progress import CommandPhase, CommandProgress
 from common.store.engine import Connection
 from common.store.servers import actions
 
@@ -38,21 +38,22 @@ _TASKS: dict[str, dict[CommandPhase, str]] = {
 }
 
 
-def write(tx: Connection, phases: Mapping[tuple[str, str], str]) -> None:
-    """Phases by host and command key; those of commands that are not, or no more, waited for on
-    that host are ignored."""
-    known = {
-        (host, key.split("/")[0]): phase
-        for (host, key), phase in phases.items()
-        if not key.startswith("debt/")
+def write(tx: Connection, reported: Mapping[tuple[str, CommandKey], CommandProgress]) -> None:
+    """Write the progress that hosts reported, by host and key of the command.
+
+    Ignores a command that no action waits for on that host.
+    """
+    by_action = {
+        (host, key.owner): progress
+        for (host, key), progress in reported.items()
+        if key.is_of_action
     }
-    for row in actions.waiting(tx, {action for _, action in known}) if known else ():
-        phase = known.get((row.host or "", row.id))
-        if phase is None:
+    for row in actions.waiting(tx, {action for _, action in by_action}) if by_action else ():
+        progress = by_action.get((row.host or "", row.id))
+        if progress is None:
             continue
-        progress = CommandProgress.parse(phase)
-        hangs = f"Host {row.host} {phase}" if progress.hanging else None
-        if hangs or HANGS in (row.cause or ""):
-            actions.say_cause(tx, row, hangs)
-        task_state = None if progress.hanging else _TASKS.get(row.workflow, {}).get(progress.phase)
-        actions.show_progress(tx, row, task_state, progress.percent)
+        stalled = bool(progress.stalled_verb)
+        actions.say_cause(tx, row, f"Host {row.host} {progress}" if stalled else None)
+        task_state = None if stalled else _TASKS.get(row.workflow, {}).get(progress.phase)
+        percent = None if progress.percent is None else max(0, min(100, progress.percent))
+        actions.show_progress(tx, row, task_state, percent)

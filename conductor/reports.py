@@ -17,6 +17,7 @@ from functools import partial
 
 from common import errors, states
 from common.clock import SECOND
+from common.command_key import CommandKey, CommandKind
 from common.context import RequestContext
 from common.json_types import JsonObject
 from common.models import Command, DomainState, Result, Sync, SyncAnswer
@@ -161,7 +162,8 @@ def _leave(engine: Engine, reported: Sync, problem: Exception) -> None:
         retries.set_aside(engine, report_parts.servers_in(reported))
         return
     engine.odd_hosts[reported.host] = engine.clock.monotonic() + ODD_HOST_SECONDS
-    named = [result.key.split("/")[0] for result in reported.results if isinstance(result.key, str)]
+    keys = CommandKey.parse_each(result.key for result in reported.results)
+    named = [key.owner for key in keys.values()]
     for row in engine.store.read(lambda tx: actions.waiting(tx, named)):
         if row.host == reported.host:
             retries.count_exception(engine, row, problem)
@@ -299,39 +301,58 @@ def _settle(
     """Write results, paid debts and news of domains. ``goes_on``: actions that waited for a debt
     look again now."""
     results = [(sync.host, result) for sync in syncs for result in sync.results]
+    keys = CommandKey.parse_each(
+        text
+        for sync in syncs
+        for text in (*(result.key for result in sync.results), *sync.phases, *sync.moved)
+    )
     mine = {
-        result.key: (host, result) for host, result in results if not result.key.startswith("debt/")
+        keys[result.key]: (host, result)
+        for host, result in results
+        if result.key in keys and keys[result.key].is_of_action
     }
     paid = [
         (result.server, host, result.fence)
         for host, result in results
-        if result.key.startswith("debt/") and result.status == "done"
+        if result.key in keys
+        and keys[result.key].kind is CommandKind.CLEANUP
+        and result.status == "done"
     ]
     news, differing = _differing(tx, engine, syncs)
     ahead = fences.believed(tx, _refused(results, differing))
     touched = (
         {result.server for _, result in results} | {server for _, server in news} | ahead.keys()
     )
-    if phases := {(sync.host, key): phase for sync in syncs for key, phase in sync.phases.items()}:
+    phases = {
+        (sync.host, keys[text]): phase
+        for sync in syncs
+        for text, phase in sync.phases.items()
+        if text in keys
+    }
+    if phases:
         progress.write(tx, phases)
     measured = {
-        (sync.host, key.split("/")[0]): numbers
+        (sync.host, keys[text].owner): numbers
         for sync in syncs
-        for key, numbers in sync.moved.items()
+        for text, numbers in sync.moved.items()
+        if text in keys
     }
     if measured:
         migrations.measured(tx, measured)
     if not touched:
         return flush.Written({})
     servers = actions.lock_servers(tx, touched)
-    named = {key: key.split("/")[0] for key in mine}
     heads = actions.lock(
-        tx, {*named.values(), *(row.action for row in servers.values() if row.action and paid)}
+        tx,
+        {
+            *(key.owner for key in mine),
+            *(row.action for row in servers.values() if row.action and paid),
+        },
     )
     runs = [
-        finish_step(tx, engine, servers, heads[named[key]], result, host)
+        finish_step(tx, engine, servers, heads[key.owner], result, host)
         for key, (host, result) in mine.items()
-        if named[key] in heads
+        if key.owner in heads
     ]
     if paid:
         struck = guests.confirm_debts(tx, paid)
@@ -361,11 +382,10 @@ def finish_step(
     """Take a result in, if it is the one that its action waits for, of the host that it waits
     for."""
     server = servers.get(head.server_id)
-    waits_for = f"{head.id}/{runner.name_in_key(head)}/{head.attempt}"
     if (
         server is None
         or head.state != "waiting"
-        or result.key != waits_for
+        or result.key != str(runner.key_of(head))
         or not runner.is_held(server, head)
     ):
         return None
@@ -438,15 +458,14 @@ def _go_on(
 
 
 def _refused(results: Sequence[tuple[str, Result]], ahead: Known) -> Known:
-    """``ahead``, and the fences for which hosts have refused commands and debts: mostly the command
-    was late."""
-    found = dict(ahead)
+    """Return ``ahead`` with the fences for which hosts have refused commands. A command is refused
+    mostly because it was late."""
+    fences_by_place = dict(ahead)
     for host, result in results:
-        if result.status == "refused" and "known" in result.data:
-            found[result.server, host] = max(
-                found.get((result.server, host), 0), int(result.data["known"])
-            )
-    return found
+        if result.status == "refused" and result.known_fence is not None:
+            place = result.server, host
+            fences_by_place[place] = max(fences_by_place.get(place, 0), result.known_fence)
+    return fences_by_place
 
 
 #: server and host -> the highest fence that the host knows of the server
@@ -547,7 +566,8 @@ def _compared(tx: Connection, sync: Sync) -> tuple[dict[str, int], list[str]]:
     domains = [*(sync.domains or ()), *sync.changed]
     reported = {domain.server: domain.fence for domain in domains}
     if sync.ask and sync.working:
-        reported |= actions.ended_of(tx, (key.split("/")[0] for key in sync.working))
+        keys = CommandKey.parse_each(sync.working).values()
+        reported |= actions.ended_of(tx, (key.owner for key in keys))
     if not reported:
         return {}, []
     rows = actions.servers_of(tx, reported)

@@ -25,14 +25,16 @@ from hashlib import sha256
 from typing import Any
 
 from common import errors, states
+from common.command_key import CommandKey, CommandKind
 from common.json_types import JsonObject
-from common.models import UNDO, Result
+from common.models import Result
 from common.states import BY_WORKFLOW
 from common.store.engine import Connection, now
 from common.store.neighbours.cleanups import PORTS
 from common.store.rows import ActionRow, BlockDeviceRow, PlacedServerRow, ServerRow
 from common.store.servers import actions, block_devices
 from common.store.servers import shares as share_mappings
+from common.verbs import Verb
 from conductor import flush, retries
 from conductor.lanes import LANES, STEPS_WITH_CALLS
 from conductor.saga import (
@@ -396,22 +398,27 @@ def _start(tx: Connection, engine: Engine, step: AnyStep, runs: Sequence[AnyRun]
             fail(tx, engine, WORKFLOWS[run.action.workflow], 0, run)
             continue
         placed.append(run)
-        verb, args = step.command(engine, run)
         run.record_event(step.name, "started", host)
-        run.command(host, step.name, verb, args)
-        run.head.update(
-            state="waiting",
-            due_at=None,
-            step=step.name,
-            host=host,
-            verb=verb,
-            sent_at=now(),
-            sends=1,
-            owner=None,
-            lease_until=None,
-        )
+        _send(run, host, CommandKind.DO, step, step.command(engine, run))
     if step.on_start and placed:
         step.on_start(tx, placed)
+
+
+def _send(run: AnyRun, host: str, kind: CommandKind, step: AnyStep, verb: Verb) -> None:
+    """Send the command of a step, and let the action wait for its result."""
+    run.command(host, kind, step.name, verb)
+    run.head.update(
+        state="waiting",
+        phase=kind.value,
+        due_at=None,
+        step=step.name,
+        host=host,
+        verb=verb.name,
+        sent_at=now(),
+        sends=1,
+        owner=None,
+        lease_until=None,
+    )
 
 
 def take_result(tx: Connection, engine: Engine, run: AnyRun, result: Result) -> None:
@@ -446,9 +453,9 @@ def take_result(tx: Connection, engine: Engine, run: AnyRun, result: Result) -> 
     proceed(tx, engine, workflow, index + 1, [run])
 
 
-def name_in_key(row: ActionRow) -> str:
-    """What a waiting action's step is called in the key of its command."""
-    return f"{UNDO if row.phase == 'undo' else ''}{row.step}"
+def key_of(row: ActionRow) -> CommandKey:
+    """Return the key of the command that an action waits for."""
+    return CommandKey(CommandKind(row.phase), row.id, row.step or "", row.attempt)
 
 
 # --- the end, and the way back ---
@@ -507,20 +514,7 @@ def undo_from(
             continue
         host = step.host(run)
         if step.undo_command and host:
-            verb, args = step.undo_command(engine, run)
-            run.command(host, UNDO + step.name, verb, args)
-            run.head.update(
-                state="waiting",
-                phase="undo",
-                due_at=None,
-                step=step.name,
-                host=host,
-                verb=verb,
-                sent_at=now(),
-                sends=1,
-                owner=None,
-                lease_until=None,
-            )
+            _send(run, host, CommandKind.UNDO, step, step.undo_command(engine, run))
             return
         if step.undo_call:
             run.continue_at(step.name, phase="undo")

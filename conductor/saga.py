@@ -18,15 +18,17 @@ from enum import StrEnum
 from functools import cache
 from typing import Any, Generic, TypedDict, TypeVar, Unpack, cast
 
-from common import errors
+from common import errors, verbs
 from common.action_args import ActionArgs
 from common.clock import Clock
+from common.command_key import CommandKey, CommandKind
 from common.json_types import JsonMapping, JsonObject
 from common.models import Command, FailureReason, HardwareAssignment, Result, Selection
 from common.store.engine import Connection, Store, moment, now
 from common.store.placement.allocations import FailedBuildLimit
 from common.store.rows import ActionRow, BlockDeviceRow, LockedActionRow, PlacedServerRow
 from common.vault import Vault
+from common.verbs import EnsureAbsent, Verb
 from common.wire import from_wire, to_wire
 from conductor.automatic_evacuation import EvacuationPolicy
 from conductor.external_services import ImageApi, Messaging, NetworkApi, ShareApi, VolumeApi
@@ -411,24 +413,16 @@ class Run(Generic[Args, Data]):
             }
         )
 
-    def command(self, host: str, step: str, verb: str, args: JsonObject) -> None:
-        """Send a command when the transaction has committed; the runner fills the session in."""
-        self.commands.append(
-            (
-                host,
-                Command(
-                    self.action.id,
-                    step,
-                    self.attempt,
-                    self.server.id,
-                    self.fence,
-                    0,
-                    verb,
-                    args,
-                    self.action.request_id,
-                ),
-            )
+    def command(self, host: str, kind: CommandKind, step: str, verb: Verb) -> None:
+        """Send a command when the transaction has committed. ``flush`` sets the session."""
+        command = verbs.encode(
+            verb,
+            CommandKey(kind, self.action.id, step, self.attempt),
+            server=self.server.id,
+            fence=self.fence,
+            request_id=self.action.request_id,
         )
+        self.commands.append((host, command))
 
 
 AnyRun = Run[Any, Any]
@@ -440,14 +434,14 @@ def fault_of(tx: Connection, problem: StepFailed) -> JsonObject:
     return {"code": 500, "message": str(problem), "details": problem.details, "created": moment(tx)}
 
 
-DEBT = "debt"  #: stands for the action in the key of a command that asks for a debt
+def cleanup_command(server: str, fence: int, session: int = 0, *, keep_files: bool) -> Command:
+    """Return the command that removes a guest which a server left on a host.
 
-
-def debt_command(server: str, fence: int, session: int = 0, keeps_files: bool = False) -> Command:
-    """The command that asks a host to remove a guest; removing is a level, so the fence is its
-    attempt."""
-    args = {"keep_files": True} if keeps_files else {}
-    return Command(DEBT, server, fence, server, fence, session, "ensure_absent", args)
+    No action waits for the command. It is sent until the host has removed the guest.
+    """
+    verb = EnsureAbsent(keep_files=keep_files)
+    key = CommandKey(CommandKind.CLEANUP, server, verb.name, fence)
+    return verbs.encode(verb, key, server=server, fence=fence, session=session)
 
 
 @dataclass(frozen=True)
@@ -461,7 +455,6 @@ class StepEvents:
 
 StepArgs = TypeVar("StepArgs", bound=ActionArgs, contravariant=True)
 StepData = TypeVar("StepData", bound=ActionData, contravariant=True)
-Verb = tuple[str, JsonObject]  #: a verb of the agent and its arguments
 
 
 @dataclass(frozen=True)

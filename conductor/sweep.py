@@ -202,7 +202,7 @@ def fail_where_nothing_comes(engine: Engine) -> None:
 def _give_up(engine: Engine, row: ActionRow, status: str, message: str, retryable: bool) -> None:
     """Nobody waits any longer for what a host was to do."""
     result = Result(
-        f"{row.id}/{runner.name_in_key(row)}/{row.attempt}",
+        str(runner.key_of(row)),
         row.server_id,
         row.fence,
         status,
@@ -210,7 +210,7 @@ def _give_up(engine: Engine, row: ActionRow, status: str, message: str, retryabl
         retryable=retryable,
     )
     try:
-        written = engine.store.write(lambda tx: _take_in(tx, engine, result))
+        written = engine.store.write(lambda tx: _take_in(tx, engine, row.id, result))
     except errors.Unavailable:
         raise
     except Exception as problem:
@@ -223,9 +223,9 @@ def _give_up(engine: Engine, row: ActionRow, status: str, message: str, retryabl
     flush.send(engine, written)
 
 
-def _take_in(tx: Connection, engine: Engine, result: Result) -> flush.Written:
+def _take_in(tx: Connection, engine: Engine, action: str, result: Result) -> flush.Written:
     servers = actions.lock_servers(tx, [result.server])
-    heads = actions.lock(tx, [result.key.split("/")[0]])
+    heads = actions.lock(tx, [action])
     runs = [
         reports.finish_step(tx, engine, servers, head, result, head.host) for head in heads.values()
     ]

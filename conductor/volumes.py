@@ -30,7 +30,6 @@ from common.store.rows import BlockDeviceRow
 from common.store.servers import guests
 from common.store.servers import volumes as volume_rows
 from common.store.servers.volumes import ATTACHED, CREATING, RESERVED
-from common.wire import to_wire
 from conductor import late_calls
 from conductor.external_services import VolumeApi
 from conductor.saga import MAX_CLEANING_TRIES, ActionData, AnyRun, Engine, Lane, Run, Step
@@ -140,10 +139,9 @@ def needed(engine: Engine, run: AnyRun) -> list[AttachedVolume]:
     return [_as_attached(engine, row, row.connection) for row in here]
 
 
-def describe(engine: Engine, row: BlockDeviceRow, sealed: str | None = None) -> JsonObject:
-    """One as commands about it carry it; ``sealed``: with this connection."""
-    made: JsonObject = to_wire(_as_attached(engine, row, sealed or row.connection))
-    return made
+def describe(engine: Engine, row: BlockDeviceRow, sealed: str | None = None) -> AttachedVolume:
+    """Return a volume as commands carry it, with the connection ``sealed`` or that of its row."""
+    return _as_attached(engine, row, sealed or row.connection)
 
 
 def _as_attached(engine: Engine, row: BlockDeviceRow, sealed: str | None) -> AttachedVolume:

@@ -21,8 +21,9 @@ from common.clock import SECOND
 from common.json_types import JsonObject
 from common.store.engine import Connection
 from common.store.rows import BlockDeviceRow
+from common.verbs import MergeVolume, SnapshotVolume
 from conductor import volume_snapshots, volumes
-from conductor.saga import MAX_CLEANING_TRIES, ActionData, Engine, Lane, Run, Step, Verb, Workflow
+from conductor.saga import MAX_CLEANING_TRIES, ActionData, Engine, Lane, Run, Step, Workflow
 from conductor.volumes import FIRST_POLL_MICROS, MAX_POLL_MICROS, NAME_ID
 
 QCOW2 = "qcow2"
@@ -95,8 +96,8 @@ def _sealed(engine: Engine, run: CreateRun) -> str:
     return engine.vault.seal(in_file(known, run.args.new_file))
 
 
-def _snapshot(engine: Engine, run: CreateRun) -> Verb:
-    return "snapshot_volume", {"volume": volumes.describe(engine, _row(run), _sealed(engine, run))}
+def _snapshot(engine: Engine, run: CreateRun) -> SnapshotVolume:
+    return SnapshotVolume(volume=volumes.describe(engine, _row(run), _sealed(engine, run)))
 
 
 def _record(tx: Connection, engine: Engine, runs: Sequence[CreateRun]) -> None:
@@ -189,9 +190,9 @@ def _report_error_deleting(engine: Engine, run: DeleteRun) -> None:
     _report_failure(engine, run, ERROR_DELETING)
 
 
-def _merge(engine: Engine, run: DeleteRun) -> Verb:
-    wanted = {"file": run.args.file, "into": run.args.into}
-    return "merge_volume", {"volume": volumes.describe(engine, _row(run)), **wanted}
+def _merge(engine: Engine, run: DeleteRun) -> MergeVolume:
+    volume = volumes.describe(engine, _row(run))
+    return MergeVolume(volume=volume, file=run.args.file, into=run.args.into)
 
 
 def _report_merged(engine: Engine, run: DeleteRun) -> None:

@@ -17,11 +17,11 @@ from common.action_args import CreateArgs
 from common.clock import SECOND
 from common.models import RequestSpec, Result
 from common.store.engine import Connection, now
-from common.wire import to_wire
+from common.verbs import EnsureGuest
 from conductor import claims, guest, images, networks, volumes
 from conductor.claims import PlacementData
 from conductor.networks import PortData
-from conductor.saga import Engine, Lane, Run, Step, StepEvents, StepFailed, Verb, Workflow, fault_of
+from conductor.saga import Engine, Lane, Run, Step, StepEvents, StepFailed, Workflow, fault_of
 from conductor.volumes import VolumesData
 
 #: Since the API asked the image service: an image of a request that waited for longer is checked
@@ -84,8 +84,8 @@ def _unplugged(tx: Connection, engine: Engine, run: CreateRun) -> None:
     run.set(interfaces=[])
 
 
-def _build(engine: Engine, run: CreateRun) -> Verb:
-    return "ensure_guest", {"guest": to_wire(guest.spec(engine, run))}
+def _build(engine: Engine, run: CreateRun) -> EnsureGuest:
+    return EnsureGuest(guest=guest.spec(engine, run))
 
 
 def _built(tx: Connection, run: CreateRun, result: Result) -> None:

@@ -20,7 +20,7 @@ from common.models import Result
 from common.store.engine import Connection, now
 from common.store.hosts import hosts, services
 from common.store.servers import actions, guests, migrations
-from common.wire import to_wire
+from common.verbs import EnsureGuest, Install, Rebuild, Verb
 from conductor import claims, guest, moves, networks
 from conductor.debts import BURST_POLL_MICROS
 from conductor.moves import MoveData
@@ -31,9 +31,8 @@ from conductor.saga import (
     Step,
     StepEvents,
     StepFailed,
-    Verb,
     Workflow,
-    debt_command,
+    cleanup_command,
 )
 
 HAS_COME_BACK = "Host {host} has come back meanwhile; the server is there."
@@ -149,7 +148,7 @@ def _has_returned(run: EvacuateRun) -> bool:
 def _revive(engine: Engine, run: EvacuateRun) -> Verb:
     """As it was there; with volumes from the record, because they have other attachments now."""
     if run.has_volumes():
-        return "install", {"guest": to_wire(moves.old_guest_spec(engine, run)), "runs": True}
+        return Install(guest=moves.old_guest_spec(engine, run), runs=True)
     return guest.start(engine, run)
 
 
@@ -206,10 +205,12 @@ def _bind_back(engine: Engine, run: EvacuateRun) -> None:
 
 def _build(engine: Engine, run: EvacuateRun) -> Verb:
     """Of its files where they are; else of its image."""
-    spec = {"guest": to_wire(moves.guest_spec(engine, run))}
+    spec = moves.guest_spec(engine, run)
     if run.data.shared:
-        return "install", {**spec, "runs": _runs(run)}
-    return ("ensure_guest", spec) if _runs(run) else ("rebuild", {**spec, "runs": False})
+        return Install(guest=spec, runs=_runs(run))
+    if _runs(run):
+        return EnsureGuest(guest=spec)
+    return Rebuild(guest=spec, runs=False, keep_ephemeral=False)
 
 
 def _built(tx: Connection, run: EvacuateRun, result: Result) -> None:
@@ -224,7 +225,9 @@ def _leave_source(tx: Connection, engine: Engine, runs: Sequence[EvacuateRun]) -
         guests.add_debt(
             tx, run.server.id, run.fence, host=moves.source(run), may_run=False, keeps_files=shared
         )
-        run.commands.append((moves.source(run), debt_command(run.server.id, run.fence, 0, shared)))
+        run.commands.append(
+            (moves.source(run), cleanup_command(run.server.id, run.fence, keep_files=shared))
+        )
         run.set(vm_state=states.ACTIVE if _runs(run) else states.STOPPED)
         run.set_migration(status="done")
 

@@ -12,12 +12,13 @@ from collections.abc import Sequence
 
 from common import errors
 from common.action_args import DetachInterfaceArgs, NetworkArgs, SecurityGroupArgs
-from common.json_types import JsonObject
-from common.models import Result
+from common.models import Interface, Result
 from common.store.engine import Connection
+from common.verbs import AttachInterface, DetachInterface
+from common.wire import from_wire
 from conductor import networks
 from conductor.networks import InterfaceData, PortData
-from conductor.saga import ActionData, AnyRun, Engine, Lane, Run, Step, Verb, Workflow
+from conductor.saga import ActionData, AnyRun, Engine, Lane, Run, Step, Workflow
 
 AttachRun = Run[NetworkArgs, InterfaceData]
 DetachRun = Run[DetachInterfaceArgs, ActionData]
@@ -36,8 +37,8 @@ def _plugged(tx: Connection, engine: Engine, runs: Sequence[AttachRun]) -> None:
         run.data.interface = run.data.plugged[0]
 
 
-def _attach(engine: Engine, run: AttachRun) -> Verb:
-    return "attach_interface", {"interface": run.data.interface}
+def _attach(engine: Engine, run: AttachRun) -> AttachInterface:
+    return AttachInterface(interface=from_wire(Interface, run.data.interface or {}))
 
 
 def _attached(tx: Connection, run: AttachRun, result: Result) -> None:
@@ -64,13 +65,13 @@ ATTACH_INTERFACE = Workflow(
 
 
 # --- detach ---
-def _interface(run: DetachRun) -> JsonObject:
-    port = run.args.port
-    return next((one for one in run.server.interfaces or () if one["port"] == port), {"port": port})
+def _interface(run: DetachRun) -> Interface:
+    rows = (row for row in run.server.interfaces or () if row["port"] == run.args.port)
+    return from_wire(Interface, next(rows, {"port": run.args.port}))
 
 
-def _detach(engine: Engine, run: DetachRun) -> Verb:
-    return "detach_interface", {"interface": _interface(run)}
+def _detach(engine: Engine, run: DetachRun) -> DetachInterface:
+    return DetachInterface(interface=_interface(run))
 
 
 def _release_port(engine: Engine, run: DetachRun) -> None:

@@ -18,10 +18,11 @@ from common.json_types import JsonObject
 from common.models import Control, FailureReason, Result
 from common.store.engine import Connection, notification_settings
 from common.store.servers import migrations
-from common.wire import to_wire
-from conductor import claims, debts, moves, networks, volumes
+from common.verbs import Arrived, Destination, EnsureAbsent, Install, LiveMigrate, PrepareArrival
+from common.wire import from_wire
+from conductor import claims, debts, guest, moves, networks, volumes
 from conductor.moves import MoveData
-from conductor.saga import Engine, Lane, Run, Step, StepEvents, StepFailed, Verb, Workflow
+from conductor.saga import Engine, Lane, Run, Step, StepEvents, StepFailed, Workflow
 
 #: The step whose command can be aborted, or completed by force.
 MIGRATE_STEP = "migrate"
@@ -67,18 +68,18 @@ def _connect_there(engine: Engine, run: LiveMigrateRun) -> None:
     volumes.connect_also(engine, run, moves.claimed_destination(run))
 
 
-def _prepare(engine: Engine, run: LiveMigrateRun) -> Verb:
-    return "prepare_arrival", {
-        "guest": to_wire(moves.guest_spec(engine, run)),
-        "from": run.data.transfer,
-        "secret": moves.transfer_secret(engine, run),
-        "shared": run.data.shared,
-        "cpu": run.data.cpu,
-    }
+def _prepare(engine: Engine, run: LiveMigrateRun) -> PrepareArrival:
+    return PrepareArrival(
+        guest=moves.guest_spec(engine, run),
+        source=run.data.transfer or "",
+        secret=moves.transfer_secret(engine, run),
+        shared=moves.shares_storage(run),
+        cpu=run.data.cpu or {},
+    )
 
 
 def _prepared(tx: Connection, run: LiveMigrateRun, result: Result) -> None:
-    run.data.to = {**(run.data.to or {}), **result.data}
+    run.data.to = {**(run.data.to or {}), **from_wire(Destination, result.data).details}
 
 
 def _release_destination(tx: Connection, engine: Engine, run: LiveMigrateRun) -> None:
@@ -94,12 +95,12 @@ def _check_abort(tx: Connection, engine: Engine, runs: Sequence[LiveMigrateRun])
             run.fail("The migration was aborted.", reason=FailureReason.ABORTED)
 
 
-def _migrate(engine: Engine, run: LiveMigrateRun) -> Verb:
-    return "live_migrate", {
-        "guest": to_wire(moves.guest_spec(engine, run)),
-        "to": run.data.to,
-        "shared": run.data.shared,
-    }
+def _migrate(engine: Engine, run: LiveMigrateRun) -> LiveMigrate:
+    return LiveMigrate(
+        guest=moves.guest_spec(engine, run),
+        to=Destination(details=run.data.to or {}),
+        shared=moves.shares_storage(run),
+    )
 
 
 def _begun(tx: Connection, runs: Sequence[LiveMigrateRun]) -> None:
@@ -112,16 +113,16 @@ def _migrated(tx: Connection, run: LiveMigrateRun, result: Result) -> None:
     run.set_migration(status="post-migrating")
 
 
-def _arrive(engine: Engine, run: LiveMigrateRun) -> Verb:
-    return "arrived", {"guest": to_wire(moves.guest_spec(engine, run))}
+def _arrive(engine: Engine, run: LiveMigrateRun) -> Arrived:
+    return Arrived(guest=moves.guest_spec(engine, run))
 
 
-def _drop(engine: Engine, run: LiveMigrateRun) -> Verb:
-    return "ensure_absent", {"keep_files": moves.shares_storage(run)}
+def _drop(engine: Engine, run: LiveMigrateRun) -> EnsureAbsent:
+    return EnsureAbsent(keep_files=moves.shares_storage(run))
 
 
 def _arrived(tx: Connection, run: LiveMigrateRun, result: Result) -> None:
-    run.set(power_state=int(result.data.get("power_state", states.RUNNING)))
+    guest.record_running(tx, run, result)
 
 
 def _is_handed_over(run: LiveMigrateRun) -> bool:
@@ -129,8 +130,8 @@ def _is_handed_over(run: LiveMigrateRun) -> bool:
     return run.data.handed_over
 
 
-def _start_again(engine: Engine, run: LiveMigrateRun) -> Verb:
-    return "install", {"guest": to_wire(moves.old_guest_spec(engine, run)), "runs": True}
+def _start_again(engine: Engine, run: LiveMigrateRun) -> Install:
+    return Install(guest=moves.old_guest_spec(engine, run), runs=True)
 
 
 def _switch(tx: Connection, engine: Engine, runs: Sequence[LiveMigrateRun]) -> None:

@@ -8,33 +8,36 @@ from common.action_args import ActionArgs
 from common.models import Result
 from common.store.engine import Connection
 from common.store.servers import guests
+from common.verbs import EnsurePaused, EnsureSuspended, InjectNmi, Reboot, SetPassword
 from conductor import guest
-from conductor.saga import ActionData, AnyRun, Engine, Step, StepFailed, Verb, Workflow, fault_of
+from conductor.saga import ActionData, AnyRun, Engine, Step, StepFailed, Workflow, fault_of
 
 
-def _reboot_soft(engine: Engine, run: AnyRun) -> Verb:
-    return "reboot", {"timeout": engine.shutdown_timeout, "has": guest.belongings(engine, run)}
+def _reboot_soft(engine: Engine, run: AnyRun) -> Reboot:
+    return Reboot(timeout=engine.shutdown_timeout, has=guest.belongings(engine, run))
 
 
-def _reboot_hard(engine: Engine, run: AnyRun) -> Verb:
-    return "reboot", {"timeout": 0, "has": guest.belongings(engine, run)}
+def _reboot_hard(engine: Engine, run: AnyRun) -> Reboot:
+    return Reboot(timeout=0, has=guest.belongings(engine, run))
 
 
-def _pause(engine: Engine, run: AnyRun) -> Verb:
-    return "ensure_paused", {}
+def _pause(engine: Engine, run: AnyRun) -> EnsurePaused:
+    return EnsurePaused()
 
 
-def _suspend(engine: Engine, run: AnyRun) -> Verb:
-    return "ensure_suspended", {}
+def _suspend(engine: Engine, run: AnyRun) -> EnsureSuspended:
+    return EnsureSuspended()
 
 
-def _inject_nmi(engine: Engine, run: AnyRun) -> Verb:
-    return "inject_nmi", {}
+def _inject_nmi(engine: Engine, run: AnyRun) -> InjectNmi:
+    return InjectNmi()
 
 
-def _set_password(engine: Engine, run: AnyRun) -> Verb:
+def _set_password(engine: Engine, run: AnyRun) -> SetPassword:
     properties = (run.server.image or {}).get("properties", {})
-    return "set_password", {"user": properties.get("os_admin_user", "root"), **run.secrets(engine)}
+    return SetPassword(
+        user=properties.get("os_admin_user", "root"), admin_pass=run.secrets(engine)["admin_pass"]
+    )
 
 
 def _is_off(tx: Connection, engine: Engine, run: AnyRun, problem: StepFailed) -> None:

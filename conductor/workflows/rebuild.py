@@ -22,10 +22,10 @@ from common.json_types import JsonObject
 from common.models import RequestSpec, Result
 from common.store.engine import Connection, now
 from common.store.servers import guests
-from common.wire import to_wire
+from common.verbs import DisconnectVolumes, Install, Rebuild
 from conductor import claims, guest, images, volumes
 from conductor.claims import PlacementData
-from conductor.saga import Engine, Lane, Run, Step, StepFailed, Verb, Workflow, fault_of
+from conductor.saga import Engine, Lane, Run, Step, StepFailed, Workflow, fault_of
 from conductor.volumes import FIRST_POLL_MICROS, MAX_POLL_MICROS
 
 AWAIT_REIMAGE = "await_reimage"  #: the API wakes it when the service says that it is done
@@ -90,12 +90,12 @@ def _runs_again(tx: Connection, engine: Engine, run: RebuildRun) -> None:
     run.set(power_state=states.RUNNING)
 
 
-def _disconnect(engine: Engine, run: RebuildRun) -> Verb:
-    return "disconnect_volumes", {}
+def _disconnect(engine: Engine, run: RebuildRun) -> DisconnectVolumes:
+    return DisconnectVolumes()
 
 
-def _install_old(engine: Engine, run: RebuildRun) -> Verb:
-    return "install", {"guest": to_wire(guest.spec(engine, run)), "runs": False}
+def _install_old(engine: Engine, run: RebuildRun) -> Install:
+    return Install(guest=guest.spec(engine, run), runs=False)
 
 
 def _root(run: RebuildRun) -> str:
@@ -139,12 +139,12 @@ def _await(tx: Connection, engine: Engine, runs: Sequence[RebuildRun]) -> None:
             run.data.polls += 1
 
 
-def _rebuild(engine: Engine, run: RebuildRun) -> Verb:
-    return "rebuild", {
-        "guest": to_wire(guest.spec(engine, run)),
-        "runs": _runs_after(run),
-        "keep_ephemeral": run.args.preserve_ephemeral,
-    }
+def _rebuild(engine: Engine, run: RebuildRun) -> Rebuild:
+    return Rebuild(
+        guest=guest.spec(engine, run),
+        runs=_runs_after(run),
+        keep_ephemeral=run.args.preserve_ephemeral,
+    )
 
 
 def _rebuilt(tx: Connection, run: RebuildRun, result: Result) -> None:

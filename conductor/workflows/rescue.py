@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from common import states
 from common.action_args import ActionArgs, RescueArgs
-from common.models import FailureReason
+from common.models import FailureReason, ImageRef
 from common.store.engine import Connection
 from common.store.servers import guests
-from common.wire import to_wire
+from common.verbs import Rescue, Unrescue
+from common.wire import from_wire
 from conductor import guest, images
 from conductor.saga import (
     ActionData,
@@ -18,15 +19,14 @@ from conductor.saga import (
     Run,
     Step,
     StepFailed,
-    Verb,
     Workflow,
     fault_of,
 )
 
 
-def _rescue(engine: Engine, run: Run[RescueArgs, ActionData]) -> Verb:
-    image = to_wire(run.args.image) if run.args.image is not None else run.server.image
-    return "rescue", {"guest": to_wire(guest.spec(engine, run)), "image": image}
+def _rescue(engine: Engine, run: Run[RescueArgs, ActionData]) -> Rescue:
+    image = run.args.image or from_wire(ImageRef, run.server.image or {})
+    return Rescue(guest=guest.spec(engine, run), image=image)
 
 
 def _check_image(engine: Engine, run: Run[RescueArgs, ActionData]) -> None:
@@ -38,8 +38,8 @@ def _has_image(run: Run[RescueArgs, ActionData]) -> bool:
     return run.args.image is not None
 
 
-def _unrescue(engine: Engine, run: AnyRun) -> Verb:
-    return "unrescue", {"guest": to_wire(guest.spec(engine, run))}
+def _unrescue(engine: Engine, run: AnyRun) -> Unrescue:
+    return Unrescue(guest=guest.spec(engine, run))
 
 
 def _rescue_failed(

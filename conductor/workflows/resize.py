@@ -16,15 +16,14 @@ from dataclasses import dataclass, replace
 
 from common import states
 from common.action_args import MoveArgs, MoveEndArgs
-from common.json_types import JsonObject
 from common.models import Result
 from common.store.engine import Connection, now
 from common.store.servers import guests
-from common.wire import to_wire
+from common.verbs import Install, Prepare, Receive
 from conductor import debts, guest, moves, networks
 from conductor.claims import record_successful_build
 from conductor.moves import MoveData, MoveRun
-from conductor.saga import Engine, Lane, Run, Step, StepEvents, StepFailed, Verb, Workflow, fault_of
+from conductor.saga import Engine, Lane, Run, Step, StepEvents, StepFailed, Workflow, fault_of
 
 #: The workflows of a server that was resized where it is.
 CONFIRM_HERE, REVERT_HERE = "confirm_here", "revert_here"
@@ -44,17 +43,17 @@ MoveEndRun = Run[MoveEndArgs, MoveEndData]
 
 
 # --- resize, migrate ---
-def _prepare(engine: Engine, run: MoveRun) -> Verb:
-    return "prepare", {"guest": to_wire(moves.guest_spec(engine, run)), **_from_source(engine, run)}
+def _prepare(engine: Engine, run: MoveRun) -> Prepare:
+    return Prepare(
+        guest=moves.guest_spec(engine, run),
+        source=_address_of_source(run),
+        secret=moves.transfer_secret(engine, run),
+    )
 
 
-def _from_source(engine: Engine, run: MoveRun) -> JsonObject:
-    """Where the destination reads the guest's files, and by which right; nowhere when storage is
-    shared."""
-    return {
-        "secret": moves.transfer_secret(engine, run),
-        "from": run.data.transfer if moves.copies_files(run) else None,
-    }
+def _address_of_source(run: MoveRun) -> str | None:
+    """The address at which the destination reads the guest's files. None on shared storage."""
+    return run.data.transfer if moves.copies_files(run) else None
 
 
 def _prepared(tx: Connection, run: MoveRun, result: Result) -> None:
@@ -69,8 +68,12 @@ def runs_again(tx: Connection, engine: Engine, run: MoveRun) -> None:
         run.set(power_state=states.RUNNING)
 
 
-def _receive(engine: Engine, run: MoveRun) -> Verb:
-    return "receive", {"guest": to_wire(moves.guest_spec(engine, run)), **_from_source(engine, run)}
+def _receive(engine: Engine, run: MoveRun) -> Receive:
+    return Receive(
+        guest=moves.guest_spec(engine, run),
+        source=_address_of_source(run),
+        secret=moves.transfer_secret(engine, run),
+    )
 
 
 def _received(tx: Connection, run: MoveRun, result: Result) -> None:
@@ -98,11 +101,8 @@ def _switch_back(tx: Connection, engine: Engine, run: MoveRun) -> None:
         moves.switch_to_source(tx, engine, run, runs=False)
 
 
-def _install(engine: Engine, run: MoveRun) -> Verb:
-    return "install", {
-        "guest": to_wire(moves.guest_spec(engine, run)),
-        "runs": moves.was_running(run),
-    }
+def _install(engine: Engine, run: MoveRun) -> Install:
+    return Install(guest=moves.guest_spec(engine, run), runs=moves.was_running(run))
 
 
 def installed(tx: Connection, run: MoveRun, result: Result) -> None:
@@ -354,12 +354,12 @@ def _is_back(tx: Connection, engine: Engine, runs: Sequence[MoveEndRun]) -> None
         run.data.no_way_back = True
 
 
-def _install_back(engine: Engine, run: MoveEndRun) -> Verb:
-    return "install", {"guest": to_wire(moves.old_guest_spec(engine, run)), "runs": ran_before(run)}
+def _install_back(engine: Engine, run: MoveEndRun) -> Install:
+    return Install(guest=moves.old_guest_spec(engine, run), runs=ran_before(run))
 
 
-def _install_resized(engine: Engine, run: MoveEndRun) -> Verb:
-    return "install", {"guest": to_wire(moves.guest_spec(engine, run)), "runs": False}
+def _install_resized(engine: Engine, run: MoveEndRun) -> Install:
+    return Install(guest=moves.guest_spec(engine, run), runs=False)
 
 
 def _leave(tx: Connection, engine: Engine, runs: Sequence[MoveEndRun]) -> None:

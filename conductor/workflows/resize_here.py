@@ -17,10 +17,11 @@ from common.models import Flavor, Result
 from common.store.engine import Connection
 from common.store.placement import allocations
 from common.store.servers import guests
-from common.wire import from_wire, to_wire
+from common.verbs import ResizeHere, SettleResize
+from common.wire import from_wire
 from conductor import guest, moves, volumes
 from conductor.moves import MoveData, MoveRun
-from conductor.saga import Engine, Step, StepEvents, StepFailed, Verb, Workflow, fault_of
+from conductor.saga import Engine, Step, StepEvents, StepFailed, Workflow, fault_of
 from conductor.workflows import resize
 from conductor.workflows.resize import MoveEndData, MoveEndRun
 
@@ -47,19 +48,12 @@ def _switch_back(tx: Connection, engine: Engine, run: MoveRun) -> None:
         run.set(**moves.flavor_columns(run, run.args.old_flavor))
 
 
-def _change(engine: Engine, run: MoveRun) -> Verb:
-    return "resize_here", {
-        "guest": to_wire(moves.guest_spec(engine, run)),
-        "runs": moves.was_running(run),
-    }
+def _change(engine: Engine, run: MoveRun) -> ResizeHere:
+    return ResizeHere(guest=moves.guest_spec(engine, run), runs=moves.was_running(run))
 
 
-def _change_back(engine: Engine, run: MoveRun) -> Verb:
-    return "settle_resize", {
-        "guest": to_wire(moves.old_guest_spec(engine, run)),
-        "back": True,
-        "resized": run.fence,
-    }
+def _change_back(engine: Engine, run: MoveRun) -> SettleResize:
+    return SettleResize(guest=moves.old_guest_spec(engine, run), back=True, resized=run.fence)
 
 
 def _resize_failed(tx: Connection, engine: Engine, run: MoveRun, problem: StepFailed) -> None:
@@ -123,12 +117,8 @@ def _confirming(tx: Connection, engine: Engine, runs: Sequence[MoveEndRun]) -> N
         run.set_migration(status="confirming")
 
 
-def _drop(engine: Engine, run: MoveEndRun) -> Verb:
-    return "settle_resize", {
-        "guest": to_wire(guest.spec(engine, run)),
-        "back": False,
-        "resized": run.args.resized,
-    }
+def _drop(engine: Engine, run: MoveEndRun) -> SettleResize:
+    return SettleResize(guest=guest.spec(engine, run), back=False, resized=run.args.resized)
 
 
 def _dropped(tx: Connection, run: MoveEndRun, result: Result) -> None:
@@ -162,12 +152,10 @@ CONFIRM_HERE = Workflow(
 
 
 # --- revert ---
-def _put_back(engine: Engine, run: MoveEndRun) -> Verb:
-    return "settle_resize", {
-        "guest": to_wire(moves.old_guest_spec(engine, run)),
-        "back": True,
-        "resized": run.args.resized,
-    }
+def _put_back(engine: Engine, run: MoveEndRun) -> SettleResize:
+    return SettleResize(
+        guest=moves.old_guest_spec(engine, run), back=True, resized=run.args.resized
+    )
 
 
 def _is_back(tx: Connection, run: MoveEndRun, result: Result) -> None:

@@ -8,30 +8,28 @@ error: its user detaches it.
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 from common.action_args import ShareActionArgs
-from common.json_types import JsonObject
 from common.models import AttachedShare, Result
 from common.store.engine import Connection
 from common.store.servers import shares as mappings
+from common.verbs import AttachShare, DetachShare
 from conductor import shares
-from conductor.saga import Engine, Lane, Step, StepFailed, Verb, Workflow
+from conductor.saga import Engine, Lane, Step, StepFailed, Workflow
 from conductor.shares import ShareData, ShareRun
 
 
-def _attach(engine: Engine, run: ShareRun) -> Verb:
-    return "attach_share", {"share": _attached_share(run)}
+def _attach(engine: Engine, run: ShareRun) -> AttachShare:
+    return AttachShare(share=_attached_share(run))
 
 
-def _detach(engine: Engine, run: ShareRun) -> Verb:
-    return "detach_share", {"share": _attached_share(run)}
+def _detach(engine: Engine, run: ShareRun) -> DetachShare:
+    return DetachShare(share=_attached_share(run))
 
 
-def _attached_share(run: ShareRun) -> JsonObject:
-    """What the host needs to know of the share."""
+def _attached_share(run: ShareRun) -> AttachedShare:
+    """Return the share as its host needs to know it."""
     share = run.args.share
-    return asdict(AttachedShare(share.share_id, share.tag, share.protocol, share.export_location))
+    return AttachedShare(share.share_id, share.tag, share.protocol, share.export_location)
 
 
 def _attached(tx: Connection, run: ShareRun, result: Result) -> None:

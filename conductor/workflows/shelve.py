@@ -19,12 +19,12 @@ from common.models import ImageRef, RequestSpec, Result
 from common.store.engine import Connection, now
 from common.store.neighbours.cleanups import IMAGE
 from common.store.servers import guests
-from common.wire import to_wire
+from common.verbs import EnsureGuest
 from conductor import claims, debts, guest, images, networks, volumes
 from conductor.claims import PlacementData
 from conductor.images import ImageData
 from conductor.networks import PortData
-from conductor.saga import ActionData, AnyRun, Engine, Lane, Run, Step, StepFailed, Verb, Workflow
+from conductor.saga import ActionData, AnyRun, Engine, Lane, Run, Step, StepFailed, Workflow
 
 
 # --- shelve, offload ---
@@ -196,8 +196,8 @@ def _claim(tx: Connection, engine: Engine, runs: Sequence[UnshelveRun]) -> None:
     claims.claim_and_place(tx, engine, runs, _spec)
 
 
-def _build(engine: Engine, run: UnshelveRun) -> Verb:
-    return "ensure_guest", {"guest": to_wire(guest.spec(engine, run, run.data.image))}
+def _build(engine: Engine, run: UnshelveRun) -> EnsureGuest:
+    return EnsureGuest(guest=guest.spec(engine, run, run.data.image))
 
 
 def _built(tx: Connection, run: UnshelveRun, result: Result) -> None:

@@ -15,12 +15,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from common.action_args import SwapVolumeArgs
+from common.models import AttachedVolume
 from common.store.engine import Connection
 from common.store.neighbours.cleanups import ATTACHMENT
 from common.store.rows import BlockDeviceRow
 from common.store.servers.volumes import ERROR
+from common.verbs import CopyVolume, KeepVolume, SwitchVolume
 from conductor import volume_swaps, volumes
-from conductor.saga import ActionData, Engine, Lane, Run, Step, StepFailed, Verb, Workflow
+from conductor.saga import ActionData, Engine, Lane, Run, Step, StepFailed, Workflow
 
 COPY_STEP = "copy"
 
@@ -77,21 +79,21 @@ def _left(run: SwapRun, swapped: bool) -> AbstractContextManager[None]:
     return run.cleanup_on_failure(ATTACHMENT, target, place, migrates_to=new, swapped=swapped)
 
 
-def _volume(verb: str, engine: Engine, run: SwapRun) -> Verb:
+def _volume(engine: Engine, run: SwapRun) -> AttachedVolume:
     """The volume as it is to be."""
-    return verb, {"volume": volumes.describe(engine, _row(run), run.data.connection)}
+    return volumes.describe(engine, _row(run), run.data.connection)
 
 
-def _copy(engine: Engine, run: SwapRun) -> Verb:
-    return _volume("copy_volume", engine, run)
+def _copy(engine: Engine, run: SwapRun) -> CopyVolume:
+    return CopyVolume(volume=_volume(engine, run))
 
 
-def _keep(engine: Engine, run: SwapRun) -> Verb:
-    return _volume("keep_volume", engine, run)
+def _keep(engine: Engine, run: SwapRun) -> KeepVolume:
+    return KeepVolume(volume=_volume(engine, run))
 
 
-def _switch(engine: Engine, run: SwapRun) -> Verb:
-    return _volume("switch_volume", engine, run)
+def _switch(engine: Engine, run: SwapRun) -> SwitchVolume:
+    return SwitchVolume(volume=_volume(engine, run))
 
 
 def _decide(tx: Connection, engine: Engine, runs: Sequence[SwapRun]) -> None:

@@ -17,8 +17,9 @@ from common.store.engine import Connection
 from common.store.neighbours.cleanups import ATTACHMENT, GUEST_VOLUME
 from common.store.rows import BlockDeviceRow
 from common.store.servers.volumes import ATTACHED, ERROR, RESERVED
+from common.verbs import AttachVolume, DetachVolume, ExtendVolume
 from conductor import volumes
-from conductor.saga import ActionData, Engine, Lane, Run, Step, StepFailed, Verb, Workflow
+from conductor.saga import ActionData, Engine, Lane, Run, Step, StepFailed, Workflow
 
 VolumeRun = Run[VolumeActionArgs, ActionData]
 ATTACH_STEP = "attach"
@@ -60,12 +61,12 @@ def _connect(engine: Engine, run: VolumeRun) -> None:
     volumes.connect(engine, run, _row(run), volumes.connector_of(engine, run.host))
 
 
-def _attach(engine: Engine, run: VolumeRun) -> Verb:
-    return "attach_volume", {"volume": volumes.describe(engine, _row(run))}
+def _attach(engine: Engine, run: VolumeRun) -> AttachVolume:
+    return AttachVolume(volume=volumes.describe(engine, _row(run)))
 
 
-def _detach(engine: Engine, run: VolumeRun) -> Verb:
-    return "detach_volume", {"volume": volumes.describe(engine, _row(run))}
+def _detach(engine: Engine, run: VolumeRun) -> DetachVolume:
+    return DetachVolume(volume=volumes.describe(engine, _row(run)))
 
 
 def _attached(tx: Connection, run: VolumeRun, result: Result) -> None:
@@ -174,8 +175,8 @@ def _look(engine: Engine, run: VolumeRun) -> None:
     run.set_volume(row, size_gb=found.size_gb)
 
 
-def _extend(engine: Engine, run: VolumeRun) -> Verb:
-    return "extend_volume", {"volume": volumes.describe(engine, _row(run))}
+def _extend(engine: Engine, run: VolumeRun) -> ExtendVolume:
+    return ExtendVolume(volume=volumes.describe(engine, _row(run)))
 
 
 EXTEND_VOLUME = Workflow(

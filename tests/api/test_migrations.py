@@ -11,10 +11,13 @@ import sqlalchemy as sa
 
 from common import ids
 from common.clock import SECOND
+from common.command_key import CommandKey, CommandKind
+from common.models import Control
 from common.notifications.options import NotificationSettings
 from common.store import schema
 from common.store.engine import now
 from common.store.hosts import hosts
+from common.verbs import control_command
 from conductor import lost_commands
 from tests.api.conftest import OTHER, PROJECT, Cloud
 from tests.api.moves import act, begun, furnish, rested
@@ -416,7 +419,16 @@ def test_a_wish_is_written_down_and_told_to_the_host_at_once(
     session = cloud.store.read(lambda tx: hosts.sessions(tx, ["host1"]))["host1"]
     assert move.requested_control == word
     assert cloud.agents.told == [
-        ("host1", lost_commands.control_command(action.id, 2, moving, action.fence, session, word))
+        (
+            "host1",
+            control_command(
+                CommandKey(CommandKind.DO, action.id, "migrate", 2),
+                Control(word),
+                server=moving,
+                fence=action.fence,
+                session=session,
+            ),
+        )
     ]
     assert cloud.agents.told[0][1] in cloud.store.read(
         lambda tx: lost_commands.control_commands(tx, "host1", session)

@@ -16,6 +16,7 @@ from amqp.exceptions import AccessRefused
 
 from common import errors, states
 from common.broker_identities import PREFIX, host_queue
+from common.command_key import CommandKey, CommandKind
 from common.config import load
 from common.host_keys import HostKey, Purpose, derive
 from common.models import Command, DomainState, HostInventory, Result
@@ -60,10 +61,10 @@ def reports(target: Target) -> Iterator[Outcome]:
                 thief.say(domains=[DomainState(guest, power, HIGH)])
             for status in ("done", "failed", "refused", "unknown"):
                 keys = [
-                    f"{number}/{step}/1" for number in range(50) for step in ("build", "destroy")
+                    f"do/{number}/{step}/1" for number in range(50) for step in ("build", "destroy")
                 ]
                 thief.say(
-                    results=[Result(key, guest, HIGH, status, {"known": HIGH}) for key in keys]
+                    results=[Result(key, guest, HIGH, status, known_fence=HIGH) for key in keys]
                 )
             yield from _replays(thief)
             yield _refused(
@@ -161,7 +162,8 @@ def commands(target: Target) -> Iterator[Outcome]:
         before, channel = target.account(guest), connection.channel()
         for what, key in _keys(target, other.keys.generation, conf.host_keys.query_secret).items():
             for verb in ("ensure_absent", "stop"):
-                command = Command(secrets.token_hex(16), "destroy", 1, guest, HIGH, 0, verb, {})
+                forged = CommandKey(CommandKind.DO, secrets.token_hex(16), "destroy", 1)
+                command = Command(forged, guest, HIGH, 0, verb, {"keep_files": False})
                 said = {"commands": to_wire([command]), "access": None}
                 body = pack(key, "do", said)[1]
                 for _ in range(2):

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,14 @@ import requests
 
 from common.host_keys import Purpose
 from common.image_tickets import Gateway, Tickets
-from common.models import Access, Command
+from common.models import Access, ImageRef
 from common.vault import Vault
+from common.verbs import EnsureGuest, Snapshot, Verb
 from common.wire import from_wire
 from conductor.service import Messages
 from deploy.servers import free_ports
 from tests.standalone import Cloud
+from tests.verbs import VALUES, new_command
 
 KEY = "the secret of this cloud"
 HOST = "h1"
@@ -74,19 +77,20 @@ class Process:
     def log(self) -> str:
         return self._log.read_text()
 
-    def access(self, verb: str, **args: Any) -> Access:
-        """What a conductor sends to the host with such a command."""
+    def access(self, verb: Verb) -> Access:
+        """Return the access that a conductor sends with such a command."""
         wire = Wire()
         Messages(wire, wire, Gateway(self.url, Tickets(Vault(KEY)))).do(  # type: ignore[arg-type]  # it casts only
-            HOST, [Command("a", "build", 1, "s", 1, 1, verb, args)]
+            HOST, [new_command(verb)]
         )
         return from_wire(Access, wire.sent[0]["access"])
 
     def to_read(self, image: str) -> Access:
-        return self.access("ensure_guest", guest={"image": {"id": image}})
+        guest = replace(VALUES["guest"], image=ImageRef(image))
+        return self.access(EnsureGuest(guest=guest))
 
     def to_write(self, image: str) -> Access:
-        return self.access("snapshot", image_id=image)
+        return self.access(Snapshot(image_id=image))
 
     def most_memory(self) -> int:
         """MiB that its largest process has had at once."""

@@ -11,6 +11,7 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,7 +23,6 @@ from common.host_keys import AllKeys, Generations, Keys, OwnKeys, Purpose, deriv
 from common.log_repeats import Repeats, without_traceback
 from common.models import (
     Access,
-    Command,
     DomainState,
     Heartbeat,
     HeartbeatAnswer,
@@ -38,11 +38,13 @@ from common.wire import to_wire
 from deploy.servers import free_ports
 from tests.contract.test_rpc import Told, no_answer, seconds
 from tests.faults import Wire
+from tests.verbs import new_command
 from tests.waiting import await_true
 
 SECRETS = {Purpose.COMMAND: "conductors'", Purpose.QUERY: "everybody's"}
-COMMAND = Command(
-    "a", "build", 1, "s", 2, 3, "ensure_guest", {"guest": {"name": "ü", "deep": [None, 1.5]}}
+COMMAND = replace(
+    new_command("ensure_guest", step="build", fence=2, session=3),
+    args={"guest": {"name": "ü", "deep": [None, 1.5]}},
 )
 
 
@@ -344,9 +346,7 @@ def test_nothing_of_what_is_said_can_be_read_at_the_broker(world: World) -> None
     link = world.serving("h1", Told())
     # The messages of a closed host stay in its queue.
     link.close()
-    secret = Command(
-        "a", "build", 1, "s", 2, 3, "ensure_guest", {"guest": {"admin_pass": "S3CRET"}}
-    )
+    secret = replace(COMMAND, args={"guest": {"admin_pass": "S3CRET"}})
     assert agent.AgentClient(world.control()).do("h1", [secret], Access("http://image", "T0KEN"))
     found = world.read(host_queue(world.prefix, "h1"))
     assert len(found) == 1 and b"S3CRET" not in found[0] and b"T0KEN" not in found[0]

@@ -473,7 +473,7 @@ def test_a_registration_among_results_locks_providers_after_servers(store: Store
         "h2",
         store.read(lambda tx: hosts.sessions(tx, ["h2"]))["h2"],
         "boot",
-        results=[Result(f"{ids.new()}/build/1", server, 1, "done")],
+        results=[Result(f"do/{ids.new()}/build/1", server, 1, "done")],
     )
     with ThreadPoolExecutor(1) as pool:
         with store.begin() as tx:

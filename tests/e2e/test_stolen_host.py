@@ -27,6 +27,7 @@ from amqp.exceptions import AccessRefused
 from oslo_config import cfg
 
 from common import broker_identities, config, errors, states, tls
+from common.command_progress import CommandPhase, CommandProgress
 from common.host_keys import OwnKeys
 from common.models import DomainState, Result
 from common.rpc.broker import opener
@@ -174,10 +175,10 @@ def changes_nothing_of_others_by_its_reports(lab: LiveLab, found: Loot, guest: W
     server = guest.server
     [(fence,)] = lab.rows("SELECT fence FROM servers WHERE id = ?", server)
     keys = [
-        f"{action}/{step}/1"
+        f"do/{action}/{step}/1"
         for (action,) in lab.rows("SELECT id FROM actions WHERE server_id = ?", server)
         for step in ("destroy", "build", "start")
-    ] + [f"debt/{server}/{fence}"]
+    ] + [f"cleanup/{server}/ensure_absent/{fence}"]
     with closing(Thief(found.conf, found.keys)) as thief:
         for power in (states.SHUTDOWN, states.RUNNING, states.CRASHED):
             for known in (fence, fence + 1, 2**40):
@@ -186,11 +187,12 @@ def changes_nothing_of_others_by_its_reports(lab: LiveLab, found: Loot, guest: W
                 thief.say(domains=[DomainState(server, power, known)])
         for status in ("done", "failed", "refused", "unknown"):
             answer = thief.say(
-                results=[Result(key, server, fence, status, {"known": 2**40}) for key in keys]
+                results=[Result(key, server, fence, status, known_fence=2**40) for key in keys]
             )
             assert not answer.commands
         thief.say(
-            phases=dict.fromkeys(keys, "hangs"), moved={key: {"memory_total": 1} for key in keys}
+            phases=dict.fromkeys(keys, CommandProgress(CommandPhase.STARTING)),
+            moved={key: {"memory_total": 1} for key in keys},
         )
         with pytest.raises(errors.NoAnswer):
             thief.say(host=OTHER, changed=[DomainState(server, states.SHUTDOWN, fence)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from common.models import UNDO
+from common.command_key import UNDO
 from compute_agent.virt.memory.script import Fail
 from conductor.saga import AnyStep
 from conductor.workflows import WORKFLOWS

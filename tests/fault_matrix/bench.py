@@ -19,6 +19,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from common import errors, ids, states
+from common.command_key import CommandKey
 from common.models import Command, ImageRef, RequestSpec, Selection
 from common.store import engine as store_engine
 from common.store import schema
@@ -121,7 +122,7 @@ class Bench:
 
         def inside(what: str) -> None:
             if doing:
-                self.at("agent", host.name, doing[-1].verb, doing[-1].step, what)
+                self.at("agent", host.name, doing[-1].verb, doing[-1].key.label, what)
 
         def written(key: str, guest: Any) -> None:
             write(key, guest)
@@ -191,7 +192,7 @@ class Bench:
 
     def _send(self, host: str, commands: list[Command]) -> None:
         for command in commands:
-            self.at("send", host, command.step, command)
+            self.at("send", host, command.key.label, command)
         self.deliver(host, commands)
 
     # --- who does what ---
@@ -235,7 +236,7 @@ class Bench:
         if kind == "sync" and self._syncing:  # not by the simulator's own round
             host = self._syncing[-1]
             for result in list(host.agent._results.values()):
-                self.at("result", host.name, result.key.split("/")[1])
+                self.at("result", host.name, CommandKey.parse(result.key).label)
         return self.lose(kind)
 
     def _look(self) -> None:

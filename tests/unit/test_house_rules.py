@@ -46,6 +46,9 @@ PURE = (
         for name in (
             "states",
             "models",
+            "verbs",
+            "command_key",
+            "command_progress",
             "errors",
             "ids",
             "clock",

@@ -10,7 +10,7 @@ import pytest
 
 from common import states
 from common.states import ACTIONS, BY_WORKFLOW, VM_STATES, Action
-from compute_agent.verbs import HANDLERS, VERBS
+from common.verbs import VERBS
 from conductor import lanes
 from conductor.workflows import WORKFLOWS
 
@@ -261,10 +261,6 @@ def test_a_steps_name_belongs_to_one_lane() -> None:
     assert inside & set(names) == set()
 
 
-def test_each_handler_of_a_verb_has_a_row() -> None:
-    assert HANDLERS.keys() == VERBS.keys()
-
-
 @pytest.mark.parametrize("name", sorted(VERBS))
 def test_a_verb_that_is_done_once_may_not_insist(name: str) -> None:
-    assert not (VERBS[name].facts.once and VERBS[name].facts.retry_until_done)
+    assert not (VERBS[name].runs_once and VERBS[name].retries_until_done)

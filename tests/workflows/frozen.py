@@ -21,7 +21,6 @@ from typing import Any
 
 from common.store.engine import Store
 from compute_agent.journal import Journal
-from compute_agent.verbs import VERBS
 from tests.schemas import memory_store
 from tests.workflows.simulator import Cloud, Time, choosing
 
@@ -94,7 +93,6 @@ def _named(cloud: Cloud) -> dict[str, Any]:
         "cloud": cloud,
         "store": cloud.store,
         "time": cloud.time,
-        "verbs": VERBS,
         "choosing": choosing(),
     }
 

@@ -429,7 +429,6 @@ class Trial:
     def _hit(self, point: tuple[str, ...], number: int) -> None:
         if point[1] == "sweep":
             return
-        point = tuple("debt" if part == self.server else part for part in point)
         self.hits.append(point)
         if len(self.hits) - 1 == number:
             raise Crash(point)

@@ -175,7 +175,7 @@ class Host:
         self.driver.host.reachable = {} if reachable is None else reachable
         self.driver.host.reachable[self.driver.host.uri] = self.driver.host
         self.journal = Journal(":memory:")
-        self.verbs = verbs.VERBS
+        self.carries_out = verbs.carry_out
         self.fault_point: Callable[[str, str, str], None] = verbs.nothing
         self.inside: Callable[[str], None] = goes_on  # called by verbs that look whether to go on
         self.restart()
@@ -217,7 +217,10 @@ class Host:
         )
         tools = verbs.Tools(self.driver, lambda image: iter(()), self.images.writer, run, self.peer)
         self.agent.ended(
-            work, verbs.run(self.journal, tools, work.command, self.fault_point, self.verbs)
+            work,
+            verbs.run(
+                self.journal, tools, work.command, work.verb, self.fault_point, self.carries_out
+            ),
         )
 
     def _is_cancelled(self, work: Work) -> bool:

@@ -11,7 +11,8 @@ from common import errors, states
 from common.models import Control
 from common.notifications.options import NotificationSettings
 from common.store.servers import migrations
-from conductor import lost_commands
+from common.verbs import control_command
+from conductor import runner
 from tests.told import told
 from tests.workflows.moves import CANARY, before, clouds, disk, last, reset_state, server_on, stands
 from tests.workflows.scenarios import ask
@@ -44,8 +45,12 @@ def steer(cloud: Cloud, server: str, what: str) -> None:
     cloud.do(
         "h1",
         [
-            lost_commands.control_command(
-                action.id, action.attempt, server, found.fence, session, what
+            control_command(
+                runner.key_of(action),
+                Control(what),
+                server=server,
+                fence=found.fence,
+                session=session,
             )
         ],
     )

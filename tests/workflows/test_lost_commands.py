@@ -58,11 +58,11 @@ def test_another_command_of_the_same_action_stands_for_nothing(
     cloud.time.pass_by(5)
     request = replace(
         host.agent.request(True, None, None),
-        working=[f"{action}/stop/0", f"{action}/undo-stop/1", "?"],
+        working=[f"do/{action}/stop/0", f"undo/{action}/stop/1", "?"],
     )
     [answer] = reports.handle(cloud.engine, [request])
     assert not isinstance(answer, Exception)
-    assert [command.key for command in answer.commands] == [f"{action}/stop/1"]
+    assert [str(command.key) for command in answer.commands] == [f"do/{action}/stop/1"]
 
 
 def test_a_debt_is_sent_beside_many_that_are_in_hand(cloud: Cloud, servers: list[str]) -> None:

@@ -63,7 +63,7 @@ def foreign(cloud: Cloud, server: str, host: str) -> Result:
         )
 
     cloud.store.write(insert)
-    return Result(f"{action}/do/1", server, fence, "done")
+    return Result(f"do/{action}/do/1", server, fence, "done")
 
 
 # --- due actions ---
@@ -389,7 +389,7 @@ def test_one_host_that_makes_no_sense_costs_no_other(
         replace(
             bad.agent.request(True, None, None),
             inventory=inventory,
-            phases={"k/s/1": 9},
+            phases={"do/k/s/1": 9},
             moved={"x": 3},
         ),
         good.agent.request(True, None, None),

@@ -91,7 +91,7 @@ def test_a_burst_whose_lease_is_anothers_writes_nothing(cloud: Cloud) -> None:
     )
     cloud.advance()
     row = last(cloud, server)
-    assert (row.state, row.owner, cloud.sent[-1][1].action == action) == ("due", "c2/1", False)
+    assert (row.state, row.owner, cloud.sent[-1][1].key.owner == action) == ("due", "c2/1", False)
 
 
 @pytest.mark.parametrize("field", ["step", "attempt"])
@@ -101,10 +101,11 @@ def test_a_result_of_another_command_ends_nothing(cloud: Cloud, field: str) -> N
     cloud.lose = lambda kind: kind == "do"
     cloud.advance()
     host, command = cloud.sent[-1]
-    other = replace(command, **{field: 7 if field == "attempt" else "another"})
+    key = replace(command.key, **{field: 7 if field == "attempt" else "another"})
+    other = replace(command, key=key)
     agent = cloud.hosts[host].agent
-    result = Result(other.key, server, other.fence, "done", {"power_state": states.SHUTDOWN})
-    agent._results[other.key] = result
+    result = Result(str(other.key), server, other.fence, "done", {"power_state": states.SHUTDOWN})
+    agent._results[result.key] = result
     cloud.sync(cloud.hosts[host])
     assert (last(cloud, server).state, cloud.show(server).action) == ("waiting", action)
 
@@ -203,11 +204,9 @@ def test_a_destination_that_is_given_up_hears_of_a_higher_fence() -> None:
     cloud.hosts["h2"].driver.host.script["receive"] = Fail("no", retryable=False)
     ask(cloud, server, "migrate")
     cloud.settle()
-    given_up = [command.fence for host, command in cloud.sent if host == "h2" and command.step]
+    given_up = [command.fence for host, command in cloud.sent if host == "h2"]
     asked = [
-        command.fence
-        for host, command in cloud.sent
-        if host == "h2" and not command.key.startswith("debt/")
+        command.fence for host, command in cloud.sent if host == "h2" and command.key.is_of_action
     ]
     assert asked and max(given_up) > max(asked)
     stands(cloud, server, states.ACTIVE, "h1")

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from common import states
 from common.store import schema
 from common.store.servers import stuck_actions
+from common.verbs import EnsureGuest, decode
 from tests.workflows.frozen import register
 from tests.workflows.simulator import Cloud
 
@@ -45,9 +46,9 @@ def test_files_come_with_the_guest_and_stay_nowhere(cloud: Cloud, server: str) -
     cloud.lose = lambda kind: False
     cloud.settle()
     made = [
-        command.args["guest"]["instance"]
+        verb.guest.instance
         for _, command in cloud.sent
-        if command.verb == "ensure_guest"
+        if isinstance(verb := decode(command), EnsureGuest)
     ]
     assert [one["files"] for one in made] == [FILES] * len(made)
     assert cloud.show(server).vm_state == states.ACTIVE
@@ -124,9 +125,9 @@ def test_sealed_user_data_comes_with_the_guest_as_it_was_given(cloud: Cloud) -> 
     cloud.store.write(lambda tx: tx.execute(sa.update(schema.servers).values(user_data=kept)))
     cloud.settle()
     made = [
-        command.args["guest"]["user_data"]
+        verb.guest.user_data
         for _, command in cloud.sent
-        if command.verb == "ensure_guest"
+        if isinstance(verb := decode(command), EnsureGuest)
     ]
     assert made == ["Zm9ybWVy"] and cloud.show(server).vm_state == states.ACTIVE
     assert "Zm9ybWVy" not in everything(cloud)

@@ -11,6 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from common import ids, states
+from common.command_progress import CommandPhase, CommandProgress
 from common.models import DomainState, ImageRef, Result, Sync
 from common.store import schema
 from common.store.hosts import hosts
@@ -63,13 +64,13 @@ def waiting(cloud: Cloud, server: str) -> Any:
 def test_nobody_else_says_what_became_of_a_hosts_command(cloud: Cloud, status: str) -> None:
     server, home, stolen = others(cloud)
     row = waiting(cloud, server)
-    key = f"{row.id}/{row.step}/{row.attempt}"
-    data = {"power_state": states.SHUTDOWN, "known": 2**40}
+    key = f"do/{row.id}/{row.step}/{row.attempt}"
+    data = {"power_state": states.SHUTDOWN}
     says(
         cloud,
         stolen,
-        results=[Result(key, server, row.fence, status, data)],
-        phases={key: "hangs in a trap"},
+        results=[Result(key, server, row.fence, status, data, known_fence=2**40)],
+        phases={key: CommandProgress(CommandPhase.STARTING, stalled_verb="trap")},
     )
     [after] = [
         one for one in cloud.store.read(lambda tx: actions.list_for(tx, server)) if one.id == row.id
@@ -109,9 +110,10 @@ def test_nobody_else_pays_a_hosts_debt(cloud: Cloud) -> None:
     cloud.ask(server, "delete")
     cloud.round()
     [debt] = cloud.store.read(lambda tx: guests.debts_of(tx, [server]))
-    key = f"debt/{server}/{debt.fence}"
-    for status, data in (("done", {}), ("refused", {"known": 2**40})):
-        says(cloud, stolen, results=[Result(key, server, debt.fence, status, data)])
+    key = f"cleanup/{server}/ensure_absent/{debt.fence}"
+    for status, known in (("done", None), ("refused", 2**40)):
+        result = Result(key, server, debt.fence, status, known_fence=known)
+        says(cloud, stolen, results=[result])
     [left] = cloud.store.read(lambda tx: guests.debts_of(tx, [server]))
     assert (left.host, left.fence) == (home, debt.fence)
 
@@ -129,9 +131,9 @@ def test_nobody_else_says_how_far_a_migration_is(cloud: Cloud) -> None:
     cloud.move(server, "os-migrateLive")
     cloud.advance()
     [row] = cloud.store.read(lambda tx: migrations.page(tx, source=home))
-    says(cloud, stolen, moved={f"{row.action_id}/migrate/1": {"memory_total": 7}})
+    says(cloud, stolen, moved={f"do/{row.action_id}/migrate/1": {"memory_total": 7}})
     assert cloud.store.read(lambda tx: migrations.page(tx, source=home))[0].progress is None
-    says(cloud, home, moved={f"{row.action_id}/migrate/1": {"memory_total": 7}})
+    says(cloud, home, moved={f"do/{row.action_id}/migrate/1": {"memory_total": 7}})
     assert cloud.store.read(lambda tx: migrations.page(tx, source=home))[0].progress == {
         "memory_total": 7
     }
@@ -143,7 +145,7 @@ FORGED = "E:\x1b]0;PWNED\x07\x1b[31mRED\x1b[2J\r\nFAKE LINE \x9b31m \u202e" + "x
 def test_error_text_of_a_host_is_stored_printable_and_short(cloud: Cloud) -> None:
     server, home, _ = others(cloud)
     row = waiting(cloud, server)
-    key = f"{row.id}/{row.step}/{row.attempt}"
+    key = f"do/{row.id}/{row.step}/{row.attempt}"
     failed = Result(key, server, row.fence, "failed", error=FORGED, details=FORGED)
     says(cloud, home, results=[failed])
     cloud.lose = lambda what: False

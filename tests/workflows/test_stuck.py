@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from common import errors, states
 from common.store import doctor, schema
 from common.store.servers import actions, stuck_actions
-from compute_agent.verbs import VERBS
+from common.verbs import VERBS, Rescue
 from compute_agent.virt.memory.script import Fail
 from conductor import lanes, retries, runner
 from tests.workflows.frozen import register
@@ -295,16 +295,18 @@ def test_a_server_that_is_gone_lets_its_action_be_settled(cloud: Cloud) -> None:
 
 
 # --- hosts that refuse ---
-def rescued_by_an_old_agent(cloud: Cloud) -> str:
+def rescued_by_an_old_agent(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> str:
     [server] = cloud.create(host="h1", forced=True, networks=[])
     cloud.settle()
-    cloud.hosts["h1"].verbs = {name: verb for name, verb in VERBS.items() if name != "rescue"}
+    monkeypatch.delitem(VERBS, Rescue.name)
     ask(cloud, server, "rescue")
     return server
 
 
-def test_a_verb_that_a_host_does_not_know_yet_waits_for_its_upgrade(cloud: Cloud) -> None:
-    server = rescued_by_an_old_agent(cloud)
+def test_a_verb_that_a_host_does_not_know_yet_waits_for_its_upgrade(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = rescued_by_an_old_agent(cloud, monkeypatch)
     for _ in range(3):
         cloud.round()
         cloud.time.pass_by(5)
@@ -315,7 +317,7 @@ def test_a_verb_that_a_host_does_not_know_yet_waits_for_its_upgrade(cloud: Cloud
         None,
     )
     assert row.cause == "Host h1 refuses it: its agent does not know rescue and must be upgraded."
-    cloud.hosts["h1"].verbs = VERBS
+    monkeypatch.setitem(VERBS, Rescue.name, Rescue)
     cloud.time.pass_by(5)
     cloud.settle()
     assert (cloud.show(server).vm_state, last(cloud, server).cause) == (states.RESCUED, None)
@@ -324,7 +326,7 @@ def test_a_verb_that_a_host_does_not_know_yet_waits_for_its_upgrade(cloud: Cloud
 def test_a_verb_that_a_host_never_learns_is_stuck(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = rescued_by_an_old_agent(cloud)
+    server = rescued_by_an_old_agent(cloud, monkeypatch)
     # as often as ten minutes have it, in less time
     monkeypatch.setattr(retries, "MAX_REFUSALS", 12)
     row = until_stuck(cloud, server)
@@ -332,7 +334,7 @@ def test_a_verb_that_a_host_never_learns_is_stuck(
     assert (
         "Host h1 refuses it: its agent does not know rescue" in cloud.show(server).fault["message"]
     )
-    cloud.hosts["h1"].verbs = VERBS
+    monkeypatch.setitem(VERBS, Rescue.name, Rescue)
     cloud.store.write(lambda tx: stuck_actions.retry(tx, row.id))
     cloud.time.pass_by(5)
     cloud.settle()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from common import errors, ids, states
+from common.command_key import CommandKey, CommandKind
 from common.json_types import JsonObject
 from common.models import Command, Control
 from common.store.engine import Connection
@@ -19,6 +20,7 @@ from common.store.hosts import hosts
 from common.store.notifications import outbox
 from common.store.rows import ServerRecord, ShownMigrationRow
 from common.store.servers import actions, immediate_actions, migrations
+from common.verbs import control_command
 from compute_api.compute.request import Request
 from compute_api.compute.views import migrations as view
 from compute_api.edge.microversions import Range
@@ -202,8 +204,8 @@ def _ask(
 def _control_command(
     tx: Connection, move: ShownMigrationRow, control: Control
 ) -> tuple[str, Command] | None:
-    """The source's host, and the command that steers the one that it has in hand; None: it has none
-    yet."""
+    """Return the source's host and the command that controls the migration. None if the host has no
+    command for the migration yet."""
     action = actions.show_by_id(tx, move.action_id)
     if (
         action is None
@@ -212,13 +214,7 @@ def _control_command(
     ):
         return None
     session = hosts.sessions(tx, [action.host]).get(action.host, 0)
-    return action.host, Command(
-        action.id,
-        f"steer-{control}",
-        action.attempt,
-        move.server_id,
-        action.fence,
-        session,
-        "steer",
-        {"key": f"{action.id}/{_STEERED}/{action.attempt}", "wish": control.value},
+    migration = CommandKey(CommandKind.DO, action.id, _STEERED, action.attempt)
+    return action.host, control_command(
+        migration, control, server=move.server_id, fence=action.fence, session=session
     )

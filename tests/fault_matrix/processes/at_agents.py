@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from common.command_key import CommandKey
 from tests.fault_matrix.processes.struck import Process
 
 #: Seconds of a host's lease and between its exchanges: shorter than the product's own, so that a
@@ -58,7 +59,7 @@ def _inside(process: Process) -> Callable[[str], None]:
         if command is None:
             return
         for name in (where, "inside") if where in INSIDE else (where,):
-            order = process.reached(("agent", command.step, name), [command.server])
+            order = process.reached(("agent", command.key.label, name), [command.server])
             if order is None:
                 continue
             if order.deed == "power-cut":
@@ -79,11 +80,13 @@ def _commands(process: Process) -> None:
 
     run, fences = verbs.run, _Fences(process)
 
-    def watched(journal: Any, tools: Any, command: Any) -> Any:
+    def watched(journal: Any, tools: Any, command: Any, verb: Any) -> Any:
         fences.learn(command)
         process.local.command = command
         try:
-            return run(journal, tools, command, lambda verb, step, where: process.inside(where))
+            return run(
+                journal, tools, command, verb, lambda name, step, where: process.inside(where)
+            )
         finally:
             process.local.command = None
 
@@ -134,7 +137,7 @@ def _link(process: Process) -> None:
     def watched_exchange(self: Any, request: Any, timeout: float) -> Any:
         lost = None
         for result in request.results:
-            point = ("answers", result.key.split("/")[1])
+            point = ("answers", CommandKey.parse(result.key).label)
             lost = process.reached(point, [result.server]) or lost
         if lost is not None:
             time.sleep(timeout)  # its silence is noticed when its time is over

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from common.command_key import CommandKey
 from tests.fault_matrix.processes.orders import Order
 from tests.fault_matrix.processes.struck import Process
 
@@ -81,7 +82,7 @@ def _rounds(process: Process) -> None:
     def watched_handle(engine: Any, syncs: Any) -> Any:
         for sync in syncs:
             for result in sync.results:
-                process.reached(("result", result.key.split("/")[1]), [result.server])
+                process.reached(("result", CommandKey.parse(result.key).label), [result.server])
         return handle(engine, syncs)
 
     runner._burst, runner._commit = watched_burst, watched_commit
@@ -131,7 +132,7 @@ def _commands(process: Process) -> None:
     def watched(self: Any, host: str, commands: Any, access: Any) -> bool:
         kept = []
         for command in commands:
-            order = process.reached(("send", command.step), [command.server])
+            order = process.reached(("send", command.key.label), [command.server])
             if order is None or order.deed == "double":
                 kept.append(command)
             if order is not None and order.deed != "lose":

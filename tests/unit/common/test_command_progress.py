@@ -1,38 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a command is, as a text and back."""
+"""The progress of a command, on the wire and as operators read it."""
 
 from __future__ import annotations
 
 import pytest
 
 from common.command_progress import CommandPhase, CommandProgress
-
-
-@pytest.mark.parametrize("phase", CommandPhase)
-@pytest.mark.parametrize("percent", [None, 0, 40, 100])
-@pytest.mark.parametrize("hanging", ["", "rescue"])
-def test_progress_parsed_from_its_text_is_equal(
-    phase: CommandPhase, percent: int | None, hanging: str
-) -> None:
-    progress = CommandProgress(phase, percent, hanging)
-    assert CommandProgress.parse(str(progress)) == progress
+from common.models import Sync
+from common.wire import from_wire, to_wire
 
 
 @pytest.mark.parametrize(
-    ("text", "progress"),
+    ("progress", "text"),
     [
-        ("fetching image 40 %", CommandProgress(CommandPhase.FETCHING_IMAGE, 40)),
-        ("making disks", CommandProgress(CommandPhase.MAKING_DISKS)),
+        (CommandProgress(CommandPhase.FETCHING_IMAGE, 40), "fetching image 40 %"),
+        (CommandProgress(CommandPhase.MAKING_DISKS), "making disks"),
         (
+            CommandProgress(CommandPhase.STARTING, stalled_verb="ensure_guest"),
             "hangs in ensure_guest (starting)",
-            CommandProgress(CommandPhase.STARTING, hanging="ensure_guest"),
         ),
-        ("saving memory 250 %", CommandProgress(CommandPhase.SAVING_MEMORY, 100)),
-        ("folding paper 3 %", CommandProgress(CommandPhase.OTHER, 3)),
-        ("", CommandProgress(CommandPhase.OTHER)),
+        (
+            CommandProgress(CommandPhase.COPYING_DISK, 0, "snapshot"),
+            "hangs in snapshot (copying disk 0 %)",
+        ),
     ],
 )
-def test_progress_text_of_another_release_is_understood(
-    text: str, progress: CommandProgress
+def test_progress_crosses_the_wire_as_data_and_has_a_text(
+    progress: CommandProgress, text: str
 ) -> None:
-    assert CommandProgress.parse(text) == progress
+    report = Sync("h1", 1, phases={"do/a/build/1": progress})
+    assert from_wire(Sync, to_wire(report)) == report
+    assert str(progress) == text
+
+
+def test_progress_phase_of_a_later_release_is_other() -> None:
+    wire = {"phase": "folding paper", "percent": 3, "stalled_verb": ""}
+    assert from_wire(CommandProgress, wire) == CommandProgress(CommandPhase.OTHER, 3)

@@ -33,10 +33,12 @@ def test_a_command_without_a_sign_of_life_hangs_and_leaves_its_place() -> None:
         rig.exchange()
     assert rig.agent.hanging() == [work]
     assert rig.agent.hanging() == []
-    assert rig.exchange().phases[work.command.key] == "hangs in ensure_guest (making disks)"
+    assert rig.exchange().phases[work.key] == CommandProgress(
+        CommandPhase.MAKING_DISKS, stalled_verb="ensure_guest"
+    )
     assert taken(rig.agent) == ["b"]
     rig.agent.is_alive(work)
-    assert rig.exchange().phases[work.command.key] == "making disks"
+    assert rig.exchange().phases[work.key] == CommandProgress(CommandPhase.MAKING_DISKS)
     rig.finish(work)
     assert taken(rig.agent) == ["c"]
 

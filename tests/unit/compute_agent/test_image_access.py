@@ -13,16 +13,16 @@ import pytest
 
 from common import errors
 from common.models import Access, Command, ImageRef
-from common.wire import to_wire
+from common.verbs import EnsureGuest
 from tests.unit.compute_agent.test_service import GUEST, Rig
+from tests.verbs import new_command
 from tests.waiting import await_true
 
 
 def build(server: str, image: str) -> Command:
     guest = replace(GUEST, server=server, image=ImageRef(image, "raw"))
-    return Command(
-        f"a-{server}", "build", 1, server, 1, 7, "ensure_guest", {"guest": to_wire(guest)}
-    )
+    verb = EnsureGuest(guest=guest)
+    return new_command(verb, f"a-{server}", "build", server=server, session=7)
 
 
 def access(ticket: str) -> Access:
@@ -60,10 +60,10 @@ def test_each_command_uses_the_ticket_that_came_with_it(rig: Gated) -> None:
     await_true(lambda: rig.images.asked, 5, "the worker is in the first image")
     rig.host.do([build("s2", "two")], access("second"))
     rig.host.do(
-        [build("s3", "three"), Command("b", "stop", 1, "s4", 1, 7, "ensure_paused", {})],
+        [build("s3", "three"), new_command("ensure_paused", "b", "stop", server="s4", session=7)],
         access("third"),
     )
-    rig.host.do([Command("c", "stop", 1, "s5", 1, 7, "ensure_paused", {})], None)
+    rig.host.do([new_command("ensure_paused", "c", "stop", server="s5", session=7)], None)
     rig.gate.set()
     await_true(lambda: len(rig.images.asked) == 3, 5, "all images are read")
     assert rig.images.asked == [("first", "one"), ("second", "two"), ("third", "three")]

@@ -7,11 +7,14 @@ import sqlite3
 import threading
 from pathlib import Path
 
-from common.models import Command, Result
+from common.models import GuestSpec, Result
+from common.verbs import EnsureGuest
+from common.wire import from_wire
 from compute_agent import verbs
 from compute_agent.journal import KEEP_DAYS, Journal
 from compute_agent.virt.memory.driver import MemoryDriver
 from compute_agent.virt.memory.script import QUIET
+from tests.verbs import new_command
 
 
 def result(key: str = "a/build/1", server: str = "s", fence: int = 3, **more: str) -> Result:
@@ -105,14 +108,13 @@ def test_neither_arguments_nor_secrets_are_written(tmp_path: Path) -> None:
         "instance": {"admin_pass": "SECRET-password"},
     }
     tools = verbs.Tools(MemoryDriver(), lambda image: iter(()), lambda image: list, QUIET)
-    ended = verbs.run(
-        journal, tools, Command("a", "build", 1, "s", 1, 1, "ensure_guest", {"guest": guest})
-    )
+    verb = EnsureGuest(guest=from_wire(GuestSpec, guest))
+    ended = verbs.run(journal, tools, new_command(verb, step="build"), verb)
     assert ended is not None
     assert ended.status == "done"
     journal.close()
     everything = b"".join(path.read_bytes() for path in tmp_path.iterdir())
-    assert b"a/build/1" in everything
+    assert b"do/a/build/1" in everything
     assert b"SECRET" not in everything
 
 

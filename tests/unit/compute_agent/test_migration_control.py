@@ -8,30 +8,23 @@ from pathlib import Path
 
 import pytest
 
+from common.command_key import CommandKey, CommandKind
 from common.command_progress import CommandPhase, CommandProgress
 from common.models import Command, Control, FailureReason, Result, SyncAnswer
+from common.verbs import control_command
 from compute_agent.journal import Journal
 from compute_agent.sync import LEASE_SECONDS, Work
 from tests.unit.compute_agent.test_sync import Rig, command, taken
+from tests.verbs import new_command
 
 
 def moving(action: str) -> Command:
-    return Command(action, "migrate", 1, action, 1, 5, "live_migrate")
+    return new_command("live_migrate", action, "migrate", server=action, session=5)
 
 
-def steer(
-    action: str, requested_control: str, of: str = "a", session: int = 5, fence: int = 1
-) -> Command:
-    return Command(
-        action,
-        "steer",
-        1,
-        of,
-        fence,
-        session,
-        "steer",
-        {"key": f"{of}/migrate/1", "wish": requested_control},
-    )
+def control(requested: str, of: str = "a", session: int = 5, fence: int = 1) -> Command:
+    migration = CommandKey(CommandKind.DO, of, "migrate", 1)
+    return control_command(migration, Control(requested), server=of, fence=fence, session=session)
 
 
 @pytest.fixture
@@ -55,9 +48,9 @@ def test_one_live_migration_at_a_time_and_the_others_say_that_they_wait(rig: Rig
     first.progress = CommandProgress(CommandPhase.MIGRATING)
     assert taken(rig.agent) == ["stop"]
     assert rig.exchange().phases == {
-        "a/migrate/1": "migrating",
-        "b/migrate/1": "queued",
-        "stop/step/1": "queued",
+        "do/a/migrate/1": CommandProgress(CommandPhase.MIGRATING),
+        "do/b/migrate/1": CommandProgress(CommandPhase.QUEUED),
+        "do/stop/step/1": CommandProgress(CommandPhase.QUEUED),
     }
     rig.finish(first)
     assert taken(rig.agent) == ["b"]
@@ -75,7 +68,7 @@ def test_how_far_a_migration_is_is_told_when_it_is_asked(rig: Rig) -> None:
     assert rig.exchange().moved == {}
     work.measured = {"memory_total": 3, "memory_remaining": 1}
     assert rig.agent.request(False, None, None).moved == {}
-    assert rig.exchange().moved == {"a/migrate/1": {"memory_total": 3, "memory_remaining": 1}}
+    assert rig.exchange().moved == {"do/a/migrate/1": {"memory_total": 3, "memory_remaining": 1}}
     rig.finish(work)
     assert rig.exchange().moved == {}
 
@@ -84,10 +77,10 @@ def test_a_wish_reaches_the_migration_that_runs_and_is_answered_at_once(rig: Rig
     rig.agent.accept([moving("a")])
     work = begun(rig)
     for _ in range(2):
-        rig.agent.accept([steer("force", "complete")])
+        rig.agent.accept([control("complete")])
         assert work.requested is Control.COMPLETE
     assert rig.agent.has_news()
-    told = results(rig)["force/steer/1"]
+    told = results(rig)["control/a/complete/1"]
     assert (told.status, told.server, told.data) == ("done", "a", {"in_hand": True})
     assert rig.exchange().results == [], "what was acknowledged is forgotten"
     assert not work.cancelled
@@ -96,38 +89,38 @@ def test_a_wish_reaches_the_migration_that_runs_and_is_answered_at_once(rig: Rig
 def test_nothing_follows_an_abort(rig: Rig) -> None:
     rig.agent.accept([moving("a")])
     work = begun(rig)
-    rig.agent.accept([steer("stop", "abort"), steer("force", "complete")])
+    rig.agent.accept([control("abort"), control("complete")])
     assert work.requested is Control.ABORT
 
 
 def test_an_abort_of_one_that_waits_ends_it_at_once_and_for_good(rig: Rig) -> None:
     rig.agent.accept([moving("a"), moving("b")])
     first = begun(rig)
-    rig.agent.accept([steer("stop", "abort", of="b")])
+    rig.agent.accept([control("abort", of="b")])
     told = results(rig)
-    assert told["stop/steer/1"].status == "done"
-    ended = told["b/migrate/1"]
+    assert told["control/b/abort/1"].status == "done"
+    ended = told["do/b/migrate/1"]
     assert (ended.status, ended.reason, ended.retryable) == ("failed", FailureReason.ABORTED, False)
     rig.finish(first)
-    rig.agent.accept([steer("stop", "abort", of="b"), moving("b")])
+    rig.agent.accept([control("abort", of="b"), moving("b")])
     assert rig.agent.take() is None, "a command that was late is answered again"
-    assert results(rig)["b/migrate/1"] == ended
+    assert results(rig)["do/b/migrate/1"] == ended
 
 
 def test_a_wish_for_what_is_not_in_hand_is_done_and_does_nothing(rig: Rig) -> None:
-    rig.agent.accept([steer("stop", "abort", of="unknown")])
-    told = results(rig)["stop/steer/1"]
+    rig.agent.accept([control("abort", of="unknown")])
+    told = results(rig)["control/unknown/abort/1"]
     assert (told.status, told.data) == ("done", {"in_hand": False})
     assert rig.exchange().working == []
 
 
 def test_a_wish_passes_the_same_checks_as_any_command(rig: Rig) -> None:
-    rig.agent.accept([Command("a", "migrate", 1, "a", 3, 5, "live_migrate")])
+    rig.agent.accept([new_command("live_migrate", "a", "migrate", server="a", fence=3, session=5)])
     work = begun(rig)
-    rig.agent.accept([steer("old", "abort", fence=2), steer("other", "abort", session=4, fence=3)])
+    rig.agent.accept([control("abort", fence=2), control("abort", session=4, fence=3)])
     assert work.requested is None
     assert {key: result.status for key, result in results(rig).items()} == {
-        "old/steer/1": "refused"
+        "control/a/abort/1": "refused"
     }
 
 
@@ -135,14 +128,14 @@ def test_a_migration_that_an_agent_had_begun_before_it_died_is_looked_after_and_
     tmp_path: Path,
 ) -> None:
     journal = Journal(tmp_path / "agent.db")
-    journal.begin("b/migrate/1")
+    journal.begin("do/b/migrate/1")
     rig = Rig(journal)
     rig.agent.accept([moving("a"), moving("b")])
     first = begun(rig)
-    rig.agent.accept([steer("stop", "abort", of="b")])
-    assert set(results(rig)) == {"stop/steer/1"}, "nobody knows yet where the guest is"
+    rig.agent.accept([control("abort", of="b")])
+    assert set(results(rig)) == {"control/b/abort/1"}, "nobody knows yet where the guest is"
     joined = begun(rig)
-    assert (first.command.action, joined.command.action, joined.requested) == (
+    assert (first.command.key.owner, joined.command.key.owner, joined.requested) == (
         "a",
         "b",
         Control.ABORT,

@@ -11,11 +11,12 @@ import pytest
 
 from common import errors
 from common.models import Command, Control, FailureReason, Flavor, GuestSpec
-from common.verbs import VerbFacts
-from common.wire import to_wire
+from common.verbs import VERBS, Receive, Verb
+from common.verbs import Destination as Arrival
+from common.wire import from_wire, to_wire
 from compute_agent import verbs
 from compute_agent.journal import Journal
-from compute_agent.verbs import VERBS, Tools, Verb
+from compute_agent.verbs import Outcome, Tools
 from compute_agent.virt.driver import (
     PAUSED,
     RUNNING,
@@ -28,6 +29,7 @@ from compute_agent.virt.driver import (
 from compute_agent.virt.memory.driver import MemoryDriver
 from compute_agent.virt.memory.host import MemoryHost
 from compute_agent.virt.memory.script import QUIET, Slow
+from tests.verbs import new_command, new_verb
 
 SMALL, LARGE = Flavor("1", "small", 1, 64, 1), Flavor("2", "large", 2, 128, 5)
 
@@ -75,11 +77,12 @@ class Pair:
             run,
             lambda address, server, secret: Reader({"h1:1": self.source}[address], server, secret),
         )
-        return verbs.run(
-            self.journal,
-            tools,
-            Command("a", f"{verb}-{fence}-{driver.host.name}", 1, "s", fence, 1, verb, args),
-        )
+        made = new_verb(verb, **args)
+        step = f"{verb}-{fence}-{driver.host.name}"
+        ended = verbs.run(self.journal, tools, new_command(made, step=step, fence=fence), made)
+        if ended is not None and ended.status == "done":
+            assert to_wire(from_wire(made.Result, ended.data)) == ended.data
+        return ended
 
     def offered(self) -> None:
         self.source.ensure_stopped("s", 2, 0, QUIET)
@@ -88,13 +91,13 @@ class Pair:
     def live(self, verb: str, **args: Any) -> Any:
         """One of the verbs of a live migration, at the host where it belongs."""
         driver = self.source if verb in ("offer", "live_migrate") else self.destination
-        return self.run(driver, verb, guest=to_wire(guest(2)), **args)
+        return self.run(driver, verb, guest=guest(2), **args)
 
 
 def test_a_guest_moves_while_it_is_off_and_grows() -> None:
     pair = Pair()
-    spec = to_wire(guest(2, LARGE))
-    source = {"secret": "open sesame", "from": "h1:1"}
+    spec = guest(2, LARGE)
+    source = {"secret": "open sesame", "source": "h1:1"}
     assert pair.run(pair.destination, "prepare", guest=spec, **source).status == "failed", (
         "nothing is offered yet"
     )
@@ -113,8 +116,8 @@ def test_a_guest_moves_while_it_is_off_and_grows() -> None:
 def test_a_guest_of_shared_storage_is_found_there_and_left_there() -> None:
     pair = Pair(storage="shelf")
     pair.source.ensure_stopped("s", 2, 0, QUIET)
-    spec = to_wire(guest(2))
-    found = pair.run(pair.destination, "receive", guest=spec, secret="", **{"from": None})
+    spec = guest(2)
+    found = pair.run(pair.destination, "receive", guest=spec, secret="", source=None)
     assert (found.status, found.data) == ("done", {"bytes": 0})
     assert pair.run(pair.destination, "install", guest=spec, runs=False).data == {
         "power_state": SHUTDOWN
@@ -123,32 +126,23 @@ def test_a_guest_of_shared_storage_is_found_there_and_left_there() -> None:
     assert pair.source.domains() == []
     assert pair.destination.host.guests["s"].disk == {"canary": "sings"}
     assert pair.run(pair.destination, "ensure_absent", fence=3).status == "done"
-    lost = pair.run(pair.source, "receive", guest=spec, secret="", **{"from": None})
+    lost = pair.run(pair.source, "receive", guest=spec, secret="", source=None)
     assert (lost.status, lost.retryable) == ("failed", True)
 
 
 def test_files_of_another_host_that_cannot_be_reached_wait() -> None:
     pair = Pair()
-    command = Command(
-        "a",
-        "copy",
-        1,
-        "s",
-        2,
-        1,
-        "receive",
-        {"guest": to_wire(guest(2)), "from": "h1:1", "secret": ""},
-    )
+    verb = Receive(guest=guest(2), source="h1:1", secret="")
     tools = Tools(pair.destination, lambda image: iter(()), lambda image: list, QUIET)
-    assert verbs.run(pair.journal, tools, command) is None, "no peer was given: it is tried again"
+    assert verbs.run(pair.journal, tools, new_command(verb), verb) is None, (
+        "no peer was given: it is tried again"
+    )
 
 
 def test_a_wrong_secret_is_a_definite_failure_that_does_not_say_it() -> None:
     pair = Pair()
     pair.offered()
-    refused = pair.run(
-        pair.destination, "receive", guest=to_wire(guest(2)), secret="guess", **{"from": "h1:1"}
-    )
+    refused = pair.run(pair.destination, "receive", guest=guest(2), secret="guess", source="h1:1")
     assert refused.status == "failed" and "guess" not in repr(refused)
     assert pair.destination.host.files == {}
 
@@ -156,7 +150,7 @@ def test_a_wrong_secret_is_a_definite_failure_that_does_not_say_it() -> None:
 def test_a_guest_is_resized_where_it_is_and_back() -> None:
     pair = Pair()
     pair.source.ensure_stopped("s", 2, 0, QUIET)
-    large, small = to_wire(guest(3, LARGE)), to_wire(guest(5))
+    large, small = guest(3, LARGE), guest(5)
     for _ in range(2):
         done = pair.run(pair.source, "resize_here", fence=3, guest=large, runs=True)
         assert (done.status, done.data) == ("done", {"power_state": RUNNING})
@@ -179,11 +173,9 @@ def test_a_guest_moves_while_it_runs(state: int) -> None:
     if state == PAUSED:
         pair.source.ensure_paused("s", 1, QUIET)
     assert pair.live("offer", secret="open sesame").status == "done"
-    to = pair.live(
-        "prepare_arrival", secret="open sesame", shared=False, cpu={}, **{"from": "h1:1"}
-    )
-    assert to.data == {"uri": pair.destination.host.uri, "address": "h2"}
-    gone = pair.live("live_migrate", to=to.data, shared=False)
+    to = pair.live("prepare_arrival", secret="open sesame", shared=False, cpu={}, source="h1:1")
+    assert to.data == {"details": {"uri": pair.destination.host.uri, "address": "h2"}}
+    gone = pair.live("live_migrate", to=from_wire(Arrival, to.data), shared=False)
     assert gone.status == "done" and gone.data["bytes"] > 64 << 20 and gone.data["job_seconds"] < 5
     assert pair.source.domains() == []
     assert pair.live("arrived").data == {"power_state": state}
@@ -229,37 +221,17 @@ def test_a_guest_comes_from_the_host_that_has_its_files(transfer: str, source: s
         QUIET,
         lambda address, server, secret: Reader(MemoryDriver(MemoryHost("h1")), server, secret),
     )
-    result = verbs.run(
-        Journal(":memory:"),
-        nothing,
-        Command(
-            "a",
-            "prepare",
-            1,
-            "s",
-            2,
-            1,
-            "prepare_arrival",
-            {
-                "guest": to_wire(guest(2)),
-                "from": transfer,
-                "secret": "open sesame",
-                "shared": True,
-                "cpu": {},
-            },
-        ),
-    )
-    assert result is not None and result.data == {"source": source}
+    verb = new_verb("prepare_arrival", source=transfer)
+    result = verbs.run(Journal(":memory:"), nothing, new_command(verb), verb)
+    assert result is not None and result.data == {"details": {"source": source}}
 
 
 def test_a_migration_that_is_aborted_fails_and_leaves_the_guest_as_it_was() -> None:
     pair = Pair()
     pair.live("offer", secret="open sesame")
-    to = pair.live(
-        "prepare_arrival", secret="open sesame", shared=False, cpu={}, **{"from": "h1:1"}
-    ).data
+    to = pair.live("prepare_arrival", secret="open sesame", source="h1:1").data
     pair.requested, pair.source.host.script["live_migrate"] = Control.ABORT, [Slow(60)]
-    ended = pair.live("live_migrate", to=to, shared=False)
+    ended = pair.live("live_migrate", to=from_wire(Arrival, to))
     assert (ended.status, ended.reason, ended.retryable) == ("failed", FailureReason.ABORTED, False)
     assert [state.power_state for state in pair.source.domains()] == [RUNNING]
     assert pair.live("arrived").status == "failed"
@@ -268,33 +240,26 @@ def test_a_migration_that_is_aborted_fails_and_leaves_the_guest_as_it_was() -> N
 def test_a_migration_that_is_to_complete_goes_through_at_once() -> None:
     pair = Pair()
     pair.live("offer", secret="open sesame")
-    to = pair.live(
-        "prepare_arrival", secret="open sesame", shared=False, cpu={}, **{"from": "h1:1"}
-    ).data
+    to = pair.live("prepare_arrival", secret="open sesame", source="h1:1").data
     pair.requested, pair.source.host.script["live_migrate"] = Control.COMPLETE, [Slow(60)]
-    assert pair.live("live_migrate", to=to, shared=False).status == "done"
+    assert pair.live("live_migrate", to=from_wire(Arrival, to)).status == "done"
 
 
 def test_a_migration_is_journalled_as_begun_before_it_has_an_effect() -> None:
-    def die(tools: Tools, command: Command) -> None:
+    def die(tools: Tools, command: Command, verb: Verb) -> Outcome:
         raise errors.Unavailable("the hypervisor is away")
 
     journal = Journal(":memory:")
-    command = Command("a", "migrate", 1, "s", 2, 1, "live_migrate")
+    command, verb = new_command("live_migrate", step="migrate"), new_verb("live_migrate")
     tools = Tools(MemoryDriver(), lambda image: iter(()), lambda image: list, QUIET)
     for _ in range(2):
-        assert (
-            verbs.run(
-                journal, tools, command, table={"live_migrate": Verb(die, VerbFacts(migrates=True))}
-            )
-            is None
-        )
-        assert journal.has_begun(command.key) and journal.find(command.key) is None
+        assert verbs.run(journal, tools, command, verb, carry_out=die) is None
+        assert journal.has_begun(str(command.key)) and journal.find(str(command.key)) is None
 
 
 def test_what_lets_a_running_guest_go_says_so() -> None:
-    assert {name for name, verb in VERBS.items() if verb.facts.migrates} == {"live_migrate"}
-    assert {name for name, verb in VERBS.items() if verb.facts.copies} == {
+    assert {name for name, verb in VERBS.items() if verb.migrates} == {"live_migrate"}
+    assert {name for name, verb in VERBS.items() if verb.copies_disks} == {
         "ensure_guest",
         "rebuild",
         "rescue",

@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from common import errors
+from common.command_progress import CommandPhase, CommandProgress
 from common.models import (
     Access,
     Command,
+    Control,
     FailureReason,
     Flavor,
     GuestSpec,
@@ -25,7 +27,7 @@ from common.models import (
     Sync,
     SyncAnswer,
 )
-from common.wire import to_wire
+from common.verbs import Destination, LiveMigrate, control_command
 from compute_agent import service
 from compute_agent.assembly import builds_at_a_time
 from compute_agent.journal import Journal
@@ -37,6 +39,7 @@ from compute_agent.virt.memory.driver import MemoryDriver
 from compute_agent.virt.memory.host import MemoryHost
 from compute_agent.virt.memory.script import QUIET, Fail, Slow
 from tests.unit.compute_agent.test_moving_verbs import Reader
+from tests.verbs import new_command, new_verb
 from tests.waiting import await_true
 
 SERVER = "6a1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b11"
@@ -175,12 +178,14 @@ def test_registration_brings_what_the_host_has_and_what_its_configuration_says(r
 
 def test_what_must_not_run_here_is_off_before_anything_is_started() -> None:
     rig = Rig(stop=True, script={"pull_plug": [Fail("The hypervisor is busy.")]})
-    start = Command("a", "start", 1, "another", 1, 7, "ensure_running", {})
+    start = new_command("ensure_running", "a", "start", server="another", session=7)
     rig.host.do([start], None)
     rig.conductor.hears(lambda said: any(state.power_state == SHUTDOWN for state in said.changed))
     rig.host.do([start], None)
     told = rig.conductor.hears(lambda said: said.results).results[0]
-    assert (told.key, told.status) == (start.key, "failed"), "there is no such guest; it was tried"
+    assert (told.key, told.status) == (str(start.key), "failed"), (
+        "there is no such guest; it was tried"
+    )
     done = [verb for verb, _ in rig.driver.host.calls if verb in ("pull_plug", "ensure_running")]
     assert done == ["pull_plug", "pull_plug", "ensure_running"]
     assert rig.driver.domains()[0].fence == 1
@@ -189,16 +194,8 @@ def test_what_must_not_run_here_is_off_before_anything_is_started() -> None:
 
 def migrating(rig: Rig, to: dict[str, Any]) -> Command:
     """A live migration that the process has begun."""
-    migrate = Command(
-        "a",
-        "migrate",
-        1,
-        SERVER,
-        1,
-        7,
-        "live_migrate",
-        {"guest": to_wire(GUEST), "to": to, "shared": False},
-    )
+    verb = LiveMigrate(guest=GUEST, to=Destination(details=to), shared=False)
+    migrate = new_command(verb, "a", "migrate", server=SERVER, session=7)
     rig.host.do([migrate], None)
     await_true(lambda: ("live_migrate", SERVER) in rig.driver.host.calls, 5, lambda: "not begun")
     return migrate
@@ -220,16 +217,14 @@ def test_a_migration_goes_on_when_the_process_is_told_to_end() -> None:
 def test_a_wish_reaches_a_migration_that_runs() -> None:
     rig = Rig(script={"live_migrate": [Slow(60)]})
     migrate = migrating(rig, {})
-    rig.host.do(
-        [Command("b", "steer", 1, SERVER, 1, 7, "steer", {"key": migrate.key, "wish": "abort"})],
-        None,
-    )
+    abort = control_command(migrate.key, Control.ABORT, server=SERVER, fence=1, session=7)
+    rig.host.do([abort], None)
     told = rig.conductor.hears(
-        lambda said: any(result.key == migrate.key for result in said.results)
+        lambda said: any(result.key == str(migrate.key) for result in said.results)
     ).results
-    assert {(result.status, result.reason) for result in told if result.key == migrate.key} == {
-        ("failed", FailureReason.ABORTED)
-    }
+    assert {
+        (result.status, result.reason) for result in told if result.key == str(migrate.key)
+    } == {("failed", FailureReason.ABORTED)}
     rig.close()
 
 
@@ -331,15 +326,19 @@ def ends(rig: Rig, command: Command) -> bool:
     """Is a command carried out?"""
     rig.host.do([command], None)
     return bool(
-        rig.conductor.hears(lambda said: any(result.key == command.key for result in said.results))
+        rig.conductor.hears(
+            lambda said: any(result.key == str(command.key) for result in said.results)
+        )
     )
 
 
 def test_a_guest_that_ignores_the_button_occupies_no_worker() -> None:
     rig = Rig(script={"ensure_stopped": [Slow(60)], "reboot": [Slow(60)]})
     for verb in ("ensure_stopped", "reboot"):
-        rig.host.do([Command(verb, "power", 1, verb, 1, 7, verb, {"timeout": 60})], None)
-    assert ends(rig, Command("c", "pause", 1, SERVER, 1, 7, "ensure_paused"))
+        rig.host.do(
+            [new_command(new_verb(verb, timeout=60), verb, "power", server=verb, session=7)], None
+        )
+    assert ends(rig, new_command("ensure_paused", "c", "pause", server=SERVER, session=7))
     rig.close()
 
 
@@ -354,21 +353,21 @@ def test_another_worker_takes_the_place_of_one_that_hangs(
         released.wait(20)
 
     monkeypatch.setattr(rig.driver, "ensure_suspended", hang)
-    rig.host.do([Command("a", "suspend", 1, "hangs", 1, 7, "ensure_suspended")], None)
+    rig.host.do([new_command("ensure_suspended", "a", "suspend", server="hangs", session=7)], None)
     assert began.wait(5)
     for _ in range(int(HANG_SECONDS / 20)):
         rig.clock.seconds += 20
         rig.conductor.hears(lambda said: said.ask)
         rig.conductor.heard = queue.SimpleQueue()
-    assert ends(rig, Command("b", "pause", 1, SERVER, 1, 7, "ensure_paused"))
-    assert (
-        rig.conductor.hears(lambda said: said.phases).phases["a/suspend/1"]
-        == "hangs in ensure_suspended (queued)"
+    assert ends(rig, new_command("ensure_paused", "b", "pause", server=SERVER, session=7))
+    phases = rig.conductor.hears(lambda said: said.phases).phases
+    assert phases["do/a/suspend/1"] == CommandProgress(
+        CommandPhase.QUEUED, stalled_verb="ensure_suspended"
     )
     assert "gives no sign of life" in caplog.text
     released.set()
     assert rig.conductor.hears(
-        lambda said: any(result.key == "a/suspend/1" for result in said.results)
+        lambda said: any(result.key == "do/a/suspend/1" for result in said.results)
     )
     await_true(
         lambda: sum(thread.name.startswith("worker") for thread in threading.enumerate()) == 1,

@@ -4,13 +4,22 @@ registers."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from common.models import Command, DomainState, HostInventory, Result, Sync, SyncAnswer
+from common.models import (
+    Command,
+    DomainState,
+    FailureReason,
+    HostInventory,
+    Result,
+    Sync,
+    SyncAnswer,
+)
+from common.verbs import EnsureStopped
 from compute_agent.journal import Journal
 from compute_agent.sync import (
     FULL_REPORT_SECONDS,
@@ -21,6 +30,7 @@ from compute_agent.sync import (
     Agent,
     Work,
 )
+from tests.verbs import new_command
 
 INVENTORY = HostInventory("memory", 1, "h1", 1, 1, 1)
 
@@ -60,7 +70,7 @@ class Rig:
 
     def finish(self, work: Work, status: str = "done") -> Result:
         command = work.command
-        result = Result(command.key, command.server, command.fence, status)
+        result = Result(work.key, command.server, command.fence, status)
         self.journal.end(result)
         self.agent.ended(work, result)
         return result
@@ -78,13 +88,13 @@ def command(
     session: int = 5,
     verb: str = "ensure_running",
 ) -> Command:
-    return Command(action, "step", 1, server, fence, session, verb)
+    return new_command(verb, action, server=server, fence=fence, session=session)
 
 
 def taken(agent: Agent) -> list[str]:
     found = []
     while (work := agent.take()) is not None:
-        found.append(work.command.action)
+        found.append(work.command.key.owner)
     return found
 
 
@@ -118,7 +128,7 @@ def test_commands_of_another_session_are_dropped_and_not_answered(rig: Rig) -> N
 
 def test_a_command_of_another_session_that_starts_nothing_is_dropped_too(rig: Rig) -> None:
     rig.agent.accept([command(session=4, verb="ensure_stopped")])
-    assert rig.agent.in_hand() == set()
+    assert rig.agent.in_hand() == {}
     assert rig.agent.take() is None
 
 
@@ -138,7 +148,7 @@ def test_an_older_fence_is_refused_and_says_why(rig: Rig) -> None:
     assert taken(rig.agent) == ["a"]
     refused = rig.exchange().results[0]
     assert (refused.key, refused.status, refused.error) == (
-        "b/step/1",
+        "do/b/step/1",
         "refused",
         "fence 2 is older than 3",
     )
@@ -149,8 +159,8 @@ def test_registration_teaches_fences_and_never_lowers_one(rig: Rig) -> None:
     rig.exchange(SyncAnswer(5, guests={"s": 4, "other": 7}), registration=True)
     rig.agent.accept([command("b", fence=8), command("c", server="other", fence=6)])
     assert {result.key: result.status for result in rig.exchange().results} == {
-        "b/step/1": "refused",
-        "c/step/1": "refused",
+        "do/b/step/1": "refused",
+        "do/c/step/1": "refused",
     }
 
 
@@ -201,7 +211,7 @@ def test_one_command_a_server_at_a_time(rig: Rig) -> None:
     first, other = rig.agent.take(), rig.agent.take()
     assert first is not None
     assert other is not None
-    assert (first.command.action, other.command.action) == ("a", "c")
+    assert (first.command.key.owner, other.command.key.owner) == ("a", "c")
     assert rig.agent.take() is None
     rig.finish(first)
     assert taken(rig.agent) == ["b"]
@@ -219,7 +229,7 @@ def test_snapshots_and_builds_leave_a_worker_for_what_is_quick() -> None:
         ]
     )
     works = [rig.agent.take() for _ in range(3)]
-    assert [work.command.action for work in works if work] == ["a", "b", "e"]
+    assert [work.command.key.owner for work in works if work] == ["a", "b", "e"]
     assert rig.agent.take() is None
     assert works[0] is not None
     rig.finish(works[0])
@@ -243,7 +253,7 @@ def test_a_command_that_comes_twice_is_one(rig: Rig) -> None:
     assert work is not None
     rig.agent.accept([command()])
     assert rig.agent.take() is None
-    assert rig.exchange().working == ["a/step/1"]
+    assert rig.exchange().working == ["do/a/step/1"]
     rig.finish(work)
     rig.agent.accept([command()])
     assert rig.agent.take() is None
@@ -267,8 +277,8 @@ def test_results_are_repeated_until_they_are_acknowledged(rig: Rig) -> None:
     for work in (rig.agent.take(), rig.agent.take()):
         assert work is not None
         rig.finish(work)
-    assert len(rig.exchange(SyncAnswer(5, ["a/step/1"])).results) == 2
-    assert [result.key for result in rig.exchange().results] == ["b/step/1"]
+    assert len(rig.exchange(SyncAnswer(5, ["do/a/step/1"])).results) == 2
+    assert [result.key for result in rig.exchange().results] == ["do/b/step/1"]
     assert not rig.agent.has_news()
 
 
@@ -289,8 +299,8 @@ def test_without_a_lease_nothing_is_started_and_registration_is_said(rig: Rig) -
     assert rig.agent.needs_registration()
     assert taken(rig.agent) == ["stop", "remove"]
     assert rig.exchange(SyncAnswer(6), registration=True).working == [
-        "stop/step/1",
-        "remove/step/1",
+        "do/stop/step/1",
+        "do/remove/step/1",
     ]
     assert rig.agent.has_lease()
     rig.agent.accept([command("start", session=6)])
@@ -303,7 +313,7 @@ def test_what_was_sent_before_a_registration_starts_nothing_after_it(rig: Rig, v
     work = rig.agent.take()
     assert work is not None and rig.agent.may_start(work)
     rig.clock.seconds += LEASE_SECONDS
-    assert rig.exchange(SyncAnswer(6), registration=True).working[0] == work.command.key
+    assert rig.exchange(SyncAnswer(6), registration=True).working[0] == work.key
     assert rig.agent.has_lease() and not work.cancelled and not rig.agent.may_start(work)
     assert taken(rig.agent) == []
 
@@ -383,7 +393,7 @@ def test_a_state_that_a_result_tells_already_is_no_news(rig: Rig) -> None:
     rig.agent.accept([command(fence=2)])
     work = rig.agent.take()
     assert work is not None
-    rig.agent.ended(work, Result(work.command.key, "s", 2, "done", {"power_state": 1}))
+    rig.agent.ended(work, Result(work.key, "s", 2, "done", {"power_state": 1}))
     rig.agent.changed([DomainState("s", 1, 2), DomainState("other", 4, 1)])
     assert rig.exchange().changed == [DomainState("other", 4, 1)]
     rig.agent.changed([DomainState("s", 4, 2)])
@@ -396,7 +406,7 @@ def test_what_was_seen_in_the_middle_of_a_command_is_no_news_after_it(rig: Rig) 
     assert work is not None
     rig.agent.changed([DomainState("s", 3, 2)])  # a domain that starts is paused for a moment
     assert rig.exchange().changed == []
-    done = Result(work.command.key, "s", 2, "done", {"power_state": 1})
+    done = Result(work.key, "s", 2, "done", {"power_state": 1})
     rig.agent.ended(work, done)
     rig.agent.changed([DomainState("s", 1, 2)])
     said = rig.exchange(SyncAnswer(5, [done.key]))
@@ -421,14 +431,14 @@ def test_builds_beyond_the_limit_wait_in_the_queue_and_what_is_quick_overtakes_t
     first, second = rig.agent.take(), rig.agent.take()
     assert first is not None
     assert second is not None
-    assert (first.command.action, second.command.action) == ("a", "b")
+    assert (first.command.key.owner, second.command.key.owner) == ("a", "b")
     assert taken(rig.agent) == ["stop"]
     assert rig.exchange().working == [
-        "a/step/1",
-        "b/step/1",
-        "c/step/1",
-        "rebuild/step/1",
-        "stop/step/1",
+        "do/a/step/1",
+        "do/b/step/1",
+        "do/c/step/1",
+        "do/rebuild/step/1",
+        "do/stop/step/1",
     ]
     rig.finish(first)
     assert taken(rig.agent) == ["c"]
@@ -495,8 +505,8 @@ def test_images_that_were_fetched_ahead_are_told_until_an_answer_comes(rig: Rig)
         {"fence": "2"},
         {"server": ["s"]},
         {"verb": ["ensure_running"]},
-        {"verb": "steer", "args": {}},
-        {"verb": "steer", "args": None},
+        {"verb": "ensure_stopped", "args": {}},
+        {"verb": "control_migration", "args": None},
     ],
 )
 def test_a_command_of_another_shape_holds_up_no_other(rig: Rig, odd: dict[str, Any]) -> None:
@@ -506,7 +516,26 @@ def test_a_command_of_another_shape_holds_up_no_other(rig: Rig, odd: dict[str, A
         rig.agent.accept([bad, command("good")])
     assert taken(rig.agent) == ["good"]
     [refused] = rig.exchange().results
-    assert (refused.key, refused.status) == (bad.key, "refused")
+    assert (refused.key, refused.status) == (str(bad.key), "refused")
     assert "cannot understand the command" in refused.error
+    assert refused.details
     rig.agent.accept([bad])
-    assert [result.key for result in rig.exchange().results] == [bad.key]
+    assert [result.key for result in rig.exchange().results] == [str(bad.key)]
+
+
+def test_verb_of_a_newer_conductor_is_refused_until_the_agent_knows_it(rig: Rig) -> None:
+    rig.agent.accept([replace(command(), verb="levitate")])
+    [refused] = rig.exchange().results
+    assert (refused.status, refused.reason) == ("refused", FailureReason.UNKNOWN_VERB)
+    assert refused.error == "its agent does not know levitate and must be upgraded."
+    assert rig.journal.find(refused.key) is None
+
+
+@pytest.mark.parametrize("field", [field.name for field in fields(EnsureStopped)])
+def test_command_with_mis_spelt_argument_is_refused_with_its_name(rig: Rig, field: str) -> None:
+    good = command(verb="ensure_stopped")
+    args = {f"{name}e" if name == field else name: value for name, value in good.args.items()}
+    rig.agent.accept([replace(good, args=args)])
+    [refused] = rig.exchange().results
+    assert refused.status == "refused"
+    assert f"'{field}'" in refused.details

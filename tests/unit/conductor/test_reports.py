@@ -10,6 +10,8 @@ import sqlalchemy as sa
 
 from common import states
 from common.clock import SECOND
+from common.command_key import CommandKey
+from common.command_progress import CommandPhase, CommandProgress
 from common.models import Result, Sync
 from common.store import schema
 from common.store.hosts import hosts
@@ -53,8 +55,8 @@ def test_a_late_result_of_another_attempt_does_not_hide_the_one_waited_for(
     cloud: Cloud, late_first: bool
 ) -> None:
     server, said, result = being_built(cloud)
-    action, step, _ = result.key.split("/")
-    late = dataclasses.replace(result, key=f"{action}/{step}/0", status="failed", error="It broke.")
+    old_key = dataclasses.replace(CommandKey.parse(result.key), attempt=0)
+    late = dataclasses.replace(result, key=str(old_key), status="failed", error="It broke.")
     other = next(host for host in cloud.hosts.values() if host.name != said.host)
     old = Sync(other.name, other.agent.session, results=[late])
     reports.handle(cloud.engine, [old, said] if late_first else [said, old])
@@ -121,11 +123,9 @@ def test_what_a_host_measures_is_kept_and_schedulers_see_it(cloud: Cloud) -> Non
 def test_a_command_that_hangs_says_so_in_its_action_until_it_goes_on(cloud: Cloud) -> None:
     server, said, result = being_built(cloud)
     causes = []
-    for phase in (
-        "hangs in ensure_guest (starting)",
-        "starting",
-        "hangs in ensure_guest (starting)",
-    ):
+    goes_on = CommandProgress(CommandPhase.STARTING)
+    hangs = dataclasses.replace(goes_on, stalled_verb="ensure_guest")
+    for phase in (hangs, goes_on, hangs):
         reports.handle(
             cloud.engine,
             [

@@ -22,12 +22,14 @@ from common.store.engine import Store
 from common.store.hosts import hosts
 from common.store.neighbours import cleanups
 from common.vault import Vault
+from common.verbs import EnsureGuest
 from common.wire import to_wire
 from conductor import service
 from conductor.saga import Engine
 from conductor.service import Conductor, Messages
 from conductor.sync_cookies import SyncCookies
 from tests.schemas import upgrade
+from tests.verbs import VALUES, new_command
 from tests.waiting import await_true
 from tests.workflows.networks import Networks
 
@@ -72,17 +74,10 @@ def opened(access: dict[str, str]) -> tuple[str, str, set[str], set[str]]:
     return access["url"], found.host, set(found.reads), set(found.writes)
 
 
-def command(image: Any = None, verb: str = "ensure_guest") -> Command:
-    return Command(
-        "a",
-        "build",
-        1,
-        "s",
-        1,
-        1,
-        verb,
-        {"guest": {"image": image}} if verb == "ensure_guest" else {},
-    )
+def build(image: str | None = None) -> Command:
+    """The command that makes a guest, of this image or of none."""
+    guest = replace(VALUES["guest"], image=image and ImageRef(image))
+    return new_command(EnsureGuest(guest=guest))
 
 
 def test_a_scheduler_is_asked_once_and_the_runner_asks_again() -> None:
@@ -97,22 +92,22 @@ def test_a_scheduler_is_asked_once_and_the_runner_asks_again() -> None:
 def test_commands_bring_a_ticket_for_their_images_alone() -> None:
     wire = Wire()
     messages = post(wire)
-    messages.do("h1", [command(None), command(verb="ensure_stopped")])
+    messages.do("h1", [build(), new_command("ensure_stopped")])
     assert wire.casts[0][2]["access"] is None
-    messages.do("h1", [command({"id": "i"}), command(None)])
+    messages.do("h1", [build("i"), build()])
     assert opened(wire.casts[1][2]["access"]) == ("http://gateway", "h1", {"i"}, set())
     assert [(method, server) for method, server, _ in wire.casts] == [("do", "h1")] * 2
 
 
 def test_command_that_needs_a_ticket_waits_where_no_secret_is() -> None:
     wire = Wire()
-    post(wire, key="").do("h1", [command({"id": "i"})])
+    post(wire, key="").do("h1", [build("i")])
     assert wire.casts == []
 
 
 def test_more_images_than_a_ticket_opens_are_several_messages() -> None:
     wire = Wire()
-    commands = [command({"id": f"i{number}"}) for number in range(MOST + 1)]
+    commands = [build(f"i{number}") for number in range(MOST + 1)]
     post(wire).do("h1", commands)
     post(wire).cache_images("h1", [ImageRef(f"i{number}", "raw") for number in range(MOST + 1)])
     assert [
