@@ -94,6 +94,22 @@ class MigrationStatus(StrEnum):
     CANCELLED = "cancelled"
 
 
+#: A migration that has not moved its server yet, or that a user confirms or reverts.
+MIGRATIONS_IN_PROGRESS = (
+    MigrationStatus.ACCEPTED,
+    MigrationStatus.PREPARING,
+    MigrationStatus.QUEUED,
+    MigrationStatus.RUNNING,
+    MigrationStatus.PRE_MIGRATING,
+    MigrationStatus.MIGRATING,
+    MigrationStatus.POST_MIGRATING,
+    MigrationStatus.CONFIRMING,
+    MigrationStatus.REVERTING,
+)
+#: A migration that has not ended: in progress, or waiting for a confirm or a revert.
+OPEN_MIGRATIONS = (*MIGRATIONS_IN_PROGRESS, MigrationStatus.FINISHED)
+
+
 class BlockDeviceStatus(StrEnum):
     """How far the attachment of a volume to a server is."""
 

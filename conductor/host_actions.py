@@ -21,7 +21,7 @@ from typing import TypeVar
 from common import errors, states
 from common.clock import SECOND
 from common.context import RequestContext
-from common.statuses import GuestState, MigrationStatus, MigrationType
+from common.statuses import MIGRATIONS_IN_PROGRESS, GuestState, MigrationStatus, MigrationType
 from common.store.engine import Connection, Store
 from common.store.hosts import host_actions, host_contents, host_status, services
 from common.store.hosts.host_actions import (
@@ -296,7 +296,7 @@ class _Round:
             move
             for move in look.leaving
             if self._is_ours(move)
-            or (move.kind in self.kind.kinds and move.status in migrations.IN_PROGRESS)
+            or (move.kind in self.kind.kinds and move.status in MIGRATIONS_IN_PROGRESS)
         ]
         self._drop_outdated(look.servers)
         self._note_moves(look.at, begun)
@@ -551,7 +551,7 @@ class _Round:
             self.soon
             or any(self._is_busy(server) for server in look.servers)
             or look.guests.get(GuestState.ABSENT)
-            or any(move.status in migrations.IN_PROGRESS for move in look.coming)
+            or any(move.status in MIGRATIONS_IN_PROGRESS for move in look.coming)
             or any(not move.idle for move in look.leaving)
         )
         return "" if wait or (comes and since < SETTLING) else f"to go on: {self.again}"

@@ -21,6 +21,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from common.clock import SECOND
+from common.statuses import OPEN_MIGRATIONS
 from common.store.engine import Store, moment
 from common.store.hosts.host_actions import OPEN as OPEN_HOST_ACTIONS
 from common.store.schema import (
@@ -40,7 +41,6 @@ from common.store.schema import (
     share_mappings,
 )
 from common.store.servers.actions import ENDED, LIVE
-from common.store.servers.migrations import OPEN
 
 DAY = 24 * 3600 * SECOND
 ROWS = 500  #: that one transaction removes
@@ -112,7 +112,7 @@ KINDS = (
             _none(cleanups.c.server_id == _S.id),
             _none(share_mappings.c.server_id == _S.id),
             _none(block_devices.c.server_id == _S.id),
-            _none(_M.server_id == _S.id, _M.status.in_(OPEN)),
+            _none(_M.server_id == _S.id, _M.status.in_(OPEN_MIGRATIONS)),
             _none(_A.server_id == _S.id, _A.state.in_(LIVE)),
         ),
         90,
@@ -130,7 +130,7 @@ KINDS = (
         migrations,
         (_M.updated_at,),
         (
-            _M.status.not_in(OPEN),
+            _M.status.not_in(OPEN_MIGRATIONS),
             _is_idle(_M.server_id),
             _none(guests.c.server_id == _M.server_id, guests.c.holder == _M.uuid),
             _none(allocations.c.consumer_id == _M.uuid),

@@ -15,12 +15,12 @@ from common import ids, states
 from common.clock import SECOND
 from common.context import RequestContext
 from common.models import AssignedNumaNode, AttachedVolume, HardwareAssignment
+from common.statuses import MIGRATIONS_IN_PROGRESS
 from common.store import schema
 from common.store.engine import now
 from common.store.hosts import host_actions
 from common.store.neighbours import cleanups
 from common.store.placement import allocations
-from common.store.servers import migrations
 from common.wire import to_wire
 from tests.workflows.scenarios import trial_of
 from tests.workflows.simulator import Cloud
@@ -418,7 +418,7 @@ PLANTS: dict[str, Plant] = {
     "one-move": Plant(second_move, "confirm_resize"),
     "move-without-action": Plant(
         lambda cloud, name: change(
-            cloud, schema.migrations, sa.true(), status=migrations.IN_PROGRESS[0]
+            cloud, schema.migrations, sa.true(), status=MIGRATIONS_IN_PROGRESS[0]
         ),
         "confirm_resize",
     ),

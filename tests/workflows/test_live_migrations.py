@@ -10,6 +10,7 @@ import pytest
 from common import errors, states
 from common.models import Control
 from common.notifications.options import NotificationSettings
+from common.statuses import MIGRATIONS_IN_PROGRESS
 from common.store.servers import migrations
 from common.verbs import control_command
 from conductor import runner
@@ -31,7 +32,7 @@ def request(cloud: Cloud, server: str, control: str) -> None:
     move = cloud.migration(server)
     assert cloud.store.write(
         lambda tx: migrations.request_control(
-            tx, move.uuid, Control(control), migrations.IN_PROGRESS
+            tx, move.uuid, Control(control), MIGRATIONS_IN_PROGRESS
         )
     )
 

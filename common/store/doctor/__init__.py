@@ -25,6 +25,7 @@ from common import states
 from common.clock import SECOND, iso
 from common.json_types import JsonMapping
 from common.statuses import (
+    OPEN_MIGRATIONS,
     PORT_ACTIVE,
     ActionState,
     GuestState,
@@ -46,7 +47,6 @@ from common.store.rows import GuestRow, MigrationRow, ServerPlace, ServerRow
 from common.store.schema import actions, guests, migrations, servers, share_mappings
 from common.store.servers.actions import LIVE
 from common.store.servers.guests import HERE
-from common.store.servers.migrations import OPEN
 from common.store.servers.stuck_actions import overdue
 
 __all__ = [
@@ -71,7 +71,7 @@ _LIVE = sa.select(servers).where(servers.c.deleted == 0)
 _RECORDS = sa.select(guests)
 _MOVES = sa.select(migrations).where(
     sa.or_(
-        migrations.c.status.in_(OPEN),
+        migrations.c.status.in_(OPEN_MIGRATIONS),
         migrations.c.uuid.in_(sa.bindparam("holders", expanding=True)),
     )
 )
@@ -168,7 +168,7 @@ def _moves(
 ) -> Iterator[Finding]:
     """What is kept or arriving belongs to a server that moves, between these two hosts; what a
     migration holds, to a guest; a server moves once at a time."""
-    is_open = {row.server_id: row for row in moves if row.status in OPEN}
+    is_open = {row.server_id: row for row in moves if row.status in OPEN_MIGRATIONS}
     known = {row.uuid: row for row in moves}
     for row in records:
         move = is_open.get(row.server_id)
@@ -202,7 +202,9 @@ def _moves(
                 "held-by-no-migration",
                 (row.host,),
             )
-    for server, number in Counter(row.server_id for row in moves if row.status in OPEN).items():
+    for server, number in Counter(
+        row.server_id for row in moves if row.status in OPEN_MIGRATIONS
+    ).items():
         if number > 1:
             yield Finding("one-move", server, f"has {number} open migrations")
     for server, move in is_open.items():
@@ -232,7 +234,7 @@ def _moves(
 def _counted(live: Mapping[str, ServerRow], moves: Sequence[MigrationRow]) -> Iterator[Finding]:
     """The quota counts what the flavor says; of a server that moves, the larger of both until there
     is one way only."""
-    is_open = {row.server_id: row for row in moves if row.status in OPEN}
+    is_open = {row.server_id: row for row in moves if row.status in OPEN_MIGRATIONS}
     for row in live.values():
         move = is_open.get(row.id)
         flavors = [row.flavor] if move is None else [move.old_flavor, move.new_flavor]

@@ -18,7 +18,7 @@ from common import errors, hardware
 from common.json_types import JsonObject
 from common.models import Device, Flavor, HardwareAssignment, NumaNode
 from common.service_binaries import COMPUTE_DISABLED, Binary
-from common.statuses import GuestState
+from common.statuses import OPEN_MIGRATIONS, GuestState
 from common.store.doctor.finding import Finding
 from common.store.placement.inventories import capacity
 from common.store.rows import GuestRow, MigrationRow, ServerRow
@@ -34,7 +34,6 @@ from common.store.schema import (
 )
 from common.store.schema import services as services_table
 from common.store.servers import server_groups
-from common.store.servers.migrations import OPEN
 from common.wire import from_wire
 
 # What is asked, made once: it is asked all the time where somebody watches a cloud.
@@ -100,7 +99,9 @@ def _allocations(
     kept = {
         (move.uuid, move.source_host): _kept(live[move.server_id], move)
         for move in moves
-        if move.status in OPEN and move.dest_host == move.source_host and move.server_id in live
+        if move.status in OPEN_MIGRATIONS
+        and move.dest_host == move.source_host
+        and move.server_id in live
     }
     for place in held.keys() & kept.keys():
         if held[place] != kept[place]:
@@ -165,7 +166,7 @@ def _flavors_of_moves(moves: Sequence[MigrationRow]) -> Flavors:
     """The flavor that a server that moves has on each of its two hosts."""
     found = {}
     for move in moves:
-        if move.status in OPEN and move.source_host and move.dest_host:
+        if move.status in OPEN_MIGRATIONS and move.source_host and move.dest_host:
             found[move.server_id, move.source_host] = move.old_flavor
             found[move.server_id, move.dest_host] = move.new_flavor
     return found

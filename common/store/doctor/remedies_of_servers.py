@@ -11,7 +11,7 @@ from sqlalchemy.engine import Connection
 
 from common import states
 from common.context import RequestContext
-from common.statuses import ActionState, GuestState, MigrationStatus
+from common.statuses import OPEN_MIGRATIONS, ActionState, GuestState, MigrationStatus
 from common.store.doctor.finding import Finding
 from common.store.doctor.remedies_of_counts import allocate, holds
 from common.store.engine import moment, now
@@ -294,7 +294,7 @@ def _detach(tx: Connection, finding: Finding) -> None:
 # --- its moves ---
 def _newest_move(tx: Connection, finding: Finding) -> None:
     columns = migrations_table.c
-    mine = sa.and_(columns.server_id == finding.subject, columns.status.in_(migrations.OPEN))
+    mine = sa.and_(columns.server_id == finding.subject, columns.status.in_(OPEN_MIGRATIONS))
     newest = tx.scalar(sa.select(sa.func.max(columns.id)).where(mine))
     tx.execute(
         sa.update(migrations_table)

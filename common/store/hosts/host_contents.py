@@ -20,6 +20,7 @@ from common.clock import SECOND
 from common.context import RequestContext
 from common.models import Flavor, ImageRef
 from common.statuses import (
+    OPEN_MIGRATIONS,
     ActionState,
     GuestState,
     MigrationStatus,
@@ -116,7 +117,7 @@ def look(tx: Connection, name: str) -> Look:
     state = host_state(tx, name)
     found = _moves(
         tx,
-        moves_table.c.status.in_(migrations.OPEN),
+        moves_table.c.status.in_(OPEN_MIGRATIONS),
         sa.or_(moves_table.c.source_host == name, moves_table.c.dest_host == name),
     )
     number = {

@@ -7,6 +7,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from common import errors
+from common.statuses import OPEN_MIGRATIONS
 from common.store.hosts import aggregates, services
 from common.store.placement import allocations
 from common.store.rows import ServiceRow
@@ -24,7 +25,6 @@ from common.store.schema import (
 )
 from common.store.schema import allocations as allocations_table
 from common.store.servers.guests import discard_debts
-from common.store.servers.migrations import OPEN
 
 
 def remove(tx: Connection, service: ServiceRow, shown: str) -> None:
@@ -74,7 +74,7 @@ def _check_empty(tx: Connection, name: str, provider: int | None, service: str) 
         )
     moving = count(
         migrations,
-        migrations.c.status.in_(OPEN),
+        migrations.c.status.in_(OPEN_MIGRATIONS),
         sa.or_(migrations.c.source_host == name, migrations.c.dest_host == name),
     )
     if moving:

@@ -22,7 +22,7 @@ from common.json_types import JsonObject
 from common.models import Flavor, HardwareAssignment
 from common.notifications.events import Notice
 from common.server_facts import HostedServer
-from common.statuses import GuestState
+from common.statuses import OPEN_MIGRATIONS, GuestState
 from common.store.engine import for_update, notification_settings, now
 from common.store.hosts import host_status, zones
 from common.store.neighbours import cleanups
@@ -36,7 +36,6 @@ from common.store.schema import hosts, migrations, providers, servers
 from common.store.schema import inventories as stock_table
 from common.store.servers import actions, guests, immediate_actions
 from common.store.servers import servers as server_rows
-from common.store.servers.migrations import OPEN
 from common.store.tenants import quotas
 from common.wire import from_wire, to_wire
 
@@ -203,7 +202,7 @@ def _check(tx: Connection, one: Adoption, known: ServerRow | None) -> None:
         )
     moving = tx.scalar(
         sa.select(migrations.c.id).where(
-            migrations.c.server_id == one.server, migrations.c.status.in_(OPEN)
+            migrations.c.server_id == one.server, migrations.c.status.in_(OPEN_MIGRATIONS)
         )
     )
     if known.action or moving is not None:

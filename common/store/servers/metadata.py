@@ -17,12 +17,11 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from common.statuses import BlockDeviceStatus
+from common.statuses import MIGRATIONS_IN_PROGRESS, BlockDeviceStatus
 from common.store.engine import now
 from common.store.rows import BlockDeviceRow, ServerFacts
 from common.store.schema import actions, block_devices, migrations, servers
 from common.store.servers import volumes
-from common.store.servers.migrations import IN_PROGRESS
 
 C = servers.c
 Version = tuple[int | str | None, ...]
@@ -69,7 +68,8 @@ _FACTS = [
 ]
 #: On both hosts of a move that is on its way the guest may run.
 _WITH_MOVE = servers.outerjoin(
-    migrations, sa.and_(migrations.c.server_id == C.id, migrations.c.status.in_(IN_PROGRESS))
+    migrations,
+    sa.and_(migrations.c.server_id == C.id, migrations.c.status.in_(MIGRATIONS_IN_PROGRESS)),
 )
 
 

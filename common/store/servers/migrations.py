@@ -21,6 +21,8 @@ from common.context import RequestContext
 from common.models import Control, Flavor
 from common.service_binaries import Binary
 from common.statuses import (
+    MIGRATIONS_IN_PROGRESS,
+    OPEN_MIGRATIONS,
     ActionPhase,
     ActionState,
     GuestState,
@@ -45,19 +47,6 @@ from common.store.schema import heartbeats, hosts, migrations, servers, services
 from common.store.servers import actions, guests
 from common.wire import to_wire
 
-#: What the API calls a migration that is still on its way.
-IN_PROGRESS = (
-    MigrationStatus.ACCEPTED,
-    MigrationStatus.PREPARING,
-    MigrationStatus.QUEUED,
-    MigrationStatus.RUNNING,
-    MigrationStatus.PRE_MIGRATING,
-    MigrationStatus.MIGRATING,
-    MigrationStatus.POST_MIGRATING,
-    MigrationStatus.CONFIRMING,
-    MigrationStatus.REVERTING,
-)
-OPEN = (*IN_PROGRESS, MigrationStatus.FINISHED)
 #: Statuses in which a live migration can be aborted, and in which its end can be forced.
 ABORTABLE = (MigrationStatus.RUNNING,)
 QUEUED = (MigrationStatus.QUEUED, MigrationStatus.PREPARING)
@@ -280,7 +269,7 @@ def end_open(tx: Connection, server_ids: Sequence[str], status: MigrationStatus)
             allocations.stay(tx, move.uuid, move.server_id, move.source_host)
     tx.execute(
         sa.update(migrations)
-        .where(migrations.c.server_id.in_(server_ids), migrations.c.status.in_(OPEN))
+        .where(migrations.c.server_id.in_(server_ids), migrations.c.status.in_(OPEN_MIGRATIONS))
         .values(status=status, updated_at=now())
     )
 
@@ -327,7 +316,7 @@ def requested_controls(tx: Connection, host: str) -> list[RequestedControl]:
 
 
 _REQUESTED = sa.select(migrations.c.action_id, migrations.c.requested_control).where(
-    migrations.c.status.in_(IN_PROGRESS),
+    migrations.c.status.in_(MIGRATIONS_IN_PROGRESS),
     migrations.c.source_host == sa.bindparam("source"),
     migrations.c.requested_control.is_not(None),
 )
@@ -487,7 +476,7 @@ def in_progress(tx: Connection, server_id: str) -> list[ShownMigrationRow]:
             .where(
                 migrations.c.server_id == server_id,
                 migrations.c.type.in_((MigrationType.LIVE, MigrationType.EVACUATION)),
-                migrations.c.status.in_(IN_PROGRESS),
+                migrations.c.status.in_(MIGRATIONS_IN_PROGRESS),
             )
             .order_by(migrations.c.id)
         )
@@ -507,7 +496,8 @@ def open_of(tx: Connection, server_ids: Iterable[str]) -> dict[str, MigrationRow
         row.server_id: row
         for row in tx.execute(
             sa.select(migrations).where(
-                migrations.c.server_id.in_(sorted(set(server_ids))), migrations.c.status.in_(OPEN)
+                migrations.c.server_id.in_(sorted(set(server_ids))),
+                migrations.c.status.in_(OPEN_MIGRATIONS),
             )
         )
     }

@@ -23,10 +23,10 @@ from sqlalchemy.engine import Connection
 
 from common import errors, hardware
 from common.models import Flavor
+from common.statuses import OPEN_MIGRATIONS
 from common.store.engine import insert_ignore
 from common.store.rows import Values
 from common.store.schema import migrations, projects, quotas, server_groups, servers
-from common.store.servers.migrations import OPEN
 from common.wire import from_wire
 
 CLASS = "*"
@@ -216,7 +216,7 @@ def held(tx: Connection, project_id: str) -> Counter[str]:
             ),
         )
         .join(servers, servers.c.id == migrations.c.server_id)
-        .where(migrations.c.status.in_(OPEN), mine)
+        .where(migrations.c.status.in_(OPEN_MIGRATIONS), mine)
     ):
         moving.setdefault(row.id, set()).update((row.old_flavor, row.new_flavor))
     texts = (sa.type_coerce(servers.c[name], sa.Text).label(name) for name in ("flavor", "image"))
