@@ -17,7 +17,7 @@ EXCEPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "encodes or decodes": {
         "conductor/action_data.py": ("fault_of", "journal"),
         "conductor/claims.py": ("ClaimedHost.guest",),
-        "conductor/host_joins.py": ("HostJoins.join", "HostJoins.look"),
+        "conductor/host_credentials.py": ("HostJoins.join",),
         "conductor/moves.py": ("assignment_of", "flavor_columns"),
         "conductor/run.py": ("Run.secrets",),
         "common/store/connections.py": ("connect_arguments",),
@@ -53,10 +53,7 @@ EXCEPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "common/store/hosts/hosts.py": ("facts_of", "list_all"),
     },
     "arguments of actions and of verbs": {
-        "conductor/guest.py": ("belongings",),
         "conductor/host_actions.py": ("move_args",),
-        "conductor/run.py": ("Run.command",),
-        "conductor/volumes.py": ("describe",),
         "conductor/workflows/assisted_snapshots.py": ("file_of", "in_file"),
     },
 }

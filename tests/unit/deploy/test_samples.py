@@ -31,6 +31,7 @@ def load(tmp_path: Path) -> Iterator[object]:
         return config.load(str(path), process)
 
     yield load_sample
+    config.CONF.clear_override("state_dir")
     config.CONF.clear()
 
 
