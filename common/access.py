@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 from oslo_config import cfg
 
-from common import errors
+from common.domain import errors
 
 DATABASE, BROKER, IDENTITY = "database", "broker", "identity"
 

@@ -18,12 +18,15 @@ from pathlib import Path
 
 from oslo_config import cfg
 
-from common import errors, service, tls
-from compute_agent import cpu_sets, machine, verbs
-from compute_agent.consoles import Consoles
-from compute_agent.direct_consoles import DirectConsoles
+from common.domain import errors
+from common.security import tls
+from common.service import service
+from compute_agent import verbs
+from compute_agent.consoles.consoles import Consoles
+from compute_agent.consoles.direct_consoles import DirectConsoles
 from compute_agent.transfer import client
 from compute_agent.transfer import service as transfer
+from compute_agent.virt import cpu_sets, machine
 from compute_agent.virt.driver import Driver
 
 #: No host has these addresses; the way to them is the way to others.
@@ -42,7 +45,7 @@ def make_driver(conf: cfg.ConfigOpts) -> Driver:
 
 def _memory_driver(conf: cfg.ConfigOpts) -> Driver:
     from compute_agent.virt.memory.driver import MemoryDriver
-    from compute_agent.virt.memory.host import MemoryHost, described
+    from compute_agent.virt.memory.state.host import MemoryHost, described
 
     options = conf.agent
     inventory = described(
@@ -70,13 +73,13 @@ def _memory_driver(conf: cfg.ConfigOpts) -> Driver:
 
 def _libvirt_driver(conf: cfg.ConfigOpts) -> Driver:
     from common.clients import vendor_data
-    from compute_agent import config_drive
     from compute_agent.sandbox import client
-    from compute_agent.virt.libvirt import connectors
+    from compute_agent.virt.libvirt.disks.local_disks import LocalDisks
     from compute_agent.virt.libvirt.driver import LibvirtDriver
-    from compute_agent.virt.libvirt.host import HostOptions
-    from compute_agent.virt.libvirt.live_migration import MigrationOptions
-    from compute_agent.virt.libvirt.local_disks import LocalDisks
+    from compute_agent.virt.libvirt.guests import config_drive
+    from compute_agent.virt.libvirt.host.host import HostOptions
+    from compute_agent.virt.libvirt.migration.live_migration import MigrationOptions
+    from compute_agent.virt.libvirt.volumes import connectors
 
     options = conf.agent
     client.configure(

@@ -19,10 +19,11 @@ from pathlib import Path
 from cryptography import x509
 from oslo_config import cfg
 
-from common import errors, private_files
-from common.certificates import SOON_SECONDS, Certificate, NewKey, ends_at, pem
-from common.json_types import JsonObject
+from common.domain import errors
+from common.domain.json_types import JsonObject
 from common.rpc.host_credentials import HostCertificatesClient
+from common.security import private_files
+from common.security.certificates import SOON_SECONDS, Certificate, NewKey, ends_at, pem
 
 log = logging.getLogger(__name__)
 PERIOD_SECONDS = 3600.0

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from common import errors
-from common.errors import ConfigError
-from common.models import Access
+from common.domain import errors
+from common.domain.errors import ConfigError
+from common.domain.models import Access
 
 if TYPE_CHECKING:
     from common.clients.image import ImageClient

@@ -15,9 +15,9 @@ import sqlite3
 import threading
 from pathlib import Path
 
-from common import states
-from common.models import Result
-from common.wire import from_wire, to_wire
+from common.domain import states
+from common.domain.models import Result
+from common.domain.wire import from_wire, to_wire
 
 KEEP_DAYS = 7
 _TABLES = """

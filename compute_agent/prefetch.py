@@ -11,9 +11,10 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
 
-from common import errors
-from common.models import Access, ImageRef
-from compute_agent.virt.driver import Cancelled, Driver, VerbContext, VerbFailed
+from common.domain import errors
+from common.domain.models import Access, ImageRef
+from compute_agent.verb_context import Cancelled, VerbContext, VerbFailed
+from compute_agent.virt.driver import Driver
 
 log = logging.getLogger(__name__)
 Download = Callable[[Access, str], Iterator[bytes]]

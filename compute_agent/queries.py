@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 
-from common import errors
-from common.json_types import JsonObject
-from common.wire import to_wire
-from compute_agent import machine
-from compute_agent.consoles import Consoles
-from compute_agent.virt.driver import Driver, VerbFailed
+from common.domain import errors
+from common.domain.json_types import JsonObject
+from common.domain.wire import to_wire
+from compute_agent.consoles.consoles import Consoles
+from compute_agent.verb_context import VerbFailed
+from compute_agent.virt import machine
+from compute_agent.virt.driver import Driver
 
 MAX_CONSOLE_BYTES = 64 * 1024
 MAX_STILL_SECONDS = 60.0  #: that a guest's file systems are held still

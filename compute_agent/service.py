@@ -20,28 +20,32 @@ from pathlib import Path
 
 from oslo_config import cfg
 
-from common import errors, service, tls, tracing
-from common.clock import Clock
-from common.command_progress import CommandProgress
-from common.host_keys import OwnKeys
-from common.json_types import JsonObject
-from common.log import event, request_id
-from common.metrics import COMMAND_SECONDS, COMMANDS, EXCHANGE_SECONDS, LEASED, SILENCE
-from common.models import Access, Command, HostInventory, ImageRef, Result
+from common.domain import errors
+from common.domain.clock import Clock
+from common.domain.command_progress import CommandProgress
+from common.domain.json_types import JsonObject
+from common.domain.models import Access, Command, HostInventory, ImageRef, Result
 from common.rpc import agent as agent_rpc
 from common.rpc import conductor as conductor_rpc
 from common.rpc.broker import look_in, opener
 from common.rpc.host_credentials import HostCertificatesClient
 from common.rpc.host_link import HostSide
-from compute_agent import assembly, certificate, machine, verbs
-from compute_agent.consoles import Consoles
+from common.security import tls
+from common.security.host_keys import OwnKeys
+from common.service import service, tracing
+from common.service.log import event, request_id
+from common.service.metrics import COMMAND_SECONDS, COMMANDS, EXCHANGE_SECONDS, LEASED, SILENCE
+from compute_agent import assembly, certificate, verbs
+from compute_agent.consoles.consoles import Consoles
 from compute_agent.fencing import Fencing, make_off
 from compute_agent.image_access import ImageGatewayAccess
 from compute_agent.journal import Journal
 from compute_agent.prefetch import Prefetch
 from compute_agent.queries import HostQueries
 from compute_agent.sync import Agent, Work
-from compute_agent.virt.driver import Driver, ImageWriter, VerbContext
+from compute_agent.verb_context import ImageWriter, VerbContext
+from compute_agent.virt import machine
+from compute_agent.virt.driver import Driver
 
 log = logging.getLogger(__name__)
 EXCHANGE_PERIOD_SECONDS = (4.5, 5.0)  #: between exchanges, with jitter

@@ -16,9 +16,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from common.clock import Clock
-from common.command_progress import CommandPhase, CommandProgress
-from common.models import (
+from common.domain.clock import Clock
+from common.domain.command_progress import CommandPhase, CommandProgress
+from common.domain.models import (
     Command,
     Control,
     DomainState,
@@ -30,19 +30,12 @@ from common.models import (
     Sync,
     SyncAnswer,
 )
-from common.statuses import ResultStatus
-from common.verbs import (
-    Controlled,
-    ControlMigration,
-    UnknownVerb,
-    Verb,
-    decode,
-    power_state,
-)
-from common.wire import to_wire
+from common.domain.statuses import ResultStatus
+from common.domain.verbs import Controlled, ControlMigration, UnknownVerb, Verb, decode, power_state
+from common.domain.wire import to_wire
 from compute_agent.journal import Journal
+from compute_agent.verb_context import MAX_DETAILS_CHARS
 from compute_agent.verbs import aborted
-from compute_agent.virt.driver import MAX_DETAILS_CHARS
 
 log = logging.getLogger(__name__)
 LEASE_SECONDS = 30.0  #: of silence; then nothing is started, and the host registers again

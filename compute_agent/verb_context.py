@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from common import errors
-from common.command_progress import CommandPhase, CommandProgress
-from common.models import Control, FailureReason
+from common.domain import errors
+from common.domain.command_progress import CommandPhase, CommandProgress
+from common.domain.models import Control, FailureReason
 
 #: The longest error text of a hypervisor or a guest agent, and the longest details of a failure,
 #: that are kept.

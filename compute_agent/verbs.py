@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent's part of the verbs: ``run`` carries out one command and journals its result.
 
-``carry_out`` calls the driver for each class of ``common.verbs``. The worker threads of
+``carry_out`` calls the driver for each class of ``common.domain.verbs``. The worker threads of
 ``compute_agent.service`` and the tests call ``run``, which starts no thread. Every verb can be
 repeated, except those with ``runs_once``.
 """
@@ -12,10 +12,10 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from common import errors
-from common.json_types import JsonObject
-from common.models import Command, DomainState, FailureReason, Result
-from common.verbs import (
+from common.domain import errors
+from common.domain.json_types import JsonObject
+from common.domain.models import Command, DomainState, FailureReason, Result
+from common.domain.verbs import (
     Arrived,
     AttachInterface,
     AttachShare,
@@ -58,21 +58,20 @@ from common.verbs import (
     Unrescue,
     Verb,
 )
-from common.wire import from_wire, to_wire
+from common.domain.wire import from_wire, to_wire
 from compute_agent.journal import Journal
-from compute_agent.virt.driver import (
+from compute_agent.verb_context import (
     MAX_DETAILS_CHARS,
     MAX_ERROR_CHARS,
     Cancelled,
-    Driver,
     ImageReader,
     ImageWriter,
     MigrationAborted,
     Peer,
     VerbContext,
     VerbFailed,
-    VolumeMerge,
 )
+from compute_agent.virt.driver import Driver, VolumeMerge
 
 log = logging.getLogger(__name__)
 WAITS = "%s of server %s waits: %s"  #: in the log: no guest was started

@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from common import errors
-from common.metrics import PREFIX
-from common.store import gauges
+from common.domain import errors
+from common.service.metrics import PREFIX
 from common.store.engine import Store
+from common.store.views import gauges
 
 if TYPE_CHECKING:
     from prometheus_client import Metric

@@ -20,12 +20,12 @@ from typing import Any, TypeVar
 
 from oslo_config import cfg
 
-from common import access, errors, image_tickets, metrics, reload, service, tls
+from common import access
 from common.clients.identity import IdentityClient
 from common.clients.network_bindings import Bindings
-from common.clock import SECOND, Clock
-from common.image_tickets import MOST, Gateway
-from common.models import (
+from common.domain import errors
+from common.domain.clock import SECOND, Clock
+from common.domain.models import (
     Access,
     Command,
     Heartbeat,
@@ -36,7 +36,7 @@ from common.models import (
     Sync,
     SyncAnswer,
 )
-from common.notifications.options import NotificationSettings
+from common.domain.service_binaries import Binary
 from common.notifications.periods import Periods
 from common.rpc import agent as agent_rpc
 from common.rpc import conductor as conductor_rpc
@@ -46,38 +46,35 @@ from common.rpc.host_link import ControlSide
 from common.rpc.host_messages import Refusals
 from common.rpc.notifier import Notifier
 from common.rpc.transport import Transport
-from common.service_binaries import Binary
+from common.security import image_tickets, tls
+from common.security.image_tickets import MOST, Gateway
+from common.security.vault import Vault
+from common.service import metrics, reload, service
+from common.service.notification_options import NotificationSettings
 from common.store.engine import Connection, Store
 from common.store.hosts import host_keys, hosts, services
 from common.store.placement.allocations import FailedBuildLimit
 from common.store.servers import actions
 from common.store.version import await_version, guarded
-from common.vault import Vault
-from conductor import (
-    automatic_evacuation,
-    cleanups,
-    fencing_hook,
-    host_credentials,
-    notifications,
-    prefetch,
-    reports,
-    runner,
-)
-from conductor.automatic_evacuation import EvacuationPolicy
-from conductor.engine import Chore, Engine, Lane
+from conductor.engine import reports, runner
+from conductor.engine.engine import Chore, Engine, Lane
+from conductor.engine.run import AnyRun
+from conductor.engine.sweep import Watch, sweep
+from conductor.engine.workflow_engine import WorkflowEngine, call_one_by_one
 from conductor.gauges import DatabaseGauges
-from conductor.host_actions import HostActions
-from conductor.notification_sender import NotificationSender
-from conductor.run import AnyRun
-from conductor.service_clients import (
+from conductor.hosts import automatic_evacuation, fencing_hook, host_credentials, prefetch
+from conductor.hosts.automatic_evacuation import EvacuationPolicy
+from conductor.hosts.host_actions import HostActions
+from conductor.hosts.sync_cookies import SyncCookies
+from conductor.notifications import notices as notifications
+from conductor.notifications.notification_sender import NotificationSender
+from conductor.steps import cleanups
+from conductor.steps.service_clients import (
     BlockStorageService,
     ImageService,
     NetworkService,
     ShareService,
 )
-from conductor.sweep import Watch, sweep
-from conductor.sync_cookies import SyncCookies
-from conductor.workflow_engine import WorkflowEngine, call_one_by_one
 from conductor.workflows import WORKFLOWS
 
 log = logging.getLogger(__name__)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Debian packages that the commands need, and how the missing ones are installed.
 
-Used by deploy/commands/{up,test}.py. Nothing is installed when nothing is missing. Services of
-packages that are installed here are neither started nor enabled: the commands run nodes of their
-own, and what an operator runs already stays as it is.
+Used by deploy/one_machine/up.py and deploy/testing/test.py. Nothing is installed when nothing is
+missing. Services of packages that are installed here are neither started nor enabled: the commands
+run nodes of their own, and what an operator runs already stays as it is.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 """Sphinx's configuration: how docs/ becomes a site. ``./deploy/docs`` makes it; the pages are the
 files of this folder as they stand.
 
-What a page says from our tables stands in no file: ``python -m deploy.reference`` makes it, in the
-environment that has what Kilonova imports, and it takes the place of ``<!-- table: NAME -->``.
+What a page says from our tables stands in no file: ``python -m deploy.site.reference`` makes it,
+in the environment that has what Kilonova imports, and it takes the place of
+``<!-- table: NAME -->``.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def setup(app: Sphinx) -> None:
     made: dict[str, str] = {}
 
     def ask(app: Sphinx) -> None:
-        command = [ROOT / ".venv/bin/python", "-m", "deploy.reference"]
+        command = [ROOT / ".venv/bin/python", "-m", "deploy.site.reference"]
         done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True)
         made.update(json.loads(done.stdout))
 

@@ -21,11 +21,11 @@ from typing import Any, Generic, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from common.json_types import JsonMapping, JsonObject
-from common.models import Device, HardwareAssignment, NumaNode
+from common.domain.json_types import JsonMapping, JsonObject
+from common.domain.models import Device, HardwareAssignment, NumaNode
+from common.domain.wire import from_wire
 from common.store.placement.host_states import HostRows, Rows
 from common.store.placement.inventories import MOST
-from common.wire import from_wire
 from scheduler.snapshot import Aggregate, ImageOnHosts, Numbers, Parts, Snapshot, Stock, TraitMasks
 
 log = logging.getLogger(__name__)

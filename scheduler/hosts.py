@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from common.clock import SECOND, Clock
-from common.models import HardwareAssignment, RequestSpec
+from common.domain.clock import SECOND, Clock
+from common.domain.models import HardwareAssignment, RequestSpec
 from common.store.engine import Connection, Store
 from common.store.placement import host_states
 from common.store.placement.host_states import GroupRow, Marks

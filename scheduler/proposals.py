@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from common.models import Explanation, RequestSpec, Selection
+from common.domain.models import Explanation, RequestSpec, Selection
 from scheduler.hosts import Hosts, RequestFacts
 from scheduler.selection import Choice, SelectionOptions, explain, select
 

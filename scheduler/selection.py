@@ -20,9 +20,9 @@ from operator import attrgetter
 
 import numpy as np
 
-from common import numa
-from common.hardware import Hardware, hardware
-from common.models import Explanation, HardwareAssignment, RequestSpec, Selection
+from common.domain import numa
+from common.domain.hardware import Hardware, hardware
+from common.domain.models import Explanation, HardwareAssignment, RequestSpec, Selection
 from scheduler.filters import Check, Filters
 from scheduler.filters.check import UNLIMITED
 from scheduler.snapshot import Mask, Numbers, Snapshot

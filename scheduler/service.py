@@ -15,15 +15,17 @@ from collections.abc import Callable
 
 from oslo_config import cfg
 
-from common import access, errors, metrics, reload, service
-from common.broker_names import SCHEDULER
-from common.clock import Clock
-from common.errors import ConfigError
-from common.models import Explanation, RequestSpec, Selection
-from common.notifications.options import NotificationSettings
+from common import access
+from common.domain import errors
+from common.domain.clock import Clock
+from common.domain.errors import ConfigError
+from common.domain.models import Explanation, RequestSpec, Selection
+from common.domain.service_binaries import Binary
 from common.rpc import scheduler as scheduler_rpc
 from common.rpc.transport import Transport
-from common.service_binaries import Binary
+from common.security.broker_names import SCHEDULER
+from common.service import metrics, reload, service
+from common.service.notification_options import NotificationSettings
 from common.store.engine import Store
 from common.store.hosts import services
 from common.store.version import await_version, guarded

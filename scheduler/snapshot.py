@@ -17,8 +17,8 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from common.json_types import JsonMapping
-from common.models import Device, HardwareAssignment, NumaNode
+from common.domain.json_types import JsonMapping
+from common.domain.models import Device, HardwareAssignment, NumaNode
 
 Mask = NDArray[np.bool_]
 Numbers = NDArray[np.int64]

@@ -19,8 +19,8 @@ from importlib import metadata
 import numpy as np
 from oslo_config import cfg
 
-from common.hardware import hardware
-from common.models import RequestSpec
+from common.domain.hardware import hardware
+from common.domain.models import RequestSpec
 from scheduler import third_parties
 from scheduler.columns import seed
 from scheduler.snapshot import Floats, Numbers, Snapshot

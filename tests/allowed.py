@@ -2,8 +2,8 @@
 """What may be asked of a server when, and who may ask: written down by hand from the API's rules, a
 second time.
 
-The tests compare ``common.states.ACTIONS`` and what the API does with it against this page. It
-shares no line with the table, so that a slip there is seen here.
+The tests compare ``common.domain.states.ACTIONS`` and what the API does with it against this page.
+It shares no line with the table, so that a slip there is seen here.
 """
 
 from __future__ import annotations

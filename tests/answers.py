@@ -10,8 +10,8 @@ from enum import Enum
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-from common import errors
 from common.clients.http import document
+from common.domain import errors
 
 
 class Answer(Enum):

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from common.broker_names import PREFIX, exchange, host_queue
+from common.security.broker_names import PREFIX, exchange, host_queue
 
 #: Called with an open channel.
 Attempt = Callable[[Any], Any]

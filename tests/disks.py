@@ -7,7 +7,7 @@ import hashlib
 import re
 from pathlib import Path
 
-from compute_agent.virt.libvirt.images import CachedImage
+from compute_agent.virt.libvirt.disks.images import CachedImage
 
 #: The checksum in the name of a base.
 CHECKSUM = re.compile(r"(?<=base)\.sha\d+-[0-9a-f]+\.(qcow2|raw)")

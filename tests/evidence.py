@@ -14,10 +14,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common.clock import SECOND
-from common.store.doctor import Finding
+from common.domain.clock import SECOND
 from common.store.engine import Store
 from common.store.servers.actions import ENDED
+from deploy.operator.doctor import Finding
 
 #: Of each log, lines: where something concerns the test, and where nothing does; and of all logs
 #: together.

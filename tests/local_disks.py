@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from compute_agent.virt.libvirt.local_disks import NAME
+from compute_agent.virt.libvirt.disks.local_disks import NAME
 
 #: Where a test writes: behind what every file system has at its beginning.
 CANARY_AT, SECTOR = 48 << 20, 512

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from common.command_progress import CommandProgress
+from common.domain.command_progress import CommandProgress
 
 
 class Phases(list[str]):

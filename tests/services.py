@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from common.store.engine import Store
-from deploy import machine
+from deploy.one_machine.machine import abilities as machine
 from tests.schemas import Server, upgrade
 
 DATABASES = ("sqlite", "postgresql", "mariadb")

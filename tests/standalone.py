@@ -23,7 +23,7 @@ from typing import Any
 
 import openstack
 
-from deploy.servers import free_ports
+from deploy.testing.servers import free_ports
 from tests.e2e import preloaded
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -103,7 +103,7 @@ class Cloud:
             [
                 sys.executable,
                 "-m",
-                "deploy.standalone.identity",
+                "deploy.one_machine.services.identity",
                 "bootstrap",
                 "--db",
                 self.folder / "identity.db",
@@ -183,7 +183,7 @@ class Cloud:
         command = [
             sys.executable,
             "-m",
-            f"deploy.standalone.{name}",
+            f"deploy.one_machine.services.{name}",
             "serve",
             "--bind",
             f"127.0.0.1:{port}",

@@ -7,12 +7,12 @@ from typing import Any
 
 from oslo_config import cfg
 
-from common.broker_names import REPORTS
-from common.host_keys import OwnKeys
-from common.models import HostInventory, Sync, SyncAnswer
+from common.domain.models import HostInventory, Sync, SyncAnswer
+from common.domain.wire import from_wire, to_wire
 from common.rpc.broker import opener
 from common.rpc.host_link import HostSide
-from common.wire import from_wire, to_wire
+from common.security.broker_names import REPORTS
+from common.security.host_keys import OwnKeys
 
 
 class Thief:

@@ -7,14 +7,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from common import ids
-from common.models import HostInventory, ImageRef
-from common.service_binaries import Binary
+from common.domain import ids
+from common.domain.models import HostInventory, ImageRef
+from common.domain.service_binaries import Binary
 from common.store import schema
 from common.store.engine import Store
 from common.store.hosts import aggregates, cached_images, host_images, hosts, services
-from common.store.servers import server_groups
-from common.store.tenants import flavors, keypairs
+from common.store.tenants import flavors, keypairs, server_groups
 
 
 def all_told(store: Store) -> list[Any]:

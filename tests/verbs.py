@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from common.command_key import CommandKey, CommandKind
-from common.models import (
+from common.domain.command_key import CommandKey, CommandKind
+from common.domain.models import (
     AttachedShare,
     AttachedVolume,
     Belongings,
@@ -18,7 +18,7 @@ from common.models import (
     ImageRef,
     Interface,
 )
-from common.verbs import VERBS, Destination, Verb, encode
+from common.domain.verbs import VERBS, Destination, Verb, encode
 
 #: Field of a verb -> value. Each image has an id of its own.
 VALUES: dict[str, Any] = {

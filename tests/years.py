@@ -13,21 +13,25 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from common.clock import Clock
-from common.models import HostInventory
+from common.domain.clock import Clock
+from common.domain.models import HostInventory
+from common.domain.service_binaries import Binary
 from common.notifications.periods import Periods
-from common.service_binaries import Binary
-from common.store import gauges, schema
+from common.store import schema
 from common.store.engine import Store, insert_many
 from common.store.hosts import host_keys, hosts, services
 from common.store.servers import console_tokens
-from conductor import automatic_evacuation, cleanups, heartbeats, notifications, prefetch, runner
-from conductor.automatic_evacuation import EvacuationPolicy
-from conductor.engine import Lane
-from conductor.host_actions import HostActions
-from conductor.notification_sender import NotificationSender
-from conductor.sweep import Watch, sweep
-from conductor.workflow_engine import WorkflowEngine
+from common.store.views import gauges
+from conductor.engine import heartbeats, runner
+from conductor.engine.engine import Lane
+from conductor.engine.sweep import Watch, sweep
+from conductor.engine.workflow_engine import WorkflowEngine
+from conductor.hosts import automatic_evacuation, prefetch
+from conductor.hosts.automatic_evacuation import EvacuationPolicy
+from conductor.hosts.host_actions import HostActions
+from conductor.notifications import notices as notifications
+from conductor.notifications.notification_sender import NotificationSender
+from conductor.steps import cleanups
 from conductor.workflows import WORKFLOWS
 
 LONG_AGO = 1_700_000_000_000_000

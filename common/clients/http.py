@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, TypedDict, Unpack
 
-from common import errors, tracing
-from common.json_types import JsonObject, JsonValue
-from common.log import request_id
+from common.domain import errors
+from common.domain.json_types import JsonObject, JsonValue
+from common.service import tracing
+from common.service.log import request_id
 
 if TYPE_CHECKING:
     from keystoneauth1.session import Session

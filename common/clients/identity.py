@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from oslo_config import cfg
 
-from common import errors, tls
 from common.clients.http import Breaker, judged, not_registered, require_answer
-from common.errors import ConfigError
+from common.domain import errors
+from common.domain.errors import ConfigError
+from common.security import tls
 
 if TYPE_CHECKING:
     from keystoneauth1.access import AccessInfo

@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 from typing import Unpack
 from urllib.parse import quote, urlencode
 
-from common import errors, ids
 from common.clients.http import Http, HttpAnswer, RequestOptions, document, kind_of
-from common.json_types import JsonMapping, JsonObject
-from common.models import ImageRef
+from common.domain import errors, ids
+from common.domain.json_types import JsonMapping, JsonObject
+from common.domain.models import ImageRef
 
 NAME = "image service"
 CHUNK = 1024 * 1024

@@ -24,10 +24,11 @@ from typing import Any, Protocol, cast
 
 from oslo_config import cfg
 
-from common import errors, tls
 from common.clients.http import Breaker
-from common.errors import ConfigError
-from common.json_types import JsonObject
+from common.domain import errors
+from common.domain.errors import ConfigError
+from common.domain.json_types import JsonObject
+from common.security import tls
 
 LOG = logging.getLogger(__name__)
 WAIT = 5.0  # seconds that a request waits for its limits

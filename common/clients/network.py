@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlencode
 
-from common import errors
 from common.clients.http import Http, HttpAnswer, OptionalService, RequestOptions, document, kind_of
-from common.json_types import JsonMapping, JsonObject
-from common.models import OVS_HYBRID, Interface
-from common.statuses import PORT_ACTIVE
+from common.domain import errors
+from common.domain.json_types import JsonMapping, JsonObject
+from common.domain.models import OVS_HYBRID, Interface
+from common.domain.statuses import PORT_ACTIVE
 
 REMEMBERED, KEEP = 1000, 5.0  # answers, and seconds that each is remembered
 EXTENSIONS_KEPT_SECONDS = 300.0  #: they change with an upgrade of the service

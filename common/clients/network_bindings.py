@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
-from common import errors
 from common.clients.http import HttpAnswer, document
 from common.clients.network import NAME, NetworkClient, refusal_of
-from common.json_types import JsonObject
-from common.statuses import PORT_ACTIVE
+from common.domain import errors
+from common.domain.json_types import JsonObject
+from common.domain.statuses import PORT_ACTIVE
 
 ALIAS = "binding-extended"
 FAILED = "binding_failed"

@@ -12,7 +12,7 @@ from __future__ import annotations
 from urllib.parse import quote
 
 from common.clients.network import NetworkClient
-from common.json_types import JsonObject
+from common.domain.json_types import JsonObject
 
 
 class Records(NetworkClient):

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from common import errors
 from common.clients.http import require_answer
 from common.clients.identity import IdentityClient
 from common.clients.image import Image, ImageClient
+from common.domain import errors
 
 T = TypeVar("T")
 #: Images of these kinds are seen by everybody who knows their id.

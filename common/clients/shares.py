@@ -15,9 +15,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import quote, urlencode
 
-from common import errors
 from common.clients.http import Http, OptionalService, document, refusal_of
-from common.json_types import JsonObject
+from common.domain import errors
+from common.domain.json_types import JsonObject
 
 NAME = "shared file system service"
 #: The first version in which a rule can be locked.

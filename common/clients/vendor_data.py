@@ -29,10 +29,12 @@ from urllib.parse import urlsplit
 
 from oslo_config import cfg
 
-from common import config, errors, tls
 from common.clients.http import Breaker
-from common.errors import ConfigError
-from common.json_types import JsonMapping, JsonObject, JsonValue
+from common.domain import errors
+from common.domain.errors import ConfigError
+from common.domain.json_types import JsonMapping, JsonObject, JsonValue
+from common.security import tls
+from common.service import config
 
 if TYPE_CHECKING:
     from keystoneauth1.session import Session

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import quote, urlencode
 
-from common import errors
 from common.clients.http import Http, OptionalService, document, refusal_of
-from common.json_types import JsonObject
+from common.domain import errors
+from common.domain.json_types import JsonObject
 
 NAME = "block storage service"
 #: The first version in which an attachment can be completed.

@@ -5,7 +5,7 @@
 NAME.error.
 ``EVENT_NAMES`` has the others. What is told when a step has begun, succeeded or failed stands at
 the step:
-``conductor.step.Step.events``.
+``conductor.engine.step.Step.events``.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from common import states
-from common.json_types import JsonObject
-from common.models import Control
-from common.statuses import ActionState, MigrationStatus
+from common.domain import states
+from common.domain.json_types import JsonObject
+from common.domain.models import Control
+from common.domain.statuses import ActionState, MigrationStatus
 
 COMPUTE, API, CONDUCTOR = "nova-compute", "nova-api", "nova-conductor"
 EXISTS = "instance.exists"

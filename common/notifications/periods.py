@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from common.clock import SECOND
-from common.json_types import JsonMapping
+from common.domain.clock import SECOND
+from common.domain.json_types import JsonMapping
 
 MONTH = "month"
 #: What the option may be. Every month has 28 days.

@@ -8,13 +8,13 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from common import errors
-from common.host_keys import Purpose
-from common.json_types import JsonObject
-from common.models import Access, Command, ImageRef
+from common.domain import errors
+from common.domain.json_types import JsonObject
+from common.domain.models import Access, Command, ImageRef
+from common.domain.text import one_line
+from common.domain.wire import from_wire, to_wire
 from common.rpc.host_link import ControlSide, HostSide
-from common.text import one_line
-from common.wire import from_wire, to_wire
+from common.security.host_keys import Purpose
 
 log = logging.getLogger(__name__)
 

@@ -21,9 +21,11 @@ from kombu.transport import TRANSPORT_ALIASES
 from kombu.transport.pyamqp import Transport as AmqpTransport
 from oslo_config import cfg
 
-from common import errors, metrics, tls
-from common.errors import ConfigError
-from common.json_types import JsonObject
+from common.domain import errors
+from common.domain.errors import ConfigError
+from common.domain.json_types import JsonObject
+from common.security import tls
+from common.service import metrics
 
 RABBIT = "oslo_messaging_rabbit"  #: the section with the options of both stacks
 CONNECT_SECONDS = 2.0  #: limit for a connection to one node

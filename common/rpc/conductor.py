@@ -14,16 +14,16 @@ import threading
 from dataclasses import replace
 from typing import Protocol, TypeVar, cast
 
-from common import errors
-from common.broker_names import HEARTBEATS, REPORTS
-from common.host_keys import NotGenuine
-from common.json_types import JsonObject
-from common.models import Access, Heartbeat, HeartbeatAnswer, Sync, SyncAnswer
+from common.domain import errors
+from common.domain.json_types import JsonObject
+from common.domain.models import Access, Heartbeat, HeartbeatAnswer, Sync, SyncAnswer
+from common.domain.wire import from_wire, to_wire
 from common.rpc import host_credentials
 from common.rpc.agent import commands_of
 from common.rpc.host_link import ControlSide, HostSide
 from common.rpc.transport import Transport
-from common.wire import from_wire, to_wire
+from common.security.broker_names import HEARTBEATS, REPORTS
+from common.security.host_keys import NotGenuine
 
 log = logging.getLogger(__name__)
 TOPIC = "kilonova-conductor"

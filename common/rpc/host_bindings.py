@@ -16,9 +16,9 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Iterable
 
-from common import errors
-from common.broker_names import exchange
+from common.domain import errors
 from common.rpc.broker import BROKEN, Channel, Connect
+from common.security.broker_names import exchange
 
 log = logging.getLogger(__name__)
 ALL = "#"

@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from common.host_keys import NotGenuine
-from common.rate_limit import RateLimiter
+from common.security.host_keys import NotGenuine
+from common.security.rate_limit import RateLimiter
 
 MESSAGES_A_SECOND = 200
 BYTES_A_SECOND = 2 * 1024 * 1024

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from common.broker_names import REPORTS
-from common.host_joins import Envelope
-from common.json_types import JsonObject
+from common.domain.json_types import JsonObject
+from common.domain.wire import from_wire, to_wire
 from common.rpc.host_link import HostSide, Method
-from common.wire import from_wire, to_wire
+from common.security.broker_names import REPORTS
+from common.security.host_joins import Envelope
 
 ANSWER_SECONDS = 10.0
 

@@ -2,16 +2,16 @@
 """The two ends of the link between a host and the control plane, for sealed messages.
 
 A host reads one queue, its own, and writes to one exchange, under routing keys that end in its
-name. So RabbitMQ can hold it to both (``common.broker_identities``). The control plane writes into
-the hosts' queues through the default exchange.
+name. So RabbitMQ can hold it to both (``common.security.broker_identities``). The control plane
+writes into the hosts' queues through the default exchange.
 
 A conductor declares a host's queue whenever the host asks for it, which it does with each new
 connection. The host's user may not: RabbitMQ lets the declaring user choose the type of the queue,
 and dead-letter its messages into the conductors' queue in another host's name.
 
 Replays: a host remembers the ids of its messages. A message of a host carries a cookie that proves
-that it is new (``conductor.sync_cookies``), and a message that a conductor takes in twice changes
-nothing.
+that it is new (``conductor.hosts.sync_cookies``), and a message that a conductor takes in twice
+changes nothing.
 """
 
 from __future__ import annotations
@@ -28,8 +28,15 @@ from functools import partial
 
 from kombu.transport.pyamqp import Transport as AmqpTransport
 
-from common import errors
-from common.broker_names import (
+from common.domain import errors
+from common.domain.json_types import JsonObject, JsonValue
+from common.rpc import host_bounds, host_queues
+from common.rpc.broker import Channel, Connect, Connection
+from common.rpc.broker_client import Listener, Sender, Take
+from common.rpc.host_bindings import HostBindings
+from common.rpc.host_messages import REMEMBERED, Header, Refusals, claimed_host, pack, unpack
+from common.rpc.problems import answered, result
+from common.security.broker_names import (
     ANSWERS,
     CONDUCTOR,
     HEARTBEATS,
@@ -38,14 +45,7 @@ from common.broker_names import (
     exchange,
     host_queue,
 )
-from common.host_keys import AllKeys, Keys, NotGenuine, Purpose
-from common.json_types import JsonObject, JsonValue
-from common.rpc import host_bounds, host_queues
-from common.rpc.broker import Channel, Connect, Connection
-from common.rpc.broker_client import Listener, Sender, Take
-from common.rpc.host_bindings import HostBindings
-from common.rpc.host_messages import REMEMBERED, Header, Refusals, claimed_host, pack, unpack
-from common.rpc.problems import answered, result
+from common.security.host_keys import AllKeys, Keys, NotGenuine, Purpose
 
 log = logging.getLogger(__name__)
 ANSWER = "answer"

@@ -2,8 +2,8 @@
 """Sealed messages between hosts and the control plane: how they are made, read and refused.
 
 A message is a header that anybody can read (host, generation, purpose, method, id), a line break,
-and a body that is sealed with a key of the host (``common.host_keys``). The header is bound to the
-body.
+and a body that is sealed with a key of the host (``common.security.host_keys``). The header is
+bound to the body.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import uuid
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
 
-from common import metrics
-from common.host_keys import HostKey, Keys, NotGenuine, Purpose
-from common.json_types import JsonObject
+from common.domain.json_types import JsonObject
+from common.security.host_keys import HostKey, Keys, NotGenuine, Purpose
+from common.service import metrics
 
 log = logging.getLogger(__name__)
 MOST_BYTES = 16 * 1024 * 1024

@@ -13,9 +13,9 @@ import uuid
 
 from kombu.transport.pyamqp import Transport as AmqpTransport
 
-from common.broker_names import ANSWERS, answers_queue, exchange, host_queue, join_queue
-from common.host_keys import Purpose
 from common.rpc.broker import Channel, Connection
+from common.security.broker_names import ANSWERS, answers_queue, exchange, host_queue, join_queue
+from common.security.host_keys import Purpose
 
 log = logging.getLogger(__name__)
 FORGOTTEN_SECONDS = 3600  #: after which the broker removes the queue of a host that nobody reads

@@ -11,9 +11,9 @@ import logging
 
 from oslo_config import cfg
 
-from common import errors
-from common.json_types import JsonObject
-from common.notifications.messages import Message
+from common.domain import errors
+from common.domain.json_types import JsonObject
+from common.notifications.message import Message
 from common.rpc.broker import configure
 from common.rpc.transport import CONTROL_EXCHANGE, LOST
 

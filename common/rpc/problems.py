@@ -7,8 +7,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from common import errors
-from common.json_types import JsonMapping, JsonObject, JsonValue
+from common.domain import errors
+from common.domain.json_types import JsonMapping, JsonObject, JsonValue
 
 log = logging.getLogger(__name__)
 

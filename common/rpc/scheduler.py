@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from common.json_types import JsonObject, JsonValue
-from common.models import Explanation, RequestSpec, Selection
+from common.domain.json_types import JsonObject, JsonValue
+from common.domain.models import Explanation, RequestSpec, Selection
+from common.domain.wire import from_wire, to_wire
 from common.rpc.transport import Transport
-from common.wire import from_wire, to_wire
 
 TOPIC = "kilonova-scheduler"
 TIMEOUT = 2.0

@@ -22,11 +22,11 @@ import oslo_messaging
 from kombu import exceptions as kombu_exceptions
 from oslo_config import cfg
 
-from common import errors
-from common.broker_names import CALLS, CONDUCTOR, reply_queue
-from common.json_types import JsonObject, JsonValue
+from common.domain import errors
+from common.domain.json_types import JsonObject, JsonValue
 from common.rpc import broker
 from common.rpc.problems import answered, result
+from common.security.broker_names import CALLS, CONDUCTOR, reply_queue
 
 log = logging.getLogger(__name__)
 CONTROL_EXCHANGE = CALLS

@@ -21,8 +21,8 @@ from oslo_config import cfg
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
 
+from common.security.tls import Tls, protecting
 from common.store import regular_expressions
-from common.tls import Tls, protecting
 
 #: Seconds that a client waits longer than the server, which should end a long statement itself.
 MARGIN = 2

@@ -28,9 +28,11 @@ from sqlalchemy.exc import TimeoutError as NoConnection
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 
-from common import errors, metrics
-from common.errors import ConfigError
-from common.notifications.options import NotificationSettings
+from common.domain import errors
+from common.domain.errors import ConfigError
+from common.security.tls import Tls
+from common.service import metrics
+from common.service.notification_options import NotificationSettings
 from common.store.connections import (
     ConnectionLimits,
     Trouble,
@@ -42,7 +44,6 @@ from common.store.connections import (
     trouble,
 )
 from common.store.rows import Numbered, Values
-from common.tls import Tls
 
 __all__ = [
     "Connection",

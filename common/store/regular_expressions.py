@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Regular expressions from users in queries: the one place where a database is given any.
 
-SQLite matches with ``common.patterns``; PostgreSQL's engine does not go back either without back
-references, which RE2 does not know. MariaDB's engine does: it is told after how many steps it gives
-a row up, which then does not match. [database] statement_timeout ends whatever takes long all the
-same.
+SQLite matches with ``common.domain.patterns``; PostgreSQL's engine does not go back either without
+back references, which RE2 does not know. MariaDB's engine does: it is told after how many steps it
+gives a row up, which then does not match. [database] statement_timeout ends whatever takes long
+all the same.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 
-from common import errors, patterns
+from common.domain import errors, patterns
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")

@@ -18,7 +18,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from common import errors
+from common.domain import errors
 from common.store.engine import Store
 
 log = logging.getLogger(__name__)

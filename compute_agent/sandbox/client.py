@@ -28,14 +28,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.json_types import JsonObject
+from common.domain.json_types import JsonObject
 from compute_agent.sandbox import landlock
 from compute_agent.sandbox.lockdown import HelperLimits
 from compute_agent.verb_context import Cancelled, VerbContext
 
 log = logging.getLogger(__name__)
 #: Whose functions helpers run.
-MODULES = ("compute_agent.virt.libvirt.inspector",)
+MODULES = ("compute_agent.virt.libvirt.disks.inspector",)
 #: Of what a helper says, the end is kept.
 MAX_OUTPUT_BYTES = 64 << 10
 LOOK_SECONDS = 0.5

@@ -25,7 +25,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 
-from common.json_types import JsonObject
+from common.domain.json_types import JsonObject
 from compute_agent.sandbox import lockdown
 
 #: An order and its files; the first of these is the socket of whoever asked, the second takes what

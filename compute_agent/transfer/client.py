@@ -19,8 +19,8 @@ import time
 from collections.abc import Generator, Iterator
 from typing import TypeVar
 
-from common import errors
-from common.tls import Tls
+from common.domain import errors
+from common.security.tls import Tls
 from compute_agent.transfer.frames import (
     DATA,
     END,

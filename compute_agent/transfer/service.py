@@ -24,9 +24,9 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict
 from typing import Protocol
 
-from common import errors
-from common.tls import Tls
-from common.unproved import Unproved
+from common.domain import errors
+from common.security.tls import Tls
+from common.security.unproved import Unproved
 from compute_agent.transfer.frames import (
     DATA,
     END,

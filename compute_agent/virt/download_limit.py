@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from common.command_progress import CommandPhase
+from common.domain.command_progress import CommandPhase
 from compute_agent.verb_context import Cancelled, VerbContext
 
 #: Images at a time by default; seconds between two looks at whether the command is cancelled.

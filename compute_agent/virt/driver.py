@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from common import errors
-from common.hardware import Hardware, hardware
-from common.json_types import JsonObject
-from common.models import (
+from common.domain import errors
+from common.domain.hardware import Hardware, hardware
+from common.domain.json_types import JsonObject
+from common.domain.models import (
     AttachedShare,
     AttachedVolume,
     Belongings,
@@ -30,35 +30,15 @@ from common.models import (
     ImageRef,
     Interface,
 )
-from common.server_facts import HostedServer
+from common.domain.server_facts import HostedServer
 from compute_agent.verb_context import (
-    MAX_DETAILS_CHARS,
-    MAX_ERROR_CHARS,
-    Cancelled,
     ImageReader,
     ImageWriter,
-    MigrationAborted,
     Part,
     Peer,
     VerbContext,
     VerbFailed,
-    before_guest_is_touched,
 )
-
-__all__ = [
-    "MAX_DETAILS_CHARS",
-    "MAX_ERROR_CHARS",
-    "Cancelled",
-    "ImageReader",
-    "ImageWriter",
-    "MigrationAborted",
-    "Part",
-    "Peer",
-    "VerbContext",
-    "VerbFailed",
-    "before_guest_is_touched",
-]
-
 
 #: Power states as the Compute API numbers them.
 NOSTATE, RUNNING, PAUSED, SHUTDOWN, CRASHED, SUSPENDED = 0, 1, 3, 4, 6, 7

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from common.command_progress import CommandPhase
-from common.models import Interface
-from compute_agent.virt.driver import Cancelled, VerbContext, VerbFailed
+from common.domain.command_progress import CommandPhase
+from common.domain.models import Interface
+from compute_agent.verb_context import Cancelled, VerbContext, VerbFailed
 
 Answer = TypeVar("Answer")
 

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from compute_agent.virt.driver import VerbFailed
+from compute_agent.verb_context import VerbFailed
 
 PROGRAM_TIMEOUT_SECONDS = 60.0
 #: Nothing on a tenant's share is a device, a program or another user's right here.

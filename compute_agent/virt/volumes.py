@@ -12,9 +12,10 @@ import uuid
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 
-from common.json_types import JsonObject
-from common.models import AttachedVolume, GuestSpec, ImageRef
-from compute_agent.virt.driver import PAUSED, RUNNING, VerbFailed
+from common.domain.json_types import JsonObject
+from common.domain.models import AttachedVolume, GuestSpec, ImageRef
+from compute_agent.verb_context import VerbFailed
+from compute_agent.virt.driver import PAUSED, RUNNING
 
 #: Protocols that need nothing but QEMU.
 LOCAL, NBD, RBD = "local", "nbd", "rbd"

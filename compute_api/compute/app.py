@@ -18,25 +18,25 @@ from wsgiref.types import WSGIApplication
 import falcon
 from falcon.routing import CompiledRouter
 
-from common import errors
-from common.json_types import JsonValue
+from common.domain import errors
+from common.domain.json_types import JsonValue
 from common.store.rows import ServerRecord
 from common.store.servers import servers
-from compute_api.compute import faults, microversions, middleware, routes
-from compute_api.compute.dependencies import Services
-from compute_api.compute.links import Links
+from compute_api.compute import faults, middleware, routes, versions
 from compute_api.compute.middleware import ComputeHttpRequest, ComputeState
 from compute_api.compute.policies import COMPUTE_RULES
-from compute_api.compute.request import Request
-from compute_api.compute.resources import versions
+from compute_api.compute.request import microversions
+from compute_api.compute.request.dependencies import Services
+from compute_api.compute.request.links import Links
+from compute_api.compute.request.request import Request
 from compute_api.compute.routes import Route
 from compute_api.compute.schemas.common import NOTHING
-from compute_api.edge import request_data
-from compute_api.edge.faults import answered_with
-from compute_api.edge.middleware import Authentication, BodySizes, RequestIds, require_caller
-from compute_api.edge.policy import Policy
-from compute_api.edge.response import JSON_TYPE, send
-from compute_api.edge.routing import SMALL_BODY_BYTES, Endpoint, by_path
+from compute_api.http import request_data
+from compute_api.http.faults import answered_with
+from compute_api.http.middleware import Authentication, BodySizes, RequestIds, require_caller
+from compute_api.http.policy import Policy
+from compute_api.http.response import JSON_TYPE, send
+from compute_api.http.routing import SMALL_BODY_BYTES, Endpoint, by_path
 
 #: What a body in JSON may call itself, as in Nova.
 BODY_TYPES = (JSON_TYPE, "application/vnd.openstack.compute+json", "text/plain")

@@ -8,9 +8,9 @@ import logging
 import falcon
 import orjson
 
-from common.json_types import JsonObject
-from compute_api.edge import faults
-from compute_api.edge.response import JSON_TYPE
+from common.domain.json_types import JsonObject
+from compute_api.http import faults
+from compute_api.http.response import JSON_TYPE
 
 log = logging.getLogger(__name__)
 

@@ -12,12 +12,13 @@ import re
 
 import falcon
 
-from common import errors
-from compute_api.compute import microversions, routes
-from compute_api.compute.dependencies import Services
-from compute_api.edge.microversions import HEADER
-from compute_api.edge.middleware import HttpRequest, RequestState
-from compute_api.edge.policy import Policy
+from common.domain import errors
+from compute_api.compute import routes
+from compute_api.compute.request import microversions
+from compute_api.compute.request.dependencies import Services
+from compute_api.http.microversions import HEADER
+from compute_api.http.middleware import HttpRequest, RequestState
+from compute_api.http.policy import Policy
 
 #: The paths of the version documents. Any other path of the API needs a token.
 VERSION_DOCUMENTS = re.compile(r"/v2|/v2\.1(/versions(/[^/]+)?)?")

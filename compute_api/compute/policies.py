@@ -6,7 +6,7 @@ have are told from misspelt ones."""
 
 from __future__ import annotations
 
-from compute_api.edge.policy_rules import ADMIN, ANYBODY, MANAGER, MEMBER, READER, SELF, RuleSet
+from compute_api.http.policy_rules import ADMIN, ANYBODY, MANAGER, MEMBER, READER, SELF, RuleSet
 
 _API = "os_compute_api:"
 #: Rule -> who may, in the order of the operations they guard.

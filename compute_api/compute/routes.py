@@ -12,70 +12,61 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from common import states
+from common.domain import states
+from compute_api.compute.proxies import floating_ips, images, networks, volumes
+from compute_api.compute.proxies import security_groups as security_group_proxy
 from compute_api.compute.resources import (
-    addresses,
     aggregates,
-    assisted_snapshots,
     availability_zones,
-    consoles,
     external_events,
     flavors,
-    floating_ips,
     host_actions,
     hosts,
     hypervisors,
-    images,
-    instance_actions,
-    interfaces,
     keypairs,
     migrations,
-    networks,
     quota_sets,
-    security_group_proxy,
-    security_groups,
-    server_actions,
-    server_create,
-    server_diagnostics,
     server_groups,
-    server_metadata,
-    server_topology,
-    servers,
     services,
-    shares,
     usage,
     usage_audit,
-    volume_attachments,
-    volumes,
 )
 from compute_api.compute.resources.extensions import Extensions
 from compute_api.compute.schemas import aggregates as aggregate_bodies
-from compute_api.compute.schemas import assisted_snapshots as assisted_bodies
 from compute_api.compute.schemas import common
-from compute_api.compute.schemas import consoles as console_bodies
 from compute_api.compute.schemas import external_events as event_bodies
 from compute_api.compute.schemas import flavors as flavor_bodies
-from compute_api.compute.schemas import floating_ips as floating_ip_bodies
 from compute_api.compute.schemas import host_actions as host_action_bodies
 from compute_api.compute.schemas import hosts as host_bodies
 from compute_api.compute.schemas import hypervisors as hypervisor_bodies
-from compute_api.compute.schemas import images as image_bodies
-from compute_api.compute.schemas import instance_actions as instance_action_bodies
-from compute_api.compute.schemas import interfaces as interface_bodies
 from compute_api.compute.schemas import keypairs as keypair_bodies
 from compute_api.compute.schemas import migrations as migration_bodies
 from compute_api.compute.schemas import quota_sets as quota_bodies
-from compute_api.compute.schemas import security_groups as security_group_bodies
-from compute_api.compute.schemas import server_actions as server_action_bodies
 from compute_api.compute.schemas import server_groups as group_bodies
-from compute_api.compute.schemas import server_metadata as metadata_bodies
-from compute_api.compute.schemas import servers as server_bodies
 from compute_api.compute.schemas import services as service_bodies
-from compute_api.compute.schemas import shares as share_bodies
 from compute_api.compute.schemas import usage as usage_bodies
-from compute_api.compute.schemas import volume_attachments as attachment_bodies
-from compute_api.compute.schemas import volumes as volume_bodies
-from compute_api.edge.routing import ApiRoute
+from compute_api.compute.schemas.proxies import floating_ips as floating_ip_bodies
+from compute_api.compute.schemas.proxies import images as image_bodies
+from compute_api.compute.schemas.proxies import security_groups as security_group_bodies
+from compute_api.compute.schemas.proxies import volumes as volume_bodies
+from compute_api.compute.schemas.servers import actions as server_action_bodies
+from compute_api.compute.schemas.servers import assisted_snapshots as assisted_bodies
+from compute_api.compute.schemas.servers import consoles as console_bodies
+from compute_api.compute.schemas.servers import instance_actions as instance_action_bodies
+from compute_api.compute.schemas.servers import interfaces as interface_bodies
+from compute_api.compute.schemas.servers import metadata as metadata_bodies
+from compute_api.compute.schemas.servers import servers as server_bodies
+from compute_api.compute.schemas.servers import shares as share_bodies
+from compute_api.compute.schemas.servers import volume_attachments as attachment_bodies
+from compute_api.compute.servers import consoles, instance_actions, servers
+from compute_api.compute.servers import diagnostics as server_diagnostics
+from compute_api.compute.servers import metadata as server_metadata
+from compute_api.compute.servers import topology as server_topology
+from compute_api.compute.servers.actions import actions as server_actions
+from compute_api.compute.servers.create import create as server_create
+from compute_api.compute.servers.disks import assisted_snapshots, shares, volume_attachments
+from compute_api.compute.servers.networks import addresses, interfaces, security_groups
+from compute_api.http.routing import ApiRoute
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,21 +17,22 @@ from wsgiref.types import WSGIApplication
 
 from oslo_config import cfg
 
-from common import access, service
-from compute_api.compute import waiting_threads
+from common import access
+from common.service import service
 from compute_api.compute.policies import COMPUTE_RULES
-from compute_api.edge.policy import Policy, configured
-from compute_api.edge.server import Server, limits
+from compute_api.compute.request import waiting_threads
+from compute_api.http.policy import Policy, configured
+from compute_api.http.worker.server import Server, limits
 
 if TYPE_CHECKING:
     from common.clients.identity import IdentityClient
     from common.clients.image import ImageClient as ImageClient
-    from compute_api.compute.dependencies import ApiSettings
+    from compute_api.compute.request.dependencies import ApiSettings
 
 #: What several workers share.
 _SHARED = (
     "compute_api.compute.app",
-    "compute_api.edge.authentication",
+    "compute_api.http.authentication",
     "common.rpc.agent",
     "common.rpc.conductor",
     "common.clients.identity",
@@ -43,22 +44,22 @@ _opened = ExitStack()
 def application(conf: cfg.ConfigOpts, policy: Policy | None = None) -> WSGIApplication:
     """The WSGI application over the real services; call it in the process that will serve it.
     ``policy``: as this process's master has read it."""
-    from common.broker_names import API
     from common.clients import limits, network_records, shares, volumes
     from common.clients.identity import IdentityClient
-    from common.notifications.options import NotificationSettings
     from common.rpc import agent, conductor
     from common.rpc.broker import opener, require_answer
     from common.rpc.host_link import ControlSide
     from common.rpc.transport import Transport
+    from common.security.broker_names import API
+    from common.security.vault import Vault
+    from common.service.notification_options import NotificationSettings
     from common.store.engine import Store
     from common.store.hosts import host_keys
     from common.store.version import guarded
-    from common.vault import Vault
     from compute_api.compute import app, faults
-    from compute_api.compute.dependencies import Services
-    from compute_api.edge import authentication, fair_share, health
-    from compute_api.edge.health import Dependency
+    from compute_api.compute.request.dependencies import Services
+    from compute_api.http import authentication, fair_share, health
+    from compute_api.http.health import Dependency
 
     store = guarded(
         Store.opened(conf, pool=conf.api.threads, notifications=NotificationSettings.of(conf))
@@ -110,8 +111,8 @@ def image_client(identity: IdentityClient) -> ImageClient:
 
 def settings(conf: cfg.ConfigOpts) -> ApiSettings:
     """The configuration in the API's words."""
-    from compute_api.compute.dependencies import ApiSettings
-    from compute_api.compute.quota import UnregisteredLimits
+    from compute_api.compute.request.dependencies import ApiSettings
+    from compute_api.compute.request.quota import UnregisteredLimits
 
     return ApiSettings(
         max_limit=conf.api.max_limit,

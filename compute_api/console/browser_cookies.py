@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from websockets.datastructures import Headers
 
-from common import errors
+from common.domain import errors
 from common.store.engine import Store
 from common.store.servers import console_tokens
 

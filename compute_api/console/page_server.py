@@ -27,9 +27,9 @@ import orjson
 from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 
-from common.console_types import SPICE_PAGE
+from common.domain.console_types import SPICE_PAGE
 from compute_api.console.browser_cookies import INSIDE, BrowserCookies
-from compute_api.edge.health import Health
+from compute_api.http.health import Health
 
 log = logging.getLogger(__name__)
 TYPES = {

@@ -21,13 +21,16 @@ from websockets.http11 import Request, Response
 from websockets.sync import server as websockets
 from websockets.typing import Subprotocol
 
-from common import access, errors, reload, service, tls
-from common.unproved import origin, to_shed
+from common import access
+from common.domain import errors
+from common.security import tls
+from common.security.unproved import origin, to_shed
+from common.service import reload, service
 from compute_api.console.browser_cookies import BrowserCookies
 from compute_api.console.page_server import PageServer
 from compute_api.console.sessions import ConsoleSessions
 from compute_api.console.token_check import TokenChecker, keystone
-from compute_api.edge.health import Dependency, Health
+from compute_api.http.health import Dependency, Health
 
 log = logging.getLogger(__name__)
 # seconds: of the sessions' records, and of their users' tokens
@@ -195,15 +198,15 @@ def listen(host: str, port: int) -> socket.socket:
 
 def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     """Open database and broker, listen, start the threads; returns what closes them."""
-    from common.broker_names import CONSOLE
     from common.clients.identity import IdentityClient
     from common.rpc import agent
     from common.rpc.broker import opener, require_answer
     from common.rpc.host_link import ControlSide
+    from common.security.broker_names import CONSOLE
+    from common.security.vault import Vault
     from common.store.engine import Store
     from common.store.hosts import host_keys
     from common.store.version import guarded
-    from common.vault import Vault
 
     options = conf.console
     reload.takes(*reload.OF_IDENTITY)

@@ -23,15 +23,15 @@ from typing import Protocol
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import ServerConnection
 
-from common import errors
-from common.console_types import HOST_KINDS, OF_SEVERAL_CONNECTIONS, SPICE_DIRECT
-from common.errors import ConfigError
-from common.json_types import JsonObject
+from common.domain import errors
+from common.domain.console_types import HOST_KINDS, OF_SEVERAL_CONNECTIONS, SPICE_DIRECT
+from common.domain.errors import ConfigError
+from common.domain.json_types import JsonObject
+from common.security.tls import Tls
+from common.security.tls_socket import TlsSocket
 from common.store.engine import Store
 from common.store.rows import ConsoleTokenRow
 from common.store.servers import console_tokens
-from common.tls import Tls
-from common.tls_socket import TlsSocket
 from compute_api.console.browser_cookies import BrowserCookies, token_of
 from compute_api.console.token_check import TokenChecker
 

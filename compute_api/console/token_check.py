@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from common.clients.http import Http, kind_of
 from common.clients.identity import IdentityClient
-from common.vault import Vault
+from common.security.vault import Vault
 
 IsValid = Callable[[str], bool]
 

@@ -22,13 +22,13 @@ import falcon
 import orjson
 from gunicorn.http.errors import ParseException
 
-from common import errors
 from common.clients.image import CHUNK
 from common.clients.own_images import OwnImages
-from common.image_tickets import Ticket, Tickets
-from common.json_types import JsonObject
-from compute_api.edge import access_log, request_data
-from compute_api.edge.faults import TextFaults
+from common.domain import errors
+from common.domain.json_types import JsonObject
+from common.security.image_tickets import Ticket, Tickets
+from compute_api.http import access_log, request_data
+from compute_api.http.faults import TextFaults
 
 logger = logging.getLogger(__name__)
 TOKEN = "X-AUTH-TOKEN"  # noqa: S105 - the name of a header

@@ -13,9 +13,11 @@ from wsgiref.types import WSGIApplication
 
 from oslo_config import cfg
 
-from common import access, service, tls
-from compute_api.edge import server
-from compute_api.edge.limits import ClientLimits
+from common import access
+from common.security import tls
+from common.service import service
+from compute_api.http.worker import server
+from compute_api.http.worker.limits import ClientLimits
 
 STALL_SECONDS = 60  #: that a host may stall in the middle of an image: its disk may be busy
 
@@ -24,8 +26,8 @@ def application(conf: cfg.ConfigOpts) -> WSGIApplication:
     """The WSGI application; call it in the process that will serve it."""
     from common.clients.identity import IdentityClient
     from common.clients.own_images import OwnImages
-    from common.image_tickets import configured
-    from compute_api.edge import health
+    from common.security.image_tickets import configured
+    from compute_api.http import health
     from compute_api.image_gateway import app
 
     identity = IdentityClient(conf)

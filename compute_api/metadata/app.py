@@ -3,9 +3,9 @@
 
 ``create`` is called once a process by ``service.application``, and by tests. The order for every
 request: who asks (signed by the proxy), how often, which guest that is, and only then what it asks
-for. What is answered comes from ``common.instance_data``; a path without a first part that we know
-is one of EC2's tree. Must stay true: a guest is told of nobody but itself; every refusal is logged,
-without secrets.
+for. What is answered comes from ``common.domain.instance_data``; a path without a first part that
+we know is one of EC2's tree. Must stay true: a guest is told of nobody but itself; every refusal
+is logged, without secrets.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from wsgiref.types import WSGIApplication
 import falcon
 from gunicorn.http.errors import ParseException
 
-from common import errors
-from common.instance_data import (
+from common.domain import errors
+from common.domain.instance_data import (
     DOCUMENTS,
     EC2_VERSIONS,
     LATEST,
@@ -32,10 +32,10 @@ from common.instance_data import (
     find,
     text,
 )
-from common.rate_limit import RateLimiter
-from compute_api.edge import access_log, request_data
-from compute_api.edge.faults import TEXT_TYPE, TextFaults
-from compute_api.edge.response import JSON_TYPE
+from common.security.rate_limit import RateLimiter
+from compute_api.http import access_log, request_data
+from compute_api.http.faults import TEXT_TYPE, TextFaults
+from compute_api.http.response import JSON_TYPE
 from compute_api.metadata.guest_cache import GuestCache, GuestRecord
 from compute_api.metadata.proxy_headers import ADDRESS, SERVER, identify
 

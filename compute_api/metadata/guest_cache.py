@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
-from common import errors
-from common.instance_data import InstanceData, guest_spec
-from common.json_types import JsonObject
-from common.models import AttachedVolume
+from common.domain import errors
+from common.domain.instance_data import InstanceData, guest_spec
+from common.domain.json_types import JsonObject
+from common.domain.models import AttachedVolume
+from common.security.vault import Vault
 from common.store.engine import Connection, Store
 from common.store.rows import ServerFacts
 from common.store.servers import metadata
-from common.vault import Vault
 from compute_api.metadata.proxy_headers import GuestIdentity, canonical_address
 
 MAX_GUESTS = 1000  # guests that are remembered; each with up to 64 KiB of user data

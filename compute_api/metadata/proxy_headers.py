@@ -17,7 +17,7 @@ import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from common import errors
+from common.domain import errors
 
 SERVER, PROJECT, ADDRESS, SIGNATURE = (
     "X-INSTANCE-ID",

@@ -13,9 +13,12 @@ from wsgiref.types import WSGIApplication
 
 from oslo_config import cfg
 
-from common import access, errors, service, tls
+from common import access
 from common.clients import vendor_data
-from compute_api.edge.server import Server, limits
+from common.domain import errors
+from common.security import tls
+from common.service import service
+from compute_api.http.worker.server import Server, limits
 from compute_api.metadata import proxy_headers
 
 logger = logging.getLogger(__name__)
@@ -27,11 +30,11 @@ _opened = ExitStack()
 
 def application(conf: cfg.ConfigOpts) -> WSGIApplication:
     """The WSGI application; call it in the process that will serve it."""
-    from common.rate_limit import RateLimiter
+    from common.security.rate_limit import RateLimiter
+    from common.security.vault import Vault
     from common.store.engine import Store
     from common.store.version import guarded
-    from common.vault import Vault
-    from compute_api.edge import health
+    from compute_api.http import health
     from compute_api.metadata import app
     from compute_api.metadata.guest_cache import GuestCache
 

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from common import ids
-from common.json_types import JsonObject
+from common.domain import ids
+from common.domain.json_types import JsonObject
 from common.store.engine import Connection
 from common.store.placement import allocations, providers
 from common.store.rows import ProviderRow
-from compute_api.edge.response import ApiResponse
+from compute_api.http.response import ApiResponse
 from compute_api.placement.request import PlacementRequest
 
 WITH_GENERATION = 19

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import re
 
-from common import errors
-from common.json_types import JsonObject
+from common.domain import errors
+from common.domain.json_types import JsonObject
 from common.store.engine import Connection
 from common.store.placement import inventories, provider_search, traits
 from common.store.placement.provider_search import ProviderFilters
 from common.store.rows import ProviderRow
-from compute_api.edge.response import ApiResponse
+from compute_api.http.response import ApiResponse
 from compute_api.placement import queries
 from compute_api.placement.request import BadQuery, PlacementRequest
 from compute_api.placement.resource_providers import refuse_unknown

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from common import errors
-from common.json_types import JsonObject
+from common.domain import errors
+from common.domain.json_types import JsonObject
 from common.store.engine import Connection
 from common.store.placement import consumers, providers
 from common.store.rows import ProviderAllocation, ProviderRow
-from compute_api.edge.response import ApiResponse
+from compute_api.http.response import ApiResponse
 from compute_api.placement.request import PlacementRequest
 
 OWNERS, CONSUMER_GENERATION, CONSUMER_TYPE = 12, 28, 38

@@ -15,18 +15,18 @@ from wsgiref.types import WSGIApplication
 
 import falcon
 
-from common import errors
-from common.clock import SECOND
-from common.json_types import JsonValue
+from common.domain import errors
+from common.domain.clock import SECOND
+from common.domain.json_types import JsonValue
 from common.store.engine import Store
 from common.store.placement import providers
-from compute_api.edge import request_data
-from compute_api.edge.faults import answered_with
-from compute_api.edge.microversions import HEADER, Range
-from compute_api.edge.middleware import Authentication, HttpRequest, RequestIds, require_caller
-from compute_api.edge.policy import Policy
-from compute_api.edge.response import JSON_TYPE, send
-from compute_api.edge.routing import Endpoint, by_path
+from compute_api.http import request_data
+from compute_api.http.faults import answered_with
+from compute_api.http.microversions import HEADER, Range
+from compute_api.http.middleware import Authentication, HttpRequest, RequestIds, require_caller
+from compute_api.http.policy import Policy
+from compute_api.http.response import JSON_TYPE, send
+from compute_api.http.routing import Endpoint, by_path
 from compute_api.placement import faults, microversions, routes
 from compute_api.placement.policies import PLACEMENT_RULES
 from compute_api.placement.request import PlacementRequest

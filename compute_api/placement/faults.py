@@ -12,12 +12,12 @@ import logging
 import falcon
 import orjson
 
-from common import errors
-from common.json_types import JsonObject
-from compute_api.edge import faults
-from compute_api.edge.microversions import Range
-from compute_api.edge.middleware import HttpRequest
-from compute_api.edge.response import JSON_TYPE
+from common.domain import errors
+from common.domain.json_types import JsonObject
+from compute_api.http import faults
+from compute_api.http.microversions import Range
+from compute_api.http.middleware import HttpRequest
+from compute_api.http.response import JSON_TYPE
 from compute_api.placement import microversions
 
 log = logging.getLogger(__name__)

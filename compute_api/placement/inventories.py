@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from common import errors
-from common.json_types import JsonMapping, JsonObject
+from common.domain import errors
+from common.domain.json_types import JsonMapping, JsonObject
 from common.store.engine import Connection
 from common.store.placement import allocations, inventories, providers, resource_classes
 from common.store.rows import InventoryRow, ProviderRow
-from compute_api.edge.response import ApiResponse
+from compute_api.http.response import ApiResponse
 from compute_api.placement.request import PlacementRequest
 from compute_api.placement.resource_providers import path
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from common import errors
-from compute_api.edge.microversions import is_version, parsed, requested
+from common.domain import errors
+from compute_api.http.microversions import is_version, parsed, requested
 
 SERVICE = "placement"
 MIN, MAX = 0, 39

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from compute_api.edge.policy_rules import RuleSet
+from compute_api.http.policy_rules import RuleSet
 
 _SERVICE = "rule:service_or_admin"
 _READER = "rule:project_reader_or_admin or rule:service_api"

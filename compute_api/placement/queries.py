@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from common import errors, ids
+from common.domain import errors, ids
 from compute_api.placement.request import BadQuery
 
 FORBIDDEN_TRAITS, MANY_MEMBER_OF, NOT_MEMBER_OF, ANY_TRAITS = 22, 24, 32, 39

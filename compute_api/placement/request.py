@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from common import errors
-from compute_api.edge.request import ApiRequest
+from common.domain import errors
+from compute_api.http.request import ApiRequest
 
 
 class BadQuery(errors.BadRequest):

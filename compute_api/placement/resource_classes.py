@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from common import errors
-from common.json_types import JsonObject
+from common.domain import errors
+from common.domain.json_types import JsonObject
 from common.store.placement import resource_classes
-from compute_api.edge.response import ApiResponse
+from compute_api.http.response import ApiResponse
 from compute_api.placement.request import PlacementRequest
 from compute_api.placement.schemas import CUSTOM_CLASS
 

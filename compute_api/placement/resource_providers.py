@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import uuid
 
-from common.json_types import JsonMapping, JsonObject
+from common.domain.json_types import JsonMapping, JsonObject
 from common.store.engine import Connection
 from common.store.placement import provider_search, providers, resource_classes, traits
 from common.store.placement.provider_search import ProviderFilters
 from common.store.rows import ProviderRow
-from compute_api.edge.response import ApiResponse
+from compute_api.http.response import ApiResponse
 from compute_api.placement import queries
 from compute_api.placement.request import PlacementRequest
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from common.json_types import JsonObject
-from compute_api.edge.routing import ApiRoute
+from common.domain.json_types import JsonObject
+from compute_api.http.routing import ApiRoute
 from compute_api.placement import (
     aggregates,
     allocation_candidates,

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import functools
 
-from common import errors
-from compute_api.edge import explanations
-from compute_api.edge.validation import FORMATS, Document, VersionedSchema, replace
+from common.domain import errors
+from compute_api.http import explanations
+from compute_api.http.validation import FORMATS, Document, VersionedSchema, replace
 from compute_api.placement.request import BadQuery
 
 MAX_SHOWN_CHARACTERS = 1000  # of each part of a refusal

@@ -12,9 +12,10 @@ from wsgiref.types import WSGIApplication
 
 from oslo_config import cfg
 
-from common import access, service
-from compute_api.edge.policy import Policy, configured
-from compute_api.edge.server import Server, limits
+from common import access
+from common.service import service
+from compute_api.http.policy import Policy, configured
+from compute_api.http.worker.server import Server, limits
 from compute_api.placement.policies import PLACEMENT_RULES
 
 _opened = ExitStack()
@@ -25,7 +26,7 @@ def application(conf: cfg.ConfigOpts, policy: Policy | None = None) -> WSGIAppli
     from common.clients.identity import IdentityClient
     from common.store.engine import Store
     from common.store.version import guarded
-    from compute_api.edge import authentication, health
+    from compute_api.http import authentication, health
     from compute_api.placement import app, faults
 
     store = guarded(Store.opened(conf, pool=conf.placement.threads))

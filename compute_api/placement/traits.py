@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from common import errors
+from common.domain import errors
 from common.store.engine import Connection
 from common.store.placement import allocations, providers, traits
 from common.store.rows import ProviderRow
-from compute_api.edge.response import ApiResponse
+from compute_api.http.response import ApiResponse
 from compute_api.placement.request import BadQuery, PlacementRequest
 from compute_api.placement.schemas import CUSTOM_TRAIT
 

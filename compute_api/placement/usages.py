@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from common.json_types import JsonObject
+from common.domain.json_types import JsonObject
 from common.store.engine import Connection
 from common.store.placement import consumers, inventories, providers
 from common.store.rows import ProviderRow
-from compute_api.edge.response import ApiResponse
+from compute_api.http.response import ApiResponse
 from compute_api.placement.allocations import CONSUMER_TYPE, TYPES, type_of
 from compute_api.placement.request import PlacementRequest
 

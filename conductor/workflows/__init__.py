@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from conductor.workflow import Workflows
+from conductor.engine.workflow import Workflows
 from conductor.workflows import (
     assisted_snapshots,
     create,

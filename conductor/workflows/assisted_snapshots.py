@@ -14,21 +14,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from common import errors
-from common.action_args import MergeSnapshotArgs, VolumeActionArgs, VolumeSnapshotArgs
 from common.clients.volumes import CREATING, DELETING, ERROR, ERROR_DELETING
-from common.clock import SECOND
-from common.json_types import JsonObject
+from common.domain import errors
+from common.domain.clock import SECOND
+from common.domain.json_types import JsonObject
+from common.domain.verbs import MergeVolume, SnapshotVolume
 from common.store.engine import Connection
 from common.store.rows import BlockDeviceRow
-from common.verbs import MergeVolume, SnapshotVolume
-from conductor import volume_snapshots, volumes
-from conductor.action_data import ActionData
-from conductor.engine import Engine, Lane
-from conductor.run import MAX_CLEANING_TRIES, Run
-from conductor.step import Step
-from conductor.volumes import FIRST_POLL_MICROS, MAX_POLL_MICROS, NAME_ID
-from conductor.workflow import Workflow
+from conductor.engine.action_args import MergeSnapshotArgs, VolumeActionArgs, VolumeSnapshotArgs
+from conductor.engine.action_data import ActionData
+from conductor.engine.engine import Engine, Lane
+from conductor.engine.run import MAX_CLEANING_TRIES, Run
+from conductor.engine.step import Step
+from conductor.engine.workflow import Workflow
+from conductor.steps import volume_snapshots, volumes
+from conductor.steps.volumes import FIRST_POLL_MICROS, MAX_POLL_MICROS, NAME_ID
 
 QCOW2 = "qcow2"
 

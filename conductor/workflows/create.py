@@ -12,21 +12,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from common import states
-from common.action_args import CreateArgs
-from common.clock import SECOND
-from common.models import RequestSpec, Result
+from common.domain import states
+from common.domain.clock import SECOND
+from common.domain.models import RequestSpec, Result
+from common.domain.verbs import EnsureGuest
 from common.store.engine import Connection, now
-from common.verbs import EnsureGuest
-from conductor import claims, guest, images, networks, volumes
-from conductor.action_data import StepFailed, fault_of
-from conductor.claims import PlacementData
-from conductor.engine import Engine, Lane
-from conductor.networks import PortData
-from conductor.run import Run
-from conductor.step import Step, StepEvents
-from conductor.volumes import VolumesData
-from conductor.workflow import Workflow
+from conductor.engine.action_args import CreateArgs
+from conductor.engine.action_data import StepFailed, fault_of
+from conductor.engine.engine import Engine, Lane
+from conductor.engine.run import Run
+from conductor.engine.step import Step, StepEvents
+from conductor.engine.workflow import Workflow
+from conductor.steps import claims, guest, images, networks, volumes
+from conductor.steps.claims import PlacementData
+from conductor.steps.networks import PortData
+from conductor.steps.volumes import VolumesData
 
 #: Since the API asked the image service: an image of a request that waited for longer is checked
 #: again, so that a create which need not wait costs no call.

@@ -16,18 +16,23 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from common import states
-from common.action_args import ActionArgs, ShareArgs
-from common.clock import SECOND
-from common.models import Result
-from common.statuses import ActionState, MigrationStatus
+from common.domain import states
+from common.domain.clock import SECOND
+from common.domain.models import Result
+from common.domain.statuses import ActionState, MigrationStatus
+from common.domain.wire import from_wire
+from common.store.cleanups import IMAGE
 from common.store.engine import Connection, now
-from common.store.neighbours.cleanups import IMAGE
 from common.store.rows import ActionRow
 from common.store.servers import actions, migrations
 from common.store.servers import shares as mappings
-from common.wire import from_wire
-from conductor import (
+from conductor.engine.action_args import ActionArgs, ShareArgs
+from conductor.engine.action_data import ActionData
+from conductor.engine.engine import Engine, Lane
+from conductor.engine.run import AnyRun, Run
+from conductor.engine.step import Step, StepEvents
+from conductor.engine.workflow import Workflow
+from conductor.steps import (
     debts,
     guest,
     images,
@@ -37,13 +42,8 @@ from conductor import (
     volume_snapshots,
     volumes,
 )
-from conductor.action_data import ActionData
-from conductor.engine import Engine, Lane
-from conductor.run import AnyRun, Run
-from conductor.shares import SharesData
-from conductor.step import Step, StepEvents
-from conductor.volume_cleanups import LeavingData
-from conductor.workflow import Workflow
+from conductor.steps.shares import SharesData
+from conductor.steps.volume_cleanups import LeavingData
 
 log = logging.getLogger(__name__)
 

@@ -13,23 +13,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from common import errors, states
-from common.action_args import EvacuateArgs
-from common.json_types import JsonObject
-from common.models import Result
-from common.statuses import GuestState, MigrationStatus
+from common.domain import errors, states
+from common.domain.json_types import JsonObject
+from common.domain.models import Result
+from common.domain.statuses import GuestState, MigrationStatus
+from common.domain.verbs import EnsureGuest, Install, Rebuild, Verb
 from common.store.engine import Connection, now
 from common.store.hosts import hosts, services
 from common.store.servers import actions, guests, migrations
-from common.verbs import EnsureGuest, Install, Rebuild, Verb
-from conductor import claims, guest, moves, networks
-from conductor.action_data import StepFailed
-from conductor.debts import BURST_POLL_MICROS
-from conductor.engine import Engine, Lane
-from conductor.moves import MoveData
-from conductor.run import Run, cleanup_command
-from conductor.step import Step, StepEvents
-from conductor.workflow import Workflow
+from conductor.engine.action_args import EvacuateArgs
+from conductor.engine.action_data import StepFailed
+from conductor.engine.engine import Engine, Lane
+from conductor.engine.run import Run, cleanup_command
+from conductor.engine.step import Step, StepEvents
+from conductor.engine.workflow import Workflow
+from conductor.steps import claims, guest, moves, networks
+from conductor.steps.debts import BURST_POLL_MICROS
+from conductor.steps.moves import MoveData
 
 HAS_COME_BACK = "Host {host} has come back meanwhile; the server is there."
 

@@ -10,19 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from common import errors
-from common.action_args import DetachInterfaceArgs, NetworkArgs, SecurityGroupArgs
-from common.models import Interface, Result
+from common.domain import errors
+from common.domain.models import Interface, Result
+from common.domain.verbs import AttachInterface, DetachInterface
+from common.domain.wire import from_wire
 from common.store.engine import Connection
-from common.verbs import AttachInterface, DetachInterface
-from common.wire import from_wire
-from conductor import networks
-from conductor.action_data import ActionData
-from conductor.engine import Engine, Lane
-from conductor.networks import InterfaceData, PortData
-from conductor.run import AnyRun, Run
-from conductor.step import Step
-from conductor.workflow import Workflow
+from conductor.engine.action_args import DetachInterfaceArgs, NetworkArgs, SecurityGroupArgs
+from conductor.engine.action_data import ActionData
+from conductor.engine.engine import Engine, Lane
+from conductor.engine.run import AnyRun, Run
+from conductor.engine.step import Step
+from conductor.engine.workflow import Workflow
+from conductor.steps import networks
+from conductor.steps.networks import InterfaceData, PortData
 
 AttachRun = Run[NetworkArgs, InterfaceData]
 DetachRun = Run[DetachInterfaceArgs, ActionData]

@@ -12,22 +12,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from common import states
-from common.action_args import LiveMigrateArgs
-from common.json_types import JsonObject
-from common.models import Control, FailureReason, Result
-from common.statuses import MigrationStatus
+from common.domain import states
+from common.domain.json_types import JsonObject
+from common.domain.models import Control, FailureReason, Result
+from common.domain.statuses import MigrationStatus
+from common.domain.verbs import (
+    Arrived,
+    Destination,
+    EnsureAbsent,
+    Install,
+    LiveMigrate,
+    PrepareArrival,
+)
+from common.domain.wire import from_wire
 from common.store.engine import Connection, notification_settings
 from common.store.servers import migrations
-from common.verbs import Arrived, Destination, EnsureAbsent, Install, LiveMigrate, PrepareArrival
-from common.wire import from_wire
-from conductor import claims, debts, guest, moves, networks, volumes
-from conductor.action_data import StepFailed
-from conductor.engine import Engine, Lane
-from conductor.moves import MoveData
-from conductor.run import Run
-from conductor.step import Step, StepEvents
-from conductor.workflow import Workflow
+from conductor.engine.action_args import LiveMigrateArgs
+from conductor.engine.action_data import StepFailed
+from conductor.engine.engine import Engine, Lane
+from conductor.engine.run import Run
+from conductor.engine.step import Step, StepEvents
+from conductor.engine.workflow import Workflow
+from conductor.steps import claims, debts, guest, moves, networks, volumes
+from conductor.steps.moves import MoveData
 
 #: The step whose command can be aborted, or completed by force.
 

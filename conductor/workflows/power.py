@@ -3,19 +3,19 @@
 
 from __future__ import annotations
 
-from common import states
-from common.action_args import ActionArgs
-from common.models import Result
-from common.statuses import GuestState
+from common.domain import states
+from common.domain.models import Result
+from common.domain.statuses import GuestState
+from common.domain.verbs import EnsurePaused, EnsureSuspended, InjectNmi, Reboot, SetPassword
 from common.store.engine import Connection
 from common.store.servers import guests
-from common.verbs import EnsurePaused, EnsureSuspended, InjectNmi, Reboot, SetPassword
-from conductor import guest
-from conductor.action_data import ActionData, StepFailed, fault_of
-from conductor.engine import Engine
-from conductor.run import AnyRun
-from conductor.step import Step
-from conductor.workflow import Workflow
+from conductor.engine.action_args import ActionArgs
+from conductor.engine.action_data import ActionData, StepFailed, fault_of
+from conductor.engine.engine import Engine
+from conductor.engine.run import AnyRun
+from conductor.engine.step import Step
+from conductor.engine.workflow import Workflow
+from conductor.steps import guest
 
 
 def _reboot_soft(engine: Engine, run: AnyRun) -> Reboot:

@@ -14,24 +14,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from common import states
-from common.action_args import RebuildArgs
 from common.clients.volumes import DOWNLOADING
-from common.clock import SECOND
-from common.json_types import JsonObject
-from common.models import RequestSpec, Result
-from common.statuses import GuestState
+from common.domain import states
+from common.domain.clock import SECOND
+from common.domain.json_types import JsonObject
+from common.domain.models import RequestSpec, Result
+from common.domain.statuses import GuestState
+from common.domain.verbs import DisconnectVolumes, Install, Rebuild
 from common.store.engine import Connection, now
 from common.store.servers import guests
-from common.verbs import DisconnectVolumes, Install, Rebuild
-from conductor import claims, guest, images, volumes
-from conductor.action_data import StepFailed, fault_of
-from conductor.claims import PlacementData
-from conductor.engine import Engine, Lane
-from conductor.run import Run
-from conductor.step import Step
-from conductor.volumes import FIRST_POLL_MICROS, MAX_POLL_MICROS
-from conductor.workflow import Workflow
+from conductor.engine.action_args import RebuildArgs
+from conductor.engine.action_data import StepFailed, fault_of
+from conductor.engine.engine import Engine, Lane
+from conductor.engine.run import Run
+from conductor.engine.step import Step
+from conductor.engine.workflow import Workflow
+from conductor.steps import claims, guest, images, volumes
+from conductor.steps.claims import PlacementData
+from conductor.steps.volumes import FIRST_POLL_MICROS, MAX_POLL_MICROS
 
 AWAIT_REIMAGE = "await_reimage"  #: the API wakes it when the service says that it is done
 REBUILD_STEP = "rebuild"  #: from this step on the server has the new image

@@ -4,20 +4,20 @@ disk again."""
 
 from __future__ import annotations
 
-from common import states
-from common.action_args import ActionArgs, RescueArgs
-from common.models import FailureReason, ImageRef
-from common.statuses import GuestState
+from common.domain import states
+from common.domain.models import FailureReason, ImageRef
+from common.domain.statuses import GuestState
+from common.domain.verbs import Rescue, Unrescue
+from common.domain.wire import from_wire
 from common.store.engine import Connection
 from common.store.servers import guests
-from common.verbs import Rescue, Unrescue
-from common.wire import from_wire
-from conductor import guest, images
-from conductor.action_data import ActionData, StepFailed, fault_of
-from conductor.engine import Engine
-from conductor.run import AnyRun, Run
-from conductor.step import Step
-from conductor.workflow import Workflow
+from conductor.engine.action_args import ActionArgs, RescueArgs
+from conductor.engine.action_data import ActionData, StepFailed, fault_of
+from conductor.engine.engine import Engine
+from conductor.engine.run import AnyRun, Run
+from conductor.engine.step import Step
+from conductor.engine.workflow import Workflow
+from conductor.steps import guest, images
 
 
 def _rescue(engine: Engine, run: Run[RescueArgs, ActionData]) -> Rescue:

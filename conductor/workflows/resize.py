@@ -14,21 +14,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from common import states
-from common.action_args import MoveArgs, MoveEndArgs
-from common.models import Result
-from common.statuses import GuestState, MigrationStatus
+from common.domain import states
+from common.domain.models import Result
+from common.domain.statuses import GuestState, MigrationStatus
+from common.domain.verbs import Install, Prepare, Receive
 from common.store.engine import Connection, now
 from common.store.servers import guests
-from common.verbs import Install, Prepare, Receive
-from conductor import debts, guest, moves, networks
-from conductor.action_data import StepFailed, fault_of
-from conductor.claims import record_successful_build
-from conductor.engine import Engine, Lane
-from conductor.moves import MoveData, MoveRun
-from conductor.run import Run
-from conductor.step import Step, StepEvents
-from conductor.workflow import Workflow
+from conductor.engine.action_args import MoveArgs, MoveEndArgs
+from conductor.engine.action_data import StepFailed, fault_of
+from conductor.engine.engine import Engine, Lane
+from conductor.engine.run import Run
+from conductor.engine.step import Step, StepEvents
+from conductor.engine.workflow import Workflow
+from conductor.steps import debts, guest, moves, networks
+from conductor.steps.claims import record_successful_build
+from conductor.steps.moves import MoveData, MoveRun
 
 #: The workflows of a server that was resized where it is.
 CONFIRM_HERE, REVERT_HERE = "confirm_here", "revert_here"

@@ -11,21 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from common import states
-from common.action_args import MoveArgs, MoveEndArgs
-from common.models import Flavor, Result
-from common.statuses import ActionState, GuestState, MigrationStatus
+from common.domain import states
+from common.domain.models import Flavor, Result
+from common.domain.statuses import ActionState, GuestState, MigrationStatus
+from common.domain.verbs import ResizeHere, SettleResize
+from common.domain.wire import from_wire
 from common.store.engine import Connection
 from common.store.placement import allocations
 from common.store.servers import guests
-from common.verbs import ResizeHere, SettleResize
-from common.wire import from_wire
-from conductor import guest, moves, volumes
-from conductor.action_data import StepFailed, fault_of
-from conductor.engine import Engine
-from conductor.moves import MoveData, MoveRun
-from conductor.step import Step, StepEvents
-from conductor.workflow import Workflow
+from conductor.engine.action_args import MoveArgs, MoveEndArgs
+from conductor.engine.action_data import StepFailed, fault_of
+from conductor.engine.engine import Engine
+from conductor.engine.step import Step, StepEvents
+from conductor.engine.workflow import Workflow
+from conductor.steps import guest, moves, volumes
+from conductor.steps.moves import MoveData, MoveRun
 from conductor.workflows import resize
 from conductor.workflows.resize import MoveEndData, MoveEndRun
 

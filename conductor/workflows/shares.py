@@ -8,18 +8,18 @@ error: its user detaches it.
 
 from __future__ import annotations
 
-from common.action_args import ShareActionArgs
-from common.models import AttachedShare, Result
-from common.statuses import ShareStatus
+from common.domain.models import AttachedShare, Result
+from common.domain.statuses import ShareStatus
+from common.domain.verbs import AttachShare, DetachShare
 from common.store.engine import Connection
 from common.store.servers import shares as mappings
-from common.verbs import AttachShare, DetachShare
-from conductor import shares
-from conductor.action_data import StepFailed
-from conductor.engine import Engine, Lane
-from conductor.shares import ShareData, ShareRun
-from conductor.step import Step
-from conductor.workflow import Workflow
+from conductor.engine.action_args import ShareActionArgs
+from conductor.engine.action_data import StepFailed
+from conductor.engine.engine import Engine, Lane
+from conductor.engine.step import Step
+from conductor.engine.workflow import Workflow
+from conductor.steps import shares
+from conductor.steps.shares import ShareData, ShareRun
 
 
 def _attach(engine: Engine, run: ShareRun) -> AttachShare:

@@ -13,23 +13,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from common import states
-from common.action_args import ActionArgs, ImageArgs, UnshelveArgs
-from common.models import ImageRef, RequestSpec, Result
-from common.statuses import GuestState
+from common.domain import states
+from common.domain.models import ImageRef, RequestSpec, Result
+from common.domain.statuses import GuestState
+from common.domain.verbs import EnsureGuest
+from common.store.cleanups import IMAGE
 from common.store.engine import Connection, now
-from common.store.neighbours.cleanups import IMAGE
 from common.store.servers import guests
-from common.verbs import EnsureGuest
-from conductor import claims, debts, guest, images, networks, volumes
-from conductor.action_data import ActionData, StepFailed
-from conductor.claims import PlacementData
-from conductor.engine import Engine, Lane
-from conductor.images import ImageData
-from conductor.networks import PortData
-from conductor.run import AnyRun, Run
-from conductor.step import Step
-from conductor.workflow import Workflow
+from conductor.engine.action_args import ActionArgs, ImageArgs, UnshelveArgs
+from conductor.engine.action_data import ActionData, StepFailed
+from conductor.engine.engine import Engine, Lane
+from conductor.engine.run import AnyRun, Run
+from conductor.engine.step import Step
+from conductor.engine.workflow import Workflow
+from conductor.steps import claims, debts, guest, images, networks, volumes
+from conductor.steps.claims import PlacementData
+from conductor.steps.images import ImageData
+from conductor.steps.networks import PortData
 
 
 # --- shelve, offload ---

@@ -14,15 +14,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from common.action_args import BackupArgs, ImageArgs
+from common.store import cleanups
 from common.store.engine import Connection
-from common.store.neighbours import cleanups
-from conductor import images, volume_snapshots
-from conductor.engine import Engine, Lane
-from conductor.images import ImageData, ImageRun
-from conductor.run import Run
-from conductor.step import Step
-from conductor.workflow import Workflow
+from conductor.engine.action_args import BackupArgs, ImageArgs
+from conductor.engine.engine import Engine, Lane
+from conductor.engine.run import Run
+from conductor.engine.step import Step
+from conductor.engine.workflow import Workflow
+from conductor.steps import images, volume_snapshots
+from conductor.steps.images import ImageData, ImageRun
 
 BackupRun = Run[BackupArgs, ImageData]
 

@@ -14,19 +14,19 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from common.action_args import SwapVolumeArgs
-from common.models import AttachedVolume
-from common.statuses import BlockDeviceStatus
+from common.domain.models import AttachedVolume
+from common.domain.statuses import BlockDeviceStatus
+from common.domain.verbs import CopyVolume, KeepVolume, SwitchVolume
+from common.store.cleanups import ATTACHMENT
 from common.store.engine import Connection
-from common.store.neighbours.cleanups import ATTACHMENT
 from common.store.rows import BlockDeviceRow
-from common.verbs import CopyVolume, KeepVolume, SwitchVolume
-from conductor import volume_swaps, volumes
-from conductor.action_data import ActionData, StepFailed
-from conductor.engine import Engine, Lane
-from conductor.run import Run
-from conductor.step import Step
-from conductor.workflow import Workflow
+from conductor.engine.action_args import SwapVolumeArgs
+from conductor.engine.action_data import ActionData, StepFailed
+from conductor.engine.engine import Engine, Lane
+from conductor.engine.run import Run
+from conductor.engine.step import Step
+from conductor.engine.workflow import Workflow
+from conductor.steps import volume_swaps, volumes
 
 COPY_STEP = "copy"
 

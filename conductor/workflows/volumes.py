@@ -11,19 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from common.action_args import VolumeActionArgs
-from common.models import Result
-from common.statuses import BlockDeviceStatus
+from common.domain.models import Result
+from common.domain.statuses import BlockDeviceStatus
+from common.domain.verbs import AttachVolume, DetachVolume, ExtendVolume
+from common.store.cleanups import ATTACHMENT, GUEST_VOLUME
 from common.store.engine import Connection
-from common.store.neighbours.cleanups import ATTACHMENT, GUEST_VOLUME
 from common.store.rows import BlockDeviceRow
-from common.verbs import AttachVolume, DetachVolume, ExtendVolume
-from conductor import volumes
-from conductor.action_data import ActionData, StepFailed
-from conductor.engine import Engine, Lane
-from conductor.run import Run
-from conductor.step import Step
-from conductor.workflow import Workflow
+from conductor.engine.action_args import VolumeActionArgs
+from conductor.engine.action_data import ActionData, StepFailed
+from conductor.engine.engine import Engine, Lane
+from conductor.engine.run import Run
+from conductor.engine.step import Step
+from conductor.engine.workflow import Workflow
+from conductor.steps import volumes
 
 VolumeRun = Run[VolumeActionArgs, ActionData]
 ATTACH_STEP = "attach"

@@ -65,7 +65,7 @@ class Job:
         fixtures: The job has the tests that use one of these fixtures.
         mark: The job has the tests with this mark. Without fixtures and mark: the rest of the ring.
         files: Patterns of the names of all files with such tests. The job imports no other file.
-        servers: Private servers that the job needs; see deploy/servers.py.
+        servers: Private servers that the job needs; see deploy/testing/servers.py.
         module: Run this module instead of pytest.
         seconds: Duration in a run of ``all``. Longer jobs start first.
         budget: CPU time in each set.
@@ -151,7 +151,7 @@ JOBS = (
     Job("api", "api", seconds=520, budget=Budget(130, 280)),
     # One process, so that the ring is imported once.
     Job("unit", "unit", seconds=500, budget=Budget(115, 250)),
-    Job("lint", "lint", module="deploy.lint", seconds=110, budget=Budget(50, 70)),
+    Job("lint", "lint", module="deploy.testing.lint", seconds=110, budget=Budget(50, 70)),
 )
 TEMPEST = Job("tempest", "tempest", module="tests.tempest")
 CLIENTS = Job("clients", "clients", module="tests.clients")

@@ -18,7 +18,7 @@ from importlib import metadata
 import numpy as np
 from oslo_config import cfg
 
-from common.models import RequestSpec
+from common.domain.models import RequestSpec
 from scheduler import third_parties
 from scheduler.filters import aggregates, capabilities, hints, host_load, hosts, images, resources
 from scheduler.filters.check import Check, Factory, Filter, of_facts

@@ -14,7 +14,7 @@ from operator import eq
 import numpy as np
 from oslo_config import cfg
 
-from common.models import RequestSpec
+from common.domain.models import RequestSpec
 from scheduler.filters.check import Check, Filter
 from scheduler.filters.images import properties
 from scheduler.filters.requirements import meets

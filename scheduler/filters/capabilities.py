@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from common.json_types import JsonMapping
-from common.models import RequestSpec
+from common.domain.json_types import JsonMapping
+from common.domain.models import RequestSpec
 from scheduler.filters.check import Check, of_facts
 from scheduler.filters.requirements import meets
 from scheduler.snapshot import Mask, Numbers, Snapshot, Stock

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from oslo_config import cfg
 
-from common.json_types import JsonMapping
-from common.models import RequestSpec
+from common.domain.json_types import JsonMapping
+from common.domain.models import RequestSpec
 from scheduler.snapshot import Mask, Numbers, Snapshot
 
 #: The room of a host that this check does not limit.

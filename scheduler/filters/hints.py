@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from common.models import RequestSpec
+from common.domain.models import RequestSpec
 from scheduler.filters.check import Check
 from scheduler.snapshot import Mask, Snapshot
 

@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 from oslo_config import cfg
 
-from common.models import RequestSpec
+from common.domain.models import RequestSpec
 from scheduler.filters.check import UNLIMITED, Check, Filter
 from scheduler.snapshot import Mask, Numbers, Snapshot
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from common.models import RequestSpec
+from common.domain.models import RequestSpec
 from common.store.schema import DamagedObject
 from scheduler.filters.check import Check
 from scheduler.snapshot import Snapshot

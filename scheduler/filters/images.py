@@ -14,8 +14,8 @@ import numpy as np
 from oslo_config import cfg
 from oslo_utils import versionutils
 
-from common.json_types import JsonMapping
-from common.models import RequestSpec
+from common.domain.json_types import JsonMapping
+from common.domain.models import RequestSpec
 from scheduler.filters.check import Check, Filter, of_facts
 from scheduler.snapshot import Snapshot
 

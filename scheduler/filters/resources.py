@@ -16,10 +16,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from common import errors, numa
-from common.hardware import Hardware, hardware
-from common.hardware import traits as traits_of
-from common.models import RequestSpec
+from common.domain import errors, numa
+from common.domain.hardware import Hardware, hardware
+from common.domain.hardware import traits as traits_of
+from common.domain.models import RequestSpec
 from scheduler.filters.check import UNLIMITED, Check
 from scheduler.snapshot import Mask, Parts, Snapshot
 

@@ -17,18 +17,19 @@ import pytest
 import sqlalchemy as sa
 from gunicorn.http.wsgi import HEADER_VALUE_RE
 
-from common import errors
 from common.clients.image import Image
-from common.models import Access, Command, Flavor, HostInventory, ImageRef
+from common.domain import errors
+from common.domain.models import Access, Command, Flavor, HostInventory, ImageRef
+from common.security.vault import Vault
 from common.store import schema
 from common.store.engine import Store, now
 from common.store.hosts import hosts
-from common.vault import Vault
-from compute_api.compute import app, microversions
-from compute_api.compute.dependencies import ApiSettings, Services
+from compute_api.compute import app
 from compute_api.compute.policies import COMPUTE_RULES
-from compute_api.edge.microversions import HEADER
-from compute_api.edge.policy import Policy
+from compute_api.compute.request import microversions
+from compute_api.compute.request.dependencies import ApiSettings, Services
+from compute_api.http.microversions import HEADER
+from compute_api.http.policy import Policy
 from conductor.workflows import WORKFLOWS
 from tests.api.networks import Networks
 from tests.nova import schemas as nova

@@ -6,7 +6,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from common import errors
+from common.domain import errors
 from tests.answers import REFUSALS, Answer, calls_of, half
 
 #: Not a request to the neighbour: it tells where something is.

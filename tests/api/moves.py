@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from common.models import Flavor
+from common.domain.models import Flavor
 from common.store import schema
 from tests.api.conftest import Cloud
 

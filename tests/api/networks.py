@@ -14,9 +14,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from common import errors, ids
 from common.clients.network import interface_of
-from common.models import Interface
+from common.domain import errors, ids
+from common.domain.models import Interface
 
 JSON = dict[str, Any]
 _OF_LISTS = {

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from common.models import Interface
+from common.domain.models import Interface
+from common.domain.wire import to_wire
 from common.store import schema
 from common.store.servers.servers import refresh_interfaces
-from common.wire import to_wire
 from tests.api.conftest import Cloud
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from common import ids
 from common.clients.image import Image
-from common.models import ImageRef
-from common.service_binaries import Binary
+from common.domain import ids
+from common.domain.models import ImageRef
+from common.domain.service_binaries import Binary
 from common.store import schema
 from common.store.hosts import services
 from common.store.servers import guests

@@ -11,10 +11,10 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import pytest
 import sqlalchemy as sa
 
-from common import errors
+from common.domain import errors
 from common.store import schema
 from common.store.servers import console_tokens, guests
-from compute_api.compute.resources.consoles import address
+from compute_api.compute.servers.consoles import address
 from tests.api.conftest import Cloud
 
 VNC = {"remote_console": {"protocol": "vnc", "type": "novnc"}}

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from common import ids
-from common.store import doctor, schema
+from common.domain import ids
+from common.store import schema
+from deploy.operator import doctor
 from tests.api.conftest import PROJECT, Cloud
 from tests.surface.site import Database
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from common import ids, states
-from common.models import Interface
+from common.domain import ids, states
+from common.domain.models import Interface
+from common.domain.wire import to_wire
 from common.store import schema
-from common.wire import to_wire
 from tests import allowed
 from tests.api.conftest import PROJECT, Cloud
 from tests.api.networks import Networks

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from common.models import Interface
+from common.domain.models import Interface
+from common.domain.wire import to_wire
 from common.store import schema
-from common.wire import to_wire
 from tests.api.conftest import PROJECT, Cloud
 from tests.api.networks import Networks
 

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from common.store.engine import Store
-from deploy.probes import answers
-from deploy.servers import free_ports
+from deploy.one_machine.cloud.probes import answers
+from deploy.testing.servers import free_ports
 from tests.schemas import upgrade
 from tests.standalone import connect, running, running_api
 from tests.waiting import await_true
@@ -30,8 +30,8 @@ from tests.waiting import await_true
 APPLICATION = """
 import pathlib, sys, threading, time
 from common import config
-from compute_api.edge import fair_share
-from compute_api.edge.server import Server
+from compute_api.http import fair_share
+from compute_api.http.worker.server import Server
 config.load()
 go, running, lock = pathlib.Path(sys.argv[2]), set(), threading.Lock()
 fair_share.MAX_WAIT_SECONDS = float(sys.argv[3])

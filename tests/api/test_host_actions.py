@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from common import ids
+from common.domain import ids
 from common.store.hosts import host_actions
 from common.store.hosts.host_actions import Event, EventName, Progress, State
 from tests.api.conftest import Cloud

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from common import ids, states
-from common.service_binaries import Binary
-from common.statuses import GuestState
+from common.domain import ids, states
+from common.domain.service_binaries import Binary
+from common.domain.statuses import GuestState
 from common.store import schema
 from common.store.hosts import hosts, services
 from common.store.servers import guests

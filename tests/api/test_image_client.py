@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from common import errors
 from common.clients import image
+from common.domain import errors
 from tests.waiting import await_true
 
 ID = "70a599e0-31e7-49b7-b260-868f441e862b"

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from common import states
-from common.models import Interface
+from common.domain import states
+from common.domain.models import Interface
+from common.domain.wire import to_wire
 from common.store import schema
 from common.store.servers import actions
-from common.wire import to_wire
 from tests.api.conftest import OTHER, PROJECT, Cloud
 from tests.api.networks import Networks
 from tests.api.test_networks import UNSUPPORTED, add_unsupported_port

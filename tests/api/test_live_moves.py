@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from common import states
+from common.domain import states
+from common.security.vault import Vault
 from common.store import schema
 from common.store.servers import actions
-from common.vault import Vault
 from tests.api.conftest import Cloud
 from tests.api.moves import KEY, LARGE, act, asked, begun, down, furnish, rested
 

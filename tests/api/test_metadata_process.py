@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from common.models import Interface
+from common.domain.models import Interface
+from common.domain.wire import to_wire
 from common.store import schema
-from common.wire import to_wire
 from compute_api.metadata.proxy_headers import signature
-from deploy.servers import free_ports
+from deploy.testing.servers import free_ports
 from tests.api.conftest import PROJECT, Cloud
 
 SECRET = "a shared secret"

@@ -14,15 +14,15 @@ import falcon.testing
 import pytest
 import sqlalchemy as sa
 
-from common import errors
-from common.models import Interface
-from common.rate_limit import MAX_KEYS as MOST_RATES
-from common.rate_limit import RateLimiter
+from common.domain import errors
+from common.domain.models import Interface
+from common.domain.wire import to_wire
+from common.security.rate_limit import MAX_KEYS as MOST_RATES
+from common.security.rate_limit import RateLimiter
+from common.security.vault import Vault
 from common.store import schema
 from common.store.servers import actions
 from common.store.tenants import keypairs
-from common.vault import Vault
-from common.wire import to_wire
 from compute_api.metadata import app
 from compute_api.metadata.guest_cache import GuestCache
 from compute_api.metadata.proxy_headers import host_key, signature

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from common import ids
-from common.clock import SECOND
-from common.command_key import CommandKey, CommandKind
-from common.models import Control
-from common.notifications.options import NotificationSettings
+from common.domain import ids
+from common.domain.clock import SECOND
+from common.domain.command_key import CommandKey, CommandKind
+from common.domain.models import Control
+from common.domain.verbs import control_command
+from common.service.notification_options import NotificationSettings
 from common.store import schema
 from common.store.engine import now
 from common.store.hosts import hosts
-from common.verbs import control_command
-from conductor import lost_commands
+from conductor.engine import lost_commands
 from conductor.workflows import WORKFLOWS
 from tests.api.conftest import OTHER, PROJECT, Cloud
 from tests.api.moves import act, begun, furnish, rested

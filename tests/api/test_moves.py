@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from common.clients.image import Image
-from common.models import Flavor, ImageRef
+from common.domain.models import Flavor, ImageRef
 from common.store import schema
 from tests.api.conftest import IMAGE, OTHER, PROJECT, Cloud
 from tests.api.moves import KEY, LARGE, TINY, act, asked, begun, down, finished, furnish, rested

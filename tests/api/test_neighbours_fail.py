@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from common.store import schema
-from compute_api.compute import dependencies
-from compute_api.compute.quota import KeystoneLimits
+from compute_api.compute.request import dependencies
+from compute_api.compute.request.quota import KeystoneLimits
 from tests.answers import REFUSALS, UNKNOWN, Answer, calls_of
 from tests.api.conftest import IMAGE
 from tests.api.faulty import LOCAL, Faulty

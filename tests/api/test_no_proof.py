@@ -17,15 +17,16 @@ import falcon
 import pytest
 from falcon.testing import Result, TestClient
 
-from compute_api.compute import faults, microversions
+from compute_api.compute import faults
 from compute_api.compute.app import ComputeEndpoint
 from compute_api.compute.middleware import ComputeHttpRequest, Dependencies
 from compute_api.compute.policies import COMPUTE_RULES
+from compute_api.compute.request import microversions
 from compute_api.compute.routes import ROUTES
-from compute_api.edge.faults import answered_with
-from compute_api.edge.policy import Policy
-from compute_api.edge.routing import by_path
-from deploy.standalone.volume import app as volume_app
+from compute_api.http.faults import answered_with
+from compute_api.http.policy import Policy
+from compute_api.http.routing import by_path
+from deploy.one_machine.services.volume import app as volume_app
 from tests.surface.disguises import disguises
 from tests.surface.operations import Operation, standalone
 from tests.surface.site import MISSING, Site

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from common.notifications.messages import messages
-from common.notifications.options import BOTH, NotificationSettings
+from common.service.notification_options import BOTH, NotificationSettings
+from conductor.notifications.messages import messages
 from tests.api.conftest import Cloud
 from tests.api.test_keypairs import SSH
 from tests.told import all_told

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from common.service_binaries import Binary
+from common.domain.service_binaries import Binary
 from common.store.hosts import services
 from tests.api.conftest import OTHER, PROJECT, Cloud
 

@@ -14,11 +14,11 @@ import pytest
 import sqlalchemy as sa
 
 from common.clients.image import Image
-from common.models import ImageRef
+from common.domain.models import ImageRef
+from common.security.vault import Vault
 from common.store import schema
-from common.store.user_data import seal_user_data
-from common.vault import Vault
-from compute_api.compute import passwords
+from compute_api.compute.request import passwords
+from deploy.operator.store.user_data import seal_user_data
 from tests.api.conftest import IMAGE, Cloud
 from tests.api.test_rebuild import OTHER_IMAGE
 

@@ -12,14 +12,15 @@ import falcon.testing
 import pytest
 import sqlalchemy as sa
 
-from common import ids
-from common.models import HostInventory
-from common.service_binaries import COMPUTE_DISABLED
-from common.store import doctor, schema
+from common.domain import ids
+from common.domain.models import HostInventory
+from common.domain.service_binaries import COMPUTE_DISABLED
+from common.store import schema
 from common.store.engine import Store, now
 from common.store.hosts import hosts, services
 from common.store.placement import allocations
 from compute_api.placement import app, routes
+from deploy.operator import doctor
 from tests.api.conftest import OTHER, PROJECT, Callers
 from tests.schemas import upgrade
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from common.store.engine import Store
-from deploy.servers import free_ports
+from deploy.testing.servers import free_ports
 from tests.schemas import upgrade
 
 FORGED = {

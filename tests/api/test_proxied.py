@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from oslo_config import cfg
 
-from compute_api.edge import forwarded
-from deploy.probes import answers
-from deploy.servers import free_ports
+from compute_api.http.worker import forwarded
+from deploy.one_machine.cloud.probes import answers
+from deploy.testing.servers import free_ports
 from tests.api.conftest import IMAGE, Cloud
 from tests.waiting import await_true
 
@@ -33,7 +33,7 @@ PROXY = {
 APPLICATION = """
 import json, sys
 from common import config
-from compute_api.edge.server import Server
+from compute_api.http.worker.server import Server
 config.load(sys.argv[2])
 SEEN = ("wsgi.url_scheme", "HTTP_HOST", "SCRIPT_NAME", "PATH_INFO", "REMOTE_ADDR")
 def application(environ, start_response):

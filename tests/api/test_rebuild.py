@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from common.clients.image import Image
-from common.models import ImageRef
+from common.domain.models import ImageRef
 from common.store import schema
 from tests.api.conftest import IMAGE, Cloud
 from tests.api.test_servers import BASE, GUARDED, MORE

@@ -12,9 +12,9 @@ from typing import Any
 import orjson
 import pytest
 
-from common import ids
+from common.domain import ids
 from compute_api.compute.routes import ROUTES
-from compute_api.edge.routing import SMALL_BODY_BYTES
+from compute_api.http.routing import SMALL_BODY_BYTES
 from tests.api.conftest import IMAGE, Cloud
 from tests.api.networks import Networks
 from tests.api.test_wrong_input import Endless

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from common import ids
+from common.domain import ids
 from common.store import schema
 from common.store.engine import now
-from compute_api.compute.resources.consoles import MAX_CONSOLE_BYTES
+from compute_api.compute.servers.consoles import MAX_CONSOLE_BYTES
 from tests.api.conftest import Cloud
 
 

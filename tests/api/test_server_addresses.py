@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from common import ids
+from common.domain import ids
 from common.store import schema
 from tests.api.conftest import OTHER, PROJECT, Cloud
 from tests.api.networks import Networks

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from common import errors, ids
-from common.models import Flavor
+from common.domain import errors, ids
+from common.domain.models import Flavor
 from common.store import schema
 from common.store.servers import actions, servers
-from compute_api.compute.creation import Creation
+from compute_api.compute.request.creation import Creation
 from tests.api.conftest import IMAGE, PROJECT, Cloud
 from tests.waiting import await_true
 

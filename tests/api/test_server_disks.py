@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from common.models import Flavor
+from common.domain.models import Flavor
 from common.store import schema
 from tests.api.conftest import IMAGE, Cloud
 from tests.api.moves import KEY, act, furnish

@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from common.clients.image import Image
-from common.models import ImageRef
+from common.domain.models import ImageRef
 from common.store import schema
 from common.store.engine import now
 from tests.api.conftest import IMAGE, PROJECT, Cloud

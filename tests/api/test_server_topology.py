@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from common.models import AssignedNumaNode, Flavor, HardwareAssignment
-from common.statuses import GuestState
+from common.domain.models import AssignedNumaNode, Flavor, HardwareAssignment
+from common.domain.statuses import GuestState
+from common.domain.wire import to_wire
 from common.store.servers import guests
-from common.wire import to_wire
 from tests.api.conftest import Cloud
 
 CELLS = HardwareAssignment(

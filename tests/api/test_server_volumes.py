@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from common import errors, ids
-from common.models import Flavor
+from common.domain import errors, ids
+from common.domain.models import Flavor
 from common.store import schema
 from common.store.tenants import quotas
-from compute_api.compute.resources import server_create_commit
+from compute_api.compute.servers.create import commit as server_create_commit
 from tests.api.conftest import IMAGE, Cloud
 from tests.api.volumes import OTHER, SHARED, SNAPSHOT, VOLUME, Volumes, done, storing
 

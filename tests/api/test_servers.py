@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from common.clock import SECOND
-from common.models import Interface
+from common.domain.clock import SECOND
+from common.domain.models import Interface
+from common.domain.wire import to_wire
 from common.store import schema
 from common.store.schema.columns import Unreadable
-from common.wire import to_wire
 from tests.api.conftest import IMAGE, OTHER, PROJECT, Cloud
 
 BASE = {

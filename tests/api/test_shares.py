@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from common import errors
 from common.clients.shares import Share
+from common.domain import errors
 from common.store import schema
 from tests.api.conftest import Cloud
 

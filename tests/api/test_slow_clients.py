@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from common.store.engine import Store
-from deploy.probes import answers
-from deploy.servers import free_ports
+from deploy.one_machine.cloud.probes import answers
+from deploy.testing.servers import free_ports
 from tests.schemas import upgrade
 from tests.waiting import await_true
 
@@ -184,7 +184,7 @@ def test_one_address_has_so_many_connections_and_no_more(impatient: Process) -> 
 
 LARGE = 5_000_000
 APPLICATION = rf"""
-from compute_api.edge.server import Server
+from compute_api.http.worker.server import Server
 def application(environ, start_response):
     if environ["PATH_INFO"] == "/failing":
         raise ValueError

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from common import errors
-from common.models import Flavor
+from common.domain import errors
+from common.domain.models import Flavor
+from common.domain.wire import to_wire
 from common.store import schema
-from common.wire import to_wire
-from compute_api.compute.quota import UnregisteredLimits
+from compute_api.compute.request.quota import UnregisteredLimits
 from tests.api.conftest import IMAGE, OTHER, PROJECT, Cloud
 from tests.api.test_keypairs import SSH
 

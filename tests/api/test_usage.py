@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from common.clock import SECOND, parse
+from common.domain.clock import SECOND, parse
 from common.store import schema
 from tests.api.conftest import OTHER, PROJECT, Cloud
 

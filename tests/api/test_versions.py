@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from compute_api.compute import microversions, routes
+from compute_api.compute import routes
+from compute_api.compute.request import microversions
 from tests.api.conftest import OTHER, PROJECT, Cloud
 
 OURS, THEIRS = "OpenStack-API-Version", "X-OpenStack-Nova-API-Version"

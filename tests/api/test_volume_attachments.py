@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from common import errors, ids
+from common.domain import errors, ids
 from common.store import schema
 from tests.api.conftest import Cloud
 from tests.api.volumes import OTHER, SHARED, VOLUME, Volumes, done, storing

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from common import ids
+from common.domain import ids
 from compute_api.compute.routes import ROUTES
 from tests.api.conftest import Cloud
 from tests.api.volumes import Volumes, storing

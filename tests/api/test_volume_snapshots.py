@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from common import errors
 from common.clients.image import Image
 from common.clients.volumes import VolumeSnapshot
-from common.models import Flavor, ImageRef
+from common.domain import errors
+from common.domain.models import Flavor, ImageRef
 from common.store import schema
-from compute_api.compute.resources import volume_snapshots
+from compute_api.compute.servers.disks import volume_snapshots
 from tests.api.conftest import IMAGE, Cloud
 from tests.api.test_server_volumes import BLANK, BOOT, LOCAL, SWAP, made, post, refused
 from tests.api.volumes import OTHER, SNAPSHOT, VOLUME, Volumes, done, storing
@@ -155,7 +155,7 @@ def test_what_was_made_for_an_action_that_cannot_begin(
     def refuse(*given: Any, **more: Any) -> str:
         raise problem
 
-    monkeypatch.setattr("compute_api.compute.request.Request.begin", refuse)
+    monkeypatch.setattr("compute_api.compute.request.request.Request.begin", refuse)
     assert ask(cloud, server).status_code == status
     assert len(volumes.snapshots) == left
 

@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from compute_api.compute.waiting_threads import may_wait
-from deploy.probes import answers
-from deploy.servers import free_ports
+from compute_api.compute.request.waiting_threads import may_wait
+from deploy.one_machine.cloud.probes import answers
+from deploy.testing.servers import free_ports
 from tests.waiting import await_true
 
 #: A request to a server is answered when a file is there.
 APPLICATION = """
 import pathlib, sys, time
 from common import config
-from compute_api.compute.waiting_threads import may_wait
-from compute_api.edge.server import Server
+from compute_api.compute.request.waiting_threads import may_wait
+from compute_api.http.worker.server import Server
 config.load()
 go = pathlib.Path(sys.argv[2])
 def application(environ, start_response):

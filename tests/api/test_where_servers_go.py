@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from common import ids
 from common.clients.image import Image
-from common.models import Flavor, ImageRef
+from common.domain import ids
+from common.domain.models import Flavor, ImageRef
 from common.store import schema
 from tests.api.conftest import IMAGE, PROJECT, Cloud
 

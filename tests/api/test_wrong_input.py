@@ -15,8 +15,8 @@ import pytest
 import sqlalchemy as sa
 from gunicorn.http.errors import InvalidChunkSize
 
-from common import ids
-from common.models import Flavor
+from common.domain import ids
+from common.domain.models import Flavor
 from common.store import schema
 from common.store.engine import Store
 from common.store.version import guarded, needed

@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from common import errors, ids
 from common.clients.volumes import Volume, VolumeSnapshot, VolumeType
+from common.domain import errors, ids
 from common.store import schema
 from tests.api.conftest import Cloud
 

@@ -14,15 +14,15 @@ from typing import Any
 
 from amqp.exceptions import AccessRefused
 
-from common import errors, states
-from common.broker_names import PREFIX, host_queue
-from common.command_key import CommandKey, CommandKind
-from common.config import load
-from common.host_keys import HostKey, Purpose, derive
-from common.models import Command, DomainState, HostInventory, Result
+from common.domain import errors, states
+from common.domain.command_key import CommandKey, CommandKind
+from common.domain.models import Command, DomainState, HostInventory, Result
+from common.domain.wire import to_wire
 from common.rpc.broker import opener
 from common.rpc.host_messages import pack
-from common.wire import to_wire
+from common.security.broker_names import PREFIX, host_queue
+from common.security.host_keys import HostKey, Purpose, derive
+from common.service.config import load
 from tests.attacks.target import ADMIN, Outcome, Target
 from tests.broker_attempts import attempts
 from tests.thief import Thief

@@ -16,11 +16,11 @@ from contextlib import contextmanager
 from multiprocessing.synchronize import Event
 from typing import Any, NamedTuple
 
-from common import config
-from common.broker_names import HEARTBEATS, PREFIX, REPORTS, answers_queue, exchange
-from common.host_keys import Purpose
 from common.rpc.broker import opener
 from common.rpc.host_messages import pack
+from common.security.broker_names import HEARTBEATS, PREFIX, REPORTS, answers_queue, exchange
+from common.security.host_keys import Purpose
+from common.service import config
 from tests.attacks.target import Outcome, Target, command, processes
 from tests.bench.figures import pss
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from common import config
-from deploy.connectivity import QUICK, SSH
+from common.service import config
+from deploy.one_machine.connectivity import QUICK, SSH
 from tests.attacks.target import DEMO, Outcome, Target
 from tests.other_users import PYTHON_OF_ALL_USERS
 

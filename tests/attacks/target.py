@@ -26,8 +26,9 @@ import requests
 import yaml
 from oslo_config import cfg
 
-from common import config, tls
-from common.host_keys import OwnKeys
+from common.security import tls
+from common.security.host_keys import OwnKeys
+from common.service import config
 from tests.waiting import await_true
 
 DEMO, ADMIN = "kilonova", "kilonova-admin"  # in clouds.yaml

@@ -18,15 +18,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from common.models import Result
+from common.domain.models import Result
 from compute_agent.journal import Journal
 from compute_agent.sandbox import client
-from compute_agent.virt.driver import VerbFailed
-from compute_agent.virt.libvirt import inspection, qemu_img
-from compute_agent.virt.libvirt.domain_xml import Disk
+from compute_agent.verb_context import VerbFailed
+from compute_agent.virt.libvirt.disks import inspection, qemu_img
+from compute_agent.virt.libvirt.xml.domain_xml import Disk
 from compute_agent.virt.memory.driver import MemoryDriver
-from compute_agent.virt.memory.host import MemoryHost
-from compute_agent.virt.memory.script import QUIET
+from compute_agent.virt.memory.state.host import MemoryHost
+from compute_agent.virt.memory.state.script import QUIET
 from tests.contract.hostile_images import corpus
 from tests.unit.compute_agent.test_qcow2 import sound
 

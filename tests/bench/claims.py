@@ -22,17 +22,19 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from common import ids
-from common.hardware import Hardware, NumaNodeRequest
-from common.models import HostInventory, NumaNode
-from common.store import doctor, upgrades
+from common.domain import ids
+from common.domain.hardware import Hardware, NumaNodeRequest
+from common.domain.models import HostInventory, NumaNode
+from common.domain.wire import to_wire
+from common.store import upgrades
 from common.store.engine import Connection, Store
 from common.store.hosts import hosts
 from common.store.placement import allocations
-from common.store.servers import guests, server_groups
-from common.wire import to_wire
+from common.store.servers import guests
+from common.store.tenants import server_groups
+from deploy.operator import doctor
 from deploy.progress import say
-from deploy.servers import Servers
+from deploy.testing.servers import Servers
 from tests.bench.figures import machine
 
 HOSTS, WORKERS, SECONDS, GROUPED = 50, 8, 4.0, 16

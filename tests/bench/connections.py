@@ -15,14 +15,14 @@ import sys
 import threading
 import time
 
-from deploy.probes import answers
+from deploy.one_machine.cloud.probes import answers
 from deploy.progress import wait
-from deploy.servers import free_ports
+from deploy.testing.servers import free_ports
 
 ROUNDS, SECONDS = 5, 3.0
 SERVER = """
 import sys, falcon
-from compute_api.edge.server import Server
+from compute_api.http.worker.server import Server
 class One:
     def on_get(self, req, resp):
         resp.data = b'{"x": "' + b"y" * 2000 + b'"}'

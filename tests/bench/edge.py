@@ -18,9 +18,9 @@ from wsgiref.util import setup_testing_defaults
 import falcon
 from oslo_config import cfg
 
-from common import config, log, metrics
-from compute_api.edge import access_log
-from compute_api.edge.middleware import HttpRequest, RequestIds
+from common.service import config, log, metrics
+from compute_api.http import access_log
+from compute_api.http.middleware import HttpRequest, RequestIds
 
 ROUNDS, TRIES = 5000, 5
 

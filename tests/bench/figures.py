@@ -23,12 +23,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from deploy import lifecycle, process_control, processes
-from deploy.cloud import Cloud, Ports
-from deploy.commands import up
-from deploy.process_control import find_process
+from deploy.one_machine import up
+from deploy.one_machine.cloud import lifecycle, process_control, processes
+from deploy.one_machine.cloud.cloud import Cloud, Ports
+from deploy.one_machine.cloud.process_control import find_process
 from deploy.progress import say
-from deploy.servers import Servers, free_ports
+from deploy.testing.servers import Servers, free_ports
 from tests.bench import load
 
 HOSTS, SERVERS, THREADS = 10, 300, 16
@@ -122,7 +122,7 @@ def machine() -> str:
 
 def bring_up(bench: Bench) -> tuple[load.Client, str, str]:
     """A running cloud, a client, and the ids of an image and a flavor."""
-    from deploy.seed import Seed
+    from deploy.one_machine.seed import Seed
 
     cloud = bench.cloud
     for step in (up.prepare, up.upgrade, up.bootstrap):
@@ -198,7 +198,7 @@ def measure(bench: Bench) -> None:
     bench.figures["memory after the load, PSS MiB"] = bench.memory()
     bench.figures["doctor"] = (
         subprocess.run(
-            [sys.executable, "-m", "deploy.cli.main", "doctor"],
+            [sys.executable, "-m", "deploy.operator.main", "doctor"],
             capture_output=True,
             text=True,
             check=False,
@@ -213,7 +213,7 @@ def measure(bench: Bench) -> None:
 def networked(bench: Bench, client: load.Client, image: str, flavor: str) -> None:
     """What an interface adds to a create, turn and turn about; the network service has no hosts to
     wait for."""
-    from deploy.seed import Seed
+    from deploy.one_machine.seed import Seed
 
     service = Seed(bench.cloud).admin.network
     network = service.create_network(name="bench")

@@ -19,12 +19,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from common import config
-from common.clock import Clock
+from common.domain.clock import Clock
 from common.rpc import agent as agent_rpc
 from common.rpc import conductor as conductor_rpc
 from common.rpc.broker import opener
 from common.rpc.host_link import HostSide
+from common.service import config
 from common.store.engine import Store
 from common.store.hosts import host_keys
 from compute_agent.image_access import ImageGatewayAccess
@@ -32,7 +32,7 @@ from compute_agent.journal import Journal
 from compute_agent.service import AgentProcess
 from compute_agent.sync import Agent
 from compute_agent.virt.memory.driver import MemoryDriver
-from compute_agent.virt.memory.host import MemoryHost
+from compute_agent.virt.memory.state.host import MemoryHost
 from deploy.progress import say
 from tests.bench import figures, load
 from tests.waiting import await_true

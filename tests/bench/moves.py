@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from deploy.seed import Seed
+from deploy.one_machine.seed import Seed
 from tests.bench import figures, load
 
 HOSTS, TRIES = 3, 30

@@ -25,10 +25,11 @@ import numpy as np
 import sqlalchemy as sa
 from oslo_config import cfg
 
-from common import config, hardware
-from common.clock import SECOND, Clock
-from common.models import Flavor, ImageRef, RequestSpec
-from common.request_spec import of
+from common.domain import hardware
+from common.domain.clock import SECOND, Clock
+from common.domain.models import Flavor, ImageRef, RequestSpec
+from common.domain.request_spec import of
+from common.service import config
 from common.store import schema
 from common.store.engine import Store
 from scheduler import service

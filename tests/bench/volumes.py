@@ -21,11 +21,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from deploy.cloud import Ports
-from deploy.lab_hosts import Facts, Lab
+from deploy.one_machine.cloud.cloud import Ports
+from deploy.one_machine.lab_hosts import Facts, Lab
+from deploy.one_machine.seed import Seed
 from deploy.progress import Failure, run, say
-from deploy.seed import Seed
-from deploy.servers import free_ports
+from deploy.testing.servers import free_ports
 from tests.bench import figures, fio, load
 from tests.bench.moves import made
 from tests.e2e import guests

@@ -21,7 +21,7 @@ from common.store import upgrades
 from common.store.connections import ConnectionLimits
 from common.store.engine import Store
 from deploy.progress import say
-from deploy.servers import Servers
+from deploy.testing.servers import Servers
 from tests.bench.claims import new_database
 from tests.bench.figures import machine
 from tests.years import Asked, IdleConductor, analyze, fill

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 import sqlalchemy as sa
 
-from deploy.servers import free_ports
+from deploy.testing.servers import free_ports
 from tests.cinder.processes import Process, running_cinder
 from tests.schemas import Server
 from tests.standalone import Cloud, running

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from deploy import environment
-from deploy.probes import http_answers
+from deploy.one_machine.cloud.probes import http_answers
 from tests.standalone import Cloud
 from tests.waiting import await_true
 

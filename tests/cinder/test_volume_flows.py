@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from common import states
-from common.store import doctor
+from common.domain import states
 from common.store.servers.volumes import WantedVolume
-from conductor.external_services import VolumeApi
+from conductor.engine.external_services import VolumeApi
+from deploy.operator import doctor
 from tests.cinder.conftest import RunningCinder
 from tests.cinder.processes import Process
 from tests.contract.test_volume_client import Service

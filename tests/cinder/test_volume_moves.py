@@ -13,13 +13,13 @@ import pytest
 import requests
 from falcon.testing import Result, TestClient
 
-from common import states
 from common.clients.volumes import VolumeClient
-from compute_agent.virt.memory.script import Fail
+from common.domain import states
+from compute_agent.virt.memory.state.script import Fail
 from compute_api.compute import app, faults
-from compute_api.compute.dependencies import ApiSettings, Services
-from compute_api.edge import authentication
-from conductor.service_clients import BlockStorageService
+from compute_api.compute.request.dependencies import ApiSettings, Services
+from compute_api.http import authentication
+from conductor.steps.service_clients import BlockStorageService
 from tests.api.conftest import Agents, ConductorWakeup, Images, default_policy
 from tests.cinder.conftest import RunningCinder
 from tests.cinder.processes import BACKENDS, CAPABILITY, HOST

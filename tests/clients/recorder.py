@@ -17,8 +17,8 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
-from compute_api.compute import microversions
-from compute_api.edge.microversions import HEADER
+from compute_api.compute.request import microversions
+from compute_api.http.microversions import HEADER
 from tests.nova import schemas as nova
 
 PREFIX = "/identity"

@@ -10,8 +10,8 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from common import private_files
-from deploy.seed import IMAGE, Seed
+from common.security import private_files
+from deploy.one_machine.seed import IMAGE, Seed
 
 #: DevStack's. name: id, MiB, GiB, VCPUs
 FLAVORS = {

@@ -7,8 +7,8 @@ import socket
 import threading
 from pathlib import Path
 
-from compute_agent import bridges
-from compute_agent.bridges import BridgeHelper
+from compute_agent.privileged import bridges
+from compute_agent.privileged.bridges import BridgeHelper
 
 
 def helper_of(folder: Path) -> BridgeHelper:

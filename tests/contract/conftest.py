@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from common.store.engine import Store
-from deploy import libvirtd
-from deploy.machine import FOR_GUESTS, FOR_HOSTS
-from deploy.servers import free_ports
+from deploy.one_machine.machine import libvirtd
+from deploy.one_machine.machine.abilities import FOR_GUESTS, FOR_HOSTS
+from deploy.testing.servers import free_ports
 from tests import standalone
 from tests.contract import virt_rigs
 from tests.contract.network_lab import lab, network_hosts

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from compute_agent.virt.libvirt import qcow2
+from compute_agent.virt.libvirt.disks import qcow2
 from tests.unit.compute_agent.test_qcow2 import FIELDS, MALFORMED, extension, sound
 
 SECTOR, MEBIBYTE = 512, 1 << 20

@@ -19,14 +19,14 @@ from typing import Any
 
 import requests
 
-from common.host_keys import Purpose
-from common.image_tickets import Gateway, Tickets
-from common.models import Access, ImageRef
-from common.vault import Vault
-from common.verbs import EnsureGuest, Snapshot, Verb
-from common.wire import from_wire
+from common.domain.models import Access, ImageRef
+from common.domain.verbs import EnsureGuest, Snapshot, Verb
+from common.domain.wire import from_wire
+from common.security.host_keys import Purpose
+from common.security.image_tickets import Gateway, Tickets
+from common.security.vault import Vault
 from conductor.service import Messages
-from deploy.servers import free_ports
+from deploy.testing.servers import free_ports
 from tests.standalone import Cloud
 from tests.verbs import VALUES, new_command
 

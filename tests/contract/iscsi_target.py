@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from common.json_types import JsonObject
-from deploy.servers import free_ports
+from common.domain.json_types import JsonObject
+from deploy.testing.servers import free_ports
 from tests.waiting import await_true
 
 PREFIX = "iqn.2010-10.org.openstack:volume-"

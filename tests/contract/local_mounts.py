@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from compute_agent.virt.driver import VerbFailed
+from compute_agent.verb_context import VerbFailed
 from compute_agent.virt.mounts import Mounts
 
 FILE, TEXT = "hello", "from the share\n"

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 from wsgiref.types import StartResponse, WSGIEnvironment
 
-from common import ids
+from common.domain import ids
 
 JSON = dict[str, Any]
 LATEST = (2, 82)

@@ -24,8 +24,8 @@ from typing import Any
 import pytest
 
 from compute_api.metadata.proxy_headers import host_key
-from deploy.machine import FOR_HOSTS
-from deploy.standalone.network.host.names import Names
+from deploy.one_machine.machine.abilities import FOR_HOSTS
+from deploy.one_machine.services.network.host.names import Names
 from tests import waiting
 from tests.contract.network_neighbours import Service
 from tests.services import demand
@@ -181,7 +181,7 @@ class Machine:
 
     def start(self, url: str = "") -> None:
         url = url or self.lab.service.url
-        here = [sys.executable, "-m", "deploy.standalone.network.host"]
+        here = [sys.executable, "-m", "deploy.one_machine.services.network.host"]
         place = [
             "--tunnel-address",
             self.address,
@@ -242,7 +242,9 @@ class Machine:
             (self.folder / "socket").unlink()
 
     def clean(self) -> None:
-        run(sys.executable, "-m", "deploy.standalone.network.host", "clean", *self.where())
+        run(
+            sys.executable, "-m", "deploy.one_machine.services.network.host", "clean", *self.where()
+        )
 
     def log(self) -> str:
         return (self.folder / "log").read_text(errors="replace")

@@ -15,11 +15,13 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from common import access, config, errors
-from common.service import EX_CONFIG
+from common import access
+from common.domain import errors
+from common.service import config
+from common.service.service import EX_CONFIG
 from common.store.engine import Store
-from deploy.cli.main import main
-from deploy.servers import Servers, free_ports
+from deploy.operator.main import main
+from deploy.testing.servers import Servers, free_ports
 from tests.standalone import Cloud
 from tests.waiting import await_true
 

@@ -14,22 +14,16 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import NoResultFound
 
-from common import errors, ids
-from common.models import HostInventory, ImageRef
-from common.service_binaries import Binary
-from common.store import doctor, schema
+from common.domain import errors, ids
+from common.domain.models import HostInventory, ImageRef
+from common.domain.service_binaries import Binary
+from common.store import schema
 from common.store.engine import Store
-from common.store.hosts import (
-    aggregates,
-    cached_images,
-    host_images,
-    host_removal,
-    hosts,
-    services,
-    zones,
-)
-from common.store.placement import allocations
+from common.store.hosts import aggregates, cached_images, host_images, hosts, services
+from common.store.placement import allocations, zones
 from common.store.servers import guests
+from common.store.views import host_removal
+from deploy.operator import doctor
 
 ROUNDS = 8
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from compute_agent import bridges
-from compute_agent.bridges import BridgeHelper, NotMade
+from compute_agent.privileged import bridges
+from compute_agent.privileged.bridges import BridgeHelper, NotMade
 from tests.contract.bridge_helper import helper_of
 
 

@@ -21,8 +21,15 @@ import pytest
 from amqp.exceptions import AccessRefused, AMQPError, PreconditionFailed
 from kombu.connection import Connection
 
-from common import broker_identities, broker_names, errors
-from common.broker_names import (
+from common.domain import errors
+from common.domain.models import Heartbeat, HeartbeatAnswer
+from common.notifications.message import Message
+from common.rpc import agent, conductor
+from common.rpc.host_queues import QUEUE_ARGUMENTS
+from common.rpc.notifier import Notifier
+from common.rpc.transport import Transport
+from common.security import broker_identities, broker_names
+from common.security.broker_names import (
     API,
     CONDUCTOR,
     CONSOLE,
@@ -31,17 +38,11 @@ from common.broker_names import (
     exchange,
     host_queue,
 )
-from common.host_joins import JoinToken
-from common.host_keys import Purpose, derive
-from common.models import Heartbeat, HeartbeatAnswer
-from common.notifications.messages import Message
-from common.rpc import agent, conductor
-from common.rpc.host_queues import QUEUE_ARGUMENTS
-from common.rpc.notifier import Notifier
-from common.rpc.transport import Transport
-from deploy.broker import MAX_MESSAGE_BYTES, SCRIPTS, USER, Broker, definitions
-from deploy.cli.broker_users import Management
-from deploy.servers import Servers, free_ports
+from common.security.host_joins import JoinToken
+from common.security.host_keys import Purpose, derive
+from deploy.one_machine.cloud.broker import MAX_MESSAGE_BYTES, SCRIPTS, USER, Broker, definitions
+from deploy.operator.hosts.broker_users import Management
+from deploy.testing.servers import Servers, free_ports
 from tests.broker_attempts import attempts
 from tests.contract.test_host_link import SECRETS, World
 from tests.contract.test_rpc import Told

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from common.models import HostInventory, ImageRef
-from common.notifications.options import NotificationSettings
+from common.domain.models import HostInventory, ImageRef
+from common.service.notification_options import NotificationSettings
 from common.store import schema
 from common.store.engine import Store
 from common.store.hosts import aggregates, cached_images, host_images, hosts

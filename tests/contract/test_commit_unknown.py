@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from common import errors, ids, states
+from common.domain import errors, ids, states
 from common.store import schema
 from common.store.engine import Store, insert_ignore
 from common.store.hosts import aggregates
 from common.store.placement import providers
-from common.store.servers import actions, console_tokens, server_groups
-from common.store.tenants import flavors, keypairs
-from compute_api.compute.creation import Created, Creator
+from common.store.servers import actions, console_tokens
+from common.store.tenants import flavors, keypairs, server_groups
+from compute_api.compute.request.creation import Created, Creator
 from tests.contract.test_store import USER, active_server
 from tests.contract.test_store_servers import LIMITS, creation
 from tests.faults import Wire, unanswered

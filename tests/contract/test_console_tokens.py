@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from common import errors
-from common.clock import SECOND
+from common.domain import errors
+from common.domain.clock import SECOND
 from common.store import schema
 from common.store.engine import Store, now
 from common.store.servers import console_tokens, guests

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from common import errors
+from common.domain import errors
 from common.store import schema
 from common.store.engine import ConnectionLimits, Store, for_update, insert_ignore
 from common.store.tenants import quotas
-from compute_api.compute.creation import Creation, Creator
-from conductor import reports, runner
+from compute_api.compute.request.creation import Creation, Creator
+from conductor.engine import reports, runner
 from tests.contract.test_store import Realtime
 from tests.contract.test_store_servers import LIMITS, creation
 from tests.faults import Wire

@@ -10,19 +10,20 @@ from concurrent.futures import TimeoutError as NotYet
 import pytest
 import sqlalchemy as sa
 
-from common import errors, ids, states
-from common.context import RequestContext
-from common.models import Flavor, HostInventory, ImageRef
-from common.statuses import GuestState, MigrationType
+from common.domain import errors, ids, states
+from common.domain.context import RequestContext
+from common.domain.models import Flavor, HostInventory, ImageRef
+from common.domain.statuses import GuestState, MigrationType
+from common.domain.wire import to_wire
 from common.store import schema
 from common.store.engine import Store, now
-from common.store.hosts import host_actions, host_contents, host_status, hosts, services
+from common.store.hosts import host_actions, host_status, hosts, services
 from common.store.hosts.host_actions import Arguments, Name
 from common.store.placement import allocations
 from common.store.servers import actions, guests, migrations, servers
-from common.wire import to_wire
-from deploy.cli import host_restore
-from deploy.cli.host_actions import begin as begin_host_action
+from common.store.views import host_contents
+from deploy.operator.hosts import restore as host_restore
+from deploy.operator.hosts.actions import begin as begin_host_action
 
 ADMIN = RequestContext(user_id="", project_id="", roles=("admin",), request_id="req-1")
 FLAVOR, IMAGE = Flavor("1", "m1.nano", 1, 128, 1), ImageRef("i", properties={"os_type": "linux"})

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import sqlalchemy as sa
 
-from common import errors
-from common.context import RequestContext
-from common.models import HostInventory
+from common.domain import errors
+from common.domain.context import RequestContext
+from common.domain.models import HostInventory
 from common.store import schema
 from common.store.engine import Store, now
 from common.store.hosts import host_actions, hosts

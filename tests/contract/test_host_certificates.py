@@ -16,19 +16,19 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from common import errors
-from common.certificates import OF_HOSTS, SOON_SECONDS, Certificate, Signer, ends_at, named
-from common.host_joins import JoinToken
-from common.host_keys import Purpose, derive
-from common.models import HostInventory
+from common.domain import errors
+from common.domain.models import HostInventory
 from common.rpc import conductor
 from common.rpc.host_credentials import HostCertificatesClient
-from common.store import doctor
+from common.security.certificates import OF_HOSTS, SOON_SECONDS, Certificate, Signer, ends_at, named
+from common.security.host_joins import JoinToken
+from common.security.host_keys import Purpose, derive
 from common.store.engine import Store
 from common.store.hosts import hosts
 from compute_agent.certificate import CertificateFile, CertificateKeeper
-from conductor.host_credentials import HostCertificates
-from deploy.authority import Authority
+from conductor.hosts.host_credentials import HostCertificates
+from deploy.one_machine.cloud.authority import Authority
+from deploy.operator import doctor
 from tests.contract.test_host_link import SECRETS, World
 from tests.contract.test_rpc import Told
 
@@ -186,7 +186,7 @@ def test_what_cannot_be_renewed_says_what_to_do(
     monkeypatch.setattr("os.access", lambda path, mode: False)
     CertificateKeeper(file, site.client()).look()
     monkeypatch.undo()
-    monkeypatch.setattr("common.certificates.OF_HOSTS", DAY)
+    monkeypatch.setattr("common.security.certificates.OF_HOSTS", DAY)
     CertificateKeeper(file, site.client()).look()
     with pytest.raises(errors.Conflict, match="ca_key_file"):
         HostCertificates(None).renew("h1", "", "", "")

@@ -11,21 +11,21 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from common import errors
-from common.certificates import Signer
-from common.clock import Clock
-from common.host_joins import Envelope, JoinToken
-from common.host_keys import AllKeys, Purpose, derive
-from common.models import HostInventory
+from common.domain import errors
+from common.domain.clock import Clock
+from common.domain.models import HostInventory
 from common.rpc import conductor
 from common.rpc.host_credentials import HostJoinsClient
 from common.rpc.host_link import HostSide
+from common.security.certificates import Signer
+from common.security.host_joins import Envelope, JoinToken
+from common.security.host_keys import AllKeys, Purpose, derive
 from common.store import schema
 from common.store.engine import Store
 from common.store.hosts import host_joins, host_keys, hosts
 from common.store.hosts.host_joins import JoinState
-from conductor.host_credentials import HostJoins
-from deploy.authority import Authority
+from conductor.hosts.host_credentials import HostJoins
+from deploy.one_machine.cloud.authority import Authority
 from tests.contract.test_host_link import SECRETS, World
 from tests.contract.test_rpc import Told
 from tests.unit.common.test_authority import request

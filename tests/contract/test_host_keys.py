@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from common import errors
-from common.host_keys import Generations
+from common.domain import errors
+from common.security.host_keys import Generations
 from common.store.engine import Store
 from common.store.hosts import host_keys
 

@@ -17,12 +17,9 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from common import config, errors
-from common.broker_names import ANSWERS, CONDUCTOR, HEARTBEATS, REPORTS, exchange, host_queue
-from common.clock import Clock
-from common.host_keys import AllKeys, Generations, Keys, OwnKeys, Purpose, derive
-from common.log_repeats import Repeats, without_traceback
-from common.models import (
+from common.domain import errors
+from common.domain.clock import Clock
+from common.domain.models import (
     Access,
     DomainState,
     Heartbeat,
@@ -32,6 +29,7 @@ from common.models import (
     Sync,
     SyncAnswer,
 )
+from common.domain.wire import to_wire
 from common.rpc import (
     agent,
     broker,
@@ -46,8 +44,18 @@ from common.rpc.broker import opener
 from common.rpc.host_link import ControlSide, HostSide
 from common.rpc.host_messages import Header, pack
 from common.rpc.transport import Transport
-from common.wire import to_wire
-from deploy.servers import free_ports
+from common.security.broker_names import (
+    ANSWERS,
+    CONDUCTOR,
+    HEARTBEATS,
+    REPORTS,
+    exchange,
+    host_queue,
+)
+from common.security.host_keys import AllKeys, Generations, Keys, OwnKeys, Purpose, derive
+from common.service import config
+from common.service.log_repeats import Repeats, without_traceback
+from deploy.testing.servers import free_ports
 from tests.contract.test_rpc import Told, no_answer, seconds
 from tests.faults import Wire
 from tests.verbs import new_command

@@ -10,14 +10,16 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import pytest
 import sqlalchemy as sa
 
-from common.clock import Clock
-from common.models import Device, HostInventory, NumaNode, RequestSpec
-from common.service_binaries import COMPUTE_DISABLED, Binary
+from common.domain.clock import Clock
+from common.domain.models import Device, HostInventory, NumaNode, RequestSpec
+from common.domain.service_binaries import COMPUTE_DISABLED, Binary
 from common.store import schema
 from common.store.engine import Connection, Store, now
-from common.store.hosts import aggregates, host_removal, hosts, services
+from common.store.hosts import aggregates, hosts, services
 from common.store.placement import allocations, host_states
-from common.store.servers import guests, server_groups
+from common.store.servers import guests
+from common.store.tenants import server_groups
+from common.store.views import host_removal
 from scheduler.hosts import Hosts, ReadOptions
 from scheduler.snapshot import Snapshot
 from tests.server_rows import server_row

@@ -12,10 +12,11 @@ from typing import Any
 import openstack
 import pytest
 
-from common import config, errors
 from common.clients.identity import IdentityClient
 from common.clients.image import ImageClient
-from conductor.service_clients import ImageService
+from common.domain import errors
+from common.service import config
+from conductor.steps.service_clients import ImageService
 from tests.standalone import Cloud
 
 

@@ -14,15 +14,16 @@ from typing import Any
 import openstack
 import pytest
 
-from common import config, errors
 from common.clients.identity import IdentityClient
 from common.clients.image import ImageClient
-from common.image_tickets import LIFETIME, Tickets
-from common.models import Access
-from common.vault import Vault
+from common.domain import errors
+from common.domain.models import Access
+from common.security.image_tickets import LIFETIME, Tickets
+from common.security.vault import Vault
+from common.service import config
 from compute_agent.image_access import ImageGatewayAccess
 from compute_api.compute.service import image_client
-from conductor.service_clients import ImageService
+from conductor.steps.service_clients import ImageService
 from tests.contract.image_gateway_rig import HOST, KEY, Process, ask, running
 from tests.standalone import Cloud
 from tests.waiting import await_true

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from falcon import testing
 
-from common import errors
 from common.clients.own_images import OwnImages
-from common.image_tickets import Tickets
-from common.vault import Vault
+from common.domain import errors
+from common.security.image_tickets import Tickets
+from common.security.vault import Vault
 from compute_agent.image_access import ImageGatewayAccess
 from compute_api.image_gateway import app
 from compute_api.image_gateway.service import STALL_SECONDS

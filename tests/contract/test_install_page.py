@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from common import config, tls
-from deploy.cli.join import CA, CERTIFICATE
+from common.security import tls
+from common.service import config
+from deploy.operator.hosts.join import CA, CERTIFICATE
 from deploy.packages import ROOT
 from tests.install.documentation import commands
 

@@ -20,7 +20,7 @@ BROKEN = {
 START = """
 import sys
 from pathlib import Path
-from deploy.servers import Servers
+from deploy.testing.servers import Servers
 with Servers(Path(sys.argv[1])) as servers:
     servers.start(sys.argv[2])
 """

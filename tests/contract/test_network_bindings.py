@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import requests
 
-from common import errors
 from common.clients.network_bindings import ALIAS, Bindings
+from common.domain import errors
 from compute_api.metadata.proxy_headers import host_key
-from conductor.external_services import NetworkApi
-from conductor.service_clients import NetworkService
-from deploy.standalone.network.fabric import NetworkSettings
-from deploy.standalone.network.host_keys import HEADER, wiring_key
+from conductor.engine.external_services import NetworkApi
+from conductor.steps.service_clients import NetworkService
+from deploy.one_machine.services.network.fabric import NetworkSettings
+from deploy.one_machine.services.network.host_keys import HEADER, wiring_key
 from tests.contract.test_network_reads import Standalone
 from tests.workflows import networks as in_memory
 

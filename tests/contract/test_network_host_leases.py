@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
-from deploy.standalone.network.host import dnsmasq_processes as module
-from deploy.standalone.network.host.description import parse
-from deploy.standalone.network.host.dnsmasq_config import DnsmasqConfig, configure
-from deploy.standalone.network.host.dnsmasq_processes import DnsmasqProcesses
-from deploy.standalone.network.host.kernel import Kernel
-from deploy.standalone.network.host.names import Names
+from deploy.one_machine.services.network.host import dnsmasq_processes as module
+from deploy.one_machine.services.network.host.description import parse
+from deploy.one_machine.services.network.host.dnsmasq_config import DnsmasqConfig, configure
+from deploy.one_machine.services.network.host.dnsmasq_processes import DnsmasqProcesses
+from deploy.one_machine.services.network.host.kernel import Kernel
+from deploy.one_machine.services.network.host.names import Names
 from tests.contract.network_lab import await_true, demand_networks, run
 
 NETWORK = "10000000-0000-0000-0000-000000000000"

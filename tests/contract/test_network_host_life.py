@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from deploy.standalone.network.host.applier import FORWARDING
-from deploy.standalone.network.host.desired import HostPlace
-from deploy.standalone.network.host.host_part import LocalHostPart, clean
-from deploy.standalone.network.host.kernel import Kernel
-from deploy.standalone.network.host.names import Names
-from deploy.standalone.network.host.state import StateFolder
+from deploy.one_machine.services.network.host.applier import FORWARDING
+from deploy.one_machine.services.network.host.desired import HostPlace
+from deploy.one_machine.services.network.host.host_part import LocalHostPart, clean
+from deploy.one_machine.services.network.host.kernel import Kernel
+from deploy.one_machine.services.network.host.names import Names
+from deploy.one_machine.services.network.host.state import StateFolder
 from tests.contract.network_lab import Lab, await_true, mac, run
 
 

@@ -22,10 +22,10 @@ import pytest
 from falcon.testing import TestClient
 
 from common.clients.network_bindings import Bindings
-from deploy.standalone.database import Database
-from deploy.standalone.network import app, schema
-from deploy.standalone.network.fabric import Fabric, NetworkSettings
-from deploy.standalone.network.host_keys import HEADER
+from deploy.one_machine.services.database import Database
+from deploy.one_machine.services.network import app, schema
+from deploy.one_machine.services.network.fabric import Fabric, NetworkSettings
+from deploy.one_machine.services.network.host_keys import HEADER
 from tests.contract.network_lab import (
     SECRET,
     Guest,

@@ -15,12 +15,12 @@ from wsgiref.simple_server import WSGIRequestHandler, make_server
 import pytest
 import requests
 
-from common import errors, ids
 from common.clients.network_records import Records
-from compute_api.compute.dependencies import TenantNetworks
-from deploy.standalone.database import Database
-from deploy.standalone.network import app, schema
-from deploy.standalone.network.fabric import Fabric, NetworkSettings
+from common.domain import errors, ids
+from compute_api.compute.request.dependencies import TenantNetworks
+from deploy.one_machine.services.database import Database
+from deploy.one_machine.services.network import app, schema
+from deploy.one_machine.services.network.fabric import Fabric, NetworkSettings
 from tests.api import networks as in_memory
 
 MINE, OTHER = "m" * 32, "o" * 32

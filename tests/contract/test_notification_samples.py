@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from common import hardware
+from common.domain import hardware
 from common.notifications.events import Notice
-from common.notifications.messages import messages
-from common.notifications.options import VERSIONED, VM_AND_TASK_STATE, NotificationSettings
+from common.service.notification_options import VERSIONED, VM_AND_TASK_STATE, NotificationSettings
 from common.store import schema
 from common.store.notifications import outbox
-from compute_agent.virt.memory.script import Fail
+from compute_agent.virt.memory.state.script import Fail
+from conductor.notifications.messages import messages
 from deploy.environment import SAMPLES, samples_are_there
 from tests.schemas import memory_store
 from tests.told import all_told, story_of_nouns

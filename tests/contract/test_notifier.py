@@ -15,19 +15,20 @@ import sqlalchemy as sa
 from kombu.connection import Connection
 from oslo_config import cfg
 
-from common import config, errors, ids, states
-from common.context import RequestContext
-from common.models import Flavor
-from common.notifications.messages import Message
-from common.notifications.options import BOTH, NotificationSettings
+from common.domain import errors, ids, states
+from common.domain.context import RequestContext
+from common.domain.models import Flavor
+from common.domain.wire import to_wire
+from common.notifications.message import Message
 from common.rpc.notifier import EXCHANGE, Notifier
+from common.service import config
+from common.service.notification_options import BOTH, NotificationSettings
 from common.store import schema
 from common.store.engine import Store
 from common.store.notifications import outbox
 from common.store.servers import actions
-from common.wire import to_wire
-from conductor.notification_sender import NotificationSender
-from deploy.servers import free_ports
+from conductor.notifications.notification_sender import NotificationSender
+from deploy.testing.servers import free_ports
 from tests.contract.test_outbox import Time
 from tests.schemas import memory_store
 from tests.server_rows import server_row

@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from common import errors, ids, states
-from common.context import RequestContext
-from common.models import Flavor
+from common.domain import errors, ids, states
+from common.domain.context import RequestContext
+from common.domain.models import Flavor
+from common.domain.wire import to_wire
 from common.notifications.events import Notice
-from common.notifications.messages import Message
-from common.notifications.options import BOTH, UNVERSIONED, VERSIONED, NotificationSettings
+from common.notifications.message import Message
+from common.service.notification_options import BOTH, UNVERSIONED, VERSIONED, NotificationSettings
 from common.store import schema
 from common.store.engine import Store
 from common.store.notifications import outbox
 from common.store.servers import actions, immediate_actions, servers
-from common.wire import to_wire
-from conductor.notification_sender import BATCH_SIZE, NotificationSender
+from conductor.notifications.notification_sender import BATCH_SIZE, NotificationSender
 from tests.server_rows import server_row
 from tests.told import all_told, story_of_nouns, told
 

@@ -20,7 +20,7 @@ import yaml
 from gabbi import driver
 
 from common.store.engine import Store
-from compute_api.edge.policy import Policy
+from compute_api.http.policy import Policy
 from compute_api.placement import app
 from compute_api.placement.policies import PLACEMENT_RULES, RULES
 from deploy.environment import ORACLE, ORACLE_PIN

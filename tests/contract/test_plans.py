@@ -13,13 +13,14 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from common import ids, states
+from common.domain import ids, states
 from common.store import schema
 from common.store.engine import Store, insert_many, update_grouped
 from common.store.hosts import hosts
-from common.store.servers import actions, console_tokens, guests, journals, migrations, servers
+from common.store.servers import actions, console_tokens, guests, migrations, servers
 from common.store.tenants import quotas
 from conductor.workflows import WORKFLOWS
+from deploy.operator.store import journals
 
 AGO = 1_700_000_000_000_000
 ROWS, HOSTS = 2500, 250

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from deploy.servers import free_ports
+from deploy.testing.servers import free_ports
 from tests.waiting import await_true
 
 #: A process without neighbours.

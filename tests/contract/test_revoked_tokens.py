@@ -13,12 +13,13 @@ import openstack
 import pytest
 from webob import Request
 
-from common import config, errors
 from common.clients.identity import IdentityClient
-from common.vault import Vault
+from common.domain import errors
+from common.security.vault import Vault
+from common.service import config
 from compute_api.compute import faults
 from compute_api.console.token_check import TokenChecker, keystone
-from compute_api.edge import authentication
+from compute_api.http import authentication
 from tests.standalone import Cloud
 
 pytestmark = pytest.mark.slice("operations")

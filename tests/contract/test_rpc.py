@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 import pytest
 from kombu.connection import Connection
 
-from common import config, errors
-from common.models import (
+from common.domain import errors
+from common.domain.models import (
     Access,
     Command,
     Explanation,
@@ -30,7 +30,8 @@ from common.models import (
 )
 from common.rpc import conductor, scheduler
 from common.rpc.transport import Transport
-from deploy.servers import free_ports
+from common.service import config
+from deploy.testing.servers import free_ports
 from tests.functional.messages import Network, PrivateTransport
 
 KINDS = [

@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 from kombu.connection import Connection
 
-from common import config, errors
+from common.domain import errors
 from common.rpc.transport import CONTROL_EXCHANGE, Transport
-from deploy.servers import Servers
+from common.service import config
+from deploy.testing.servers import Servers
 from tests.e2e.storm import descendants, frozen
 from tests.waiting import await_true
 

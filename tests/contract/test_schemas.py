@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from common.models import HostInventory
+from common.domain.models import HostInventory
 from common.store import schema, upgrades
 from common.store.engine import Store
 from common.store.hosts import hosts

@@ -17,10 +17,10 @@ from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 import pytest
 
-from common import errors, ids
 from common.clients import shares as share_client
 from common.clients.shares import ACTIVE, FAILED, ShareClient
-from conductor.external_services import ShareApi
+from common.domain import errors, ids
+from conductor.engine.external_services import ShareApi
 from tests.contract.manila import Manila
 from tests.waiting import await_true
 from tests.workflows import shares as in_memory

@@ -23,7 +23,7 @@ import openstack
 import pytest
 import requests
 
-from deploy.servers import free_ports
+from deploy.testing.servers import free_ports
 from tests.standalone import Cloud, connect
 from tests.waiting import await_true
 

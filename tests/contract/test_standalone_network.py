@@ -24,8 +24,8 @@ import pytest
 import requests
 
 from compute_api.metadata.proxy_headers import host_key
-from deploy.servers import free_ports
-from deploy.standalone.network.host_keys import HEADER, wiring_key
+from deploy.one_machine.services.network.host_keys import HEADER, wiring_key
+from deploy.testing.servers import free_ports
 from tests.standalone import Cloud, connect
 from tests.waiting import await_true
 
@@ -296,7 +296,7 @@ def test_description_is_given_to_its_host_only(rig: Rig, member: Any) -> None:
 
 def test_the_command_prints_the_key_of_a_host(rig: Rig) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "deploy.standalone.network", "host-key", "h"],
+        [sys.executable, "-m", "deploy.one_machine.services.network", "host-key", "h"],
         capture_output=True,
         env=rig.cloud.passwords(),
         text=True,

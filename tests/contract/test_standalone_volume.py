@@ -16,8 +16,8 @@ import pytest
 import requests
 from falcon import inspect
 
-from deploy.standalone.volume.app import build
-from deploy.standalone.volume.caller import VERSIONS
+from deploy.one_machine.services.volume.app import build
+from deploy.one_machine.services.volume.caller import VERSIONS
 from tests.contract.volume_rig import GIGABYTE, HOST, NEWEST, Rig, person, volume_rig
 from tests.standalone import Cloud
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from deploy.standalone.volume import qemu_img
+from deploy.one_machine.services.volume import qemu_img
 from tests.contract.volume_rig import (
     GIGABYTE,
     HOST,

@@ -22,20 +22,20 @@ import pytest
 import requests
 from sqlalchemy import select
 
-from deploy.authority import Authority
-from deploy.certificates import QEMU, lay
-from deploy.servers import free_ports
-from deploy.standalone.database import Database
-from deploy.standalone.volume import schema
-from deploy.standalone.volume.exports import Exports
-from deploy.standalone.volume.files import VolumeFiles
-from deploy.standalone.volume.service import VolumeChange, VolumeService, default_type
-from deploy.standalone.volume.worker import JobWorker
+from deploy.one_machine.cloud.authority import Authority
+from deploy.one_machine.cloud.certificates import QEMU, lay
+from deploy.one_machine.services.database import Database
+from deploy.one_machine.services.volume import schema
+from deploy.one_machine.services.volume.exports import Exports
+from deploy.one_machine.services.volume.files import VolumeFiles
+from deploy.one_machine.services.volume.service import VolumeChange, VolumeService, default_type
+from deploy.one_machine.services.volume.worker import JobWorker
+from deploy.testing.servers import free_ports
 from tests.contract.volume_rig import MEGABYTE, Rig, marks, person, volume_rig, write
 from tests.standalone import Cloud
 from tests.waiting import await_true
 
-WATCHED = "deploy/standalone/volume/"
+WATCHED = "deploy/one_machine/services/volume/"
 STRUCK, WHOLE = 9, 0
 pytestmark = pytest.mark.slice("guests")
 IMAGE = b"image" * 100_000
@@ -237,7 +237,14 @@ def rig(standalone_cloud: Cloud, tmp_path_factory: pytest.TempPathFactory) -> It
 
 def end_exports(folder: Path) -> None:
     subprocess.run(
-        [sys.executable, "-m", "deploy.standalone.volume", "end-exports", "--data", folder],
+        [
+            sys.executable,
+            "-m",
+            "deploy.one_machine.services.volume",
+            "end-exports",
+            "--data",
+            folder,
+        ],
         check=True,
         timeout=60,
     )

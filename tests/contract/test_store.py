@@ -13,17 +13,18 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from common import errors, ids, states
-from common.clock import SECOND, Clock
-from common.context import RequestContext
-from common.models import HostInventory, Result, Sync
-from common.service_binaries import Binary
-from common.store import doctor, schema
+from common.domain import errors, ids, states
+from common.domain.clock import SECOND, Clock
+from common.domain.context import RequestContext
+from common.domain.models import HostInventory, Result, Sync
+from common.domain.service_binaries import Binary
+from common.store import schema
 from common.store.engine import Store, for_update, insert_ignore, now
 from common.store.hosts import hosts, services
 from common.store.placement import allocations
 from common.store.servers import actions, guests
-from conductor import reports
+from conductor.engine import reports
+from deploy.operator import doctor
 from tests.workflows.simulator import Cloud, Time
 
 USER = RequestContext(user_id="user", project_id="project", roles=("member",), request_id="req-1")

@@ -16,17 +16,19 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from common import ids
-from common.clock import SECOND
-from common.hardware import DeviceRequest, Hardware, NumaNodeRequest
-from common.models import Device, HardwareAssignment, HostInventory, NumaNode
-from common.store import doctor, schema
+from common.domain import ids
+from common.domain.clock import SECOND
+from common.domain.hardware import DeviceRequest, Hardware, NumaNodeRequest
+from common.domain.models import Device, HardwareAssignment, HostInventory, NumaNode
+from common.domain.wire import from_wire, to_wire
+from common.store import schema
 from common.store.engine import Connection, Store, now
 from common.store.hosts import hosts, services
 from common.store.placement import allocations
 from common.store.placement.allocations import ClaimRequest, FailedBuildLimit
-from common.store.servers import guests, server_groups
-from common.wire import from_wire, to_wire
+from common.store.servers import guests
+from common.store.tenants import server_groups
+from deploy.operator import doctor
 
 SMALL = {"VCPU": 1, "MEMORY_MB": 64}
 PINNED = Hardware(numa_nodes=(NumaNodeRequest((0, 1), 256),), dedicated=frozenset({0, 1}))

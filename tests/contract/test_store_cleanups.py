@@ -8,9 +8,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from common.store import schema
+from common.store import cleanups, schema
 from common.store.engine import Store, now
-from common.store.neighbours import cleanups
 from tests.server_rows import server_row
 
 SERVER = "6a1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b11"

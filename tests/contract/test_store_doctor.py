@@ -10,16 +10,24 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from common import states
-from common.clock import SECOND
-from common.models import AssignedNumaNode, Device, HardwareAssignment, HostInventory, NumaNode
-from common.store import doctor, schema
+from common.domain import states
+from common.domain.clock import SECOND
+from common.domain.models import (
+    AssignedNumaNode,
+    Device,
+    HardwareAssignment,
+    HostInventory,
+    NumaNode,
+)
+from common.domain.wire import to_wire
+from common.store import schema
 from common.store.engine import Connection, Store, now
 from common.store.hosts import hosts, services
 from common.store.notifications import outbox
 from common.store.placement import allocations, inventories
-from common.store.servers import guests, server_groups
-from common.wire import to_wire
+from common.store.servers import guests
+from common.store.tenants import server_groups
+from deploy.operator import doctor
 from tests.server_rows import server_row
 
 Broken = Callable[[Connection], Any]

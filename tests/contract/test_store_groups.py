@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import sqlalchemy as sa
 
-from common import ids
+from common.domain import ids
 from common.store import schema
 from common.store.engine import Connection, Store
-from common.store.servers import server_groups
+from common.store.tenants import server_groups
 
 ROUNDS, MANY = 25, 250
 

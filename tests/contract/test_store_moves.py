@@ -15,18 +15,19 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from common import errors, ids, states
-from common.clock import SECOND
-from common.context import RequestContext
-from common.models import Control, Flavor, HostInventory
-from common.statuses import GuestState, MigrationType
-from common.store import doctor, schema
+from common.domain import errors, ids, states
+from common.domain.clock import SECOND
+from common.domain.context import RequestContext
+from common.domain.models import Control, Flavor, HostInventory
+from common.domain.statuses import GuestState, MigrationType
+from common.domain.wire import from_wire, to_wire
+from common.store import schema
 from common.store.engine import Store, now
 from common.store.hosts import hosts, services
 from common.store.placement import allocations
 from common.store.placement.allocations import ClaimRequest
 from common.store.servers import actions, guests, migrations
-from common.wire import from_wire, to_wire
+from deploy.operator import doctor
 from tests.contract.test_store import Realtime, in_parallel
 from tests.workflows.simulator import FLAVOR, Cloud
 

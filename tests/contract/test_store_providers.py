@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from common import errors, ids
-from common.models import HostInventory
-from common.service_binaries import COMPUTE_DISABLED
+from common.domain import errors, ids
+from common.domain.models import HostInventory
+from common.domain.service_binaries import COMPUTE_DISABLED
 from common.store import schema
 from common.store.engine import Connection, Store, now
 from common.store.hosts import hosts

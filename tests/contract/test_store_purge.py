@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from common import ids
-from common.context import RequestContext
-from common.statuses import GuestState
-from common.store import purge, schema
+from common.domain import ids
+from common.domain.context import RequestContext
+from common.domain.statuses import GuestState
+from common.store import cleanups, schema
 from common.store.engine import Store, moment, now
 from common.store.hosts import host_actions
-from common.store.neighbours import cleanups
-from common.store.purge import DAY, KINDS
 from common.store.servers import console_tokens, guests, servers
 from common.store.tenants import usage
 from common.store.tenants.usage import Period
+from deploy.operator.store import purge
+from deploy.operator.store.purge import DAY, KINDS
 from tests.contract.test_store import Realtime
 from tests.workflows.simulator import Cloud
 

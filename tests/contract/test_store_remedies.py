@@ -9,11 +9,11 @@ import os
 
 import pytest
 
-from common.store import doctor
-from common.store.doctor import kinds as table
-from common.store.doctor import remedies
-from common.store.doctor.kinds import Mender
 from common.store.engine import Store
+from deploy.operator import doctor
+from deploy.operator.doctor import kinds as table
+from deploy.operator.doctor import remedies
+from deploy.operator.doctor.kinds import Mender
 from tests.contract.test_store import Realtime
 from tests.workflows.planted import PLANTS
 from tests.workflows.planted_for_operators import FOR_OPERATORS

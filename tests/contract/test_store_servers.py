@@ -15,17 +15,17 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from common import errors, ids
-from common.models import Flavor
+from common.domain import errors, ids
+from common.domain.models import Flavor
+from common.domain.wire import to_wire
 from common.store import schema
 from common.store.engine import Store
-from common.store.servers import server_groups, servers
+from common.store.servers import servers
 from common.store.servers.servers import ServerFilters
-from common.store.tenants import flavors, keypairs, quotas
-from common.wire import to_wire
-from compute_api.compute.creation import Created, Creation, Creator
-from compute_api.compute.dependencies import ApiSettings
-from compute_api.compute.quota import UnifiedLimits, UnregisteredLimits
+from common.store.tenants import flavors, keypairs, quotas, server_groups
+from compute_api.compute.request.creation import Created, Creation, Creator
+from compute_api.compute.request.dependencies import ApiSettings
+from compute_api.compute.request.quota import UnifiedLimits, UnregisteredLimits
 from tests.api.conftest import Cloud
 from tests.api.test_keypairs import SSH
 from tests.waiting import slowdown

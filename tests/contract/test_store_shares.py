@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from common import errors, ids, states
-from common.context import RequestContext
-from common.models import HostInventory
-from common.statuses import ShareStatus
-from common.store import doctor, schema
+from common.domain import errors, ids, states
+from common.domain.context import RequestContext
+from common.domain.models import HostInventory
+from common.domain.statuses import ShareStatus
+from common.store import schema
 from common.store.engine import Store
 from common.store.hosts import hosts
 from common.store.servers import actions, shares
+from deploy.operator import doctor
 from tests.server_rows import server_row
 
 CALLER = RequestContext("u", "p", ("member",), "req-1")

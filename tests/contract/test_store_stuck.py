@@ -8,10 +8,12 @@ import time
 import pytest
 import sqlalchemy as sa
 
-from common import states
-from common.store import doctor, schema
+from common.domain import states
+from common.store import schema
 from common.store.engine import Store
-from common.store.servers import actions, guests, stuck_actions
+from common.store.servers import actions, guests
+from deploy.operator import doctor
+from deploy.operator.store import stuck_actions
 from tests.contract.test_store import Realtime
 from tests.workflows.simulator import Cloud
 

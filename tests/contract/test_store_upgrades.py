@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
-from common import errors
+from common.domain import errors
 from common.store import schema, upgrades, version
 from common.store.engine import Store
 

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy.engine import Connection
 
-from common import errors, ids, states
-from common.clock import SECOND
-from common.models import Flavor
+from common.domain import errors, ids, states
+from common.domain.clock import SECOND
+from common.domain.models import Flavor
+from common.domain.wire import to_wire
 from common.store.engine import Store
 from common.store.servers import servers
 from common.store.tenants import usage
 from common.store.tenants.usage import Period
-from common.wire import to_wire
 
 AT = 1_700_000_000 * SECOND
 PERIOD = Period(AT, AT + 100 * SECOND)

@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from common import errors, ids, states
-from common.context import RequestContext
-from common.models import Flavor
-from common.statuses import BlockDeviceStatus
-from common.store import doctor, schema
+from common.domain import errors, ids, states
+from common.domain.context import RequestContext
+from common.domain.models import Flavor
+from common.domain.statuses import BlockDeviceStatus
+from common.domain.wire import to_wire
+from common.store import schema
 from common.store.engine import Store
 from common.store.servers import block_devices, volumes
 from common.store.servers.volumes import WantedVolume
-from common.wire import to_wire
+from deploy.operator import doctor
 from tests.server_rows import server_row
 
 CALLER = RequestContext("u", "p", ("member",), "req-1")

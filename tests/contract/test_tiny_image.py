@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from common.models import Flavor, GuestSpec
-from compute_agent.config_drive import ISO9660, VFAT, ConfigDrives
-from deploy.servers import free_ports
+from common.domain.models import Flavor, GuestSpec
+from compute_agent.virt.libvirt.guests.config_drive import ISO9660, VFAT, ConfigDrives
+from deploy.testing.servers import free_ports
 from tests.contract.virt_rigs import BOOT_SECONDS
 from tests.services import demand
 from tests.waiting import await_true

@@ -19,12 +19,13 @@ import pytest
 import sqlalchemy as sa
 from oslo_config import cfg
 
-from common import config, errors
+from common.domain import errors
 from common.rpc.broker import BROKEN, opener
 from common.rpc.transport import Transport
+from common.security.tls import Tls
+from common.service import config
 from common.store.engine import Store
-from common.tls import Tls
-from deploy.authority import Authority
+from deploy.one_machine.cloud.authority import Authority
 from tests.contract.tls_peers import Peer, peer
 
 PASSWORD = "S3CRET"

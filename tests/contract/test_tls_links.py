@@ -22,22 +22,22 @@ import pytest
 from keystoneauth1.exceptions import ConnectFailure
 from keystonemiddleware.auth_token import AuthProtocol
 
-from common import errors
-from common.errors import ConfigError
-from common.models import Access, Flavor, GuestSpec
-from common.tls import Tls, of_url
-from compute_agent.consoles import Consoles
+from common.domain import errors
+from common.domain.errors import ConfigError
+from common.domain.models import Access, Flavor, GuestSpec
+from common.security.tls import Tls, of_url
+from compute_agent.consoles.consoles import Consoles
 from compute_agent.image_access import ImageGatewayAccess
 from compute_agent.virt.driver import SERIAL
-from compute_agent.virt.libvirt.live_migration import MigrationOptions
+from compute_agent.virt.libvirt.migration.live_migration import MigrationOptions
 from compute_agent.virt.memory.driver import MemoryDriver
-from compute_agent.virt.memory.script import QUIET
+from compute_agent.virt.memory.state.script import QUIET
 from compute_api.console.sessions import ConsoleSessions
-from compute_api.edge import authentication
-from deploy.authority import Authority
-from deploy.probes import answers
-from deploy.servers import free_ports
-from deploy.standalone.network.host.metadata import MetadataUpstream
+from compute_api.http import authentication
+from deploy.one_machine.cloud.authority import Authority
+from deploy.one_machine.cloud.probes import answers
+from deploy.one_machine.services.network.host.metadata import MetadataUpstream
+from deploy.testing.servers import free_ports
 from tests.contract.test_tls import load, ours, proofs  # noqa: F401  # fixtures
 from tests.contract.tls_peers import peer
 from tests.waiting import await_true
@@ -46,9 +46,9 @@ SERVER, SECRET, LARGE = "6a1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b11", "T1CKET", 3_000_
 WRONG = ["another authority's", "another name", "expired", "plain"]
 APPLICATION = f"""
 import sys
-from common.tls import Tls
-from compute_api.edge.limits import ClientLimits
-from compute_api.edge.server import Server
+from common.security.tls import Tls
+from compute_api.http.worker.limits import ClientLimits
+from compute_api.http.worker.server import Server
 def application(environ, start_response):
     sent = environ["wsgi.input"].read()
     start_response("200 OK", [("Content-Length", str({LARGE} + len(sent)))])

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from common import config, errors
-from common.models import Heartbeat, HeartbeatAnswer
+from common.domain import errors
+from common.domain.models import Heartbeat, HeartbeatAnswer
 from common.rpc import conductor
 from common.rpc.transport import Transport
+from common.service import config
 from common.store.engine import Store
-from deploy.authority import Authority
-from deploy.servers import Servers
+from deploy.one_machine.cloud.authority import Authority
+from deploy.testing.servers import Servers
 from tests.contract.test_host_link import World
 from tests.contract.test_rpc import Told
 from tests.contract.test_tls import load, ours  # noqa: F401  # fixtures

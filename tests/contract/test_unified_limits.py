@@ -19,12 +19,13 @@ import requests
 from keystoneauth1 import loading
 from oslo_limit import limit
 
-from common import config, errors
 from common.clients import limits
 from common.clients.limits import UnifiedLimits
-from common.errors import ConfigError
+from common.domain import errors
+from common.domain.errors import ConfigError
+from common.service import config
 from common.store.engine import Store
-from deploy.servers import free_ports
+from deploy.testing.servers import free_ports
 from tests.schemas import upgrade
 from tests.standalone import Cloud
 

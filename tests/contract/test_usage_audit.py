@@ -10,14 +10,14 @@ from typing import cast
 import pytest
 import sqlalchemy as sa
 
-from common import states
-from common.clock import SECOND, parse
-from common.notifications.options import NotificationSettings
+from common.domain import states
+from common.domain.clock import SECOND, parse
 from common.notifications.periods import Periods
+from common.service.notification_options import NotificationSettings
 from common.store import schema
 from common.store.engine import Store
 from common.store.notifications import usage_audit
-from conductor.notification_sender import AUDIT_SECONDS
+from conductor.notifications.notification_sender import AUDIT_SECONDS
 from tests.contract.test_outbox import Broker, Time, add_servers, teller
 from tests.told import all_told, told
 

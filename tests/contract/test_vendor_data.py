@@ -17,10 +17,11 @@ import pytest
 from keystoneauth1 import session
 from oslo_config import cfg
 
-from common import config, errors
 from common.clients import vendor_data
 from common.clients.vendor_data import MOST_BYTES, MOST_DEPTH, Dynamic, Target
-from common.errors import ConfigError
+from common.domain import errors
+from common.domain.errors import ConfigError
+from common.service import config
 
 FACTS = {
     "project-id": "p",

@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from common import errors
-from common.models import DomainState, FailureReason, GuestSpec
-from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, Cancelled, VerbContext, VerbFailed
+from common.domain import errors
+from common.domain.models import DomainState, FailureReason, GuestSpec
+from compute_agent.verb_context import Cancelled, VerbContext, VerbFailed
+from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN
 from compute_agent.virt.memory.driver import MemoryDriver
 from tests.contract.virt_rigs import (
     BOOT_SECONDS,

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from common import ids
-from common.models import AttachedVolume, DomainState
-from compute_agent.virt.driver import RUNNING, SHUTDOWN, Cancelled, VerbContext, VerbFailed
+from common.domain import ids
+from common.domain.models import AttachedVolume, DomainState
+from compute_agent.verb_context import Cancelled, VerbContext, VerbFailed
+from compute_agent.virt.driver import RUNNING, SHUTDOWN
 from compute_agent.virt.driver import VolumeMerge as Merge
-from compute_agent.virt.libvirt import volume_xml
+from compute_agent.virt.libvirt.xml import volume_xml
 from compute_agent.virt.memory.driver import MemoryDriver
 from compute_agent.virt.mounts import Mounts
 from tests.contract import virt_rigs
@@ -30,8 +31,8 @@ KIB = 1024
 
 def connectors(folder: Path) -> dict[str, Any]:
     """The options of a driver whose shares are mounted already."""
-    from compute_agent.virt.libvirt.connectors import Connectors
-    from compute_agent.virt.libvirt.host_connectors import NfsConnector
+    from compute_agent.virt.libvirt.volumes.connectors import Connectors
+    from compute_agent.virt.libvirt.volumes.host_connectors import NfsConnector
 
     exports = folder / "exports"
     exports.mkdir(exist_ok=True)

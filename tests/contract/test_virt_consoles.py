@@ -10,7 +10,8 @@ from contextlib import suppress
 
 import pytest
 
-from compute_agent.virt.driver import SERIAL, VNC, VerbFailed
+from compute_agent.verb_context import VerbFailed
+from compute_agent.virt.driver import SERIAL, VNC
 from tests.contract.virt_rigs import BOOT_SECONDS, QUIET, Rig
 from tests.waiting import await_true
 

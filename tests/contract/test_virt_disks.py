@@ -17,8 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from common.models import GuestSpec, ImageRef
-from compute_agent.virt.driver import RUNNING, SHUTDOWN, VerbFailed
+from common.domain.models import GuestSpec, ImageRef
+from compute_agent.verb_context import VerbFailed
+from compute_agent.virt.driver import RUNNING, SHUTDOWN
 from compute_agent.virt.memory.driver import MemoryDriver
 from tests.contract.conftest import QEMU_MOVES
 from tests.contract.virt_pairs import LARGER, Pair

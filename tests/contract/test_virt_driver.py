@@ -19,12 +19,13 @@ from typing import Any
 
 import pytest
 
-from common import errors
-from common.models import DomainState, ImageRef
+from common.domain import errors
+from common.domain.models import DomainState, ImageRef
 from compute_agent.sandbox.client import HelperResult, Helpers
-from compute_agent.virt.driver import RUNNING, SHUTDOWN, Cancelled, VerbContext, VerbFailed
-from compute_agent.virt.libvirt import images, inspection
-from compute_agent.virt.libvirt.domain_xml import NAMESPACE, PREFIX
+from compute_agent.verb_context import Cancelled, VerbContext, VerbFailed
+from compute_agent.virt.driver import RUNNING, SHUTDOWN
+from compute_agent.virt.libvirt.disks import images, inspection
+from compute_agent.virt.libvirt.xml.domain_xml import NAMESPACE, PREFIX
 from tests.contract.virt_rigs import (
     BOOT_SECONDS,
     CANARY_AT,

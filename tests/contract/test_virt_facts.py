@@ -12,9 +12,9 @@ from dataclasses import replace
 
 import pytest
 
-from common.models import Flavor, GuestSpec, Interface
-from common.server_facts import HostedServer, facts_of
-from compute_agent.virt.driver import VerbFailed
+from common.domain.models import Flavor, GuestSpec, Interface
+from common.domain.server_facts import HostedServer, facts_of
+from compute_agent.verb_context import VerbFailed
 from compute_agent.virt.memory.driver import MemoryDriver
 from tests.contract.virt_pairs import LARGER
 from tests.contract.virt_rigs import KEYS, QUIET, Rig, another

@@ -19,8 +19,8 @@ from xml.etree.ElementTree import Element
 import os_traits
 import pytest
 
-from common.command_progress import CommandPhase, CommandProgress
-from common.models import (
+from common.domain.command_progress import CommandPhase, CommandProgress
+from common.domain.models import (
     AssignedNumaNode,
     DomainState,
     Flavor,
@@ -29,10 +29,11 @@ from common.models import (
     HostInventory,
     ImageRef,
 )
-from common.wire import from_wire, to_wire
-from compute_agent.virt.driver import RUNNING, VerbContext, VerbFailed
+from common.domain.wire import from_wire, to_wire
+from compute_agent.verb_context import VerbContext, VerbFailed
+from compute_agent.virt.driver import RUNNING
 from compute_agent.virt.memory.driver import MemoryDriver
-from compute_agent.virt.memory.host import MemoryHost
+from compute_agent.virt.memory.state.host import MemoryHost
 from tests.contract.virt_rigs import BOOT_SECONDS, NANO, QUIET, Rig, another
 from tests.phases import Phases
 from tests.waiting import await_true

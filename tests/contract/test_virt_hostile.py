@@ -18,8 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from common.models import GuestSpec, ImageRef
-from compute_agent.virt.driver import Driver, Part, VerbFailed
+from common.domain.models import GuestSpec, ImageRef
+from compute_agent.verb_context import Part, VerbFailed
+from compute_agent.virt.driver import Driver
 from tests.contract.conftest import QEMU
 from tests.contract.hostile_images import Hostile, corpus, standing_on
 from tests.contract.virt_rigs import QUIET, Rig

@@ -15,12 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from common.command_progress import CommandProgress
-from common.models import DomainState
-from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, Cancelled, VerbContext, VerbFailed
+from common.domain.command_progress import CommandProgress
+from common.domain.models import DomainState
+from compute_agent.verb_context import Cancelled, VerbContext, VerbFailed
+from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN
 from compute_agent.virt.interfaces import plug
-from compute_agent.virt.libvirt import interface_xml
-from deploy import libvirtd
+from compute_agent.virt.libvirt.xml import interface_xml
+from deploy.one_machine.machine import libvirtd
 from tests.contract.bridge_helper import helper_of
 from tests.contract.virt_rigs import NICS, QUIET, Rig, another
 from tests.phases import Phases
@@ -128,8 +129,8 @@ def test_paused_guest_does_not_let_go(plugging: Rig) -> None:
 @pytest.mark.kvm_or_tcg
 @pytest.mark.parametrize("rig", ["qemu"], indirect=True)
 def test_interface_that_the_guest_does_not_release_stays(rig: Rig, private_libvirtd: Path) -> None:
-    from compute_agent.virt.libvirt import interfaces
-    from compute_agent.virt.libvirt.connection import Connection
+    from compute_agent.virt.libvirt.domains.connection import Connection
+    from compute_agent.virt.libvirt.guests import interfaces
 
     nic, libvirt = rig.interface(), Connection(libvirtd.uri(private_libvirtd))
     spec = rig.boot(interfaces=[nic], image=None)  # its firmware finds nothing to boot
@@ -151,7 +152,7 @@ def test_interface_that_the_guest_does_not_release_stays(rig: Rig, private_libvi
 @pytest.mark.kvm_or_tcg
 @pytest.mark.parametrize("rig", ["qemu"], indirect=True)
 def test_change_that_was_cut_short_is_completed(rig: Rig, private_libvirtd: Path) -> None:
-    from compute_agent.virt.libvirt.connection import AFFECT_CONFIG, AFFECT_LIVE, Connection
+    from compute_agent.virt.libvirt.domains.connection import AFFECT_CONFIG, AFFECT_LIVE, Connection
 
     libvirt = Connection(libvirtd.uri(private_libvirtd))
     nics = [rig.interface() for _ in range(3)]
@@ -214,7 +215,7 @@ def test_create_repeated_with_other_interfaces_ends_with_those(plugging: Rig) ->
 def test_interface_keeps_its_place_on_the_bus_when_its_guest_is_described_anew(
     rig: Rig, private_libvirtd: Path
 ) -> None:
-    from compute_agent.virt.libvirt.connection import Connection
+    from compute_agent.virt.libvirt.domains.connection import Connection
 
     libvirt = Connection(libvirtd.uri(private_libvirtd))
     first, second, third = (rig.interface() for _ in range(3))

@@ -9,9 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from common import errors
-from common.models import GuestSpec
-from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, VerbContext
+from common.domain import errors
+from common.domain.models import GuestSpec
+from compute_agent.verb_context import VerbContext
+from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN
 from tests.contract.virt_pairs import Pair
 from tests.contract.virt_rigs import QUIET, Rig
 

@@ -25,28 +25,21 @@ from xml.etree import ElementTree
 
 import pytest
 
-from common import errors
-from common.command_progress import CommandProgress
-from common.models import DomainState, FailureReason, GuestSpec
-from common.wire import to_wire
-from compute_agent.virt.driver import (
-    PAUSED,
-    RUNNING,
-    SERIAL,
-    SPICE,
-    VNC,
-    Cancelled,
-    MigrationAborted,
-    VerbContext,
-    VerbFailed,
-)
-from compute_agent.virt.libvirt import jobs, live_migration, nova_xml
-from compute_agent.virt.libvirt.connection import (
+from common.domain import errors
+from common.domain.command_progress import CommandProgress
+from common.domain.models import DomainState, FailureReason, GuestSpec
+from common.domain.wire import to_wire
+from compute_agent.verb_context import Cancelled, MigrationAborted, VerbContext, VerbFailed
+from compute_agent.virt.driver import PAUSED, RUNNING, SERIAL, SPICE, VNC
+from compute_agent.virt.libvirt.domains import jobs
+from compute_agent.virt.libvirt.domains.connection import (
     JOB_OPERATION_MIGRATION_OUT,
     JOB_OPERATION_SAVE,
     Connection,
 )
 from compute_agent.virt.libvirt.driver import LibvirtDriver
+from compute_agent.virt.libvirt.migration import live_migration
+from compute_agent.virt.libvirt.xml import nova_xml
 from tests import spice
 from tests.contract.test_virt_driver import kill_daemon, says
 from tests.contract.virt_pairs import Machines
@@ -259,11 +252,11 @@ def leaves_by_an_agent_that_dies(busy: Traveller, spec: GuestSpec, to: dict[str,
     """It moves as ``spec`` says, slowly, without an agent."""
     script = textwrap.dedent("""
         import json, sys
-        from common.models import GuestSpec
-        from common.wire import from_wire
+        from common.domain.models import GuestSpec
+        from common.domain.wire import from_wire
         from compute_agent.virt.driver import VerbContext
         from compute_agent.virt.libvirt.driver import LibvirtDriver
-        from compute_agent.virt.libvirt.live_migration import MigrationOptions
+        from compute_agent.virt.libvirt.migration.live_migration import MigrationOptions
         uri, folder, spec, to, bandwidth = json.load(sys.stdin)
         told = lambda numbers: numbers["memory_processed"] and print("moves", flush=True)
         LibvirtDriver(uri, folder, migration=MigrationOptions(bandwidth=bandwidth, plain_text=True)).live_migrate(

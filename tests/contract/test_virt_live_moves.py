@@ -14,20 +14,13 @@ from dataclasses import replace
 
 import pytest
 
-from common import errors
-from common.models import Control, DomainState, GuestSpec
-from common.server_facts import facts_of
-from compute_agent.virt.driver import (
-    PAUSED,
-    RUNNING,
-    SHUTDOWN,
-    Cancelled,
-    MigrationAborted,
-    VerbContext,
-    VerbFailed,
-)
+from common.domain import errors
+from common.domain.models import Control, DomainState, GuestSpec
+from common.domain.server_facts import facts_of
+from compute_agent.verb_context import Cancelled, MigrationAborted, VerbContext, VerbFailed
+from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN
 from compute_agent.virt.memory.driver import MemoryDriver
-from compute_agent.virt.memory.script import Slow
+from compute_agent.virt.memory.state.script import Slow
 from tests.contract.virt_pairs import (
     Pair,
     ticks,

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from common.tls import Tls
-from compute_agent.virt.driver import VerbFailed
-from compute_agent.virt.libvirt import live_migration
-from deploy import certificates
-from deploy.authority import Authority
-from deploy.libvirtd import QEMU_GROUP
+from common.security.tls import Tls
+from compute_agent.verb_context import VerbFailed
+from compute_agent.virt.libvirt.migration import live_migration
+from deploy.one_machine.cloud import certificates
+from deploy.one_machine.cloud.authority import Authority
+from deploy.one_machine.machine.libvirtd import QEMU_GROUP
 from tests.contract.conftest import FOR_HOSTS, NEEDED
 from tests.contract.virt_pairs import PORT, Machines
 from tests.contract.virt_rigs import guests_folder

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from common.models import Flavor, GuestSpec, ImageRef, LocalDisk
-from compute_agent.virt.driver import RUNNING, VerbFailed
+from common.domain.models import Flavor, GuestSpec, ImageRef, LocalDisk
+from compute_agent.verb_context import VerbFailed
+from compute_agent.virt.driver import RUNNING
 from compute_agent.virt.memory.driver import MemoryDriver
 from tests import local_disks
 from tests.contract.conftest import QEMU, QEMU_MOVES

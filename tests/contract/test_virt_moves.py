@@ -15,9 +15,10 @@ from dataclasses import replace
 
 import pytest
 
-from common import errors
-from common.models import DomainState, Flavor
-from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, Cancelled, VerbContext, VerbFailed
+from common.domain import errors
+from common.domain.models import DomainState, Flavor
+from compute_agent.verb_context import Cancelled, VerbContext, VerbFailed
+from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN
 from tests.contract.virt_pairs import LARGER, SECRET, Pair, cut, disk_gb, stalled, trickling
 from tests.contract.virt_rigs import QUIET
 

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from common.models import DomainState
-from compute_agent.virt.driver import RUNNING, SHUTDOWN, VerbFailed
+from common.domain.models import DomainState
+from compute_agent.verb_context import VerbFailed
+from compute_agent.virt.driver import RUNNING, SHUTDOWN
 from compute_agent.virt.memory.driver import MemoryDriver
 from tests.contract.virt_pairs import LARGER, disk_gb
 from tests.contract.virt_rigs import QUIET, Rig, holds_canary

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from common import ids
-from common.models import AttachedShare, Belongings, DomainState
-from compute_agent.virt.driver import RUNNING, SHUTDOWN, VerbFailed
+from common.domain import ids
+from common.domain.models import AttachedShare, Belongings, DomainState
+from compute_agent.verb_context import VerbFailed
+from compute_agent.virt.driver import RUNNING, SHUTDOWN
 from compute_agent.virt.memory.driver import MemoryDriver
 from deploy.images import boot_disk
 from tests.contract import virt_rigs
@@ -223,7 +224,7 @@ def test_a_guest_reads_and_writes_a_share(
     tmp_path: Path, private_libvirtd: Path, host: LocalMounts
 ) -> None:
     from compute_agent.virt.libvirt.driver import LibvirtDriver
-    from deploy import libvirtd
+    from deploy.one_machine.machine import libvirtd
 
     folder = private_libvirtd / "agent"
     image = virt_rigs.tiny_image(tmp_path)

@@ -16,11 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from common import errors
-from common.models import ImageRef
-from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, Cancelled, VerbContext, VerbFailed
+from common.domain import errors
+from common.domain.models import ImageRef
+from compute_agent.verb_context import Cancelled, VerbContext, VerbFailed
+from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN
 from compute_agent.virt.memory.driver import MemoryDriver
-from deploy import libvirtd
+from deploy.one_machine.machine import libvirtd
 from tests.contract.virt_rigs import (
     AGENT,
     BOOT_SECONDS,
@@ -82,8 +83,8 @@ def snapshots_of_one_that_does_not_run(rig: Rig, server: str, folder: Path) -> N
 def test_copy_that_an_agent_that_died_had_begun_is_made_anew(
     rig: Rig, private_libvirtd: Path
 ) -> None:
-    from compute_agent.virt.libvirt.connection import Connection
-    from compute_agent.virt.libvirt.snapshots import backup_xml
+    from compute_agent.virt.libvirt.domains.connection import Connection
+    from compute_agent.virt.libvirt.guests.snapshots import backup_xml
 
     spec = rig.boot()
     order = backup_xml("vda", rig.folder / "instances" / spec.server / "snapshot.part")
@@ -122,8 +123,8 @@ def test_snapshot_cut_off_leaves_nothing_and_can_be_repeated(rig: Rig, at: str) 
 def test_snapshot_cut_off_in_the_last_moment_of_its_copy_is_not_uploaded(
     rig: Rig, private_libvirtd: Path
 ) -> None:
-    from compute_agent.virt.libvirt import jobs
-    from compute_agent.virt.libvirt.connection import Connection
+    from compute_agent.virt.libvirt.domains import jobs
+    from compute_agent.virt.libvirt.domains.connection import Connection
 
     spec = rig.boot()
     libvirt, phases, chunks = Connection(libvirtd.uri(private_libvirtd)), Phases(), list[bytes]()

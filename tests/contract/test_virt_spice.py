@@ -9,9 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from compute_agent.consoles import Consoles
-from compute_agent.direct_consoles import DirectConsoles
-from compute_agent.virt.driver import SERIAL, SPICE, VNC, VerbFailed
+from compute_agent.consoles.consoles import Consoles
+from compute_agent.consoles.direct_consoles import DirectConsoles
+from compute_agent.verb_context import VerbFailed
+from compute_agent.virt.driver import SERIAL, SPICE, VNC
 from tests import spice
 from tests.contract.virt_rigs import QUIET, Rig
 

@@ -15,7 +15,7 @@ from xml.etree.ElementTree import Element
 
 import pytest
 
-from common.models import Flavor, GuestSpec, Interface
+from common.domain.models import Flavor, GuestSpec, Interface
 from deploy.environment import CEILOMETER, has_ceilometer
 from tests.contract.conftest import QEMU
 from tests.contract.virt_pairs import LARGER

@@ -21,12 +21,13 @@ from typing import Any
 
 import pytest
 
-from common import errors
-from common.models import GuestSpec
-from common.wire import to_wire
+from common.domain import errors
+from common.domain.models import GuestSpec
+from common.domain.wire import to_wire
 from compute_agent.transfer import client
 from compute_agent.transfer.service import TransferService
-from compute_agent.virt.driver import RUNNING, SHUTDOWN, Cancelled, Peer, VerbContext, VerbFailed
+from compute_agent.verb_context import Cancelled, Peer, VerbContext, VerbFailed
+from compute_agent.virt.driver import RUNNING, SHUTDOWN
 from tests.contract.conftest import QEMU_MOVES
 from tests.contract.test_virt_driver import kill_daemon
 from tests.contract.virt_pairs import LARGER, SECRET, Machines, Pair, disk_gb
@@ -172,8 +173,8 @@ def test_what_a_killed_agent_left_is_gone_after_the_next_try(pair: Pair) -> None
 #: JSON.
 RECEIVER = """
 import json, sys
-from common.models import GuestSpec
-from common.wire import from_wire
+from common.domain.models import GuestSpec
+from common.domain.wire import from_wire
 from compute_agent.transfer import client
 from compute_agent.virt.driver import VerbContext
 from compute_agent.virt.libvirt.driver import LibvirtDriver

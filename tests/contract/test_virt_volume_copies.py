@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from common.models import AttachedVolume, DomainState
-from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, Cancelled, VerbContext, VerbFailed
-from compute_agent.virt.libvirt import volume_xml
+from common.domain.models import AttachedVolume, DomainState
+from compute_agent.verb_context import Cancelled, VerbContext, VerbFailed
+from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN
+from compute_agent.virt.libvirt.xml import volume_xml
 from compute_agent.virt.memory.driver import MemoryDriver
 from tests.contract import virt_rigs
 from tests.contract.conftest import QEMU

@@ -14,15 +14,17 @@ from typing import Any
 
 import pytest
 
-from common import ids
-from common.models import AttachedVolume
-from common.tls import Tls
-from compute_agent.virt.driver import PAUSED, RUNNING, VerbFailed
-from compute_agent.virt.libvirt import connectors, volume_xml
-from deploy import certificates
-from deploy.authority import Authority
-from deploy.servers import free_ports
-from deploy.standalone.volume.exports import Export, Exports
+from common.domain import ids
+from common.domain.models import AttachedVolume
+from common.security.tls import Tls
+from compute_agent.verb_context import VerbFailed
+from compute_agent.virt.driver import PAUSED, RUNNING
+from compute_agent.virt.libvirt.volumes import connectors
+from compute_agent.virt.libvirt.xml import volume_xml
+from deploy.one_machine.cloud import certificates
+from deploy.one_machine.cloud.authority import Authority
+from deploy.one_machine.services.volume.exports import Export, Exports
+from deploy.testing.servers import free_ports
 from tests.contract.conftest import FOR_HOSTS, NEEDED
 from tests.contract.virt_pairs import Machines, inside
 from tests.contract.virt_rigs import BOOT_SECONDS, QUIET, Rig, guests_folder

@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
-from common import ids
-from common.models import AttachedVolume
-from common.tls import Tls
+from common.domain import ids
+from common.domain.models import AttachedVolume
+from common.security.tls import Tls
 from compute_agent.virt import volumes
 from compute_agent.virt.driver import RUNNING, VolumeMerge
-from compute_agent.virt.libvirt import connectors, volume_xml
-from compute_agent.virt.libvirt.host_connectors import NfsConnector
+from compute_agent.virt.libvirt.volumes import connectors
+from compute_agent.virt.libvirt.volumes.host_connectors import NfsConnector
+from compute_agent.virt.libvirt.xml import volume_xml
 from compute_agent.virt.mounts import Mounts
 from tests.contract.conftest import FOR_HOSTS, NEEDED
 from tests.contract.test_virt_volume_exports import GIBIBYTE, ServingWorld

@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 
-from common import ids
-from common.models import AttachedVolume
-from common.tls import Tls
-from compute_agent.virt.driver import RUNNING, SHUTDOWN, VerbFailed
-from compute_agent.virt.libvirt import connectors, volume_xml
+from common.domain import ids
+from common.domain.models import AttachedVolume
+from common.security.tls import Tls
+from compute_agent.verb_context import VerbFailed
+from compute_agent.virt.driver import RUNNING, SHUTDOWN
+from compute_agent.virt.libvirt.volumes import connectors
+from compute_agent.virt.libvirt.xml import volume_xml
 from tests.contract.conftest import FOR_HOSTS, NEEDED
 from tests.contract.iscsi_target import PASSWORD, running_target
 from tests.contract.test_virt_volume_exports import GIBIBYTE, ServingWorld

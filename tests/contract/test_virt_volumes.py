@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from common import ids
-from common.models import AttachedVolume, Belongings, DomainState
-from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, VerbFailed
-from compute_agent.virt.libvirt import volume_xml
+from common.domain import ids
+from common.domain.models import AttachedVolume, Belongings, DomainState
+from compute_agent.verb_context import VerbFailed
+from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN
+from compute_agent.virt.libvirt.xml import volume_xml
 from compute_agent.virt.memory.driver import MemoryDriver
 from tests.contract import virt_pairs, virt_rigs
 from tests.contract.conftest import QEMU
@@ -53,7 +54,7 @@ def path_of(volume: AttachedVolume) -> Path:
 
 def connectors(folder: Path) -> dict[str, Any]:
     """The options of a driver that reaches the files of ``volume``."""
-    from compute_agent.virt.libvirt import connectors
+    from compute_agent.virt.libvirt.volumes import connectors
 
     return {
         "connectors": connectors.of_host(

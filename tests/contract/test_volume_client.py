@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import requests
 
-from common import errors, ids
 from common.clients.volumes import Volume, VolumeClient
-from common.json_types import JsonObject
+from common.domain import errors, ids
+from common.domain.json_types import JsonObject
 from tests.contract.volume_rig import HOST, Rig, image, person, qcow2, volume_rig
 from tests.standalone import Cloud, connect
 from tests.waiting import await_true

@@ -12,13 +12,13 @@ from typing import TypeVar
 
 import pytest
 
-from common import states
-from common.store import doctor
-from common.store.neighbours import cleanups
+from common.domain import states
+from common.store import cleanups
 from common.store.servers import actions
 from common.store.servers.volumes import WantedVolume
-from compute_agent.virt.memory.script import Fail
-from conductor.service_clients import BlockStorageService
+from compute_agent.virt.memory.state.script import Fail
+from conductor.steps.service_clients import BlockStorageService
+from deploy.operator import doctor
 from tests.contract.test_volume_client import Service, is_gone
 from tests.contract.volume_rig import volume_rig
 from tests.standalone import Cloud as StandaloneCloud

@@ -19,13 +19,13 @@ from os_brick.initiator.connectors import iscsi
 from os_brick.privileged import nvmeof
 from oslo_concurrency import processutils
 
-from common import ids
-from common.models import AttachedVolume
-from compute_agent import volume_helper
-from compute_agent.virt.driver import VerbFailed
-from compute_agent.virt.libvirt import connectors
-from compute_agent.volume_helper import Brick, NotDone, VolumeHelper
-from deploy.machine import Ability
+from common.domain import ids
+from common.domain.models import AttachedVolume
+from compute_agent.privileged import volume_helper
+from compute_agent.privileged.volume_helper import Brick, NotDone, VolumeHelper
+from compute_agent.verb_context import VerbFailed
+from compute_agent.virt.libvirt.volumes import connectors
+from deploy.one_machine.machine.abilities import Ability
 from tests.services import demand
 
 GIBIBYTE = 1 << 30

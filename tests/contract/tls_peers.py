@@ -14,7 +14,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 
-from common.tls import Tls
+from common.security.tls import Tls
 
 #: MariaDB's greeting: protocol 10, version, thread, first part of the salt, what it can (with TLS
 #: or without).

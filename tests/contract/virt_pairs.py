@@ -24,13 +24,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from common.models import Flavor, GuestSpec
+from common.domain.models import Flavor, GuestSpec
 from compute_agent.transfer.service import TransferService
-from compute_agent.virt.driver import Part, VerbContext, VerbFailed
+from compute_agent.verb_context import Part, VerbContext, VerbFailed
 from compute_agent.virt.memory.driver import MemoryDriver
-from compute_agent.virt.memory.host import MemoryHost
-from compute_agent.virt.memory.script import Slow
-from deploy import libvirtd
+from compute_agent.virt.memory.state.host import MemoryHost
+from compute_agent.virt.memory.state.script import Slow
+from deploy.one_machine.machine import libvirtd
 from tests.contract.virt_rigs import BOOT_SECONDS, QUIET, TICKS, Rig, guests_folder
 from tests.waiting import await_true
 
@@ -324,7 +324,7 @@ class Machines:
 
     def pair(self, image: Path, shared: bool) -> Pair:
         from compute_agent.virt.libvirt.driver import LibvirtDriver
-        from compute_agent.virt.libvirt.live_migration import MigrationOptions
+        from compute_agent.virt.libvirt.migration.live_migration import MigrationOptions
 
         place = guests_folder("p", self.folder)
 

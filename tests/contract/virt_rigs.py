@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import pytest
 
-from common.models import Flavor, GuestSpec, ImageRef, Interface
-from compute_agent.virt.driver import Driver, VerbContext
+from common.domain.models import Flavor, GuestSpec, ImageRef, Interface
+from compute_agent.verb_context import VerbContext
+from compute_agent.virt.driver import Driver
 from compute_agent.virt.memory.driver import MemoryDriver
-from compute_agent.virt.memory.host import MemoryHost
-from deploy import libvirtd
+from compute_agent.virt.memory.state.host import MemoryHost
+from deploy.one_machine.machine import libvirtd
 from tests import evidence, failures
 from tests.contract import virt_saved
 from tests.contract.virt_saved import Saved

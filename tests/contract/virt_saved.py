@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compute_agent.virt.driver import VerbContext
+from compute_agent.verb_context import VerbContext
 
 if TYPE_CHECKING:
-    from common.models import GuestSpec
+    from common.domain.models import GuestSpec
     from tests.contract.virt_rigs import Rig
 
 #: What libvirt writes before the memory: a magic word, its version, how long description and cookie

@@ -16,13 +16,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common.models import Control, DomainState
-from compute_agent.virt.driver import RUNNING, Part, VerbContext
-from compute_agent.virt.libvirt import cold_migration
+from common.domain.models import Control, DomainState
+from compute_agent.verb_context import Part, VerbContext
+from compute_agent.virt.driver import RUNNING
+from compute_agent.virt.libvirt.disks.images import MEBIBYTE
 from compute_agent.virt.libvirt.driver import LibvirtDriver
-from compute_agent.virt.libvirt.images import MEBIBYTE
-from compute_agent.virt.libvirt.live_migration import MigrationOptions
-from deploy import libvirtd
+from compute_agent.virt.libvirt.migration import cold_migration
+from compute_agent.virt.libvirt.migration.live_migration import MigrationOptions
+from deploy.one_machine.machine import libvirtd
 from tests.contract.virt_pairs import PORT, Machines, ticks
 from tests.contract.virt_rigs import BOOT_SECONDS, IN_TURNS, QUIET, Rig, guests_folder
 from tests.disks import base

@@ -23,12 +23,12 @@ from typing import Any
 
 import pytest
 
-from deploy import lifecycle
-from deploy.cloud import Ports
-from deploy.commands import up
-from deploy.lab_hosts import Facts, Lab
-from deploy.machine import FOR_NETWORKS, Ability
-from deploy.servers import free_ports
+from deploy.one_machine import up
+from deploy.one_machine.cloud import lifecycle
+from deploy.one_machine.cloud.cloud import Ports
+from deploy.one_machine.lab_hosts import Facts, Lab
+from deploy.one_machine.machine.abilities import FOR_NETWORKS, Ability
+from deploy.testing.servers import free_ports
 from tests.e2e.guests import SOON, Guest, clear, give_address, make, orphans, remove
 from tests.e2e.lab import LiveLab
 from tests.e2e.live import Live, Rest

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from deploy import process_control
+from deploy.one_machine.cloud import process_control
+from deploy.one_machine.cloud.process_control import find_process
 from deploy.packages import ROOT
-from deploy.process_control import find_process
-from deploy.servers import Servers
+from deploy.testing.servers import Servers
 from tests.e2e.conftest import without_guests
 from tests.e2e.live import Live
 from tests.faults import Wire
@@ -31,7 +31,7 @@ from tests.waiting import await_true
 NAME = "kilonova"
 DATE = re.compile(r"\d{4}-\d\d-\d\d")
 #: By their names these have to tell all that they have within four seconds, others within a minute
-#: (``conductor.heartbeats``).
+#: (``conductor.engine.heartbeats``).
 HOSTS = ("g7", "k4")
 
 

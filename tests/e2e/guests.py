@@ -23,8 +23,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from deploy.connectivity import KEY, PRIVATE, PUBLIC, QUICK, SSH
-from deploy.standalone.network.host.names import Names
+from deploy.one_machine.connectivity import KEY, PRIVATE, PUBLIC, QUICK, SSH
+from deploy.one_machine.services.network.host.names import Names
 from tests.contract.virt_rigs import IN_TURNS
 from tests.e2e.live import BOOT, SETTLE, Live, Rest
 from tests.waiting import await_true

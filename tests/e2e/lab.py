@@ -16,12 +16,13 @@ in, enabled and not forced down, its servers must be gone, and the oracle has th
             guest.await_ssh()
             assert guest.account().canary == before.canary
 
-``strike`` types the command; ``lab.lab`` does the same without it (deploy/lab_hosts.py: state,
-kill, start, cut, heal, fence, guests). ``where`` says on which hosts a server's domain is, and how;
-``await_host`` waits for what the API says of a host; ``registration`` tells the boot and the
-session of a host. ``listener`` (guests.py) measures from outside how long a guest was not heard.
-KILONOVA_LAB and KILONOVA_SHARED_LAB name the homes of labs that run already: these are used, and
-left, which saves the time of making them while a test is written.
+``strike`` types the command; ``lab.lab`` does the same without it
+(deploy/one_machine/lab_hosts.py: state, kill, start, cut, heal, fence, guests). ``where`` says on
+which hosts a server's domain is, and how; ``await_host`` waits for what the API says of a host;
+``registration`` tells the boot and the session of a host. ``listener`` (guests.py) measures from
+outside how long a guest was not heard. KILONOVA_LAB and KILONOVA_SHARED_LAB name the homes of labs
+that run already: these are used, and left, which saves the time of making them while a test is
+written.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from deploy import libvirtd
-from deploy.lab_hosts import Lab, arguments
+from deploy.one_machine.lab_hosts import Lab, arguments
+from deploy.one_machine.machine import libvirtd
+from deploy.one_machine.machine.underlay import NAMESPACES
 from deploy.packages import ROOT
-from deploy.underlay import NAMESPACES
 from tests.e2e.live import SETTLE, Live
 from tests.e2e.watcher import Watcher
 from tests.waiting import await_true

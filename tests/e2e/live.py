@@ -29,14 +29,15 @@ from urllib.parse import urlsplit
 import requests
 import sqlalchemy as sa
 
-from compute_api.compute import microversions
-from compute_api.edge.microversions import HEADER
-from deploy import libvirtd, lifecycle, process_control
-from deploy.cloud import Cloud, Ports
-from deploy.configuration import ROLES
+from compute_api.compute.request import microversions
+from compute_api.http.microversions import HEADER
+from deploy.one_machine.cloud import lifecycle, process_control
+from deploy.one_machine.cloud.cloud import Cloud, Ports
+from deploy.one_machine.cloud.configuration import ROLES
+from deploy.one_machine.machine import libvirtd
+from deploy.one_machine.seed import READY, Seed
+from deploy.one_machine.services.network.host.names import Names
 from deploy.packages import ROOT
-from deploy.seed import READY, Seed
-from deploy.standalone.network.host.names import Names
 from tests import evidence, failures
 from tests.e2e import preloaded
 from tests.nova import schemas as nova

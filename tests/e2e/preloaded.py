@@ -24,7 +24,7 @@ from pathlib import Path
 
 import cliff.app
 
-from deploy.cli.commands import COMMANDS
+from deploy.operator.commands import COMMANDS
 from deploy.packages import ROOT
 
 #: Of what these groups of entry points name, the client loads some for each command.

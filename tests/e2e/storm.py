@@ -27,10 +27,10 @@ from urllib.parse import urlsplit
 import requests
 import sqlalchemy as sa
 
-from deploy import certificates, process_control
-from deploy.broker import Broker
-from deploy.process_control import find_process
-from deploy.servers import Servers
+from deploy.one_machine.cloud import certificates, process_control
+from deploy.one_machine.cloud.broker import Broker
+from deploy.one_machine.cloud.process_control import find_process
+from deploy.testing.servers import Servers
 from tests.e2e.live import CUT_OFF, LATE, Live, Rest
 from tests.waiting import await_true
 

@@ -15,8 +15,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from deploy import lifecycle
-from deploy.process_control import find_process
+from deploy.one_machine.cloud import lifecycle
+from deploy.one_machine.cloud.process_control import find_process
 from tests.e2e.live import SETTLE, Live
 from tests.waiting import await_true
 

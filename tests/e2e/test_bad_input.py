@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from deploy.connectivity import PRIVATE, PUBLIC
+from deploy.one_machine.connectivity import PRIVATE, PUBLIC
 from tests.e2e.guests import orphans
 from tests.e2e.live import Live, Reply, Rest
 

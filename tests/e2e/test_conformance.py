@@ -22,10 +22,10 @@ from pathlib import Path
 
 import pytest
 
-from common import states
+from common.domain import states
 from compute_api.compute import routes
-from compute_api.compute.schemas import server_actions
-from deploy.seed import Seed
+from compute_api.compute.schemas.servers import actions as server_actions
+from deploy.one_machine.seed import Seed
 from tests.e2e import conformance_runner
 from tests.e2e.live import Live
 from tests.waiting import await_true

@@ -16,8 +16,8 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from deploy import process_control
-from deploy.process_control import find_process
+from deploy.one_machine.cloud import process_control
+from deploy.one_machine.cloud.process_control import find_process
 from tests.e2e.browser import Browser
 from tests.e2e.live import Live, Rest
 from tests.waiting import await_true, is_true_within

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from compute_agent.virt.driver import RUNNING
-from compute_agent.virt.memory.guest import MemoryGuest
-from compute_agent.virt.memory.state_file import FILES, StateFile
-from deploy import process_control
+from compute_agent.virt.memory.state.guest import MemoryGuest
+from compute_agent.virt.memory.state.state_file import FILES, StateFile
+from deploy.one_machine.cloud import process_control
 from tests.e2e.failover import with_dumps, with_stand_by
 from tests.e2e.live import SETTLE, Live, Rest
 from tests.waiting import await_true

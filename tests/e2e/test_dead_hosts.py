@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from deploy import process_control
+from deploy.one_machine.cloud import process_control
 from tests.e2e.guests import Witness, witness
 from tests.e2e.lab import SILENCE, LiveLab
 from tests.e2e.live import BOOT, SETTLE

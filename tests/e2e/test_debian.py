@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from deploy.connectivity import KEY, PRIVATE
+from deploy.one_machine.connectivity import KEY, PRIVATE
 from deploy.packages import ROOT
 from deploy.progress import run
 from tests.e2e.guests import Guest, give_address, remove

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.standalone.network.host.names import Names
+from deploy.one_machine.services.network.host.names import Names
 from tests.e2e.live import Live
 
 ID = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"

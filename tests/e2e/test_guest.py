@@ -9,7 +9,7 @@ from datetime import datetime
 
 import pytest
 
-from compute_agent.virt.libvirt.domain_xml import domain_name
+from compute_agent.virt.libvirt.xml.domain_xml import domain_name
 from tests.e2e.live import Live, Rest
 from tests.waiting import await_true
 

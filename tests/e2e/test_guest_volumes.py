@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from deploy.connectivity import KEY, PRIVATE
+from deploy.one_machine.connectivity import KEY, PRIVATE
 from tests.e2e.guests import Guest, give_address, remove
 from tests.e2e.live import Live
 from tests.waiting import await_true

@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from deploy import process_control
+from deploy.one_machine.cloud import process_control
 from tests.e2e.live import SETTLE, Live, Rest
 from tests.local_disks import found
 from tests.waiting import await_true

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import pytest
 
-from common.host_joins import BEGIN
-from deploy import libvirtd
-from deploy.authority import Authority
-from deploy.broker import Broker
+from common.security.host_joins import BEGIN
+from deploy.one_machine.cloud.authority import Authority
+from deploy.one_machine.cloud.broker import Broker
+from deploy.one_machine.machine import libvirtd
 from tests.e2e.conftest import new_home
 from tests.e2e.live import PROGRAMS, SETTLE, Live
 from tests.waiting import await_true

@@ -16,9 +16,9 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 import pytest
 
-from deploy import process_control
-from deploy.broker import Broker
-from deploy.process_control import find_process
+from deploy.one_machine.cloud import process_control
+from deploy.one_machine.cloud.broker import Broker
+from deploy.one_machine.cloud.process_control import find_process
 from tests.e2e.live import Live, Reply, Rest
 from tests.waiting import await_true
 

@@ -19,14 +19,14 @@ from xml.etree import ElementTree as ET
 import libvirt
 import pytest
 
-from deploy import processes
-from deploy.cloud import Ports
-from deploy.configuration import LIVE_MIGRATION_PORT
-from deploy.lab_hosts import Facts, Lab
-from deploy.machine import FOR_NETWORKS
+from deploy.one_machine.cloud import processes
+from deploy.one_machine.cloud.cloud import Ports
+from deploy.one_machine.cloud.configuration import LIVE_MIGRATION_PORT
+from deploy.one_machine.cloud.process_control import find_process
+from deploy.one_machine.lab_hosts import Facts, Lab
+from deploy.one_machine.machine.abilities import FOR_NETWORKS
 from deploy.packages import ROOT
-from deploy.process_control import find_process
-from deploy.servers import free_ports
+from deploy.testing.servers import free_ports
 from tests.e2e.conftest import MadeLab, new_home
 from tests.e2e.guests import listener, witness
 from tests.e2e.lab import SILENCE, LiveLab

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from deploy.process_control import find_process
+from deploy.one_machine.cloud.process_control import find_process
 from tests.e2e.lab import SILENCE, LiveLab
 from tests.e2e.live import BOOT, SETTLE
 from tests.e2e.storm import descendants, frozen

@@ -8,8 +8,8 @@ elsewhere.
 
 from __future__ import annotations
 
-from deploy import process_control, processes
-from deploy.process_control import find_process
+from deploy.one_machine.cloud import process_control, processes
+from deploy.one_machine.cloud.process_control import find_process
 from tests.e2e.guests import witness
 from tests.e2e.lab import LiveLab
 from tests.e2e.live import BOOT

@@ -11,9 +11,9 @@ import pytest
 import sqlalchemy as sa
 
 from common.store import schema
-from deploy import processes
-from deploy.cloud import PASSWORDS
-from deploy.process_control import find_process
+from deploy.one_machine.cloud import processes
+from deploy.one_machine.cloud.cloud import PASSWORDS
+from deploy.one_machine.cloud.process_control import find_process
 from tests.e2e.live import Live, Rest
 
 pytestmark = pytest.mark.slice("guests")

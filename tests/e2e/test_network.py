@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from deploy.connectivity import ADDRESSES, KEY, PUBLIC
+from deploy.one_machine.connectivity import ADDRESSES, KEY, PUBLIC
 from tests.e2e.conftest import Pair
 from tests.e2e.guests import SOON, Guest, clear, door, kernel
 from tests.e2e.live import SETTLE, Live, Rest

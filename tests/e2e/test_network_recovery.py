@@ -12,10 +12,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from deploy import lifecycle, process_control
-from deploy.connectivity import KEY, PRIVATE
-from deploy.process_control import find_process
-from deploy.standalone.network.host.names import TABLES
+from deploy.one_machine.cloud import lifecycle, process_control
+from deploy.one_machine.cloud.process_control import find_process
+from deploy.one_machine.connectivity import KEY, PRIVATE
+from deploy.one_machine.services.network.host.names import TABLES
 from tests.e2e.conftest import Pair
 from tests.e2e.guests import SOON, Guest, give_address, guest, kernel, listener, orphans
 from tests.e2e.live import SETTLE, Live, Rest

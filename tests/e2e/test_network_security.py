@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from deploy import certificates
+from deploy.one_machine.cloud import certificates
 from tests.e2e.conftest import Pair
 from tests.e2e.frames import (
     BROADCAST,

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from deploy import process_control
+from deploy.one_machine.cloud import process_control
 from tests.e2e.live import SETTLE, Live
 from tests.waiting import await_true
 

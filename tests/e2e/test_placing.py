@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from deploy import process_control
+from deploy.one_machine.cloud import process_control
 from tests.e2e.conftest import without_guests
 from tests.e2e.live import LATE, SETTLE, Live, Rest
 from tests.waiting import await_true

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from common import ids
+from common.domain import ids
 from tests.e2e.live import PROGRAMS, Live
 from tests.runbooks import AGGREGATES, HOST_FAILURE, HOSTS, OPERATE, commands_of
 from tests.waiting import await_true

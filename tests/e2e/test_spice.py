@@ -14,8 +14,8 @@ import requests
 from websockets.sync.client import connect
 
 from common.store.servers.console_tokens import hashed
-from deploy import process_control
-from deploy.process_control import find_process
+from deploy.one_machine.cloud import process_control
+from deploy.one_machine.cloud.process_control import find_process
 from tests import spice
 from tests.e2e.browser import Browser
 from tests.e2e.live import Live, Rest

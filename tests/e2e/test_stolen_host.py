@@ -26,21 +26,23 @@ import requests
 from amqp.exceptions import AccessRefused
 from oslo_config import cfg
 
-from common import broker_identities, config, errors, states, tls
-from common.command_progress import CommandPhase, CommandProgress
-from common.host_keys import OwnKeys
-from common.models import DomainState, Result
+from common.domain import errors, states
+from common.domain.command_progress import CommandPhase, CommandProgress
+from common.domain.models import DomainState, Result
 from common.rpc.broker import opener
+from common.security import broker_identities, tls
+from common.security.host_keys import OwnKeys
+from common.service import config
 from compute_agent.transfer import client as transfer
-from compute_agent.virt.driver import VerbFailed
+from compute_agent.verb_context import VerbFailed
 from compute_api.metadata.proxy_headers import signature
-from deploy import certificates
-from deploy.broker import Broker
-from deploy.cloud import PASSWORDS
-from deploy.configuration import LIVE_MIGRATION_PORT
+from deploy.one_machine.cloud import certificates
+from deploy.one_machine.cloud.broker import Broker
+from deploy.one_machine.cloud.cloud import PASSWORDS
+from deploy.one_machine.cloud.configuration import LIVE_MIGRATION_PORT
+from deploy.one_machine.cloud.process_control import find_process
+from deploy.one_machine.services.network.host_keys import HEADER, wiring_key
 from deploy.packages import ROOT
-from deploy.process_control import find_process
-from deploy.standalone.network.host_keys import HEADER, wiring_key
 from tests.broker_attempts import attempts
 from tests.e2e.guests import Witness, witness
 from tests.e2e.lab import LiveLab
@@ -280,7 +282,7 @@ def reads_no_files_of_others(lab: LiveLab, found: Loot, guest: Witness) -> None:
 #: killed, and tells what comes of it, once each.
 CALLS = textwrap.dedent("""
     import json, socket, sys, time
-    from common.tls import Tls
+    from common.security.tls import Tls
     address, ports, files = json.loads(sys.argv[1])
     told = set()
 

@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from deploy.servers import Servers
-from deploy.supervise import FIRST_PAUSE
+from deploy.one_machine.machine.supervise import FIRST_PAUSE
+from deploy.testing.servers import Servers
 from tests.bench.load import percentile
 from tests.e2e.conftest import without_guests
 from tests.e2e.live import SETTLE, Live

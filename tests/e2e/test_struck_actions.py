@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from deploy import process_control
-from deploy.process_control import find_process
+from deploy.one_machine.cloud import process_control
+from deploy.one_machine.cloud.process_control import find_process
 from tests.e2e.live import SETTLE, Live, Rest
 from tests.waiting import await_true
 

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 from openstack.exceptions import ServiceDisabledException
 
-from deploy import processes
-from deploy.cloud import Ports
-from deploy.machine import Ability
-from deploy.process_control import find_process
-from deploy.seed import Seed
-from deploy.servers import free_ports
+from deploy.one_machine.cloud import processes
+from deploy.one_machine.cloud.cloud import Ports
+from deploy.one_machine.cloud.process_control import find_process
+from deploy.one_machine.machine.abilities import Ability
+from deploy.one_machine.seed import Seed
+from deploy.testing.servers import free_ports
 from tests.e2e.conftest import First, new_home
 from tests.e2e.guests import orphans
 from tests.e2e.live import PROGRAMS, SETTLE, Live

@@ -24,8 +24,8 @@ from typing import Any
 import pytest
 
 from conductor.workflows import WORKFLOWS
-from deploy import process_control
-from deploy.process_control import find_process
+from deploy.one_machine.cloud import process_control
+from deploy.one_machine.cloud.process_control import find_process
 from tests.e2e import guests
 from tests.e2e.guests import Guest
 from tests.e2e.lab import LiveLab

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from deploy import lifecycle, process_control
+from deploy.one_machine.cloud import lifecycle, process_control
 from tests.e2e.conftest import without_guests
 from tests.e2e.live import Live
 from tests.waiting import await_true

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from conductor.step import AnyStep
+from conductor.engine.step import AnyStep
 from conductor.workflows import WORKFLOWS
 
 

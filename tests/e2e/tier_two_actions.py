@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from deploy.connectivity import PRIVATE
+from deploy.one_machine.connectivity import PRIVATE
 from tests.e2e.live import SETTLE
 from tests.e2e.test_moves import larger
 from tests.e2e.test_volume_kills import is_free, make_volume

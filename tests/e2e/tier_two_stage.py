@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from deploy import process_control
-from deploy.connectivity import KEY, PRIVATE
-from deploy.process_control import find_process
-from deploy.underlay import NAMESPACES
+from deploy.one_machine.cloud import process_control
+from deploy.one_machine.cloud.process_control import find_process
+from deploy.one_machine.connectivity import KEY, PRIVATE
+from deploy.one_machine.machine.underlay import NAMESPACES
 from tests.e2e.guests import PATIENT, TESTIMONY, Witness, give_address
 from tests.e2e.lab import LiveLab
 from tests.e2e.live import BOOT, SETTLE, Reply, Rest

@@ -9,9 +9,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from common import errors
+from common.domain import errors
 from common.store import schema
-from compute_api.compute.creation import Creation, Creator
+from compute_api.compute.request.creation import Creation, Creator
 from tests.fault_matrix.aim import once
 from tests.fault_matrix.at_database import AWAY_SECONDS, DEADLOCK, GONE, LOCK_WAIT, error
 from tests.fault_matrix.bench import Bench, Point

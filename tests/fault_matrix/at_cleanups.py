@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
+from common.store import cleanups
 from common.store.engine import Connection
-from common.store.neighbours import cleanups
 from common.store.rows import CleanupRow
-from compute_agent.virt.memory.script import Fail
-from conductor import cleanups as cleaning
-from conductor.cleanups import REMEDIES
+from compute_agent.virt.memory.state.script import Fail
+from conductor.steps import cleanups as cleaning
+from conductor.steps.cleanups import REMEDIES
 from tests.answers import Answer
 from tests.fault_matrix.aim import CONDUCTOR, Fault, dies
 from tests.fault_matrix.bench import Bench

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from common import errors
-from compute_agent.virt.memory.script import Fail
+from common.domain import errors
+from compute_agent.virt.memory.state.script import Fail
 from tests.fault_matrix import stage
 from tests.fault_matrix.aim import CONDUCTOR, Fault, dies, once
 from tests.fault_matrix.at_hosts import INSIDE, LEASE_SECONDS

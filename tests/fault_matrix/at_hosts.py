@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from common import errors
-from common.models import Command
-from compute_agent.virt.memory.script import Fail
+from common.domain import errors
+from common.domain.models import Command
+from compute_agent.virt.memory.state.script import Fail
 from tests.fault_matrix.aim import Fault, agent, dies, once
 from tests.fault_matrix.bench import Bench, Point
 from tests.fault_matrix.cells import Cell

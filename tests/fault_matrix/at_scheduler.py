@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from common import errors
-from common.models import Selection
+from common.domain import errors
+from common.domain.models import Selection
 from scheduler.hosts import Hosts
 from scheduler.proposals import Proposals
 from tests.fault_matrix.aim import Fault, once, part

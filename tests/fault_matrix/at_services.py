@@ -5,7 +5,7 @@ whoever calls."""
 from __future__ import annotations
 
 from common.store.servers import actions
-from conductor.engine import Lane
+from conductor.engine.engine import Lane
 from conductor.workflows import WORKFLOWS
 from tests.answers import Answer
 from tests.fault_matrix.aim import CONDUCTOR, Fault, dies, once, part

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from common.command_key import UNDO
-from compute_agent.virt.memory.script import Fail
-from conductor.step import AnyStep
+from common.domain.command_key import UNDO
+from compute_agent.virt.memory.state.script import Fail
+from conductor.engine.step import AnyStep
 from conductor.workflows import WORKFLOWS
 from tests.answers import Answer
 from tests.fault_matrix import at_services

@@ -18,16 +18,17 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from common import errors, ids, states
-from common.command_key import CommandKey
-from common.models import Command, ImageRef, RequestSpec, Selection
+from common.domain import errors, ids, states
+from common.domain.command_key import CommandKey
+from common.domain.models import Command, ImageRef, RequestSpec, Selection
+from common.domain.wire import to_wire
 from common.store import engine as store_engine
 from common.store import schema
-from common.wire import to_wire
 from compute_agent.sync import Work
-from conductor import cleanups, runner
-from conductor.engine import Lane
-from conductor.workflow_engine import WorkflowEngine
+from conductor.engine import runner
+from conductor.engine.engine import Lane
+from conductor.engine.workflow_engine import WorkflowEngine
+from conductor.steps import cleanups
 from conductor.workflows import WORKFLOWS
 from tests.fault_matrix import registry, stage
 from tests.fault_matrix.incarnations import Incarnations

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from common import states
-from conductor.cleanups import REMEDIES
-from conductor.step import AnyStep
+from common.domain import states
+from conductor.engine.step import AnyStep
+from conductor.steps.cleanups import REMEDIES
 from conductor.workflows import WORKFLOWS
 
 

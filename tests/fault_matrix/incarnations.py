@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from common import errors
+from common.domain import errors
 from common.store.servers import console_tokens, metadata
-from compute_agent.virt.memory.host import MemoryHost
+from compute_agent.virt.memory.state.host import MemoryHost
 from tests.workflows.simulator import Cloud
 
 LONG_SECONDS = 10**7  #: longer than a cell takes

@@ -13,15 +13,15 @@ from dataclasses import fields
 
 import sqlalchemy as sa
 
-from common import errors, states
+from common.domain import errors, states
 from common.notifications import events
-from common.notifications.messages import Message
-from common.notifications.options import BOTH, NotificationSettings
+from common.notifications.message import Message
+from common.service.notification_options import BOTH, NotificationSettings
 from common.store import schema
 from common.store.notifications import outbox
 from common.store.rows import ActionRow, NotificationRow
 from common.store.servers import actions
-from conductor.notification_sender import NotificationSender
+from conductor.notifications.notification_sender import NotificationSender
 from conductor.workflows import WORKFLOWS
 from tests.told import all_told
 from tests.workflows.simulator import Cloud

@@ -9,11 +9,10 @@ from enum import StrEnum
 
 import sqlalchemy as sa
 
-from common import states
-from common.store import schema
-from common.store.neighbours import cleanups
+from common.domain import states
+from common.store import cleanups, schema
 from common.store.servers import actions
-from conductor import cleanups as cleaning
+from conductor.steps import cleanups as cleaning
 from tests.fault_matrix import stage
 from tests.fault_matrix.bench import Bench
 from tests.workflows.scenarios import ARGS, KILL, SHARE

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from common import errors, states
+from common.domain import errors, states
 from common.store import schema
 from conductor.workflows import WORKFLOWS
 from tests.fault_matrix.aim import CONDUCTOR, once

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from conductor.step import AnyStep
+from conductor.engine.step import AnyStep
 from conductor.workflows import WORKFLOWS
 
 PARTS = ("prepare", "apply", "call", "command", "on_result", "undo", "undo_call", "undo_command")

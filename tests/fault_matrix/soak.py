@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from common import errors, states
-from compute_agent.virt.memory.script import Fail
+from common.domain import errors, states
+from compute_agent.virt.memory.state.script import Fail
 from tests.answers import Answer
 from tests.fault_matrix import at_hosts, at_scheduler, at_services, outcome, pairs
 from tests.fault_matrix.aim import CONDUCTOR, OUTSIDE, dies

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from common import states
-from common.store import doctor
+from common.domain import states
 from common.store.servers import actions
-from conductor.engine import Lane
-from conductor.host_actions import HostActions
-from conductor.run import Run
-from conductor.sweep import Watch
+from conductor.engine.engine import Lane
+from conductor.engine.run import Run
+from conductor.engine.sweep import Watch
+from conductor.hosts.host_actions import HostActions
 from conductor.workflows import WORKFLOWS
+from deploy.operator import doctor
 from tests.schemas import memory_store
 from tests.workflows.frozen import Frozen
 from tests.workflows.neighbours import Neighbour

@@ -20,40 +20,44 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from common import config, ids, states
-from common.clock import Clock
-from common.context import RequestContext
-from common.errors import Unavailable
-from common.host_keys import AllKeys, Purpose
-from common.image_tickets import Gateway, Tickets
-from common.models import Access, Flavor, HostInventory
-from common.notifications.options import BOTH, NotificationSettings
+from common.domain import ids, states
+from common.domain.clock import Clock
+from common.domain.context import RequestContext
+from common.domain.errors import Unavailable
+from common.domain.models import Access, Flavor, HostInventory
+from common.domain.service_binaries import Binary
+from common.domain.wire import to_wire
 from common.rpc import agent as agent_rpc
 from common.rpc import conductor as conductor_rpc
 from common.rpc import scheduler as scheduler_rpc
 from common.rpc.broker import opener
 from common.rpc.host_link import ControlSide, HostSide
 from common.rpc.transport import Transport
-from common.service_binaries import Binary
-from common.store import doctor, schema
+from common.security.host_keys import AllKeys, Purpose
+from common.security.image_tickets import Gateway, Tickets
+from common.security.vault import Vault
+from common.service import config
+from common.service.notification_options import BOTH, NotificationSettings
+from common.store import schema
 from common.store.engine import Store
 from common.store.hosts import host_keys, services
-from common.store.servers import actions, server_groups
-from common.vault import Vault
-from common.wire import to_wire
+from common.store.servers import actions
+from common.store.tenants import server_groups
 from compute_agent.image_access import ImageGatewayAccess
 from compute_agent.journal import Journal
 from compute_agent.service import AgentProcess
 from compute_agent.sync import Agent
 from compute_agent.virt.memory.driver import MemoryDriver
-from compute_agent.virt.memory.host import MemoryHost
-from compute_api.compute.creation import Creation, Creator
-from conductor import notifications, prefetch
-from conductor.notification_sender import NotificationSender, NotificationTransport
+from compute_agent.virt.memory.state.host import MemoryHost
+from compute_api.compute.request.creation import Creation, Creator
+from conductor.engine.workflow_engine import WorkflowEngine
+from conductor.hosts import prefetch
+from conductor.hosts.sync_cookies import SyncCookies
+from conductor.notifications import notices as notifications
+from conductor.notifications.notification_sender import NotificationSender, NotificationTransport
 from conductor.service import Conductor, Messages
-from conductor.sync_cookies import SyncCookies
-from conductor.workflow_engine import WorkflowEngine
 from conductor.workflows import WORKFLOWS
+from deploy.operator import doctor
 from scheduler.hosts import Hosts
 from scheduler.proposals import Proposals
 from scheduler.service import OneAtATime, options

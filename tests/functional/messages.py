@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from common import errors
-from common.host_keys import Purpose
+from common.domain import errors
 from common.rpc.transport import Transport
+from common.security.host_keys import Purpose
 
 Lose = Callable[[str], bool]
 

@@ -21,11 +21,11 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from common.tls import Tls
-from common.tls_socket import TlsSocket
-from compute_agent import relay
-from deploy.authority import Authority
-from deploy.servers import free_ports
+from common.security.tls import Tls
+from common.security.tls_socket import TlsSocket
+from compute_agent.consoles import relay
+from deploy.one_machine.cloud.authority import Authority
+from deploy.testing.servers import free_ports
 from tests.e2e.browser import ONE_PROCESS, Browser
 from tests.functional.test_console_service import World
 from tests.functional.test_console_users import page

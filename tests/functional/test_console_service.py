@@ -19,16 +19,16 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from common import errors
-from common.models import Flavor, GuestSpec
+from common.domain import errors
+from common.domain.models import Flavor, GuestSpec
+from common.security.vault import Vault
 from common.store import schema
 from common.store.engine import Store
 from common.store.servers import console_tokens, guests
-from common.vault import Vault
-from compute_agent.consoles import Consoles
+from compute_agent.consoles.consoles import Consoles
 from compute_agent.virt.memory.driver import MemoryDriver
-from compute_agent.virt.memory.host import MemoryHost
-from compute_agent.virt.memory.script import QUIET
+from compute_agent.virt.memory.state.host import MemoryHost
+from compute_agent.virt.memory.state.script import QUIET
 from compute_api.console import sessions as parts
 from compute_api.console.browser_cookies import BrowserCookies
 from compute_api.console.page_server import PageServer

@@ -258,6 +258,6 @@ def test_pages_are_shown_while_the_database_is_away(
 
 
 def world_away() -> Exception:
-    from common import errors
+    from common.domain import errors
 
     return errors.Unavailable("no database")

@@ -11,14 +11,14 @@ from dataclasses import replace
 
 import pytest
 
-from common import states
-from common.host_keys import GOOD_FOR_SECONDS
-from common.models import HostInventory, NumaNode
+from common.domain import states
+from common.domain.models import HostInventory, NumaNode
 from common.rpc.host_link import FROM_HOSTS
+from common.security.host_keys import GOOD_FOR_SECONDS
 from compute_agent import service
-from conductor import heartbeats
 from conductor import service as conductor_service
-from conductor.engine import Lane
+from conductor.engine import heartbeats
+from conductor.engine.engine import Lane
 from conductor.service import Conductor
 from conductor.workflows import WORKFLOWS
 from scheduler import hosts
@@ -48,7 +48,7 @@ def no_look_without_a_ring(monkeypatch: pytest.MonkeyPatch) -> None:
     comes back to it: on a busy machine, where a request takes longer, that is with each of them."""
 
     def comes_back(conductor: Conductor) -> None:
-        conductor._own_message_at = conductor.engine.clock.monotonic()
+        conductor._own_message_at = conductor.engine.engine.clock.monotonic()
 
     monkeypatch.setattr(conductor_service, "LOOK_SECONDS", 10.0)
     monkeypatch.setattr(Conductor, "loop_back", comes_back)

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from common import states
-from common.models import HostInventory
+from common.domain import states
+from common.domain.models import HostInventory
 from common.store import schema
 from tests.functional.cloud import FLAVOR, Cloud
 

@@ -11,19 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from common import config, ids, states
-from common.clock import Clock
-from common.models import Flavor, HostInventory, Sync, SyncAnswer
+from common.domain import ids, states
+from common.domain.clock import Clock
+from common.domain.models import Flavor, HostInventory, Sync, SyncAnswer
+from common.domain.statuses import GuestState
+from common.domain.wire import to_wire
 from common.rpc import conductor as conductor_rpc
 from common.rpc import scheduler as scheduler_rpc
 from common.rpc.transport import Transport
-from common.statuses import GuestState
+from common.service import config
 from common.store.engine import Store
 from common.store.hosts import host_actions, host_status, hosts
 from common.store.hosts.host_actions import Name, State
 from common.store.servers import guests, servers
-from common.wire import to_wire
-from deploy.cli.main import main
+from deploy.operator.main import main
 from scheduler.hosts import Hosts
 from scheduler.proposals import Proposals
 from scheduler.service import OneAtATime, options

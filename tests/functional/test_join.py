@@ -16,23 +16,24 @@ import pytest
 import sqlalchemy as sa
 from cryptography import x509
 
-from common import broker_names, config
-from common.broker_identities import Identity
-from common.host_joins import JoinToken
-from common.host_keys import OwnKeys, Purpose, derive
-from common.models import Heartbeat, HeartbeatAnswer, HostInventory
+from common.domain.models import Heartbeat, HeartbeatAnswer, HostInventory
 from common.rpc import conductor
 from common.rpc.broker import look_in, opener
 from common.rpc.host_link import ControlSide, HostSide
+from common.security import broker_names
+from common.security.broker_identities import Identity
+from common.security.host_joins import JoinToken
+from common.security.host_keys import OwnKeys, Purpose, derive
+from common.service import config
 from common.store import schema
 from common.store.engine import Store
 from common.store.hosts import host_keys, hosts
-from conductor import host_credentials
-from deploy.authority import Authority
-from deploy.broker import Broker
-from deploy.cli import host_identity
-from deploy.cli.main import main
-from deploy.servers import Servers
+from conductor.hosts import host_credentials
+from deploy.one_machine.cloud.authority import Authority
+from deploy.one_machine.cloud.broker import Broker
+from deploy.operator.hosts import identity as host_identity
+from deploy.operator.main import main
+from deploy.testing.servers import Servers
 from tests.contract.test_rpc import Told
 
 pytestmark = pytest.mark.slice("operations")
@@ -211,7 +212,7 @@ def test_what_is_refused_on_the_host_leaves_the_token_good(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token = site.adds()
-    monkeypatch.setattr("deploy.cli.join_checks.LEAST_GIB", 1 << 40)
+    monkeypatch.setattr("deploy.operator.hosts.join_checks.LEAST_GIB", 1 << 40)
     assert site.joins_with(token) == 1
     assert "left for guests" in site.complained
     monkeypatch.undo()

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from common import states
-from common.models import Result
+from common.domain import states
+from common.domain.models import Result
 from common.store import schema
 from compute_agent.journal import Journal
-from compute_agent.virt.memory.script import QUIET
+from compute_agent.virt.memory.state.script import QUIET
 from tests.functional.cloud import Cloud
 
 WAKEUP, COMMAND, REPORT = 2.0, 7.0, 2.0

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from common import errors, ids, metrics, states
-from common.store import gauges, schema
+from common.domain import errors, ids, states
+from common.service import metrics
+from common.store import schema
 from common.store.engine import Store, now
+from common.store.views import gauges
 from conductor.gauges import KEEP_SECONDS, DatabaseGauges
 from tests.functional.cloud import Cloud
 from tests.unit.common.test_metrics import conf_of

@@ -11,10 +11,10 @@ from threading import Lock
 
 import pytest
 
-from common import states
-from common.errors import Unavailable
-from common.notifications.messages import Message
-from common.notifications.options import NotificationSettings
+from common.domain import states
+from common.domain.errors import Unavailable
+from common.notifications.message import Message
+from common.service.notification_options import NotificationSettings
 from tests.functional.cloud import Cloud
 from tests.told import all_told
 

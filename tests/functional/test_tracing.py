@@ -9,7 +9,8 @@ import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from oslo_config import cfg
 
-from common import config, states, tracing
+from common.domain import states
+from common.service import config, tracing
 from tests.functional.cloud import Cloud
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from common import states
+from common.domain import states
 from tests.functional.cloud import Cloud
 
 SERVERS = 40

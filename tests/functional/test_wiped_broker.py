@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from common import states
+from common.domain import states
 from compute_agent.verbs import WAITS
-from compute_agent.virt.memory.script import Slow
-from deploy.servers import Servers
+from compute_agent.virt.memory.state.script import Slow
+from deploy.testing.servers import Servers
 from tests.functional.cloud import Cloud
 
 

@@ -19,8 +19,8 @@ from typing import Any
 
 from gunicorn.http.errors import ParseException
 
-from deploy.probes import answers as is_answered
-from deploy.servers import free_ports
+from deploy.one_machine.cloud.probes import answers as is_answered
+from deploy.testing.servers import free_ports
 from tests.waiting import await_true
 
 LINE = b"POST /asked HTTP/1.1\r\nHost: x\r\n"
@@ -330,6 +330,6 @@ def told(environ: dict[str, Any], start_response: Any) -> list[bytes]:
 
 
 if __name__ == "__main__":
-    from compute_api.edge.server import Server
+    from compute_api.http.worker.server import Server
 
     Server("raw", "127.0.0.1", int(sys.argv[1]), lambda: told, lambda: None, threads=4).run()

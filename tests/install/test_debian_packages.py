@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from common import __version__
-from deploy import manual
-from deploy.bundle import AGENT, COMMON, CONTROL
-from deploy.cli.commands import COMMANDS
-from deploy.commands.deb import debian_version
+from deploy.operator.commands import COMMANDS
+from deploy.packaging import manual
+from deploy.packaging.bundle import AGENT, COMMON, CONTROL
+from deploy.packaging.deb import debian_version
 from deploy.progress import run
 from tests.install.machines import Machine, machine
 
@@ -35,7 +35,7 @@ password = x
 pytestmark = pytest.mark.timeout(3600)
 #: What the agent asks of the helper for volumes first.
 ASKS = """
-from compute_agent.volume_helper import VolumeHelper
+from compute_agent.privileged.volume_helper import VolumeHelper
 found = VolumeHelper().ask({"verb": "host", "host": "here", "ip": "127.0.0.1"})
 print(found["host"], found["os_type"])
 """

@@ -22,8 +22,8 @@ from typing import Any
 from common import states
 from compute_api.compute.routes import GONE, ROUTES, Route
 from compute_api.compute.schemas import aggregates, common, server_actions
-from compute_api.edge.microversions import Range
-from compute_api.edge.validation import VersionedSchema
+from compute_api.http.microversions import Range
+from compute_api.http.validation import VersionedSchema
 from deploy.environment import NOVA_PYTHON
 from tests.nova import samples
 from tests.nova.schemas import Operation, operations

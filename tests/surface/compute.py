@@ -13,16 +13,16 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from common import errors, ids
 from common.clients.image import Image
-from common.models import Flavor, ImageRef, Interface
+from common.domain import errors, ids
+from common.domain.models import Flavor, ImageRef, Interface
+from common.domain.wire import to_wire
 from common.store import schema
 from common.store.servers import console_tokens, guests
 from common.store.tenants import flavors
-from common.wire import to_wire
 from compute_api.compute import app
 from compute_api.compute import faults as compute_faults
-from compute_api.edge import authentication
+from compute_api.http import authentication
 from compute_api.placement import app as placement
 from compute_api.placement import faults
 from tests.api.conftest import IMAGE, Cloud, default_policy

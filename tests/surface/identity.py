@@ -20,10 +20,10 @@ from wsgiref.simple_server import WSGIRequestHandler, make_server
 import sqlalchemy as sa
 from falcon.testing import TestClient
 
-from deploy.standalone.database import Database
-from deploy.standalone.identity import app, passwords, schema
-from deploy.standalone.identity.bootstrap import bootstrap
-from deploy.standalone.identity.service import IdentityService
+from deploy.one_machine.services.database import Database
+from deploy.one_machine.services.identity import app, passwords, schema
+from deploy.one_machine.services.identity.bootstrap import bootstrap
+from deploy.one_machine.services.identity.service import IdentityService
 
 PASSWORD = "correct horse"
 #: persona -> project, role; "none" has no token. Roles imply one another, as Keystone's do.

@@ -15,15 +15,16 @@ from typing import Any
 
 from falcon import inspect
 
-from common import states
-from compute_api.compute import microversions, routes
-from compute_api.compute.resources.server_actions import schemas as action_schemas
+from common.domain import states
+from compute_api.compute import routes
+from compute_api.compute.request import microversions
 from compute_api.compute.schemas import aggregates
+from compute_api.compute.servers.actions.actions import schemas as action_schemas
 from compute_api.placement import microversions as placement_versions
 from compute_api.placement import routes as placement_routes
-from deploy.standalone.identity.resources import RESOURCES
-from deploy.standalone.image import schema as image_schema
-from deploy.standalone.network.app import RESOURCES as NETWORK_RESOURCES
+from deploy.one_machine.services.identity.resources import RESOURCES
+from deploy.one_machine.services.image import schema as image_schema
+from deploy.one_machine.services.network.app import RESOURCES as NETWORK_RESOURCES
 from tests.nova import samples
 from tests.surface.bodies import BODIES, QUERIES
 from tests.surface.site import Site

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from random import Random
 from typing import Any
 
-from common import errors, ids
-from common.image_tickets import LIFETIME, Tickets
-from common.instance_data import DOCUMENTS, EC2_KEYS, VERSIONS
-from common.rate_limit import RateLimiter
-from common.vault import Vault
+from common.domain import errors, ids
+from common.domain.instance_data import DOCUMENTS, EC2_KEYS, VERSIONS
+from common.security.image_tickets import LIFETIME, Tickets
+from common.security.rate_limit import RateLimiter
+from common.security.vault import Vault
 from compute_api.image_gateway import app as gateway
 from compute_api.metadata import app as metadata
 from compute_api.metadata.guest_cache import GuestCache

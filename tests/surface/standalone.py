@@ -13,22 +13,22 @@ from typing import Any
 
 from sqlalchemy import insert
 
-from deploy.standalone.database import Database
-from deploy.standalone.guard import guarded
-from deploy.standalone.identity import app as identity_app
-from deploy.standalone.identity import schema as identity_schema
-from deploy.standalone.identity.service import IdentityService
-from deploy.standalone.image import app as image_app
-from deploy.standalone.image import caller as image_caller
-from deploy.standalone.image import schema as image_schema
-from deploy.standalone.image.files import ImageFiles
-from deploy.standalone.image.store import ImageStore
-from deploy.standalone.network import app as network_app
-from deploy.standalone.network import caller as network_caller
-from deploy.standalone.network import schema as network_schema
-from deploy.standalone.network.fabric import Fabric, NetworkSettings
-from deploy.standalone.network.hosts import HostRegistry
-from deploy.standalone.resource import moment
+from deploy.one_machine.services.database import Database
+from deploy.one_machine.services.guard import guarded
+from deploy.one_machine.services.identity import app as identity_app
+from deploy.one_machine.services.identity import schema as identity_schema
+from deploy.one_machine.services.identity.service import IdentityService
+from deploy.one_machine.services.image import app as image_app
+from deploy.one_machine.services.image import caller as image_caller
+from deploy.one_machine.services.image import schema as image_schema
+from deploy.one_machine.services.image.files import ImageFiles
+from deploy.one_machine.services.image.store import ImageStore
+from deploy.one_machine.services.network import app as network_app
+from deploy.one_machine.services.network import caller as network_caller
+from deploy.one_machine.services.network import schema as network_schema
+from deploy.one_machine.services.network.fabric import Fabric, NetworkSettings
+from deploy.one_machine.services.network.hosts import HostRegistry
+from deploy.one_machine.services.resource import moment
 from tests.surface import site
 from tests.surface.identity import OWNER, Identity
 from tests.surface.site import Site

@@ -23,12 +23,11 @@ from io import StringIO
 from pathlib import Path
 from typing import IO
 
-from deploy import preflight
-from deploy.cloud import Ports
-from deploy.commands import up
 from deploy.environment import TEMPEST
+from deploy.one_machine import preflight, up
+from deploy.one_machine.cloud.cloud import Ports
 from deploy.progress import Failure, main, say
-from deploy.servers import free_ports
+from deploy.testing.servers import free_ports
 from tests.e2e.guests import clear
 from tests.e2e.live import Live
 from tests.shared_blocks import sharing_blocks

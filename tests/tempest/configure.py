@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deploy.seed import Seed
-from deploy.standalone.volume.versions import MAXIMUM as VOLUMES_UNTIL
+from deploy.one_machine.seed import Seed
+from deploy.one_machine.services.volume.versions import MAXIMUM as VOLUMES_UNTIL
 
 FILE = "tempest.conf"
 #: Filters that Tempest's tests look for: the default ones, and two. The last knows no servers of

@@ -77,7 +77,7 @@ LOCKS = {
 BY_OPTION = {
     ("common/clients/limits.py", "oslo-limit"),
     ("common/store/connections.py", "psycopg"),
-    ("common/tracing.py", "opentelemetry-sdk"),
+    ("common/service/tracing.py", "opentelemetry-sdk"),
 }
 
 

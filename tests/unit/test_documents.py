@@ -7,8 +7,8 @@ import re
 from functools import cache
 from pathlib import Path
 
-from common.hardware.options import IMAGES, OPTIONS
-from deploy.standalone.identity.bootstrap import SERVICES
+from common.domain.hardware.options import IMAGES, OPTIONS
+from deploy.one_machine.services.identity.bootstrap import SERVICES
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from common import errors, states
-from common.context import RequestContext
+from common.domain import errors, states
+from common.domain.context import RequestContext
 from common.store import schema
 from common.store.engine import Store
 from common.store.servers import actions, immediate_actions
 from compute_api.compute.policies import COMPUTE_RULES
-from compute_api.edge.policy import Policy
+from compute_api.http.policy import Policy
 from tests import allowed
 from tests.schemas import upgrade
 from tests.server_rows import server_row

@@ -46,7 +46,7 @@ PURE = (
         str(path.relative_to(ROOT))
         for folder in ("hardware", "numa", "notifications")
         for path in sorted((ROOT / "common" / folder).glob("*.py"))
-        if path != ROOT / "common/notifications/options.py"
+        if path != ROOT / "common/service/notification_options.py"
     ),
 )
 
@@ -61,40 +61,40 @@ THREADS = {
     "common/clients/identity.py": "a silent identity service must hold whoever needs a token for a moment only",
     "common/clients/limits.py": "a silent identity service must hold whoever needs a limit for a moment only",
     "common/clients/vendor_data.py": "a target that never ends its answer must hold a boot for a moment only",
-    "common/tracing.py": "a collector that is silent must hold the end of a process for a moment only",
-    "compute_api/edge/worker.py": "requests that wait must not hold up others",
-    "compute_api/edge/health.py": "a dependency that is silent must hold who asks for a moment only",
+    "common/service/tracing.py": "a collector that is silent must hold the end of a process for a moment only",
+    "compute_api/http/worker/worker.py": "requests that wait must not hold up others",
+    "compute_api/http/health.py": "a dependency that is silent must hold who asks for a moment only",
     "compute_api/console/sessions.py": "what a guest says needs a thread beside what its browser says",
-    "compute_agent/volume_helper.py": "a silent target must not block other volumes",
-    "compute_agent/consoles.py": "a listener and two threads a session carry bytes between sockets that block",
-    "compute_agent/direct_consoles.py": "a thread for each port of a proxy's, and for each connection to it",
-    "compute_agent/relay.py": "a connection has one thread for each direction",
+    "compute_agent/privileged/volume_helper.py": "a silent target must not block other volumes",
+    "compute_agent/consoles/consoles.py": "a listener and two threads a session carry bytes between sockets that block",
+    "compute_agent/consoles/direct_consoles.py": "a thread for each port of a proxy's, and for each connection to it",
+    "compute_agent/consoles/relay.py": "a connection has one thread for each direction",
     "compute_agent/transfer/client.py": "waits before it connects again to a host that broke a connection off",
-    "compute_agent/virt/memory/consoles.py": "a guest in memory answers on its console",
-    "compute_agent/virt/libvirt/incoming/proxy.py": "a listener, and two threads for each connection",
-    "compute_agent/virt/libvirt/connection.py": "libvirt's event loop needs a thread, and so do those it tells",
+    "compute_agent/virt/memory/state/consoles.py": "a guest in memory answers on its console",
+    "compute_agent/virt/libvirt/migration/incoming/proxy.py": "a listener, and two threads for each connection",
+    "compute_agent/virt/libvirt/domains/connection.py": "libvirt's event loop needs a thread, and so do those it tells",
     "compute_agent/virt/libvirt/driver.py": "repeats a verb after libvirtd was away",
-    "compute_agent/virt/libvirt/incoming_migration.py": "looks again whether an incoming guest is whole",
-    "compute_agent/virt/libvirt/jobs.py": "looks how far libvirt is, while another thread waits for its answer",
-    "compute_agent/virt/libvirt/volume_copies.py": "looks how far QEMU has copied",
-    "compute_agent/virt/libvirt/assisted_snapshots.py": "looks how far QEMU has merged",
-    "compute_agent/virt/libvirt/live_migration.py": "looks how far a migration is, while libvirt is at it",
-    "compute_agent/virt/libvirt/power.py": "looks again whether a guest has powered off, while its verb runs",
-    "compute_agent/virt/libvirt/unplugging.py": "looks again whether a guest has let go of an interface",
+    "compute_agent/virt/libvirt/migration/incoming_migration.py": "looks again whether an incoming guest is whole",
+    "compute_agent/virt/libvirt/domains/jobs.py": "looks how far libvirt is, while another thread waits for its answer",
+    "compute_agent/virt/libvirt/volumes/volume_copies.py": "looks how far QEMU has copied",
+    "compute_agent/virt/libvirt/guests/assisted_snapshots.py": "looks how far QEMU has merged",
+    "compute_agent/virt/libvirt/migration/live_migration.py": "looks how far a migration is, while libvirt is at it",
+    "compute_agent/virt/libvirt/domains/power.py": "looks again whether a guest has powered off, while its verb runs",
+    "compute_agent/virt/libvirt/domains/unplugging.py": "looks again whether a guest has let go of an interface",
     "compute_agent/virt/interfaces.py": "tries again while a bridge is not there yet",
-    "compute_agent/virt/libvirt/images.py": "writes to the network from a thread of its own, to notice a cancel",
-    "compute_agent/virt/libvirt/background_reads.py": "reads from the network in a thread, to notice a cancel",
-    "compute_agent/virt/memory/script.py": "a verb that is scripted to be slow",
+    "compute_agent/virt/libvirt/disks/images.py": "writes to the network from a thread of its own, to notice a cancel",
+    "compute_agent/virt/libvirt/disks/background_reads.py": "reads from the network in a thread, to notice a cancel",
+    "compute_agent/virt/memory/state/script.py": "a verb that is scripted to be slow",
 }
 STARTERS = {"Thread", "Timer", "ThreadPoolExecutor", "ProcessPoolExecutor", "Process", "sleep"}
 #: Files that give ``re`` a pattern that is no constant, and why it is none of a user's.
 PATTERNS = {
-    "common/host_options.py": "the form of an option, written beside it",
-    "common/broker_identities.py": "the name of a host, quoted, for permissions at the broker",
+    "common/service/host_options.py": "the form of an option, written beside it",
+    "common/security/broker_identities.py": "the name of a host, quoted, for permissions at the broker",
     "common/store/servers/servers.py": "the letters of an address, from a table",
-    "compute_agent/volume_helper.py": "the form of what a connection says, from a table",
-    "compute_api/compute/extra_specs.py": "the form of an extra spec, from a table",
-    "compute_api/edge/validation.py": "the names that a schema of ours allows",
+    "compute_agent/privileged/volume_helper.py": "the form of what a connection says, from a table",
+    "compute_api/compute/resources/extra_specs.py": "the form of an extra spec, from a table",
+    "compute_api/http/validation.py": "the names that a schema of ours allows",
 }
 #: Programs and libraries that mount a file system, or read one's structure; no file system of a
 #: guest is ever mounted.
@@ -126,16 +126,16 @@ MOUNTING = {
 LAUNCHERS = {"sudo", "unshare", "nsenter", "env", "setpriv"}
 #: Files that mount something all the same, and what.
 MOUNTS = {
-    "compute_agent/virt/libvirt/host_connectors.py": "an export whose files are volumes, by the host's mounts",
-    "deploy/libvirtd.py": "folders of its own over libvirt's; /proc and /sys of its namespaces",
-    "deploy/inside.py": "nothing, over the folders of other hosts; a host's own boot id",
-    "deploy/machine.py": "tries whether folders can be mounted here",
-    "deploy/standalone/volume/exports.py": "nothing: qemu-nbd serves a volume, no device is made of it",
+    "compute_agent/virt/libvirt/volumes/host_connectors.py": "an export whose files are volumes, by the host's mounts",
+    "deploy/one_machine/machine/libvirtd.py": "folders of its own over libvirt's; /proc and /sys of its namespaces",
+    "deploy/one_machine/machine/inside.py": "nothing, over the folders of other hosts; a host's own boot id",
+    "deploy/one_machine/machine/abilities.py": "tries whether folders can be mounted here",
+    "deploy/one_machine/services/volume/exports.py": "nothing: qemu-nbd serves a volume, no device is made of it",
     "compute_agent/virt/mounts.py": "shares of the shared file system service, by NFS",
     "compute_agent/virt/libvirt/driver.py": "shares, by virt/mounts.py",
-    "compute_agent/virt/libvirt/guests.py": "shares, by virt/mounts.py",
-    "compute_agent/virt/libvirt/shares.py": "shares, by virt/mounts.py",
-    "compute_agent/virt/libvirt/share_xml.py": "nothing: libvirt's word for what virtiofs shows",
+    "compute_agent/virt/libvirt/guests/guests.py": "shares, by virt/mounts.py",
+    "compute_agent/virt/libvirt/guests/shares.py": "shares, by virt/mounts.py",
+    "compute_agent/virt/libvirt/xml/share_xml.py": "nothing: libvirt's word for what virtiofs shows",
     "compute_agent/sandbox/lockdown.py": "nothing: it forbids these system calls",
 }
 COMMANDS = "deploy/"  # commands wait for processes, in the foreground
@@ -223,7 +223,7 @@ def test_common_domain_modules_import_no_library() -> None:
 
 def test_bootstrap_commands_import_without_installed_packages() -> None:
     """They install the packages; ``-S`` leaves installed packages out."""
-    command = "from deploy.commands import down, lab, test, up"
+    command = "from deploy.one_machine import down, lab, up; from deploy.testing import test"
     process = subprocess.run(
         [sys.executable, "-S", "-c", command],
         cwd=ROOT,
@@ -307,7 +307,7 @@ def is_constant(pattern: ast.expr) -> bool:
 
 def test_python_re_gets_no_user_pattern() -> None:
     """Because its engine backtracks and holds the interpreter's lock meanwhile. Patterns of users
-    go through ``common.patterns``."""
+    go through ``common.domain.patterns``."""
 
     def variable_patterns(path: Path) -> list[str]:
         return [

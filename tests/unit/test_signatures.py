@@ -15,25 +15,25 @@ UNTYPED = {"JsonObject", "JsonMapping", "JsonValue"}
 #: Reason -> file -> public functions with JSON, a dictionary of anything, or a long tuple.
 EXCEPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "encodes or decodes": {
-        "conductor/action_data.py": ("fault_of", "journal"),
-        "conductor/claims.py": ("ClaimedHost.guest",),
-        "conductor/host_credentials.py": ("HostJoins.join",),
-        "conductor/moves.py": ("assignment_of", "flavor_columns"),
-        "conductor/run.py": ("Run.secrets",),
+        "conductor/engine/action_data.py": ("fault_of", "journal"),
+        "conductor/steps/claims.py": ("ClaimedHost.guest",),
+        "conductor/hosts/host_credentials.py": ("HostJoins.join",),
+        "conductor/steps/moves.py": ("assignment_of", "flavor_columns"),
+        "conductor/engine/run.py": ("Run.secrets",),
         "common/store/connections.py": ("connect_arguments",),
         "common/store/hosts/host_images.py": ("ask", "take"),
         "common/store/placement/inventories.py": ("capacity", "put"),
         "common/store/servers/volumes.py": ("local_names",),
     },
     "a document of another service": {
-        "conductor/external_services.py": (
+        "conductor/engine/external_services.py": (
             *("ImageApi.create", "ImageApi.find", "VolumeApi.attach", "VolumeApi.connect"),
             *(
                 f"NetworkApi.{name}"
                 for name in ("bind_also", "create", "described", "port", "ports", "update")
             ),
         ),
-        "conductor/service_clients.py": (
+        "conductor/steps/service_clients.py": (
             *("BlockStorageService.attach", "BlockStorageService.connect"),
             *("ImageService.create", "ImageService.find"),
             *(
@@ -41,19 +41,19 @@ EXCEPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
                 for name in ("bind_also", "create", "described", "port", "ports", "update")
             ),
         ),
-        "conductor/images.py": ("check", "rotate"),
-        "conductor/volumes.py": ("connect", "connector_of", "let_connect"),
-        "common/store/doctor/__init__.py": ("compare_ports",),
-        "common/store/doctor/images.py": ("compare_images",),
-        "common/store/doctor/shares.py": ("compare_rules",),
-        "common/store/doctor/volumes.py": ("compare_volumes",),
+        "conductor/steps/images.py": ("check", "rotate"),
+        "conductor/steps/volumes.py": ("connect", "connector_of", "let_connect"),
+        "deploy/operator/doctor/__init__.py": ("compare_ports",),
+        "deploy/operator/doctor/images.py": ("compare_images",),
+        "deploy/operator/doctor/shares.py": ("compare_rules",),
+        "deploy/operator/doctor/volumes.py": ("compare_volumes",),
     },
     "facts of a host, which filters read by name": {
-        "conductor/moves.py": ("claim", "compare_hosts"),
+        "conductor/steps/moves.py": ("claim", "compare_hosts"),
         "common/store/hosts/hosts.py": ("facts_of", "list_all"),
     },
     "arguments of actions and of verbs": {
-        "conductor/host_actions.py": ("move_args",),
+        "conductor/hosts/host_actions.py": ("move_args",),
         "conductor/workflows/assisted_snapshots.py": ("file_of", "in_file"),
     },
 }

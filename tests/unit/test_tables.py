@@ -8,9 +8,9 @@ from collections import Counter
 
 import pytest
 
-from common import states
-from common.states import ACTIONS, BY_WORKFLOW, VM_STATES, Action
-from common.verbs import VERBS
+from common.domain import states
+from common.domain.states import ACTIONS, BY_WORKFLOW, VM_STATES, Action
+from common.domain.verbs import VERBS
 from conductor.workflows import WORKFLOWS
 
 STRINGS = {

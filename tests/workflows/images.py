@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from common import errors
 from common.clients.image import Image
-from common.models import ImageRef
-from conductor.external_services import ImageApi
+from common.domain import errors
+from common.domain.models import ImageRef
+from conductor.engine.external_services import ImageApi
 from tests.workflows.neighbours import Neighbour
 
 
 class Images(Neighbour, interface=ImageApi):
-    """Implements ``conductor.external_services.ImageApi`` and gives agents their writers."""
+    """Implements ``conductor.engine.external_services.ImageApi`` and gives agents their writers."""
 
     def __init__(self) -> None:
         super().__init__("image service")

@@ -9,9 +9,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from common import states
-from common.context import RequestContext
-from common.models import Command
+from common.domain import states
+from common.domain.context import RequestContext
+from common.domain.models import Command
 from common.store import schema
 from common.store.servers import actions, immediate_actions
 from tests.schemas import memory_store

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import Any, ClassVar, TypeVar
 
-from common import errors
+from common.domain import errors
 from tests.answers import REFUSALS, Answer, calls_of, half
 
 T = TypeVar("T")

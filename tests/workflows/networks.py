@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from common import errors, ids
 from common.clients.network import interface_of
-from common.models import Interface
-from conductor.external_services import NetworkApi
+from common.domain import errors, ids
+from common.domain.models import Interface
+from conductor.engine.external_services import NetworkApi
 from tests.workflows.neighbours import Neighbour, one
 
 NETWORKS = {name: {"id": name, "name": f"net-{name}", "mtu": 1450} for name in ("n1", "n2")}
@@ -29,7 +29,7 @@ SUBNETS = {
 
 
 class Networks(Neighbour, interface=NetworkApi):
-    """Implements ``conductor.external_services.NetworkApi``."""
+    """Implements ``conductor.engine.external_services.NetworkApi``."""
 
     def __init__(self) -> None:
         super().__init__("network service")

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from common import ids, states
-from common.models import Flavor
-from common.wire import to_wire
+from common.domain import ids, states
+from common.domain.models import Flavor
+from common.domain.wire import to_wire
 
 FLAVOR = Flavor("1", "m1.nano", 1, 128, 1)
 

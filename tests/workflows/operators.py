@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from common.store.hosts import host_actions, services
 from common.store.hosts.host_actions import Arguments, HostAction, Name
 from common.store.servers import migrations
-from deploy.cli import host_actions as commands
+from deploy.operator.hosts import actions as commands
 from tests.workflows.simulator import Cloud
 
 BY_DEFAULT = Arguments()

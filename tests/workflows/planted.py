@@ -11,17 +11,16 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from common import ids, states
-from common.clock import SECOND
-from common.context import RequestContext
-from common.models import AssignedNumaNode, AttachedVolume, HardwareAssignment
-from common.statuses import MIGRATIONS_IN_PROGRESS
-from common.store import schema
+from common.domain import ids, states
+from common.domain.clock import SECOND
+from common.domain.context import RequestContext
+from common.domain.models import AssignedNumaNode, AttachedVolume, HardwareAssignment
+from common.domain.statuses import MIGRATIONS_IN_PROGRESS
+from common.domain.wire import to_wire
+from common.store import cleanups, schema
 from common.store.engine import now
 from common.store.hosts import host_actions
-from common.store.neighbours import cleanups
 from common.store.placement import allocations
-from common.wire import to_wire
 from tests.workflows.scenarios import trial_of
 from tests.workflows.simulator import Cloud
 from tests.workflows.test_adopt import lost

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from common import ids
-from common.clock import SECOND
+from common.domain import ids
+from common.domain.clock import SECOND
 from common.store import schema
 from common.store.engine import now
 from common.store.notifications import outbox

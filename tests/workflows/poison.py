@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from common import errors
+from common.domain import errors
 from common.store import schema
 from conductor.workflows import WORKFLOWS
 from tests.workflows.simulator import Cloud

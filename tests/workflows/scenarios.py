@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from common import ids, states
-from common.models import Flavor
-from common.store import doctor
-from common.wire import from_wire
+from common.domain import ids, states
+from common.domain.models import Flavor
+from common.domain.wire import from_wire
+from deploy.operator import doctor
 from tests.workflows import volumes as volume_service
 from tests.workflows.frozen import Frozen, is_new
 from tests.workflows.simulator import FLAVOR, Cloud, Crash

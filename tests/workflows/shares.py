@@ -4,15 +4,15 @@ go wrong, and it can apply late, or fail to."""
 
 from __future__ import annotations
 
-from common import errors
 from common.clients.shares import ACTIVE, FAILED
-from conductor.external_services import ShareApi
+from common.domain import errors
+from conductor.engine.external_services import ShareApi
 from tests.workflows.neighbours import Neighbour
 
 
 class Shares(Neighbour, interface=ShareApi):
-    """Implements ``conductor.external_services.ShareApi``. ``rules``: (share, address) -> looks
-    until the rule is active."""
+    """Implements ``conductor.engine.external_services.ShareApi``. ``rules``: (share, address) ->
+    looks until the rule is active."""
 
     def __init__(self) -> None:
         super().__init__("shared file system service")

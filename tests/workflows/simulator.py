@@ -17,11 +17,11 @@ from typing import Any
 import sqlalchemy as sa
 from oslo_config import cfg
 
-from common import config, hardware, states
-from common.clock import SECOND
-from common.context import RequestContext
-from common.errors import Forbidden, NoAnswer, Unavailable
-from common.models import (
+from common.domain import hardware, states
+from common.domain.clock import SECOND
+from common.domain.context import RequestContext
+from common.domain.errors import Forbidden, NoAnswer, Unavailable
+from common.domain.models import (
     Command,
     Flavor,
     Heartbeat,
@@ -31,30 +31,36 @@ from common.models import (
     RequestSpec,
     Selection,
 )
-from common.service_binaries import Binary
-from common.statuses import GuestState, MigrationType
-from common.store import doctor, schema
+from common.domain.service_binaries import Binary
+from common.domain.statuses import GuestState, MigrationType
+from common.domain.wire import from_wire, to_wire
+from common.security.vault import Vault
+from common.service import config
+from common.store import cleanups as store_cleanups
+from common.store import schema
 from common.store.engine import Store, now
 from common.store.hosts import services
-from common.store.neighbours import cleanups as store_cleanups
-from common.store.servers import actions, migrations, server_groups
+from common.store.servers import actions, migrations
 from common.store.servers import shares as mappings
 from common.store.servers.volumes import WantedVolume
-from common.vault import Vault
-from common.wire import from_wire, to_wire
+from common.store.tenants import server_groups
 from compute_agent import verbs
 from compute_agent.journal import Journal
 from compute_agent.sync import Agent, Work
+from compute_agent.verb_context import Part, Peer, VerbContext, VerbFailed
 from compute_agent.verbs import PeerOpener, no_peer
-from compute_agent.virt.driver import Part, Peer, VerbContext, VerbFailed
 from compute_agent.virt.memory.driver import MemoryDriver
-from compute_agent.virt.memory.host import MemoryHost
-from conductor import cleanups, notifications, prefetch, reports, runner
-from conductor.engine import Lane
-from conductor.host_actions import HostActions
-from conductor.sweep import Watch, sweep
-from conductor.workflow_engine import WorkflowEngine
+from compute_agent.virt.memory.state.host import MemoryHost
+from conductor.engine import reports, runner
+from conductor.engine.engine import Lane
+from conductor.engine.sweep import Watch, sweep
+from conductor.engine.workflow_engine import WorkflowEngine
+from conductor.hosts import prefetch
+from conductor.hosts.host_actions import HostActions
+from conductor.notifications import notices as notifications
+from conductor.steps import cleanups
 from conductor.workflows import WORKFLOWS
+from deploy.operator import doctor
 from scheduler.hosts import Hosts
 from scheduler.proposals import Proposals
 from scheduler.selection import SelectionOptions

@@ -11,18 +11,19 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from common import errors, ids, states
-from common.json_types import JsonObject
-from common.models import AttachedVolume, Flavor, ImageRef, Interface
-from common.server_facts import HostedServer
+from common.domain import errors, ids, states
+from common.domain.json_types import JsonObject
+from common.domain.models import AttachedVolume, Flavor, ImageRef, Interface
+from common.domain.server_facts import HostedServer
+from common.domain.wire import to_wire
 from common.store import schema
-from common.store.servers import adoption, guests
+from common.store.servers import guests
 from common.store.tenants import flavors
-from common.wire import to_wire
 from compute_agent.queries import HostQueries
-from compute_api.compute.quota import Quota
-from deploy.cli import host_adopt
-from deploy.cli.host_adopt import Sources
+from compute_api.compute.request.quota import Quota
+from deploy.operator.hosts import adopt as host_adopt
+from deploy.operator.hosts.adopt import Sources
+from deploy.operator.store import adoption
 from tests.workflows.frozen import register
 from tests.workflows.scenarios import PINNED, bigger
 from tests.workflows.simulator import FLAVOR, Cloud

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
-from common import errors
 from common.clients.volumes import AVAILABLE, ERROR, ERROR_DELETING
+from common.domain import errors
 from common.store.servers import actions
-from compute_agent.virt.memory.script import Fail
+from compute_agent.virt.memory.state.script import Fail
 from conductor.workflows.assisted_snapshots import file_of, in_file
 from tests.workflows import volumes as volume_service
 from tests.workflows.frozen import register

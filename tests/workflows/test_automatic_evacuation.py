@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from common import errors, ids, states
-from common.clock import SECOND
-from common.context import OURSELVES
-from common.store.hosts import host_contents
-from conductor import automatic_evacuation
-from conductor.automatic_evacuation import EvacuationPolicy
+from common.domain import errors, ids, states
+from common.domain.clock import SECOND
+from common.domain.context import OURSELVES
+from common.store.views import host_contents
+from conductor.hosts import automatic_evacuation
+from conductor.hosts.automatic_evacuation import EvacuationPolicy
 from tests.schemas import memory_store
 from tests.workflows.operators import kinds, silence
 from tests.workflows.simulator import Cloud, Time

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from common import errors
+from common.domain import errors
 from common.store.servers import actions
 from tests.workflows.scenarios import ARGS, ask, trial_of
 from tests.workflows.simulator import Cloud

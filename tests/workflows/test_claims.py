@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from common import states
-from common.models import Flavor
-from common.service_binaries import Binary
+from common.domain import states
+from common.domain.models import Flavor
+from common.domain.service_binaries import Binary
+from common.domain.wire import to_wire
 from common.store import schema
 from common.store.hosts import hosts, services
 from common.store.servers import actions
-from common.wire import to_wire
-from compute_agent.virt.memory.script import Fail
+from compute_agent.virt.memory.state.script import Fail
 from tests.schemas import memory_store
 from tests.workflows.frozen import register
 from tests.workflows.images import Images

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from common import errors, states
-from common.clock import SECOND
-from common.store.neighbours import cleanups as store_cleanups
+from common.domain import errors, states
+from common.domain.clock import SECOND
+from common.store import cleanups as store_cleanups
 from common.store.servers import actions
-from conductor import cleanups
+from conductor.steps import cleanups
 from tests.answers import Answer
 from tests.workflows.frozen import register
 from tests.workflows.moves import before, clouds, disk, server_on, stands

@@ -13,7 +13,7 @@ from contextlib import suppress
 import pytest
 import sqlalchemy as sa
 
-from common import errors, states
+from common.domain import errors, states
 from common.store import schema
 from tests.faults import unanswered
 from tests.workflows.frozen import register

@@ -7,9 +7,9 @@ from copy import deepcopy
 
 import pytest
 
-from common import errors
+from common.domain import errors
 from common.store.servers import guests
-from deploy.cli import host_discard
+from deploy.operator.hosts import discard as host_discard
 from tests.workflows.frozen import register
 from tests.workflows.simulator import Cloud
 from tests.workflows.test_adopt import Adopter, Answers, away, lives, lost, minutes

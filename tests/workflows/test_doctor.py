@@ -10,18 +10,19 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from common import errors, states
-from common.store import doctor, gauges, schema
-from common.store.doctor import Finding, remedies
-from common.store.doctor.kinds import KINDS, Mender
+from common.domain import errors, states
+from common.store import cleanups, schema
 from common.store.engine import Connection
-from common.store.hosts import host_files
-from common.store.neighbours import cleanups
 from common.store.servers import actions
+from common.store.views import gauges, host_files
 from compute_agent.queries import HostQueries
-from deploy.cli import cleanups as cli_cleanups
-from deploy.cli import doctor_fix, host_discard
-from deploy.cli.doctor_fix import GuestCommands
+from deploy.operator import cleanups as cli_cleanups
+from deploy.operator import doctor
+from deploy.operator.doctor import Finding, remedies
+from deploy.operator.doctor import fix as doctor_fix
+from deploy.operator.doctor.fix import GuestCommands
+from deploy.operator.doctor.kinds import KINDS, Mender
+from deploy.operator.hosts import discard as host_discard
 from tests.workflows.planted import (
     NOBODY,
     PLANTS,

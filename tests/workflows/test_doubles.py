@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from common import errors
-from conductor import external_services
+from common.domain import errors
+from conductor.engine import external_services
 from tests.answers import DONE, REFUSALS, UNKNOWN, Answer, calls_of
 from tests.fault_matrix.stage import Fencer
 from tests.workflows.images import Images

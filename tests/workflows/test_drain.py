@@ -10,16 +10,16 @@ from dataclasses import replace
 import pytest
 import sqlalchemy as sa
 
-from common import errors, states
-from common.statuses import MigrationType
+from common.domain import errors, states
+from common.domain.statuses import MigrationType
 from common.store import schema
 from common.store.hosts import host_actions, services
 from common.store.hosts.host_actions import Arguments, EventName, Name, State
-from common.store.servers import stuck_actions as stuck_actions
-from compute_agent.virt.memory.script import Fail
-from conductor.host_actions import HostActions
-from deploy.cli import host_actions as commands
-from deploy.cli import host_restore
+from compute_agent.virt.memory.state.script import Fail
+from conductor.hosts.host_actions import HostActions
+from deploy.operator.hosts import actions as commands
+from deploy.operator.hosts import restore as host_restore
+from deploy.operator.store import stuck_actions as stuck_actions
 from tests.schemas import memory_store
 from tests.workflows.frozen import register
 from tests.workflows.operators import Operator, kinds, silence

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from common import errors, states
-from compute_agent.virt.memory.script import Fail
+from common.domain import errors, states
+from compute_agent.virt.memory.state.script import Fail
 from tests.workflows.moves import (
     CANARY,
     after,

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from common import states
-from common.models import Command
-from common.notifications.options import NotificationSettings
+from common.domain import states
+from common.domain.models import Command
+from common.service.notification_options import NotificationSettings
 from common.store.servers import actions
-from compute_agent.virt.memory.script import Fail
-from conductor import runner
+from compute_agent.virt.memory.state.script import Fail
+from conductor.engine import runner
 from conductor.workflows import WORKFLOWS
 from deploy.testing.plan import Slice
 from tests.schemas import memory_store

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from common import ids
+from common.domain import ids
 from common.store import schema
 from tests.workflows.simulator import Cloud
 from tests.workflows.test_claims import OTHER_IMAGE, break_builds, cloud, failure, failures

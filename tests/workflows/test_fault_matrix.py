@@ -11,14 +11,14 @@ from contextlib import suppress
 
 import pytest
 
-from common import errors
-from common.notifications.messages import messages
+from common.domain import errors
 from common.store import schema
 from common.store.rows import NotificationRow
 from common.store.servers import actions, console_tokens, guests, metadata
-from compute_agent.virt.memory.host import MemoryHost
-from conductor import notifications
-from conductor.notification_sender import NotificationSender
+from compute_agent.virt.memory.state.host import MemoryHost
+from conductor.notifications import notices as notifications
+from conductor.notifications.messages import messages
+from conductor.notifications.notification_sender import NotificationSender
 from conductor.workflows import WORKFLOWS
 from tests.fault_matrix import run, second, soak
 from tests.fault_matrix.cells import (

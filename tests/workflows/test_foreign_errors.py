@@ -11,13 +11,13 @@ from typing import Any
 import falcon.testing
 import pytest
 
-from common.models import Command
-from common.statuses import ActionState
+from common.domain.models import Command
+from common.domain.statuses import ActionState
+from common.domain.verbs import Verb
 from common.store.engine import Store
-from common.verbs import Verb
 from compute_agent.verbs import CarryOut, Outcome, Tools, carry_out
 from compute_api.compute import app
-from compute_api.compute.dependencies import Services
+from compute_api.compute.request.dependencies import Services
 from conductor.workflows import WORKFLOWS
 from deploy.testing.plan import Slice
 from tests.api.conftest import Agents, ConductorWakeup, Images, default_policy

@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 
 from common.store import schema
-from compute_agent.virt.memory.script import Fail
+from compute_agent.virt.memory.state.script import Fail
 from tests.schemas import memory_store
 from tests.workflows.frozen import Frozen
 from tests.workflows.scenarios import SCENARIOS, Trial, prepare, trial_of

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from common import errors, states
+from common.domain import errors, states
 from common.store.engine import Store
-from deploy.cli import host_restore
+from deploy.operator.hosts import restore as host_restore
 from tests.schemas import memory_store, upgrade
 from tests.workflows.frozen import register
 from tests.workflows.operators import Operator, kinds, silence

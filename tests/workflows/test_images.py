@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from common import errors, states
-from common.models import FailureReason, ImageRef
+from common.domain import errors, states
+from common.domain.models import FailureReason, ImageRef
+from common.domain.wire import to_wire
 from common.store.rows import ActionRow
 from common.store.servers import actions
-from common.wire import to_wire
-from compute_agent.virt.memory.script import Fail
-from conductor import runner
+from compute_agent.virt.memory.state.script import Fail
+from conductor.engine import runner
 from tests.workflows.frozen import register
 from tests.workflows.scenarios import ARGS, ask, trial_of
 from tests.workflows.simulator import Cloud

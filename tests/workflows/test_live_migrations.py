@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from common import errors, states
-from common.models import Control
-from common.notifications.options import NotificationSettings
-from common.statuses import MIGRATIONS_IN_PROGRESS
+from common.domain import errors, states
+from common.domain.models import Control
+from common.domain.statuses import MIGRATIONS_IN_PROGRESS
+from common.domain.verbs import control_command
+from common.service.notification_options import NotificationSettings
 from common.store.servers import migrations
-from common.verbs import control_command
-from conductor import runner
+from conductor.engine import runner
 from tests.told import told
 from tests.workflows.moves import CANARY, before, clouds, disk, last, reset_state, server_on, stands
 from tests.workflows.scenarios import ask

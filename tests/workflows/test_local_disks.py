@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from common import states
-from common.models import Flavor
-from compute_agent.virt.memory.script import Fail
+from common.domain import states
+from common.domain.models import Flavor
+from compute_agent.virt.memory.state.script import Fail
 from tests.workflows import simulator
 from tests.workflows.moves import before, clouds, last, server_on, shares, stands
 from tests.workflows.scenarios import KILL, ask

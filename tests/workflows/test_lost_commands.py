@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from common import ids, states
-from conductor import reports
-from conductor.lost_commands import BATCH_SIZE
+from common.domain import ids, states
+from conductor.engine import reports
+from conductor.engine.lost_commands import BATCH_SIZE
 from tests.workflows.simulator import FLAVOR, Cloud
 
 SMALL = replace(FLAVOR, memory_mb=64)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 import sqlalchemy as sa
 
-from common import states
+from common.domain import states
 from common.store import schema
 from tests.workflows.frozen import register
 from tests.workflows.scenarios import bigger

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from common import errors, states
 from common.clients import network
-from common.store import doctor
-from common.store.servers import stuck_actions
+from common.domain import errors, states
+from deploy.operator import doctor
+from deploy.operator.store import stuck_actions
 from tests.workflows.frozen import register
 from tests.workflows.simulator import Cloud
 

@@ -6,15 +6,15 @@ from __future__ import annotations
 
 import pytest
 
-from common import errors, states
-from common.command_progress import CommandPhase, CommandProgress
-from common.context import RequestContext
+from common.domain import errors, states
+from common.domain.command_progress import CommandPhase, CommandProgress
+from common.domain.context import RequestContext
 from common.store.placement import host_states
 from common.store.servers import actions, immediate_actions
 from compute_agent.sync import LEASE_SECONDS, START_MARGIN_SECONDS
-from compute_agent.virt.memory.script import Fail
-from conductor import runner
-from conductor.sweep import sweep
+from compute_agent.virt.memory.state.script import Fail
+from conductor.engine import runner
+from conductor.engine.sweep import sweep
 from tests.workflows.frozen import register
 from tests.workflows.scenarios import trial_of
 from tests.workflows.simulator import Cloud

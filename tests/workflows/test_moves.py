@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from common import states
+from common.domain import states
 from common.store.hosts import services
-from compute_agent.virt.memory.script import Fail
+from compute_agent.virt.memory.state.script import Fail
 from tests.workflows.moves import (
     CANARY,
     after,

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from common import states
-from conductor import runner
-from conductor.engine import Lane
+from common.domain import states
+from conductor.engine import runner
+from conductor.engine.engine import Lane
 from conductor.workflows import WORKFLOWS
 from tests.workflows.moves import clouds, lead_up, server_on
 from tests.workflows.scenarios import ask

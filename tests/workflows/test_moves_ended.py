@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from common import states
+from common.domain import states
 from tests.workflows.moves import (
     CANARY,
     after,

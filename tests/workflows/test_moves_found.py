@@ -8,12 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from common import errors, states
-from common.service_binaries import Binary
-from common.store import doctor
-from common.store.hosts import host_removal, services
+from common.domain import errors, states
+from common.domain.service_binaries import Binary
+from common.security.vault import Vault
+from common.store.hosts import services
 from common.store.servers import actions
-from common.vault import Vault
+from common.store.views import host_removal
+from deploy.operator import doctor
 from tests.workflows.simulator import FLAVOR, Cloud
 
 LARGER = replace(FLAVOR, id="2", name="larger", vcpus=2, memory_mb=256, root_gb=2)

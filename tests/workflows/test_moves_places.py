@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import pytest
 import sqlalchemy as sa
 
-from common import states
-from common.models import HardwareAssignment
+from common.domain import states
+from common.domain.models import HardwareAssignment
+from common.domain.wire import from_wire
 from common.store import schema
-from common.wire import from_wire
-from compute_agent.virt.memory.script import Fail
+from compute_agent.virt.memory.state.script import Fail
 from tests.workflows.moves import clouds, failures, last, resized, server_on, stands
 from tests.workflows.scenarios import PINNED, ask
 from tests.workflows.simulator import Cloud

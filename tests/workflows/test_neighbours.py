@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from common import states
+from common.domain import states
 from common.store.servers import actions, guests
-from compute_agent.virt.memory.script import Fail
+from compute_agent.virt.memory.state.script import Fail
 from conductor.workflows import WORKFLOWS
 from tests.answers import UNKNOWN, Answer
 from tests.schemas import memory_store

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import pytest
 
-from common import errors, states
-from common.store import doctor
+from common.domain import errors, states
 from common.store.servers import actions
-from compute_agent.virt.memory.script import Fail
+from compute_agent.virt.memory.state.script import Fail
+from deploy.operator import doctor
 from tests.workflows.scenarios import SCENARIOS, ask, trial_of
 from tests.workflows.simulator import Cloud, Crash
 

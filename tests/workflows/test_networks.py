@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from common import errors, states
+from common.domain import errors, states
 from common.store.servers import actions
-from compute_agent.virt.memory.script import Fail
-from conductor import networks
+from compute_agent.virt.memory.state.script import Fail
+from conductor.steps import networks
 from tests.workflows.frozen import register
 from tests.workflows.scenarios import ask
 from tests.workflows.simulator import Cloud

@@ -9,10 +9,10 @@ from collections import Counter
 import pytest
 import sqlalchemy as sa
 
-from common.errors import Conflict
-from common.notifications.options import VM_AND_TASK_STATE, VM_STATE, NotificationSettings
-from common.store.servers import stuck_actions
+from common.domain.errors import Conflict
+from common.service.notification_options import VM_AND_TASK_STATE, VM_STATE, NotificationSettings
 from conductor.workflows import WORKFLOWS
+from deploy.operator.store import stuck_actions
 from tests.schemas import memory_store
 from tests.told import all_told, told
 from tests.workflows.expected_notifications import NAMES, TOLD, expected

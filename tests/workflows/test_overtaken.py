@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from common import states
-from common.models import Sync, SyncAnswer
-from common.service_binaries import Binary
+from common.domain import states
+from common.domain.models import Sync, SyncAnswer
+from common.domain.service_binaries import Binary
 from common.store import schema
 from common.store.hosts import services
 from common.store.servers import actions, guests
-from conductor import reports, runner
-from conductor.engine import Lane
+from conductor.engine import reports, runner
+from conductor.engine.engine import Lane
 from conductor.workflows import WORKFLOWS
 from tests.workflows.frozen import register
 from tests.workflows.simulator import Cloud

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from common import errors, ids, states
-from common.models import DomainState, Result
+from common.domain import errors, ids, states
+from common.domain.models import DomainState, Result
 from common.store import schema
 from common.store.schema.columns import Json
 from common.store.servers import actions
-from compute_agent.virt.memory.script import Fail
-from conductor import reports, runner
+from compute_agent.virt.memory.state.script import Fail
+from conductor.engine import reports, runner
 from tests.workflows.frozen import register
 from tests.workflows.moves import resized
 from tests.workflows.poison import Poison, change, locked, poison

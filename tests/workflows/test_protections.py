@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from common import errors, ids, states
-from common.models import Result
-from common.statuses import GuestState
+from common.domain import errors, ids, states
+from common.domain.models import Result
+from common.domain.statuses import GuestState
 from common.store import schema
 from common.store.engine import now
-from common.store.servers import actions, guests, servers, stuck_actions
-from compute_agent.virt.memory.script import Fail
+from common.store.servers import actions, guests, servers
+from compute_agent.virt.memory.state.script import Fail
+from deploy.operator.store import stuck_actions
 from tests.workflows.frozen import register
 from tests.workflows.moves import clouds, disk, last, server_on, stands
 from tests.workflows.poison import change

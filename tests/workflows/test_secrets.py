@@ -7,10 +7,10 @@ from __future__ import annotations
 import pytest
 import sqlalchemy as sa
 
-from common import states
+from common.domain import states
+from common.domain.verbs import EnsureGuest, decode
 from common.store import schema
-from common.store.servers import stuck_actions
-from common.verbs import EnsureGuest, decode
+from deploy.operator.store import stuck_actions
 from tests.workflows.frozen import register
 from tests.workflows.simulator import Cloud
 

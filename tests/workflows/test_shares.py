@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import pytest
 
-from common import errors, ids, states
-from common.store.neighbours import cleanups
+from common.domain import errors, ids, states
+from common.store import cleanups
 from common.store.servers import actions
-from conductor import runner, shares
-from conductor.engine import Lane
+from conductor.engine import runner
+from conductor.engine.engine import Lane
+from conductor.steps import shares
 from tests.answers import Answer
 from tests.workflows.scenarios import SHARE
 from tests.workflows.simulator import Cloud

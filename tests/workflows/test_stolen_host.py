@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from common import ids, states
-from common.command_progress import CommandPhase, CommandProgress
-from common.models import DomainState, ImageRef, Result, Sync
+from common.domain import ids, states
+from common.domain.command_progress import CommandPhase, CommandProgress
+from common.domain.models import DomainState, ImageRef, Result, Sync
+from common.domain.wire import to_wire
 from common.store import schema
 from common.store.hosts import hosts
 from common.store.servers import actions, guests, migrations
-from common.wire import to_wire
-from conductor import reports
+from conductor.engine import reports
 from tests.workflows.frozen import register
 from tests.workflows.simulator import Cloud
 

@@ -9,15 +9,17 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from common import errors, states
-from common.statuses import ActionState
-from common.store import doctor, schema
-from common.store.servers import actions, stuck_actions
-from common.verbs import VERBS, Rescue
-from compute_agent.virt.memory.script import Fail
-from conductor import retries, runner
-from conductor.engine import Lane
+from common.domain import errors, states
+from common.domain.statuses import ActionState
+from common.domain.verbs import VERBS, Rescue
+from common.store import schema
+from common.store.servers import actions
+from compute_agent.virt.memory.state.script import Fail
+from conductor.engine import retries, runner
+from conductor.engine.engine import Lane
 from conductor.workflows import WORKFLOWS
+from deploy.operator import doctor
+from deploy.operator.store import stuck_actions
 from tests.workflows.frozen import register
 from tests.workflows.poison import change, poison
 from tests.workflows.scenarios import ask

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import pytest
 
-from common import states
-from common.statuses import ActionState
-from common.store import doctor
-from common.store.servers import stuck_actions
+from common.domain import states
+from common.domain.statuses import ActionState
 from conductor.workflows import WORKFLOWS
+from deploy.operator import doctor
+from deploy.operator.store import stuck_actions
 from tests.workflows.moves import last
 from tests.workflows.poison import poison
 from tests.workflows.scenarios import trial_of

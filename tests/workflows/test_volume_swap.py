@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from common.store.servers import actions
-from compute_agent.virt.memory.script import Fail
+from compute_agent.virt.memory.state.script import Fail
 from tests.workflows import volumes as volume_service
 from tests.workflows.frozen import register
 from tests.workflows.simulator import Cloud

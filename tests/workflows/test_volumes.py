@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from common import errors, states
-from common.store.neighbours import cleanups
+from common.domain import errors, states
+from common.store import cleanups
 from common.store.servers import actions, volumes
-from compute_agent.virt.memory.script import Fail
-from conductor.engine import Lane
+from compute_agent.virt.memory.state.script import Fail
+from conductor.engine.engine import Lane
 from conductor.workflows import WORKFLOWS
 from deploy.testing.plan import Slice
 from tests.answers import Answer

@@ -6,10 +6,9 @@ from __future__ import annotations
 import pytest
 import sqlalchemy as sa
 
-from common import errors, states
-from common.store import schema
-from common.store.neighbours import cleanups
-from compute_agent.virt.memory.script import Fail
+from common.domain import errors, states
+from common.store import cleanups, schema
+from compute_agent.virt.memory.state.script import Fail
 from tests.workflows import volumes as volume_service
 from tests.workflows.scenarios import KILL, ask
 from tests.workflows.simulator import Cloud

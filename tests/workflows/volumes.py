@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from common import device_names, errors, ids, states
 from common.clients.volumes import (
     AVAILABLE,
     CREATING,
@@ -23,13 +22,14 @@ from common.clients.volumes import (
     Volume,
     VolumeSnapshot,
 )
-from common.context import RequestContext
-from common.json_types import JsonObject
-from common.statuses import BlockDeviceStatus
+from common.domain import device_names, errors, ids, states
+from common.domain.context import RequestContext
+from common.domain.json_types import JsonObject
+from common.domain.statuses import BlockDeviceStatus
 from common.store.engine import Connection
 from common.store.servers import volumes
 from common.store.servers.volumes import WantedVolume
-from conductor.external_services import VolumeApi
+from conductor.engine.external_services import VolumeApi
 from tests.workflows.neighbours import Neighbour
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def insert(tx: Connection, server: str, wanted: Sequence[WantedVolume]) -> None:
 
 
 class Volumes(Neighbour, interface=VolumeApi):
-    """Implements ``conductor.external_services.VolumeApi``. ``moving``: servers that may be
+    """Implements ``conductor.engine.external_services.VolumeApi``. ``moving``: servers that may be
     connected at two hosts just now, which whoever tests says."""
 
     def __init__(self) -> None:

@@ -16,12 +16,12 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
-from common import errors, ids
-from common.statuses import GuestState
+from common.domain import errors, ids
+from common.domain.statuses import GuestState
 from common.store.engine import for_update, is_there, now
-from common.store.hosts import zones as zones_of
 from common.store.notifications import outbox
 from common.store.placement import allocations, inventories
+from common.store.placement import zones as zones_of
 from common.store.rows import AggregateRow, Values
 from common.store.schema import DamagedObject, aggregate_hosts, aggregates, guests, servers
 

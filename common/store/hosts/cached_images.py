@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from common import errors, ids
-from common.json_types import JsonMapping
-from common.models import ImageRef
+from common.domain import errors, ids
+from common.domain.json_types import JsonMapping
+from common.domain.models import ImageRef
 from common.notifications.events import Notice
 from common.store.engine import for_update, notification_settings
 from common.store.hosts import aggregates, host_images

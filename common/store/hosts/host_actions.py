@@ -2,7 +2,7 @@
 """Drains and evacuations: actions on a whole host, each with a journal that an admin reads.
 
 The API and the operator's command begin one, ask it to stop, and read it; a conductor that has its
-lease carries it out (``conductor.host_actions``). A host has at most one that is open:
+lease carries it out (``conductor.hosts.host_actions``). A host has at most one that is open:
 ``open_host`` is unique. Of what is done to single servers nothing is kept here: those are
 migrations, whatever becomes of the host's action.
 """
@@ -16,14 +16,14 @@ from enum import StrEnum
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from common import errors, ids
-from common.clock import SECOND, iso
-from common.context import RequestContext
+from common.domain import errors, ids
+from common.domain.clock import SECOND, iso
+from common.domain.context import RequestContext
+from common.domain.wire import from_wire, to_wire
 from common.store.engine import insert_many, moment, now
 from common.store.hosts import host_status, services
 from common.store.rows import HostActionRow
 from common.store.schema import host_action_events, host_actions
-from common.wire import from_wire, to_wire
 
 #: after which another conductor goes on with an action whose conductor is silent
 LEASE = 30 * SECOND

@@ -15,14 +15,14 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from common.clock import SECOND
-from common.json_types import JsonMapping, JsonObject
-from common.models import ImageRef
-from common.service_binaries import Binary
+from common.domain.clock import SECOND
+from common.domain.json_types import JsonMapping, JsonObject
+from common.domain.models import ImageRef
+from common.domain.service_binaries import Binary
+from common.domain.wire import to_wire
 from common.store.engine import for_update, insert_many, notification_settings, now
 from common.store.rows import AskedImage, FailedImage
 from common.store.schema import heartbeats, host_images, services
-from common.wire import to_wire
 
 PAUSE = 60 * SECOND  #: the shortest time after which a host is told again
 GIVEN_UP_AFTER = 24 * 3600 * SECOND

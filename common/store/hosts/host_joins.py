@@ -13,8 +13,8 @@ from enum import StrEnum
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from common import errors
-from common.clock import SECOND
+from common.domain import errors
+from common.domain.clock import SECOND
 from common.store.engine import moment, now
 from common.store.hosts import host_keys, services
 from common.store.schema import host_joins, hosts

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which keys of hosts count: the generation of each (``common.host_keys``). No key is here.
+"""Which keys of hosts count: the generation of each (``common.security.host_keys``). No key is
+here.
 
 A host without a row is not heard. ``kilonova host add``, ``rotate`` and ``remove`` write the rows.
 Must stay true: no generation of a host ever comes again, also when the host was removed in between;
@@ -14,9 +15,9 @@ import sqlalchemy as sa
 from oslo_config import cfg
 from sqlalchemy.engine import Connection
 
-from common import errors
-from common.clock import SECOND, Clock
-from common.host_keys import AllKeys, Generations, Purpose
+from common.domain import errors
+from common.domain.clock import SECOND, Clock
+from common.security.host_keys import AllKeys, Generations, Purpose
 from common.store.engine import Store, insert_ignore, now
 from common.store.schema import host_keys
 

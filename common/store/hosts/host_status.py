@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from sqlalchemy.engine import Connection
 
-from common import errors
-from common.service_binaries import Binary
+from common.domain import errors
+from common.domain.service_binaries import Binary
 from common.store.hosts import services
 
 

@@ -16,11 +16,12 @@ from typing import NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from common.clock import SECOND
-from common.json_types import JsonObject
-from common.models import HostInventory
-from common.service_binaries import Binary
-from common.statuses import ActionState, GuestState
+from common.domain.clock import SECOND
+from common.domain.json_types import JsonObject
+from common.domain.models import HostInventory
+from common.domain.service_binaries import Binary
+from common.domain.statuses import ActionState, GuestState
+from common.domain.wire import to_wire
 from common.store.engine import for_update, insert_ignore, now
 from common.store.hosts import services
 from common.store.placement import allocations, inventories
@@ -38,7 +39,6 @@ from common.store.schema import (
 from common.store.schema import allocations as allocations_table
 from common.store.schema import inventories as inventories_table
 from common.store.schema import services as services_table
-from common.wire import to_wire
 
 log = logging.getLogger(__name__)
 #: The prefix of an entry of ``hosts.unclaimed`` that names files without a guest.

@@ -16,9 +16,9 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from common import errors, ids
-from common.clock import SECOND
-from common.service_binaries import COMPUTE_DISABLED, Binary
+from common.domain import errors, ids
+from common.domain.clock import SECOND
+from common.domain.service_binaries import COMPUTE_DISABLED, Binary
 from common.store.engine import for_update, insert_ignore, notification_settings, now
 from common.store.notifications import outbox
 from common.store.rows import HeardServiceRow, ServiceRow

@@ -17,13 +17,13 @@ from typing import NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
-from common import states
-from common.clock import SECOND
-from common.context import RequestContext
+from common.domain import states
+from common.domain.clock import SECOND
+from common.domain.context import RequestContext
+from common.domain.statuses import ActionState
 from common.notifications import events
 from common.notifications.events import COMPUTE, Notice
-from common.notifications.options import OFF, VM_AND_TASK_STATE
-from common.statuses import ActionState
+from common.service.notification_options import OFF, VM_AND_TASK_STATE
 from common.store.engine import insert_ignore, insert_many, notification_settings, now
 from common.store.rows import NotificationRow, ServerState, Values
 from common.store.schema import actions, hosts, keypairs, leases, notifications, servers

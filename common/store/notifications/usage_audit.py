@@ -12,7 +12,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from common import states
+from common.domain import states
 from common.notifications.events import Notice
 from common.notifications.periods import Periods
 from common.store.engine import for_update, insert_ignore, moment

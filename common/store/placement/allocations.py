@@ -20,14 +20,15 @@ from dataclasses import dataclass, field
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from common import errors, numa
-from common.clock import SECOND
-from common.hardware import Hardware
-from common.json_types import JsonObject
-from common.models import Device, HardwareAssignment, NumaNode
-from common.service_binaries import COMPUTE_DISABLED
+from common.domain import errors, numa
+from common.domain.clock import SECOND
+from common.domain.hardware import Hardware
+from common.domain.json_types import JsonObject
+from common.domain.models import Device, HardwareAssignment, NumaNode
+from common.domain.service_binaries import COMPUTE_DISABLED
+from common.domain.wire import from_wire
 from common.store.engine import for_update, insert_many, now
-from common.store.hosts import zones
+from common.store.placement import zones
 from common.store.rows import LockedProvider, Values
 from common.store.schema import (
     allocations,
@@ -38,8 +39,7 @@ from common.store.schema import (
     provider_traits,
     providers,
 )
-from common.store.servers import server_groups
-from common.wire import from_wire
+from common.store.tenants import server_groups
 
 log = logging.getLogger(__name__)
 

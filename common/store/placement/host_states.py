@@ -19,8 +19,9 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from common.service_binaries import Binary
-from common.statuses import ActionState, GuestState
+from common.domain.service_binaries import Binary
+from common.domain.statuses import ActionState, GuestState
+from common.domain.verbs import COPYING
 from common.store.engine import now
 from common.store.schema import (
     actions,
@@ -38,7 +39,6 @@ from common.store.schema import (
     servers,
     services,
 )
-from common.verbs import COPYING
 
 Rows = Sequence[Any]
 Which = sa.ColumnElement[bool]

@@ -17,8 +17,8 @@ import os_resource_classes
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from common import errors
-from common.json_types import JsonMapping
+from common.domain import errors
+from common.domain.json_types import JsonMapping
 from common.store.rows import InventoryRow, ProviderRow, Values
 from common.store.schema import aggregate_hosts, aggregates, allocations, inventories, providers
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from common import ids
+from common.domain import ids
 from common.store.rows import ProviderRow
 from common.store.schema import (
     aggregate_hosts,

@@ -18,8 +18,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
-from common import errors, ids
-from common.service_binaries import COMPUTE_DISABLED
+from common.domain import errors, ids
+from common.domain.service_binaries import COMPUTE_DISABLED
 from common.store.engine import for_update, insert_ignore, is_there, now
 from common.store.rows import ProviderRow
 from common.store.schema import (

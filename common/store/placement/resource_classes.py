@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
-from common import errors
+from common.domain import errors
 from common.store.engine import for_update, insert_ignore, now
 from common.store.schema import inventories, resource_classes
 

@@ -15,8 +15,8 @@ import os_traits
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from common import errors
-from common.service_binaries import COMPUTE_DISABLED
+from common.domain import errors
+from common.domain.service_binaries import COMPUTE_DISABLED
 from common.store.engine import for_update, insert_ignore, now
 from common.store.rows import ProviderRow
 from common.store.schema import provider_traits, traits

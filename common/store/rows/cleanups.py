@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from common.json_types import JsonObject
+from common.domain.json_types import JsonObject
 
 
 class CleanupRow(Protocol):

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from sqlalchemy.engine import RowMapping
 
-from common.json_types import JsonObject
+from common.domain.json_types import JsonObject
 
 
 class ServiceRow(Protocol):

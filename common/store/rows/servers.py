@@ -7,9 +7,9 @@ from typing import Protocol
 
 from sqlalchemy.engine import RowMapping
 
-from common.json_types import JsonObject
-from common.models import Control
-from common.statuses import (
+from common.domain.json_types import JsonObject
+from common.domain.models import Control
+from common.domain.statuses import (
     ActionPhase,
     ActionState,
     BlockDeviceStatus,

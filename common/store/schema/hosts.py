@@ -86,7 +86,7 @@ host_images = Table(  # images that hosts shall fetch ahead
     Column("error", Text),
 )
 
-host_keys = Table(  # which keys of hosts count (common.host_keys)
+host_keys = Table(  # which keys of hosts count (common.security.host_keys)
     "host_keys",
     metadata,
     Column("host", String(255), primary_key=True),

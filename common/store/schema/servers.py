@@ -15,8 +15,8 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-from common.models import Control
-from common.statuses import (
+from common.domain.models import Control
+from common.domain.statuses import (
     ActionPhase,
     ActionState,
     BlockDeviceStatus,

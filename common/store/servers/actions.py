@@ -18,11 +18,11 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from common import errors, ids, states
-from common.clock import SECOND
-from common.context import RequestContext
-from common.service_binaries import Binary
-from common.statuses import ActionPhase, ActionState, StepEvent
+from common.domain import errors, ids, states
+from common.domain.clock import SECOND
+from common.domain.context import RequestContext
+from common.domain.service_binaries import Binary
+from common.domain.statuses import ActionPhase, ActionState, StepEvent
 from common.store.engine import for_update, insert_many, now, update_grouped
 from common.store.notifications import outbox
 from common.store.rows import (

@@ -24,9 +24,9 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from common import errors
-from common.clock import SECOND
-from common.console_types import OF_SEVERAL_CONNECTIONS
+from common.domain import errors
+from common.domain.clock import SECOND
+from common.domain.console_types import OF_SEVERAL_CONNECTIONS
 from common.store.engine import now
 from common.store.rows import ConsoleTokenRow
 from common.store.schema import console_tokens, guests

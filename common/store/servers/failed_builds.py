@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from common.clock import SECOND
-from common.statuses import StepEvent
+from common.domain.clock import SECOND
+from common.domain.statuses import StepEvent
 from common.store.engine import moment
 from common.store.schema import actions, events, servers
 

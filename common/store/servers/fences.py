@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from common.statuses import GuestState
+from common.domain.statuses import GuestState
 from common.store.engine import now
 from common.store.schema import actions, guests, servers
 from common.store.servers.actions import LIVE

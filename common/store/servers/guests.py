@@ -16,9 +16,9 @@ from typing import NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from common import errors, states
-from common.service_binaries import Binary
-from common.statuses import GuestState
+from common.domain import errors, states
+from common.domain.service_binaries import Binary
+from common.domain.statuses import GuestState
 from common.store.engine import for_update, insert_many, now
 from common.store.placement import allocations
 from common.store.rows import DebtRow, GuestRow, ServerKey, Values

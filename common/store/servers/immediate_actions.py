@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import sqlalchemy as sa
 
-from common import errors, ids, states
-from common.context import RequestContext
-from common.statuses import ActionState
+from common.domain import errors, ids, states
+from common.domain.context import RequestContext
+from common.domain.statuses import ActionState
 from common.store.engine import Connection, now
 from common.store.notifications import outbox
 from common.store.rows import ServerState, Values

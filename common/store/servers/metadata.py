@@ -17,7 +17,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from common.statuses import MIGRATIONS_IN_PROGRESS, BlockDeviceStatus
+from common.domain.statuses import MIGRATIONS_IN_PROGRESS, BlockDeviceStatus
 from common.store.engine import now
 from common.store.rows import BlockDeviceRow, ServerFacts
 from common.store.schema import actions, block_devices, migrations, servers

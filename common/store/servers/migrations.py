@@ -16,11 +16,11 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from common import errors, ids, states
-from common.context import RequestContext
-from common.models import Control, Flavor
-from common.service_binaries import Binary
-from common.statuses import (
+from common.domain import errors, ids, states
+from common.domain.context import RequestContext
+from common.domain.models import Control, Flavor
+from common.domain.service_binaries import Binary
+from common.domain.statuses import (
     MIGRATIONS_IN_PROGRESS,
     OPEN_MIGRATIONS,
     ActionPhase,
@@ -29,9 +29,10 @@ from common.statuses import (
     MigrationStatus,
     MigrationType,
 )
+from common.domain.wire import to_wire
+from common.store import cleanups
 from common.store.engine import now, update_grouped
 from common.store.hosts.services import is_up
-from common.store.neighbours import cleanups
 from common.store.placement import allocations
 from common.store.rows import (
     MigrationRow,
@@ -45,7 +46,6 @@ from common.store.schema import actions as actions_table
 from common.store.schema import guests as guests_table
 from common.store.schema import heartbeats, hosts, migrations, servers, services
 from common.store.servers import actions, guests
-from common.wire import to_wire
 
 #: Statuses in which a live migration can be aborted, and in which its end can be forced.
 ABORTABLE = (MigrationStatus.RUNNING,)

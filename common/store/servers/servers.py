@@ -21,10 +21,11 @@ from typing import Any, NamedTuple, TypeVar, cast
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from common import errors, states
-from common.models import Flavor, Interface
+from common.domain import errors, states
+from common.domain.models import Flavor, Interface
+from common.domain.service_binaries import Binary
+from common.domain.wire import from_wire, to_wire
 from common.notifications.events import Notice
-from common.service_binaries import Binary
 from common.store.engine import for_update, insert_many, notification_settings, now
 from common.store.notifications import outbox
 from common.store.pagination import SortOrder, after
@@ -32,7 +33,6 @@ from common.store.regular_expressions import fetch, matches
 from common.store.rows import IdempotencyKeyRow, ServerPlace, ServerRecord, Values
 from common.store.schema import Json, heartbeats, hosts, idempotency_keys, servers, services
 from common.store.substrings import holds
-from common.wire import from_wire, to_wire
 
 C = servers.c
 T = TypeVar("T")

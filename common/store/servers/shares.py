@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from common import errors, ids, states
-from common.context import RequestContext
-from common.statuses import ShareStatus
+from common.domain import errors, ids, states
+from common.domain.context import RequestContext
+from common.domain.statuses import ShareStatus
 from common.store.engine import insert_many, now
 from common.store.rows import ServerRow, ShareMappingRow
 from common.store.schema import hosts, servers

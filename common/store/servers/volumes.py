@@ -15,17 +15,17 @@ from dataclasses import dataclass, field
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from common import device_names, errors, ids, local_disks, states
-from common.context import RequestContext
-from common.json_types import JsonObject
-from common.models import Flavor
-from common.statuses import BlockDeviceStatus
+from common.domain import device_names, errors, ids, local_disks, states
+from common.domain.context import RequestContext
+from common.domain.json_types import JsonObject
+from common.domain.models import Flavor
+from common.domain.statuses import BlockDeviceStatus
+from common.domain.wire import from_wire
 from common.store.engine import insert_many, now
 from common.store.rows import BlockDeviceRow, ServerState, Values
 from common.store.schema import block_devices as table
 from common.store.schema import servers
 from common.store.servers import actions
-from common.wire import from_wire
 
 VOLUME = "volume"
 

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
-from common import errors, models
+from common.domain import errors, models
 from common.store.engine import insert_ignore, is_there, notification_settings, now
 from common.store.notifications import outbox
 from common.store.pagination import SortOrder, after

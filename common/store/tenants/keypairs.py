@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
-from common import errors
+from common.domain import errors
 from common.store.engine import is_there, now
 from common.store.notifications import outbox
 from common.store.rows import KeypairRow, Values

@@ -21,13 +21,13 @@ from typing import Any, Protocol
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from common import errors, hardware
-from common.models import Flavor
-from common.statuses import OPEN_MIGRATIONS
+from common.domain import errors, hardware
+from common.domain.models import Flavor
+from common.domain.statuses import OPEN_MIGRATIONS
+from common.domain.wire import from_wire
 from common.store.engine import insert_ignore
 from common.store.rows import Values
 from common.store.schema import migrations, projects, quotas, server_groups, servers
-from common.wire import from_wire
 
 CLASS = "*"
 #: What is counted in servers, with the API's names.

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from common import errors
-from common.json_types import JsonObject
-from common.models import Flavor
+from common.domain import errors
+from common.domain.json_types import JsonObject
+from common.domain.models import Flavor
+from common.domain.wire import from_wire
 from common.store.schema import servers
-from common.wire import from_wire
 
 log = logging.getLogger(__name__)
 

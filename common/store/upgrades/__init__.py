@@ -12,7 +12,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from common import errors
+from common.domain import errors
 from common.store.engine import Connection, Store
 from common.store.version import needed, remedy
 

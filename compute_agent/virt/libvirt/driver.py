@@ -21,9 +21,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from common import errors
-from common.json_types import JsonObject
-from common.models import (
+from common.domain import errors
+from common.domain.json_types import JsonObject
+from common.domain.models import (
     AttachedShare,
     Belongings,
     DomainState,
@@ -32,14 +32,9 @@ from common.models import (
     ImageRef,
     Interface,
 )
-from common.server_facts import HostedServer
-from compute_agent.bridges import BridgeHelper
-from compute_agent.config_drive import ConfigDrives
-from compute_agent.virt.download_limit import MAX_DOWNLOADS
-from compute_agent.virt.driver import (
-    RUNNING,
-    SERIAL,
-    VNC,
+from common.domain.server_facts import HostedServer
+from compute_agent.privileged.bridges import BridgeHelper
+from compute_agent.verb_context import (
     Cancelled,
     ImageReader,
     ImageWriter,
@@ -48,35 +43,28 @@ from compute_agent.virt.driver import (
     VerbContext,
     VerbFailed,
 )
+from compute_agent.virt.download_limit import MAX_DOWNLOADS
+from compute_agent.virt.driver import RUNNING, SERIAL, VNC
 from compute_agent.virt.interfaces import plug
-from compute_agent.virt.libvirt import (
-    cold_migration,
-    consoles,
-    diagnostics,
-    guest_agent,
-    host,
-    images,
-    incoming_migration,
-    interfaces,
-    live_migration,
-    power,
-    resizes,
-    running_domain,
-    snapshots,
-    volume_xml,
-)
-from compute_agent.virt.libvirt.connection import Connection
-from compute_agent.virt.libvirt.connectors import Connectors
-from compute_agent.virt.libvirt.guests import LibvirtGuests
-from compute_agent.virt.libvirt.images import ImageCache
-from compute_agent.virt.libvirt.incoming import records
-from compute_agent.virt.libvirt.incoming.records import Incoming
-from compute_agent.virt.libvirt.local_disks import LocalDisks
-from compute_agent.virt.libvirt.secrets import LibvirtSecrets
-from compute_agent.virt.libvirt.shares import GuestShares
-from compute_agent.virt.libvirt.still_guests import StillGuests
-from compute_agent.virt.libvirt.volume_verbs import QUIET, VolumeVerbs
-from compute_agent.virt.libvirt.volumes import GuestVolumes
+from compute_agent.virt.libvirt.disks import images
+from compute_agent.virt.libvirt.disks.images import ImageCache
+from compute_agent.virt.libvirt.disks.local_disks import LocalDisks
+from compute_agent.virt.libvirt.domains import guest_agent, power
+from compute_agent.virt.libvirt.domains.connection import Connection
+from compute_agent.virt.libvirt.domains.still_guests import StillGuests
+from compute_agent.virt.libvirt.guests import consoles, diagnostics, interfaces, resizes, snapshots
+from compute_agent.virt.libvirt.guests.config_drive import ConfigDrives
+from compute_agent.virt.libvirt.guests.guests import LibvirtGuests
+from compute_agent.virt.libvirt.guests.shares import GuestShares
+from compute_agent.virt.libvirt.guests.volume_verbs import QUIET, VolumeVerbs
+from compute_agent.virt.libvirt.host import host
+from compute_agent.virt.libvirt.migration import cold_migration, incoming_migration, live_migration
+from compute_agent.virt.libvirt.migration.incoming import records
+from compute_agent.virt.libvirt.migration.incoming.records import Incoming
+from compute_agent.virt.libvirt.volumes.connectors import Connectors
+from compute_agent.virt.libvirt.volumes.secrets import LibvirtSecrets
+from compute_agent.virt.libvirt.volumes.volumes import GuestVolumes
+from compute_agent.virt.libvirt.xml import running_domain, volume_xml
 from compute_agent.virt.mounts import Mounts, host_mounts
 
 LOG = logging.getLogger(__name__)

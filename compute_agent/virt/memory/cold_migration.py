@@ -13,24 +13,18 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 
-from common import errors
-from common.command_progress import CommandPhase
-from common.json_types import JsonObject
-from common.models import DomainState, GuestSpec
-from common.wire import from_wire
-from compute_agent.virt.driver import (
-    SHUTDOWN,
-    Part,
-    Peer,
-    VerbContext,
-    VerbFailed,
-    required_hardware,
-)
+from common.domain import errors
+from common.domain.command_progress import CommandPhase
+from common.domain.json_types import JsonObject
+from common.domain.models import DomainState, GuestSpec
+from common.domain.wire import from_wire
+from compute_agent.verb_context import Part, Peer, VerbContext, VerbFailed
+from compute_agent.virt.driver import SHUTDOWN, required_hardware
 from compute_agent.virt.interfaces import plugs
 from compute_agent.virt.memory import power
-from compute_agent.virt.memory.guest import MemoryGuest, read_disk
-from compute_agent.virt.memory.host import MemoryHost
-from compute_agent.virt.memory.script import wait
+from compute_agent.virt.memory.state.guest import MemoryGuest, read_disk
+from compute_agent.virt.memory.state.host import MemoryHost
+from compute_agent.virt.memory.state.script import wait
 
 #: Names of the parts that every guest has.
 DISK, RECORD = "disk", "guest"

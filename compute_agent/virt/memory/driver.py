@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from common.json_types import JsonObject
-from common.models import (
+from common.domain.json_types import JsonObject
+from common.domain.models import (
     AttachedShare,
     AttachedVolume,
     Belongings,
@@ -23,19 +23,9 @@ from common.models import (
     ImageRef,
     Interface,
 )
-from common.server_facts import HostedServer, ports_of
-from compute_agent.virt.driver import (
-    SERIAL,
-    SPICE,
-    VNC,
-    ImageReader,
-    ImageWriter,
-    Part,
-    Peer,
-    VerbContext,
-    VerbFailed,
-    VolumeMerge,
-)
+from common.domain.server_facts import HostedServer, ports_of
+from compute_agent.verb_context import ImageReader, ImageWriter, Part, Peer, VerbContext, VerbFailed
+from compute_agent.virt.driver import SERIAL, SPICE, VNC, VolumeMerge
 from compute_agent.virt.memory import (
     cold_migration,
     guest_agent,
@@ -49,7 +39,7 @@ from compute_agent.virt.memory import (
     snapshots,
     volumes,
 )
-from compute_agent.virt.memory.host import MemoryHost, state_of
+from compute_agent.virt.memory.state.host import MemoryHost, state_of
 
 
 class MemoryDriver:

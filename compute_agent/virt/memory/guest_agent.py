@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import time
 
-from compute_agent.virt.driver import RUNNING, VerbFailed
-from compute_agent.virt.memory.guest import MemoryGuest
-from compute_agent.virt.memory.host import MemoryHost
+from compute_agent.verb_context import VerbFailed
+from compute_agent.virt.driver import RUNNING
+from compute_agent.virt.memory.state.guest import MemoryGuest
+from compute_agent.virt.memory.state.host import MemoryHost
 
 
 def set_password(host: MemoryHost, server: str, user: str, password: str) -> None:

@@ -3,19 +3,15 @@
 
 from __future__ import annotations
 
-from common.command_progress import CommandPhase
-from common.models import DomainState, GuestSpec, ImageRef
-from compute_agent.virt.driver import (
-    SHUTDOWN,
-    ImageReader,
-    VerbContext,
-    before_guest_is_touched,
-)
+from common.domain.command_progress import CommandPhase
+from common.domain.models import DomainState, GuestSpec, ImageRef
+from compute_agent.verb_context import ImageReader, VerbContext, before_guest_is_touched
+from compute_agent.virt.driver import SHUTDOWN
 from compute_agent.virt.interfaces import plugs
 from compute_agent.virt.memory import images, power
-from compute_agent.virt.memory.guest import MemoryGuest, made
-from compute_agent.virt.memory.host import MemoryHost, state_of
-from compute_agent.virt.memory.script import wait
+from compute_agent.virt.memory.state.guest import MemoryGuest, made
+from compute_agent.virt.memory.state.host import MemoryHost, state_of
+from compute_agent.virt.memory.state.script import wait
 from compute_agent.virt.volumes import EVERY_PROTOCOL, image_of, links
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import hashlib
 
-from common import errors
-from common.command_progress import CommandPhase
-from common.models import ImageRef
-from compute_agent.virt.driver import Cancelled, ImageReader, VerbContext, VerbFailed
-from compute_agent.virt.memory.guest import read_disk
-from compute_agent.virt.memory.host import MemoryHost
+from common.domain import errors
+from common.domain.command_progress import CommandPhase
+from common.domain.models import ImageRef
+from compute_agent.verb_context import Cancelled, ImageReader, VerbContext, VerbFailed
+from compute_agent.virt.memory.state.guest import read_disk
+from compute_agent.virt.memory.state.host import MemoryHost
 
 #: Of an image, these first bytes are searched for the files of a disk.
 MAX_KEPT_BYTES = 1 << 20

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from common.command_progress import CommandPhase
-from common.models import DomainState, Interface
-from compute_agent.virt.driver import PAUSED, RUNNING, VerbContext, VerbFailed
+from common.domain.command_progress import CommandPhase
+from common.domain.models import DomainState, Interface
+from compute_agent.verb_context import VerbContext, VerbFailed
+from compute_agent.virt.driver import PAUSED, RUNNING
 from compute_agent.virt.memory import power
-from compute_agent.virt.memory.guest import MemoryGuest
-from compute_agent.virt.memory.host import MemoryHost, state_of
+from compute_agent.virt.memory.state.guest import MemoryGuest
+from compute_agent.virt.memory.state.host import MemoryHost, state_of
 
 
 def attach(

@@ -14,16 +14,16 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 
-from common import errors
-from common.command_progress import CommandPhase
-from common.json_types import JsonMapping, JsonObject
-from common.models import Control, DomainState, GuestSpec
-from compute_agent.virt.driver import MigrationAborted, Peer, VerbContext, VerbFailed
+from common.domain import errors
+from common.domain.command_progress import CommandPhase
+from common.domain.json_types import JsonMapping, JsonObject
+from common.domain.models import Control, DomainState, GuestSpec
+from compute_agent.verb_context import MigrationAborted, Peer, VerbContext, VerbFailed
 from compute_agent.virt.memory import cold_migration
-from compute_agent.virt.memory.guest import MemoryGuest, made
-from compute_agent.virt.memory.host import MemoryHost, state_of
-from compute_agent.virt.memory.incoming import EMPTY, folder_at
-from compute_agent.virt.memory.script import LOOK_SECONDS, wait
+from compute_agent.virt.memory.state.guest import MemoryGuest, made
+from compute_agent.virt.memory.state.host import MemoryHost, state_of
+from compute_agent.virt.memory.state.incoming import EMPTY, folder_at
+from compute_agent.virt.memory.state.script import LOOK_SECONDS, wait
 
 MEBIBYTE = 1 << 20
 

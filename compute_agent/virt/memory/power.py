@@ -6,14 +6,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from common.command_progress import CommandPhase
-from common.models import Belongings, DomainState, GuestSpec, Interface
-from compute_agent import bridges
-from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, VerbContext, VerbFailed
+from common.domain.command_progress import CommandPhase
+from common.domain.models import Belongings, DomainState, GuestSpec, Interface
+from compute_agent.privileged import bridges
+from compute_agent.verb_context import VerbContext, VerbFailed
+from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN
 from compute_agent.virt.interfaces import no_bridge, plugs, when_bridged
-from compute_agent.virt.memory.guest import MemoryGuest
-from compute_agent.virt.memory.host import MemoryHost, state_of
-from compute_agent.virt.memory.script import wait
+from compute_agent.virt.memory.state.guest import MemoryGuest
+from compute_agent.virt.memory.state.host import MemoryHost, state_of
+from compute_agent.virt.memory.state.script import wait
 
 
 def require_start(

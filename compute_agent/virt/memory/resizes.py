@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from copy import deepcopy
 
-from common.models import DomainState, GuestSpec
-from compute_agent.virt.driver import VerbContext, required_hardware
+from common.domain.models import DomainState, GuestSpec
+from compute_agent.verb_context import VerbContext
+from compute_agent.virt.driver import required_hardware
 from compute_agent.virt.memory import power
-from compute_agent.virt.memory.host import MemoryHost, state_of
+from compute_agent.virt.memory.state.host import MemoryHost, state_of
 
 _BEFORE = "it is resized"
 

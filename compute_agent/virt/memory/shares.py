@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from common.models import AttachedShare, DomainState
-from compute_agent.virt.memory.host import MemoryHost, state_of
+from common.domain.models import AttachedShare, DomainState
 from compute_agent.virt.memory.power import refuse_active
+from compute_agent.virt.memory.state.host import MemoryHost, state_of
 
 
 def attach(host: MemoryHost, server: str, fence: int, share: AttachedShare) -> DomainState:

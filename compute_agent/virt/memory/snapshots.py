@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from common import errors
-from common.command_progress import CommandPhase
-from compute_agent.virt.driver import ImageWriter, VerbContext, VerbFailed, quiesce_failed
-from compute_agent.virt.memory.host import MemoryHost
-from compute_agent.virt.memory.script import wait
+from common.domain import errors
+from common.domain.command_progress import CommandPhase
+from compute_agent.verb_context import ImageWriter, VerbContext, VerbFailed
+from compute_agent.virt.driver import quiesce_failed
+from compute_agent.virt.memory.state.host import MemoryHost
+from compute_agent.virt.memory.state.script import wait
 
 
 def snapshot(host: MemoryHost, server: str, write_image: ImageWriter, context: VerbContext) -> int:

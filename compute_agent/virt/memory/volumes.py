@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-from common.command_progress import CommandPhase
-from common.models import AttachedVolume, DomainState
+from common.domain.command_progress import CommandPhase
+from common.domain.models import AttachedVolume, DomainState
+from compute_agent.verb_context import VerbContext
 from compute_agent.virt import volumes
-from compute_agent.virt.driver import PAUSED, RUNNING, VerbContext
-from compute_agent.virt.memory.guest import MemoryGuest
-from compute_agent.virt.memory.host import MemoryHost, state_of
+from compute_agent.virt.driver import PAUSED, RUNNING
 from compute_agent.virt.memory.power import refuse_active
-from compute_agent.virt.memory.script import wait
+from compute_agent.virt.memory.state.guest import MemoryGuest
+from compute_agent.virt.memory.state.host import MemoryHost, state_of
+from compute_agent.virt.memory.state.script import wait
 
 
 def attach(

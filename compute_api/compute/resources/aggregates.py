@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from common import errors, ids
-from common.json_types import JsonObject
+from common.domain import errors, ids
+from common.domain.json_types import JsonObject
 from common.store.engine import Connection
 from common.store.hosts import aggregates, cached_images
 from common.store.rows import AggregateRow
-from compute_api.compute.request import Request
+from compute_api.compute.request.request import Request
 from compute_api.compute.schemas import aggregates as schemas
 from compute_api.compute.views import aggregates as view
-from compute_api.edge.response import ApiResponse
+from compute_api.http.response import ApiResponse
 
 _RULE = "os_compute_api:os-aggregates:"
 

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from common.json_types import JsonObject
-from common.service_binaries import Binary
+from common.domain.json_types import JsonObject
+from common.domain.service_binaries import Binary
 from common.store.engine import Connection
 from common.store.hosts import aggregates, services
 from common.store.rows import HeardServiceRow
-from compute_api.compute.request import Request
+from compute_api.compute.request.request import Request
 from compute_api.compute.resources.services import INTERNAL
 from compute_api.compute.views.times import format_micros
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection
 
-from common import errors
-from common.json_types import JsonObject
-from compute_api.compute.request import Request
+from common.domain import errors
+from common.domain.json_types import JsonObject
+from compute_api.compute.request.request import Request
 
 _SERVER = "/servers/{server_id}"
 #: Extensions that are all operations under a path of their name.

@@ -12,18 +12,18 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from common import errors, states
-from common.clock import Clock
-from common.json_types import JsonMapping
+from common.domain import errors, states
+from common.domain.clock import Clock
+from common.domain.json_types import JsonMapping
+from common.store import cleanups
 from common.store.engine import Connection
-from common.store.neighbours import cleanups
 from common.store.rows import ServerPlace
 from common.store.servers import actions, servers, volumes
-from compute_api.compute.request import Request
-from compute_api.compute.resources import server_networks
+from compute_api.compute.request.request import Request
 from compute_api.compute.schemas.external_events import COMPLETED
-from compute_api.edge.response import ApiResponse
-from compute_api.edge.validation import FORMATS
+from compute_api.compute.servers.networks import networks as server_networks
+from compute_api.http.response import ApiResponse
+from compute_api.http.validation import FORMATS
 
 DONE, BAD, MISSING, UNPROCESSABLE = 200, 400, 404, 422
 REREAD_TIMEOUT_SECONDS = 20.0  # seconds in which the servers of one request are read again

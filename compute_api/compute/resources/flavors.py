@@ -3,16 +3,16 @@
 
 from __future__ import annotations
 
-from common import errors, ids
-from common.json_types import JsonObject
+from common.domain import errors, ids
+from common.domain.json_types import JsonObject
 from common.store.engine import Connection
 from common.store.rows import FlavorRow
 from common.store.tenants import flavors
-from compute_api.compute import extra_specs as extra_specs_known
-from compute_api.compute.request import Request
+from compute_api.compute.request.request import Request
+from compute_api.compute.resources import extra_specs as extra_specs_known
 from compute_api.compute.views import flavors as view
-from compute_api.edge.response import ApiResponse
-from compute_api.edge.validation import is_true
+from compute_api.http.response import ApiResponse
+from compute_api.http.validation import is_true
 
 _ACCESS = "os_compute_api:os-flavor-access:"
 

@@ -8,16 +8,16 @@ conductors do the work.
 
 from __future__ import annotations
 
-from common import errors, ids
-from common.json_types import JsonObject
-from common.service_binaries import Binary
+from common.domain import errors, ids
+from common.domain.json_types import JsonObject
+from common.domain.service_binaries import Binary
 from common.store.engine import Connection
 from common.store.hosts import host_actions, services
 from common.store.hosts.host_actions import Arguments, HostAction, Name
-from compute_api.compute import microversions
-from compute_api.compute.request import Request
+from compute_api.compute.request import microversions
+from compute_api.compute.request.request import Request
 from compute_api.compute.views import host_actions as view
-from compute_api.edge.response import ApiResponse
+from compute_api.http.response import ApiResponse
 
 
 def index(request: Request, service_id: str) -> JsonObject:

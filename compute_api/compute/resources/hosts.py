@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from common import errors
-from common.json_types import JsonObject
-from common.service_binaries import Binary
+from common.domain import errors
+from common.domain.json_types import JsonObject
+from common.domain.service_binaries import Binary
 from common.store.engine import Connection
 from common.store.hosts import aggregates, hosts, services
 from common.store.servers import servers
-from compute_api.compute.request import Request
+from compute_api.compute.request.request import Request
 from compute_api.compute.resources.services import INTERNAL
 from compute_api.compute.views.hypervisors import stock
 

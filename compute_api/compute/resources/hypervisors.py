@@ -7,16 +7,16 @@ themselves; a host that is down or does not answer has none."""
 
 from __future__ import annotations
 
-from common import errors, ids
-from common.json_types import JsonObject
-from common.statuses import HostState
+from common.domain import errors, ids
+from common.domain.json_types import JsonObject
+from common.domain.statuses import HostState
 from common.store.hosts import hosts
 from common.store.servers import servers
-from compute_api.compute.fields import Field
-from compute_api.compute.host_queries import query_hosts
-from compute_api.compute.request import Request
+from compute_api.compute.request.host_queries import query_hosts
+from compute_api.compute.request.request import Request
 from compute_api.compute.views import hypervisors as view
-from compute_api.edge.validation import is_true
+from compute_api.compute.views.fields import Field
+from compute_api.http.validation import is_true
 
 Row = JsonObject
 

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from common import errors
-from common.json_types import JsonObject
+from common.domain import errors
+from common.domain.json_types import JsonObject
 from common.store.engine import Connection
 from common.store.rows import KeypairRow
 from common.store.tenants import keypairs, quotas
-from compute_api.compute import key_material
-from compute_api.compute.request import Request
+from compute_api.compute.request.request import Request
+from compute_api.compute.resources import key_material
 from compute_api.compute.views import keypairs as view
 
 _RULE = "os_compute_api:os-keypairs:"

@@ -10,20 +10,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from common import errors, ids, states
-from common.command_key import CommandKey, CommandKind
-from common.json_types import JsonObject
-from common.models import Command, Control
-from common.statuses import ActionState, MigrationStatus, MigrationType
+from common.domain import errors, ids, states
+from common.domain.command_key import CommandKey, CommandKind
+from common.domain.json_types import JsonObject
+from common.domain.models import Command, Control
+from common.domain.statuses import ActionState, MigrationStatus, MigrationType
+from common.domain.verbs import control_command
 from common.store.engine import Connection
 from common.store.hosts import hosts
 from common.store.notifications import outbox
 from common.store.rows import ServerRecord, ShownMigrationRow
 from common.store.servers import actions, immediate_actions, migrations
-from common.verbs import control_command
-from compute_api.compute.request import Request
+from compute_api.compute.request.request import Request
 from compute_api.compute.views import migrations as view
-from compute_api.edge.microversions import Range
+from compute_api.http.microversions import Range
 
 _API = "os_compute_api:"
 _PAGED, _QUEUED = Range("2.59"), Range("2.65")

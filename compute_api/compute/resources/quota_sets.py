@@ -3,15 +3,15 @@
 
 from __future__ import annotations
 
-from common import errors
-from common.json_types import JsonObject
+from common.domain import errors
+from common.domain.json_types import JsonObject
 from common.store.engine import Connection
 from common.store.tenants import keypairs, quotas
-from compute_api.compute.fields import Field, Get, render, visible_fields
-from compute_api.compute.request import Request
+from compute_api.compute.request.request import Request
 from compute_api.compute.schemas.quota_sets import CLASS_RESOURCES, RESOURCES
-from compute_api.edge.microversions import Range
-from compute_api.edge.validation import is_true
+from compute_api.compute.views.fields import Field, Get, render, visible_fields
+from compute_api.http.microversions import Range
+from compute_api.http.validation import is_true
 
 DEFAULT_CLASS, UNLIMITED = "default", -1
 

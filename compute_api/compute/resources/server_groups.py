@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-from common import errors, ids
-from common.json_types import JsonObject
+from common.domain import errors, ids
+from common.domain.json_types import JsonObject
 from common.store.engine import Connection
 from common.store.rows import ServerGroupRow
-from common.store.servers import server_groups
-from common.store.tenants import quotas
-from compute_api.compute.fields import Field, render, render_readable, visible_fields
-from compute_api.compute.request import Request
+from common.store.tenants import quotas, server_groups
+from compute_api.compute.request.request import Request
+from compute_api.compute.views.fields import Field, render, render_readable, visible_fields
 
 _RULE = "os_compute_api:os-server-groups:"
 #: ``view`` is the list of the group's servers.

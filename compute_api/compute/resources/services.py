@@ -4,18 +4,19 @@ more."""
 
 from __future__ import annotations
 
-from common import errors, ids
-from common.json_types import JsonObject
-from common.service_binaries import Binary
-from common.statuses import HostState
+from common.domain import errors, ids
+from common.domain.json_types import JsonObject
+from common.domain.service_binaries import Binary
+from common.domain.statuses import HostState
 from common.store.engine import Connection
-from common.store.hosts import aggregates, host_removal, services
+from common.store.hosts import aggregates, services
 from common.store.rows import HeardServiceRow
-from compute_api.compute.fields import Field, render, render_readable, visible_fields
-from compute_api.compute.request import Request
+from common.store.views import host_removal
+from compute_api.compute.request.request import Request
+from compute_api.compute.views.fields import Field, render, render_readable, visible_fields
 from compute_api.compute.views.times import format_micros
-from compute_api.edge.microversions import Range
-from compute_api.edge.validation import is_true
+from compute_api.http.microversions import Range
+from compute_api.http.validation import is_true
 
 #: The zone of services that are no hosts for servers.
 INTERNAL = "internal"

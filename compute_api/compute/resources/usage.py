@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from itertools import groupby
 
-from common import clock, errors
-from common.clock import SECOND
-from common.json_types import JsonObject
-from common.models import Flavor
+from common.domain import clock, errors
+from common.domain.clock import SECOND
+from common.domain.json_types import JsonObject
+from common.domain.models import Flavor
 from common.store.engine import Connection, moment
 from common.store.tenants import usage
 from common.store.tenants.usage import Period, Used
-from compute_api.compute.request import Request
+from compute_api.compute.request.request import Request
 from compute_api.compute.views.times import format_micros
-from compute_api.edge.microversions import Range
+from compute_api.http.microversions import Range
 
 _PAGED = Range("2.40")
 _FORMATS = ("%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%S.%f", "%Y-%m-%d %H:%M:%S.%f")

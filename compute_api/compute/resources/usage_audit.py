@@ -11,11 +11,11 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from urllib.parse import unquote
 
-from common import errors
-from common.clock import SECOND
-from common.json_types import JsonObject
+from common.domain import errors
+from common.domain.clock import SECOND
+from common.domain.json_types import JsonObject
 from common.store.engine import moment
-from compute_api.compute.request import Request
+from compute_api.compute.request.request import Request
 
 _FORMATS = ("%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M:%S.%f")
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from compute_api.compute.schemas.common import HOST, NAME, UUID, record, wrapped
-from compute_api.edge.validation import Document, VersionedSchema
+from compute_api.http.validation import Document, VersionedSchema
 
 _ZONE: Document = {"type": ["string", "null"], "minLength": 1, "maxLength": 255, "format": "name"}
 #: White space around a name is taken off.

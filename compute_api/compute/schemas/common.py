@@ -4,7 +4,7 @@ takes."""
 
 from __future__ import annotations
 
-from compute_api.edge.validation import Document, VersionedSchema, strict
+from compute_api.http.validation import Document, VersionedSchema, strict
 
 MAX_INT = 2**31 - 1
 BOOLEAN: Document = {

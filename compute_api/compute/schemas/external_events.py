@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from compute_api.compute.schemas.common import UUID, record, wrapped
-from compute_api.edge.validation import Document, VersionedSchema, put
+from compute_api.http.validation import Document, VersionedSchema, put
 
 _NETWORK = (
     "network-changed",

@@ -13,7 +13,7 @@ from compute_api.compute.schemas.common import (
     repeated,
     wrapped,
 )
-from compute_api.edge.validation import Document, VersionedSchema, drop, put, strict
+from compute_api.http.validation import Document, VersionedSchema, drop, put, strict
 
 _DESCRIPTION: Document = {
     "type": ["string", "null"],

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from compute_api.compute.schemas.common import COUNT, query, record, repeated
-from compute_api.edge.validation import Document, VersionedSchema, strict
+from compute_api.http.validation import Document, VersionedSchema, strict
 
 MAX_PARALLEL = 100
 _FLAG: Document = {"type": "boolean"}

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from compute_api.compute.schemas.common import query, record, repeated
-from compute_api.edge.validation import Document, VersionedSchema
+from compute_api.http.validation import Document, VersionedSchema
 
 _SWITCH: Document = {"enum": ["enable", "disable", "Enable", "Disable", "ENABLE", "DISABLE"]}
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from compute_api.compute.schemas.common import BOOLEAN, COUNT, query, repeated
-from compute_api.edge.validation import Document, VersionedSchema, put, replace
+from compute_api.http.validation import Document, VersionedSchema, put, replace
 
 _PATTERN: Document = {
     "type": "string",

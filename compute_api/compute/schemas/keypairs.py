@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from compute_api.compute.schemas.common import COUNT, NAME, query, record, repeated, wrapped
-from compute_api.edge.validation import Document, VersionedSchema, put, require, strict
+from compute_api.http.validation import Document, VersionedSchema, put, require, strict
 
 _OLD_NAME: Document = {**NAME, "pattern": "^[a-zA-Z0-9 _-]*$"}
 _NAME: Document = {**NAME, "pattern": "^[a-zA-Z0-9@._ -]*$"}

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from compute_api.compute.schemas.common import COUNT, query, repeated, wrapped
-from compute_api.edge.validation import VersionedSchema, put, strict
+from compute_api.http.validation import VersionedSchema, put, strict
 
 _TIME = {"type": "string", "format": "date-time"}
 

@@ -4,10 +4,10 @@ knows."""
 
 from __future__ import annotations
 
-from common.json_types import JsonObject
+from common.domain.json_types import JsonObject
 from compute_api.compute.schemas.common import BOOLEAN, integer, query, record, repeated, wrapped
-from compute_api.edge.microversions import Range
-from compute_api.edge.validation import Change, Document, VersionedSchema, put, strict
+from compute_api.http.microversions import Range
+from compute_api.http.validation import Change, Document, VersionedSchema, put, strict
 
 #: Every limited resource: from when until when it is in quota sets.
 RESOURCES: dict[str, Range] = {

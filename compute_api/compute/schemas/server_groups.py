@@ -12,7 +12,7 @@ from compute_api.compute.schemas.common import (
     repeated,
     wrapped,
 )
-from compute_api.edge.validation import Document, VersionedSchema, put, strict
+from compute_api.http.validation import Document, VersionedSchema, put, strict
 
 _HARD = ["anti-affinity", "affinity"]
 _SOFT = [*_HARD, "soft-anti-affinity", "soft-affinity"]

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from compute_api.compute.schemas.common import BOOLEAN, HOST, query, record, repeated
-from compute_api.edge.validation import Document, VersionedSchema, strict
+from compute_api.http.validation import Document, VersionedSchema, strict
 
 _BINARY: Document = {"type": "string", "minLength": 1, "maxLength": 255}
 _REASON: Document = {"type": "string", "minLength": 1, "maxLength": 255}

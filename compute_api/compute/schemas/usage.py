@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from compute_api.compute.schemas.common import COUNT, query, repeated
-from compute_api.edge.validation import VersionedSchema, put, strict
+from compute_api.http.validation import VersionedSchema, put, strict
 
 _PAGING = (put("limit", repeated(COUNT)), put("marker", repeated()))
 LIST = VersionedSchema(

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from common.json_types import JsonObject
+from common.domain.json_types import JsonObject
 from common.store.hosts.aggregates import ZONE
 from common.store.rows import AggregateRow
-from compute_api.compute.fields import Field, render_readable, visible_fields
+from compute_api.compute.views.fields import Field, render_readable, visible_fields
 from compute_api.compute.views.times import format_micros
 
 #: What the answer to a create shows: an aggregate that has neither hosts nor metadata of its own

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from common.json_types import JsonObject
+from common.domain.json_types import JsonObject
 from common.store.rows import FlavorRow
-from compute_api.compute.fields import Field, render, render_readable, visible_fields
-from compute_api.compute.links import Links
+from compute_api.compute.request.links import Links
+from compute_api.compute.views.fields import Field, render, render_readable, visible_fields
 
 EXTRA_SPECS = "os_compute_api:os-flavor-extra-specs:index"
 RULES = frozenset((EXTRA_SPECS,))

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from common.json_types import JsonObject
+from common.domain.json_types import JsonObject
+from common.domain.wire import to_wire
 from common.store.hosts.host_actions import Event, HostAction, Name
-from common.wire import to_wire
 from compute_api.compute.views.times import format_micros
 
 #: What each takes, of ``store.host_actions.Arguments``.

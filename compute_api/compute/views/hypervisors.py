@@ -10,10 +10,17 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from common.json_types import JsonMapping, JsonObject
-from common.statuses import HostState
-from compute_api.compute.fields import OMITTED, Field, Get, render, render_readable, visible_fields
-from compute_api.edge.microversions import Range
+from common.domain.json_types import JsonMapping, JsonObject
+from common.domain.statuses import HostState
+from compute_api.compute.views.fields import (
+    OMITTED,
+    Field,
+    Get,
+    render,
+    render_readable,
+    visible_fields,
+)
+from compute_api.http.microversions import Range
 
 
 def state(row: JsonMapping) -> HostState:

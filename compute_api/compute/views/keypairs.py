@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from common.json_types import JsonObject
+from common.domain.json_types import JsonObject
 from common.store.rows import KeypairRow
-from compute_api.compute.fields import OMITTED, Field, render_readable, visible_fields
+from compute_api.compute.views.fields import OMITTED, Field, render_readable, visible_fields
 from compute_api.compute.views.times import format_micros
 
 _COMMON: tuple[Field, ...] = (

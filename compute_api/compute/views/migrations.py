@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from common.json_types import JsonObject
-from common.statuses import MigrationStatus, MigrationType
+from common.domain.json_types import JsonObject
+from common.domain.statuses import MigrationStatus, MigrationType
 from common.store.rows import ShownMigrationRow
-from compute_api.compute.fields import OMITTED, Field, render, render_readable, visible_fields
-from compute_api.compute.links import Links
+from compute_api.compute.request.links import Links
+from compute_api.compute.views.fields import OMITTED, Field, render, render_readable, visible_fields
 from compute_api.compute.views.times import format_micros
 
 #: Live migrations that are shown below their server, and can be found there.

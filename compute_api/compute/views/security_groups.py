@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from common.json_types import JsonMapping, JsonObject
+from common.domain.json_types import JsonMapping, JsonObject
 
 _WITH_PORTS = ("tcp", "udp")
 _EVERYWHERE = {"IPv4": "0.0.0.0/0", "IPv6": "::/0"}

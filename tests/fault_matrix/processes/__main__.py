@@ -31,8 +31,8 @@ from pathlib import Path
 from typing import Any
 
 from common import __version__
-from deploy import processes
 from deploy.environment import VENV
+from deploy.one_machine.cloud import processes
 from tests.fault_matrix.cells import Cell, Kind, cells
 from tests.fault_matrix.processes.blast_radius import Bystander, line, problems
 from tests.fault_matrix.processes.choice import by_world, fitting, ordered

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from common.command_key import CommandKey
+from common.domain.command_key import CommandKey
 from tests.fault_matrix.processes.struck import Process
 
 #: Seconds of a host's lease and between its exchanges: shorter than the product's own, so that a
@@ -41,9 +41,9 @@ def install(process: Process) -> None:
 
 def _inside(process: Process) -> Callable[[str], None]:
     """What is done where a command is carried out."""
-    from common import errors
-    from compute_agent.virt.driver import VerbFailed
-    from compute_agent.virt.memory.host import MemoryHost
+    from common.domain import errors
+    from compute_agent.verb_context import VerbFailed
+    from compute_agent.virt.memory.state.host import MemoryHost
 
     hosts: list[MemoryHost] = []
     make = MemoryHost.__init__
@@ -94,8 +94,8 @@ def _commands(process: Process) -> None:
 
 
 def _hypervisor(process: Process, reached: Callable[[str], None]) -> None:
-    from common import errors
-    from compute_agent.virt.memory.host import MemoryHost
+    from common.domain import errors
+    from compute_agent.virt.memory.state.host import MemoryHost
 
     write, call = MemoryHost.write, MemoryHost.call
 
@@ -117,7 +117,7 @@ def _hypervisor(process: Process, reached: Callable[[str], None]) -> None:
 
 
 def _link(process: Process) -> None:
-    from common import errors
+    from common.domain import errors
     from common.rpc.conductor import ConductorClient
     from common.rpc.host_link import HostSide
     from compute_agent import service

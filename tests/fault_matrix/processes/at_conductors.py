@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from common.command_key import CommandKey
+from common.domain.command_key import CommandKey
 from tests.fault_matrix.processes.orders import Order
 from tests.fault_matrix.processes.struck import Process
 
@@ -48,7 +48,7 @@ def _servers(arguments: Iterable[object]) -> list[str]:
 
 
 def _parts(process: Process) -> None:
-    from common import errors
+    from common.domain import errors
     from tests.fault_matrix import registry
 
     def part(workflow: str, step: str, part: str, where: str, arguments: Sequence[object]) -> None:
@@ -64,7 +64,7 @@ def _parts(process: Process) -> None:
 
 
 def _rounds(process: Process) -> None:
-    from conductor import reports, runner
+    from conductor.engine import reports, runner
 
     burst, commit, handle = runner._burst, runner._commit, reports.handle
 
@@ -157,7 +157,7 @@ def _again(process: Process, order: Order, send: Callable[[], object]) -> None:
 
 
 def _questions(process: Process) -> None:
-    from common import errors
+    from common.domain import errors
     from common.rpc.scheduler import SchedulerClient
 
     select = SchedulerClient.select

@@ -12,7 +12,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-from common import states
+from common.domain import states
 from tests.fault_matrix.outcome import LOCAL_SECONDS
 from tests.fault_matrix.processes.trial import UNHEARD, Trial
 from tests.fault_matrix.processes.world import CALM, World

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from common.command_key import UNDO
+from common.domain.command_key import UNDO
 from common.store.schema import events
 from common.store.servers import actions
 from conductor.workflows import WORKFLOWS

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from common import states
+from common.domain import states
 from tests.fault_matrix.cells import Cell, Kind
 from tests.fault_matrix.outcome import LOCAL_SECONDS, MOVE_SECONDS, Verdict
 from tests.fault_matrix.processes.faults import BEFORE, PLANS, Plan, before

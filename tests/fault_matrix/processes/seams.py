@@ -23,9 +23,9 @@ from tests.fault_matrix.processes.struck import Process
 #: What is imported before the child is forked, by role.
 MODULES = {
     "api": (),
-    "conductor": ("conductor.reports", "tests.fault_matrix.registry"),
+    "conductor": ("conductor.engine.reports", "tests.fault_matrix.registry"),
     "scheduler": ("scheduler.proposals",),
-    "agent": ("compute_agent.virt.memory.host",),
+    "agent": ("compute_agent.virt.memory.state.host",),
 }
 
 

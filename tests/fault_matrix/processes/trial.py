@@ -12,10 +12,10 @@ from typing import Any
 import requests
 import sqlalchemy as sa
 
-from common import states
+from common.domain import states
 from common.store.schema import block_devices
 from common.store.servers import actions
-from conductor.engine import Lane
+from conductor.engine.engine import Lane
 from conductor.workflows import WORKFLOWS
 from tests.fault_matrix.processes.world import World
 from tests.fault_matrix.stage import BOOTS, CIRCUMSTANCES, SHELVED, WITH_VOLUMES

@@ -24,7 +24,7 @@ from tests.fault_matrix.processes.orders import Folder
 PAUSE_SECONDS, PR_SET_PDEATHSIG = 0.2, 1
 #: What the API's worker imports where it needs it.
 LATE = {
-    "api": ("compute_api.compute.app", "compute_api.edge.authentication", "common.rpc.agent"),
+    "api": ("compute_api.compute.app", "compute_api.http.authentication", "common.rpc.agent"),
     "agent": ("compute_agent.virt.memory.driver",),
 }
 

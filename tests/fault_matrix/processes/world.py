@@ -25,23 +25,23 @@ import sqlalchemy as sa
 from keystoneauth1.exceptions import ClientException
 from openstack.exceptions import SDKException
 
-from common.models import DomainState
-from common.service_binaries import Binary
-from common.store import doctor, schema
+from common.domain.models import DomainState
+from common.domain.service_binaries import Binary
+from common.store import cleanups, schema
 from common.store.engine import Store
-from common.store.neighbours import cleanups
-from compute_agent.virt.memory.host import MemoryHost
-from compute_agent.virt.memory.state_file import FILES
-from deploy import lifecycle, process_control, processes
-from deploy.broker import Broker
-from deploy.cloud import Cloud, Ports, numbered
-from deploy.commands import up
-from deploy.probes import answers
-from deploy.process_control import find_process
-from deploy.processes import PYTHON
-from deploy.seed import Seed
-from deploy.servers import Servers, free_ports
-from deploy.supervise import Program
+from compute_agent.virt.memory.state.host import MemoryHost
+from compute_agent.virt.memory.state.state_file import FILES
+from deploy.one_machine import up
+from deploy.one_machine.cloud import lifecycle, process_control, processes
+from deploy.one_machine.cloud.broker import Broker
+from deploy.one_machine.cloud.cloud import Cloud, Ports, numbered
+from deploy.one_machine.cloud.probes import answers
+from deploy.one_machine.cloud.process_control import find_process
+from deploy.one_machine.cloud.processes import PYTHON
+from deploy.one_machine.machine.supervise import Program
+from deploy.one_machine.seed import Seed
+from deploy.operator import doctor
+from deploy.testing.servers import Servers, free_ports
 from tests.fault_matrix.processes.orders import Folder
 from tests.waiting import await_true
 

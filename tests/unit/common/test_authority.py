@@ -11,9 +11,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
-from common.certificates import Signer, named
-from common.errors import ConfigError
-from deploy.authority import Authority
+from common.domain.errors import ConfigError
+from common.security.certificates import Signer, named
+from deploy.one_machine.cloud.authority import Authority
 
 OWN = ec.generate_private_key(ec.SECP256R1())
 

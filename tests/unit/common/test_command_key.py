@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from common.command_key import CommandKey, CommandKind
+from common.domain.command_key import CommandKey, CommandKind
 
 
 @pytest.mark.parametrize("kind", CommandKind)

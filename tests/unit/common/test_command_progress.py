@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from common.command_progress import CommandPhase, CommandProgress
-from common.models import Sync
-from common.wire import from_wire, to_wire
+from common.domain.command_progress import CommandPhase, CommandProgress
+from common.domain.models import Sync
+from common.domain.wire import from_wire, to_wire
 
 
 @pytest.mark.parametrize(

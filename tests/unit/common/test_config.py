@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from oslo_config import cfg
 
-from common import config, errors
+from common.domain import errors
+from common.service import config
 
 EVERY = [(group, option) for group, options in config.OPTIONS.items() for option in options]
 FREE_TEXT = {  # any text is a value: nothing can be refused before it is used

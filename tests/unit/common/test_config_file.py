@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import common.rpc  # noqa: F401  # before oslo.messaging
-from common import config, config_file, errors
+from common.domain import errors
+from common.service import config, config_file
 
 
 @pytest.fixture

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from oslo_config import cfg
 
-from common import config, errors
+from common.domain import errors
 from common.rpc.broker import address_of
+from common.service import config
 
 
 @pytest.fixture

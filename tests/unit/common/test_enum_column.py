@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from common.statuses import ActionState
+from common.domain.statuses import ActionState
 from common.store.schema.columns import EnumColumn
 
 ENGINE = sa.create_engine("sqlite://", poolclass=sa.StaticPool)

@@ -8,7 +8,7 @@ import time
 import pytest
 from hypothesis import given, strategies
 
-from common import clock, errors, ids
+from common.domain import clock, errors, ids
 
 KINDS = [
     kind

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common import errors
-from common.hardware import (
+from common.domain import errors
+from common.domain.hardware import (
     ON_VOLUME,
     DeviceRequest,
     Hardware,
@@ -22,8 +22,8 @@ from common.hardware import (
     traits,
     with_aliases,
 )
-from common.hardware.options import IMAGES, OPTIONS, READ, SPECS
-from common.models import Flavor
+from common.domain.hardware.options import IMAGES, OPTIONS, READ, SPECS
+from common.domain.models import Flavor
 
 Texts = dict[str, str]
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from common.host_keys import NotGenuine
 from common.rpc import host_bounds
 from common.rpc.host_bounds import Allowances, Quarantine, require_bounded
+from common.security.host_keys import NotGenuine
 
 
 def nested(depth: int) -> Any:

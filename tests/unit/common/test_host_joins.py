@@ -10,8 +10,8 @@ import zlib
 
 import pytest
 
-from common.host_joins import BEGIN, Envelope, JoinToken, seal_for
-from common.host_keys import AllKeys, Generations, NotGenuine, OwnKeys, Purpose, derive
+from common.security.host_joins import BEGIN, Envelope, JoinToken, seal_for
+from common.security.host_keys import AllKeys, Generations, NotGenuine, OwnKeys, Purpose, derive
 from tests.unit.common.test_host_keys import Table
 
 TOKEN = JoinToken("h1", 7, "ab" * 32, "rabbit://kilonova-join-h1:p@broker:5671/", "PEM\n" * 300)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from common import errors
-from common.host_keys import (
+from common.domain import errors
+from common.security.host_keys import (
     OF_A_HOST,
     AllKeys,
     Generations,

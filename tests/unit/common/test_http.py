@@ -12,12 +12,12 @@ import pytest
 import requests
 from keystoneauth1.session import TCPKeepAliveAdapter
 
-from common import errors
 from common.clients import http
 from common.clients.image import ImageClient as Images
 from common.clients.network import EXTENSIONS_KEPT_SECONDS
 from common.clients.network_bindings import ALIAS, Bindings
 from common.clients.network_records import Records
+from common.domain import errors
 
 TRANSIENT = (408, 423, 425, 429, 500, 501, 502, 503, 504, 599)
 #: Statuses that are in no table, and some that are.

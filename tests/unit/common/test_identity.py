@@ -16,10 +16,11 @@ from keystoneauth1.session import TCPKeepAliveAdapter
 from oslo_config import cfg
 from requests import PreparedRequest, Response
 
-from common import config, errors
 from common.clients import http, identity
 from common.clients.identity import BELIEVED_SECONDS, KEEP, RENEW, IdentityClient
-from common.errors import ConfigError
+from common.domain import errors
+from common.domain.errors import ConfigError
+from common.service import config
 
 URL = "http://127.0.0.1:9696"
 

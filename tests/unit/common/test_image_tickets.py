@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 from oslo_config import cfg
 
-from common import config, errors
-from common.image_tickets import (
+from common.domain import errors
+from common.domain.models import GuestSpec, ImageRef
+from common.domain.verbs import VERBS, EnsureGuest
+from common.security.image_tickets import (
     LIFETIME,
     LONGEST,
     MOST,
@@ -25,11 +27,10 @@ from common.image_tickets import (
     images_read,
     images_written,
 )
-from common.models import GuestSpec, ImageRef
-from common.vault import Vault
-from common.verbs import VERBS, EnsureGuest
+from common.security.vault import Vault
+from common.service import config
 from compute_agent.verbs import Tools, carry_out
-from compute_agent.virt.memory.script import QUIET
+from compute_agent.virt.memory.state.script import QUIET
 from tests.verbs import VALUES, new_command, new_verb
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from common.clients.network import interface_of
-from common.instance_data import (
+from common.domain.instance_data import (
     EC2_VERSIONS,
     VERSIONS,
     InstanceData,
@@ -21,8 +21,8 @@ from common.instance_data import (
     network_data,
     text,
 )
-from common.models import AttachedVolume, Flavor, GuestSpec, ImageRef, Interface, LocalDisk
-from common.wire import to_wire
+from common.domain.models import AttachedVolume, Flavor, GuestSpec, ImageRef, Interface, LocalDisk
+from common.domain.wire import to_wire
 
 SERVER = str(uuid.UUID("6f1d2c3b-4a59-4867-9768-5a4b3c2d1e0f"))
 IMAGE = str(uuid.UUID("70a599e0-31e7-49b7-b260-868f441e862b"))

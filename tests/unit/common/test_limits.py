@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from common import config, errors
 from common.clients import limits
 from common.clients.limits import UnifiedLimits
+from common.domain import errors
+from common.service import config
 
 
 class Keystone:

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import pytest
 
-from common.json_types import JsonObject
-from common.local_disks import devices, ephemeral_gb, format_of, of
-from common.models import Flavor, LocalDisk
+from common.domain.json_types import JsonObject
+from common.domain.local_disks import devices, ephemeral_gb, format_of, of
+from common.domain.models import Flavor, LocalDisk
 
 
 def flavor(ephemeral_gb: int = 0, swap_mb: int = 0) -> Flavor:

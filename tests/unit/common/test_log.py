@@ -17,8 +17,9 @@ import pytest
 import sqlalchemy as sa
 
 import common.rpc  # noqa: F401  # chooses threads before oslo.messaging is imported
-from common import errors, log
-from common.log_repeats import MAX_TROUBLES, PERIOD_SECONDS, Repeats, mendable
+from common.domain import errors
+from common.service import log
+from common.service.log_repeats import MAX_TROUBLES, PERIOD_SECONDS, Repeats, mendable
 
 
 class Log:

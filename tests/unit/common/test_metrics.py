@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from oslo_config import cfg
 
-from common import config, metrics
+from common.service import config, metrics
 from common.store.engine import Store
-from deploy.servers import free_ports
+from deploy.testing.servers import free_ports
 
 
 def conf_of(

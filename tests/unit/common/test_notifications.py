@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from common import states
-from common.clock import parse
-from common.notifications import events, legacy, periods
-from common.notifications.messages import messages
-from common.notifications.options import BOTH, UNVERSIONED, VERSIONED
+from common.domain import states
+from common.domain.clock import parse
+from common.notifications import events, periods
 from common.notifications.periods import Periods
+from common.service.notification_options import BOTH, UNVERSIONED, VERSIONED
 from common.store.notifications import outbox
+from conductor.notifications import legacy
+from conductor.notifications.messages import messages
 
 SERVER = {
     "id": "s1",

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.hardware import DeviceRequest, Hardware, NumaNodeRequest
-from common.models import AssignedNumaNode, Device, HardwareAssignment, NumaNode
-from common.numa import fit
+from common.domain.hardware import DeviceRequest, Hardware, NumaNodeRequest
+from common.domain.models import AssignedNumaNode, Device, HardwareAssignment, NumaNode
+from common.domain.numa import fit
 
 GPU, NIC = ("10de", "1db4"), ("8086", "154c")
 

@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from common.patterns import is_found, is_pattern
+from common.domain.patterns import is_found, is_pattern
 from common.store.engine import Store
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from common import config, errors, reload
+from common.domain import errors
+from common.service import config, reload
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from common import request_spec
-from common.models import Flavor, ImageRef
+from common.domain import request_spec
+from common.domain.models import Flavor, ImageRef
 
 FLAVOR = Flavor("1", "small", vcpus=2, memory_mb=512, root_gb=0)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from common import service
+from common.service import service
 
 
 def test_two_processes_of_a_kind_do_not_work_on_one_folder(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from common.text import is_printable, one_line, printable
+from common.domain.text import is_printable, one_line, printable
 
 
 @pytest.mark.parametrize(

@@ -22,17 +22,18 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from oslo_config import cfg
 from requests import PreparedRequest, Response
 
-from common import config, ids, tracing
 from common.clients import http
-from common.errors import ConfigError
-from common.log import LogHandler, request_id
-from compute_api.edge import access_log
+from common.domain import ids
+from common.domain.errors import ConfigError
+from common.service import config, tracing
+from common.service.log import LogHandler, request_id
+from compute_api.http import access_log
 from tests.waiting import await_true
 
 REQUEST = "req-0123abcd-4567-489a-8bcd-ef0123456789"
 SERVICES = (
     "compute_api.compute.service",
-    "compute_api.edge.access_log",
+    "compute_api.http.access_log",
     "conductor.service",
     "compute_agent.service",
     "scheduler.service",
@@ -82,7 +83,7 @@ def test_processes_do_not_import_optional_libraries() -> None:
     parts = step()
     code = f"""
 import importlib, sys
-from deploy.cli.commands import COMMANDS
+from deploy.operator.commands import COMMANDS
 for name in (*{SERVICES!r}, *(module for module, _, _ in COMMANDS.values())):
     importlib.import_module(name)
 from common import config, tracing

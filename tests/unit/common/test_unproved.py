@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import socket
 
-from common.unproved import Unproved
+from common.security.unproved import Unproved
 
 
 def pair() -> tuple[socket.socket, socket.socket]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from common import errors
-from common.vault import SEALED, Vault
+from common.domain import errors
+from common.security.vault import SEALED, Vault
 
 SECRETS = {"admin_pass": "correct horse"}
 

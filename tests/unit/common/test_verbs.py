@@ -7,8 +7,8 @@ from dataclasses import MISSING, fields, replace
 
 import pytest
 
-from common.verbs import VERBS, EnsureAbsent, EnsureStopped, UnknownVerb, decode
-from common.wire import from_wire, to_wire
+from common.domain.verbs import VERBS, EnsureAbsent, EnsureStopped, UnknownVerb, decode
+from common.domain.wire import from_wire, to_wire
 from tests.verbs import new_command, new_verb
 
 FIELDS = [(name, field.name) for name, verb in VERBS.items() for field in fields(verb)]

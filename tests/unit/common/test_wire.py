@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records over the wire: every record of common.models comes back as it was, whatever it holds."""
+"""Records over the wire: every record of common.domain.models comes back as it was, whatever it
+holds."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies
 
-from common import context, models
-from common.models import (
+from common.domain import context, models
+from common.domain.models import (
     Control,
     FailureReason,
     Flavor,
@@ -23,8 +24,8 @@ from common.models import (
     Sync,
     SyncAnswer,
 )
-from common.verbs import EnsureGuest
-from common.wire import from_wire, to_wire
+from common.domain.verbs import EnsureGuest
+from common.domain.wire import from_wire, to_wire
 from tests.verbs import new_command
 
 

@@ -13,11 +13,11 @@ from typing import Any
 from xml.etree import ElementTree
 
 from compute_agent.virt.interfaces import Plug
-from compute_agent.virt.libvirt.domain_xml import Disk, Domain, domain_xml
-from compute_agent.virt.libvirt.incoming import filter as filters
-from compute_agent.virt.libvirt.incoming import rpc
-from compute_agent.virt.libvirt.incoming.records import Arrival
-from compute_agent.virt.libvirt.incoming.rpc import REMOTE, Packet
+from compute_agent.virt.libvirt.migration.incoming import filter as filters
+from compute_agent.virt.libvirt.migration.incoming import rpc
+from compute_agent.virt.libvirt.migration.incoming.records import Arrival
+from compute_agent.virt.libvirt.migration.incoming.rpc import REMOTE, Packet
+from compute_agent.virt.libvirt.xml.domain_xml import Disk, Domain, domain_xml
 
 SERVER, ANOTHER = "7a1f5c8e-3c55-4a0b-9e0a-3f1f4c1f6f10", "0b6f5c8e-3c55-4a0b-9e0a-3f1f4c1f6f10"
 SOURCE, OTHER_HOST, HERE = "192.0.2.1", "192.0.2.9", "192.0.2.2"

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from oslo_config import cfg
 
-from common import config, service
-from common.errors import ConfigError
-from common.models import Flavor, GuestSpec, NumaNode
+from common.domain.errors import ConfigError
+from common.domain.models import Flavor, GuestSpec, NumaNode
+from common.service import config, service
 from compute_agent import assembly
-from compute_agent.virt.memory.script import QUIET
+from compute_agent.virt.memory.state.script import QUIET
 
 SERVER = "6a1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b11"
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from common.models import Interface
-from compute_agent import bridges
-from compute_agent.bridges import BridgeHelper, NotMade
+from common.domain.models import Interface
+from compute_agent.privileged import bridges
+from compute_agent.privileged.bridges import BridgeHelper, NotMade
 from compute_agent.virt.interfaces import plug
 
 

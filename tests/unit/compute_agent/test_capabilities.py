@@ -11,18 +11,18 @@ from pathlib import Path
 import os_traits
 import pytest
 
-from common.models import Device, NumaNode
-from compute_agent.cpu_sets import CpuSets, opened
+from common.domain.models import Device, NumaNode
 from compute_agent.virt import traits
-from compute_agent.virt.libvirt import capabilities
-from compute_agent.virt.libvirt.hardware_xml import DISK_BUSES, VIDEO_MODELS, VIF_MODELS
-from compute_agent.virt.libvirt.host import (
+from compute_agent.virt.cpu_sets import CpuSets, opened
+from compute_agent.virt.libvirt.host import capabilities
+from compute_agent.virt.libvirt.host.host import (
     HostCapabilities,
     HostOptions,
     close_to_others,
     inventory,
     storage_id,
 )
+from compute_agent.virt.libvirt.xml.hardware_xml import DISK_BUSES, VIDEO_MODELS, VIF_MODELS
 
 CPUS = "".join(
     f"<cpu id='{number}' siblings='{number % 2}-{number % 2 + 2}'/>".replace("-", ",")

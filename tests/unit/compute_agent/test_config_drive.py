@@ -15,14 +15,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from common import errors
 from common.clients.vendor_data import Dynamic
-from common.errors import ConfigError
-from common.instance_data import InstanceData
-from common.models import Flavor, GuestSpec
-from compute_agent import config_drive
-from compute_agent.config_drive import ISO9660, VFAT, ConfigDrives, opened
-from compute_agent.virt.libvirt.domain_xml import Disk, Domain, domain_xml
+from common.domain import errors
+from common.domain.errors import ConfigError
+from common.domain.instance_data import InstanceData
+from common.domain.models import Flavor, GuestSpec
+from compute_agent.virt.libvirt.guests import config_drive
+from compute_agent.virt.libvirt.guests.config_drive import ISO9660, VFAT, ConfigDrives, opened
+from compute_agent.virt.libvirt.xml.domain_xml import Disk, Domain, domain_xml
 
 SERVER = str(uuid.UUID(int=5))
 SPEC = GuestSpec(

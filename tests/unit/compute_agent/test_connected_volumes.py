@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from common.models import AttachedVolume
-from compute_agent.virt.driver import VerbContext, VerbFailed
-from compute_agent.virt.libvirt.connector import Found, Secrets
-from compute_agent.virt.libvirt.connectors import Connectors
-from compute_agent.virt.libvirt.volume_xml import VolumeSource
-from compute_agent.virt.libvirt.volumes import GuestVolumes
+from common.domain.models import AttachedVolume
+from compute_agent.verb_context import VerbContext, VerbFailed
+from compute_agent.virt.libvirt.volumes.connector import Found, Secrets
+from compute_agent.virt.libvirt.volumes.connectors import Connectors
+from compute_agent.virt.libvirt.volumes.volumes import GuestVolumes
+from compute_agent.virt.libvirt.xml.volume_xml import VolumeSource
 from compute_agent.virt.volumes import VolumeLink
 
 ONE, TWO = (f"5c2d3f64-1f3b-4a4e-9d3c-0b1f6a7d8e9{n}" for n in range(2))

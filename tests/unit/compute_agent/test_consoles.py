@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from common import errors
-from common.models import Flavor, GuestSpec
-from compute_agent.consoles import MAX_UNPROVED, Consoles
+from common.domain import errors
+from common.domain.models import Flavor, GuestSpec
+from compute_agent.consoles.consoles import MAX_UNPROVED, Consoles
 from compute_agent.virt.driver import SERIAL, SPICE, VNC
 from compute_agent.virt.memory.driver import MemoryDriver
-from compute_agent.virt.memory.script import QUIET
+from compute_agent.virt.memory.state.script import QUIET
 from tests.waiting import await_true
 
 SERVER = "6a1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b11"

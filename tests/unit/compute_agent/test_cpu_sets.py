@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.errors import ConfigError
-from compute_agent.cpu_sets import CpuSets, listed, opened, parse
+from common.domain.errors import ConfigError
+from compute_agent.virt.cpu_sets import CpuSets, listed, opened, parse
 
 
 @pytest.mark.parametrize(

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from common import errors
-from common.models import Flavor, GuestSpec
-from compute_agent import direct_consoles
-from compute_agent.consoles import DIRECT, Consoles
-from compute_agent.direct_consoles import DirectConsoles
+from common.domain import errors
+from common.domain.models import Flavor, GuestSpec
+from compute_agent.consoles import direct_consoles
+from compute_agent.consoles.consoles import DIRECT, Consoles
+from compute_agent.consoles.direct_consoles import DirectConsoles
 from compute_agent.virt.memory.driver import MemoryDriver
-from compute_agent.virt.memory.host import MemoryHost
-from compute_agent.virt.memory.script import QUIET
+from compute_agent.virt.memory.state.host import MemoryHost
+from compute_agent.virt.memory.state.script import QUIET
 from tests import spice
 from tests.unit.compute_agent.test_transfer_tls import Authority
 from tests.waiting import await_true

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from compute_agent.virt.driver import Cancelled, VerbContext, VerbFailed
-from compute_agent.virt.libvirt import disks, host
-from compute_agent.virt.libvirt.domain_xml import Disk
-from compute_agent.virt.libvirt.images import CachedImage
+from compute_agent.verb_context import Cancelled, VerbContext, VerbFailed
+from compute_agent.virt.libvirt.disks import disks
+from compute_agent.virt.libvirt.disks.images import CachedImage
+from compute_agent.virt.libvirt.host import host
+from compute_agent.virt.libvirt.xml.domain_xml import Disk
 from tests import disks as disks_seen
 from tests.disks import base, names
 from tests.phases import Phases

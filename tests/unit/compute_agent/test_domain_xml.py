@@ -13,11 +13,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from common.hardware import Hardware, NumaNodeRequest
-from common.hardware.options import OPTIONS
-from common.models import AssignedNumaNode, AttachedVolume
+from common.domain.hardware import Hardware, NumaNodeRequest
+from common.domain.hardware.options import OPTIONS
+from common.domain.models import AssignedNumaNode, AttachedVolume
 from compute_agent.virt.interfaces import Plug
-from compute_agent.virt.libvirt.domain_xml import (
+from compute_agent.virt.libvirt.xml.domain_xml import (
     KEPT_OPTIONS,
     Disk,
     Domain,
@@ -28,13 +28,13 @@ from compute_agent.virt.libvirt.domain_xml import (
     metadata,
     read_metadata,
 )
-from compute_agent.virt.libvirt.hardware_xml import (
+from compute_agent.virt.libvirt.xml.hardware_xml import (
     DISK_BUSES,
     VIDEO_MODELS,
     VIF_MODELS,
     HostPlacement,
 )
-from compute_agent.virt.libvirt.volume_xml import VolumeSource
+from compute_agent.virt.libvirt.xml.volume_xml import VolumeSource
 
 GOLDEN = Path(__file__).parent / "golden"
 SERVER = "6a1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b11"

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from common import errors
-from common.models import DomainState, SyncAnswer
+from common.domain import errors
+from common.domain.models import DomainState, SyncAnswer
 from compute_agent import fencing, service
 from compute_agent.journal import Journal
 from compute_agent.sync import Agent
 from compute_agent.virt.driver import SHUTDOWN
-from compute_agent.virt.memory.script import Fail
+from compute_agent.virt.memory.state.script import Fail
 from tests.unit.compute_agent.test_service import Hand, Rig
 from tests.unit.compute_agent.test_sync import INVENTORY
 from tests.waiting import await_true, is_true_within

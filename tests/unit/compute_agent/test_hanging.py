@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from common.command_progress import CommandPhase, CommandProgress
+from common.domain.command_progress import CommandPhase, CommandProgress
 from compute_agent.sync import HANG_SECONDS
 from tests.unit.compute_agent.test_sync import Rig, command, taken
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from common.models import DomainState, HeartbeatAnswer
-from common.wire import to_wire
+from common.domain.models import DomainState, HeartbeatAnswer
+from common.domain.wire import to_wire
 from compute_agent.sync import LEASE_SECONDS, MOST_FILES, Agent
 from tests.unit.compute_agent.test_sync import INVENTORY, Rig, command
 

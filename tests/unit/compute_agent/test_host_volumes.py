@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from common.errors import ConfigError
-from common.models import AttachedVolume
-from compute_agent.virt.driver import VerbFailed
-from compute_agent.virt.libvirt import connectors
-from compute_agent.virt.libvirt.connector import Found
-from compute_agent.virt.libvirt.connectors import Protocols
-from compute_agent.virt.libvirt.host_connectors import NfsConnector, checked
+from common.domain.errors import ConfigError
+from common.domain.models import AttachedVolume
+from compute_agent.verb_context import VerbFailed
+from compute_agent.virt.libvirt.volumes import connectors
+from compute_agent.virt.libvirt.volumes.connector import Found
+from compute_agent.virt.libvirt.volumes.connectors import Protocols
+from compute_agent.virt.libvirt.volumes.host_connectors import NfsConnector, checked
 from compute_agent.virt.mounts import Mounts
 from tests.unit.compute_agent.test_qcow2 import extension, header
 from tests.unit.compute_agent.test_volumes import GIBIBYTE, KEY

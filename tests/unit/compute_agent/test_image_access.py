@@ -11,9 +11,9 @@ from dataclasses import replace
 
 import pytest
 
-from common import errors
-from common.models import Access, Command, ImageRef
-from common.verbs import EnsureGuest
+from common.domain import errors
+from common.domain.models import Access, Command, ImageRef
+from common.domain.verbs import EnsureGuest
 from tests.unit.compute_agent.test_service import GUEST, Rig
 from tests.verbs import new_command
 from tests.waiting import await_true

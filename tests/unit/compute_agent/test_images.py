@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from common import errors
-from common.models import ImageRef
-from compute_agent.virt.driver import Cancelled, ImageReader, VerbContext, VerbFailed
-from compute_agent.virt.libvirt.images import ImageCache, upload
-from deploy.machine import FOR_GUESTS
+from common.domain import errors
+from common.domain.models import ImageRef
+from compute_agent.verb_context import Cancelled, ImageReader, VerbContext, VerbFailed
+from compute_agent.virt.libvirt.disks.images import ImageCache, upload
+from deploy.one_machine.machine.abilities import FOR_GUESTS
 from tests.phases import Phases
 from tests.services import demand
 

@@ -11,13 +11,13 @@ from xml.etree.ElementTree import Element, SubElement
 import libvirt
 import pytest
 
-from common.models import Flavor, GuestSpec
-from compute_agent.virt.libvirt import nova_xml, running_domain
-from compute_agent.virt.libvirt.incoming import filter as filters
-from compute_agent.virt.libvirt.incoming import rpc
-from compute_agent.virt.libvirt.incoming.filter import Filter, Refused
-from compute_agent.virt.libvirt.incoming.records import Arrival
-from compute_agent.virt.libvirt.incoming.rpc import KEEPALIVE, MESSAGE, Packet, Reader
+from common.domain.models import Flavor, GuestSpec
+from compute_agent.virt.libvirt.migration.incoming import filter as filters
+from compute_agent.virt.libvirt.migration.incoming import rpc
+from compute_agent.virt.libvirt.migration.incoming.filter import Filter, Refused
+from compute_agent.virt.libvirt.migration.incoming.records import Arrival
+from compute_agent.virt.libvirt.migration.incoming.rpc import KEEPALIVE, MESSAGE, Packet, Reader
+from compute_agent.virt.libvirt.xml import nova_xml, running_domain
 from tests.unit.compute_agent.incoming_calls import (
     ANOTHER,
     COOKIE,

@@ -16,18 +16,29 @@ from pathlib import Path
 
 import pytest
 
-from common import errors
-from common.tls import Tls
-from compute_agent.virt.driver import VerbFailed
-from compute_agent.virt.libvirt.incoming import filter as filters
-from compute_agent.virt.libvirt.incoming import proxy as proxies
-from compute_agent.virt.libvirt.incoming import records
-from compute_agent.virt.libvirt.incoming.proxy import ABSENT, ARRIVING, HERE, WELCOME, Proxy
-from compute_agent.virt.libvirt.incoming.question import has_arrived
-from compute_agent.virt.libvirt.incoming.records import Arrival, Incoming, Records, Settings
-from compute_agent.virt.libvirt.incoming.rpc import HEADER, REMOTE, Packet
-from deploy.authority import Authority
-from deploy.servers import free_ports
+from common.domain import errors
+from common.security.tls import Tls
+from compute_agent.verb_context import VerbFailed
+from compute_agent.virt.libvirt.migration.incoming import filter as filters
+from compute_agent.virt.libvirt.migration.incoming import proxy as proxies
+from compute_agent.virt.libvirt.migration.incoming import records
+from compute_agent.virt.libvirt.migration.incoming.proxy import (
+    ABSENT,
+    ARRIVING,
+    HERE,
+    WELCOME,
+    Proxy,
+)
+from compute_agent.virt.libvirt.migration.incoming.question import has_arrived
+from compute_agent.virt.libvirt.migration.incoming.records import (
+    Arrival,
+    Incoming,
+    Records,
+    Settings,
+)
+from compute_agent.virt.libvirt.migration.incoming.rpc import HEADER, REMOTE, Packet
+from deploy.one_machine.cloud.authority import Authority
+from deploy.testing.servers import free_ports
 from tests.unit.compute_agent.incoming_calls import (
     ANOTHER,
     OTHER_HOST,

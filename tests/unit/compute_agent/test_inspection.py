@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from compute_agent.virt.driver import VerbFailed
-from compute_agent.virt.libvirt import inspection
+from compute_agent.verb_context import VerbFailed
+from compute_agent.virt.libvirt.disks import inspection
 
 GOOD = {"formats": ["raw"], "unsafe": "", "virtual_size": 5}
 

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from common.models import Interface
-from compute_agent.virt.driver import Cancelled, VerbContext, VerbFailed
+from common.domain.models import Interface
+from compute_agent.verb_context import Cancelled, VerbContext, VerbFailed
 from compute_agent.virt.interfaces import NoBridge, Plug, no_bridge, plug, when_bridged
-from compute_agent.virt.libvirt import interface_xml
-from compute_agent.virt.memory.script import QUIET
+from compute_agent.virt.libvirt.xml import interface_xml
+from compute_agent.virt.memory.state.script import QUIET
 from tests.phases import Phases
 
 PORT = "0f6b4a52-7c1d-4f0e-9a3b-1c2d3e4f5a6b"

@@ -7,13 +7,13 @@ import sqlite3
 import threading
 from pathlib import Path
 
-from common.models import GuestSpec, Result
-from common.verbs import EnsureGuest
-from common.wire import from_wire
+from common.domain.models import GuestSpec, Result
+from common.domain.verbs import EnsureGuest
+from common.domain.wire import from_wire
 from compute_agent import verbs
 from compute_agent.journal import KEEP_DAYS, Journal
 from compute_agent.virt.memory.driver import MemoryDriver
-from compute_agent.virt.memory.script import QUIET
+from compute_agent.virt.memory.state.script import QUIET
 from tests.verbs import new_command
 
 

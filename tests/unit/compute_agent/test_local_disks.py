@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from common.models import Flavor, GuestSpec, ImageRef, LocalDisk
-from compute_agent.virt.driver import VerbFailed
-from compute_agent.virt.libvirt import local_disks
-from compute_agent.virt.libvirt.local_disks import PROGRAMS, LocalDisks
+from common.domain.models import Flavor, GuestSpec, ImageRef, LocalDisk
+from compute_agent.verb_context import VerbFailed
+from compute_agent.virt.libvirt.disks import local_disks
+from compute_agent.virt.libvirt.disks.local_disks import PROGRAMS, LocalDisks
 from tests.disks import names
 from tests.local_disks import found, is_written, seen, write
 from tests.services import demand

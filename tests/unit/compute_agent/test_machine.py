@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import ConfigError
-from common.models import Device
-from compute_agent import machine
+from common.domain.errors import ConfigError
+from common.domain.models import Device
+from compute_agent.virt import machine
 
 NOON = datetime(2026, 11, 21, 12, 3, 4)
 #: What clients of the API take the text apart with.

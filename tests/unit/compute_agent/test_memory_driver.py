@@ -11,12 +11,13 @@ from dataclasses import replace
 
 import pytest
 
-from common.models import DomainState, Flavor, GuestSpec, ImageRef, Interface
-from compute_agent.virt.driver import RUNNING, SHUTDOWN, Cancelled, VerbContext, VerbFailed
+from common.domain.models import DomainState, Flavor, GuestSpec, ImageRef, Interface
+from compute_agent.verb_context import Cancelled, VerbContext, VerbFailed
+from compute_agent.virt.driver import RUNNING, SHUTDOWN
 from compute_agent.virt.memory.driver import MemoryDriver
-from compute_agent.virt.memory.guest import read_disk
-from compute_agent.virt.memory.host import MemoryHost
-from compute_agent.virt.memory.script import QUIET, Fail, Slow
+from compute_agent.virt.memory.state.guest import read_disk
+from compute_agent.virt.memory.state.host import MemoryHost
+from compute_agent.virt.memory.state.script import QUIET, Fail, Slow
 
 SERVER = str(uuid.UUID(int=1))
 

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from common import errors
-from common.models import DomainState, Flavor, GuestSpec
-from compute_agent.virt.driver import PAUSED, RUNNING, Part, VerbFailed
+from common.domain import errors
+from common.domain.models import DomainState, Flavor, GuestSpec
+from compute_agent.verb_context import Part, VerbFailed
+from compute_agent.virt.driver import PAUSED, RUNNING
 from compute_agent.virt.memory.driver import MemoryDriver
-from compute_agent.virt.memory.host import MemoryHost
-from compute_agent.virt.memory.incoming import EMPTY
-from compute_agent.virt.memory.script import QUIET
+from compute_agent.virt.memory.state.host import MemoryHost
+from compute_agent.virt.memory.state.incoming import EMPTY
+from compute_agent.virt.memory.state.script import QUIET
 
 SPEC, THERE = (GuestSpec("s", fence, "vm", Flavor("1", "n", 1, 64, 1)) for fence in (1, 2))
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from common.command_key import CommandKey, CommandKind
-from common.command_progress import CommandPhase, CommandProgress
-from common.models import Command, Control, FailureReason, Result, SyncAnswer
-from common.verbs import control_command
+from common.domain.command_key import CommandKey, CommandKind
+from common.domain.command_progress import CommandPhase, CommandProgress
+from common.domain.models import Command, Control, FailureReason, Result, SyncAnswer
+from common.domain.verbs import control_command
 from compute_agent.journal import Journal
 from compute_agent.sync import LEASE_SECONDS, Work
 from tests.unit.compute_agent.test_sync import Rig, command, taken

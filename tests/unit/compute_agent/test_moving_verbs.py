@@ -9,26 +9,19 @@ from typing import Any
 
 import pytest
 
-from common import errors
-from common.models import Command, Control, FailureReason, Flavor, GuestSpec
-from common.verbs import VERBS, Receive, Verb
-from common.verbs import Destination as Arrival
-from common.wire import from_wire, to_wire
+from common.domain import errors
+from common.domain.models import Command, Control, FailureReason, Flavor, GuestSpec
+from common.domain.verbs import VERBS, Receive, Verb
+from common.domain.verbs import Destination as Arrival
+from common.domain.wire import from_wire, to_wire
 from compute_agent import verbs
 from compute_agent.journal import Journal
+from compute_agent.verb_context import ImageReader, Part, Peer, VerbContext
 from compute_agent.verbs import Outcome, Tools
-from compute_agent.virt.driver import (
-    PAUSED,
-    RUNNING,
-    SHUTDOWN,
-    ImageReader,
-    Part,
-    Peer,
-    VerbContext,
-)
+from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN
 from compute_agent.virt.memory.driver import MemoryDriver
-from compute_agent.virt.memory.host import MemoryHost
-from compute_agent.virt.memory.script import QUIET, Slow
+from compute_agent.virt.memory.state.host import MemoryHost
+from compute_agent.virt.memory.state.script import QUIET, Slow
 from tests.verbs import new_command, new_verb
 
 SMALL, LARGE = Flavor("1", "small", 1, 64, 1), Flavor("2", "large", 2, 128, 5)

@@ -15,11 +15,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from common.models import AttachedVolume
+from common.domain.models import AttachedVolume
+from compute_agent.verb_context import VerbFailed
 from compute_agent.virt import volumes
-from compute_agent.virt.driver import VerbFailed
-from compute_agent.virt.libvirt import connectors, iscsi, volume_xml
-from compute_agent.virt.libvirt.connector import Found
+from compute_agent.virt.libvirt.volumes import connectors, iscsi
+from compute_agent.virt.libvirt.volumes.connector import Found
+from compute_agent.virt.libvirt.xml import volume_xml
 from tests.unit.compute_agent.test_volumes import GIBIBYTE, KEY, served
 
 SECRET = "6f1d8b0e-6f0e-4f0e-8e9a-0f3c5d7a9b11"

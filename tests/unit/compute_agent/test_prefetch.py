@@ -10,14 +10,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from common import errors
-from common.models import Access, ImageRef
+from common.domain import errors
+from common.domain.models import Access, ImageRef
 from compute_agent.prefetch import Prefetch
+from compute_agent.verb_context import Cancelled, VerbContext
 from compute_agent.virt.download_limit import DownloadLimit
-from compute_agent.virt.driver import Cancelled, VerbContext
 from compute_agent.virt.memory.driver import MemoryDriver
-from compute_agent.virt.memory.host import MemoryHost
-from compute_agent.virt.memory.script import QUIET, Fail
+from compute_agent.virt.memory.state.host import MemoryHost
+from compute_agent.virt.memory.state.script import QUIET, Fail
 from tests.phases import Phases
 
 ACCESS = Access("http://images", "token")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from compute_agent.virt.libvirt import qcow2
+from compute_agent.virt.libvirt.disks import qcow2
 
 GIB = 1 << 30
 needs_qemu_img = pytest.mark.skipif(

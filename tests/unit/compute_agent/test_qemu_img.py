@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-DOOR = "compute_agent/virt/libvirt/qemu_img.py"
+DOOR = "compute_agent/virt/libvirt/disks/qemu_img.py"
 RAW = "driver=raw"
 PROGRAMS = ("qemu-img", "qemu-io", "qemu-nbd", "qemu-storage-daemon")
 #: Each subcommand, and what says the format of what it opens; what it makes has -f or -O.
@@ -77,8 +77,8 @@ def test_each_call_says_the_format_of_what_it_opens() -> None:
 def test_each_layer_of_a_chain_has_a_driver_and_says_what_is_below() -> None:
     import json
 
-    from compute_agent.virt.libvirt import qemu_img
-    from compute_agent.virt.libvirt.domain_xml import Disk
+    from compute_agent.virt.libvirt.disks import qemu_img
+    from compute_agent.virt.libvirt.xml.domain_xml import Disk
 
     def told(disk: Disk) -> dict[str, object]:
         return dict(json.loads(qemu_img.describe_chain(disk).removeprefix("json:")))
@@ -132,4 +132,4 @@ def test_the_inspector_is_loaded_by_helpers_alone() -> None:
         for name in [getattr(node, "module", None) or "", *(alias.name for alias in node.names)]
         if name.split(".")[-1] in ("inspector", "format_inspector")
     }
-    assert importers == {"compute_agent/virt/libvirt/inspector.py"}
+    assert importers == {"compute_agent/virt/libvirt/disks/inspector.py"}

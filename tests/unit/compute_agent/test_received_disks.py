@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from compute_agent.virt.driver import Cancelled, VerbContext, VerbFailed
-from compute_agent.virt.libvirt import disks, qcow2
-from compute_agent.virt.libvirt.domain_xml import Disk
-from compute_agent.virt.libvirt.images import CachedImage
+from compute_agent.verb_context import Cancelled, VerbContext, VerbFailed
+from compute_agent.virt.libvirt.disks import disks, qcow2
+from compute_agent.virt.libvirt.disks.images import CachedImage
+from compute_agent.virt.libvirt.xml.domain_xml import Disk
 from tests.disks import cached
 from tests.disks import names as names_in
 

@@ -9,19 +9,19 @@ from xml.etree import ElementTree
 
 import pytest
 
-from common.models import AttachedVolume, Flavor, GuestSpec
-from common.tls import Tls
-from compute_agent.virt.driver import VerbFailed
+from common.domain.models import AttachedVolume, Flavor, GuestSpec
+from common.security.tls import Tls
+from compute_agent.verb_context import VerbFailed
 from compute_agent.virt.interfaces import Plug
-from compute_agent.virt.libvirt import nova_xml, running_domain, volume_xml
-from compute_agent.virt.libvirt.domain_xml import (
+from compute_agent.virt.libvirt.migration.live_migration import MigrationOptions
+from compute_agent.virt.libvirt.xml import nova_xml, running_domain, volume_xml
+from compute_agent.virt.libvirt.xml.domain_xml import (
     Disk,
     Domain,
     DomainMetadata,
     domain_xml,
     read_metadata,
 )
-from compute_agent.virt.libvirt.live_migration import MigrationOptions
 
 SERVER = "7a1f5c8e-3c55-4a0b-9e0a-3f1f4c1f6f10"
 FIRST, SECOND = (

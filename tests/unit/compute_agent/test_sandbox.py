@@ -19,7 +19,7 @@ import pytest
 from compute_agent.sandbox import client, landlock
 from compute_agent.sandbox.client import HelperResult, Helpers, SandboxSettings
 from compute_agent.sandbox.lockdown import HelperLimits
-from compute_agent.virt.driver import Cancelled, VerbContext
+from compute_agent.verb_context import Cancelled, VerbContext
 from tests.other_users import PYTHON_OF_ALL_USERS
 from tests.unit.compute_agent.sandbox_functions import status_of
 from tests.waiting import await_true

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from common import errors
-from common.command_progress import CommandPhase, CommandProgress
-from common.models import (
+from common.domain import errors
+from common.domain.command_progress import CommandPhase, CommandProgress
+from common.domain.models import (
     Access,
     Command,
     Control,
@@ -27,17 +27,17 @@ from common.models import (
     Sync,
     SyncAnswer,
 )
-from common.verbs import Destination, LiveMigrate, control_command
+from common.domain.verbs import Destination, LiveMigrate, control_command
 from compute_agent import service
 from compute_agent.assembly import builds_at_a_time
 from compute_agent.journal import Journal
-from compute_agent.machine import Monitor
 from compute_agent.service import AgentProcess
 from compute_agent.sync import FULL_REPORT_SECONDS, HANG_SECONDS, Agent
 from compute_agent.virt.driver import SHUTDOWN
+from compute_agent.virt.machine import Monitor
 from compute_agent.virt.memory.driver import MemoryDriver
-from compute_agent.virt.memory.host import MemoryHost
-from compute_agent.virt.memory.script import QUIET, Fail, Slow
+from compute_agent.virt.memory.state.host import MemoryHost
+from compute_agent.virt.memory.state.script import QUIET, Fail, Slow
 from tests.unit.compute_agent.test_moving_verbs import Reader
 from tests.verbs import new_command, new_verb
 from tests.waiting import await_true

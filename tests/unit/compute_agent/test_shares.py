@@ -10,9 +10,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from compute_agent.virt.driver import VerbFailed
-from compute_agent.virt.libvirt import capabilities, share_xml
-from compute_agent.virt.libvirt.host import has_virtiofsd
+from compute_agent.verb_context import VerbFailed
+from compute_agent.virt.libvirt.host import capabilities
+from compute_agent.virt.libvirt.host.host import has_virtiofsd
+from compute_agent.virt.libvirt.xml import share_xml
 from compute_agent.virt.mounts import run
 from tests.contract.local_mounts import LocalMounts
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from common.models import (
+from common.domain.models import (
     Command,
     DomainState,
     FailureReason,
@@ -19,7 +19,7 @@ from common.models import (
     Sync,
     SyncAnswer,
 )
-from common.verbs import EnsureStopped
+from common.domain.verbs import EnsureStopped
 from compute_agent.journal import Journal
 from compute_agent.sync import (
     FULL_REPORT_SECONDS,

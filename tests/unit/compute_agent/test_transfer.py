@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from common import errors
+from common.domain import errors
 from compute_agent.transfer import client, frames, service, sparse
-from compute_agent.virt.driver import Part, Peer, VerbFailed
+from compute_agent.verb_context import Part, Peer, VerbFailed
 from tests.unit.compute_agent.transfer_rig import (
     MEBIBYTE,
     SECRET,

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from common import errors
-from common.errors import ConfigError
-from common.tls import Tls, opened
-from compute_agent.virt.driver import VerbFailed
-from deploy import authority
+from common.domain import errors
+from common.domain.errors import ConfigError
+from common.security.tls import Tls, opened
+from compute_agent.verb_context import VerbFailed
+from deploy.one_machine.cloud import authority
 from tests.unit.compute_agent.transfer_rig import Rig, whole
 
 DAY = datetime.timedelta(days=1)

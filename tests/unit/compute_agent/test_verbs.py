@@ -7,24 +7,17 @@ from typing import Any
 
 import pytest
 
-from common import errors
-from common.models import Command
-from common.verbs import VERBS, Verb
-from common.wire import from_wire, to_wire
+from common.domain import errors
+from common.domain.models import Command
+from common.domain.verbs import VERBS, Verb
+from common.domain.wire import from_wire, to_wire
 from compute_agent import verbs
 from compute_agent.journal import Journal
+from compute_agent.verb_context import MAX_DETAILS_CHARS, Cancelled, VerbContext, VerbFailed
 from compute_agent.verbs import CarryOut, Outcome, Tools, carry_out
-from compute_agent.virt.driver import (
-    MAX_DETAILS_CHARS,
-    PAUSED,
-    RUNNING,
-    SHUTDOWN,
-    Cancelled,
-    VerbContext,
-    VerbFailed,
-)
+from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN
 from compute_agent.virt.memory.driver import MemoryDriver
-from compute_agent.virt.memory.script import Fail, Slow
+from compute_agent.virt.memory.state.script import Fail, Slow
 from tests.verbs import new_command, new_verb
 
 

@@ -17,11 +17,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from common.models import AttachedVolume
-from common.tls import Tls
-from compute_agent.virt.driver import VerbFailed
-from compute_agent.virt.libvirt import connectors, nbd, volume_xml
-from compute_agent.virt.libvirt.volume_xml import VolumeSource
+from common.domain.models import AttachedVolume
+from common.security.tls import Tls
+from compute_agent.verb_context import VerbFailed
+from compute_agent.virt.libvirt.volumes import connectors, nbd
+from compute_agent.virt.libvirt.xml import volume_xml
+from compute_agent.virt.libvirt.xml.volume_xml import VolumeSource
 
 KEY = "5c2d3f64-1f3b-4a4e-9d3c-0b1f6a7d8e90"
 GIBIBYTE = 1 << 30

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from common import errors
+from common.domain import errors
 from compute_agent.transfer import client, sparse
 from compute_agent.transfer.service import TransferService
-from compute_agent.virt.driver import Part, Peer
+from compute_agent.verb_context import Part, Peer
 
 SERVER, SECRET = "6a1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b11", "one-time-" + "s" * 34
 MEBIBYTE = 1 << 20

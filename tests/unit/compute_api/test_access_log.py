@@ -11,10 +11,11 @@ from wsgiref.util import FileWrapper, setup_testing_defaults
 import falcon
 import pytest
 
-from common import ids, log
-from common.context import RequestContext
-from compute_api.edge import access_log
-from compute_api.edge.middleware import HttpRequest, RequestIds
+from common.domain import ids
+from common.domain.context import RequestContext
+from common.service import log
+from compute_api.http import access_log
+from compute_api.http.middleware import HttpRequest, RequestIds
 
 CALLER = RequestContext(user_id="u1", project_id="p1", roles=(), request_id="")
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from common import errors
-from common.clock import Clock
+from common.domain import errors
+from common.domain.clock import Clock
 from common.store import schema
 from common.store.engine import Store
 from common.store.servers import actions
-from compute_api.compute import action_waits
+from compute_api.compute.request import action_waits
 from tests.schemas import upgrade
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from webob import Request
 
-from common import config
+from common.service import config
 from compute_api.compute import faults
-from compute_api.edge import authentication
+from compute_api.http import authentication
 
 
 def test_it_forgets_after_its_time() -> None:

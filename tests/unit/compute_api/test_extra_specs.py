@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from common import errors
-from common.hardware.options import READ, SPECS
-from compute_api.compute.extra_specs import KNOWN, check, check_names
+from common.domain import errors
+from common.domain.hardware.options import READ, SPECS
+from compute_api.compute.resources.extra_specs import KNOWN, check, check_names
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from compute_api.edge.fair_share import MAX_WAIT_SECONDS, MAX_WAITING, Admission, Lane
+from compute_api.http.fair_share import MAX_WAIT_SECONDS, MAX_WAITING, Admission, Lane
 
 
 class Lines:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oslo_config import cfg
 
-from compute_api.edge import forwarded
+from compute_api.http.worker import forwarded
 
 CLIENT = {
     "wsgi.url_scheme": "http",

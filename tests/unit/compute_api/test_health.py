@@ -13,10 +13,10 @@ from wsgiref.util import setup_testing_defaults
 import pytest
 
 import common.rpc  # noqa: F401  # chooses threads before oslo.messaging is imported
-from common import errors
 from common.clients import http
+from common.domain import errors
 from common.rpc.broker import require_answer
-from compute_api.edge.health import ALIVE, KEEP_SECONDS, READY, Dependency, Health, answered
+from compute_api.http.health import ALIVE, KEEP_SECONDS, READY, Dependency, Health, answered
 
 
 class Counted:

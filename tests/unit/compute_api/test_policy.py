@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from common import errors
-from common.context import RequestContext
+from common.domain import errors
+from common.domain.context import RequestContext
 from compute_api.compute.policies import COMPUTE_RULES, RULES
-from compute_api.edge.policy import Policy, implied
+from compute_api.http.policy import Policy, implied
 
 STOP, LIST_HOSTS, KEYS = (
     "os_compute_api:servers:stop",

@@ -11,12 +11,12 @@ from pathlib import Path
 import oslo_policy.policy
 import pytest
 
-from common import errors
-from common.context import RequestContext
-from common.errors import ConfigError
+from common.domain import errors
+from common.domain.context import RequestContext
+from common.domain.errors import ConfigError
 from compute_api.compute.policies import COMPUTE_RULES, FORMER, NOT_HERE, RULES
-from compute_api.edge.policy import Policy
-from compute_api.edge.policy_rules import BASES
+from compute_api.http.policy import Policy
+from compute_api.http.policy_rules import BASES
 
 STOP, START = "os_compute_api:servers:stop", "os_compute_api:servers:start"
 HOSTS = "os_compute_api:os-services:list"

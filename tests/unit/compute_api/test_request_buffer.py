@@ -11,8 +11,8 @@ from gunicorn.http.errors import ParseException
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.unproved import origin
-from compute_api.edge.request_buffer import MAX_HEAD_BYTES, RequestBuffer
+from common.security.unproved import origin
+from compute_api.http.worker.request_buffer import MAX_HEAD_BYTES, RequestBuffer
 
 HEAD = b"POST /a?b=c HTTP/1.1\r\nHost: x\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"

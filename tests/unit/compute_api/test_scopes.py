@@ -24,16 +24,16 @@ SCOPED = {
 UNSCOPED = {
     "compute_api/compute/resources/external_events.py servers.show": "of any project, by the rule of the route",
     "compute_api/compute/resources/flavors.py flavors.show": "what admins change, by the rule of the route",
-    "compute_api/compute/resources/server_rebuild.py servers.show": "the server of the route again, in the transaction",
-    "compute_api/compute/resources/server_moves.py servers.show": "the server of the route again, in the transaction",
-    "compute_api/compute/resources/servers.py servers.show": "the server of the route again, in the transaction",
+    "compute_api/compute/servers/actions/rebuild.py servers.show": "the server of the route again, in the transaction",
+    "compute_api/compute/servers/actions/moves.py servers.show": "the server of the route again, in the transaction",
+    "compute_api/compute/servers/servers.py servers.show": "the server of the route again, in the transaction",
 }
 #: The clients that act for the caller, who is one of their arguments.
 CLIENTS = ("images", "networks")
 #: Those of their methods that need none.
 WITHOUT_TOKEN = {"images.url", "networks.has_service"}
 #: Makes tokens of its own, for consoles.
-CONSOLES = "compute_api/compute/resources/consoles.py"
+CONSOLES = "compute_api/compute/servers/consoles.py"
 COLUMNS = ("row.project_id", "row.user_id", "server.project_id", "server.user_id")
 #: Targets of policies that are no row of the database, and what they are compared with.
 TARGETS = {

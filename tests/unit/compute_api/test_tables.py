@@ -9,26 +9,21 @@ from typing import Any
 
 import jsonschema_rs
 
-from common import states
+from common.domain import states
 from common.store.servers.servers import COLUMNS
-from compute_api.compute import microversions, routes
-from compute_api.compute.fields import Field, render, visible_fields
+from compute_api.compute import routes
 from compute_api.compute.policies import RULES
-from compute_api.compute.resources import quota_sets, server_action_table, server_groups, services
+from compute_api.compute.request import microversions
+from compute_api.compute.resources import quota_sets, server_groups, services
 from compute_api.compute.routes import ROUTES
-from compute_api.compute.schemas import server_actions as action_schemas
-from compute_api.compute.schemas import servers as server_schemas
-from compute_api.compute.views import (
-    aggregates,
-    flavors,
-    hypervisors,
-    instance_actions,
-    keypairs,
-    migrations,
-    servers,
-)
-from compute_api.edge.microversions import Range
-from compute_api.edge.validation import VersionedSchema
+from compute_api.compute.schemas.servers import actions as action_schemas
+from compute_api.compute.schemas.servers import servers as server_schemas
+from compute_api.compute.servers.actions import action_table as server_action_table
+from compute_api.compute.views import aggregates, flavors, hypervisors, keypairs, migrations
+from compute_api.compute.views.fields import Field, render, visible_fields
+from compute_api.compute.views.servers import instance_actions, servers
+from compute_api.http.microversions import Range
+from compute_api.http.validation import VersionedSchema
 
 TABLES = {
     "servers": servers.ONE,

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from common import errors
+from common.domain import errors
 from compute_api.compute.schemas.common import NAME, integer, record, wrapped
-from compute_api.edge.validation import FORMATS, VersionedSchema, drop, is_true, put, require
+from compute_api.http.validation import FORMATS, VersionedSchema, drop, is_true, put, require
 
 BODY = VersionedSchema(
     wrapped(

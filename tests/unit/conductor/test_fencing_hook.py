@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from common import errors
-from conductor import fencing_hook
+from common.domain import errors
+from conductor.hosts import fencing_hook
 
 
 @pytest.fixture

@@ -9,14 +9,14 @@ from contextlib import contextmanager
 import pytest
 import sqlalchemy as sa
 
-from common import states
-from common.models import Heartbeat
-from common.service_binaries import Binary
+from common.domain import states
+from common.domain.models import Heartbeat
+from common.domain.service_binaries import Binary
 from common.store import schema
 from common.store.hosts import services
-from conductor import heartbeats, reports
-from conductor.heartbeats import COMPARE_SOON_SECONDS, LOOK_INTERVAL_SECONDS
-from conductor.sweep import sweep
+from conductor.engine import heartbeats, reports
+from conductor.engine.heartbeats import COMPARE_SOON_SECONDS, LOOK_INTERVAL_SECONDS
+from conductor.engine.sweep import sweep
 from tests.schemas import memory_store
 from tests.workflows.simulator import Cloud, Host, Time
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from common import states
-from common.models import Flavor, ImageRef, RequestSpec, Selection
-from common.store.hosts.host_contents import Resident
-from conductor.host_plan import (
+from common.domain import states
+from common.domain.models import Flavor, ImageRef, RequestSpec, Selection
+from common.store.views.host_contents import Resident
+from conductor.hosts.host_plan import (
     COLD,
     EVACUATION,
     LIVE,
@@ -22,7 +22,7 @@ from conductor.host_plan import (
     is_busy,
     plan,
 )
-from deploy.cli.host_actions import table
+from deploy.operator.hosts.actions import table
 
 FLAVOR = Flavor("1", "m1.nano", 1, 128, 1)
 WEB = Resident(

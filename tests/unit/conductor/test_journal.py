@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from common.models import HardwareAssignment
-from conductor.action_data import ActionData, Failure, journal
+from common.domain.models import HardwareAssignment
+from conductor.engine.action_data import ActionData, Failure, journal
 from conductor.workflows import WORKFLOWS
 from conductor.workflows.resize import MIGRATE, REVERT_RESIZE
 

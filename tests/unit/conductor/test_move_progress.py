@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from common.clock import SECOND
+from common.domain.clock import SECOND
 from common.store.hosts.host_actions import Progress
-from common.store.hosts.host_contents import Move
-from conductor.move_progress import MIB, forecast, line, seconds, summary, words
+from common.store.views.host_contents import Move
+from conductor.hosts.move_progress import MIB, forecast, line, seconds, summary, words
 
 MOVE = Move("m", "s1", "web", "live-migration", "running", "h1", "h2", begun=10 * SECOND, changed=0)
 BYTES = {

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from common import errors
-from common.action_args import ActionArgs
-from common.clock import Clock
-from common.models import Interface
+from common.domain import errors
+from common.domain.clock import Clock
+from common.domain.models import Interface
+from common.domain.wire import from_wire, to_wire
 from common.store.engine import Store
-from common.wire import from_wire, to_wire
-from conductor import networks
-from conductor.engine import Engine
-from conductor.networks import PortData, PortRun
-from conductor.run import Run
+from conductor.engine.action_args import ActionArgs
+from conductor.engine.engine import Engine
+from conductor.engine.run import Run
+from conductor.steps import networks
+from conductor.steps.networks import PortData, PortRun
 from tests.workflows.networks import Networks
 
 CALLS = (

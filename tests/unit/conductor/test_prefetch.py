@@ -10,14 +10,15 @@ import logging
 import pytest
 import sqlalchemy as sa
 
-from common import ids
-from common.models import ImageRef, Sync
-from common.service_binaries import Binary
+from common.domain import ids
+from common.domain.models import ImageRef, Sync
+from common.domain.service_binaries import Binary
 from common.store import schema
 from common.store.hosts import host_images, services
-from conductor import prefetch, reports
-from conductor.engine import Engine
-from conductor.sweep import Watch, sweep
+from conductor.engine import reports
+from conductor.engine.engine import Engine
+from conductor.engine.sweep import Watch, sweep
+from conductor.hosts import prefetch
 from tests.schemas import memory_store
 from tests.workflows.simulator import Cloud, Time
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from common.action_args import ActionArgs
-from common.store.neighbours.cleanups import PORTS
-from conductor import runner
-from conductor.action_data import ActionData, Failure
-from conductor.engine import Engine, Lane
-from conductor.run import AnyRun, Run
-from conductor.step import Step
-from conductor.workflow import Workflow
+from common.store.cleanups import PORTS
+from conductor.engine import runner
+from conductor.engine.action_args import ActionArgs
+from conductor.engine.action_data import ActionData, Failure
+from conductor.engine.engine import Engine, Lane
+from conductor.engine.run import AnyRun, Run
+from conductor.engine.step import Step
+from conductor.engine.workflow import Workflow
 from conductor.workflows import WORKFLOWS
 
 #: The calls to neighbours that stand after the point of no return, and so can fail nothing.

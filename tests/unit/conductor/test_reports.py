@@ -8,15 +8,15 @@ import dataclasses
 import pytest
 import sqlalchemy as sa
 
-from common import states
-from common.clock import SECOND
-from common.command_key import CommandKey
-from common.command_progress import CommandPhase, CommandProgress
-from common.models import Result, Sync
+from common.domain import states
+from common.domain.clock import SECOND
+from common.domain.command_key import CommandKey
+from common.domain.command_progress import CommandPhase, CommandProgress
+from common.domain.models import Result, Sync
 from common.store import schema
 from common.store.hosts import hosts
 from common.store.placement import host_states
-from conductor import reports, runner
+from conductor.engine import reports, runner
 from tests.schemas import memory_store
 from tests.workflows.simulator import Cloud, Time
 

@@ -12,23 +12,32 @@ from typing import Any
 
 import pytest
 
-from common import errors
-from common.clock import Clock
-from common.host_keys import Purpose
-from common.image_tickets import MOST, Gateway, Tickets
-from common.models import Command, Heartbeat, HostInventory, ImageRef, RequestSpec, Selection, Sync
+from common.domain import errors
+from common.domain.clock import Clock
+from common.domain.models import (
+    Command,
+    Heartbeat,
+    HostInventory,
+    ImageRef,
+    RequestSpec,
+    Selection,
+    Sync,
+)
+from common.domain.verbs import EnsureGuest
+from common.domain.wire import to_wire
 from common.rpc import scheduler
+from common.security.host_keys import Purpose
+from common.security.image_tickets import MOST, Gateway, Tickets
+from common.security.vault import Vault
+from common.store import cleanups
 from common.store.engine import Store
 from common.store.hosts import hosts
-from common.store.neighbours import cleanups
-from common.vault import Vault
-from common.verbs import EnsureGuest
-from common.wire import to_wire
-from conductor import notifications, service
-from conductor.engine import Engine
+from conductor import service
+from conductor.engine.engine import Engine
+from conductor.engine.workflow_engine import WorkflowEngine
+from conductor.hosts.sync_cookies import SyncCookies
+from conductor.notifications import notices as notifications
 from conductor.service import Conductor, Messages
-from conductor.sync_cookies import SyncCookies
-from conductor.workflow_engine import WorkflowEngine
 from conductor.workflows import WORKFLOWS
 from tests.schemas import upgrade
 from tests.verbs import VALUES, new_command
@@ -248,7 +257,7 @@ def known(tmp_path: Path) -> Iterator[Conductor]:
 
 
 def session_of(conductor: Conductor) -> int:
-    return conductor.engine.store.read(lambda tx: hosts.sessions(tx, ["h1"]))["h1"]
+    return conductor.engine.engine.store.read(lambda tx: hosts.sessions(tx, ["h1"]))["h1"]
 
 
 def test_a_registration_that_is_sent_again_begins_no_session(known: Conductor) -> None:

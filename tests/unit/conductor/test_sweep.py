@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from common.store.hosts import services
-from conductor.sweep import MAX_CLOCK_DIFFERENCE_SECONDS, MAX_DOUBT_SECONDS, Watch, sweep
+from conductor.engine.sweep import MAX_CLOCK_DIFFERENCE_SECONDS, MAX_DOUBT_SECONDS, Watch, sweep
 from tests.schemas import memory_store
 from tests.workflows.simulator import Cloud, Time
 

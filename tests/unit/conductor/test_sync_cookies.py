@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from conductor.sync_cookies import SLOT_SECONDS, SyncCookies
+from conductor.hosts.sync_cookies import SLOT_SECONDS, SyncCookies
 
 
 class Wall:

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from common import states
-from common.statuses import ActionState
+from common.domain import states
+from common.domain.statuses import ActionState
 from common.store import schema
 from common.store.engine import Store
 from common.store.servers import actions
-from deploy.cli.main import main
+from deploy.operator.main import main
 from tests.schemas import upgrade
 from tests.workflows.poison import change
 from tests.workflows.simulator import Cloud, Time

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from common.broker_identities import of_role
-from common.broker_names import API, CONDUCTOR, CONSOLE, ROLES, SCHEDULER
-from deploy.cli.main import main
+from common.security.broker_identities import of_role
+from common.security.broker_names import API, CONDUCTOR, CONSOLE, ROLES, SCHEDULER
+from deploy.operator.main import main
 
 
 def gives(folder: Path, *words: str) -> int:

@@ -6,8 +6,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from deploy.authority import Authority
-from deploy.certificates import lay_for_qemu
+from deploy.one_machine.cloud.authority import Authority
+from deploy.one_machine.cloud.certificates import lay_for_qemu
 
 
 def test_qemus_user_reads_its_own_and_nobody_else_any(tmp_path: Path) -> None:

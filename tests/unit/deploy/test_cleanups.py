@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from common.store import cleanups
 from common.store.engine import Store
-from common.store.neighbours import cleanups
-from deploy.cli import doctor
-from deploy.cli.main import main
+from deploy.operator.doctor import command as doctor
+from deploy.operator.main import main
 from tests.schemas import upgrade
 
 SERVER, PORT, IMAGE = (f"{number}a1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b11" for number in (6, 7, 8))

@@ -12,20 +12,23 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from common import config, errors
-from common.broker_names import ROLES
-from common.clock import SECOND
-from common.notifications.options import NotificationSettings
-from common.store import doctor, schema, user_data
+from common.domain import errors
+from common.domain.clock import SECOND
+from common.security.broker_names import ROLES
+from common.security.vault import Vault
+from common.service import config
+from common.service.notification_options import NotificationSettings
+from common.store import schema
 from common.store.engine import Store, now
 from common.store.notifications import outbox
 from common.store.servers import console_tokens, guests
-from common.vault import Vault
-from deploy.cli.commands import ARGUMENTS, COMMANDS
-from deploy.cli.config import text
-from deploy.cli.doctor import NO_ANSWER, facts, findings, status, tell
-from deploy.cli.host_facts import ask_hosts
-from deploy.cli.main import main, parser
+from deploy.operator import doctor
+from deploy.operator.commands import ARGUMENTS, COMMANDS
+from deploy.operator.config import text
+from deploy.operator.doctor.command import NO_ANSWER, facts, findings, status, tell
+from deploy.operator.hosts.facts import ask_hosts
+from deploy.operator.main import main, parser
+from deploy.operator.store import user_data
 from tests.schemas import upgrade
 
 FLAVOR = {"id": "f1", "name": "m1.nano", "vcpus": 1, "memory_mb": 64, "root_gb": 1}
@@ -120,7 +123,7 @@ def test_whose_reader_has_gone_ends_without_a_word(words: list[str]) -> None:
     os.close(reader)
     with os.fdopen(writer, "wb") as gone:
         done = subprocess.run(
-            [sys.executable, "-m", "deploy.cli.main", *words],
+            [sys.executable, "-m", "deploy.operator.main", *words],
             stdout=gone,
             stderr=subprocess.PIPE,
             text=True,
@@ -135,7 +138,7 @@ def test_a_pipe_that_breaks_elsewhere_is_no_quiet_end(monkeypatch: pytest.Monkey
     def broken(options: object) -> int:
         raise BrokenPipeError("the broker's socket")
 
-    monkeypatch.setattr("deploy.cli.config.sample", broken)
+    monkeypatch.setattr("deploy.operator.config.sample", broken)
     with pytest.raises(BrokenPipeError, match="broker"):
         main(["config", "sample"])
 
@@ -297,7 +300,7 @@ def test_notifications_that_wait_are_counted_and_found(
 def test_command_on_a_host_without_its_libraries_says_where_they_are() -> None:
     code = (
         "import sys; sys.modules['sqlalchemy'] = None\n"
-        "from deploy.cli.main import main; sys.exit(main(sys.argv[1:]))"
+        "from deploy.operator.main import main; sys.exit(main(sys.argv[1:]))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, "hosts"], capture_output=True, text=True, check=False

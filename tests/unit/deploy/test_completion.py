@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from common.broker_names import ROLES
-from deploy import completion
-from deploy.cli.main import parser
-from deploy.manual import options, verbs
+from common.security.broker_names import ROLES
+from deploy.operator.main import parser
+from deploy.packaging import completion
+from deploy.packaging.manual import options, verbs
 
 #: Completes each line of its input, each of whose words ends with a bar; a line for each.
 TRY = """

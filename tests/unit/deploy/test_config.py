@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from common import config
-from deploy.cli.main import main
+from common.service import config
+from deploy.operator.main import main
 
 Run = Callable[..., tuple[int, str]]
 

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from common.models import HostInventory
+from common.domain.models import HostInventory
 from common.store import schema
 from common.store.engine import Store
 from common.store.hosts import hosts, services
-from common.store.hosts.host_contents import Debt
 from common.store.hosts.host_status import HostState
 from common.store.placement import allocations
 from common.store.servers import guests
-from deploy.cli.debts import LATE, goes, state
-from deploy.cli.main import main
+from common.store.views.host_contents import Debt
+from deploy.operator.hosts.debts import LATE, goes, state
+from deploy.operator.main import main
 from tests.schemas import upgrade
 
 SERVER, OTHER = "6a1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b11", "7a1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b12"

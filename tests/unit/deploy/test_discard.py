@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from common.json_types import JsonObject
-from common.models import HostInventory
+from common.domain.json_types import JsonObject
+from common.domain.models import HostInventory
+from common.domain.statuses import GuestState
 from common.rpc import agent
 from common.rpc.host_link import ControlSide
-from common.statuses import GuestState
 from common.store import schema
 from common.store.engine import Store
 from common.store.hosts import hosts
-from deploy.cli import host_discard
-from deploy.cli.main import main
+from deploy.operator.hosts import discard as host_discard
+from deploy.operator.main import main
 from tests.schemas import upgrade
 
 SERVER, OTHER = "6a1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b11", "7b1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b11"

@@ -5,15 +5,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from common.store.doctor.kinds import KINDS
-from deploy import doctor_page
+from deploy.operator.doctor.kinds import KINDS
+from deploy.site import doctor_page
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/doctor.md"
 
 
 def test_the_page_is_up_to_date() -> None:
     assert PAGE.read_text() == doctor_page.page(), (
-        "run: python -m deploy.doctor_page > docs/doctor.md"
+        "run: python -m deploy.site.doctor_page > docs/doctor.md"
     )
 
 

@@ -12,15 +12,16 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from common import errors, ids
-from common.models import Explanation, Flavor, HostInventory, ImageRef, RequestSpec
+from common.domain import errors, ids
+from common.domain.models import Explanation, Flavor, HostInventory, ImageRef, RequestSpec
+from common.domain.wire import to_wire
 from common.store import schema
 from common.store.engine import Store, now
 from common.store.hosts import hosts
-from common.store.servers import actions, server_groups, servers
-from common.wire import to_wire
-from deploy.cli.explain import explain
-from deploy.cli.main import parser
+from common.store.servers import actions, servers
+from common.store.tenants import server_groups
+from deploy.operator.explain import explain
+from deploy.operator.main import parser
 from tests.schemas import upgrade
 
 UNKNOWN = "5a0f7c1e-9d2b-4b8e-8a43-0c9d9a7f5b11"

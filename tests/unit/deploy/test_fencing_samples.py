@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from common.models import HostInventory
+from common.domain.models import HostInventory
 from common.store.engine import Store
 from common.store.hosts import hosts
 from tests.schemas import upgrade
@@ -131,7 +131,7 @@ def test_hook_reads_last_sign_from_kilonova(
     (tmp_path / "kilonova.conf").write_text(f"[database]\nurl = {url}\n")
     monkeypatch.setenv("KILONOVA_CONF", str(tmp_path / "kilonova.conf"))
     write_program(
-        tmp_path / "kilonova", f'exec {shlex.quote(sys.executable)} -m deploy.cli.main "$@"'
+        tmp_path / "kilonova", f'exec {shlex.quote(sys.executable)} -m deploy.operator.main "$@"'
     )
     store = Store(url)
     upgrade(store)

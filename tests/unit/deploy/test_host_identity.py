@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from common import ids, states
-from common.host_joins import JoinToken
-from common.host_keys import Generations, OwnKeys, Purpose, derive
-from common.models import Flavor, HostInventory
+from common.domain import ids, states
+from common.domain.models import Flavor, HostInventory
+from common.domain.wire import to_wire
+from common.security.host_joins import JoinToken
+from common.security.host_keys import Generations, OwnKeys, Purpose, derive
 from common.store import schema
 from common.store.engine import Store
 from common.store.hosts import host_joins, host_keys, hosts, services
 from common.store.servers import servers
-from common.wire import to_wire
-from deploy.authority import Authority
-from deploy.cli.main import main
+from deploy.one_machine.cloud.authority import Authority
+from deploy.operator.main import main
 from tests.schemas import upgrade
 
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from common import config
-from common.models import HostInventory
+from common.domain.models import HostInventory
+from common.service import config
 from common.store.engine import Store
 from common.store.hosts import hosts, services
-from deploy.cli import host_prove
-from deploy.cli.main import main
+from deploy.operator.hosts import prove as host_prove
+from deploy.operator.main import main
 from tests.schemas import upgrade
 
 IMAGES = [

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from common import ids
-from common.clock import SECOND
-from common.models import HostInventory
+from common.domain import ids
+from common.domain.clock import SECOND
+from common.domain.models import HostInventory
 from common.store import schema
 from common.store.engine import Store
 from common.store.hosts import host_keys, hosts, services
-from deploy.cli.doctor import tell
-from deploy.cli.main import main
+from deploy.operator.doctor.command import tell
+from deploy.operator.main import main
 from tests.schemas import upgrade
 from tests.server_rows import server_row
 

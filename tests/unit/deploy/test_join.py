@@ -17,14 +17,17 @@ from typing import Any
 import pytest
 from oslo_config import cfg
 
-from common import config, errors, private_files
-from common.errors import ConfigError
-from common.host_joins import JoinToken
+from common.domain import errors
+from common.domain.errors import ConfigError
 from common.rpc.host_credentials import TokenState
-from deploy.authority import Authority
-from deploy.cli import config_check, join, join_checks
-from deploy.cli.join_files import HEAD, Owner, merged
-from deploy.cli.main import main
+from common.security import private_files
+from common.security.host_joins import JoinToken
+from common.service import config
+from deploy.one_machine.cloud.authority import Authority
+from deploy.operator import config_check
+from deploy.operator.hosts import join, join_checks
+from deploy.operator.hosts.join_files import HEAD, Owner, merged
+from deploy.operator.main import main
 from tests.unit.common.test_host_joins import TOKEN
 
 #: Of a broker that is not there.
@@ -111,7 +114,8 @@ def test_whether_guests_are_emulated_is_told(
 ) -> None:
     asked: list[Path] = []
     monkeypatch.setattr(
-        "compute_agent.virt.libvirt.host.kvm_works", lambda folder: asked.append(folder) or works
+        "compute_agent.virt.libvirt.host.host.kvm_works",
+        lambda folder: asked.append(folder) or works,
     )
     said = join_checks.acceleration(conf)
     assert said.startswith("KVM works" if works else "emulation, ten times slower")
@@ -311,7 +315,7 @@ def test_a_host_needs_nothing_of_the_control_planes_packages() -> None:
     blocked = ("sqlalchemy", "alembic", "falcon", "gunicorn", "numpy", "keystonemiddleware")
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({blocked!r}));"
-        "from deploy.cli.main import main; import deploy.cli.join; sys.exit(main(['join', 'x']))"
+        "from deploy.operator.main import main; import deploy.operator.hosts.join; sys.exit(main(['join', 'x']))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120

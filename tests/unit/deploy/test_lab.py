@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy import lab_hosts
-from deploy.commands import lab
-from deploy.lab_hosts import Facts, Guest, Lab
+from deploy.one_machine import lab, lab_hosts
+from deploy.one_machine.lab_hosts import Facts, Guest, Lab
 from deploy.progress import Failure
 
 FACTS = Facts(3, False, 20000)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from deploy import libvirtd
+from deploy.one_machine.machine import libvirtd
 
 
 def test_configure_keeps_lines_of_an_operator(tmp_path: Path) -> None:

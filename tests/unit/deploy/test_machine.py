@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from deploy import machine, preflight
-from deploy.cloud import Cloud
-from deploy.machine import FOR_GUESTS, FOR_HOSTS, FOR_NETWORKS, Ability
+from deploy.one_machine import preflight
+from deploy.one_machine.cloud.cloud import Cloud
+from deploy.one_machine.machine import abilities as machine
+from deploy.one_machine.machine.abilities import FOR_GUESTS, FOR_HOSTS, FOR_NETWORKS, Ability
 from deploy.packages import ROOT
 from deploy.progress import Failure
 

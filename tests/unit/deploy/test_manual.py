@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from deploy import manual
-from deploy.cli.commands import COMMANDS
-from deploy.cli.main import parser
+from deploy.operator.commands import COMMANDS
+from deploy.operator.main import parser
+from deploy.packaging import manual
 
 PAGES = manual.pages()
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The files for Prometheus and Grafana name metrics and labels that there are, and all of them.
 
-promtool itself judges the rules, and tries each, in the ring lint (deploy/lint.py); here it is that
-no alert is left out of these trials, and that they are made of series that we have."""
+promtool itself judges the rules, and tries each, in the ring lint (deploy/testing/lint.py); here
+it is that no alert is left out of these trials, and that they are made of series that we have."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
-from common import config, metrics
-from common.store.gauges import GAUGES
-from deploy.lint import ALERT_TRIALS
+from common.service import config, metrics
+from common.store.views.gauges import GAUGES
+from deploy.testing.lint import ALERT_TRIALS
 
 FOLDER = Path(__file__).resolve().parents[3] / "deploy/monitoring"
 NAME = re.compile(r"kilonova_[a-z_]+")

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from deploy import bundle, manual, packages
-from deploy.commands.deb import debian_version
+from deploy import packages
+from deploy.packaging import bundle, manual
+from deploy.packaging.deb import debian_version
 from deploy.progress import Failure
 
 CODENAMES = {"12": "bookworm", "13": "trixie"}
@@ -80,9 +81,13 @@ def test_libraries_are_where_they_are_needed_and_once(divided: dict[str, list[st
 
 
 def test_only_what_works_without_the_tree_is_packed() -> None:
-    kept = ("deploy/cli/main.py", "deploy/configuration.py", "deploy/samples/agent.conf")
-    left = ("deploy/up", "deploy/requirements.txt", "deploy/standalone/web.py")
-    assert all(map(bundle.is_kept, (*kept, "common/ids.py", "compute_agent/service.py")))
+    kept = (
+        "deploy/operator/main.py",
+        "deploy/one_machine/cloud/configuration.py",
+        "deploy/samples/agent.conf",
+    )
+    left = ("deploy/up", "deploy/requirements.txt", "deploy/one_machine/services/web.py")
+    assert all(map(bundle.is_kept, (*kept, "common/domain/ids.py", "compute_agent/service.py")))
     assert not any(map(bundle.is_kept, left))
 
 

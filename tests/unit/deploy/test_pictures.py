@@ -11,10 +11,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from common import states
+from common.domain import states
 from conductor.workflows.create import CREATE
-from deploy import states_diagram
 from deploy.packages import ROOT
+from deploy.site import states_diagram
 
 SOURCES = sorted((ROOT / "docs/pictures").glob("*.dot"))
 LIFE = (ROOT / "docs/pictures/life.dot").read_text()

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from compute_api.compute.policies import RULES
-from compute_api.edge.policy_rules import BASES
+from compute_api.http.policy_rules import BASES
 from compute_api.placement.policies import RULES as PLACEMENT
-from deploy.cli.main import main
+from deploy.operator.main import main
 
 STOP = "os_compute_api:servers:stop"
 

@@ -14,15 +14,17 @@ from string import hexdigits
 
 import pytest
 
-from common import config
-from common.tls import of_neighbour
-from deploy import lifecycle, packages, preflight, processes
-from deploy.cloud import Cloud, Ports
-from deploy.commands import down, test, up
-from deploy.configuration import ROLES
-from deploy.probes import is_taken
+from common.security.tls import of_neighbour
+from common.service import config
+from deploy import packages
+from deploy.one_machine import down, preflight, up
+from deploy.one_machine.cloud import lifecycle, processes
+from deploy.one_machine.cloud.cloud import Cloud, Ports
+from deploy.one_machine.cloud.configuration import ROLES
+from deploy.one_machine.cloud.probes import is_taken
 from deploy.progress import Failure, main, run, steps, wait
-from deploy.servers import EVERYWHERE, STEP, free_ports
+from deploy.testing import test
+from deploy.testing.servers import EVERYWHERE, STEP, free_ports
 
 
 @pytest.fixture
@@ -134,7 +136,7 @@ def test_ports_are_given_once_and_seen_at_every_address() -> None:
 
 def test_ports_are_given_to_one_process_of_the_machine() -> None:
     mine = {free_ports(1) for _ in range(50)}
-    ask = "from deploy.servers import free_ports\nfor _ in range(200): print(free_ports(1))"
+    ask = "from deploy.testing.servers import free_ports\nfor _ in range(200): print(free_ports(1))"
     done = subprocess.run(
         [sys.executable, "-c", ask],
         cwd=packages.ROOT,

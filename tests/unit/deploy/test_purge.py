@@ -11,10 +11,10 @@ import sqlalchemy as sa
 
 from common.store import schema
 from common.store.engine import Store, moment
-from common.store.purge import DAY, KINDS
 from common.store.servers import servers
-from deploy.cli.commands import ARGUMENTS
-from deploy.cli.main import main
+from deploy.operator.commands import ARGUMENTS
+from deploy.operator.main import main
+from deploy.operator.store.purge import DAY, KINDS
 from tests.schemas import upgrade
 
 PURGE = ("database", "purge")

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from common import states
-from common.config import OPTIONS
-from compute_api.compute.microversions import HISTORY
+from common.domain import states
+from common.service.config import OPTIONS
+from compute_api.compute.request.microversions import HISTORY
 from compute_api.compute.routes import GONE, ROUTES
-from deploy import reference
+from deploy.site import reference
 from scheduler import filters, weighers
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"

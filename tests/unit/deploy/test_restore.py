@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from common.clock import SECOND
-from common.models import HostInventory
+from common.domain.clock import SECOND
+from common.domain.models import HostInventory
 from common.store import schema
 from common.store.engine import Store
 from common.store.hosts import host_actions, host_status, hosts, services
 from common.store.hosts.host_actions import Arguments, Name, Progress, State
 from common.store.hosts.host_status import HostState
-from conductor.host_plan import too_many_down
-from deploy.cli import host_restore
-from deploy.cli.host_actions import begin
-from deploy.cli.main import main, parser
+from conductor.hosts.host_plan import too_many_down
+from deploy.operator.hosts import restore as host_restore
+from deploy.operator.hosts.actions import begin
+from deploy.operator.main import main, parser
 from tests.schemas import upgrade
 
 UP = HostState("h1", "uuid", up=True)

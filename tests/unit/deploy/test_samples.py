@@ -11,10 +11,11 @@ from oslo_config import cfg
 
 import conductor.service
 import scheduler.service
-from common import config, image_tickets, tls
+from common.security import image_tickets, tls
+from common.service import config
 from compute_agent import assembly
 from compute_api.compute import service as api
-from deploy.authority import Authority
+from deploy.one_machine.cloud.authority import Authority
 
 SAMPLES = Path(__file__).resolve().parents[3] / "deploy/samples"
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from deploy import preflight, settings
-from deploy.cloud import Cloud, Ports
+from deploy.one_machine import preflight
+from deploy.one_machine.cloud import settings
+from deploy.one_machine.cloud.cloud import Cloud, Ports
 from deploy.progress import Failure
 
 SECRET = "mysql+pymysql://kilonova:secret@127.0.0.1/kilonova"

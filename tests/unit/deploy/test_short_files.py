@@ -15,9 +15,11 @@ import pytest
 from oslo_config import cfg
 
 import conductor.service
-from common import config, errors, tls
-from common.certificates import Signer
-from deploy.cli import main
+from common.domain import errors
+from common.security import tls
+from common.security.certificates import Signer
+from common.service import config
+from deploy.operator import main
 from tests.install.documentation import commands
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/install.md"

@@ -5,15 +5,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from common import states
-from deploy import states_diagram
+from common.domain import states
+from deploy.site import states_diagram
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/states.md"
 
 
 def test_the_page_is_up_to_date() -> None:
     assert PAGE.read_text() == states_diagram.page(), (
-        "run: python -m deploy.states_diagram > docs/states.md"
+        "run: python -m deploy.site.states_diagram > docs/states.md"
     )
 
 

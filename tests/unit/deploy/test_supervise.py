@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from deploy import lifecycle, process_control, supervise
-from deploy.cloud import Cloud, Ports
+from deploy.one_machine.cloud import lifecycle, process_control
+from deploy.one_machine.cloud.cloud import Cloud, Ports
+from deploy.one_machine.cloud.process_control import find_process, find_supervisor
+from deploy.one_machine.machine import supervise
 from deploy.packages import ROOT
-from deploy.process_control import find_process, find_supervisor
 from deploy.progress import Failure
 from tests.waiting import await_true
 
@@ -54,7 +55,7 @@ def cloud(tmp_path: Path) -> Iterator[Cloud]:
         made.run, [program(tmp_path, "one", SLEEPER), program(tmp_path, "two", SLEEPER)]
     )
     process = subprocess.Popen(
-        [sys.executable, "-m", "deploy.supervise", str(made.run)],
+        [sys.executable, "-m", "deploy.one_machine.machine.supervise", str(made.run)],
         cwd=ROOT,
         stdout=(tmp_path / "log/supervise.log").open("ab"),
     )
@@ -173,7 +174,7 @@ def test_process_that_cannot_run_is_tried_ever_later(cloud: Cloud, tmp_path: Pat
 
 def test_second_supervisor_of_a_folder_is_refused(cloud: Cloud) -> None:
     second = subprocess.run(
-        [sys.executable, "-m", "deploy.supervise", str(cloud.run)],
+        [sys.executable, "-m", "deploy.one_machine.machine.supervise", str(cloud.run)],
         cwd=ROOT,
         check=False,
         capture_output=True,

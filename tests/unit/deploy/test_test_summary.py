@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.commands import test as command
 from deploy.testing import plan
+from deploy.testing import test as command
 from deploy.testing.jobs import Case, Result
 from deploy.testing.plan import Budget, Job, Set
 from deploy.testing.summary import budget_lines

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from deploy.commands import test as command
 from deploy.packages import ROOT
 from deploy.progress import Failure
+from deploy.testing import test as command
 from deploy.testing.jobs import (
     REPORT_FORMAT,
     SIDE_BY_SIDE,

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from common import ids
+from common.domain import ids
 from common.store import schema
-from deploy.cli.main import main
+from deploy.operator.main import main
 from tests.unit.deploy.test_actions import Operator
 
 

@@ -15,13 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from deploy import lifecycle, preflight, processes
-from deploy.cloud import Cloud, Ports
-from deploy.machine import FOR_HOSTS
+from deploy.one_machine import preflight
+from deploy.one_machine.cloud import lifecycle, processes
+from deploy.one_machine.cloud.cloud import Cloud, Ports
+from deploy.one_machine.machine.abilities import FOR_HOSTS
+from deploy.one_machine.machine.supervise import Program
+from deploy.one_machine.machine.underlay import EXTERNAL, PARTS, PORTS, TUNNELS, Underlay
 from deploy.progress import Failure
-from deploy.servers import free_ports
-from deploy.supervise import Program
-from deploy.underlay import EXTERNAL, PARTS, PORTS, TUNNELS, Underlay
+from deploy.testing.servers import free_ports
 from tests.services import demand
 
 NEAR = 7  #: ports between the first ports of two clouds that mean the same part

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from common import config, service
-from deploy.lint import INSTALLED, SCORES, _scored
+from common.service import config, service
+from deploy.testing.lint import INSTALLED, SCORES, _scored
 
 ROOT = Path(__file__).resolve().parents[3]
 UNITS = sorted((ROOT / "deploy/systemd").glob("*.service"))

@@ -11,8 +11,8 @@ import pytest
 import sqlalchemy as sa
 from oslo_config import cfg
 
-from common import config
-from common.clock import SECOND
+from common.domain.clock import SECOND
+from common.service import config
 from common.store import schema
 from common.store.engine import Store
 from scheduler import service

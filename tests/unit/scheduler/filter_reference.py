@@ -4,7 +4,7 @@ Nova's documentation.
 
 ``REFERENCE`` has one plain function a filter: may this host take a server of this request? It
 shares no code with ``scheduler.filters``; only the place of a guest on a host's NUMA nodes and
-devices is asked of ``common.numa`` by both.
+devices is asked of ``common.domain.numa`` by both.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import re
 from collections import defaultdict
 from collections.abc import Callable
 
-from common import numa
-from common.errors import BadRequest
-from common.hardware import Hardware, hardware
-from common.models import RequestSpec
+from common.domain import numa
+from common.domain.errors import BadRequest
+from common.domain.hardware import Hardware, hardware
+from common.domain.models import RequestSpec
 from tests.unit.scheduler.filter_world import Host, World
 
 Passes = Callable[[Host, RequestSpec, World], bool]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from common.models import (
+from common.domain.models import (
     AssignedNumaNode,
     Device,
     Flavor,

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
-from common.models import AssignedNumaNode, Device, HardwareAssignment, NumaNode, RequestSpec
+from common.domain.models import AssignedNumaNode, Device, HardwareAssignment, NumaNode, RequestSpec
+from common.domain.wire import to_wire
 from common.store import schema
-from common.wire import to_wire
 from scheduler.columns import Shared
 from scheduler.hosts import Hosts, ReadOptions
 from scheduler.proposals import Proposals

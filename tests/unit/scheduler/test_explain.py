@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from common.models import RequestSpec
+from common.domain.models import RequestSpec
 from scheduler.hosts import Hosts
 from scheduler.proposals import Proposals
 from scheduler.selection import explain

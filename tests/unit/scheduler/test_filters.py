@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 from oslo_config import cfg
 
-from common import config
-from common.models import (
+from common.domain.models import (
     AssignedNumaNode,
     Device,
     Flavor,
@@ -23,6 +22,7 @@ from common.models import (
     NumaNode,
     RequestSpec,
 )
+from common.service import config
 from scheduler import filters
 from scheduler.filters import Check
 from scheduler.snapshot import Snapshot

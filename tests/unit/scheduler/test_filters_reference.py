@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from common import hardware, numa
-from common.models import RequestSpec
+from common.domain import hardware, numa
+from common.domain.models import RequestSpec
 from scheduler import filters
 from scheduler.filters import Check, hosts, resources
 from scheduler.filters.resources import parts

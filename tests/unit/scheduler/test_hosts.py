@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 import sqlalchemy as sa
 
-from common.clock import SECOND
-from common.models import RequestSpec
+from common.domain.clock import SECOND
+from common.domain.models import RequestSpec
 from common.store import schema
 from scheduler.hosts import Hosts
 from scheduler.proposals import Proposals

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.models import Device, Flavor, HardwareAssignment, RequestSpec, Selection
+from common.domain.models import Device, Flavor, HardwareAssignment, RequestSpec, Selection
 from scheduler.columns import seed
 from scheduler.filters import Check, Filters
 from scheduler.selection import SelectionOptions, _batches, examine

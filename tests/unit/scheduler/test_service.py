@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from common import service
+from common.service import service
 from scheduler.service import options, read_options
 from tests.unit.scheduler.conftest import conf
 

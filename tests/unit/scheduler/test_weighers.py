@@ -10,7 +10,7 @@ from importlib import metadata
 import numpy as np
 import pytest
 
-from common.models import Flavor, RequestSpec
+from common.domain.models import Flavor, RequestSpec
 from scheduler import weighers
 from scheduler.selection import select
 from scheduler.snapshot import Aggregate, Group, ImageOnHosts, Snapshot

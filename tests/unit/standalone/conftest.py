@@ -14,19 +14,19 @@ import pytest
 from falcon.testing import Result, TestClient
 
 from compute_api.metadata.proxy_headers import host_key
-from deploy.standalone.database import Database
-from deploy.standalone.identity import app as identity_app
-from deploy.standalone.identity import schema as identity_schema
-from deploy.standalone.identity.bootstrap import bootstrap
-from deploy.standalone.identity.service import IdentityService
-from deploy.standalone.image import app as image_app
-from deploy.standalone.image import schema as image_schema
-from deploy.standalone.image.files import ImageFiles
-from deploy.standalone.image.store import ImageStore
-from deploy.standalone.network import app as network_app
-from deploy.standalone.network import schema as network_schema
-from deploy.standalone.network.fabric import Fabric, NetworkSettings
-from deploy.standalone.network.host_keys import HEADER, wiring_key
+from deploy.one_machine.services.database import Database
+from deploy.one_machine.services.identity import app as identity_app
+from deploy.one_machine.services.identity import schema as identity_schema
+from deploy.one_machine.services.identity.bootstrap import bootstrap
+from deploy.one_machine.services.identity.service import IdentityService
+from deploy.one_machine.services.image import app as image_app
+from deploy.one_machine.services.image import schema as image_schema
+from deploy.one_machine.services.image.files import ImageFiles
+from deploy.one_machine.services.image.store import ImageStore
+from deploy.one_machine.services.network import app as network_app
+from deploy.one_machine.services.network import schema as network_schema
+from deploy.one_machine.services.network.fabric import Fabric, NetworkSettings
+from deploy.one_machine.services.network.host_keys import HEADER, wiring_key
 
 PASSWORD = "correct horse"
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select, update
 
-from deploy.standalone.database import Database
-from deploy.standalone.identity import schema
-from deploy.standalone.identity.bootstrap import bootstrap
+from deploy.one_machine.services.database import Database
+from deploy.one_machine.services.identity import schema
+from deploy.one_machine.services.identity.bootstrap import bootstrap
 
 PASSWORDS = {"admin": "correct horse", "kilonova": "battery staple"}
 IMAGE, NETWORK = {"image": "http://127.0.0.1:9292"}, {"network": "http://127.0.0.1:9696"}

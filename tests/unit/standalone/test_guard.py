@@ -10,9 +10,9 @@ from pathlib import Path
 
 from falcon.testing import TestClient
 
-from deploy.standalone.guard import add_identity_options, guarded, identity_of
-from deploy.standalone.volume import app
-from deploy.standalone.volume.caller import is_open
+from deploy.one_machine.services.guard import add_identity_options, guarded, identity_of
+from deploy.one_machine.services.volume import app
+from deploy.one_machine.services.volume.caller import is_open
 
 
 def test_identity_service_that_hangs_makes_503_within_ten_seconds(tmp_path: Path) -> None:

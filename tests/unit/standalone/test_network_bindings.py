@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from deploy.standalone.database import Database
-from deploy.standalone.network import schema
-from deploy.standalone.network.fabric import Fabric
+from deploy.one_machine.services.database import Database
+from deploy.one_machine.services.network import schema
+from deploy.one_machine.services.network.fabric import Fabric
 from tests.unit.standalone.conftest import Network
 
 SERVICE = {"role": "service", "project": "service"}

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.standalone.network.host.helper import (
+from deploy.one_machine.services.network.host.helper import (
     LENGTH,
     VERBS,
     Helper,
@@ -26,7 +26,7 @@ from deploy.standalone.network.host.helper import (
     checked,
     listening_socket,
 )
-from deploy.standalone.network.host.kernel import KernelError
+from deploy.one_machine.services.network.host.kernel import KernelError
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=20),

@@ -16,12 +16,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.standalone.network.host.description import Description, parse
-from deploy.standalone.network.host.desired import DesiredState, HostPlace, Namespace, desire
-from deploy.standalone.network.host.dnsmasq_processes import reassigned, stale_leases
-from deploy.standalone.network.host.metadata import MetadataUpstream
-from deploy.standalone.network.host.names import Names, bridge, tap
-from deploy.standalone.network.host.state import MAX_NUMBER, StateFolder, assign
+from deploy.one_machine.services.network.host.description import Description, parse
+from deploy.one_machine.services.network.host.desired import (
+    DesiredState,
+    HostPlace,
+    Namespace,
+    desire,
+)
+from deploy.one_machine.services.network.host.dnsmasq_processes import reassigned, stale_leases
+from deploy.one_machine.services.network.host.metadata import MetadataUpstream
+from deploy.one_machine.services.network.host.names import Names, bridge, tap
+from deploy.one_machine.services.network.host.state import MAX_NUMBER, StateFolder, assign
 
 NETWORK, PORT, ROUTER, SUBNET = (str(uuid.UUID(int=number << 100)) for number in (1, 2, 3, 4))
 OUTSIDE = str(uuid.UUID(int=5 << 100))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from deploy.standalone.network.addresses import free_mac
+from deploy.one_machine.services.network.addresses import free_mac
 from tests.unit.standalone.conftest import Network
 
 V6 = {"ipv6_ra_mode": "slaac", "ipv6_address_mode": "slaac"}

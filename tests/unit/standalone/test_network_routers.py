@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from deploy.standalone.network import schema
+from deploy.one_machine.services.network import schema
 from tests.unit.standalone.conftest import Network
 
 Refusal = tuple[int, str]

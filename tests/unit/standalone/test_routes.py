@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from falcon import inspect
 
-from deploy.standalone.identity import app as identity
-from deploy.standalone.image import app as image
-from deploy.standalone.network import app as network
-from deploy.standalone.volume import app as volume
+from deploy.one_machine.services.identity import app as identity
+from deploy.one_machine.services.image import app as image
+from deploy.one_machine.services.network import app as network
+from deploy.one_machine.services.volume import app as volume
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/one-machine.md"
 ROUTE = re.compile(r"`((?:GET|POST|PUT|PATCH|DELETE)(?:, [A-Z]+)*) (/[^`]*)`")

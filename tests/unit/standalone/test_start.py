@@ -43,7 +43,7 @@ def test_a_start_that_cannot_work_says_what_to_do(
     for variable in ("KILONOVA_ADMIN_PASSWORD", "KILONOVA_SERVICE_PASSWORD"):
         monkeypatch.delenv(variable, raising=False)
     with pytest.raises(SystemExit) as end:
-        import_module(f"deploy.standalone.{name}.__main__").main()
+        import_module(f"deploy.one_machine.services.{name}.__main__").main()
     # A text is printed by Python, and the status is then 1.
     assert end.value.code
     assert said in f"{end.value.code}{capsys.readouterr().err}"

@@ -12,11 +12,16 @@ from typing import Any
 import pytest
 from falcon.testing import Result, TestClient
 
-from deploy.standalone.database import Database
-from deploy.standalone.identity import app, schema
-from deploy.standalone.identity.bootstrap import bootstrap
-from deploy.standalone.identity.service import IdentityService, utc_now
-from deploy.standalone.identity.throttle import ADDRESS_LIMIT, MAX_BUCKETS, USER_LIMIT, Throttle
+from deploy.one_machine.services.database import Database
+from deploy.one_machine.services.identity import app, schema
+from deploy.one_machine.services.identity.bootstrap import bootstrap
+from deploy.one_machine.services.identity.service import IdentityService, utc_now
+from deploy.one_machine.services.identity.throttle import (
+    ADDRESS_LIMIT,
+    MAX_BUCKETS,
+    USER_LIMIT,
+    Throttle,
+)
 
 PASSWORD = "correct horse"
 

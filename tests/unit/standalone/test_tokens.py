@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from deploy.standalone.identity import passwords
-from deploy.standalone.identity.tokens import implied
+from deploy.one_machine.services.identity import passwords
+from deploy.one_machine.services.identity.tokens import implied
 
 PROJECT = {"project": {"name": "admin", "domain": {"id": "default"}}}
 

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether hosts can make a server's disk of an image. Pure.
+
+The API asks before it accepts a request, the conductor again before it claims a host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from common.clients.image import Image
+from common.domain import errors, hardware, models
+
+GIB = 1024**3
+#: Formats of which hosts make disks.
+FORMATS = ("qcow2", "raw")
+#: Property of an image with the data of an encrypted volume.
+ENCRYPTED_BY = "cinder_encryption_key_id"
+
+
+def check_disk(image: Image) -> None:
+    """Check that hosts can make a disk of an image.
+
+    Raises:
+        BadRequest: The image is not active, is encrypted, or has another format.
+    """
+    check_active(image)
+    if image.ref.disk_format not in FORMATS:
+        raise errors.BadRequest(
+            f"Image {image.ref.id} is unacceptable: its format is {image.ref.disk_format[:40]!r}, "
+            f"and hosts of this cloud use {' and '.join(FORMATS)} only; convert it, for example "
+            "with qemu-img convert -O qcow2."
+        )
+
+
+def check_active(image: Image) -> None:
+    """Check that a disk or a volume can be made of an image.
+
+    Raises:
+        BadRequest: The image is not active, or is encrypted.
+    """
+    if not image.is_active:
+        raise errors.BadRequest(f"Image {image.ref.id} is not active.")
+    if image.ref.properties.get(ENCRYPTED_BY):
+        raise errors.BadRequest(
+            f"Image {image.ref.id} is unacceptable: it was uploaded from an encrypted volume, "
+            "which no host of this cloud can open; upload it from a volume of a type without "
+            "encryption."
+        )
+
+
+def check_flavor(image: Image, flavor: models.Flavor) -> None:
+    """Check that a server of the flavor has what the image needs.
+
+    Raises:
+        BadRequest: The flavor is too small.
+    """
+    _check_memory(image, flavor.memory_mb)
+    if flavor.root_gb == 0:
+        return
+    if flavor.root_gb < image.min_disk:
+        raise errors.BadRequest(
+            f"Flavor's disk is too small for requested image. Flavor disk is "
+            f"{flavor.root_gb * GIB} bytes, image needs at least {image.min_disk * GIB} bytes."
+        )
+    size = max(image.ref.size, image.virtual_size)
+    if size > flavor.root_gb * GIB:
+        raise errors.BadRequest(
+            f"Flavor's disk is too small for requested image. Flavor disk is "
+            f"{flavor.root_gb * GIB} bytes, image is {size} bytes."
+        )
+
+
+def _check_memory(image: Image, memory_mb: int) -> None:
+    if memory_mb < image.min_ram:
+        raise errors.BadRequest("Flavor's memory is too small for requested image.")
+
+
+def check_volume(image: Image, volume_gb: int, memory_mb: int | None = None) -> None:
+    """Check that a server can boot an image from a volume.
+
+    Args:
+        memory_mb: Of the server; None: not checked.
+
+    Raises:
+        BadRequest: The image is not active or is encrypted, or memory or volume are too small.
+    """
+    check_active(image)
+    if memory_mb is not None:
+        _check_memory(image, memory_mb)
+    if volume_gb < image.min_disk:
+        raise errors.BadRequest(
+            "Volume is smaller than the minimum size specified in image metadata. Volume size is "
+            f"{volume_gb * GIB} bytes, minimum size is {image.min_disk * GIB} bytes."
+        )
+
+
+def check_hardware(flavor: models.Flavor, properties: Mapping[str, str]) -> None:
+    """Check that hosts can make the hardware that flavor and image ask for.
+
+    Raises:
+        BadRequest: A host cannot; the text names the extra spec or the image property.
+    """
+    for read in (hardware.hardware, hardware.resources, hardware.traits):
+        read(flavor, properties)

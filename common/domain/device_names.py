@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of a server's disks, for example /dev/vdb. Pure.
+
+Guests name their disks by position, so nobody chooses a name. A booting guest counts its disks of
+each bus. A running guest gives a new disk the first free name. The API, the metadata service and
+the host's domain all use these names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from string import ascii_lowercase
+
+from common.domain import errors
+
+#: Disk bus -> what names of its disks begin with; what is not said is virtio's.
+PREFIXES = {"virtio": "vd", "scsi": "sd", "sata": "sd", "usb": "sd", "ide": "hd", "fdc": "fd"}
+VIRTIO = "virtio"
+
+
+def root_name(bus: str | None) -> str:
+    """Return the name of the disk that a guest boots from on this bus."""
+    return f"/dev/{PREFIXES.get(bus or VIRTIO, PREFIXES[VIRTIO])}a"
+
+
+def count(local: Collection[str], buses: Iterable[str | None]) -> list[str]:
+    """Return the names of a guest's volumes in order: a booting guest counts its disks.
+
+    Args:
+        local: Names of the disks on the host, which come first.
+        buses: Bus of each volume.
+
+    Raises:
+        Forbidden: The guest has more disks than there are names.
+    """
+    used, names = set(local), []
+    for bus in buses:
+        names.append(next_free(used, bus))
+        used.add(names[-1])
+    return names
+
+
+def next_free(used: Collection[str], bus: str | None) -> str:
+    """The first name that no other disk of the server has.
+
+    Raises:
+        Forbidden: there is none left.
+    """
+    prefix = PREFIXES.get(bus or VIRTIO, PREFIXES[VIRTIO])
+    for letter in ascii_lowercase:
+        if (name := f"/dev/{prefix}{letter}") not in used:
+            return name
+    raise errors.Forbidden(
+        f"The maximum allowed number of disk devices ({len(ascii_lowercase)}) to attach to a single "
+        "instance has been exceeded."
+    )

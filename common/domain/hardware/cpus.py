@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The guest's CPUs and memory: their topology, which CPUs have host CPUs of their own, NUMA nodes,
+the size of pages.
+
+Pure. As in Nova numbers are preferences and maximums are limits: of the topologies that have
+exactly the flavor's CPUs, the one that meets most preferences; among equals the one with most
+sockets. A guest with CPUs of its own or with a page size has at least one NUMA node: both are given
+out by NUMA node. Must stay true: nothing is made of a number before it is bounded, because images
+ask too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from common.domain.hardware.specs import (
+    ANY,
+    LARGE,
+    MAX_CPUS,
+    MAX_NUMA_NODES,
+    HardwareSpecs,
+    NumaNodeRequest,
+    cpus,
+    one_of,
+    page_kb,
+    refusal,
+    whole,
+)
+
+KINDS = ("sockets", "cores", "threads")
+_NUMBER = whole(1, 65536)
+POLICIES, THREADS = ("shared", "dedicated", "mixed"), ("prefer", "isolate", "require")
+_NUMBERED = re.compile(r"hw[:_]numa_(cpus|mem)\.(.{1,20})", re.DOTALL)
+
+
+def topology(requested: HardwareSpecs) -> tuple[int, int, int]:
+    """(sockets, cores of each, threads of each); zeros when neither flavor nor image asks.
+
+    Raises:
+        BadRequest: no topology with the flavor's CPUs is within the limits.
+    """
+    limits = [_limit(requested, kind) for kind in KINDS]
+    flavors = [requested.spec(f"hw:cpu_{kind}", _NUMBER) for kind in KINDS]
+    images = [requested.image(f"hw_cpu_{kind}", _NUMBER) for kind in KINDS]
+    preferred = flavors if any(flavors) else images
+    if not any(preferred) and not any(limits):
+        return 0, 0, 0
+    for kind, number, limit in zip(KINDS, preferred, limits, strict=True):
+        if number and limit and number > limit:
+            raise refusal(
+                f"hw:cpu_{kind}" if any(flavors) else f"hw_cpu_{kind}",
+                f"{number} is more than the limit, which is {limit}.",
+            )
+    vcpus = requested.flavor.vcpus
+    if vcpus > MAX_CPUS:
+        raise refusal("hw:cpu_sockets", f"a topology has at most {MAX_CPUS} CPUs.")
+    possible = [
+        found
+        for found in _topologies(vcpus)
+        if all(not limit or size <= limit for size, limit in zip(found, limits, strict=True))
+    ]
+    if not possible:
+        raise refusal(
+            _first_limit(requested),
+            f"the flavor's {vcpus} CPUs cannot be divided within the limits.",
+        )
+    return max(
+        possible,
+        key=lambda found: (
+            sum(map(int.__eq__, found, (number or 0 for number in preferred))),
+            found,
+        ),
+    )
+
+
+def _limit(requested: HardwareSpecs, kind: str) -> int | None:
+    spec, name = f"hw:cpu_max_{kind}", f"hw_cpu_max_{kind}"
+    flavors, images = requested.spec(spec, _NUMBER), requested.image(name, _NUMBER)
+    if flavors and images and images > flavors:
+        raise refusal(
+            name, f"{images} is more than the flavor's {spec} allows, which is {flavors}."
+        )
+    return images or flavors
+
+
+def _first_limit(requested: HardwareSpecs) -> str:
+    names = [name for kind in KINDS for name in (f"hw:cpu_max_{kind}", f"hw_cpu_max_{kind}")]
+    return next(
+        (name for name in names if name in requested.specs or name in requested.properties),
+        names[0],
+    )
+
+
+def _topologies(vcpus: int) -> list[tuple[int, int, int]]:
+    divisors = [number for number in range(1, vcpus + 1) if vcpus % number == 0]
+    return [
+        (sockets, cores, vcpus // sockets // cores)
+        for sockets in divisors
+        for cores in divisors
+        if vcpus // sockets % cores == 0
+    ]
+
+
+def dedicated(requested: HardwareSpecs) -> tuple[frozenset[int], str]:
+    """The guest CPUs with host CPUs of their own, and which of a core's threads these shall be."""
+    policy = _policy(requested)
+    vcpus, mask = requested.flavor.vcpus, requested.spec("hw:cpu_dedicated_mask", cpus)
+    threads = (
+        requested.agreed("hw:cpu_thread_policy", "hw_cpu_thread_policy", one_of(*THREADS)) or ""
+    )
+    if mask is not None and policy != "mixed":
+        raise refusal("hw:cpu_dedicated_mask", "only beside hw:cpu_policy=mixed.")
+    if policy == "shared":
+        if threads:
+            name = (
+                "hw:cpu_thread_policy"
+                if "hw:cpu_thread_policy" in requested.specs
+                else "hw_cpu_thread_policy"
+            )
+            raise refusal(name, "only for dedicated CPUs; set hw:cpu_policy to dedicated or mixed.")
+        return frozenset(), ""
+    if vcpus > MAX_CPUS:
+        raise refusal("hw:cpu_policy", f"at most {MAX_CPUS} CPUs can be dedicated.")
+    if policy == "dedicated":
+        return frozenset(range(vcpus)), threads
+    if not mask or max(mask) >= vcpus or len(mask) == vcpus:
+        raise refusal(
+            "hw:cpu_dedicated_mask",
+            f"hw:cpu_policy=mixed needs some, and not all, of the CPUs 0 to {vcpus - 1} here.",
+        )
+    return mask, threads
+
+
+def _policy(requested: HardwareSpecs) -> str:
+    policy = requested.agreed("hw:cpu_policy", "hw_cpu_policy", one_of(*POLICIES))
+    shared, own = (requested.spec(f"resources:{name}", whole()) for name in ("VCPU", "PCPU"))
+    if own:
+        if "hw:cpu_policy" in requested.specs or shared:
+            raise refusal(
+                "resources:PCPU",
+                "not beside hw:cpu_policy or resources:VCPU, which say it otherwise.",
+            )
+        if own != requested.flavor.vcpus:
+            raise refusal("resources:PCPU", f"must be the flavor's CPUs, {requested.flavor.vcpus}.")
+        if policy not in (None, "dedicated"):
+            raise refusal("hw_cpu_policy", "the flavor's resources:PCPU makes all CPUs dedicated.")
+        return "dedicated"
+    if policy in ("dedicated", "mixed"):
+        for name in ("resources:VCPU", "resources:PCPU"):
+            if name in requested.specs:
+                raise refusal(
+                    name,
+                    f"not beside CPUs that are {policy}; what these take follows from the policy.",
+                )
+    return policy or "shared"
+
+
+def pages(requested: HardwareSpecs) -> int:
+    """The page size, as ``Hardware.page_kb``. An image chooses only where the flavor says large or
+    any."""
+    flavors, images = (
+        requested.spec("hw:mem_page_size", page_kb),
+        requested.image("hw_mem_page_size", page_kb),
+    )
+    if images is None or images == flavors:
+        return flavors or 0
+    if flavors == ANY or (flavors == LARGE and (images == LARGE or images > 4)):
+        return images
+    raise refusal(
+        "hw_mem_page_size",
+        "an image may choose pages only where the flavor's hw:mem_page_size is any, or "
+        "large and the image's are.",
+    )
+
+
+def numa_nodes(requested: HardwareSpecs, needed: bool, page: int) -> tuple[NumaNodeRequest, ...]:
+    """The guest's NUMA nodes; ``needed``: one at least."""
+    count = requested.agreed("hw:numa_nodes", "hw_numa_nodes", whole(1, MAX_NUMA_NODES))
+    for name in (*requested.specs, *requested.properties):
+        if match := _NUMBERED.fullmatch(name):
+            number = match[2] if re.fullmatch("[0-9]{1,9}", match[2], re.ASCII) else ""
+            if not number or not count or int(number) >= count or str(int(number)) != number:
+                raise refusal(
+                    name, f"hw:numa_nodes makes {count or 'no'} NUMA nodes; the first is 0."
+                )
+    if not count and not needed:
+        return ()
+    count, flavor = count or 1, requested.flavor
+    if flavor.vcpus > MAX_CPUS:
+        raise refusal("hw:numa_nodes", f"a guest with NUMA nodes has at most {MAX_CPUS} CPUs.")
+    numbers = _lists(requested, "cpus", count, cpus)
+    memory = _lists(requested, "mem", count, whole(1))
+    if numbers is None:
+        numbers = [
+            frozenset(range(first, first + _share(flavor.vcpus, count, "CPUs")))
+            for first in range(0, flavor.vcpus, flavor.vcpus // count or 1)
+        ]
+    if memory is None:
+        memory = [_share(flavor.memory_mb, count, "MiB of memory")] * count
+    if sorted(cpu for numa_node in numbers for cpu in numa_node) != list(range(flavor.vcpus)):
+        raise refusal(
+            "hw:numa_cpus.0",
+            f"each of the CPUs 0 to {flavor.vcpus - 1} must be in one NUMA node, and no other.",
+        )
+    if sum(memory) != flavor.memory_mb:
+        raise refusal(
+            "hw:numa_mem.0",
+            f"the NUMA nodes have {sum(memory)} MiB, the flavor has {flavor.memory_mb}.",
+        )
+    if not all(numbers):
+        raise refusal("hw:numa_cpus.0", "a NUMA node without CPUs cannot be made.")
+    if page > 0 and any(size * 1024 % page for size in memory):
+        raise refusal(
+            "hw:mem_page_size", f"a NUMA node's memory cannot be divided into pages of {page} KiB."
+        )
+    return tuple(
+        NumaNodeRequest(tuple(sorted(own)), size) for own, size in zip(numbers, memory, strict=True)
+    )
+
+
+def _lists(
+    requested: HardwareSpecs, what: str, count: int, parse: Callable[[str], Any]
+) -> list[Any] | None:
+    """What the numbered extra specs say for each NUMA node; None when nobody wrote any."""
+    found = [
+        requested.agreed(f"hw:numa_{what}.{number}", f"hw_numa_{what}.{number}", parse)
+        for number in range(count)
+    ]
+    if all(one is None for one in found):
+        return None
+    if None in found:
+        raise refusal(
+            f"hw:numa_{what}.{found.index(None)}",
+            "is missing; give it for each NUMA node, or for none.",
+        )
+    return found
+
+
+def _share(amount: int, count: int, words: str) -> int:
+    if amount % count or amount < count:
+        raise refusal(
+            "hw:numa_nodes",
+            f"{amount} {words} cannot be split evenly among {count} NUMA nodes; say "
+            "hw:numa_cpus.N and hw:numa_mem.N.",
+        )
+    return amount // count

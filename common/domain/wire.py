@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records to plain dictionaries and back: what goes over RabbitMQ and into JSON columns.
+
+Unknown fields of a newer sender are ignored by an older reader; fields that an older sender does
+not know take their default. A record is trusted to be what its type says: both ends are ours.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import types
+import typing
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, TypeVar, cast
+
+from common.domain.json_types import JsonObject, JsonValue
+
+T = TypeVar("T")
+_PLAIN: tuple[type, ...] = (str, int, float, bool, type(None))
+
+
+def to_wire(record: object) -> JsonValue:
+    """A record, or a list or dictionary of them, as plain data."""
+    if isinstance(record, _PLAIN):  # a StrEnum is a str
+        return record
+    if dataclasses.is_dataclass(record) and not isinstance(record, type):
+        return {name: to_wire(getattr(record, name)) for name in _names(type(record))}
+    if isinstance(record, dict):
+        return {key: to_wire(value) for key, value in record.items()}
+    if isinstance(record, (list, tuple)):
+        return [to_wire(item) for item in record]
+    raise TypeError(f"{type(record).__name__} does not cross a process border")
+
+
+def from_wire(kind: type[T], data: JsonObject) -> T:
+    """The record of ``kind`` that ``to_wire`` made plain.
+
+    Raises:
+        TypeError: a field without a default is missing, or the data is no object.
+    """
+    if not isinstance(data, Mapping):  # "key in data" is also defined for a text and a list
+        raise TypeError(f"{kind.__name__} is read from {type(data).__name__}")
+    readers = _readers(cast(Hashable, kind))
+    return kind(**{name: read(data[name]) for name, read in readers.items() if name in data})
+
+
+@functools.cache
+def _names(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
+
+
+@functools.cache
+def _readers(kind: type) -> dict[str, Callable[[Any], Any]]:
+    """Return how the value of each field is read."""
+    hints = typing.get_type_hints(kind)
+    return {name: _reader(hints[name]) for name in _names(kind)}
+
+
+def _reader(hint: object) -> Callable[[Any], Any]:
+    """How a value of this type is read back; anything without records inside is taken as it is."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        inner = [_reader(argument) for argument in arguments if argument is not type(None)]
+        return lambda value: None if value is None else inner[0](value)
+    if origin is list and dataclasses.is_dataclass(arguments[0]):
+        return lambda value: [from_wire(arguments[0], part) for part in value]
+    if origin is dict and dataclasses.is_dataclass(arguments[1]):
+        return lambda value: {key: from_wire(arguments[1], part) for key, part in value.items()}
+    if dataclasses.is_dataclass(hint):
+        return lambda value: from_wire(cast(type, hint), value)
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return hint
+    return lambda value: value

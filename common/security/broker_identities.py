@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The users of hosts and of the control plane's roles at the broker, with their permissions.
+
+RabbitMQ then enforces that a host reads its own queue only, and sends only in its own name, to
+conductors and to processes that asked it; that conductors alone declare the queues of hosts; and
+that a role reads only its own queues and answers. RabbitMQ closes the connection of a user that
+tries anything else. docs/decisions/0035 names the limits of this.
+Permissions: https://www.rabbitmq.com/docs/access-control
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from common.domain.json_types import JsonObject
+from common.security import broker_names
+from common.security.broker_names import (
+    ANSWERS,
+    CALLS,
+    CONDUCTOR,
+    HEARTBEATS,
+    PREFIX,
+    REPORTS,
+    SCHEDULER,
+    answers_queue,
+    exchange,
+    host_queue,
+    join_queue,
+    reply_queue,
+    user_of,
+    user_of_join,
+    user_of_role,
+)
+
+NOTHING = "^$"
+#: Limits of a host's user. An agent has two connections, and two more while a restarted one takes
+#: over. https://www.rabbitmq.com/docs/user-limits
+HOST_LIMITS = {"max-connections": 8, "max-channels": 64}
+_DEFAULT = r"amq\.default"  #: RabbitMQ's name for the exchange that leads into each queue
+_NUMBER = "[0-9a-f]{32}"
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """The routing keys that a user may send to a topic exchange and bind there, as patterns."""
+
+    exchange: str
+    write: str = NOTHING
+    read: str = NOTHING
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A user of the broker and its permissions: patterns for queues, exchanges and routing keys."""
+
+    user: str
+    password: str = field(repr=False)
+    configure: str
+    write: str
+    read: str
+    topics: tuple[Topic, ...] = ()
+    limits: Mapping[str, int] = field(default_factory=dict)
+
+    def permissions(self, virtual_host: str = "/") -> JsonObject:
+        """Return the permissions as the broker's definitions contain them."""
+        return {
+            "user": self.user,
+            "vhost": virtual_host,
+            "configure": self.configure,
+            "write": self.write,
+            "read": self.read,
+        }
+
+    def topic_permissions(self, virtual_host: str = "/") -> list[JsonObject]:
+        """Return the permissions for routing keys as the broker's definitions contain them."""
+        return [
+            {
+                "user": self.user,
+                "vhost": virtual_host,
+                "exchange": topic.exchange,
+                "write": topic.write,
+                "read": topic.read,
+            }
+            for topic in self.topics
+        ]
+
+
+def of_host(host: str, password: str, prefix: str = PREFIX) -> Identity:
+    """Return the identity of a host: it reads its queue, and sends in its name."""
+    sends = rf"^({REPORTS}|{HEARTBEATS}|{ANSWERS}\.{_NUMBER})\.{re.escape(host)}$"
+    return _of_machine(user_of(host, prefix), password, host_queue(prefix, host), sends, prefix)
+
+
+def of_join(host: str, password: str, prefix: str = PREFIX) -> Identity:
+    """Return the identity in a join token: it asks conductors, and reads their answers."""
+    sends = rf"^{REPORTS}\.{re.escape(host)}$"
+    user, queue = user_of_join(host, prefix), join_queue(prefix, host)
+    return _of_machine(user, password, queue, sends, prefix)
+
+
+def _of_machine(user: str, password: str, queue: str, sends: str, prefix: str) -> Identity:
+    topic = Topic(exchange(prefix), sends)
+    write, read = f"^{exchange(prefix)}$", f"^{re.escape(queue)}$"
+    return Identity(user, password, NOTHING, write, read, (topic,), HOST_LIMITS)
+
+
+def of_role(
+    role: str,
+    password: str,
+    prefix: str = PREFIX,
+    calls: str = CALLS,
+    notifications: str = "nova",
+    topics: Sequence[str] = ("notifications", "versioned_notifications"),
+) -> Identity:
+    """Return the identity of API, CONSOLE, SCHEDULER or CONDUCTOR.
+
+    Args:
+        calls: The exchange between these.
+        notifications: The exchange of notifications.
+        topics: The topics of notifications.
+    """
+    from_hosts, begin = exchange(prefix), re.escape(CALLS)
+    hosts, called, notified = map(re.escape, (from_hosts, calls, notifications))
+    answers = re.escape(answers_queue(prefix, role, "")) + _NUMBER
+    replies = reply_queue(role, "") + _NUMBER
+    served = rf"{begin}-{role}(\..+|_fanout.*)?"
+    answer_keys = rf"{ANSWERS}\.{_NUMBER}\.#"
+    binds, wakes = [rf"{begin}-{role}(\..+)?"], rf"{begin}-({CONDUCTOR}|nobody)"
+    match role:
+        case broker_names.CONSOLE:  # It asks hosts only.
+            permissions = [answers], [answers, _DEFAULT], [answers, hosts]
+            routes = [Topic(from_hosts, read=_any([answer_keys]))]
+        case broker_names.API:
+            permissions = (
+                [answers, replies, called],
+                [answers, _DEFAULT, called],
+                [answers, replies, hosts],
+            )
+            routes = [
+                Topic(from_hosts, read=_any([answer_keys])),
+                Topic(calls, write=_any([wakes])),
+            ]
+        case broker_names.SCHEDULER:  # It answers only.
+            permissions = [served, called], [served, _DEFAULT], [served, called]
+            routes = [Topic(calls, read=_any(binds))]
+        case _:
+            doors = rf"{re.escape(prefix)}-({REPORTS}|{HEARTBEATS})"
+            queues = [re.escape(name(prefix, "")) + ".+" for name in (host_queue, join_queue)]
+            outbox = rf"({'|'.join(map(re.escape, topics))})\..+"
+            own = [served, doors, answers]
+            permissions = (
+                [*own, replies, called, hosts, *queues, notified, outbox],
+                [*own, _DEFAULT, called, notified, outbox],
+                [*own, replies, called, hosts, notified],
+            )
+            asks = [rf"{begin}-({CONDUCTOR}(\..+)?|{SCHEDULER}|nobody)"]
+            if calls == notifications:
+                asks, binds = [*asks, outbox], [*binds, outbox]
+            # It binds each host by its name while another host is in quarantine.
+            keys = [rf"({REPORTS}|{HEARTBEATS})\..+", answer_keys]
+            routes = [Topic(from_hosts, read=_any(keys)), Topic(calls, _any(asks), _any(binds))]
+    configure, write, read = map(_any, permissions)
+    user = user_of_role(role, prefix)
+    return Identity(user, password, configure, write, read, tuple(routes))
+
+
+def _any(patterns: Iterable[str]) -> str:
+    return f"^({'|'.join(patterns)})$"

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Join tokens, which ``kilonova host add`` prints, and the envelope of the identity they open.
+
+A token contains no identity. Its key opens two questions to a conductor: the state of the token,
+and once the identity (``common.rpc.host_credentials``). The identity is sealed for a key pair that
+the asker has just made. So a token that leaks later opens no recorded message.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from dataclasses import asdict, dataclass, field
+
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from common.domain.json_types import JsonObject
+from common.security.host_keys import HostKey, NotGenuine, OwnKeys, Purpose
+
+BEGIN = "join1."  #: begins every token, and names its format
+_MOST_CHARACTERS, _MOST_BYTES = 65536, 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class JoinToken:
+    """A permission for one machine to become a host, once."""
+
+    host: str
+    generation: int  #: of the keys that the host will get
+    secret: str = field(repr=False)  #: the key of purpose JOIN, in hexadecimal digits
+    transport_url: str = field(repr=False)  #: the broker at the address for hosts, with a user
+    ca: str = ""  #: PEM of [tls] ca_file; empty without TLS
+    allow_plain_text: bool = False
+
+    def text(self) -> str:
+        """Return the token as one word."""
+        packed = zlib.compress(json.dumps(asdict(self)).encode(), 9)
+        return BEGIN + base64.urlsafe_b64encode(packed).decode().rstrip("=")
+
+    @classmethod
+    def read(cls, text: str) -> JoinToken:
+        """Parse a token.
+
+        Raises:
+            ValueError: The text is not a token, or only a part of one.
+        """
+        text = "".join(text.split())  # A terminal may have broken the line.
+        if not text.startswith(BEGIN) or len(text) > _MOST_CHARACTERS:
+            raise ValueError(
+                f"this is no token of a host: it begins with {BEGIN}; kilonova host add NAME, where a "
+                "conductor runs, prints one"
+            )
+        packed = text.removeprefix(BEGIN)
+        try:
+            unpacked = zlib.decompressobj().decompress(
+                base64.urlsafe_b64decode(packed + "=" * (-len(packed) % 4)), _MOST_BYTES
+            )
+            token = cls(**json.loads(unpacked))
+            HostKey(token.host, int(token.generation), Purpose.JOIN, bytes.fromhex(token.secret))
+        except (ValueError, TypeError, zlib.error) as problem:
+            raise ValueError(
+                "the token is not whole: copy all of what kilonova host add NAME printed"
+            ) from problem
+        return token
+
+    @property
+    def keys(self) -> OwnKeys:
+        """The token's one key."""
+        return OwnKeys(self.host, self.generation, {Purpose.JOIN: self.secret})
+
+
+class Envelope:
+    """A key pair for one answer; the sealer gets ``public``."""
+
+    def __init__(self) -> None:
+        self._private = X25519PrivateKey.generate()
+        self.public = self._private.public_key().public_bytes_raw().hex()
+
+    def open(self, sealed: JsonObject) -> JsonObject:
+        """Return the content.
+
+        Raises:
+            NotGenuine: It was not sealed for this envelope.
+        """
+        try:
+            other, body = str(sealed["public"]), bytes.fromhex(sealed["body"])
+            key = _shared_key(self._private, other, self.public, other)
+            content = json.loads(key.open(body, b""))
+        except (ValueError, KeyError, TypeError) as problem:
+            raise NotGenuine("it was not sealed for this envelope") from problem
+        if not isinstance(content, dict):
+            raise NotGenuine("it holds no object")
+        return content
+
+
+def seal_for(public: str, content: JsonObject) -> JsonObject:
+    """Seal content for the envelope with this public key; raise ValueError if it is not a key."""
+    own = Envelope()
+    key = _shared_key(own._private, public, public, own.public)
+    return {"public": own.public, "body": key.seal(json.dumps(content).encode(), b"").hex()}
+
+
+def _shared_key(private: X25519PrivateKey, other: str, asker: str, sealer: str) -> HostKey:
+    shared = private.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(other)))
+    about = json.dumps(["host join", asker, sealer]).encode()
+    return HostKey("", 0, Purpose.JOIN, HKDF(hashes.SHA256(), 32, None, about).derive(shared))

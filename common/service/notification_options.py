@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options of notifications, in Nova's words, and what a process needs of them to write any.
+
+The driver, its transport and its topics are oslo.messaging's own: [oslo_messaging_notifications].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from oslo_config import cfg
+
+from common.notifications.periods import FORM, MONTH
+from common.service.host_options import like
+
+OFF, VERSIONED, UNVERSIONED, BOTH = "none", "versioned", "unversioned", "both"
+VM_STATE, VM_AND_TASK_STATE = "vm_state", "vm_and_task_state"
+
+OPTIONS = (
+    cfg.StrOpt(
+        "notification_format",
+        default=OFF,
+        choices=[OFF, VERSIONED, UNVERSIONED, BOTH],
+        help="What is told of servers, services, aggregates, flavors … through oslo.messaging, in Nova's words; "
+        "none: nothing, at no cost. The same for all processes. Transport and topics: "
+        "[oslo_messaging_notifications].",
+    ),
+    cfg.StrOpt(
+        "notify_on_state_change",
+        default=OFF,
+        choices=[OFF, VM_STATE, VM_AND_TASK_STATE],
+        help="Of which changes of a server's state instance.update tells.",
+    ),
+    cfg.ListOpt(
+        "versioned_notifications_topics",
+        default=["versioned_notifications"],
+        help="Topics of versioned notifications.",
+    ),
+    cfg.IntOpt(
+        "outbox_limit",
+        default=100_000,
+        min=100,
+        help="Most notifications that wait while no broker takes them; then the oldest are dropped, with a "
+        "warning.",
+    ),
+)
+
+
+#: Of [DEFAULT].
+AUDIT = (
+    cfg.BoolOpt(
+        "instance_usage_audit",
+        default=False,
+        help="Whether instance.exists is told of every server that ran in a period, when the period is over.",
+    ),
+    cfg.Opt(
+        "instance_usage_audit_period",
+        type=like(FORM, "month or day@18"),
+        default=MONTH,
+        help="The periods: hour, day, month or year, in UTC; day@18 begins at 18:00, month@15 on the 15th.",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class NotificationSettings:
+    """What a process tells. host: its own name; states, periods: the options notify_on_state_change
+    and instance_usage_audit_period."""
+
+    host: str
+    states: str = OFF
+    periods: str = MONTH
+
+    @classmethod
+    def of(cls, conf: cfg.ConfigOpts) -> NotificationSettings | None:
+        """None: nothing is told."""
+        if conf.notifications.notification_format == OFF:
+            return None
+        return cls(
+            conf.host, conf.notifications.notify_on_state_change, conf.instance_usage_audit_period
+        )

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Availability zones: what the metadata of aggregates says of where hosts are.
+
+A zone has no row of its own. Read by ``aggregates``, which sees to it that a host is in one zone at
+most, and by claims, under the locks that every change of a host's zone takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from common.domain.service_binaries import Binary
+from common.store.schema import aggregate_hosts, aggregates, services
+
+#: The key of an aggregate's metadata that makes it a zone.
+KEY = "availability_zone"
+
+
+def hosts(
+    tx: Connection, names: Iterable[str] | None = None, but: int | None = None
+) -> dict[str, str]:
+    """Host to zone, of all hosts or of these, as all aggregates say, or all but one; who is in none
+    is left out."""
+    member = aggregate_hosts.c
+    query = sa.select(member.host, aggregates.c.meta).join(
+        aggregates, aggregates.c.id == member.aggregate_id
+    )
+    if names is not None:
+        query = query.where(member.host.in_(sorted(set(names))))
+    if but is not None:
+        query = query.where(aggregates.c.id != but)
+    return {row.host: row.meta[KEY] for row in tx.execute(query) if row.meta.get(KEY)}
+
+
+def is_open(tx: Connection, zone: str, default: str) -> bool:
+    """Has the zone a host that takes new servers? ``default``: the zone of hosts in no aggregate
+    that is one.
+
+    Two statements, which stop at the first such host.
+    """
+    by_zone: dict[str, list[int]] = {}
+    for row in tx.execute(sa.select(aggregates.c.id, aggregates.c.meta)):
+        by_zone.setdefault(row.meta.get(KEY) or "", []).append(row.id)
+    by_zone.pop("", None)
+
+    def in_any(numbers: Iterable[int]) -> sa.ColumnElement[bool]:
+        member = sa.select(aggregate_hosts.c.host).where(
+            aggregate_hosts.c.host == services.c.host,
+            aggregate_hosts.c.aggregate_id.in_(sorted(numbers)),
+        )
+        return member.exists()
+
+    there = in_any(by_zone.get(zone, ()))
+    if zone == default:
+        there |= ~in_any(number for numbers in by_zone.values() for number in numbers)
+    return (
+        tx.execute(
+            sa.select(services.c.id)
+            .where(services.c.binary == Binary.COMPUTE, services.c.disabled.is_(False), there)
+            .limit(1)
+        ).first()
+        is not None
+    )

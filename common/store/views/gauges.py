@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the database knows of the cloud's state, counted, for metrics: nine statements, each by an
+index or over what is in hand. Ages are seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from common.domain.clock import SECOND
+from common.domain.statuses import GuestState
+from common.store.engine import moment
+from common.store.hosts import hosts
+from common.store.schema import (
+    actions,
+    allocations,
+    cleanups,
+    guests,
+    heartbeats,
+    inventories,
+    leases,
+    notifications,
+    providers,
+)
+from common.store.servers.actions import LIVE
+
+#: A gauge's name, its labels' values, its value.
+Sample = tuple[str, tuple[str, ...], float]
+#: Name -> what it tells, labels.
+GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "actions": ("Actions in hand.", ("workflow", "step", "state")),
+    "actions_oldest_seconds": ("Age of the oldest of these.", ("workflow", "step", "state")),
+    "actions_due_late_seconds": ("How long the most late action waits for a conductor.", ()),
+    "outbox": ("Notifications that are not sent yet.", ()),
+    "outbox_oldest_seconds": ("Age of the oldest of these.", ()),
+    "cleanups": ("What other services have still to remove.", ("kind",)),
+    "cleanups_oldest_seconds": ("Age of the oldest of these.", ("kind",)),
+    "guests_without_record": ("Guests that hosts have, and that no record knows.", ()),
+    "debts": ("Guests that hosts have still to remove.", ()),
+    "debts_oldest_seconds": ("Age of the oldest of these.", ()),
+    "lease_left_seconds": (
+        "Until a duty may be taken over; less than 0: nobody has it.",
+        ("duty",),
+    ),
+    "service_up": ("Whether conductors judge that it is up.", ("host", "binary")),
+    "service_silence_seconds": ("Since it was heard.", ("host", "binary")),
+    "host_capacity": ("What a host may give, with its ratio.", ("host", "resource_class")),
+    "host_used": ("What is claimed of it.", ("host", "resource_class")),
+}
+
+
+def read(tx: Connection) -> Iterator[Sample]:
+    """All samples, as they are now."""
+    at = moment(tx)
+
+    def age(since: int | None) -> float:
+        return 0.0 if since is None else max(0.0, (at - since) / SECOND)
+
+    for row in tx.execute(_ACTIONS):
+        which = (row.workflow, row.step or "begin", row.state)
+        yield "actions", which, row.number
+        yield "actions_oldest_seconds", which, age(row.oldest)
+    yield "actions_due_late_seconds", (), age(tx.execute(_DUE).scalar())
+    for name, query in (("outbox", _OUTBOX), ("debts", _DEBTS)):
+        number, oldest = tx.execute(query).one()
+        yield name, (), number
+        yield f"{name}_oldest_seconds", (), age(oldest)
+    yield "guests_without_record", (), len(hosts.unclaimed(tx))
+    for row in tx.execute(_CLEANUPS):
+        yield "cleanups", (row.kind,), row.number
+        yield "cleanups_oldest_seconds", (row.kind,), age(row.oldest)
+    for row in tx.execute(sa.select(leases.c.name, leases.c.until)):
+        yield "lease_left_seconds", (row.name,), (row.until - at) / SECOND
+    for row in tx.execute(sa.select(heartbeats)):
+        yield "service_up", (row.host, row.binary), float(row.up)
+        yield "service_silence_seconds", (row.host, row.binary), age(row.seen_at)
+    for row in tx.execute(_HOSTS):
+        labels = (row.host, row.resource_class)
+        yield "host_capacity", labels, (row.total - row.reserved) * row.allocation_ratio
+        yield "host_used", labels, float(row.used)
+
+
+def _counted(since: sa.Column[Any], *by: sa.Column[Any]) -> sa.Select[Any]:
+    number, oldest = sa.func.count().label("number"), sa.func.min(since).label("oldest")
+    query: sa.Select[Any] = sa.select(*by, number, oldest)
+    return query.group_by(*by) if by else query
+
+
+_ACTIONS = _counted(
+    actions.c.created_at, actions.c.workflow, actions.c.step, actions.c.state
+).where(actions.c.state.in_(LIVE))
+_DUE = sa.select(sa.func.min(actions.c.due_at))
+_OUTBOX = _counted(notifications.c.created_at).select_from(notifications)
+_DEBTS = _counted(guests.c.changed_at).where(guests.c.wanted == GuestState.ABSENT)
+_CLEANUPS = _counted(cleanups.c.created_at, cleanups.c.kind)
+_USED = (
+    sa.select(sa.func.coalesce(sa.func.sum(allocations.c.used), 0))
+    .where(
+        allocations.c.provider_id == inventories.c.provider_id,
+        allocations.c.resource_class == inventories.c.resource_class,
+    )
+    .scalar_subquery()
+)
+_HOSTS = (
+    sa.select(
+        providers.c.host,
+        inventories.c.resource_class,
+        inventories.c.total,
+        inventories.c.reserved,
+        inventories.c.allocation_ratio,
+        _USED.label("used"),
+    )
+    .select_from(inventories.join(providers, providers.c.id == inventories.c.provider_id))
+    .where(providers.c.host.is_not(None))
+)

@@ -1,0 +1,346 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contents of a host: its servers, its open moves and its pending cleanups.
+
+The drain, the automatic evacuation and the operator's commands (``kilonova host ...``) read them
+anew in every round and keep no copy. Call ``look`` and ``debts`` in a ``Store.snapshot``: each runs
+several statements, and a move that begins between two of them would be in neither result.
+``begin`` starts a move of a server that is on this host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from common.domain import errors, states
+from common.domain.clock import SECOND
+from common.domain.context import RequestContext
+from common.domain.models import Flavor, ImageRef
+from common.domain.statuses import (
+    OPEN_MIGRATIONS,
+    ActionState,
+    GuestState,
+    MigrationStatus,
+    MigrationType,
+    StepEvent,
+)
+from common.domain.wire import from_wire
+from common.store.engine import moment
+from common.store.hosts.host_status import HostState, host_state, host_states
+from common.store.rows import Values
+from common.store.schema import actions as actions_table
+from common.store.schema import allocations, events, guests, hosts, providers, servers
+from common.store.schema import migrations as moves_table
+from common.store.servers import actions, migrations
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """A server on the host. ``busy``: the action that has it, "" when it is idle."""
+
+    id: str
+    name: str
+    project_id: str
+    vm_state: str
+    flavor: Flavor
+    image: ImageRef | None = None
+    hints: Values = field(default_factory=dict)
+    zone: str | None = None
+    busy: str = ""
+    task_state: str | None = None
+    shares: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A server's move. ``by``: who began it, as its action's args say; ``idle``: no action has the
+    server now;
+    ``gone``: it was deleted. ``failed``: the action that moves it did, for the reason ``message``,
+    at ``step`` where that was asked for; ``stuck``: why the action that has the server now is
+    stuck, "" when it is not. Numbers of ``progress`` in bytes, times in microseconds."""
+
+    uuid: str
+    server: str
+    name: str
+    kind: MigrationType
+    status: MigrationStatus
+    source: str
+    dest: str | None
+    begun: int
+    changed: int
+    by: str = ""
+    vm_state: str = ""
+    idle: bool = False
+    gone: bool = False
+    failed: bool = False
+    progress: dict[str, int] = field(default_factory=dict)
+    message: str = ""
+    step: str = ""
+    stuck: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One look at a host: the servers on it, the open moves from it and to it, and how many guests
+    are wanted how."""
+
+    at: int
+    host: HostState
+    servers: list[Resident]
+    leaving: list[Move]
+    coming: list[Move]
+    guests: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Debt:
+    """What is left of a server on a host that has not confirmed its removal. ``holds``: resource
+    class -> amount."""
+
+    server: str
+    name: str
+    host: HostState
+    since: int
+    holds: dict[str, int]
+    keeps_files: bool = False
+
+
+def look(tx: Connection, name: str) -> Look:
+    """One look at a host; five statements whatever is on it.
+
+    Raises:
+        NotFound: there is no host of this name.
+    """
+    state = host_state(tx, name)
+    found = _moves(
+        tx,
+        moves_table.c.status.in_(OPEN_MIGRATIONS),
+        sa.or_(moves_table.c.source_host == name, moves_table.c.dest_host == name),
+    )
+    number = {
+        row.wanted: row.number
+        for row in tx.execute(
+            sa.select(guests.c.wanted, sa.func.count().label("number"))
+            .where(guests.c.host == name)
+            .group_by(guests.c.wanted)
+        )
+    }
+    return Look(
+        moment(tx),
+        state,
+        _residents(tx, name),
+        [one for one in found if one.source == name],
+        [one for one in found if one.dest == name],
+        number,
+    )
+
+
+_OF_RESIDENTS = (
+    "id",
+    "name",
+    "project_id",
+    "vm_state",
+    "task_state",
+    "flavor",
+    "image",
+    "scheduler_hints",
+    "pinned_availability_zone",
+    "shares",
+)
+
+
+def _residents(tx: Connection, name: str) -> list[Resident]:
+    """Big ones first, because they find a place less easily; then by name."""
+    query = (
+        sa.select(*(servers.c[one] for one in _OF_RESIDENTS), actions_table.c.name.label("doing"))
+        .select_from(servers.outerjoin(actions_table, actions_table.c.id == servers.c.action))
+        .where(servers.c.host == name, servers.c.deleted == 0)
+        .order_by(
+            servers.c.memory_mb.desc(), servers.c.disk_gb.desc(), servers.c.name, servers.c.id
+        )
+    )
+    return [
+        Resident(
+            row.id,
+            row.name,
+            row.project_id,
+            row.vm_state,
+            from_wire(Flavor, row.flavor),
+            from_wire(ImageRef, row.image) if row.image else None,
+            row.scheduler_hints,
+            row.pinned_availability_zone,
+            row.doing or "",
+            row.task_state,
+            row.shares,
+        )
+        for row in tx.execute(query)
+    ]
+
+
+def _moves(tx: Connection, *where: sa.ColumnElement[bool]) -> list[Move]:
+    current = actions_table.alias()
+    query = (
+        sa.select(
+            moves_table,
+            actions_table.c.args,
+            actions_table.c.state,
+            actions_table.c.message,
+            servers.c.name,
+            servers.c.vm_state,
+            servers.c.action,
+            servers.c.deleted,
+            current.c.cause.label("stuck"),
+        )
+        .select_from(
+            moves_table.join(servers, servers.c.id == moves_table.c.server_id)
+            .outerjoin(actions_table, actions_table.c.id == moves_table.c.action_id)
+            .outerjoin(
+                current,
+                sa.and_(current.c.id == servers.c.action, current.c.state == ActionState.STUCK),
+            )
+        )
+        .where(*where)
+        .order_by(moves_table.c.id)
+    )
+    return [
+        Move(
+            row.uuid,
+            row.server_id,
+            row.name,
+            row.type,
+            row.status,
+            row.source_host,
+            row.dest_host,
+            row.created_at,
+            row.updated_at,
+            (row.args or {}).get("by", ""),
+            row.vm_state,
+            row.action is None,
+            bool(row.deleted),
+            row.state == ActionState.FAILED,
+            row.progress or {},
+            row.message or "",
+            stuck=row.stuck or "",
+        )
+        for row in tx.execute(query)
+    ]
+
+
+def moves(tx: Connection, uuids: Iterable[str]) -> list[Move]:
+    """These moves, whatever has become of them, with the step at which they failed."""
+    found = _moves(tx, moves_table.c.uuid.in_(sorted(set(uuids))))
+    query = (
+        sa.select(moves_table.c.uuid, events.c.step)
+        .select_from(events.join(moves_table, moves_table.c.action_id == events.c.action_id))
+        .where(
+            moves_table.c.uuid.in_([one.uuid for one in found]), events.c.event == StepEvent.FAILED
+        )
+        .order_by(events.c.seq)
+    )
+    steps = {row.uuid: row.step for row in tx.execute(query)}
+    return [replace(one, step=steps.get(one.uuid, "")) for one in found]
+
+
+def begin(
+    tx: Connection,
+    host: str,
+    key: str,
+    server_id: str,
+    kind: MigrationType,
+    *,
+    vm_state: str,
+    context: RequestContext,
+    args: Values,
+) -> Move:
+    """Begin to move a server that is on this host, and still in the state in which that was
+    planned.
+
+    Raises:
+        Conflict: it is on another host by now, or in another state. Else what ``migrations.begin``
+        raises.
+    """
+    found = actions.take_lock(tx, server_id, None)
+    if tx.scalar(sa.select(servers.c.host).where(servers.c.id == server_id)) != host:
+        raise errors.Conflict(f"Instance {server_id} is not on host {host} any more.")
+    if found.vm_state != vm_state:
+        raise errors.Conflict(
+            f"Instance {server_id} is {found.vm_state} by now, and its move was planned when it was "
+            f"{vm_state}; it is planned again."
+        )
+    action = migrations.begin(tx, states.row(key), server_id, kind, context=context, args=args)
+    [move] = _moves(tx, moves_table.c.action_id == action)
+    return move
+
+
+def live_migration_capable(tx: Connection) -> set[str]:
+    """Hosts that take servers in while they run."""
+    return {
+        row.name
+        for row in tx.execute(sa.select(hosts.c.name, hosts.c.facts))
+        if ((row.facts or {}).get("migration") or {}).get("uri")
+    }
+
+
+def debts(tx: Connection, host: str | None = None) -> list[Debt]:
+    """What hosts, or this one, have not removed yet, oldest first; one that is up has been told and
+    pays within seconds."""
+    query = (
+        sa.select(guests, servers.c.name)
+        .select_from(guests.outerjoin(servers, servers.c.id == guests.c.server_id))
+        .where(guests.c.wanted == GuestState.ABSENT)
+    )
+    if host is not None:
+        query = query.where(guests.c.host == host)
+    rows = list(tx.execute(query.order_by(guests.c.changed_at, guests.c.server_id)))
+    known, held = (
+        host_states(tx, host),
+        _held(tx, {row.host for row in rows}, {row.holder or row.server_id for row in rows}),
+    )
+    return [
+        Debt(
+            row.server_id,
+            row.name or "",
+            known.get(row.host) or HostState(row.host, "", False),
+            row.changed_at,
+            held.get((row.holder or row.server_id, row.host), {}),
+            bool(row.keeps_files),
+        )
+        for row in rows
+    ]
+
+
+def _held(
+    tx: Connection, names: set[str], consumers: set[str]
+) -> dict[tuple[str, str], dict[str, int]]:
+    """What these consumers hold of these hosts, by (consumer, host)."""
+    query = (
+        sa.select(allocations, providers.c.host)
+        .select_from(allocations.join(providers, providers.c.id == allocations.c.provider_id))
+        .where(
+            providers.c.host.in_(sorted(names)), allocations.c.consumer_id.in_(sorted(consumers))
+        )
+    )
+    held: dict[tuple[str, str], dict[str, int]] = {}
+    for row in tx.execute(query):
+        held.setdefault((row.consumer_id, row.host), {})[row.resource_class] = row.used
+    return held
+
+
+def took(tx: Connection, host: str, kind: MigrationType, limit: int = 10) -> list[float]:
+    """How many seconds the last moves of a kind from this host took that succeeded, the newest
+    first."""
+    query = (
+        sa.select(actions_table.c.created_at, actions_table.c.finished_at)
+        .select_from(moves_table.join(actions_table, actions_table.c.id == moves_table.c.action_id))
+        .where(
+            moves_table.c.source_host == host,
+            moves_table.c.type == kind,
+            actions_table.c.state == ActionState.DONE,
+        )
+        .order_by(moves_table.c.id.desc())
+        .limit(limit)
+    )
+    return [(row.finished_at - row.created_at) / SECOND for row in tx.execute(query)]

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The serial console's socket and log in a server's folder, and which of a guest's screens is
+meant.
+
+Called by ``virt.libvirt.driver``. QEMU serves one reader of a serial console at a time. A second
+reader waits until the first one has gone, which ``compute_agent.consoles.consoles`` ensures. The
+path of a socket has at most 107 bytes on Linux. The agent therefore refuses to start with a state
+folder whose path is too long, before a guest fails to start.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+from compute_agent.verb_context import VerbFailed
+from compute_agent.virt.libvirt.xml import running_domain
+from compute_agent.virt.libvirt.xml.domain_xml import SERIAL_SOCKETS
+
+MAX_PATH_BYTES, ID_BYTES = 107, 36
+CONNECT_TIMEOUT_SECONDS = 5.0
+
+
+def check_length(instances: Path) -> None:
+    """Raises ValueError when the servers' folders below ``instances`` are too deep for a socket."""
+    excess = len(bytes(instances)) + ID_BYTES + max(map(len, SERIAL_SOCKETS)) + 2 - MAX_PATH_BYTES
+    if excess > 0:
+        raise ValueError(
+            f"state_dir {instances.parent} is too long by {excess} letters: the sockets of guests stand "
+            "below it; take a shorter folder"
+        )
+
+
+def screen(described: str, kind: str) -> int:
+    """libvirt's number of the screen that speaks ``kind``. VerbFailed when the guest has none."""
+    try:
+        return running_domain.screens(described).index(kind)
+    except ValueError:
+        raise VerbFailed(
+            f"The server's guest has no {kind} console; one that was made before its host had them gets "
+            "it by a rebuild.",
+        ) from None
+
+
+def open_serial(path: str) -> socket.socket:
+    """A connection to the serial console of the guest that runs, whose socket is there. VerbFailed
+    when it has none."""
+    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    found.settimeout(CONNECT_TIMEOUT_SECONDS)
+    try:
+        found.connect(path)
+    except OSError as error:
+        found.close()
+        raise VerbFailed(
+            "The server's serial console cannot be reached; a guest that was made before it had one gets "
+            "it by a rebuild.",
+            details=f"{path or 'no socket'}: {error}",
+        ) from error
+    found.settimeout(None)
+    return found
+
+
+def output(folder: Path, limit: int) -> str:
+    """The last ``limit`` bytes of what the guest wrote to its console. VerbFailed when it has
+    written nothing on this host."""
+    log = folder / "console.log"
+    # virtlogd turns the log over when it is long: the end of the older part stands in ".0".
+    text = _tail(log, limit)
+    if text is None:
+        raise VerbFailed("The server has no console log on this host.", details=f"no file {log}")
+    if len(text) < limit:
+        text = (_tail(log.with_name("console.log.0"), limit - len(text)) or b"") + text
+    return text.decode(errors="replace")
+
+
+def _tail(path: Path, limit: int) -> bytes | None:
+    """The last bytes of a file; None when there is no such file."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - limit))
+            return file.read(max(0, limit))
+    except FileNotFoundError:
+        return None

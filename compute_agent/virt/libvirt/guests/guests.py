@@ -1,0 +1,525 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Guests on this host, each a domain and a folder: they are made, rebuilt, rescued and removed.
+
+Called by ``virt.libvirt.driver``, which repeats a verb after libvirtd was away. A server has the
+folder ``<instances>/<id>/``; without that folder and the domain it is not on this host. Must stay
+true: a verb gives up what it replaces only when the replacement lies beside it, verified. The
+domain's metadata says whether the replacement is in use, so that a verb that was interrupted at any
+line can be repeated.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from common.domain import errors
+from common.domain.command_progress import CommandPhase
+from common.domain.hardware import Hardware
+from common.domain.models import (
+    AttachedVolume,
+    Belongings,
+    DomainState,
+    GuestSpec,
+    HardwareAssignment,
+    ImageRef,
+    Interface,
+)
+from common.domain.server_facts import HostedServer, facts_of
+from common.domain.wire import from_wire, to_wire
+from compute_agent.verb_context import (
+    Cancelled,
+    ImageReader,
+    VerbContext,
+    VerbFailed,
+    before_guest_is_touched,
+)
+from compute_agent.virt.driver import required_hardware
+from compute_agent.virt.interfaces import plugs
+from compute_agent.virt.libvirt.disks import disks, local_disks
+from compute_agent.virt.libvirt.disks.images import GIBIBYTE, CachedImage, ImageCache
+from compute_agent.virt.libvirt.disks.local_disks import LocalDisks
+from compute_agent.virt.libvirt.domains import power
+from compute_agent.virt.libvirt.domains.connection import Connection, GuestDomain
+from compute_agent.virt.libvirt.guests import interfaces
+from compute_agent.virt.libvirt.guests.config_drive import ConfigDrives
+from compute_agent.virt.libvirt.guests.shares import GuestShares
+from compute_agent.virt.libvirt.volumes.volumes import GuestVolumes
+from compute_agent.virt.libvirt.xml import interface_xml, nova_xml, volume_xml
+from compute_agent.virt.libvirt.xml.domain_xml import (
+    RESCUE_BUSES,
+    RESCUE_DEVICES,
+    Disk,
+    Domain,
+    Rescue,
+    domain_xml,
+)
+from compute_agent.virt.libvirt.xml.hardware_xml import HostPlacement
+from compute_agent.virt.libvirt.xml.volume_xml import VolumeSource
+from compute_agent.virt.volumes import boots_from_volume
+
+RESCUE = "rescue"
+_UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+#: libvirt's name of the format of QEMU's command line.
+COMMAND_LINE = "qemu-argv"
+
+
+@dataclass(frozen=True, slots=True)
+class HostDetails:
+    """What a guest's definition takes from its host: its folder, the virt type, its dedicated parts
+    of the host, whether config drives are disks, whether screens speak SPICE, and where its volumes
+    are."""
+
+    folder: Path
+    virt_type: str
+    place: HostPlacement = HostPlacement()
+    config_drive_is_disk: bool = False
+    spice: bool = False
+    volumes: tuple[tuple[AttachedVolume, VolumeSource], ...] = ()
+
+
+class LibvirtGuests:
+    """The guests in ``instances``. ``virt_type`` and ``place`` are called when a domain is defined;
+    ``place`` says which parts of the host it gets. Thread-safe for different servers."""
+
+    def __init__(
+        self,
+        libvirt: Connection,
+        images: ImageCache,
+        instances: Path,
+        virt_type: Callable[[], str],
+        place: Callable[[HardwareAssignment], HostPlacement],
+        config_drives: ConfigDrives,
+        local: LocalDisks,
+        shares: GuestShares,
+        volumes: GuestVolumes,
+        *,
+        spice: bool = False,
+    ) -> None:
+        self._libvirt = libvirt
+        self._images = images
+        self._instances = instances
+        self._virt_type = virt_type
+        self._place = place
+        self._config_drives = config_drives
+        self.local = local
+        self.shares = shares
+        self.volumes = volumes
+        self.spice = spice
+
+    def folder(self, server: str) -> Path:
+        """The server's folder. VerbFailed when the id is no UUID, so that none becomes another
+        path."""
+        try:
+            if str(uuid.UUID(server)) == server:
+                return self._instances / server
+        except ValueError:
+            pass
+        raise VerbFailed("The server's id is not a UUID.", details=f"id {server!r}")
+
+    def folders(self) -> set[str]:
+        """The servers that have a folder here, whatever is in it."""
+        return {name for name in os.listdir(self._instances) if _UUID.fullmatch(name)}
+
+    def make(self, spec: GuestSpec, read_image: ImageReader, context: VerbContext) -> DomainState:
+        """Make and start the server's guest. After VerbFailed nothing of it is left."""
+        self.folder(spec.server)
+        required_hardware(spec)
+        with self._definite(spec.server, self.remove):
+            return self._make(spec, read_image, context)
+
+    def install(self, spec: GuestSpec, runs: bool, context: VerbContext) -> DomainState:
+        """Define the domain with the files that are here. After VerbFailed nothing of it runs."""
+        required_hardware(spec)
+        if (disk := root_disk(self.folder(spec.server), spec)) is not None:
+            disks.verify(disk, context)
+        found = self._libvirt.find(spec.server)
+        if found and found.active and found.fence != spec.fence:
+            raise VerbFailed(
+                "The server's guest was started on this host meanwhile; stop it first.",
+                details=f"it runs with fence {found.fence}, not {spec.fence}",
+            )
+        with self._definite(spec.server, self._end):
+            return self._install(spec, found, runs, context)
+
+    def check(self, spec: GuestSpec, rescue: Rescue | None = None) -> None:
+        """VerbFailed when this host cannot make the server's hardware; nothing is made."""
+        home = self.home(spec)
+        # Secrets come with the volumes, which are not connected yet.
+        open_to_all = tuple((one, replace(source, secret="")) for one, source in home.volumes)
+        home = replace(home, volumes=open_to_all)
+        planned = None if boots_from_volume(spec.volumes) else Disk(home.folder / disks.ROOT_DISK)
+        xml = described(spec, home, planned, made=0, rescue=rescue)
+        if self._virt_type() == "test":
+            return  # libvirt's mock-up has no command line of QEMU
+        try:
+            self._libvirt.ask(
+                "make the hardware", lambda libvirt: libvirt.domainXMLToNative(COMMAND_LINE, xml, 0)
+            )
+        except VerbFailed as refused:
+            raise VerbFailed(
+                "The host cannot make the server's hardware.",
+                details=refused.details,
+                retryable=True,
+            ) from refused
+
+    def rebuild(
+        self,
+        spec: GuestSpec,
+        read_image: ImageReader,
+        runs: bool,
+        context: VerbContext,
+        keep_ephemeral: bool,
+    ) -> DomainState:
+        """Replace disks and config drive by new ones, once for this fence."""
+        folder = self.folder(spec.server)
+        found = self._libvirt.find(spec.server)
+        if found is None or found.marks.made != spec.fence:
+            required_hardware(spec)
+            plugs(spec.interfaces)
+            self.volumes.placed(spec.volumes)
+            open_folder(folder)
+            drive = folder / "config.new"
+            try:
+                made = [
+                    *self._prepare_root(spec, read_image, context),
+                    *self.local.prepare(
+                        folder,
+                        spec,
+                        [
+                            disk
+                            for disk in spec.disks
+                            if not (
+                                keep_ephemeral
+                                and (folder / disk.name).exists()
+                                and local_disks.is_ephemeral(disk.name)
+                            )
+                        ],
+                    ),
+                ]
+                if spec.config_drive:
+                    self._config_drives.build(spec, drive)
+                self._end(spec.server)
+                for disk in made:
+                    disks.adopt(disk)
+            finally:
+                disks.abandon(folder)
+                local_disks.abandon(folder, spec)
+            if spec.config_drive:
+                os.replace(drive, folder / "config")
+            self._define(spec, made=spec.fence)
+            disks.discard(folder, RESCUE)
+        if runs:
+            self.volumes.connect(spec.server, context)
+            return power.start(self._libvirt, spec.server, spec.fence, context)
+        return power.state(power.find(self._libvirt, spec.server))
+
+    def rescue(
+        self, spec: GuestSpec, image: ImageRef, read_image: ImageReader, context: VerbContext
+    ) -> DomainState:
+        """Boot from a disk made from ``image``. The root disk becomes the second one, or stays the
+        first when the image has the properties hw_rescue_bus or hw_rescue_device."""
+        folder = self.folder(spec.server)
+        marks = power.find(self._libvirt, spec.server).marks
+        if marks.rescue != spec.fence:
+            with before_guest_is_touched():
+                device, bus = _rescue_place(image, required_hardware(spec))
+                plugs(spec.interfaces)
+                self.check(spec, Rescue(Disk(folder / RESCUE), device, bus))
+            try:
+                with before_guest_is_touched():
+                    disk = self._prepare(spec, image, RESCUE, read_image, context)
+                self._end(spec.server)
+                disks.adopt(disk)
+            finally:
+                disks.abandon(folder, RESCUE)
+            self._define(spec, made=marks.made, rescue=Rescue(disk, device, bus))
+        self.shares.mount(spec.server, context)
+        self.volumes.connect(spec.server, context)
+        return power.start(self._libvirt, spec.server, spec.fence, context)
+
+    def unrescue(self, spec: GuestSpec, context: VerbContext) -> DomainState:
+        """Boot from the root disk again, and remove the rescue disk."""
+        marks = power.find(self._libvirt, spec.server).marks
+        if marks.rescue:
+            required_hardware(spec)
+            plugs(spec.interfaces)
+            self.volumes.placed(spec.volumes)
+            if context.cancelled():
+                raise Cancelled
+            self._end(spec.server)
+            self._define(spec, made=marks.made)
+        disks.discard(self.folder(spec.server), RESCUE)
+        self.shares.mount(spec.server, context)
+        self.volumes.connect(spec.server, context)
+        return power.start(self._libvirt, spec.server, spec.fence, context)
+
+    def keep_only(self, server: str, has: Belongings | None) -> None:
+        """The guest starts with no more than it ``has``, see ``Driver.ensure_running``."""
+        if has is not None:
+            self.volumes.keep_only(self._libvirt, server, has.volumes)
+            self.shares.keep_only(self._libvirt, server, has.shares)
+
+    def settle(self, server: str, has: Belongings | None, context: VerbContext) -> None:
+        """The same, and with all that it needs."""
+        self.keep_only(server, has)
+        if has is not None and has.needed:
+            self.volumes.complete(self._libvirt, server, has.needed, context)
+
+    def facts(self, server: str) -> HostedServer:
+        """Return the facts of the server, from the domain's metadata and its present state."""
+        found = power.find(self._libvirt, server)
+        return replace(
+            _read(found.marks.facts),
+            is_suspended=found.saved,
+            is_rescued=bool(found.marks.rescue),
+            volumes=[one.volume_id for one in self.volumes.of(server)],
+        )
+
+    def remember(self, server: str, changed: Callable[[HostedServer], HostedServer]) -> None:
+        """Replace the facts in the domain's metadata with the result of ``changed``."""
+        known = power.find(self._libvirt, server).marks.facts
+        self._libvirt.mark(server, facts=written(changed(_read(known))))
+
+    def plugged(self, server: str, interface: Interface) -> None:
+        """Record in the domain's metadata that the guest has an interface."""
+        self.remember(server, lambda facts: facts.plugged(interface))
+        self._libvirt.change_metadata(server, lambda text: nova_xml.with_interface(text, interface))
+
+    def unplugged(self, server: str, port_id: str) -> None:
+        """Record in the domain's metadata that the guest has no interface of this port."""
+        self.remember(server, lambda facts: facts.unplugged(port_id))
+        self._libvirt.change_metadata(
+            server, lambda text: nova_xml.without_interface(text, port_id)
+        )
+
+    def pull_plug(self, server: str) -> None:
+        """Destroy the domain, if there is one, and drop its saved memory."""
+        self._libvirt.destroy(server)
+        self._libvirt.drop_saved(server)
+        self.shares.unmount(server)
+
+    def remove(self, server: str, keep_files: bool = False) -> None:
+        """Remove domain, saved memory, disks and files; ``keep_files``: the files belong to another
+        host too."""
+        folder = self.folder(server)
+        self.pull_plug(server)
+        self._libvirt.undefine(server)
+        self.volumes.keep(server, [])
+        if folder.exists() and not keep_files:
+            shutil.rmtree(folder)
+
+    def _make(self, spec: GuestSpec, read_image: ImageReader, context: VerbContext) -> DomainState:
+        folder = self.folder(spec.server)
+        found, plugged = self._libvirt.find(spec.server), plugs(spec.interfaces)
+        if found is None or not (found.active or found.saved):
+            self.volumes.placed(spec.volumes)
+            open_folder(folder)
+            self.volumes.keep(spec.server, spec.volumes)
+            self.volumes.connect(spec.server, context)
+            if boots_from_volume(spec.volumes):
+                context.phase(CommandPhase.MAKING_DISKS)
+            else:
+                image = self._fetch(spec, spec.image, read_image, context)
+                context.phase(CommandPhase.MAKING_DISKS)
+                disks.make(folder, image, spec.flavor.root_gb)
+            self.local.make(folder, spec)
+            if spec.config_drive:
+                self._config_drives.build(spec, folder / "config")
+            self._define(spec, made=found.marks.made if found else 0)
+        else:
+            self.keep_only(spec.server, spec.belongings)
+            if found.active:
+                interfaces.settle(self._libvirt, spec.server, spec.fence, plugged, context)
+        return power.start(self._libvirt, spec.server, spec.fence, context, spec.paused)
+
+    def _install(
+        self, spec: GuestSpec, found: GuestDomain | None, runs: bool, context: VerbContext
+    ) -> DomainState:
+        plugged = plugs(spec.interfaces)
+        if found is None or not found.active:
+            self._end(spec.server)  # memory that was saved is another description's
+            self.local.fit(self.folder(spec.server), spec)
+            drive = self.folder(spec.server) / "config"
+            if spec.config_drive and not drive.exists():
+                self._config_drives.build(spec, drive)
+            self._define(spec, made=found.marks.made if found else 0)
+        elif runs:
+            interfaces.settle(self._libvirt, spec.server, spec.fence, plugged, context)
+        if runs:
+            self.volumes.connect(spec.server, context)
+            return power.start(self._libvirt, spec.server, spec.fence, context, spec.paused)
+        return power.state(power.find(self._libvirt, spec.server))
+
+    def _prepare_root(
+        self, spec: GuestSpec, read_image: ImageReader, context: VerbContext
+    ) -> list[Disk]:
+        """The root disk, aside; none where a volume takes its place."""
+        if boots_from_volume(spec.volumes):
+            return []
+        return [self._prepare(spec, spec.image, disks.ROOT_DISK, read_image, context)]
+
+    def _prepare(
+        self,
+        spec: GuestSpec,
+        image: ImageRef | None,
+        name: str,
+        read_image: ImageReader,
+        context: VerbContext,
+    ) -> Disk:
+        """Fetch the image and make the disk of this name as ``.part``; afterwards the verb is not
+        cancelled any more."""
+        cached = self._fetch(spec, image, read_image, context)
+        context.phase(CommandPhase.MAKING_DISKS)
+        disk = disks.planned(self.folder(spec.server), cached, name)
+        disks.prepare(disk, cached, spec.flavor.root_gb)
+        if context.cancelled():
+            raise Cancelled
+        return disk
+
+    def _fetch(
+        self, spec: GuestSpec, image: ImageRef | None, read_image: ImageReader, context: VerbContext
+    ) -> CachedImage | None:
+        return (
+            self._images.fetch(image, spec.flavor.root_gb * GIBIBYTE, read_image, context)
+            if image
+            else None
+        )
+
+    def home(self, spec: GuestSpec) -> HostDetails:
+        """What the server's definition takes from this host."""
+        return HostDetails(
+            self.folder(spec.server),
+            self._virt_type(),
+            self._place(spec.assignment or HardwareAssignment()),
+            self._config_drives.is_disk,
+            self.spice,
+            self.volumes.placed(spec.volumes),
+        )
+
+    def _define(self, spec: GuestSpec, made: int, rescue: Rescue | None = None) -> None:
+        before = self._libvirt.describe(spec.server, stored=True)
+        known = {**interface_xml.addresses(before), **volume_xml.addresses(before)}
+        home = self.home(spec)
+        self.volumes.keep(spec.server, spec.volumes)
+        self.shares.keep(spec.server, spec.shares)
+        xml = described(spec, home, root_disk(home.folder, spec), made, rescue, known)
+        self._libvirt.define(self.shares.dress(spec.server, xml))
+
+    def _end(self, server: str) -> None:
+        """Stop the domain, if there is one, and drop its saved memory."""
+        if self._libvirt.find(server) is not None:
+            power.pull_plug(self._libvirt, server)
+
+    @contextmanager
+    def _definite(self, server: str, undo: Callable[[str], None]) -> Iterator[None]:
+        """Turn a failure into VerbFailed, after what was made is undone; NoAnswer when it cannot be
+        undone."""
+        try:
+            yield
+        except (Cancelled, errors.Unavailable):
+            raise
+        except Exception as error:
+            try:
+                undo(server)
+            except (VerbFailed, OSError) as another:
+                raise errors.NoAnswer(
+                    f"{error}; and what was made could not be removed: {another}"
+                ) from another
+            if isinstance(error, VerbFailed):
+                raise
+            raise VerbFailed(
+                "The host could not make the server's guest; its log says more.",
+                retryable=True,
+                details=f"{type(error).__name__}: {error}",
+            ) from error
+
+
+def root_disk(folder: Path, spec: GuestSpec) -> Disk | None:
+    """The server's own disk, which is here; None where a volume takes its place."""
+    return None if boots_from_volume(spec.volumes) else disks.existing(folder)
+
+
+def open_folder(folder: Path) -> None:
+    """Make a server's folder, which QEMU may enter whichever user it runs as."""
+    folder.mkdir(exist_ok=True)
+    folder.chmod(0o711)
+
+
+def described(
+    spec: GuestSpec,
+    home: HostDetails,
+    disk: Disk | None,
+    made: int,
+    rescue: Rescue | None = None,
+    addresses: Mapping[str, Mapping[str, str]] | None = None,
+) -> str:
+    """The definition of a server's domain on a host, with the root disk that it has there."""
+    folder = home.folder
+    return domain_xml(
+        Domain(
+            spec.server,
+            spec.fence,
+            spec.name,
+            spec.flavor.vcpus,
+            spec.flavor.memory_mb,
+            home.virt_type,
+            disk,
+            folder / "console.log",
+            folder / "config" if spec.config_drive else None,
+            made,
+            rescue,
+            home.config_drive_is_disk,
+            plugs(spec.interfaces),
+            addresses or {},
+            required_hardware(spec),
+            home.place,
+            tuple(Disk(folder / one.name) for one in spec.disks),
+            written(facts_of(spec)),
+            home.spice,
+            home.volumes,
+            nova_xml.qualify(nova_xml.instance(spec)),
+        )
+    )
+
+
+def written(facts: HostedServer) -> str:
+    """As our metadata has them: ASCII, which XML can hold whatever a tenant wrote."""
+    return json.dumps(to_wire(facts), separators=(",", ":"))
+
+
+def _read(text: str) -> HostedServer:
+    try:
+        return from_wire(HostedServer, json.loads(text))
+    except (ValueError, TypeError, AttributeError) as problem:
+        raise VerbFailed(
+            "What the guest's metadata says of its server cannot be read.", details=str(problem)
+        ) from problem
+
+
+def _rescue_place(image: ImageRef, guest: Hardware) -> tuple[str, str]:
+    """(device, bus) for a rescue disk; ("disk", "") when the image does not ask for a place of its
+    own."""
+    device, bus = (
+        image.properties.get("hw_rescue_device", ""),
+        image.properties.get("hw_rescue_bus", ""),
+    )
+    if not device and not bus:
+        return "disk", ""
+    device = device or "disk"
+    is_q35 = guest.options.get("machine_type") == "q35"
+    bus = bus or (("sata" if is_q35 else "ide") if device == "cdrom" else "virtio")
+    buses = [one for one in RESCUE_BUSES if one != "ide" or not is_q35]
+    if device not in RESCUE_DEVICES or bus not in buses or (device, bus) == ("cdrom", "virtio"):
+        raise VerbFailed(
+            f"A rescue disk cannot be a {device} on {bus} here; set the image's hw_rescue_device to one "
+            f"of {', '.join(RESCUE_DEVICES)} and hw_rescue_bus to one of {', '.join(buses)}."
+        )
+    return device, bus

@@ -1,0 +1,345 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The host itself: what it has, which boot this is, and whether KVM works on it.
+
+Called by ``virt.libvirt.driver``. KVM is believed only after a probe guest has run under it:
+/dev/kvm may exist and yet hang every guest. The probe (probe.S) is a boot sector that enters the
+modes a kernel needs and then makes QEMU exit; its answer holds until the host boots again and is
+kept in the state folder.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.domain.models import Device, HardwareAssignment, HostInventory
+from compute_agent.virt import machine
+from compute_agent.virt.cpu_sets import CpuSets
+from compute_agent.virt.driver import SPICE
+from compute_agent.virt.libvirt.domains.connection import (
+    BASELINE_CPU_EXPAND_FEATURES,
+    Connection,
+    LibvirtConnection,
+)
+from compute_agent.virt.libvirt.host import capabilities
+from compute_agent.virt.libvirt.xml.domain_xml import ARCH, EMULATED_CPU, MACHINE
+from compute_agent.virt.libvirt.xml.hardware_xml import (
+    DISK_BUSES,
+    VIDEO_MODELS,
+    VIF_MODELS,
+    HostPlacement,
+)
+from compute_agent.virt.traits import COMMON, VOLUMES, of_processor
+
+#: Of the folder of guests' folders: QEMU's group goes through it to its files, and nobody else.
+FOLDER_MODE = 0o710
+LOG = logging.getLogger(__name__)
+GIBIBYTE = 1 << 30
+PROBE_TIMEOUT_SECONDS = 5.0
+#: probe.S as assembled; it writes 0x10 to isa-debug-exit, which makes QEMU end with 33.
+PROBE = (
+    bytes.fromhex(
+        "fa31c08ed88ec08ed0bc007cfcbf0010b90018f3abc70600100320c70600200330c706003083000f0116c07c0f20c00c"
+        "010f22c0ea397c080066b810008ed88ed0bc007c00009c6a08684f7c0000cf0f20e00c200f22e0b8001000000f22d8b9"
+        "800000c00f3280cc010f300f20c00d000000800f22c0ea7d7c0000180066b810008ed06a1068007c00009c6a1868947c"
+        "000048cf66baf400b010eef4ebfd66900000000000000000ffff0000009acf00ffff00000092cf00ffff0000009aaf00"
+        "1f00a07c"
+    ).ljust(510, b"\0")
+    + b"\x55\xaa"
+)
+PROBE_STATUS = 33
+STORAGE_ID = ".storage-id"
+#: Folders in which packages describe the programs that serve devices of guests.
+VHOST_USER_FOLDERS = (Path("/etc/qemu/vhost-user"), Path("/usr/share/qemu/vhost-user"))
+
+
+def boot_id() -> str:
+    """Changes whenever the kernel of this host boots."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+@dataclass(frozen=True, slots=True)
+class HostCapabilities:
+    """What libvirt says about its host; memory in MiB. domain_capabilities: what its guests can
+    have, empty where libvirt does not say (its mock-up); cpu_features: those that guests see;
+    serves_folders: has it a virtiofsd?"""
+
+    hypervisor: str
+    version: int
+    hostname: str
+    cpus: int
+    memory_mb: int
+    capabilities: str
+    domain_capabilities: str = ""
+    cpu_features: tuple[str, ...] = ()
+    serves_folders: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HostOptions:
+    """What the operator says of this host."""
+
+    hostname: str = ""
+    host_ip: str = "127.0.0.1"
+    reserved_memory_mb: int = 0
+    reserved_disk_gb: int = 0
+    cpus: CpuSets = CpuSets()
+    devices: Sequence[Device] = ()
+    share_address: str = ""
+
+
+def facts(libvirt: Connection, virt_type: str) -> HostCapabilities:
+    """Ask libvirt; ``virt_type``: what guests run under."""
+
+    def ask(connection: LibvirtConnection) -> HostCapabilities:
+        _, memory_mb, cpus, *_ = connection.getInfo()
+        domain_capabilities = ""
+        features: tuple[str, ...] = ()
+        if virt_type != "test":
+            domain_capabilities = str(
+                connection.getDomainCapabilities(None, ARCH, MACHINE, virt_type)
+            )
+            cpu = capabilities.host_model(domain_capabilities) if virt_type == "kvm" else None
+            cpu = cpu or capabilities.GuestCpu(EMULATED_CPU)
+            model = f"<cpu><arch>{ARCH}</arch><model>{cpu.model}</model></cpu>"
+            features = tuple(
+                cpu.features(connection.baselineCPU([model], BASELINE_CPU_EXPAND_FEATURES))
+            )
+        return HostCapabilities(
+            connection.getType(),
+            connection.getVersion(),
+            connection.getHostname(),
+            cpus,
+            memory_mb,
+            connection.getCapabilities(),
+            domain_capabilities,
+            features,
+            bool(domain_capabilities) and has_virtiofsd(),
+        )
+
+    return libvirt.ask("describe the host", ask)
+
+
+def has_virtiofsd(folders: tuple[Path, ...] = VHOST_USER_FOLDERS) -> bool:
+    """True if libvirt finds a virtiofsd on this host that can run."""
+    for path in sorted(
+        path for folder in folders if folder.is_dir() for path in folder.glob("*.json")
+    ):
+        try:
+            description = json.loads(path.read_text())
+            if description.get("type") == "fs" and os.access(description["binary"], os.X_OK):
+                return True
+        except (OSError, ValueError, KeyError, AttributeError):
+            continue
+    return False
+
+
+def inventory(
+    facts: HostCapabilities, state_dir: Path, virt_type: str, about: HostOptions
+) -> HostInventory:
+    """All that this host has; the disk is the file system that holds ``state_dir``."""
+    disk = os.statvfs(state_dir)
+    numa_nodes = capabilities.numa_nodes(facts.capabilities, about.cpus)
+    shared, dedicated = about.cpus.split(range(facts.cpus))
+    return HostInventory(
+        hypervisor_type=facts.hypervisor,
+        hypervisor_version=facts.version,
+        hypervisor_hostname=about.hostname or facts.hostname,
+        vcpus=len(shared),
+        memory_mb=facts.memory_mb,
+        disk_gb=disk.f_frsize * disk.f_blocks // GIBIBYTE,
+        host_ip=about.host_ip,
+        cpu_info=capabilities.cpu_info(facts.capabilities),
+        traits=traits(facts, any(numa_node.siblings for numa_node in numa_nodes)),
+        reserved_memory_mb=about.reserved_memory_mb,
+        reserved_disk_gb=about.reserved_disk_gb,
+        pcpus=len(dedicated),
+        numa_nodes=numa_nodes,
+        devices=list(about.devices),
+        facts={
+            "supported_instances": capabilities.supported_instances(facts.capabilities, virt_type),
+            **({"share_address": about.share_address} if about.share_address else {}),
+        },
+    )
+
+
+def close_to_others(instances: Path, host_capabilities: str) -> None:
+    """Of all users but ours only QEMU's group, which libvirt's capabilities say, may go through to
+    guests' files."""
+    user = capabilities.guests_user(host_capabilities)
+    if user is None:
+        return
+    try:
+        os.chown(instances, -1, user[1])
+        instances.chmod(FOLDER_MODE)
+    except OSError as problem:
+        LOG.warning(
+            "other users of this host can go through %s: it cannot be given to QEMU's group: %s",
+            instances,
+            problem,
+        )
+
+
+def give_to_guest(libvirt: Connection, files: Iterable[Path]) -> None:
+    """These files are QEMU's, as libvirt makes them when it starts a guest. For one that came over
+    storage which libvirt does not know to be shared: there its source takes them back when the
+    guest has gone."""
+    user = capabilities.guests_user(
+        libvirt.ask("describe its users", lambda one: str(one.getCapabilities()))
+    )
+    if user is None:
+        return
+    for file in files:
+        about = file.stat()
+        if (about.st_uid, about.st_gid) != user:
+            try:
+                os.chown(file, *user, follow_symlinks=False)
+            except PermissionError as problem:
+                LOG.warning(
+                    "the guest may not be able to go on, for QEMU cannot open its file: %s", problem
+                )
+
+
+def storage_id(instances: Path) -> str:
+    """Whose servers' folders these are: the same text on two hosts if and only if they share them.
+    Written once."""
+    path = instances / STORAGE_ID
+    if not path.exists():
+        part = path.with_name(f"{STORAGE_ID}.{uuid.uuid4().hex}.part")
+        with part.open("w") as file:
+            file.write(f"{uuid.uuid4()}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(part, path)  # unlike a rename it never takes the place of another host's
+        except FileExistsError:
+            LOG.debug("another host wrote %s first", path)
+        finally:
+            part.unlink()
+    return path.read_text().strip()
+
+
+def place(libvirt: Connection, about: HostOptions, assignment: HardwareAssignment) -> HostPlacement:
+    """Where on this host a guest with this assignment is."""
+    shared: dict[int, tuple[int, ...]] = {}
+    if assignment.numa_nodes:
+        described = libvirt.ask(
+            "describe the host", lambda connection: str(connection.getCapabilities())
+        )
+        shared = {
+            numa_node.id: tuple(numa_node.cpus)
+            for numa_node in capabilities.numa_nodes(described, about.cpus)
+        }
+    return HostPlacement(
+        tuple(assignment.numa_nodes),
+        tuple(assignment.devices),
+        shared,
+        tuple(sorted(about.cpus.shared or ())),
+        machine.most_cpu_shares(),
+    )
+
+
+def traits(facts: HostCapabilities, has_threads: bool) -> list[str]:
+    """What guests of this host can have, sorted."""
+    found = {*COMMON, *VOLUMES, *of_processor(facts.cpu_features)}
+    found |= {
+        f"COMPUTE_STORAGE_BUS_{bus.upper()}"
+        for bus in DISK_BUSES
+        if bus in capabilities.offered(facts.domain_capabilities, "disk", "bus")
+    }
+    found |= {
+        f"COMPUTE_GRAPHICS_MODEL_{model.upper()}"
+        for model in VIDEO_MODELS
+        if model in capabilities.offered(facts.domain_capabilities, "video", "modelType")
+    }
+    if facts.serves_folders and "virtiofs" in capabilities.offered(
+        facts.domain_capabilities, "filesystem", "driverType"
+    ):
+        found.add("COMPUTE_STORAGE_VIRTIO_FS")
+    if "memfd" in capabilities.memory_sources(facts.domain_capabilities):
+        found.add("COMPUTE_MEM_BACKING_FILE")
+    if facts.domain_capabilities:
+        found |= {f"COMPUTE_NET_VIF_MODEL_{model.upper()}" for model in VIF_MODELS}
+        found |= {"HW_ARCH_X86_64", "COMPUTE_ARCH_X86_64", "COMPUTE_FIRMWARE_BIOS"}
+    return sorted(found | ({"HW_CPU_HYPERTHREADING"} if has_threads else set()))
+
+
+def has_spice(facts: HostCapabilities) -> bool:
+    """Whether QEMU here can show screens by SPICE; the log says what to do where it cannot."""
+    if SPICE in capabilities.offered(facts.domain_capabilities, "graphics", "type"):
+        return True
+    LOG.error(
+        "[spice] enabled: the QEMU of this host has no SPICE, so its guests get VNC only; install one that "
+        "has it (Debian's package qemu-system-x86 does), and start the agent again"
+    )
+    return False
+
+
+def kvm_works(state_dir: Path) -> bool:
+    """Whether a guest runs under KVM: asked once a boot, at most ``PROBE_TIMEOUT_SECONDS`` long."""
+    answer_file, boot = state_dir / "kvm.json", boot_id()
+    try:
+        answer = json.loads(answer_file.read_text())
+        if answer["boot_id"] == boot:
+            return bool(answer["works"])
+    except (FileNotFoundError, ValueError, KeyError) as error:
+        LOG.debug("KVM is not known for this boot: %s", error)
+    works = probe("kvm")
+    part = answer_file.with_suffix(".part")
+    part.write_text(json.dumps({"boot_id": boot, "works": works}))
+    os.replace(part, answer_file)
+    return works
+
+
+def probe(accelerator: str, seconds: float = PROBE_TIMEOUT_SECONDS) -> bool:
+    """Run the probe guest under an accelerator of QEMU ("kvm" or "tcg"); False when it does not end
+    well."""
+    emulator = shutil.which("qemu-system-x86_64")
+    if emulator is None:
+        return False
+    with tempfile.NamedTemporaryFile(suffix=".probe") as sector:
+        sector.write(PROBE)
+        sector.flush()
+        command = [
+            emulator,
+            "-accel",
+            accelerator,
+            "-cpu",
+            "max",
+            "-machine",
+            "pc",
+            "-m",
+            "16",
+            "-display",
+            "none",
+            "-nodefaults",
+            "-no-user-config",
+            "-no-reboot",
+            "-device",
+            "isa-debug-exit,iobase=0xf4,iosize=1",
+            "-drive",
+            f"file={sector.name},format=raw,if=ide,snapshot=on",
+        ]
+        try:
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            LOG.warning("no probe guest ran under %s: %s", accelerator, error)
+            return False
+    if done.returncode != PROBE_STATUS:
+        LOG.info(
+            "the probe guest under %s ended with %s: %s",
+            accelerator,
+            done.returncode,
+            done.stderr.decode(errors="replace").strip()[:300],
+        )
+    return done.returncode == PROBE_STATUS

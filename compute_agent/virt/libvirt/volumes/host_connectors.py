@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Volumes that the host itself reaches: devices that os-brick makes, and files of NFS exports.
+
+Made by ``connectors.of_host`` if the operator names the protocols in [agent]
+host_volume_protocols. The agent makes no device and mounts nothing: ``kilonova-volumes``
+(``compute_agent.privileged.volume_helper``) makes devices and systemd mounts exports. Invariant:
+QEMU finds a device by the id of its volume, not by the name that the kernel gave it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from common.domain.json_types import JsonObject
+from common.domain.models import AttachedVolume
+from compute_agent.privileged.volume_helper import DEVICES, NotDone, VolumeHelper
+from compute_agent.verb_context import VerbFailed
+from compute_agent.virt import volumes
+from compute_agent.virt.libvirt.disks import qcow2
+from compute_agent.virt.libvirt.disks.images import GIBIBYTE
+from compute_agent.virt.libvirt.volumes.connector import Found, Secrets, not_there
+from compute_agent.virt.libvirt.xml import volume_xml
+from compute_agent.virt.libvirt.xml.volume_xml import VolumeSource
+from compute_agent.virt.mounts import Mounts, host_mounts
+from compute_agent.virt.volumes import VolumeLink
+
+NO_HELPER = (
+    "There is no kilonova-volumes on this host, which connects volumes for the agent: systemctl enable --now "
+    "kilonova-volumes.socket, and try again."
+)
+FILE_NAME = re.compile(r"\w[\w.-]{0,199}", re.ASCII)
+FORMATS = (volume_xml.RAW, volume_xml.QCOW2)
+#: What lies one upon the other at most.
+MOST_FILES = 256
+
+
+@dataclass(frozen=True)
+class DeviceConnector:
+    """Devices that os-brick makes in the host's kernel. ``multipath``: over all their paths."""
+
+    helper: VolumeHelper = field(default_factory=VolumeHelper)
+    multipath: bool = False
+
+    def source(self, volume: AttachedVolume, link: VolumeLink) -> VolumeSource:
+        return VolumeSource(volume_xml.BLOCK, str(DEVICES / volume.volume_id))
+
+    def connect(self, volume: AttachedVolume, link: VolumeLink, secrets: Secrets) -> Found:
+        wanted = {"at_least": volume.size_gb * GIBIBYTE}
+        found = self._ask("connect", volume, link, wanted)
+        return Found(int(str(found["size_bytes"])), str(found["serial"]))
+
+    def disconnect(self, volume: AttachedVolume, link: VolumeLink, secrets: Secrets) -> None:
+        self._ask("disconnect", volume, link, {})
+
+    def _ask(
+        self, verb: str, volume: AttachedVolume, link: VolumeLink, more: JsonObject
+    ) -> JsonObject:
+        about = {
+            "verb": verb,
+            "volume": volume.volume_id,
+            "protocol": link.protocol,
+            "data": link.data,
+            "multipath": self.multipath,
+        }
+        try:
+            return self.helper.ask(about | more)
+        except FileNotFoundError as problem:
+            raise VerbFailed(NO_HELPER, retryable=True) from problem
+        except (NotDone, OSError) as problem:
+            raise VerbFailed(
+                f"This host could not {verb} volume {volume.volume_id} over {link.protocol}; see the journal of "
+                "kilonova-volumes there, and try again.",
+                details=str(problem),
+                retryable=True,
+            ) from problem
+
+
+@dataclass(frozen=True)
+class NfsConnector:
+    """Files of NFS exports, mounted below ``folder``. A mount stays until the host restarts: other
+    volumes may be in it."""
+
+    folder: Path
+    mounts: Mounts = field(default_factory=host_mounts)
+
+    def source(self, volume: AttachedVolume, link: VolumeLink) -> VolumeSource:
+        export, name = (str(link.data.get(part) or "") for part in ("export", "name"))
+        form = str(link.data.get("format") or volume_xml.RAW)
+        if (
+            not export
+            or not FILE_NAME.fullmatch(name)
+            or volume.volume_id not in name
+            or form not in FORMATS
+        ):
+            raise volumes.unreadable(
+                volume.volume_id,
+                f"export {export[:80]!r}, name {name[:80]!r}, format {form:.20} are no file of "
+                f"{' or '.join(FORMATS)} that it names",
+            )
+        return VolumeSource(volume_xml.FILE, str(self._place(export) / name), format=form)
+
+    def connect(self, volume: AttachedVolume, link: VolumeLink, secrets: Secrets) -> Found:
+        path, export = Path(self.source(volume, link).path), str(link.data["export"])
+        self.folder.mkdir(mode=0o711, exist_ok=True)
+        self.mounts.mount("NFS", export, self._place(export))
+        try:
+            about = path.lstat()
+        except OSError as problem:
+            raise not_there(volume, str(problem)) from problem
+        if not stat.S_ISREG(about.st_mode):
+            raise not_there(volume, f"{path} is no file")
+        if self.source(volume, link).format == volume_xml.RAW:
+            return Found(about.st_size)
+        try:
+            return Found(checked(path, volume.volume_id))
+        except (OSError, ValueError) as problem:
+            raise not_there(volume, f"{path}: {problem}") from problem
+
+    def disconnect(self, volume: AttachedVolume, link: VolumeLink, secrets: Secrets) -> None:
+        """It was QEMU alone that had it open."""
+
+    def _place(self, export: str) -> Path:
+        return self.folder / hashlib.sha256(export.encode()).hexdigest()[:32]
+
+
+def checked(path: Path, volume_id: str) -> int:
+    """How many bytes a guest sees of a qcow2 file. Whatever it is made upon is a file of the same
+    folder that the volume names too, and says its format.
+
+    Raises:
+        ValueError: it refers to something else, or cannot be read as qcow2. OSError.
+    """
+    size, seen = 0, set[str]()
+    while len(seen) < MOST_FILES:
+        about = path.lstat()
+        if not stat.S_ISREG(about.st_mode) or path.name in seen:
+            raise ValueError(f"{path.name} is no file, or lies upon itself")
+        seen.add(path.name)
+        header = qcow2.read(path)
+        size = size or header.virtual_size
+        if not header.backing:
+            return size
+        if (
+            not FILE_NAME.fullmatch(header.backing)
+            or volume_id not in header.backing
+            or header.backing_format not in FORMATS
+        ):
+            raise ValueError(
+                f"{path.name} is made upon {header.backing[:200]!r} of format "
+                f"{header.backing_format[:20]!r}"
+            )
+        path = path.with_name(header.backing)
+        if header.backing_format == volume_xml.RAW:
+            if not stat.S_ISREG(path.lstat().st_mode):
+                raise ValueError(f"{path.name} is no file")
+            return size
+    raise ValueError(f"it has more than {MOST_FILES} files")
+
+
+def described_by_helper(helper: VolumeHelper, about: JsonObject, multipath: bool) -> JsonObject:
+    """Who this host is to the volume service, as os-brick says it. Raises NotDone; OSError: no
+    helper is there."""
+    question = {"verb": "host", "host": about["host"], "ip": about["ip"], "multipath": multipath}
+    return {**about, **helper.ask(question)}

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Volumes that QEMU reaches over the network by itself: iSCSI by libiscsi, Ceph's by librbd.
+
+Made by ``connectors.of_host`` where the operator names them in [agent] qemu_volume_protocols. The
+host's kernel and its privileges have no part in it. A password goes to libvirt as a secret, which
+QEMU gets from there. Must stay true: what the volume service says becomes an attribute of XML or an
+option of qemu-img only if it is made of the characters that such names have.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from common.domain.models import AttachedVolume
+from compute_agent.verb_context import VerbFailed
+from compute_agent.virt import volumes
+from compute_agent.virt.libvirt.disks import qemu_img
+from compute_agent.virt.libvirt.volumes import iscsi
+from compute_agent.virt.libvirt.volumes.connector import HOST, Found, Secrets, not_there
+from compute_agent.virt.libvirt.xml import volume_xml
+from compute_agent.virt.libvirt.xml.volume_xml import VolumeSource
+from compute_agent.virt.volumes import VolumeLink
+
+TARGET = re.compile(r"[\w.:-]{1,223}", re.ASCII)  # RFC 7143: 223 bytes
+USER = re.compile(r"[\w.:@/-]{1,255}", re.ASCII)
+IMAGE = re.compile(r"[\w.-]{1,100}(?:/[\w.-]{1,100})?/[\w.-]{1,100}", re.ASCII)
+SECRET = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
+MOST_MONITORS, CEPH_PORT = 16, 6789
+
+
+@dataclass(frozen=True)
+class IscsiConnector:
+    """``initiator``: this host's name in iSCSI, which targets let in."""
+
+    initiator: str
+
+    def source(self, volume: AttachedVolume, link: VolumeLink) -> VolumeSource:
+        target = self._target(volume, link)
+        return VolumeSource(
+            volume_xml.NETWORK,
+            host=target.host,
+            port=target.port,
+            export=f"{target.name}/{target.lun}",
+            protocol=volume_xml.ISCSI,
+            user=target.user,
+            secret=volume.volume_id if target.user else "",
+            initiator=self.initiator,
+        )
+
+    def connect(self, volume: AttachedVolume, link: VolumeLink, secrets: Secrets) -> Found:
+        target = self._target(volume, link)
+        try:
+            unit = iscsi.look_at(target)
+        except iscsi.UnitRefused as problem:
+            raise VerbFailed(
+                f"The target of volume {volume.volume_id} at {target.host}:{target.port} does not give it to this "
+                "host; see the volume service, and attach the volume again.",
+                details=str(problem),
+                retryable=True,
+            ) from problem
+        except (OSError, ValueError) as problem:
+            raise not_there(volume, f"{target.host}:{target.port}: {problem}") from problem
+        if target.user:
+            # libvirtd forgets it when it ends; it is kept again before each start of the guest.
+            secrets.keep(volume.volume_id, volume_xml.SECRETS[volume_xml.ISCSI], target.password)
+        return Found(unit.size_bytes, unit.serial)
+
+    def disconnect(self, volume: AttachedVolume, link: VolumeLink, secrets: Secrets) -> None:
+        secrets.drop(volume.volume_id)
+
+    def _target(self, volume: AttachedVolume, link: VolumeLink) -> iscsi.UnitAddress:
+        data = link.data
+        name, lun = str(data.get("target_iqn") or ""), data.get("target_lun")
+        user, password = (str(data.get(f"auth_{part}") or "") for part in ("username", "password"))
+        if data.get("auth_method") not in (None, "", "None", "CHAP"):
+            raise volumes.unreadable(volume.volume_id, f"auth_method {data['auth_method']!s:.40}")
+        try:
+            host, port = iscsi.address(str(data.get("target_portal") or ""))
+        except ValueError as problem:
+            raise volumes.unreadable(volume.volume_id, f"target_portal: {problem}") from problem
+        if (
+            not HOST.fullmatch(host)
+            or not TARGET.fullmatch(name)
+            or not isinstance(lun, int)
+            or not 0 <= lun < iscsi.LONGEST_LUN
+            or (user and (not USER.fullmatch(user) or not password))
+        ):
+            raise volumes.unreadable(
+                volume.volume_id,
+                f"target_portal {host[:80]!r}, target_iqn {name[:80]!r}, target_lun {lun!s:.20}, auth_username "
+                f"{user[:80]!r} do not name it",
+            )
+        return iscsi.UnitAddress(host, port, name, lun, self.initiator, user, password)
+
+
+@dataclass(frozen=True)
+class RbdConnector:
+    """Images of a Ceph cluster. The key of its user is a secret that the operator gives libvirt."""
+
+    def source(self, volume: AttachedVolume, link: VolumeLink) -> VolumeSource:
+        data = link.data
+        name = str(data.get("name") or "")
+        hosts, ports = data.get("hosts") or [], data.get("ports") or []
+        user, secret = (str(data.get(part) or "") for part in ("auth_username", "secret_uuid"))
+        asked = data.get("auth_enabled") is True
+        monitors = [
+            (str(host).strip("[]"), int(port))
+            for host, port in zip(hosts, [*ports, *[CEPH_PORT] * len(hosts)], strict=False)
+            if str(port).isdecimal()
+        ]
+        if (
+            not IMAGE.fullmatch(name)
+            or volume.volume_id not in name
+            or not 0 < len(monitors) <= MOST_MONITORS
+            or not all(HOST.fullmatch(host) and 0 < port < 1 << 16 for host, port in monitors)
+            or (asked and not (USER.fullmatch(user) and SECRET.fullmatch(secret)))
+        ):
+            raise volumes.unreadable(
+                volume.volume_id,
+                f"name {name[:120]!r}, {len(monitors)} hosts, auth_username {user[:40]!r}, secret_uuid "
+                f"{secret[:40]!r} do not name it",
+            )
+        (host, port), *beside = monitors
+        made = VolumeSource(volume_xml.NETWORK, "", host, port, name, protocol=volume_xml.RBD)
+        return replace(
+            made,
+            beside=[f"{host}:{port}" for host, port in beside],
+            user=user if asked else "",
+            secret=secret if asked else "",
+        )
+
+    def connect(self, volume: AttachedVolume, link: VolumeLink, secrets: Secrets) -> Found:
+        source = self.source(volume, link)
+        key = secrets.read(source.secret) if source.secret else b""
+        try:
+            return Found(qemu_img.size_of_rbd(source, key))
+        except OSError as problem:
+            raise not_there(volume, str(problem)) from problem
+
+    def disconnect(self, volume: AttachedVolume, link: VolumeLink, secrets: Secrets) -> None:
+        """It was QEMU alone that had it open; the secret is the operator's."""

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the machine under the hypervisor says of itself: how long it is up, how busy its CPUs are,
+its PCI devices.
+
+Called by ``compute_agent.service`` and the libvirt driver. Everything is read from the kernel's
+files; ``root`` is where they are, so that a test has its own. Must stay true: a question costs a
+few reads and starts no program.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterable
+from datetime import datetime
+from pathlib import Path
+
+from common.domain.errors import ConfigError
+from common.domain.models import Device
+from compute_agent.virt.cpu_sets import parse
+
+ROOT = Path("/")
+#: Columns of /proc/stat's line of all CPUs.
+USER, NICE, KERNEL, IDLE, IOWAIT, IRQ, SOFTIRQ, STOLEN = range(8)
+#: A record of /run/utmp: its length, and the kind that is a user's session.
+UTMP_BYTES, USER_PROCESS = 384, 7
+ADDRESS = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+
+
+def uptime(now: datetime, root: Path = ROOT) -> str:
+    """As the command of this name prints it.
+
+    For example " 14:03:12 up 3 days,  2:15,  1 user,  load average: 0.10, 0.20, 0.30". ``now`` is
+    the time on this host's clock.
+    """
+    minutes = int(float((root / "proc/uptime").read_text().split()[0])) // 60
+    load = ", ".join((root / "proc/loadavg").read_text().split()[:3])
+    users = _users(root / "run/utmp")
+    return (
+        f" {now:%H:%M:%S} up {_lasting(minutes)},  {users} user{'' if users == 1 else 's'},  "
+        f"load average: {load}"
+    )
+
+
+def _lasting(minutes: int) -> str:
+    days, minutes = divmod(minutes, 24 * 60)
+    hours, minutes = divmod(minutes, 60)
+    clock = f"{hours:2d}:{minutes:02d}" if hours else f"{minutes} min"
+    return f"{days} day{'' if days == 1 else 's'}, {clock}" if days else clock
+
+
+def _users(utmp: Path) -> int:
+    """Sessions of users; a machine that keeps no record of them has none."""
+    records = utmp.read_bytes() if utmp.exists() else b""
+    return sum(
+        struct.unpack_from("=h", records, at)[0] == USER_PROCESS
+        for at in range(0, len(records) - UTMP_BYTES + 1, UTMP_BYTES)
+    )
+
+
+class Monitor:
+    """How busy the CPUs were since the last question, in the names of Nova's monitor
+    cpu.virt_driver; the first answer is about all the time since the boot."""
+
+    def __init__(self, root: Path = ROOT) -> None:
+        self._root = root
+        self._last = [0] * 8
+
+    def read(self) -> dict[str, float]:
+        """The metrics by name, percents from 0 to 100 of all CPUs together."""
+        line = (self._root / "proc/stat").read_text().split("\n", 1)[0]
+        now = [int(number) for number in line.split()[1:9]]
+        spent = [max(0, new - old) for new, old in zip(now, self._last, strict=True)]
+        self._last = now
+        whole = sum(spent) or 1
+        shares = {
+            "user": spent[USER] + spent[NICE],
+            "kernel": spent[KERNEL] + spent[IRQ] + spent[SOFTIRQ],
+            "idle": spent[IDLE],
+            "iowait": spent[IOWAIT],
+        }
+        percents = {
+            f"cpu.{name}.percent": round(100 * share / whole, 2) for name, share in shares.items()
+        }
+        busy = whole - spent[IDLE] - spent[IOWAIT] if sum(spent) else 0
+        return {**percents, "cpu.percent": round(100 * busy / whole, 2), **self._frequency()}
+
+    def _frequency(self) -> dict[str, float]:
+        """The mean of the CPUs, where the kernel tells it."""
+        found = [
+            float(number)
+            for number in re.findall(
+                r"^cpu MHz\s*:\s*([0-9.]+)$",
+                (self._root / "proc/cpuinfo").read_text(),
+                re.MULTILINE,
+            )
+        ]
+        return {"cpu.frequency": round(sum(found) / len(found), 2)} if found else {}
+
+
+def cpus(root: Path = ROOT) -> list[int]:
+    """The CPUs of this host, as the kernel numbers them."""
+    return sorted(parse((root / "sys/devices/system/cpu/present").read_text().strip(), "present"))
+
+
+def most_cpu_shares(root: Path = ROOT) -> int:
+    """The largest weight of CPU time that the kernel takes: version 2 of its control groups has a
+    smaller one."""
+    return 10_000 if (root / "sys/fs/cgroup/cgroup.controllers").exists() else 262_144
+
+
+def devices(addresses: Iterable[str], root: Path = ROOT) -> list[Device]:
+    """The PCI devices at these addresses, in the order of their addresses. ConfigError when one is
+    not there."""
+    return [
+        _device(address, root / "sys/bus/pci/devices" / address)
+        for address in sorted(set(addresses))
+    ]
+
+
+def _device(address: str, folder: Path) -> Device:
+    if not ADDRESS.fullmatch(address):
+        raise ConfigError(f"[agent] pci_devices: {address} is no address; write it as 0000:81:00.1")
+    if not folder.exists():
+        raise ConfigError(f"[agent] pci_devices: this host has no device {address}; see lspci -D")
+    vendor, product = (int((folder / name).read_text(), 16) for name in ("vendor", "device"))
+    near = folder / "numa_node"
+    return Device(
+        address, f"{vendor:04x}", f"{product:04x}", int(near.read_text()) if near.exists() else -1
+    )

@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One guest in memory: its record, its disk as an image, and its counters.
+
+A disk is a table of files, name -> text, so that a test sees which files an action keeps. As an
+image it is the header of an empty qcow2 and that table behind it: the image service accepts it as
+qcow2, and a guest that is made of it has the files again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import struct
+import time
+from dataclasses import dataclass, field
+
+from common.domain import device_names, local_disks
+from common.domain.json_types import JsonObject
+from common.domain.models import (
+    AttachedShare,
+    AttachedVolume,
+    Belongings,
+    GuestSpec,
+    HardwareAssignment,
+    Interface,
+    LocalDisk,
+)
+from common.domain.server_facts import HostedServer, facts_of
+from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, required_hardware
+from compute_agent.virt.volumes import EVERY_PROTOCOL, boots_from_volume, foreign, links
+
+#: Version 2, no backing file, clusters of 64 KiB, a virtual size of 1 GiB, no table of clusters.
+HEADER = struct.pack(
+    ">4sIQIIQIIQQIIQ", b"QFI\xfb", 2, 0, 0, 16, 1 << 30, 0, 0, 0, 0, 0, 0, 0
+).ljust(512, b"\0")
+MARK = b'{"kilonova memory disk": '
+HASH_ROUNDS = 1000
+NIC_COUNTERS = tuple(
+    f"{way}_{what}" for way in ("rx", "tx") for what in ("octets", "packets", "errors", "drop")
+)
+STATES = {RUNNING: "running", PAUSED: "paused"}
+
+
+@dataclass(slots=True)
+class MemoryGuest:
+    """A guest of a host in memory."""
+
+    #: One of the power states of ``common.domain.states``.
+    power_state: int
+    #: The fence in the metadata of the domain.
+    fence: int
+    #: How many times the guest was booted.
+    boots: int = 0
+    #: The output on the serial console.
+    console: str = ""
+    #: True if the guest does not power off when asked. Set by tests.
+    ignores_acpi: bool = False
+    #: True if the guest is suspended: its memory is saved.
+    saved: bool = False
+    #: The fence of the last rebuild. 0: none.
+    made: int = 0
+    #: The fence of the rescue in force. 0: none.
+    rescue: int = 0
+    #: The ids of the images of its root disk and its rescue disk.
+    image: str = ""
+    #: The files on its root disk: name -> text.
+    disk: dict[str, str] = field(default_factory=dict)
+    #: The salt and hash of each user's password.
+    passwords: dict[str, str] = field(default_factory=dict)
+    #: True if the guest agent answers. Set by tests.
+    has_agent: bool = True
+    #: How many NMIs the guest has received.
+    nmis: int = 0
+    vcpus: int = 1
+    memory_mb: int = 0
+    #: True if the guest has a config drive.
+    config_drive: bool = False
+    interfaces: list[Interface] = field(default_factory=list)
+    #: True if the screen speaks SPICE beside VNC.
+    spice: bool = False
+    #: True if the guest releases no interface while it runs. Set by tests.
+    holds_interfaces: bool = False
+    #: When the guest was started, in seconds since the epoch.
+    started: float = 0.0
+    #: The options of its hardware.
+    options: dict[str, str] = field(default_factory=dict)
+    #: The parts of the host that the guest has to itself.
+    assignment: HardwareAssignment | None = None
+    #: GiB of its root disk.
+    root_gb: int = 0
+    #: Texts that programs of the guest keep until it is off, by name.
+    memory: dict[str, str] = field(default_factory=dict)
+    #: The hash of the secret that opens its files to another host. Empty: they are closed.
+    offered: str = ""
+    #: The fence under which the guest came to this host. 0: it was made here.
+    received: int = 0
+    #: The URI of the host to which it was live-migrated. Empty: it is here.
+    left: str = ""
+    #: The fence of the last resize on this host. 0: none.
+    resized: int = 0
+    #: Its disks before that resize. None: nothing is kept.
+    aside: JsonObject | None = None
+    #: Its ephemeral and swap disks: name -> {"size_mb", "format", "files"}.
+    local: dict[str, JsonObject] = field(default_factory=dict)
+    shares: list[AttachedShare] = field(default_factory=list)
+    #: The ids of the shares that the host has mounted for the guest.
+    mounted: list[str] = field(default_factory=list)
+    volumes: list[AttachedVolume] = field(default_factory=list)
+    #: The ids of the volumes that the host has connected for the guest.
+    connected: list[str] = field(default_factory=list)
+    #: The guest's device of each volume, by the id of the volume.
+    names: dict[str, str] = field(default_factory=dict)
+    #: The volume to which the data of another volume is being copied.
+    copied: AttachedVolume | None = None
+    #: True if the guest releases no volume while it runs. Set by tests.
+    holds_volumes: bool = False
+    #: Until when its file systems are frozen, on the monotonic clock.
+    still_until: float = 0.0
+    #: What the host remembers of the server. Its ports are in ``interfaces``.
+    facts: HostedServer = field(default_factory=HostedServer)
+
+    def dress(self, spec: GuestSpec, spice: bool) -> None:
+        """Give it the hardware of ``spec``, and a screen as its host has them; its disks only
+        grow."""
+        self.spice = spice
+        self.vcpus, self.memory_mb = spec.flavor.vcpus, spec.flavor.memory_mb
+        if not (spec.volumes and boots_from_volume(spec.volumes)):
+            self.root_gb = max(self.root_gb, spec.flavor.root_gb)
+        self.local = {disk.name: self._fitted(disk, spec) for disk in spec.disks}
+        self.config_drive, self.interfaces = spec.config_drive, list(spec.interfaces)
+        self.options, self.assignment = dict(required_hardware(spec).options), spec.assignment
+        self.facts = facts_of(spec)
+
+    def take_volumes(self, spec: GuestSpec) -> None:
+        """It has the volumes of ``spec`` and no others. VerbFailed when its host cannot reach
+        them."""
+        if spec.volumes:
+            links(spec.volumes, EVERY_PROTOCOL)
+        self.volumes = list(spec.volumes)
+        self.names = {one.volume_id: one.device for one in spec.volumes}
+        self.connect()
+        self.shares = [one for one in self.shares if one.share_id in spec.shares]
+
+    def keep_only(self, has: Belongings) -> None:
+        """It has no more than this when it starts, and all that it needs. VerbFailed when it is to
+        go on with more, or its host cannot reach what it lacks."""
+        others = {one.volume_id for one in self.volumes} - set(has.volumes)
+        if self.power_state == RUNNING:
+            return
+        if others and (self.saved or self.power_state == PAUSED):
+            raise foreign(others)
+        self.volumes = [one for one in self.volumes if one.volume_id not in others]
+        self.shares = [one for one in self.shares if one.share_id in has.shares]
+        self.connected = [one for one in self.connected if one not in others]
+        if self.power_state == SHUTDOWN and not self.saved:
+            known = {one.volume_id for one in self.volumes}
+            lacks = [one for one in has.needed if one.volume_id not in known]
+            links(lacks, EVERY_PROTOCOL)
+            self.volumes += lacks
+
+    def name_new_volume(self, volume: AttachedVolume) -> None:
+        """Name a volume as Linux does: with the first free name."""
+        used = {*self._local_names(), *self.names.values()}
+        self.names.setdefault(volume.volume_id, device_names.next_free(used, volume.bus))
+
+    def name_volumes(self) -> None:
+        """Name all volumes as Linux does at boot: by their order, which hosts keep."""
+        volumes = sorted(
+            (one for one in self.volumes if one.boot_index != 0),
+            key=lambda one: self.names.get(one.volume_id, one.device),
+        )
+        names = device_names.count(self._local_names(), [one.bus for one in volumes])
+        self.names = {one.volume_id: name for one, name in zip(volumes, names, strict=True)}
+        self.names |= {one.volume_id: self._root() for one in self.volumes if one.boot_index == 0}
+
+    def _root(self) -> str:
+        buses = [one.bus for one in self.volumes if one.boot_index == 0]
+        return device_names.root_name(buses[0] if buses else self.options.get("disk_bus"))
+
+    def _local_names(self) -> list[str]:
+        bus = self.options.get("disk_bus")
+        return [self._root(), *device_names.count([self._root()], [bus] * len(self.local))]
+
+    def connect(self) -> None:
+        """Its host has connected its volumes, and no others."""
+        self.connected = [volume.volume_id for volume in self.volumes]
+
+    def _fitted(self, disk: LocalDisk, spec: GuestSpec) -> JsonObject:
+        """A disk as large as ``spec`` says: a new one, or the ephemeral one that was there, which
+        never shrinks."""
+        old = self.local.get(disk.name)
+        if old is not None and disk.name != local_disks.SWAP:
+            return {**old, "size_mb": max(old["size_mb"], disk.size_mb)}
+        if old is not None and old["size_mb"] == disk.size_mb:
+            return old
+        os_type = spec.image.properties.get("os_type", "") if spec.image else ""
+        return {
+            "size_mb": disk.size_mb,
+            "format": local_disks.format_of(disk, os_type),
+            "files": {},
+        }
+
+    @property
+    def is_active(self) -> bool:
+        """It runs or is paused."""
+        return self.power_state in (RUNNING, PAUSED)
+
+    @property
+    def num_disks(self) -> int:
+        """Those that it has now: a rescue disk has only the own one and the volumes beside it."""
+        own = 0 if boots_from_volume(self.volumes) else 1
+        return own + len(self.volumes) + (1 if self.rescue else len(self.local))
+
+    @property
+    def ephemeral(self) -> dict[str, JsonObject]:
+        """The disks beside its own one that keep what was written while it is off."""
+        return {name: disk for name, disk in self.local.items() if name != local_disks.SWAP}
+
+    @property
+    def can_be_still(self) -> bool:
+        """For a snapshot, as its image may demand."""
+        return self.options.get("require_quiesce") != "yes" or (
+            self.has_agent and self.power_state == RUNNING
+        )
+
+    def set_password(self, user: str, password: str) -> None:
+        salt = secrets.token_hex(8)
+        self.passwords[user] = f"{salt}${_hash(password, salt)}"
+
+    def knows_password(self, user: str, password: str) -> bool:
+        salt, _, kept = self.passwords.get(user, "").partition("$")
+        return bool(kept) and secrets.compare_digest(kept, _hash(password, salt))
+
+    def disk_image(self) -> bytes:
+        """The disk as bytes that ``read_disk`` understands."""
+        return HEADER + MARK + json.dumps(self.disk).encode() + b"}"
+
+    def diagnostics(self) -> JsonObject:
+        """The shape of the API's 2.48. Its clients know a closed list of drivers, and memory is not
+        on it."""
+        return {
+            "state": STATES[self.power_state],
+            "driver": "libvirt",
+            "hypervisor": "memory",
+            "hypervisor_os": "linux",
+            "uptime": max(0, int(time.time() - self.started)),
+            "config_drive": self.config_drive,
+            "num_cpus": self.vcpus,
+            "num_disks": self.num_disks,
+            "num_nics": len(self.interfaces),
+            "memory_details": {"maximum": self.memory_mb, "used": self.memory_mb},
+            "cpu_details": [
+                {"id": number, "time": 0, "utilisation": None} for number in range(self.vcpus)
+            ],
+            "disk_details": [
+                {
+                    "read_bytes": 0,
+                    "read_requests": 0,
+                    "write_bytes": 0,
+                    "write_requests": 0,
+                    "errors_count": None,
+                }
+                for _ in range(self.num_disks)
+            ],
+            "nic_details": [
+                {
+                    "mac_address": interface.mac,
+                    "rx_rate": None,
+                    "tx_rate": None,
+                    **dict.fromkeys(NIC_COUNTERS, 0),
+                }
+                for interface in self.interfaces
+            ],
+        }
+
+
+def made(spec: GuestSpec, disk: dict[str, str], spice: bool) -> MemoryGuest:
+    """A guest that is off. The image says by its property when no agent runs in its guests."""
+    image = spec.image
+    guest = MemoryGuest(
+        SHUTDOWN,
+        spec.fence,
+        image=image.id if image else "",
+        disk=dict(disk),
+        has_agent=image is None or image.properties.get("hw_qemu_guest_agent") != "no",
+    )
+    guest.dress(spec, spice)
+    guest.take_volumes(spec)
+    return guest
+
+
+def _hash(password: str, salt: str) -> str:
+    return hashlib.pbkdf2_hmac("sha256", password.encode(), salt.encode(), HASH_ROUNDS).hex()
+
+
+def read_disk(image: bytes) -> dict[str, str]:
+    """The files of a disk that was made of this image: those of a snapshot, none of any other
+    image."""
+    if not image.startswith(HEADER + MARK):
+        return {}
+    files: dict[str, str] = next(iter(json.loads(image[len(HEADER) :]).values()))
+    return files
+
+
+class MemoryStorage(dict[str, MemoryGuest]):
+    """A storage that hosts share: server -> the guest that the disk is of."""

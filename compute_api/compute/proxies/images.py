@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The proxy to the image service: images until 2.35, their metadata until 2.38.
+
+Everything is done with the caller's token; the image service decides what the caller may do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from common.clients.image import OWN_KEYS
+from common.domain import errors
+from common.domain.json_types import JsonMapping, JsonObject
+from compute_api.compute.request.request import Request
+from compute_api.http.validation import is_true
+
+#: Query parameter -> what the image service calls it.
+_FILTERS = {
+    "name": "name",
+    "status": "status",
+    "changes-since": "updated_at",
+    "server": "instance_uuid",
+    "type": "image_type",
+    "minRam": "min_ram",
+    "minDisk": "min_disk",
+}
+_PROPERTY = "property-"
+_STATUS = {
+    "active": "ACTIVE",
+    "queued": "SAVING",
+    "importing": "SAVING",
+    "saving": "SAVING",
+    "deleted": "DELETED",
+    "pending_delete": "DELETED",
+    "killed": "ERROR",
+}
+_PROGRESS = {"queued": 25, "saving": 50, "active": 100}
+
+
+def index(request: Request) -> JsonObject:
+    """GET /images"""
+    return _list(
+        request,
+        "images",
+        lambda one: {"id": one["id"], "name": one.get("name"), "links": _links(request, one)},
+    )
+
+
+def detail(request: Request) -> JsonObject:
+    """GET /images/detail"""
+    return _list(request, "images/detail", lambda one: _view(request, one))
+
+
+def _list(request: Request, path: str, view: Callable[[JsonObject], JsonObject]) -> JsonObject:
+    filters = {"limit": str(request.limit)}
+    for name in request.query:
+        value = request.first(name) or ""
+        if name == "marker":
+            filters["marker"] = value
+        elif name.startswith(_PROPERTY):
+            filters[name.removeprefix(_PROPERTY)] = value
+        elif name in _FILTERS:
+            filters[_FILTERS[name]] = _value(name, value)
+    found = request.services.images.page(filters, request.context.token)
+    return request.page(
+        "images", path, [view(one) for one in found], found[-1]["id"] if found else None
+    )
+
+
+def _value(name: str, value: str) -> str:
+    if name == "changes-since":
+        return f"gte:{value}"
+    return (
+        value.lower()
+        if name == "status"
+        else value.rsplit("/", 1)[-1]
+        if name == "server"
+        else value
+    )
+
+
+def show(request: Request, image_id: str) -> JsonObject:
+    """GET /images/{id}"""
+    return {"image": _view(request, _record(request, image_id))}
+
+
+def delete(request: Request, image_id: str) -> None:
+    """DELETE /images/{id}"""
+    _record(request, image_id)
+    request.services.images.delete(image_id, request.context.token)
+
+
+def _record(request: Request, image_id: str) -> JsonObject:
+    try:
+        return request.services.images.record(image_id, request.context.token)
+    except errors.Forbidden as problem:
+        raise errors.Forbidden(f"Not authorized for image {image_id[:80]}.") from problem
+
+
+def _properties(record: JsonMapping) -> dict[str, str]:
+    return {
+        key: str(value)
+        for key, value in record.items()
+        if key not in OWN_KEYS and value is not None
+    }
+
+
+def _links(request: Request, record: JsonObject) -> list[dict[str, str]]:
+    return [
+        *request.links.of("images", record["id"]),
+        {
+            "rel": "alternate",
+            "type": "application/vnd.openstack.image",
+            "href": request.services.images.url(record["id"]),
+        },
+    ]
+
+
+def _view(request: Request, record: JsonObject) -> JsonObject:
+    properties, status = _properties(record), record.get("status", "")
+    shown = {
+        "id": record["id"],
+        "name": record.get("name"),
+        "minRam": record.get("min_ram") or 0,
+        "minDisk": record.get("min_disk") or 0,
+        "metadata": properties,
+        "created": record["created_at"],
+        "updated": record.get("updated_at"),
+        "status": _STATUS.get(status, "UNKNOWN"),
+        "progress": _PROGRESS.get(status, 0),
+        "links": _links(request, record),
+        "OS-EXT-IMG-SIZE:size": record.get("size") or 0,
+    }
+    if server := properties.get("instance_uuid"):
+        shown["server"] = {"id": server, "links": request.links.of("servers", server)}
+    if (auto := properties.get("auto_disk_config")) is not None:
+        shown["OS-DCF:diskConfig"] = "AUTO" if is_true(auto) else "MANUAL"
+    return shown
+
+
+# --- metadata ---
+def metadata(request: Request, image_id: str) -> JsonObject:
+    """GET /images/{id}/metadata"""
+    return {"metadata": _properties(_record(request, image_id))}
+
+
+def item(request: Request, image_id: str, key: str) -> JsonObject:
+    """GET /images/{id}/metadata/{key}"""
+    return {"meta": {key: _existing(_properties(_record(request, image_id)), key)}}
+
+
+def _existing(properties: Mapping[str, str], key: str) -> str:
+    if key not in properties:
+        raise errors.NotFound("Metadata item was not found")
+    return properties[key]
+
+
+def add(request: Request, image_id: str) -> JsonObject:
+    """POST /images/{id}/metadata: beside what there is"""
+    old = _properties(_record(request, image_id))
+    return {"metadata": _changed(request, image_id, old, {**old, **request.body["metadata"]})}
+
+
+def replace(request: Request, image_id: str) -> JsonObject:
+    """PUT /images/{id}/metadata: in place of what there is"""
+    return {
+        "metadata": _changed(
+            request, image_id, _properties(_record(request, image_id)), request.body["metadata"]
+        )
+    }
+
+
+def put(request: Request, image_id: str, key: str) -> JsonObject:
+    """PUT /images/{id}/metadata/{key}"""
+    given = request.body["meta"]
+    if key not in given:
+        raise errors.BadRequest("Request body and URI mismatch")
+    old = _properties(_record(request, image_id))
+    _changed(request, image_id, old, {**old, **given})
+    return {"meta": given}
+
+
+def remove(request: Request, image_id: str, key: str) -> None:
+    """DELETE /images/{id}/metadata/{key}"""
+    old = _properties(_record(request, image_id))
+    _existing(old, key)
+    _changed(request, image_id, old, {name: value for name, value in old.items() if name != key})
+
+
+def _changed(
+    request: Request, image_id: str, old: Mapping[str, str], new: dict[str, str]
+) -> dict[str, str]:
+    """Give the image these properties. Raises Forbidden when there are more than the quota
+    allows."""
+    most = request.limits().of("metadata_items")
+    if 0 <= most < len(new):
+        raise errors.Forbidden(f"Maximum number of metadata items exceeds {most}")
+    request.services.images.change(
+        image_id,
+        {
+            **{key: value for key, value in new.items() if old.get(key) != value},
+            **dict.fromkeys(old.keys() - new.keys()),
+        },
+        request.context.token,
+    )
+    return new

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Passwords and injected files of guests: shown once in the answer, stored encrypted until their
+action has ended.
+
+Create, rebuild and rescue use them. No log, no journal and no argument of an action contains a
+password. A cloud without [DEFAULT] secret_key shows passwords without storing them, and refuses
+files."""
+
+from __future__ import annotations
+
+import secrets
+import string
+from collections.abc import Sequence
+
+from common.domain import errors
+from common.security.vault import Vault
+
+LETTERS = "".join(sorted(set(string.ascii_letters + string.digits) - set("0O1Il")))
+_LENGTH = 12
+
+
+def generate() -> str:
+    """Return a random password of letters and digits that are hard to confuse."""
+    return "".join(secrets.choice(LETTERS) for _ in range(_LENGTH))
+
+
+def derive(code: str) -> str:
+    """Return the password that follows from a secret code of hexadecimal digits."""
+    return "".join(LETTERS[byte % len(LETTERS)] for byte in bytes.fromhex(code)[:_LENGTH])
+
+
+def seal_text(vault: Vault | None, text: str | None) -> str | None:
+    """Return user data for the server's row: encrypted, or as it is in a cloud without a key."""
+    return vault.seal_text(text) if vault is not None and text else text or None
+
+
+def seal(
+    vault: Vault | None, password: str | None, files: Sequence[dict[str, str]] = (), **more: object
+) -> str | None:
+    """Return the secrets for the action's row; None: there are none, or this cloud has no key.
+
+    Raises:
+        NotImplementedHere: There are files, and this cloud has no key.
+    """
+    if vault is None and files:
+        raise errors.NotImplementedHere(
+            "This cloud cannot keep injected files until they are written; its operator "
+            "can give it a [DEFAULT] secret_key."
+        )
+    fields = {"admin_pass": password, "files": list(files), **more}
+    fields = {name: value for name, value in fields.items() if value}
+    return vault.seal(fields) if vault is not None and fields else None

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turns: requests to one server wait in a line, so that one at a time asks the database."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Turns:
+    """The requests of this process that wait to begin an action: one line for each server.
+
+    Only the first request of a line asks the database whether its turn has come.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lines: dict[str, tuple[threading.Lock, int]] = {}
+
+    @contextmanager
+    def first(self, server_id: str, timeout_seconds: float) -> Iterator[None]:
+        """Wait to be the first in the line of a server, or until the timeout."""
+        with self._lock:
+            line, length = self._lines.get(server_id, (threading.Lock(), 0))
+            self._lines[server_id] = line, length + 1
+        is_first = line.acquire(timeout=timeout_seconds)
+        try:
+            yield
+        finally:
+            if is_first:
+                line.release()
+            with self._lock:
+                line, length = self._lines.pop(server_id)
+                if length > 1:
+                    self._lines[server_id] = line, length - 1

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Key material: the fingerprint of a public key, and new keys for clients that ask for one (before
+2.92).
+
+``cryptography`` is imported at first use. A private key leaves in the one answer and is kept
+nowhere.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from common.domain import errors
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
+
+RSA_BITS = 2048
+_DAYS = 3650
+
+
+@dataclass(frozen=True, slots=True)
+class NewKey:
+    """What was made."""
+
+    public: str
+    fingerprint: str
+    private: str = field(repr=False)
+
+
+def fingerprint(kind: str, public: str) -> str:
+    """Of an imported key: MD5 with colons for ssh, SHA-1 for x509.
+
+    Raises:
+        BadRequest: it is no such key.
+    """
+    return _x509_fingerprint(public) if kind == "x509" else _ssh_fingerprint(public)
+
+
+def generate(kind: str, name: str) -> NewKey:
+    """A new RSA key, for x509 in a certificate of its own."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import rsa
+
+    key = rsa.generate_private_key(65537, RSA_BITS)
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.TraditionalOpenSSL,
+        serialization.NoEncryption(),
+    ).decode()
+    if kind == "x509":
+        public = _certificate(key, name)
+    else:
+        public = (
+            key.public_key()
+            .public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+            .decode()
+            + " Generated-by-Kilonova\n"
+        )
+    return NewKey(public, fingerprint(kind, public), private)
+
+
+def _colons(digest: str) -> str:
+    return ":".join(digest[index : index + 2] for index in range(0, len(digest), 2))
+
+
+def _ssh_fingerprint(public: str) -> str:
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization
+
+    parts = public.split()
+    try:
+        if len(parts) < 2 or "\n" in public.strip():
+            raise ValueError("not one line of type and key")
+        serialization.load_ssh_public_key(" ".join(parts[:2]).encode())
+        blob = base64.b64decode(parts[1], validate=True)
+    except (ValueError, UnsupportedAlgorithm, binascii.Error, UnicodeError) as problem:
+        raise errors.BadRequest(
+            "Keypair data is invalid: failed to generate fingerprint"
+        ) from problem
+    return _colons(hashlib.md5(blob, usedforsecurity=False).hexdigest())
+
+
+def _x509_fingerprint(public: str) -> str:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+
+    try:
+        certificate = x509.load_pem_x509_certificate(public.encode())
+    except ValueError as problem:
+        raise errors.BadRequest(
+            "Keypair data is invalid: failed to generate X509 fingerprint"
+        ) from problem
+    return _colons(certificate.fingerprint(hashes.SHA1()).hex())  # noqa: S303 - the API's form
+
+
+def _certificate(key: RSAPrivateKey, name: str) -> str:
+    """A self-signed certificate for logging in, in PEM."""
+    from datetime import UTC, datetime, timedelta
+
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+
+    subject = x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, name[:64])])
+    now = datetime.now(UTC)
+    use = x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.CLIENT_AUTH])
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now)
+        .not_valid_after(now + timedelta(days=_DAYS))
+        .add_extension(use, critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    return made.public_bytes(serialization.Encoding.PEM).decode()

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""POST /servers/{id}/action: the key of the body chooses the rows of ``states.ACTIONS``.
+
+An action with a workflow is begun and answered with 202; with ``answer_after`` the answer waits for
+that step. An immediate action is done before its answer. A query goes to the host, or to the
+network service."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import falcon
+
+from common.domain import errors, states
+from common.store.rows import ServerRecord
+from common.store.servers import immediate_actions
+from compute_api.compute.request import action_waits, microversions, passwords
+from compute_api.compute.request.request import Request
+from compute_api.compute.schemas.servers import actions as schemas
+from compute_api.compute.servers.actions.action_table import PREPARERS, QUERIES
+from compute_api.compute.servers.actions.preparers import nothing
+from compute_api.compute.servers.prepared_action import PreparedAction
+from compute_api.http.microversions import Range
+from compute_api.http.response import ApiResponse
+
+#: Removed actions that answer otherwise than "no such action": key, from when, the HTTP error.
+REMOVED: tuple[tuple[str, Range, Callable[[], falcon.HTTPError]], ...] = (
+    ("resetNetwork", Range(), falcon.HTTPGone),
+    ("os-getRDPConsole", Range("2.6"), falcon.HTTPNotFound),
+)
+
+
+def act(request: Request, server: ServerRecord) -> ApiResponse:
+    """POST /servers/{id}/action"""
+    if len(request.body) != 1:
+        raise errors.BadRequest("Malformed request body")
+    [key] = request.body
+    served = _served_rows(key, request)
+    target = {"project_id": server.project_id, "user_id": server.user_id}
+    if not any(request.allows(row.policy, target) for row in served):
+        request.require(served[0].policy, target)
+    rows = _matching_rows(key, served, request)
+    row = states.matching_row(rows, server.vm_state)
+    request.require(row.policy, target)
+    if row.query is not None:
+        return ApiResponse(QUERIES[row.query](request, server), row.success)
+    # Before another service is asked; begin checks again.
+    request.check(row, server, waits=True)
+    prepared = PREPARERS.get(key, nothing)(request, server, request.body[key])
+    if row.immediate is not None:
+        request.write(
+            immediate_actions.do,
+            row,
+            server.id,
+            context=request.context,
+            project_id=request.scope,
+            args=prepared.args,
+        )
+        return ApiResponse(None, row.success)
+    action_id = _begin(request, rows, server, prepared)
+    request.services.wakeup.wake()
+    step = prepared.answer_after or row.answer_after
+    if step is not None:
+        _wait(request, action_id, step, prepared.failure)
+    return prepared.answer() if prepared.answer is not None else ApiResponse(None, row.success)
+
+
+def _begin(
+    request: Request, rows: list[states.Action], server: ServerRecord, prepared: PreparedAction
+) -> str:
+    begin = partial(
+        request.begin,
+        prepared.begin,
+        rows,
+        server.id,
+        args=prepared.args,
+        changes=prepared.changes,
+        secrets=passwords.seal(request.services.vault, prepared.password, prepared.files),
+    )
+    try:
+        return action_waits.begin_in_turn(request.services, server.id, begin)
+    except errors.Unavailable:
+        raise  # whether it has begun is not known: nothing is taken back
+    except errors.Problem:
+        if prepared.give_up is not None:
+            prepared.give_up()
+        raise
+
+
+def _served_rows(key: str, request: Request) -> list[states.Action]:
+    """Return the rows of this action at this version."""
+    rows = [row for row in states.ACTIONS if row.key == key and key in schemas.BY_KEY]
+    for removed, versions, error in REMOVED:
+        if removed == key and request.version in versions:
+            raise error()
+    if not rows:
+        raise errors.BadRequest(f"There is no such action: {key[:80]}")
+    served = [row for row in rows if request.version in Range(row.since, row.until)]
+    if not served:
+        raise errors.NotFound(
+            f"API version '{microversions.text(request.version)}' is not supported on this method."
+        )
+    return served
+
+
+def _matching_rows(key: str, served: list[states.Action], request: Request) -> list[states.Action]:
+    """Check the body and return the rows that it selects."""
+    schema = schemas.BY_KEY[key].at(request.version)
+    if request.links.legacy:
+        request.body = schema.pruned(request.body)
+    schema.check(request.body)
+    meant = [
+        row
+        for row in served
+        if row.when is None or str(request.body[key][row.when[0]]).upper() == row.when[1]
+    ]
+    if not meant:
+        raise errors.BadRequest(f"There is no such action: {key[:80]}")
+    return meant
+
+
+def _wait(request: Request, action_id: str, step: str, failure: type[errors.Problem]) -> None:
+    """Wait for the step, unless too many do: then the answer is 202, as for any other action."""
+    with action_waits.slot(request.services) as is_free:
+        if is_free:
+            action_waits.for_step(
+                request.services.store,
+                action_id,
+                step,
+                failure=failure,
+                timeout_seconds=request.services.settings.answer_timeout_seconds,
+            )

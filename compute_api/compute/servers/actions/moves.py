@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the actions that move a server make of their bodies: resize, migrate, live migration,
+evacuate, confirm, revert.
+
+As ``server_preparers``, but these actions begin through ``store.migrations``, which opens or closes
+the migration in the same transaction. Refused here: a host that is unknown, down or the server's
+own; a flavor that cannot be; too little quota. The scheduler decides where a server fits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from common.clients import image_checks
+from common.clients.image import ACTIVE as IMAGE_ACTIVE
+from common.domain import errors, hardware, models, states
+from common.domain.context import RequestContext
+from common.domain.json_types import JsonObject
+from common.domain.statuses import MigrationType
+from common.domain.wire import from_wire
+from common.store.engine import Connection
+from common.store.hosts import services
+from common.store.rows import MigrationRow, ServerRecord
+from common.store.servers import actions, migrations, servers, volumes
+from common.store.servers.servers import loads
+from common.store.tenants import quotas
+from compute_api.compute.request import passwords
+from compute_api.compute.request.request import Request
+from compute_api.compute.servers import destinations
+from compute_api.compute.servers import fields as server_fields
+from compute_api.compute.servers.create.lookup import read_flavor
+from compute_api.compute.servers.destinations import Destination
+from compute_api.compute.servers.disks import disks as server_disks
+from compute_api.compute.servers.prepared_action import Begin, PreparedAction, refuse_changed
+from compute_api.compute.views.servers.servers import ATTRIBUTES
+from compute_api.http.microversions import Range
+from compute_api.http.response import ApiResponse
+from compute_api.http.validation import is_true
+
+_API = "os_compute_api:"
+_HOST_OF_MIGRATE, _LIVE_CHECKED, _LIVE_LATER = Range("2.56"), Range("2.30"), Range("2.34")
+_PASSWORD_SHOWN, _EVACUATE_CHECKED, _STOPPED = Range(until="2.13"), Range("2.29"), Range("2.95")
+
+
+def _make_begin(kind: MigrationType) -> Begin:
+    """Return the begin of an action that opens a migration of this kind."""
+
+    def begin(tx: Connection, rows: Sequence[states.Action], server_id: str, **given: Any) -> str:  # noqa: ANN401 - passed on unchanged
+        return migrations.begin(tx, rows[0], server_id, kind, **given)
+
+    return begin
+
+
+# --- resize ---
+def resize(request: Request, server: ServerRecord, given: JsonObject) -> PreparedAction:
+    """Another flavor, which the caller must be allowed to see, and which the image and the disk fit
+    in."""
+    flavor = request.read(read_flavor, request, server_fields.parse_flavor_id(given["flavorRef"]))
+    old = from_wire(models.Flavor, loads(server.flavor))
+    has_disk = not server.volumes or request.read(volumes.root_of, server.id) is None
+    _check_change(old, flavor, has_disk)
+    server_disks.check_resize(
+        old, loads(server.disks or "null"), flavor, request.services.settings.max_local_disks
+    )
+    properties = loads(server.image or "{}").get("properties", {})
+    image_checks.check_hardware(flavor, properties)
+    server_fields.choose_disk_config(given, server.image_id, properties)
+    if flavor.memory_mb < old.memory_mb or old.root_gb == 0:
+        _check_image(request, server, flavor)
+    _check_source(request, server, errors.HostDown)
+    limits = request.services.quota.source(server.project_id)
+
+    def begin(
+        tx: Connection,
+        rows: Sequence[states.Action],
+        server_id: str,
+        *,
+        changes: JsonObject,
+        **more: Any,  # noqa: ANN401 - passed on unchanged
+    ) -> str:
+        quotas.lock(tx, server.project_id)
+        actions.take_lock(tx, server_id, more["project_id"])
+        row = servers.show(tx, server_id)
+        refuse_changed(row, server)  # the image service was asked since it was read
+        grown = _count_larger(tx, limits(tx), row, flavor)
+        return migrations.begin(
+            tx,
+            rows[0],
+            server_id,
+            MigrationType.RESIZE,
+            new_flavor=flavor,
+            changes={**changes, **grown},
+            **more,
+        )
+
+    kept = {"disk_config": given["OS-DCF:diskConfig"]} if "OS-DCF:diskConfig" in given else {}
+    return PreparedAction({"host": None, "forced": False}, changes=kept, begin=begin)
+
+
+def _check_change(old: models.Flavor, new: models.Flavor, has_disk: bool) -> None:
+    """One that was removed and made again under its id, of another size, is another flavor."""
+    if old.id == new.id and _list_sizes(old) == _list_sizes(new):
+        raise errors.BadRequest("When resizing, instances must change flavor!")
+    if has_disk and new.root_gb < old.root_gb:
+        to = (
+            f"from {old.root_gb} GiB to {new.root_gb} GiB"
+            if new.root_gb
+            else "to a flavor without a disk"
+        )
+        raise errors.BadRequest(
+            f"flavorRef: Server disk was unable to be resized because: it cannot be changed {to}; "
+            "take a flavor whose disk is not smaller."
+        )
+
+
+def _list_sizes(flavor: models.Flavor) -> tuple[int, ...]:
+    return flavor.vcpus, flavor.memory_mb, flavor.root_gb, flavor.ephemeral_gb, flavor.swap_mb
+
+
+def _check_image(request: Request, server: ServerRecord, flavor: models.Flavor) -> None:
+    """Less memory, or a disk where none was promised, must do for the image, as far as that can
+    still be asked."""
+    if server.image_id is None:
+        return
+    try:
+        image = request.image(server.image_id)
+    except errors.BadRequest:  # removed, or another's by now: the server keeps running all the same
+        return
+    image = replace(image, status=IMAGE_ACTIVE)
+    image_checks.check_disk(image)
+    image_checks.check_flavor(image, flavor)
+
+
+def _count_larger(
+    tx: Connection, limits: quotas.Numbers, server: ServerRecord, flavor: models.Flavor
+) -> dict[str, int]:
+    """Return vcpus and memory_mb that the quota counts during the move: the larger of both flavors.
+
+    The caller has locked the project.
+
+    Raises:
+        OverQuota: The quota of the project or of the server's user does not allow the difference.
+    """
+    grown = {
+        "vcpus": max(server.vcpus, flavor.vcpus),
+        "memory_mb": max(server.memory_mb, flavor.memory_mb),
+    }
+    image = loads(server.image or "{}")
+    more = Counter(hardware.resources_of(flavor, image))
+    more.subtract(hardware.resources_of(from_wire(models.Flavor, loads(server.flavor)), image))
+    quotas.Account(tx, server.project_id, limits).room(
+        server.user_id,
+        quotas.Size(0, grown["vcpus"] - server.vcpus, grown["memory_mb"] - server.memory_mb, +more),
+    )
+    return grown
+
+
+# --- where to ---
+def _require_host(server: ServerRecord) -> str:
+    if server.host is None:
+        raise errors.Conflict(f"Instance {server.id} is on no host; there is nothing to move.")
+    return str(server.host)
+
+
+def _check_source(request: Request, server: ServerRecord, problem: type[errors.Problem]) -> None:
+    """The host that the server leaves must answer."""
+    if not request.read(services.is_up, _require_host(server)):
+        raise problem(
+            _describe_unavailable(request, server)
+            if problem is errors.BadRequest
+            else f"Instance {server.id} is on a host that is down; try again when it is up. If it does not come "
+            "back, an administrator can evacuate the server."
+        )
+
+
+def _describe_unavailable(request: Request, server: ServerRecord) -> str:
+    host = server.host if request.allows(ATTRIBUTES) else f"instance {server.id}"
+    return f"Compute service of {host} is unavailable at this time."
+
+
+def _check_host(request: Request, host: str | None) -> None:
+    """One that is named is there."""
+    if host is not None:
+        request.read(
+            destinations.resolve, Destination(host=host), request.services.settings.default_zone
+        )
+
+
+def migrate(request: Request, server: ServerRecord, given: JsonObject | None) -> PreparedAction:
+    """To any host, or from 2.56 on to a named one."""
+    host = (given or {}).get("host") if request.version in _HOST_OF_MIGRATE else None
+    _require_for_host(request, server, "os-migrate-server:migrate:host", host)
+    _check_host(request, host)
+    if host is not None and host == server.host:
+        raise errors.BadRequest("Cannot migrate to the host where the server exists.")
+    _check_source(request, server, errors.HostDown)
+    return PreparedAction({"host": host, "forced": False}, begin=_make_begin(MigrationType.COLD))
+
+
+def _require_for_host(request: Request, server: ServerRecord, rule: str, host: str | None) -> None:
+    if host is not None:
+        request.require(_API + rule, {"project_id": server.project_id, "user_id": server.user_id})
+
+
+def _is_forced(given: JsonObject, checked: bool) -> bool:
+    """True if the operator's filters do not apply to the host.
+
+    Args:
+        checked: At this microversion filters apply to named hosts.
+    """
+    if is_true(given.get("force", False)) and not given.get("host"):
+        raise errors.BadRequest("Can't force to a non-provided destination")
+    return bool(given.get("host")) and (is_true(given.get("force", False)) or not checked)
+
+
+def migrate_live(request: Request, server: ServerRecord, given: JsonObject) -> PreparedAction:
+    """While it runs; before 2.34 the answer waits until the hosts have looked whether it can be."""
+    host, block = given["host"], given["block_migration"]
+    _require_for_host(request, server, "os-migrate-server:migrate_live:host", host)
+    forced = _is_forced(given, request.version in _LIVE_CHECKED)
+    _check_host(request, host)
+    if host is not None and host == server.host:
+        raise errors.BadRequest(
+            f"Unable to migrate instance ({server.id}) to current host ({host})."
+        )
+    _check_source(request, server, errors.BadRequest)
+    if host is not None and not request.read(services.is_up, host):
+        raise errors.BadRequest(f"Compute service of {host} is unavailable at this time.")
+    args = {
+        "host": host,
+        "forced": forced,
+        "block_migration": None if block == "auto" else is_true(block),
+    }
+    return PreparedAction(
+        args,
+        begin=_make_begin(MigrationType.LIVE),
+        failure=errors.BadRequest,
+        answer_after=None if request.version in _LIVE_LATER else "prepare",
+    )
+
+
+# --- away from a dead host ---
+def evacuate(request: Request, server: ServerRecord, given: JsonObject) -> PreparedAction:
+    """The server is made again elsewhere; only when its host's guests are known to be dead, or can
+    be made so."""
+    host, shared = (
+        given.get("host"),
+        is_true(given["onSharedStorage"]) if "onSharedStorage" in given else None,
+    )
+    if shared and "adminPass" in given:
+        raise errors.BadRequest("admin password can't be changed on existing disk")
+    forced = _is_forced(given, request.version in _EVACUATE_CHECKED)
+    try:
+        _check_host(request, host)
+    except errors.BadRequest as problem:
+        raise errors.NotFound(f"Compute host {host} not found.") from problem
+    if host is not None and host == server.host:
+        raise errors.BadRequest("The target host can't be the same one.")
+    _check_dead(request, _require_host(server))
+    password = None if shared else given.get("adminPass") or passwords.generate()
+    body = {"adminPass": password} if request.version in _PASSWORD_SHOWN else None
+    return PreparedAction(
+        {"host": host, "forced": forced, "stopped": request.version in _STOPPED, "shared": shared},
+        password,
+        answer=lambda: ApiResponse(body, 200),
+        begin=_make_begin(MigrationType.EVACUATION),
+    )
+
+
+def _check_dead(request: Request, host: str) -> None:
+    """Silence proves nothing; the conductor asks again before anything is done."""
+    if request.read(services.is_up, host):
+        raise errors.BadRequest(f"Compute service of {host} is still in use.")
+    if not request.services.settings.fencing and not request.read(services.are_dead, host):
+        raise errors.BadRequest(services.NO_PROOF.format(host=host))
+
+
+# --- the end of a resize ---
+def confirm(request: Request, server: ServerRecord, given: object) -> PreparedAction:
+    """The old guest goes; a source that is down owes that."""
+    return PreparedAction(begin=_make_close())
+
+
+def revert(request: Request, server: ServerRecord, given: object) -> PreparedAction:
+    """Back to where the server was kept; both hosts are needed for that."""
+
+    def check(tx: Connection, server_id: str) -> None:
+        move = migrations.open_of(tx, [server_id]).get(server_id)
+        if move is not None:
+            _check_way_back(tx, request, move)
+
+    return PreparedAction(begin=_make_close(check))
+
+
+def _make_close(check: Callable[[Connection, str], None] | None = None) -> Begin:
+    def begin(
+        tx: Connection,
+        rows: Sequence[states.Action],
+        server_id: str,
+        *,
+        context: RequestContext,
+        project_id: str | None,
+        **nothing: object,
+    ) -> str:
+        if check is not None:
+            check(tx, server_id)
+        return migrations.close(tx, rows[0], server_id, context=context, project_id=project_id)
+
+    return begin
+
+
+def _check_way_back(tx: Connection, request: Request, move: MigrationRow) -> None:
+    """Who may not know hosts learns only which of the two it is."""
+    known = request.allows(ATTRIBUTES)
+    source, dest = move.source_host or "", move.dest_host or ""
+    if not services.is_up(tx, source):
+        host = f"Host {source}" if known else "The host"
+        raise errors.HostDown(
+            f"{host} that the server came from is down; revert when it is up again, or confirm the "
+            "resize: the host then removes what is left there when it is up again."
+        )
+    if not services.is_up(tx, dest) and not services.are_dead(tx, dest):
+        host = f"Host {dest}" if known else "The host"
+        raise errors.HostDown(
+            f"{host} that the server is on does not answer, and the server may run there. Revert "
+            "when the host is up again, or when an administrator who is sure that it is off has "
+            "forced it down: "
+            f"openstack compute service set --down {dest if known else 'HOST'} "
+            "nova-compute"
+        )

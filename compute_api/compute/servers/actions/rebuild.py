@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rebuild makes of its body: new columns of the server, a password, and the server as the
+answer.
+
+The image is checked as for a new server, with the server's flavor. What the body does not name
+stays as it is. The row changes in the transaction that begins the action."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from common.clients import image_checks
+from common.clients.image import Image
+from common.domain import device_names, errors, hardware, models, states
+from common.domain.json_types import JsonObject
+from common.domain.wire import from_wire, to_wire
+from common.security.vault import Vault
+from common.store.engine import Connection
+from common.store.rows import BlockDeviceRow, ServerRecord
+from common.store.servers import actions, servers, volumes
+from common.store.servers.servers import loads
+from common.store.tenants import keypairs
+from compute_api.compute.request import passwords
+from compute_api.compute.request.request import Request
+from compute_api.compute.servers import fields as server_fields
+from compute_api.compute.servers.create.checks import check_signature
+from compute_api.compute.servers.disks.block_devices import IMAGE_MAPPINGS
+from compute_api.compute.servers.prepared_action import Begin, PreparedAction, refuse_changed
+from compute_api.compute.servers.servers import show_rebuilt
+from compute_api.http.microversions import Range
+from compute_api.http.response import ApiResponse
+from compute_api.http.validation import is_true
+
+#: Key of the body -> column of the server and what stands there for the value.
+_COLUMNS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "name": ("name", str.strip),
+    "metadata": ("meta", dict),
+    "description": ("description", lambda value: value),
+    "trusted_image_certificates": ("trusted_image_certificates", lambda value: value),
+    "hostname": ("hostname", lambda value: value),
+    "OS-DCF:diskConfig": ("disk_config", lambda value: value),
+    "accessIPv4": ("access_ip_v4", server_fields.parse_access_ip),
+    "accessIPv6": ("access_ip_v6", server_fields.parse_access_ip),
+}
+_WRITES_VOLUMES = Range("2.93")
+#: Columns that no action guards, whatever is being done to the server.
+_UNGUARDED = {
+    "name",
+    "meta",
+    "description",
+    "hostname",
+    "disk_config",
+    "access_ip_v4",
+    "access_ip_v6",
+}
+
+
+def prepare(request: Request, server: ServerRecord, given: JsonObject) -> PreparedAction:
+    """Check a rebuild, and return its arguments and the new columns of the server.
+
+    Raises:
+        BadRequest: A field is invalid, or the image cannot be used.
+        Forbidden: The caller may not use a field, or a limit is exceeded.
+    """
+    if "trusted_image_certificates" in given:
+        request.require("os_compute_api:servers:rebuild:trusted_certs")
+    server_fields.check_metadata(given.get("metadata", {}), request.limits)
+    files = server_fields.parse_personality(given, request.limits)
+    key = _read_key_columns(request, given)
+    image = request.image(given["imageRef"])
+    flavor = from_wire(models.Flavor, loads(server.flavor))
+    root = request.read(volumes.root_of, server.id) if server.volumes else None
+    if root is None:
+        image_checks.check_disk(image)
+        image_checks.check_flavor(image, flavor)
+    reimage = root is not None and _check_reimage(request, root, image)
+    image_checks.check_hardware(flavor, image.ref.properties)
+    _check_same_place(
+        flavor, loads(server.image or "{}").get("properties", {}), image.ref.properties
+    )
+    kept = {"trusted_image_certificates": loads(server.trusted_image_certificates or "null")}
+    check_signature({**kept, **given}, image)
+    server_fields.choose_disk_config(given, image.ref.id, image.ref.properties)
+    changes = {
+        column: made(given[name]) for name, (column, made) in _COLUMNS.items() if name in given
+    }
+    changes |= {**_build_image_columns(server, image, root is not None, reimage), **key}
+    if "user_data" in given:
+        changes["user_data"] = passwords.seal_text(request.services.vault, given["user_data"])
+    args: JsonObject = {"preserve_ephemeral": is_true(given.get("preserve_ephemeral", False))}
+    if reimage:
+        args["reimage"] = image.ref.id
+    if files:
+        changes["config_drive"] = True
+    password = given.get("adminPass") or passwords.generate()
+
+    def answer() -> ApiResponse:
+        row = request.read(servers.show, server.id, request.scope)
+        links = request.links.of("servers", server.id)
+        return ApiResponse(
+            show_rebuilt(request, row, password), 202, {"Location": links[0]["href"]}
+        )
+
+    return PreparedAction(
+        args,
+        password,
+        changes,
+        answer,
+        _make_begin(
+            server, reimage or changes["image_id"] != server.image_id, request.services.vault
+        ),
+        files=files,
+    )
+
+
+def _check_same_place(
+    flavor: models.Flavor, old: Mapping[str, str], new: Mapping[str, str]
+) -> None:
+    """Check that the new image needs the same resources of the host as the old one."""
+    before = _list_demands(flavor, old)
+    for name, demand in _list_demands(flavor, new).items():
+        if demand != before[name]:
+            raise errors.BadRequest(
+                f"imageRef: this image asks for other {name} than the server has, and a rebuild "
+                "keeps the server's place on its host; make a new server from it."
+            )
+
+
+def _list_demands(flavor: models.Flavor, properties: Mapping[str, str]) -> JsonObject:
+    """Return the demands of a guest on its host, by the name in error messages."""
+    guest = hardware.hardware(flavor, properties)
+    return {
+        "resources": hardware.resources(flavor, properties),
+        "NUMA nodes": guest.numa_nodes,
+        "CPUs of its own": (guest.dedicated, guest.threads),
+        "memory pages": guest.page_kb,
+        "PCI devices": (guest.devices, guest.options.get("pci_policy")),
+    }
+
+
+def _check_reimage(request: Request, root: BlockDeviceRow, image: Image) -> bool:
+    """Return whether the rebuild overwrites the root volume, which it does from 2.93 on.
+
+    Raises:
+        BadRequest: The image does not fit the volume, or differs from the volume's before 2.93.
+    """
+    if request.version in _WRITES_VOLUMES:
+        image_checks.check_volume(image, root.size_gb or 0)
+        if image.ref.properties.get(IMAGE_MAPPINGS):
+            raise errors.BadRequest(
+                f"Image {image.ref.id} has no bytes, but names snapshots of volumes; make a new server "
+                "from it."
+            )
+        return True
+    service = request.volumes
+    if service is None:
+        raise errors.Unavailable("This cloud's block storage service is not known here; try again.")
+    volume = service.volume(request.context.token, str(root.volume_id))
+    if volume.image_metadata.get("image_id") != image.ref.id:
+        raise errors.BadRequest(
+            f"Image {image.ref.id} is unacceptable: Unable to rebuild with a different image for a "
+            "volume-backed server."
+        )
+    return False
+
+
+def _build_image_columns(
+    server: ServerRecord, image: Image, boots_from_volume: bool, reimage: bool
+) -> JsonObject:
+    """Return the columns of the image. A server that boots from a volume has no image id."""
+    if not boots_from_volume:
+        return {
+            "image_id": image.ref.id,
+            "image": to_wire(image.ref),
+            "root_device_name": device_names.root_name(image.ref.properties.get("hw_disk_bus")),
+        }
+    if not reimage:
+        return {"image_id": server.image_id}
+    frozen = {**to_wire(replace(image.ref, id="")), hardware.ON_VOLUME: True}
+    return {"image_id": None, "image": frozen}
+
+
+def _make_begin(server: ServerRecord, is_another: bool, vault: Vault | None) -> Begin:
+    """Return the begin of a rebuild.
+
+    With another image the action stores the old columns, in case the host refuses the image. It
+    also stores the new values of columns that may change during the rebuild. User data is stored
+    encrypted.
+    """
+
+    def begin(
+        tx: Connection,
+        rows: Sequence[states.Action],
+        server_id: str,
+        *,
+        args: JsonObject,
+        changes: JsonObject,
+        project_id: str | None,
+        **more: Any,  # noqa: ANN401 - passed on unchanged
+    ) -> str:
+        actions.take_lock(tx, server_id, project_id)
+        row = servers.show(tx, server_id)
+        refuse_changed(row, server)  # the image service was asked since it was read
+        if is_another:
+            before = servers.written(row, changes)
+            if vault is not None and before.get("user_data"):
+                kept = vault.open(more["secrets"]) if more["secrets"] else {}
+                more["secrets"] = vault.seal(
+                    {**kept, "before": {"user_data": before.pop("user_data")}}
+                )
+            args = {
+                **args,
+                "before": before,
+                "wrote": {name: value for name, value in changes.items() if name in _UNGUARDED},
+            }
+        return actions.begin(
+            tx, rows, server_id, args=args, changes=changes, project_id=project_id, **more
+        )
+
+    return begin
+
+
+def _read_key_columns(request: Request, given: JsonObject) -> JsonObject:
+    """Return the columns of the caller's key pair with this name."""
+    if "key_name" not in given:
+        return {}
+    if given["key_name"] is None:
+        return {"key_name": None, "key_data": None}
+    try:
+        key = request.read(keypairs.show, request.context.user_id, given["key_name"])
+    except errors.NotFound as problem:
+        raise errors.BadRequest("Invalid key_name provided.") from problem
+    return {"key_name": key.name, "key_data": key.public_key}

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Create, phase 1: parse the body.
+
+The result holds the fields that later phases look up, check or convert. They read the other fields,
+such as the description, from the body. An image may name block devices too, so this phase reads the
+image with the caller's token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from common.domain import errors, request_spec
+from common.domain.json_types import JsonMapping, JsonObject
+from compute_api.compute.request.request import Request
+from compute_api.compute.servers import destinations
+from compute_api.compute.servers import fields as server_fields
+from compute_api.compute.servers.destinations import Destination
+from compute_api.compute.servers.disks import block_devices
+from compute_api.compute.servers.disks.block_devices import BlockDevices
+
+
+@dataclass(frozen=True)
+class RequestedServers:
+    """The servers of one create, as its body names them."""
+
+    min_count: int
+    max_count: int
+    devices: BlockDevices
+    #: personality: files for the config drive
+    files: Sequence[dict[str, str]] = field(repr=False)
+    hints: JsonObject
+    #: the server group of the hints
+    group_id: str | None
+    flavor_id: str
+    #: the caller may choose it, but it may not exist
+    destination: Destination
+
+
+def parse_body(request: Request) -> RequestedServers:
+    """Parse the body of POST /servers.
+
+    Raises:
+        BadRequest: A field is invalid, or the image does not exist for the caller.
+        Forbidden: Files or metadata exceed their limits, or the caller may not choose a host.
+    """
+    body = request.body["server"]
+    min_count, max_count = _parse_counts(body)
+    if body.get("hostname") and max_count > 1:
+        raise errors.BadRequest(
+            "hostname: several servers of one request cannot have the same; leave it out, and each "
+            "gets one made of its name."
+        )
+    devices = block_devices.parse(body, request.image)
+    files = server_fields.parse_personality(body, request.limits)
+    server_fields.check_metadata(body.get("metadata", {}), request.limits)
+    hints: JsonObject = (
+        request.body.get("os:scheduler_hints")
+        or request.body.get("OS-SCH-HNT:scheduler_hints")
+        or {}
+    )
+    server_fields.check_hints(hints)
+    return RequestedServers(
+        min_count=min_count,
+        max_count=max_count,
+        devices=devices,
+        files=files,
+        hints=hints,
+        group_id=request_spec.group_of(hints),
+        flavor_id=server_fields.parse_flavor_id(body["flavorRef"]),
+        destination=_parse_destination(request, body),
+    )
+
+
+def _parse_counts(body: JsonMapping) -> tuple[int, int]:
+    """Return min_count and max_count, each with the default of the API."""
+    min_count = int(body.get("min_count") or 1)
+    max_count = int(body.get("max_count") or min_count)
+    if min_count < 1 or max_count < 1:
+        raise errors.BadRequest("min_count and max_count must be at least 1")
+    if min_count > max_count:
+        raise errors.BadRequest("min_count must be <= max_count")
+    if max_count > 1000:
+        raise errors.BadRequest(
+            "max_count must be at most 1000: make the servers in several requests"
+        )
+    return min_count, max_count
+
+
+def _parse_destination(request: Request, body: JsonMapping) -> Destination:
+    """Return the requested zone and host.
+
+    Raises:
+        Forbidden: The body names a host, and the caller may not choose one.
+    """
+    destination = destinations.parse(
+        body.get("availability_zone"), request.services.settings.default_schedule_zone
+    )
+    hosts = {name: body[name] for name in ("host", "hypervisor_hostname") if name in body}
+    if destination.forced:
+        request.require("os_compute_api:servers:create:forced_host")
+    if not hosts:
+        return destination
+    request.require("compute:servers:create:requested_destination")
+    if destination.forced:
+        raise errors.BadRequest(
+            f"A host in availability_zone cannot be given together with {' and '.join(hosts)}."
+        )
+    return Destination(destination.zone, hosts.get("host"), hosts.get("hypervisor_hostname"))

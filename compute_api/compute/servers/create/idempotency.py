@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Idempotency-Keys of creates: how a repeated request is recognized, and its password shown again.
+
+Invariant: neither the password nor a guess of the body can be checked with the contents of the
+database. Both depend on the cloud's secret_key. A cloud without one shows a generated password in
+the first answer only."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping, Sequence
+
+import orjson
+
+from common.domain import errors
+from common.domain.json_types import JsonObject
+from common.security.vault import Vault
+from compute_api.compute.request import passwords
+
+_PURPOSE = "idempotency"
+
+
+def parse_key(text: str | None) -> str | None:
+    """Check the Idempotency-Key header and return it, None if there is none."""
+    if text is None:
+        return None
+    if not 0 < len(text) <= 255 or not text.isascii() or not text.isprintable():
+        raise errors.BadRequest("Idempotency-Key: give 1 to 255 printable ASCII characters.")
+    return text
+
+
+class IdempotentBody:
+    """The body of a create with its Idempotency-Key (None: the request has none)."""
+
+    def __init__(
+        self, vault: Vault | None, project_id: str, key: str | None, body: JsonObject
+    ) -> None:
+        self.key = key
+        self._project_id = project_id
+        self._given = body["server"].get("adminPass") or None
+        self._random = passwords.generate()
+        secrets = vault.derive_all(_PURPOSE) if vault is not None and key is not None else ()
+        #: the digests that the body may be stored with, and the secret of each: the newest first
+        self._secrets: Mapping[str, str | None] = (
+            {_mac(secret, "body", _bytes(body)): secret for secret in secrets}
+            if secrets
+            else {hashlib.sha256(_bytes(_without_password(body))).hexdigest(): None}
+        )
+
+    @property
+    def digests(self) -> Sequence[str]:
+        """The digests of this body. New rows get the first; a rotated secret_key has others."""
+        return list(self._secrets)
+
+    def password(self, server_id: str) -> str:
+        """Return the password of new servers, of which this is the first."""
+        return self._password(server_id, self.digests[0]) or self._random
+
+    def password_again(self, server_id: str, digest: str) -> str | None:
+        """Return the password of the first answer, None if only that answer had it.
+
+        Args:
+            digest: the stored one.
+        """
+        return self._password(server_id, digest)
+
+    def _password(self, server_id: str, digest: str) -> str | None:
+        secret = self._secrets[digest]
+        if self._given is not None or secret is None:
+            return self._given
+        text = f"{self._project_id}\n{self.key}\n{server_id}"
+        return passwords.derive(_mac(secret, "password", text.encode()))
+
+
+def _bytes(body: JsonObject) -> bytes:
+    return orjson.dumps(body, option=orjson.OPT_SORT_KEYS)
+
+
+def _without_password(body: JsonObject) -> JsonObject:
+    """Return the body without adminPass, which guests get in clouds with a secret_key only."""
+    server = {name: value for name, value in body["server"].items() if name != "adminPass"}
+    return {**body, "server": server}
+
+
+def _mac(secret: str, purpose: str, data: bytes) -> str:
+    return hmac.new(secret.encode(), purpose.encode() + b"\n" + data, hashlib.sha256).hexdigest()

@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parse the block device mappings of a create request and of its image, in either version.
+
+Pure. The mappings of the first version are converted to the second. ``server_disks`` chooses the
+local disks, ``server_volumes`` looks up the volumes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import orjson
+
+from common.clients.image import Image
+from common.domain import errors, local_disks
+from common.domain.json_types import JsonMapping, JsonObject
+from compute_api.compute.schemas.servers import servers as schemas
+from compute_api.http.validation import is_true
+
+#: Properties of an image without bytes, which names snapshots of volumes. The first has mappings.
+IMAGE_MAPPINGS = "block_device_mapping"
+OF_IMAGE = frozenset((IMAGE_MAPPINGS, "bdm_v2", "root_device_name"))
+FIELD, OLD_FIELD = "block_device_mapping_v2", "block_device_mapping"
+VOLUME, LOCAL, IMAGE, SNAPSHOT, BLANK = "volume", "local", "image", "snapshot", "blank"
+INVALID = "Block Device Mapping is Invalid"
+BOOT_ORDER = (
+    f"{INVALID}: Boot sequence for the instance and image/block device mapping combination is not "
+    "valid."
+)
+BUSES = ("virtio", "scsi", "sata", "usb", "ide")
+#: device types of volumes that hosts can give a guest
+DEVICE_TYPES = ("disk",)
+#: fields of volumes, which no local disk may have
+VOLUME_FIELDS = ("volume_id", "snapshot_id", "volume_type")
+_EPHEMERAL = re.compile("ephemeral[0-9]+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VolumeMapping:
+    """A volume of a new server."""
+
+    source: str
+    #: the id of the volume itself, or of the image or snapshot from which it is created
+    source_id: str | None
+    #: GiB; 0: not requested
+    size_gb: int = 0
+    boot_index: int | None = None
+    bus: str | None = None
+    device_type: str | None = None
+    tag: str | None = None
+    delete_on_termination: bool = False
+    volume_type: str | None = None
+    #: the name in the guest, chosen later
+    device_name: str | None = None
+
+    @property
+    def is_root(self) -> bool:
+        """True if the server boots from the volume."""
+        return self.boot_index == 0
+
+
+@dataclass(frozen=True)
+class BlockDevices:
+    """The disks of a new server, as its request and its image name them."""
+
+    #: the image to boot from a disk of the host; empty: the server boots from a volume
+    image_id: str
+    #: mappings of disks of the host
+    local: Sequence[JsonObject]
+    volumes: Sequence[VolumeMapping]
+
+
+def parse(body: JsonMapping, read_image: Callable[[str], Image]) -> BlockDevices:
+    """Parse the mappings of a request, and those of the image that it names.
+
+    Raises:
+        BadRequest: A mapping is invalid, or the server has no root disk.
+    """
+    mappings = _parse_request(body)
+    if image_id := str(body.get("imageRef") or ""):
+        properties = read_image(image_id).ref.properties
+        mappings = _merge(_parse_image(image_id, properties), mappings)
+    local = [mapping for mapping in mappings if _choose_destination(mapping) == LOCAL]
+    volumes = [
+        _parse_volume(mapping) for mapping in mappings if _choose_destination(mapping) == VOLUME
+    ]
+    _check_root(body, local, volumes)
+    return BlockDevices(image_id, local, volumes)
+
+
+def _parse_request(body: JsonMapping) -> list[JsonObject]:
+    if body.get(OLD_FIELD):
+        if body.get(FIELD):
+            raise errors.BadRequest(
+                "Using different block_device_mapping syntaxes is not allowed in the same request."
+            )
+        return _convert_all(body[OLD_FIELD], bool(body.get("imageRef")))
+    return [dict(mapping) for mapping in body.get(FIELD, ())]
+
+
+def _convert_all(mappings: Sequence[JsonMapping], has_image: bool) -> list[JsonObject]:
+    """Convert mappings of the first version, which has no boot order.
+
+    Without an image the server boots from /dev/vda, or from the first volume by device name.
+    """
+    converted = [_convert(mapping) for mapping in mappings if not mapping.get("no_device")]
+    if has_image:
+        return converted
+    volumes = sorted(
+        (mapping for mapping in converted if mapping["destination_type"] == VOLUME),
+        key=lambda mapping: str(mapping.get("device_name") or "~"),
+    )
+    for mapping in volumes[:1]:
+        mapping["boot_index"] = 0
+    return converted
+
+
+def _convert(mapping: JsonMapping) -> JsonObject:
+    converted: JsonObject = {
+        name: mapping[name]
+        for name in ("device_name", "volume_size", "delete_on_termination")
+        if name in mapping
+    }
+    virtual = str(mapping.get("virtual_name") or "")
+    if virtual == local_disks.SWAP or _EPHEMERAL.fullmatch(virtual):
+        converted |= {"source_type": BLANK, "destination_type": LOCAL}
+        return converted | ({"guest_format": virtual} if virtual == local_disks.SWAP else {})
+    for source in (SNAPSHOT, VOLUME):
+        if mapping.get(f"{source}_id"):
+            return converted | {
+                "source_type": source,
+                "destination_type": VOLUME,
+                "uuid": mapping[f"{source}_id"],
+            }
+    raise errors.BadRequest(f"{INVALID}: Unrecognized legacy format.")
+
+
+def _parse_image(image_id: str, properties: Mapping[str, str]) -> list[JsonObject]:
+    """Return the mappings that an image without bytes names."""
+    text = properties.get(IMAGE_MAPPINGS)
+    if not text:
+        return []
+    try:
+        mappings = [
+            {name: value for name, value in dict(mapping).items() if value is not None}
+            for mapping in orjson.loads(text)
+        ]
+    except (ValueError, TypeError) as problem:
+        raise errors.BadRequest(
+            f"Image {image_id}: its property {IMAGE_MAPPINGS} is no list of mappings; use another image."
+        ) from problem
+    for mapping in mappings:
+        try:
+            schemas.IMAGE_MAPPING.at(0).check(mapping)
+        except errors.BadRequest as problem:
+            raise errors.BadRequest(
+                f"Image {image_id}: its property {IMAGE_MAPPINGS} cannot be used. {problem.text}"
+            ) from problem
+    return mappings if is_true(properties.get("bdm_v2", "")) else _convert_all(mappings, False)
+
+
+def _merge(of_image: Sequence[JsonObject], requested: Sequence[JsonObject]) -> list[JsonObject]:
+    """Replace the image's mappings by requested mappings with the same device name.
+
+    An image that names a root volume has no bytes, so it is no disk itself.
+    """
+    if any(_parse_boot_index(mapping) == 0 for mapping in of_image):
+        requested = [
+            mapping
+            for mapping in requested
+            if (mapping.get("source_type"), _parse_boot_index(mapping)) != (IMAGE, 0)
+        ]
+    taken = {_parse_name(mapping) for mapping in requested} - {None}
+    return [*(mapping for mapping in of_image if _parse_name(mapping) not in taken), *requested]
+
+
+def _parse_name(mapping: JsonMapping) -> str | None:
+    name = mapping.get("device_name")
+    return str(name).removeprefix("/dev/") if name else None
+
+
+def _choose_destination(mapping: JsonMapping) -> str:
+    destination = mapping.get("destination_type")
+    if destination is None and mapping.get("source_type") in (VOLUME, SNAPSHOT):
+        return VOLUME
+    if destination is None:
+        raise errors.BadRequest(
+            f"{FIELD}.destination_type: say whether a disk of source_type "
+            f"{mapping.get('source_type', 'blank')} is local or a volume."
+        )
+    if destination == LOCAL and mapping.get("source_type") in (VOLUME, SNAPSHOT):
+        raise errors.BadRequest(
+            f"{FIELD}.destination_type: what is of source_type {mapping['source_type']} is a volume."
+        )
+    return str(destination)
+
+
+def _parse_volume(mapping: JsonMapping) -> VolumeMapping:
+    source = str(mapping.get("source_type") or BLANK)
+    source_id = mapping.get("uuid") or mapping.get(f"{source}_id")
+    if source == BLANK and source_id:
+        raise errors.BadRequest(f"{INVALID}: Invalid device UUID.")
+    if source != BLANK and not source_id:
+        raise errors.BadRequest(f"{INVALID}: Missing device UUID.")
+    if mapping.get("no_device"):
+        raise errors.BadRequest(f"{FIELD}.no_device: images name no disks here; leave it out.")
+    size = int(mapping.get("volume_size") or 0)
+    if source == IMAGE and not size:
+        raise errors.BadRequest(
+            "Images with destination_type 'volume' need to have a non-zero size specified"
+        )
+    if source == BLANK and not size:
+        raise errors.BadRequest(
+            "Blank volumes (source: 'blank', dest: 'volume') need to have non-zero size"
+        )
+    if source == VOLUME and mapping.get("volume_type"):
+        raise errors.BadRequest(
+            f"{INVALID}: Specifying volume type to existing volume is not supported."
+        )
+    if mapping.get("guest_format"):
+        raise errors.BadRequest(
+            f"{FIELD}.guest_format: a volume keeps what it holds; leave it out."
+        )
+    return VolumeMapping(
+        source=source,
+        source_id=source_id,
+        size_gb=size,
+        boot_index=_parse_boot_index(mapping),
+        bus=_parse_choice(mapping, "disk_bus", BUSES),
+        device_type=_parse_choice(mapping, "device_type", DEVICE_TYPES),
+        tag=mapping.get("tag"),
+        delete_on_termination=is_true(mapping.get("delete_on_termination", False)),
+        volume_type=mapping.get("volume_type") or None,
+    )
+
+
+def _parse_boot_index(mapping: JsonMapping) -> int | None:
+    """Return the place in the boot order, None if the guest does not boot from the disk."""
+    index = mapping.get("boot_index")
+    return None if index is None or int(index) < 0 else int(index)
+
+
+def _parse_choice(mapping: JsonMapping, name: str, choices: Sequence[str]) -> str | None:
+    value = mapping.get(name) or None
+    if value is not None and value not in choices:
+        raise errors.BadRequest(
+            f"{FIELD}.{name}: {value[:40]!r} is not one of {', '.join(choices)}."
+        )
+    return value
+
+
+def _check_root(
+    body: JsonMapping, local: Sequence[JsonMapping], volumes: Sequence[VolumeMapping]
+) -> None:
+    """Check that the server has one root disk: a volume, or the image, which one mapping may repeat
+    as the local boot disk."""
+    image_id = str(body.get("imageRef") or "")
+    images = [mapping for mapping in local if mapping.get("source_type") == IMAGE]
+    for mapping in images:
+        if extra := sorted({*VOLUME_FIELDS} & set(mapping)):
+            raise errors.BadRequest(
+                f"{FIELD}.{extra[0]}: not for the image as local boot disk; leave it out."
+            )
+        if (
+            str(mapping.get("boot_index", "")) != "0"
+            or mapping.get("uuid", mapping.get("image_id")) != image_id
+        ):
+            raise errors.BadRequest(BOOT_ORDER)
+    if any(mapping.get("tag") for mapping in local):
+        raise errors.BadRequest(f"{FIELD}.tag: disks of hosts cannot be tagged in this cloud.")
+    if len(images) > 1:
+        raise errors.BadRequest(f"{FIELD}: only one disk can be the boot disk.")
+    indexes = [*map(_parse_boot_index, images), *(volume.boot_index for volume in volumes)]
+    if body.get(FIELD):
+        _check_boot_order(indexes)
+    elif image_id and not images and 0 not in indexes:
+        # The first version has no mapping for the image, which is the root disk.
+        _check_boot_order([0, *indexes])
+    if not image_id and 0 not in indexes:
+        raise errors.BadRequest("Invalid imageRef provided.")
+
+
+def _check_boot_order(indexes: Sequence[int | None]) -> None:
+    """Check that the indexes are 0, 1, 2, … in any order, with at least the 0."""
+    order = sorted(index for index in indexes if index is not None)
+    if order != list(range(len(order))) or not order:
+        raise errors.BadRequest(BOOT_ORDER)

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Choose the disks of a new server: root, ephemeral disks, swap, and the names of volumes.
+
+Pure. Errors name the field. ``common.domain.local_disks`` reads the server's row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from common.domain import device_names, errors, local_disks
+from common.domain.json_types import JsonMapping, JsonObject
+from common.domain.models import Flavor
+from compute_api.compute.servers.disks.block_devices import (
+    BLANK,
+    BOOT_ORDER,
+    FIELD,
+    IMAGE,
+    VOLUME_FIELDS,
+    VolumeMapping,
+)
+
+
+@dataclass(frozen=True)
+class ChosenDisks:
+    """The disks of a new server."""
+
+    #: those that replace the flavor's ephemeral and swap disks; None: the flavor's
+    local: JsonObject | None
+    #: in the order in which the guest finds them, with device names
+    volumes: list[VolumeMapping]
+    root_name: str
+
+
+def choose_disks(
+    mappings: Sequence[JsonMapping],
+    volumes: Sequence[VolumeMapping],
+    flavor: Flavor,
+    properties: Mapping[str, str],
+    max_disks: int,
+) -> ChosenDisks:
+    """Choose the local disks of a new server, and name its volumes.
+
+    The guest finds the root first, then the local disks, then the other volumes. A device_name of
+    the request is ignored as in Nova, because the guest would not use it.
+
+    Args:
+        mappings: Of local disks.
+        properties: Of the image. Its bus is the bus of volumes that name none.
+        max_disks: Local disks that a server may have, including its root disk.
+
+    Raises:
+        BadRequest: The flavor or the image does not allow a local disk.
+        Forbidden: The guest has more disks than there are names.
+    """
+    _check_boot_disk(mappings, flavor, properties)
+    local = _choose_local(mappings, flavor, max_disks)
+    bus = properties.get("hw_disk_bus")
+    volumes = [replace(one, bus=one.bus or bus) for one in volumes]
+    others = [one for one in volumes if not one.is_root]
+    root = next((one for one in volumes if one.is_root), None)
+    root_name = device_names.root_name(root.bus if root else bus)
+    used = [root_name, *local_disks.devices(local_disks.of(flavor, local), root_name, bus).values()]
+    names = device_names.count(used, [one.bus for one in others])
+    named = [replace(one, device_name=name) for one, name in zip(others, names, strict=True)]
+    if root is not None:
+        named.insert(0, replace(root, device_name=root_name))
+    return ChosenDisks(local, named, root_name)
+
+
+def _check_boot_disk(
+    local: Sequence[JsonMapping], flavor: Flavor, properties: Mapping[str, str]
+) -> None:
+    """Refuse a mapping of the image as local boot disk that differs from the disk of the flavor.
+
+    The disk may be larger than the mapping requests.
+    """
+    bus = properties.get("hw_disk_bus") or device_names.VIRTIO
+    for mapping in local:
+        if mapping.get("source_type") != IMAGE:
+            continue
+        size = _parse_size(mapping)
+        if size > flavor.root_gb:
+            raise errors.BadRequest(
+                f"{FIELD}.volume_size: flavor {flavor.name} has {flavor.root_gb} GiB for the root "
+                f"disk, and {size} are asked for."
+            )
+        if mapping.get("disk_bus") not in (None, "", bus):
+            raise errors.BadRequest(
+                f"{FIELD}.disk_bus: the image's hw_disk_bus decides the bus of its disk, {bus} "
+                "here; leave it out."
+            )
+        if mapping.get("device_type") not in (None, "", "disk"):
+            raise errors.BadRequest(
+                f"{FIELD}.device_type: the local boot disk is a disk; leave it out."
+            )
+        if mapping.get("guest_format"):
+            raise errors.BadRequest(
+                f"{FIELD}.guest_format: not for the image as local boot disk; leave it out."
+            )
+
+
+def _choose_local(
+    local: Sequence[JsonMapping], flavor: Flavor, max_disks: int
+) -> JsonObject | None:
+    """Return the disks that replace the flavor's ephemeral and swap disks, None if none do."""
+    blanks = [mapping for mapping in local if mapping.get("source_type", BLANK) == BLANK]
+    for mapping in blanks:
+        _check_blank(mapping)
+    swaps = [mapping for mapping in blanks if _parse_format(mapping) == local_disks.SWAP]
+    ephemeral = [mapping for mapping in blanks if _parse_format(mapping) != local_disks.SWAP]
+    disks: JsonObject = {}
+    if ephemeral:
+        disks["ephemeral"] = [
+            {"gb": _parse_size(mapping), "format": _parse_format(mapping)} for mapping in ephemeral
+        ]
+        _check_ephemeral(disks, flavor)
+    if swaps:
+        disks["swap_mb"] = _choose_swap(swaps, flavor)
+    if _count(flavor, disks) > max_disks:
+        raise errors.BadRequest(
+            f"{FIELD}: with what the flavor has the server {_describe_excess(flavor, disks, max_disks)}"
+        )
+    return disks or None
+
+
+def check_resize(old: Flavor, disks: JsonObject | None, new: Flavor, most: int) -> None:
+    """A resize keeps the ephemeral disks, so that another flavor must have room for them. It gives
+    no more local disks than are allowed; a server that has more since before that may keep them."""
+    refused = "flavorRef: Server disk was unable to be resized because:"
+    held = local_disks.ephemeral_gb(old, disks)
+    if new.ephemeral_gb < held:
+        raise errors.BadRequest(
+            f"{refused} its ephemeral disks have {held} GiB, and flavor {new.name} has "
+            f"{new.ephemeral_gb}; take one that has as much."
+        )
+    if _count(new, disks) > max(most, _count(old, disks)):
+        raise errors.BadRequest(
+            f"{refused} with flavor {new.name} the server {_describe_excess(new, disks, most)}"
+        )
+
+
+def _count(flavor: Flavor, disks: JsonObject | None) -> int:
+    """Local disks of a server, its root disk among them."""
+    return 1 + len(local_disks.of(flavor, disks))
+
+
+def _describe_excess(flavor: Flavor, disks: JsonObject | None, most: int) -> str:
+    return f"would have {_count(flavor, disks)} local disks, the root disk among them; at most {most} are allowed."
+
+
+def _check_blank(mapping: JsonMapping) -> None:
+    """Refuse every field of a new local disk except size and file system."""
+    if mapping.get("uuid") or mapping.get("image_id"):
+        raise errors.BadRequest(
+            f"{FIELD}.uuid: a disk of source_type blank has no source; leave it out."
+        )
+    if extra := sorted(
+        {*VOLUME_FIELDS, "no_device", "disk_bus"}
+        & {name for name, value in mapping.items() if value}
+    ):
+        raise errors.BadRequest(
+            f"{FIELD}.{extra[0]}: not for disks of source_type blank; leave it out."
+        )
+    if mapping.get("device_type") not in (None, "", "disk"):
+        raise errors.BadRequest(
+            f"{FIELD}.device_type: disks of source_type blank are disks; leave it out."
+        )
+    if int(-1 if mapping.get("boot_index") is None else mapping["boot_index"]) >= 0:
+        raise errors.BadRequest(
+            BOOT_ORDER + f" {FIELD}.boot_index: nothing can be booted from a disk of source_type "
+            "blank; give -1."
+        )
+    if _parse_format(mapping) not in ("", local_disks.SWAP, *local_disks.FORMATS):
+        raise errors.BadRequest(
+            f"{FIELD}.guest_format: {_parse_format(mapping)[:40]!r} is not one of {local_disks.SWAP}, "
+            f"{', '.join(local_disks.FORMATS)}."
+        )
+
+
+def _check_ephemeral(disks: JsonObject, flavor: Flavor) -> None:
+    requested_gb = local_disks.ephemeral_gb(flavor, disks)
+    if not flavor.ephemeral_gb or requested_gb > flavor.ephemeral_gb:
+        raise errors.BadRequest(
+            f"{FIELD}.volume_size: flavor {flavor.name} has {flavor.ephemeral_gb} GiB for "
+            f"ephemeral disks, and {requested_gb or 'some'} are asked for; one without a size has all."
+        )
+
+
+def _choose_swap(swaps: Sequence[JsonMapping], flavor: Flavor) -> int:
+    """Return the MiB of swap."""
+    if len(swaps) > 1:
+        raise errors.BadRequest(f"{FIELD}.guest_format: a server can have one swap disk only.")
+    size = _parse_size(swaps[0]) or flavor.swap_mb
+    if not 0 < size <= flavor.swap_mb:
+        raise errors.BadRequest(
+            f"{FIELD}.volume_size: flavor {flavor.name} has {flavor.swap_mb} MiB of swap, and "
+            f"{size or 'some'} are asked for."
+        )
+    return size
+
+
+def _parse_format(mapping: JsonMapping) -> str:
+    return str(mapping.get("guest_format") or "")
+
+
+def _parse_size(mapping: JsonMapping) -> int:
+    """Return the requested size, 0 without one."""
+    return int(mapping.get("volume_size") or 0)

@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""/servers/{id}/os-volume_attachments: volumes of the block storage service that a server has, one
+more or less of them.
+
+A volume is looked at with the caller's token before anything is accepted. Attaching and detaching
+are actions; a second one waits until the first has ended. Before 2.101 attaching is answered when
+the service has reserved the volume for the server, later at once.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from common.clients.volumes import AVAILABLE, IN_USE, MIGRATING, Volume
+from common.domain import errors, states
+from common.domain.json_types import JsonObject
+from common.domain.statuses import BlockDeviceStatus
+from common.store.engine import Connection
+from common.store.rows import BlockDeviceRow, ServerRecord
+from common.store.servers import volumes
+from common.store.servers.volumes import WantedVolume
+from compute_api.compute.request import action_waits
+from compute_api.compute.request.dependencies import TenantVolumes
+from compute_api.compute.request.request import Request
+from compute_api.compute.views.servers import volume_attachments as view
+from compute_api.http.microversions import Range
+from compute_api.http.response import ApiResponse
+from compute_api.http.validation import is_true
+
+_API = "os_compute_api:os-volumes-attachments:"
+ATTACH, DETACH = states.row("attach_volume"), states.row("detach_volume")
+SWAP = states.row("swap_volume")
+_SHELVED = (states.SHELVED, states.SHELVED_OFFLOADED)
+_OF_SHELVED, _MULTIATTACH = Range("2.20"), Range("2.60")
+_CHANGES, _AT_ONCE = Range("2.85"), Range("2.101")
+
+
+def index(request: Request, server: ServerRecord) -> JsonObject:
+    """GET …/os-volume_attachments"""
+    rows = [
+        row
+        for row in request.read(volumes.list_of, server.id)
+        if row.volume_id and view.is_shown(row, request.version)
+    ]
+    offset = int(request.first("offset") or 0)
+    return {
+        "volumeAttachments": [
+            view.of(row, request.version) for row in rows[offset : offset + request.limit]
+        ]
+    }
+
+
+def show(request: Request, server: ServerRecord, volume_id: str) -> JsonObject:
+    """GET …/os-volume_attachments/{id}"""
+    row = request.read(volumes.show, server.id, volume_id)
+    if not view.is_shown(row, request.version):
+        raise errors.NotFound(f"Instance {server.id} is not attached to volume {volume_id}")
+    return {"volumeAttachment": view.of(row, request.version)}
+
+
+def attach(request: Request, server: ServerRecord) -> ApiResponse:
+    """POST …/os-volume_attachments"""
+    given = request.body["volumeAttachment"]
+    _refuse_shelved(request, server, ATTACH)
+    service = service_of(request)
+    request.check(ATTACH, server, waits=True)
+    volume = _volume(service, request, given["volumeId"])
+    wanted = _wanted(request, server, volume, given)
+    begin = partial(request.begin, volumes.attach, ATTACH, server.id, volume=wanted)
+    settings = request.services.settings
+    with action_waits.slot(request.services) as is_free:
+        timeout = settings.answer_timeout_seconds if is_free else 0
+        action = action_waits.in_turn(request.services, server.id, begin, waits=is_free)
+        request.services.wakeup.wake()
+        row = request.read(volumes.show, server.id, volume.id)
+        if request.version in _AT_ONCE:
+            return ApiResponse(None, 202)
+        assert ATTACH.answer_after is not None
+        if timeout:
+            action_waits.for_step(
+                request.services.store,
+                action,
+                ATTACH.answer_after,
+                failure=errors.BadRequest,
+                timeout_seconds=timeout,
+            )
+    return ApiResponse({"volumeAttachment": view.of(row, request.version, new=True)})
+
+
+def service_of(request: Request) -> TenantVolumes:
+    """The block storage service. Raises NotImplementedHere: this cloud has none."""
+    service = request.volumes
+    if service is None:
+        raise errors.NotImplementedHere(
+            "This cloud has no block storage service, so servers cannot have volumes."
+        )
+    return service
+
+
+def _refuse_shelved(request: Request, server: ServerRecord, row: states.Action) -> None:
+    """Volumes of shelved servers are changed from 2.20 on only."""
+    if server.vm_state in _SHELVED and request.version not in _OF_SHELVED:
+        raise errors.WrongState(row.name, server.id, "vm_state", server.vm_state)
+
+
+def _volume(service: TenantVolumes, request: Request, volume_id: str) -> Volume:
+    """As its owner's token sees it."""
+    try:
+        return service.volume(request.context.token, volume_id)
+    except (errors.NotFound, errors.BadRequest) as problem:
+        raise errors.NotFound(f"Volume {volume_id} could not be found.") from problem
+
+
+def _wanted(
+    request: Request, server: ServerRecord, volume: Volume, given: JsonObject
+) -> WantedVolume:
+    """The volume, if this server could have it."""
+    tag = given.get("tag")
+    if server.vm_state == states.SHELVED_OFFLOADED:
+        if tag:
+            raise errors.BadRequest(
+                "Tagged volume attachment is not supported for shelved-offloaded instances."
+            )
+        if volume.multiattach:
+            raise errors.BadRequest(
+                "Attaching multiattach volumes is not supported for shelved-offloaded instances."
+            )
+    if not request.read(_has_already, server.id, volume.id):
+        check_usable(request, volume)
+    check_zone(request, volume, server.availability_zone, server.id)
+    return WantedVolume(
+        volume_id=volume.id,
+        size_gb=volume.size_gb,
+        tag=tag,
+        delete_on_termination=is_true(given.get("delete_on_termination", False)),
+        read_only=volume.read_only,
+        multiattach=volume.multiattach,
+    )
+
+
+def _has_already(tx: Connection, server_id: str, volume_id: str) -> bool:
+    """Whether the refusal is that the server has the volume, which is said under its lock."""
+    return any(row.volume_id == volume_id for row in volumes.list_of(tx, server_id))
+
+
+def check_usable(request: Request, volume: Volume) -> None:
+    """Is it free, or may several servers have it? Raises BadRequest."""
+    if volume.multiattach and request.version not in _MULTIATTACH:
+        raise errors.BadRequest(
+            "Multiattach volumes are only supported starting with compute API version 2.60."
+        )
+    allowed = (AVAILABLE, IN_USE) if volume.multiattach else (AVAILABLE,)
+    if volume.status not in allowed:
+        raise errors.BadRequest(
+            f"Invalid volume: volume '{volume.id}' status must be '{' or '.join(allowed)}'. "
+            f"Currently in '{volume.status}'"
+        )
+    refuse_encrypted(volume)
+
+
+def refuse_encrypted(volume: Volume) -> None:
+    """Raises BadRequest: what is on it needs a key."""
+    if volume.encrypted:
+        raise errors.BadRequest(
+            f"Invalid volume: volume '{volume.id}' is encrypted, which no host of this cloud can "
+            "open; retype it to a type without encryption while no server has it, or take another one."
+        )
+
+
+def check_zone(request: Request, volume: Volume, zone: str | None, server_id: str) -> None:
+    """May a server of this zone have it? Raises BadRequest."""
+    if request.services.settings.cross_az_attach or volume.availability_zone == zone:
+        return
+    raise errors.BadRequest(
+        f"Invalid volume: Instance {server_id} and volume {volume.id} are not in the same "
+        f"availability_zone. Instance is in {zone}. Volume is in {volume.availability_zone}"
+    )
+
+
+def update(request: Request, server: ServerRecord, volume_id: str) -> None:
+    """PUT …/os-volume_attachments/{id}: another volume in its place, and what else of it can be
+    changed since 2.85."""
+    given = request.body["volumeAttachment"]
+    changes = request.version in _CHANGES
+    if swaps := not changes or given["volumeId"] != volume_id:
+        request.require(_API + "swap", {"project_id": server.project_id, "user_id": server.user_id})
+    if changes:
+        _refuse_changed(given, request.read(volumes.show, server.id, volume_id))
+        if "delete_on_termination" in given:
+            request.write(
+                volumes.keep_on_termination,
+                server.id,
+                volume_id,
+                is_true(given["delete_on_termination"]),
+            )
+    if swaps:
+        _swap(request, server, volume_id, given["volumeId"])
+
+
+def _swap(request: Request, server: ServerRecord, volume_id: str, new_volume_id: str) -> None:
+    """As the block storage service asks for it, when it migrates or retypes a volume."""
+    service = service_of(request)
+    old = _volume(service, request, volume_id)
+    if old.migration != MIGRATING:
+        raise errors.Conflict(
+            f"volume {volume_id} is not migrating; this API should only be called by Cinder. To have it "
+            "elsewhere, ask the block storage service to migrate or retype it."
+        )
+    try:
+        new = _volume(service, request, new_volume_id)
+    except errors.NotFound as problem:
+        raise errors.BadRequest(problem.text) from problem
+    request.check(SWAP, server, waits=True)
+    _refuse_swap(request, server, old, new)
+    swap = partial(volumes.swap, volume_id=volume_id, new_volume_id=new.id, new_size_gb=new.size_gb)
+    action_waits.begin_in_turn(
+        request.services, server.id, partial(request.begin, swap, SWAP, server.id)
+    )
+    request.services.wakeup.wake()
+
+
+def _refuse_swap(request: Request, server: ServerRecord, old: Volume, new: Volume) -> None:
+    """Raises BadRequest: the new volume cannot take the place of the old one."""
+    if server.id not in old.servers:
+        raise errors.BadRequest("Invalid volume: Old volume is attached to a different instance.")
+    if new.servers:
+        raise errors.BadRequest("Invalid volume: New volume must be detached in order to swap.")
+    if new.size_gb < old.size_gb:
+        raise errors.BadRequest("Invalid volume: New volume must be the same size or larger.")
+    check_zone(request, new, server.availability_zone, server.id)
+    if len(old.servers) > 1:
+        raise errors.BadRequest(
+            "Swapping multi-attach volumes with more than one read/write attachment is not supported."
+        )
+    if new.migration != f"target:{old.id}":
+        raise errors.BadRequest(
+            f"Invalid volume: volume {new.id} is not the one to which volume {old.id} is migrated."
+        )
+    refuse_encrypted(old)
+    refuse_encrypted(new)
+
+
+def _refuse_changed(given: JsonObject, row: BlockDeviceRow) -> None:
+    """What cannot be changed may be said only as it is."""
+    kept = {
+        "device": row.device_name,
+        "tag": row.tag,
+        "serverId": row.server_id,
+        "id": row.volume_id,
+    }
+    for name, value in kept.items():
+        if name in given and given[name] != value:
+            raise errors.BadRequest(f"The {name} property is not mutable.")
+
+
+def detach(request: Request, server: ServerRecord, volume_id: str) -> None:
+    """DELETE …/os-volume_attachments/{id}"""
+    _refuse_shelved(request, server, DETACH)
+    row = request.read(volumes.show, server.id, volume_id)
+    volumes.refuse_root(row)
+    request.check(DETACH, server, waits=True)
+    if row.status == BlockDeviceStatus.DETACHING:
+        return  # asked for again: it is on its way
+    begin = partial(request.begin, volumes.detach, DETACH, server.id, volume_id=volume_id)
+    action_waits.begin_in_turn(request.services, server.id, begin)
+    request.services.wakeup.wake()

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parse and check the fields that requests for new and for existing servers share.
+
+Pure. Errors name the field."""
+
+from __future__ import annotations
+
+import base64
+import ipaddress
+from collections.abc import Callable, Mapping
+
+import orjson
+
+from common.domain import errors
+from common.domain.json_types import JsonMapping
+from common.store.tenants.quotas import Numbers
+from compute_api.http.validation import is_true
+
+#: servers in hints, because each is looked up at every placement
+MAX_HINTED_SERVERS = 64
+#: bytes of hints as JSON
+MAX_HINT_BYTES = 16384
+
+
+def parse_access_ip(text: str | None) -> str | None:
+    """Return an address as answers show it: IPv6 addresses in the short form of RFC 5952."""
+    return None if text is None else str(ipaddress.ip_address(text))
+
+
+DISK_CONFIG = "OS-DCF:diskConfig"
+
+
+def choose_disk_config(
+    body: JsonMapping, image_id: str | None, properties: Mapping[str, str]
+) -> str | None:
+    """Return AUTO or MANUAL from the request, or else from the image; None: from neither.
+
+    Raises:
+        BadRequest: The image disables AUTO, which the request demands.
+    """
+    of_image = properties.get("auto_disk_config", properties.get("hw_auto_disk_config"))
+    if body.get(DISK_CONFIG) == "AUTO" and str(of_image).strip().lower() == "disabled":
+        raise errors.BadRequest(f"Requested image {image_id} has automatic disk resize disabled.")
+    if DISK_CONFIG in body:
+        return str(body[DISK_CONFIG])
+    return None if of_image is None else "AUTO" if is_true(of_image) else "MANUAL"
+
+
+def parse_flavor_id(reference: str | int) -> str:
+    """Return the id in a flavorRef, which may be a link."""
+    return str(reference).rstrip("/").rpartition("/")[2]
+
+
+def parse_personality(
+    body: JsonMapping, read_limits: Callable[[], Numbers]
+) -> list[dict[str, str]]:
+    """Return the files for the config drive.
+
+    Raises:
+        Forbidden: A limit is exceeded. Limits are read only if there are files.
+        BadRequest: A file has no path.
+    """
+    files = [
+        {
+            "path": str(item.get("path", "")),
+            "contents": "".join(str(item.get("contents", "")).split()),
+        }
+        for item in body.get("personality", ())
+    ]
+    if not files:
+        return []
+    limits = read_limits()
+    max_files, max_path, max_content = (
+        limits.of("injected_" + name) for name in ("files", "file_path_bytes", "file_content_bytes")
+    )
+    if 0 <= max_files < len(files):
+        raise errors.Forbidden(f"Quota exceeded: at most {max_files} injected files.")
+    for item in files:
+        if not item["path"]:
+            raise errors.BadRequest("personality: each file needs a path.")
+        if 0 <= max_path < len(item["path"].encode()):
+            raise errors.Forbidden(f"Quota exceeded: a path has at most {max_path} bytes.")
+        if 0 <= max_content < len(base64.b64decode(item["contents"])):
+            raise errors.Forbidden(f"Quota exceeded: a file has at most {max_content} bytes.")
+    return files
+
+
+def check_metadata(metadata: Mapping[str, str], read_limits: Callable[[], Numbers]) -> None:
+    """Check the number of metadata items. The limit is read only if there are items.
+
+    Raises:
+        Forbidden: There are too many.
+    """
+    if metadata and 0 <= (limit := read_limits().of("metadata_items")) < len(metadata):
+        raise errors.Forbidden(f"Maximum number of metadata items exceeds {limit}")
+
+
+def check_hints(hints: JsonMapping) -> None:
+    """Check scheduler hints.
+
+    Why: they are stored and sent with every placement of the server, so they are few and small.
+
+    Raises:
+        BadRequest: There are too many, they are too large, or a name is reserved.
+    """
+    for name in hints:
+        if name.startswith("_"):
+            raise errors.BadRequest(
+                f"os:scheduler_hints.{name[:80]}: names that begin with _ are not for requests."
+            )
+    servers: set[str] = set()
+    for name in ("same_host", "different_host"):
+        named = hints.get(name, ())
+        servers.update([named] if isinstance(named, str) else named)
+        if len(servers) > MAX_HINTED_SERVERS:
+            raise errors.BadRequest(
+                f"os:scheduler_hints.{name}: hints name at most {MAX_HINTED_SERVERS} servers."
+            )
+    if isinstance(hints.get("group"), list) and len(hints["group"]) > 1:
+        raise errors.BadRequest("os:scheduler_hints.group: a server can be in one group only.")
+    if len(orjson.dumps(hints)) > MAX_HINT_BYTES:
+        raise errors.BadRequest(f"os:scheduler_hints: at most {MAX_HINT_BYTES} bytes.")

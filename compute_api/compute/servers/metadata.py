@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metadata and tags of a server, which change without its guest."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from urllib.parse import quote
+
+from common.domain import errors
+from common.domain.json_types import JsonObject
+from common.domain.text import is_printable
+from common.store.engine import Connection
+from common.store.rows import ServerRecord
+from common.store.servers import servers
+from common.store.servers.servers import loads
+from compute_api.compute.request.request import Request
+from compute_api.compute.servers import fields as server_fields
+from compute_api.http.response import ApiResponse
+
+MAX_TAGS = 50
+_TAG = re.compile(r"[^,/]{1,60}\Z")
+Metadata = dict[str, str]
+
+
+def index(request: Request, server: ServerRecord) -> JsonObject:
+    """GET …/metadata"""
+    return {"metadata": loads(server.meta)}
+
+
+def show(request: Request, server: ServerRecord, key: str) -> JsonObject:
+    """GET …/metadata/{key}"""
+    return {"meta": {key: _item(loads(server.meta), key)}}
+
+
+def _item(metadata: Metadata, key: str) -> str:
+    if key not in metadata:
+        raise errors.NotFound("Metadata item was not found")
+    return metadata[key]
+
+
+def add(request: Request, server: ServerRecord) -> JsonObject:
+    """POST …/metadata: what is given is added to what is there."""
+    return {"metadata": _change(request, server, lambda old: {**old, **request.body["metadata"]})}
+
+
+def replace(request: Request, server: ServerRecord) -> JsonObject:
+    """PUT …/metadata"""
+    return {"metadata": _change(request, server, lambda old: request.body["metadata"])}
+
+
+def put(request: Request, server: ServerRecord, key: str) -> JsonObject:
+    """PUT …/metadata/{key}"""
+    if key not in request.body["meta"]:
+        raise errors.BadRequest("Request body and URI mismatch")
+    _change(request, server, lambda old: {**old, **request.body["meta"]})
+    return {"meta": request.body["meta"]}
+
+
+def remove(request: Request, server: ServerRecord, key: str) -> None:
+    """DELETE …/metadata/{key}"""
+
+    def without(old: Metadata) -> Metadata:
+        _item(old, key)
+        return {name: value for name, value in old.items() if name != key}
+
+    _change(request, server, without, adds=False)
+
+
+def _change(
+    request: Request,
+    server: ServerRecord,
+    change: Callable[[Metadata], Metadata],
+    adds: bool = True,
+) -> Metadata:
+    """Replace the metadata under the server's lock, within the limit of items if it ``adds``
+    some."""
+    if server.locked and not request.is_admin:
+        raise errors.Locked(server.id)
+    limits = request.services.quota.source(request.context.project_id) if adds else None
+
+    def work(tx: Connection) -> Metadata:
+        def checked(old: Metadata) -> Metadata:
+            new = change(old)
+            if limits is not None and len(new) > len(old):
+                server_fields.check_metadata(new, lambda: limits(tx))
+            return new
+
+        changed: Metadata = servers.change_json(tx, server.id, "meta", checked)
+        return changed
+
+    return request.write(work)
+
+
+# --- tags ---
+def tags(request: Request, server: ServerRecord) -> JsonObject:
+    """GET …/tags"""
+    return {"tags": loads(server.tags)}
+
+
+def has_tag(request: Request, server: ServerRecord, tag: str) -> None:
+    """GET …/tags/{tag}"""
+    if tag not in loads(server.tags):
+        raise _no_tag(server, tag)
+
+
+def replace_tags(request: Request, server: ServerRecord) -> JsonObject:
+    """PUT …/tags"""
+    new = sorted(set(request.body["tags"]))
+    return {"tags": request.write(servers.change_json, server.id, "tags", lambda old: new)}
+
+
+def add_tag(request: Request, server: ServerRecord, tag: str) -> ApiResponse:
+    """PUT …/tags/{tag}: 201 when it is new, 204 when the server had it."""
+    if not (_TAG.match(tag) and is_printable(tag)):
+        raise errors.BadRequest(
+            f"Tag '{tag[:80]}' is invalid. It must be a non empty string of printable characters "
+            "without '/' and ',' and at most 60 characters long."
+        )
+
+    def with_tag(old: list[str]) -> list[str]:
+        if tag not in old and len(old) >= MAX_TAGS:
+            raise errors.BadRequest(f"The number of tags exceeded the per-server limit {MAX_TAGS}")
+        return sorted({*old, tag})
+
+    known = tag in loads(server.tags)
+    request.write(servers.change_json, server.id, "tags", with_tag)
+    return ApiResponse(
+        None,
+        204 if known else 201,
+        {"Location": f"{request.links.root}servers/{server.id}/tags/{quote(tag)}"}
+        if not known
+        else {},
+    )
+
+
+def remove_tag(request: Request, server: ServerRecord, tag: str) -> None:
+    """DELETE …/tags/{tag}"""
+
+    def without(old: list[str]) -> list[str]:
+        if tag not in old:
+            raise _no_tag(server, tag)
+        return [other for other in old if other != tag]
+
+    request.write(servers.change_json, server.id, "tags", without)
+
+
+def remove_tags(request: Request, server: ServerRecord) -> None:
+    """DELETE …/tags"""
+    request.write(servers.change_json, server.id, "tags", lambda old: [])
+
+
+def _no_tag(server: ServerRecord, tag: str) -> errors.NotFound:
+    return errors.NotFound(f"Server {server.id} has no tag '{tag}'")

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Access to records of the network service, for its proxies and for the addresses of servers.
+
+Requests carry the caller's token, and change no row of the database. In a cloud without a network
+service lists are empty, records do not exist, and creation is not implemented."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from common.domain import errors
+from common.domain.json_types import JsonObject
+from compute_api.compute.request.dependencies import TenantNetworks
+from compute_api.compute.request.request import Request
+from compute_api.http.validation import FORMATS
+
+NETWORKS, PORTS, FLOATING_IPS = "networks", "ports", "floatingips"
+GROUPS, RULES = "security-groups", "security-group-rules"
+_WITHOUT = "This cloud has no network service, and so no networks, security groups or floating IPs."
+
+
+def required(request: Request) -> TenantNetworks:
+    """The network service, to find something in it.
+
+    Raises:
+        NotFound: there is none.
+    """
+    networks = request.networks
+    if networks is None:
+        raise errors.NotFound(_WITHOUT)
+    return networks
+
+
+def required_to_make(request: Request) -> TenantNetworks:
+    """The network service, to make something in it.
+
+    Raises:
+        NotImplementedHere: there is none.
+    """
+    networks = request.networks
+    if networks is None:
+        raise errors.NotImplementedHere(_WITHOUT)
+    return networks
+
+
+def is_id(text: str) -> bool:
+    """Can this be the id of a record?"""
+    return FORMATS["uuid"](text)
+
+
+def one(request: Request, resource: str, record_id: str) -> JsonObject:
+    """The record with this id.
+
+    Raises:
+        NotFound: there is none that the caller may see.
+    """
+    networks = required(request)
+    if not is_id(record_id):
+        raise errors.NotFound(f"The network service has no record with the ID {record_id[:80]}.")
+    return networks.record(request.context.token, resource, record_id)
+
+
+@contextlib.contextmanager
+def conflicts_as(kind: type[errors.Problem], *also: type[errors.Problem]) -> Iterator[None]:
+    """What the network service refuses so has another status in this API; the words are the
+    same."""
+    kinds: tuple[type[errors.Problem], ...] = (errors.Conflict, *also)
+    try:
+        yield
+    except kinds as problem:
+        raise kind(problem.text) from problem
+
+
+def list_floating_ips(networks: TenantNetworks, token: str, **filters: object) -> list[JsonObject]:
+    """Return the floating IPs, none if the network service has no routers."""
+    try:
+        return networks.records(token, FLOATING_IPS, **filters)
+    except errors.NotFound:
+        return []

@@ -1,0 +1,374 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Servers: list, show, update, delete. Creating one is a story of its own, in ``server_create``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from common.domain import errors, states
+from common.domain.json_types import JsonObject
+from common.domain.statuses import ActionState
+from common.store.engine import Connection
+from common.store.rows import ServerRecord
+from common.store.servers import actions, migrations, servers, volumes
+from common.store.servers.servers import ServerFilters
+from common.store.tenants import server_groups
+from compute_api.compute.request.request import Request
+from compute_api.compute.servers import fields as server_fields
+from compute_api.compute.views.servers import servers as view
+from compute_api.http.microversions import Range
+from compute_api.http.validation import is_true
+
+_API = "os_compute_api:"
+_TAGS = ("tags", "tags-any", "not-tags", "not-tags-any")
+#: What everybody may filter by, since when; admins may by every column.
+_OPEN_FILTERS: dict[str, Range] = {
+    **{name: Range() for name in ("reservation_id", "name", "image", "flavor", "ip")},
+    "ip6": Range("2.5"),
+    **{
+        name: Range("2.83")
+        for name in (
+            "availability_zone",
+            "config_drive",
+            "key_name",
+            "created_at",
+            "launched_at",
+            "terminated_at",
+            "power_state",
+            "task_state",
+            "vm_state",
+            "progress",
+            "user_id",
+        )
+    },
+}
+_LOCKED_FILTER = Range("2.73")
+_STRICT_STATUS = Range("2.38")
+#: Sort keys that tell where servers are.
+_ADMIN_SORT = ("host", "node")
+#: Parameters that are no filters on columns.
+_OTHER = {
+    "limit",
+    "marker",
+    "sort_key",
+    "sort_dir",
+    "all_tenants",
+    "deleted",
+    "soft_deleted",
+    "status",
+    "changes-since",
+    "changes-before",
+    "locked",
+    "project_id",
+    "tenant_id",
+    *_TAGS,
+}
+_NO_FILTER = {
+    "block_device_mapping",
+    "services",
+    "metadata",
+    "system_metadata",
+    "info_cache",
+    "security_groups",
+    "pci_devices",
+}
+
+
+def index(request: Request) -> JsonObject:
+    """GET /servers"""
+    return _list_servers(request, "servers", names_only=True)
+
+
+def detail(request: Request) -> JsonObject:
+    """GET /servers/detail"""
+    return _list_servers(request, "servers/detail", names_only=False)
+
+
+def _list_servers(request: Request, path: str, names_only: bool) -> JsonObject:
+    filters = _parse_query(request, "index" if names_only else "detail")
+    if filters is None or filters.limit == 0:
+        return {"servers": []}
+    allowed = frozenset() if names_only else request.allowed(view.RULES)
+    made = view.ServerView(request.links, request.is_admin, allowed, vault=request.services.vault)
+
+    def work(tx: Connection) -> Sequence[Any]:
+        rows = servers.page(tx, filters, view.shows_user_data(request.version, allowed), names_only)
+        if view.shows_hosts(allowed):
+            made.hosts = servers.host_facts(tx, {row.host for row in rows if row.host})
+        having = [] if names_only else [row.id for row in rows if row.volumes]
+        if having:
+            made.volumes = volumes.of_some(tx, having)
+        return rows
+
+    rows = request.read(work)
+    items = view.many(rows, made, request.version, names_only)
+    return request.page("servers", path, items, rows[-1].id if rows else None)
+
+
+def _parse_query(request: Request, operation: str) -> ServerFilters | None:
+    """Return the filters of the query; None: no server can match."""
+    all_filters = request.allows(_API + "servers:allow_all_filters")
+    filters = _parse_filters(request, all_filters)
+    listed_states, known = _parse_statuses(request.query.get("status", ()))
+    if not known:
+        if request.version in _STRICT_STATUS:
+            raise errors.BadRequest("Invalid status value")
+        return None
+    since, before = request.changed
+    deleted = _parse_deleted(request, all_filters, (since, before) != (None, None))
+    if listed_states is not None and [vm for vm, _, _ in listed_states] == [states.DELETED]:
+        if not all_filters:
+            raise errors.Forbidden("Only administrators may list deleted instances")
+        deleted = True
+    return ServerFilters(
+        project_id=_choose_project(request, operation, all_filters),
+        deleted=deleted,
+        filters=filters,
+        states=listed_states,
+        tags=_parse_tags(request),
+        soft_deleted=_parse_soft_deleted(request, all_filters, deleted, listed_states),
+        changed_since=since,
+        changed_before=before,
+        sort=_parse_sort(request),
+        marker=request.first("marker"),
+        limit=request.limit,
+    )
+
+
+def _parse_filters(request: Request, all_filters: bool) -> JsonObject:
+    """Return the filters on columns that the caller may use. Others are ignored, as in Nova."""
+    filters: JsonObject = {}
+    for name, values in request.query.items():
+        if name in _NO_FILTER or name.startswith("_"):
+            raise errors.BadRequest(f"Invalid filter field: {name}.")
+        usable = (all_filters and name in servers.COLUMNS) or request.version in _OPEN_FILTERS.get(
+            name, Range("2.9999")
+        )
+        if name not in _OTHER and (usable or (all_filters and name in ("ip", "ip6"))):
+            filters[name] = is_true(values[-1]) if name == "config_drive" else values[-1]
+    if request.version in _LOCKED_FILTER and "locked" in request.query:
+        filters["locked"] = _parse_boolean(request, "locked")
+    return filters
+
+
+def _parse_tags(request: Request) -> dict[str, list[str]]:
+    """Return the tag filters, each of which is a list with commas."""
+    if request.version not in Range("2.26"):
+        return {}
+    return {name: text.split(",") for name in _TAGS if (text := request.first(name))}
+
+
+def _parse_boolean(request: Request, name: str) -> bool:
+    """Return a boolean parameter. Raises BadRequest: it has another value."""
+    value = (request.first(name) or "").strip().lower()
+    if value not in ("true", "false", "1", "0", "yes", "no", "on", "off", "t", "f", "y", "n"):
+        raise errors.BadRequest(f"Invalid {name} value '{value[:40]}': give true or false.")
+    return is_true(value)
+
+
+States = list[tuple[str, Sequence[str], Sequence[str]]]
+
+
+def _parse_statuses(statuses: Sequence[str]) -> tuple[States | None, bool]:
+    """Return the states with one of these statuses, and whether any of the statuses exists."""
+    if not statuses:
+        return None, True
+    matching: States = []
+    for status in statuses:
+        for vm_state, tasks in states.vm_states_of(status.upper()):
+            matching.append((vm_state, tasks, () if tasks else _list_other_tasks(vm_state)))
+    return matching, bool(matching)
+
+
+def _list_other_tasks(vm_state: str) -> tuple[str, ...]:
+    """Return the task_states in which a server of this vm_state has another status."""
+    words = {
+        value for name, value in vars(states).items() if name.isupper() and isinstance(value, str)
+    }
+    return tuple(
+        sorted(
+            word for word in words if states.status(vm_state, word) != states.status(vm_state, None)
+        )
+    )
+
+
+def _parse_deleted(request: Request, all_filters: bool, by_time: bool) -> bool | None:
+    """Return the filter on deleted servers: admins may set it, and lists by time include both."""
+    if all_filters and "deleted" in request.query:
+        return _parse_boolean(request, "deleted")
+    return None if by_time else False
+
+
+def _parse_soft_deleted(
+    request: Request, all_filters: bool, deleted: bool | None, listed: States | None
+) -> bool:
+    """Return whether the list includes soft-deleted servers.
+
+    It does if an admin requests them, if it includes deleted servers, or if it filters by their
+    state.
+    """
+    asked = (
+        all_filters and "soft_deleted" in request.query and _parse_boolean(request, "soft_deleted")
+    )
+    return (
+        asked
+        or deleted is not False
+        or states.SOFT_DELETED in [vm_state for vm_state, _, _ in listed or ()]
+    )
+
+
+def _choose_project(request: Request, operation: str, all_filters: bool) -> str | None:
+    """Return the project of the servers: the caller's, or with all_tenants another; None: all."""
+    given = request.first("all_tenants")
+    if given is None or (given != "" and not _parse_boolean(request, "all_tenants")):
+        return request.context.project_id
+    request.require(f"{_API}servers:{operation}:get_all_tenants")
+    if not all_filters:
+        return None
+    return request.first("project_id") or request.first("tenant_id")
+
+
+def _parse_sort(request: Request) -> list[tuple[str, bool]]:
+    keys, directions = request.query.get("sort_key", []), request.query.get("sort_dir", [])
+    if any(direction.lower() not in ("asc", "desc") for direction in directions):
+        raise errors.BadRequest("Unknown sort direction, must be one of: asc, desc")
+    if len(directions) > len(keys) and keys:
+        raise errors.BadRequest("There are more sort directions than sort keys.")
+    if not request.is_admin:
+        for key in keys:
+            if key in _ADMIN_SORT:
+                raise errors.Forbidden(f"Only administrators can sort servers by {key}")
+    directions = directions + ["desc"] * len(keys)
+    keys = keys or (["created_at"] if directions else [])
+    return [
+        (key, direction.lower() == "desc") for key, direction in zip(keys, directions, strict=False)
+    ]
+
+
+def show(request: Request, server: ServerRecord) -> JsonObject:
+    """GET /servers/{id}"""
+    return view.one(server, _make_view(request, server), request.version)
+
+
+def show_rebuilt(request: Request, server: ServerRecord, password: str) -> JsonObject:
+    """Return the answer to the rebuild of a server."""
+    return view.rebuilt(server, _make_view(request, server), request.version, password)
+
+
+def _make_view(request: Request, server: ServerRecord) -> view.ServerView:
+    made = view.ServerView(
+        request.links, request.is_admin, request.allowed(view.RULES), vault=request.services.vault
+    )
+
+    def work(tx: Connection) -> None:
+        if server.host and view.shows_hosts(made.allowed):
+            made.hosts = servers.host_facts(tx, [server.host])
+        made.groups = server_groups.of_server(tx, server.id)
+        if server.volumes:
+            made.volumes = volumes.of_some(tx, [server.id])
+
+    request.read(work)
+    return made
+
+
+_UPDATED = {
+    "name": "name",
+    "description": "description",
+    "accessIPv4": "access_ip_v4",
+    "accessIPv6": "access_ip_v6",
+    "OS-DCF:diskConfig": "disk_config",
+    "hostname": "hostname",
+    "pinned_availability_zone": "pinned_availability_zone",
+}
+
+
+def update(request: Request, server: ServerRecord) -> JsonObject:
+    """PUT /servers/{id}: what needs no work on a host."""
+    given = request.body["server"]
+    values = {column: given[key] for key, column in _UPDATED.items() if key in given}
+    if "name" in values:
+        values["name"] = values["name"].strip()
+    values |= {
+        column: server_fields.parse_access_ip(values[column])
+        for column in ("access_ip_v4", "access_ip_v6")
+        if column in values
+    }
+    zone = given.get("pinned_availability_zone")
+
+    def work(tx: Connection) -> ServerRecord:
+        if values:
+            servers.update(tx, server.id, values)  # whereby it is locked, and stays where it is
+        row: ServerRecord = servers.show(tx, server.id)
+        if zone is not None and zone != row.availability_zone:
+            raise errors.Conflict(
+                f"Instance {server.id} is in availability zone {row.availability_zone}; it can be "
+                "pinned to that one, or with null to none."
+            )
+        if zone is not None and migrations.open_of(tx, [server.id]):
+            raise errors.Conflict(
+                f"Instance {server.id} is being moved; it can be pinned when the move has ended, or "
+                "was confirmed or reverted."
+            )
+        return row
+
+    row = request.write(work)
+    return view.one(row, _make_view(request, row), request.version, change=True)
+
+
+SOFT_DELETE, DELETE = (
+    next(row for row in states.ACTIONS if row.key == key) for key in ("softDelete", "delete")
+)
+
+
+def delete(request: Request, server: ServerRecord) -> None:
+    """DELETE /servers/{id}: always wins over what is being done to the server.
+
+    Where deleted servers are kept for a while, one that rests is kept; one that is in the middle of
+    something, is on no host or was never whole, goes at once. A server that is kept already stays
+    so: the same request changes nothing twice.
+    """
+    if request.services.settings.reclaim_interval == 0:
+        rows: tuple[states.Action, ...] = (DELETE,)
+    elif (server.vm_state, server.task_state) == (states.SOFT_DELETED, None):
+        return request.check(DELETE, server)
+    else:
+        rows = (SOFT_DELETE, DELETE)
+    request.begin(
+        _begin_first if len(rows) == 1 or server.vm_state != states.ERROR else _begin_broken,
+        rows,
+        server.id,
+    )
+    request.services.wakeup.wake()
+    return None
+
+
+def _begin_broken(
+    tx: Connection,
+    rows: Sequence[states.Action],
+    server_id: str,
+    **named: Any,  # noqa: ANN401 - passed on unchanged
+) -> str:
+    """Keep a server in ERROR that has run and is on a host; unless it was to be kept before, and
+    could not."""
+    row = actions.take_lock(tx, server_id, named["project_id"])
+    last = actions.list_for(tx, server_id, limit=1)
+    failed = last and (last[0].workflow, last[0].state) == ("soft_delete", ActionState.FAILED)
+    kept = row.host is not None and row.launched_at is not None and not failed
+    return _begin_first(tx, rows if kept else rows[-1:], server_id, **named)
+
+
+def _begin_first(
+    tx: Connection,
+    rows: Sequence[states.Action],
+    server_id: str,
+    **named: Any,  # noqa: ANN401 - passed on unchanged
+) -> str:
+    """Begin the first row that the server's state allows; the last one's refusal counts."""
+    *others, last = rows
+    for row in others:
+        try:
+            return actions.begin(tx, row, server_id, **named)
+        except errors.WrongState:
+            continue
+    return actions.begin(tx, last, server_id, **named)

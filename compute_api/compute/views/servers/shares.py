@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shares of a server as answers."""
+
+from __future__ import annotations
+
+from common.domain import states
+from common.domain.json_types import JsonObject
+from common.domain.statuses import ShareStatus
+from common.store.rows import ServerRecord, ShareMappingRow
+
+#: What an attached share is while its guest runs.
+ACTIVE = "active"
+_RUNS = (states.RUNNING, states.POWER_PAUSED)
+
+
+def of(mapping: ShareMappingRow, server: ServerRecord, is_admin: bool = False) -> JsonObject:
+    """One; where it is mounted from is for admins."""
+    status = (
+        ACTIVE
+        if mapping.status == ShareStatus.INACTIVE and server.power_state in _RUNS
+        else mapping.status
+    )
+    shown = {"share_id": mapping.share_id, "status": status, "tag": mapping.tag}
+    return (
+        {**shown, "uuid": mapping.uuid, "export_location": mapping.export_location}
+        if is_admin
+        else shown
+    )

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Volumes of a server as answers."""
+
+from __future__ import annotations
+
+from common.domain.json_types import JsonObject
+from common.store.rows import BlockDeviceRow
+from compute_api.http.microversions import Range
+
+_TAGGED, _ENDING, _WHOLE = Range("2.70"), Range("2.79"), Range("2.89")
+
+
+def is_shown(row: BlockDeviceRow, version: int) -> bool:
+    """Is there one? Since 2.89 it has an id at the block storage service, where the volume is first
+    reserved."""
+    return version not in _WHOLE or row.attachment_id is not None
+
+
+def of(row: BlockDeviceRow, version: int, new: bool = False) -> JsonObject:
+    """One; ``new``: as the answer to its making, which always had an id."""
+    shown: JsonObject = {
+        "serverId": row.server_id,
+        "volumeId": row.volume_id,
+        "device": row.device_name,
+    }
+    if new or version not in _WHOLE:
+        shown["id"] = row.volume_id
+    if version in _TAGGED:
+        shown["tag"] = row.tag
+    if version in _ENDING:
+        shown["delete_on_termination"] = bool(row.delete_on_termination)
+    if version in _WHOLE and not new:
+        shown |= {"attachment_id": row.attachment_id, "bdm_uuid": row.uuid}
+    return shown

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gunicorn worker: connections, buffers and limits of clients."""

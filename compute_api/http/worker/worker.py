@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""gunicorn's worker with threads, which only make responses: ``ClientConnections`` waits for the
+network.
+
+What gunicorn's own gthread does while a request arrives is replaced; its arbiter, parser and WSGI
+environment stay."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import selectors
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from http import HTTPStatus
+from typing import Protocol
+
+import orjson
+from gunicorn.http import wsgi
+from gunicorn.workers.gthread import ThreadWorker
+
+from common.security.tls_socket import TlsSocket
+from compute_api.http.fair_share import ADMISSION, Admission, Lanes
+from compute_api.http.worker.connections import ClientConnection, ClientConnections
+from compute_api.http.worker.limits import ClientLimits
+from compute_api.http.worker.response_buffer import FULL_BYTES
+
+log = logging.getLogger(__name__)
+_BLOCK_BYTES = 256 * 1024  # bytes of a file that are read at a time
+
+
+class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
+    """``limits`` and ``fault``, which words an error in JSON, are set by ``edge.server``."""
+
+    limits = ClientLimits()
+    clients: ClientConnections
+    #: Requests that may wait, by path, have this many threads beside those of all others.
+    may_wait: Callable[[str], bool] = staticmethod(lambda path: False)
+    waiting_threads = 1
+    #: Share the threads between projects. The application must be behind ``fair_share.admitted``.
+    shares_threads = False
+    lanes: Lanes | None = None
+
+    @staticmethod
+    def fault(status: int, text: str) -> object:
+        """The body of an error that no application made."""
+        return {"error": {"code": status, "title": HTTPStatus(status).phrase, "message": text}}
+
+    def get_thread_pool(self) -> ThreadPoolExecutor:
+        """Called by gunicorn."""
+        return self._pool(self.cfg.threads)
+
+    def _pool(self, threads: int) -> ThreadPoolExecutor:
+        beside = Lanes.threads_beside(threads) if self.shares_threads else 0
+        return ThreadPoolExecutor(threads + beside)
+
+    def run(self) -> None:
+        """Called by gunicorn: serve until it says that it is over."""
+        # no client says where in the URLs we are: SCRIPT_NAME
+        self.cfg.set("forwarder_headers", "")
+        self.cfg.set("secure_scheme_headers", {})  # nor how it asked: edge.forwarded
+        self.clients = ClientConnections(
+            self.poller,
+            self.cfg,
+            self.limits,
+            self.method_queue.defer,
+            self._begin,
+            self._go_on,
+            self._refusal,
+            self._secured if self.cfg.is_ssl else None,
+        )
+        self.poller.register(
+            self.method_queue.fileno(), selectors.EVENT_READ, self.method_queue.run_callbacks
+        )
+        self._waiting = self._pool(self.waiting_threads)
+        if self.shares_threads:
+            self.lanes = Lanes.sized(self.cfg.threads, self.waiting_threads)
+        self.set_accept_enabled(True)
+        while self.alive and self.is_parent_alive():
+            self._turn(1.0)
+        self.set_accept_enabled(False)
+        self.clients.end()
+        end = time.monotonic() + self.cfg.graceful_timeout
+        while len(self.clients) and time.monotonic() < end:
+            self._turn(0.1)
+        for pool in (self.tpool, self._waiting):
+            pool.shutdown(wait=False)
+        for listener in self.sockets:
+            listener.close()
+
+    def _secured(self, plain: socket.socket) -> TlsSocket:
+        return TlsSocket(plain, self.cfg.ssl_context(self.cfg, None))
+
+    def _turn(self, timeout: float) -> None:
+        self.notify()
+        self.wait_for_and_dispatch_events(timeout=timeout)
+        self.clients.close_late()
+        if self.lanes is not None:
+            self.lanes.refuse_late()
+
+    def accept(self, listener: socket.socket) -> None:
+        """Called by gunicorn's poller."""
+        self.clients.accept(listener, listener.getsockname())
+
+    # --- answers: in threads of the pool ---
+    def _begin(self, client: ClientConnection) -> None:
+        request = client.incoming.request
+        may_wait = self.may_wait(request.path)
+        pool = self._waiting if may_wait else self.tpool
+        resume = partial(pool.submit, self._serve, client, self._answer)
+        client.admission = self.lanes and Admission(self.lanes.of(request.method, may_wait), resume)
+        resume()
+
+    def _go_on(self, client: ClientConnection) -> None:
+        self.tpool.submit(self._serve, client, self._write)
+
+    def _serve(self, client: ClientConnection, work: Callable[[ClientConnection], bool]) -> None:
+        is_last = True
+        try:
+            if not work(client):
+                self.method_queue.defer(self.clients.paused, client)
+                return
+            client.out.flush()
+            is_last = client.answer.response.should_close() or client.incoming.request.body.failed
+        except _MustWaitError as waits:
+            # From here on another thread may have the client.
+            waits.admission.lane.wait(waits.admission)
+            return
+        except BrokenPipeError:
+            log.debug("a client has gone")
+        except Exception:
+            log.exception("a request failed unexpectedly")
+            self._fail(client)
+        if client.answer is not None:
+            client.answer.close()
+        self.method_queue.defer(self.clients.finished, client, is_last)
+
+    def _answer(self, client: ClientConnection) -> bool:
+        """Make the answer, and give as much of it to the client as it takes; is that all?
+
+        Raises:
+            _MustWaitError: There is no answer yet, because the project has no free place.
+        """
+        self.nr += 1
+        admission = client.admission
+        response, environ = wsgi.create(
+            client.incoming.request, client.out, client.peer, client.tag, self.cfg
+        )
+        client.answer = PendingResponse(response)
+        environ["wsgi.multithread"] = True
+        if client.is_last or not self.alive:
+            response.force_close()
+        if admission is None:
+            items = self.wsgi(environ, response.start_response)
+        else:
+            environ[ADMISSION] = admission
+            try:
+                items = self.wsgi(environ, response.start_response)
+            finally:
+                admission.lane.leave(admission)
+            if admission.must_wait:
+                client.answer = None
+                raise _MustWaitError(admission)
+        if isinstance(items, wsgi.FileWrapper):
+            items.blksize = _BLOCK_BYTES
+        client.answer.take(items)
+        return self._write(client)
+
+    def _write(self, client: ClientConnection) -> bool:
+        answer = client.answer
+        for item in answer.items:
+            answer.response.write(item)
+            if client.out.held > FULL_BYTES:
+                return False
+        answer.response.close()
+        return True
+
+    def _fail(self, client: ClientConnection) -> None:
+        """Say that it went wrong, where nothing else was said; else what was said is all, and
+        breaks off."""
+        with contextlib.suppress(BrokenPipeError):
+            if client.answer is None or not client.answer.response.headers_sent:
+                client.out.sendall(
+                    self._refusal(500, "Unexpected error. Tell your operator when it was.")
+                )
+            client.out.flush()
+
+    def _refusal(self, status: int, text: str) -> bytes:
+        return refusal(status, self.fault(status, text))
+
+
+class _MustWaitError(Exception):
+    """The request waits for a place of its project."""
+
+    def __init__(self, admission: Admission) -> None:
+        super().__init__()
+        self.admission = admission
+
+
+def refusal(status: int, body: object) -> bytes:
+    """A whole answer, after which the connection is closed."""
+    content = orjson.dumps(body)
+    return (
+        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(content)}\r\nConnection: close\r\n\r\n"
+    ).encode() + content
+
+
+class WsgiResponse(Protocol):
+    """What is asked of gunicorn's."""
+
+    headers_sent: bool
+
+    def write(self, item: bytes, /) -> None: ...
+
+    def close(self) -> None: ...
+
+    def should_close(self) -> bool: ...
+
+
+class PendingResponse:
+    """An answer while it is made."""
+
+    def __init__(self, response: WsgiResponse) -> None:
+        self.response = response
+        self.items: Iterator[bytes] = iter(())
+        self._whole: Iterable[bytes] = ()
+
+    def take(self, whole: Iterable[bytes]) -> None:
+        """What the application returned."""
+        self._whole, self.items = whole, iter(whole)
+
+    def close(self) -> None:
+        """Whoever made it may let go of what it needs."""
+        self.items = iter(())
+        if hasattr(self._whole, "close"):
+            self._whole.close()

@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sweep: once a second, the work that no message triggers.
+
+The sweep records which hosts were heard (one statement for all), judges which hosts are down,
+begins the actions that time makes due, and does the chores of the engine. ``runner.advance`` finds
+due actions, and the sync of a host finds lost commands. ``conductor.service`` calls the sweep in a
+thread.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+from common.domain import errors, states
+from common.domain.clock import SECOND
+from common.domain.context import RequestContext
+from common.domain.models import Result
+from common.domain.service_binaries import Binary
+from common.domain.statuses import ResultStatus
+from common.store.engine import Connection
+from common.store.hosts import services
+from common.store.rows import ActionRow, LostActionRow, ReadingActionRow, ServerKey
+from common.store.servers import actions, migrations
+from conductor.engine import flush, reports, retries, runner
+from conductor.engine.engine import Chore, Lane
+from conductor.engine.heartbeats import COMPARE_SOON_SECONDS
+from conductor.engine.workflow_engine import WorkflowEngine
+
+log = logging.getLogger(__name__)
+_RECLAIM = dataclasses.replace(
+    states.row("delete"), vm=(states.SOFT_DELETED,), task=states.NONE, supersedes=False
+)
+_OFFLOAD, _CONFIRM = states.row("shelveOffload"), states.row("confirmResize")
+#: by which the database's clock may run apart from ours between sweeps
+MAX_CLOCK_DIFFERENCE_SECONDS = 5.0
+#: Seconds in which nothing is begun because its time is over, after a jump: at least and at most.
+MIN_DOUBT_SECONDS, MAX_DOUBT_SECONDS = 60.0, 3600.0
+
+
+@dataclass
+class Watch:
+    """What the sweep remembers from one round to the next.
+
+    Times are seconds of the monotonic clock, if their field does not say otherwise.
+    """
+
+    #: The time of the last round by the database's clock, in microseconds.
+    database_at: int | None = None
+    #: A time before the last sign of life that the sweep has recorded, by the database's clock.
+    beaten_at: int = 0
+    #: The time of the last round.
+    monotonic_at: float = 0.0
+    #: Since when the conductor receives its own messages. None: it does not.
+    listening_since: float | None = None
+    #: True if too few hosts are heard to judge the others.
+    doubtful: bool = False
+    #: Until when the database's clock is not trusted, after a jump.
+    doubted_until: float = 0.0
+    #: When each chore was done last.
+    chores_at: dict[Chore, float] = field(default_factory=dict)
+
+
+def sweep(
+    engine: WorkflowEngine, watch: Watch, heard: Collection[str], hears_itself: bool
+) -> list[str]:
+    """One round. ``heard``: hosts that have synced since the last; ``hears_itself``: the
+    conductor's own message came back through the broker. Returns the hosts that were found down in
+    this round."""
+    moment = engine.clock.monotonic()
+    jumped = _look_at_clock(engine, watch, moment)
+    if not hears_itself or jumped:
+        watch.listening_since = None
+    elif watch.listening_since is None:
+        watch.listening_since = moment
+    patient = (
+        watch.listening_since is not None and moment - watch.listening_since > engine.host_silence
+    )
+
+    def work(tx: Connection) -> tuple[int | None, list[str], bool]:
+        mine = engine.owner.split("/")[0]
+        before = services.seen_at(tx, mine, Binary.CONDUCTOR)
+        if heard:
+            services.beat(tx, heard, Binary.COMPUTE)
+        services.beat(tx, [mine], Binary.CONDUCTOR)
+        return before, *(
+            services.judge(tx, engine.host_silence) if patient else ([], watch.doubtful)
+        )
+
+    before, down, doubtful = engine.store.write(work)
+    if (before or 0) < watch.beaten_at:
+        log.warning(
+            "the database has forgotten when this conductor was seen last: it was set back, by a fail-over "
+            "or a restore; all hosts tell what they have within %.0f s",
+            COMPARE_SOON_SECONDS,
+        )
+        engine.heartbeats.compare_all()
+    watch.beaten_at = watch.database_at or 0
+    if moment >= watch.doubted_until:
+        begin_due(engine)
+    fail_where_nothing_comes(engine)
+    _do_chores(engine, watch, moment, is_certain=patient and moment >= watch.doubted_until)
+    engine.fault_point("sweep", "judge", "committed")
+    if doubtful and not watch.doubtful:
+        log.warning("too few hosts are heard to judge by silence: the last known states stand")
+    watch.doubtful = doubtful
+    for host in down:
+        log.warning(
+            "host %s has been silent for %d s: it counts as down", host, engine.host_silence
+        )
+    return down
+
+
+def _look_at_clock(engine: WorkflowEngine, watch: Watch, moment: float) -> bool:
+    """Has the database's clock jumped since the last round? What time makes due cannot be undone,
+    so that for as long as it jumped, within bounds, nobody believes it: it may jump back."""
+    database = engine.store.now()
+    jump = (
+        0.0
+        if watch.database_at is None
+        else (database - watch.database_at) / SECOND - (moment - watch.monotonic_at)
+    )
+    watch.database_at, watch.monotonic_at = database, moment
+    if abs(jump) <= MAX_CLOCK_DIFFERENCE_SECONDS:
+        return False
+    doubt = min(max(abs(jump), MIN_DOUBT_SECONDS), MAX_DOUBT_SECONDS)
+    watch.doubted_until = max(watch.doubted_until, moment + doubt)
+    log.warning(
+        "the database's clock jumped by %.0f s: for %.0f s no server is reclaimed, offloaded or confirmed by "
+        "its age; see the time service of the database's machine",
+        jump,
+        doubt,
+    )
+    return True
+
+
+def _do_chores(engine: WorkflowEngine, watch: Watch, moment: float, is_certain: bool) -> None:
+    """Do the chores whose period is over.
+
+    Args:
+        is_certain: True if this conductor has listened to hosts for long enough, and the clock of
+            the database has not jumped.
+    """
+    for chore in engine.chores:
+        last = watch.chores_at.get(chore)
+        if (last is None or moment - last >= chore.period) and (
+            is_certain or not chore.needs_certainty
+        ):
+            watch.chores_at[chore] = moment
+            chore.run(engine)
+
+
+def begin_due(engine: WorkflowEngine) -> None:
+    """Begin what time makes due: deletes of servers whose time to be restored is over, offloads of
+    shelved ones."""
+    for row, since, seconds in (
+        (_RECLAIM, "soft_deleted_at", engine.reclaim_interval),
+        (_OFFLOAD, "shelved_at", engine.shelved_offload_time),
+    ):
+        if seconds > 0:
+            resting = functools.partial(
+                actions.resting,
+                vm_state=row.vm[0],
+                since=since,
+                longer_than=seconds * SECOND,
+                limit=engine.batch,
+            )
+            for server in engine.store.read(resting):
+                _begin(engine, row, server)
+    if engine.resize_confirm_window > 0:
+        late = functools.partial(
+            migrations.unconfirmed,
+            older_than=engine.resize_confirm_window * SECOND,
+            limit=engine.batch,
+        )
+        for server in engine.store.read(late):
+            _begin(engine, _CONFIRM, server, migrations.close)
+
+
+def fail_where_nothing_comes(engine: WorkflowEngine) -> None:
+    """Commands at hosts whose guests are dead have failed; so have those that start nothing, at
+    hosts that are down, and those that need the files of a host that was forced down."""
+
+    def look(tx: Connection) -> tuple[list[LostActionRow], list[ReadingActionRow]]:
+        return (
+            actions.commands_on_dead_hosts(
+                tx, engine.workflows.failing_with_host, engine.host_silence, engine.batch
+            ),
+            migrations.reading_from_the_dead(tx, engine.workflows.reading_source, engine.batch),
+        )
+
+    lost, readings = engine.store.read(look)
+    for row in lost:
+        message = (
+            "Host {} was forced down before it had answered."
+            if row.dead
+            else "Host {} went down before it had answered."
+        ).format(row.host)
+        _give_up(
+            engine,
+            row,
+            ResultStatus.DEAD if row.dead else ResultStatus.FAILED,
+            message,
+            retryable=True,
+        )
+    for reading in readings:
+        _give_up(
+            engine,
+            reading,
+            ResultStatus.FAILED,
+            f"Host {reading.source}, which has the server's files, was forced down.",
+            retryable=False,
+        )
+
+
+def _give_up(
+    engine: WorkflowEngine, row: ActionRow, status: ResultStatus, message: str, retryable: bool
+) -> None:
+    """Nobody waits any longer for what a host was to do."""
+    result = Result(
+        str(runner.key_of(row)),
+        row.server_id,
+        row.fence,
+        status,
+        error=message,
+        retryable=retryable,
+    )
+    try:
+        written = engine.store.write(lambda tx: _take_in(tx, engine, row.id, result))
+    except errors.Unavailable:
+        raise
+    except Exception as problem:
+        log.exception(
+            "action %s waits in vain, and that cannot be written down; it is tried again", row.id
+        )
+        retries.count_exception(engine, row, problem)
+        return
+    log.warning("action %s does not wait any longer: %s", row.id, message)
+    flush.send(engine, written)
+
+
+def _take_in(tx: Connection, engine: WorkflowEngine, action: str, result: Result) -> flush.Written:
+    servers = actions.lock_servers(tx, [result.server])
+    heads = actions.lock(tx, [action])
+    runs = [
+        reports.finish_step(tx, engine, servers, head, result, head.host) for head in heads.values()
+    ]
+    return flush.write(tx, engine, [run for run in runs if run is not None])
+
+
+Begin = Callable[..., str]
+
+
+def _begin(
+    engine: WorkflowEngine, row: states.Action, server: ServerKey, begin: Begin = actions.begin
+) -> None:
+    """Compare-and-set like any request: who restored or unshelved it meanwhile was first."""
+    system = RequestContext.of_ourselves(server.project_id)
+    try:
+        engine.store.write(lambda tx: begin(tx, row, server.id, context=system))
+    except errors.Problem as problem:
+        log.info("server %s is left alone: %s", server.id, problem)
+        return
+    log.info("server %s: %s, because its time is over", server.id, row.name)
+    engine.wake(Lane.INSIDE)

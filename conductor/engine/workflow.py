@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workflows: straight lines of steps, and the registry of all workflows."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Generic, TypeVar, Unpack
+
+from common.domain.wire import from_wire
+from common.store.engine import Connection
+from common.store.rows import ActionRow, BlockDeviceRow, PlacedServerRow
+from conductor.engine.action_args import ActionArgs
+from conductor.engine.action_data import ActionData, StepFailed
+from conductor.engine.engine import Engine, Lane
+from conductor.engine.run import AnyRun, Known, Run
+from conductor.engine.step import AnyStep, Step, StepEvents
+
+#: The names of a workflow and of one of its steps.
+StepKey = tuple[str, str]
+
+
+def keep_state(tx: Connection, engine: Engine, run: AnyRun, problem: StepFailed) -> None:
+    """Let the server keep its state when an action fails."""
+
+
+WorkflowArgs = TypeVar("WorkflowArgs", bound=ActionArgs)
+WorkflowData = TypeVar("WorkflowData", bound=ActionData)
+
+
+@dataclass(frozen=True)
+class Workflow(Generic[WorkflowArgs, WorkflowData]):
+    """The steps of an action, in a straight line."""
+
+    #: The name in ``states.Action.workflow`` and in the row of an action.
+    name: str
+    #: The type of the action's arguments.
+    args: type[WorkflowArgs]
+    #: The type of the data that steps leave for later steps.
+    data: type[WorkflowData]
+    #: The steps in their order.
+    steps: tuple[Step[WorkflowArgs, WorkflowData], ...]
+    #: Sets the server's state when the action has failed. May begin it again by
+    #: ``run.continue_at``.
+    failed: Callable[[Connection, Engine, Run[WorkflowArgs, WorkflowData], StepFailed], None] = (
+        keep_state
+    )
+    #: Conductors leave actions of a higher version to newer conductors.
+    version: int = 1
+
+    def index(self, step: str | None) -> int:
+        """Return the position of a step. None: of the first step.
+
+        Raises:
+            LookupError: There is no such step in this release.
+        """
+        for number, known in enumerate(self.steps):
+            if step == known.name or (step is None and not known.by_name):
+                return number
+        raise LookupError(f"{self.name} has no step {step} in this release")
+
+    def run(
+        self,
+        action: ActionRow,
+        server: PlacedServerRow,
+        volumes: Sequence[BlockDeviceRow],
+        **more: Unpack[Known],
+    ) -> Run[WorkflowArgs, WorkflowData]:
+        """Return the run of an action of this workflow.
+
+        Args:
+            action: The row of the action.
+            server: The row of the action's server.
+            volumes: The server's volumes.
+            more: Facts that were collected before the transaction.
+
+        Raises:
+            TypeError, ValueError: The row has no arguments, or no data, of this workflow.
+        """
+        if not isinstance(action.args, dict) or not isinstance(action.data, dict):
+            raise TypeError("its arguments or its data are no dictionary")
+        return Run(
+            action,
+            server,
+            from_wire(self.args, action.args),
+            from_wire(self.data, action.data),
+            volumes,
+            **more,
+        )
+
+
+AnyWorkflow = Workflow[Any, Any]
+
+
+class Workflows(dict[str, AnyWorkflow]):
+    """All workflows of a release by name, and what follows from the declarations of their steps.
+
+    A step with a call has the same lane in all workflows.
+    """
+
+    def knows(self, action: ActionRow) -> bool:
+        """True if this release has the action's workflow in the action's version."""
+        workflow = self.get(action.workflow)
+        return workflow is not None and workflow.version >= action.version
+
+    @cached_property
+    def versions(self) -> dict[str, int]:
+        """The version of each workflow."""
+        return {name: workflow.version for name, workflow in self.items()}
+
+    @cached_property
+    def lanes(self) -> dict[Lane, list[str]]:
+        """The steps that call a service, by the lane of the service."""
+        steps: dict[Lane, set[str]] = defaultdict(set)
+        for _, step in self._steps():
+            if step.call or step.undo_call:
+                steps[step.lane].add(step.name)
+        return {lane: sorted(names) for lane, names in steps.items()}
+
+    @cached_property
+    def lane_of(self) -> dict[str, Lane]:
+        """The lane of each step that calls a service."""
+        return {step: lane for lane, steps in self.lanes.items() for step in steps}
+
+    @cached_property
+    def steps_with_calls(self) -> list[str]:
+        """The steps that call a service."""
+        return sorted(self.lane_of)
+
+    @cached_property
+    def events(self) -> dict[StepKey, StepEvents]:
+        """The notifications of each step."""
+        return {(workflow, step.name): step.events for workflow, step in self._steps()}
+
+    @cached_property
+    def failing_with_host(self) -> list[StepKey]:
+        """Steps whose command has failed when its host goes down."""
+        return self._keys(lambda step: step.fails_when_host_down)
+
+    @cached_property
+    def taking_controls(self) -> list[StepKey]:
+        """Steps whose command can be aborted, or completed by force."""
+        return self._keys(lambda step: step.takes_controls)
+
+    @cached_property
+    def reading_source(self) -> list[StepKey]:
+        """Steps whose command needs the files on the host that the server leaves."""
+        return self._keys(lambda step: step.reads_source)
+
+    def _steps(self) -> Iterator[tuple[str, AnyStep]]:
+        for name, workflow in self.items():
+            for step in workflow.steps:
+                yield name, step
+
+    def _keys(self, matches: Callable[[AnyStep], bool]) -> list[StepKey]:
+        return sorted((name, step.name) for name, step in self._steps() if matches(step))

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hosts as a whole: joins, certificates, drain, evacuation, fencing."""

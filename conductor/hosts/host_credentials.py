@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gives hosts their credentials: an identity for a token, once, and the next certificate.
+
+Nothing is stored for a host. Its identity follows from the conductors' secret, and a host whose
+answer was lost asks again (``common.rpc.host_credentials``).
+"""
+
+from __future__ import annotations
+
+import logging
+
+from cryptography import x509
+from oslo_config import cfg
+
+from common.domain import errors
+from common.domain.clock import iso
+from common.domain.json_types import JsonObject
+from common.domain.wire import to_wire
+from common.rpc.host_credentials import Identity, TokenState
+from common.security.certificates import Signer
+from common.security.host_joins import seal_for
+from common.security.host_keys import AllKeys
+from common.store.engine import Connection, Store
+from common.store.hosts import host_joins
+from common.store.hosts.host_joins import HostJoin, JoinState
+
+log = logging.getLogger(__name__)
+_PUBLIC_DIGITS = 64
+
+
+class HostJoins:
+    """Answers ``kilonova join``.
+
+    Args:
+        signer: The authority of hosts' certificates; None if conductors do not have its key.
+    """
+
+    def __init__(self, store: Store, keys: AllKeys, signer: Signer | None = None) -> None:
+        self._store, self._keys, self._signer = store, keys, signer
+
+    def look(self, host: str, generation: int) -> TokenState:
+        join = self._store.read(lambda tx: host_joins.look(tx, host, generation))
+        return TokenState(
+            now=join.at,
+            refusal="" if join.state == JoinState.OPEN else refusal(host, join),
+            address=join.address,
+            signs=self._signer is not None and bool(join.address),
+            is_heard=join.is_heard,
+        )
+
+    def join(self, host: str, generation: int, public: str, request: str) -> JsonObject:
+        if len(public) != _PUBLIC_DIGITS:
+            raise errors.BadRequest("This is no public key.")
+        found = self._store.read(lambda tx: host_joins.look(tx, host, generation))
+        try:
+            identity = self._identity(host, generation, found.address, request)
+            sealed = seal_for(public, to_wire(identity))
+        except ValueError as problem:
+            raise errors.BadRequest(f"The request cannot be used: {problem}.") from problem
+
+        def use(tx: Connection) -> HostJoin | None:
+            is_used = host_joins.use(tx, host, generation, public)
+            return None if is_used else host_joins.look(tx, host, generation)
+
+        if (other := self._store.write(use)) is not None:
+            log.warning("a token of host %s that is %s was tried again", host, other.state)
+            raise errors.Conflict(refusal(host, other))
+        log.info("host %s has joined with keys of generation %d", host, generation)
+        return sealed
+
+    def _identity(self, host: str, generation: int, address: str, request: str) -> Identity:
+        keys = self._keys.for_host(host, generation=generation).secrets
+        password, certificate = self._keys.broker_password(host, generation), ""
+        if request and self._signer is not None and address:
+            certificate = self._signer.answer(request, host, address)
+        return Identity(generation, keys, password, certificate)
+
+
+class HostCertificates:
+    """Signs the next certificate of a host; ``signer`` as in ``HostJoins``."""
+
+    def __init__(self, signer: Signer | None) -> None:
+        self._signer = signer
+
+    def renew(self, host: str, certificate: str, request: str, proof: str) -> str:
+        if self._signer is None:
+            raise errors.Conflict(
+                f"Conductors sign no certificates: set [tls] ca_key_file there, or bring host {host} one of the "
+                "cloud's authority."
+            )
+        try:
+            made = self._signer.renew(host, certificate, request, proof)
+        except (ValueError, x509.ExtensionNotFound) as problem:
+            log.warning("host %s asked for a certificate in vain: %s", host, problem)
+            raise errors.BadRequest(f"No certificate is signed: {problem}.") from problem
+        log.info("host %s has its next certificate", host)
+        return made
+
+
+def refusal(host: str, found: HostJoin) -> str:
+    """Return why a token is void, and the next step."""
+    again = f"kilonova host remove {host}, then kilonova host add {host}"
+    if found.state == JoinState.USED:
+        return (
+            f"The token of host {host} was used at {iso(found.used_at)}. If that was not you, somebody else is "
+            f"this host now: {again}. If you were cut off: kilonova host add {host} prints another one."
+        )
+    return f"The token of host {host} is over since {iso(found.until)}: kilonova host add {host} prints another one."
+
+
+def signer(conf: cfg.ConfigOpts) -> Signer | None:
+    """Return the configured authority of hosts' certificates; None if hosts bring their own.
+
+    Raises:
+        ConfigError: [tls] ca_key_file cannot be used.
+    """
+    signs = conf.tls.ca_key_file
+    return Signer.opened(conf.tls.ca_file, signs) if signs else None

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cookies that prove that a report is new, and not a recorded one.
+
+Each answer to a host contains a cookie, and the next report returns it. A cookie is made of the
+conductors' secret, the host, its session and the time. So every conductor recognizes it, and none
+stores it. A cookie is good for one to two minutes. A registration is good once, because it ends
+the session of its cookie.
+"""
+
+from __future__ import annotations
+
+import hmac
+import time
+from collections.abc import Callable
+
+from common.security.host_keys import mac
+
+SLOT_SECONDS = 30
+#: The slots that count, from the present one; a conductor's clock may be half a minute ahead.
+SLOTS = (0, -1, -2, -3, 1)
+
+
+class SyncCookies:
+    """Makes and checks cookies; the machines of all conductors agree on the time of ``wall``."""
+
+    def __init__(self, secret: str, wall: Callable[[], float] = time.time) -> None:
+        self._secret, self._wall = secret, wall
+
+    def cookie(self, host: str, session: int) -> str:
+        """Return the cookie for the next report of a host."""
+        return self._made(host, session, self._slot())
+
+    def is_fresh(self, host: str, session: int, cookie: str) -> bool:
+        """True if the host got this cookie in this session, at most two minutes ago."""
+        slot = self._slot()
+        return any(
+            hmac.compare_digest(self._made(host, session, slot + away), cookie) for away in SLOTS
+        )
+
+    def _slot(self) -> int:
+        return int(self._wall() // SLOT_SECONDS)
+
+    def _made(self, host: str, session: int, slot: int) -> str:
+        return mac(self._secret, "cookie", host, session, slot).hex()[:32]

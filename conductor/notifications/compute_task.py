@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""compute_task.*: no host was found for a server, and what was asked for."""
+
+from __future__ import annotations
+
+from common.domain.json_types import JsonMapping, JsonObject
+from conductor.notifications import legacy, objects
+from conductor.notifications.objects import versioned
+
+
+def payload(server: JsonMapping, about: JsonMapping) -> JsonObject:
+    """The server's request, and why it failed."""
+    return versioned(
+        "ComputeTaskPayload",
+        "1.0",
+        {
+            "instance_uuid": server["id"],
+            "request_spec": _spec(server),
+            "state": server["vm_state"],
+            "reason": objects.fault(about["fault"]),
+        },
+    )
+
+
+def older(event: str, server: JsonMapping, about: JsonMapping) -> tuple[str, JsonObject]:
+    """Name and payload of the unversioned one."""
+    noun, method = event.split(".")[:2]
+    facts = legacy.server(event, server, {})
+    spec = {
+        "instance_properties": facts,
+        "instance_type": server["flavor"],
+        "image": server["image"] or {},
+        "num_instances": 1,
+    }
+    return f"{noun}.{method}", {
+        "request_spec": spec,
+        "instance_properties": facts,
+        "instance_id": server["id"],
+        "state": server["vm_state"],
+        "method": method,
+        "reason": about["fault"]["message"],
+    }
+
+
+def _spec(server: JsonMapping) -> JsonObject:
+    """What the other keys would name is not kept of a request: they are null."""
+    asked_nothing: JsonObject = dict.fromkeys(
+        (
+            "ignore_hosts",
+            "force_hosts",
+            "force_nodes",
+            "instance_group",
+            "retry",
+            "requested_destination",
+            "numa_topology",
+        )
+    )
+    groups = [
+        one["name"] if isinstance(one, dict) else one for one in server["security_groups"] or ()
+    ]
+    return versioned(
+        "RequestSpecPayload",
+        "1.1",
+        {
+            **asked_nothing,
+            "instance_uuid": server["id"],
+            "project_id": server["project_id"],
+            "user_id": server["user_id"],
+            "availability_zone": server["pinned_availability_zone"],
+            "flavor": objects.flavor(server["flavor"]),
+            "image": _image(server["image"] or {}),
+            "num_instances": 1,
+            "pci_requests": versioned(
+                "InstancePCIRequestsPayload", "1.0", {"instance_uuid": server["id"], "requests": []}
+            ),
+            "scheduler_hints": {
+                name: value if isinstance(value, list) else [value]
+                for name, value in (server["scheduler_hints"] or {}).items()
+            },
+            "security_groups": groups,
+        },
+    )
+
+
+def _image(image: JsonMapping) -> JsonObject:
+    """As far as it was frozen into the server."""
+    unknown: JsonObject = dict.fromkeys(
+        (
+            "checksum",
+            "created_at",
+            "direct_url",
+            "name",
+            "owner",
+            "status",
+            "updated_at",
+            "virtual_size",
+            "visibility",
+        )
+    )
+    return versioned(
+        "ImageMetaPayload",
+        "1.0",
+        {
+            **unknown,
+            "id": image.get("id"),
+            "container_format": "bare",
+            "disk_format": image.get("disk_format"),
+            "size": image.get("size"),
+            "min_disk": 0,
+            "min_ram": 0,
+            "protected": False,
+            "tags": [],
+            "properties": versioned(
+                "ImageMetaPropsPayload", "1.20", dict(image.get("properties") or {})
+            ),
+        },
+    )

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Payloads of what is no server: services, aggregates, flavors, key pairs, server groups; pictures
+are their rows."""
+
+from __future__ import annotations
+
+from common.domain.clock import iso
+from common.domain.json_types import JsonMapping, JsonObject
+from conductor.notifications import objects
+from conductor.notifications.objects import versioned
+
+PROGRESS = "aggregate.cache_images.progress"
+
+
+def service(of: JsonMapping) -> JsonObject:
+    """A service as admins see it."""
+    return versioned(
+        "ServiceStatusPayload",
+        "1.1",
+        {
+            "uuid": of["uuid"],
+            "host": of["host"],
+            "binary": of["binary"],
+            "topic": of["binary"].removeprefix("nova-"),
+            "disabled": bool(of["disabled"]),
+            "disabled_reason": of["disabled_reason"],
+            "forced_down": bool(of["forced_down"]),
+            "last_seen_up": iso(of["seen_at"]),
+            "report_count": 0,
+            "version": 0,
+            "availability_zone": None,
+        },
+    )
+
+
+def aggregate(of: JsonMapping) -> JsonObject:
+    """An aggregate and its hosts."""
+    return versioned(
+        "AggregatePayload",
+        "1.1",
+        {
+            "id": of["id"],
+            "uuid": of["uuid"],
+            "name": of["name"],
+            "metadata": of["meta"],
+            "hosts": of["hosts"],
+        },
+    )
+
+
+def cached(of: JsonMapping) -> JsonObject:
+    """A host of an aggregate is done with images that it was to fetch ahead."""
+    return versioned(
+        "AggregateCachePayload",
+        "1.0",
+        {
+            name: of[name]
+            for name in (
+                "id",
+                "uuid",
+                "name",
+                "host",
+                "index",
+                "total",
+                "images_cached",
+                "images_failed",
+            )
+        },
+    )
+
+
+def flavor(of: JsonMapping) -> JsonObject:
+    """A flavor, of the row."""
+    return objects.flavor({**of, "id": of["flavorid"]})
+
+
+def server_group(of: JsonMapping) -> JsonObject:
+    """A server group and its members; where they are is not told."""
+    return versioned(
+        "ServerGroupPayload",
+        "1.1",
+        {
+            "uuid": of["id"],
+            "name": of["name"],
+            "project_id": of["project_id"],
+            "user_id": of["user_id"],
+            "policies": [of["policy"]],
+            "policy": of["policy"],
+            "rules": {name: str(value) for name, value in (of["rules"] or {}).items()},
+            "members": of["members"],
+            "hosts": None,
+        },
+    )
+
+
+#: The first word of an event -> its payload.
+PAYLOADS = {
+    "service": service,
+    "aggregate": aggregate,
+    "flavor": flavor,
+    "keypair": objects.keypair,
+    "server_group": server_group,
+}
+#: Events that have an older name; those of services, flavors and cached images have none.
+_OLDER = {
+    "aggregate.add_host": "aggregate.addhost",
+    "aggregate.remove_host": "aggregate.removehost",
+    "aggregate.update_prop": "aggregate.updateprop",
+    "aggregate.update_metadata": "aggregate.updatemetadata",
+    "server_group.create": "servergroup.create",
+    "server_group.delete": "servergroup.delete",
+    "server_group.add_member": "servergroup.addmember",
+}
+
+
+def payload(event: str, of: JsonMapping) -> JsonObject:
+    """The payload of the versioned one."""
+    return cached(of) if event == PROGRESS else PAYLOADS[event.split(".")[0]](of)
+
+
+def older(event: str, of: JsonMapping) -> tuple[str, JsonObject] | None:
+    """Name and payload of the unversioned one; None: there is none."""
+    noun, verb, *phase = event.split(".")
+    if verb == "cache_images":
+        return None
+    name = ".".join([_OLDER.get(f"{noun}.{verb}", f"{noun}.{verb}"), *phase])
+    if noun == "keypair":
+        return name, {"user_id": of["user_id"], "tenant_id": None, "key_name": of["name"]}
+    if noun == "aggregate":
+        return name, {
+            "aggregate_id": of["id"],
+            "name": of["name"],
+            "meta_data": of["meta"],
+            "hosts": of["hosts"],
+        }
+    if noun == "server_group":
+        return name, {
+            "server_group_id": of["id"],
+            "name": of["name"],
+            "policies": [of["policy"]],
+            "rules": of["rules"],
+            "instance_uuids": of["members"],
+        }
+    return None

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The objects that payloads of versioned notifications are made of; each is a pure function of a
+picture.
+
+Names, versions and keys are those of Nova's samples, which
+tests/contract/test_notification_samples.py compares with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from common.domain.clock import iso
+from common.domain.json_types import JsonMapping, JsonObject
+
+POWER = {0: "pending", 1: "running", 3: "paused", 4: "shutdown", 6: "crashed", 7: "suspended"}
+
+
+def versioned(name: str, version: str, data: JsonObject) -> JsonObject:
+    """An object as oslo.versionedobjects writes it."""
+    return {
+        "nova_object.name": name,
+        "nova_object.namespace": "nova",
+        "nova_object.version": version,
+        "nova_object.data": data,
+    }
+
+
+def flavor(of: JsonMapping) -> JsonObject:
+    """A flavor: the record, or what is frozen into a server."""
+    return versioned(
+        "FlavorPayload",
+        "1.4",
+        {
+            "flavorid": of["id"],
+            "name": of["name"],
+            "memory_mb": of["memory_mb"],
+            "vcpus": of["vcpus"],
+            "root_gb": of["root_gb"],
+            "ephemeral_gb": of.get("ephemeral_gb", 0),
+            "swap": of.get("swap_mb", 0),
+            "rxtx_factor": float(of.get("rxtx_factor", 1)),
+            "vcpu_weight": 0,
+            "disabled": False,
+            "is_public": of.get("is_public", True),
+            "extra_specs": of.get("extra_specs") or {},
+            "projects": of.get("projects"),
+            "description": of.get("description"),
+        },
+    )
+
+
+def keypair(of: JsonMapping) -> JsonObject:
+    """A key pair; its private half is nowhere."""
+    return versioned(
+        "KeypairPayload",
+        "1.0",
+        {
+            "user_id": of["user_id"],
+            "name": of["name"],
+            "type": of["type"],
+            "fingerprint": of["fingerprint"],
+            "public_key": of["public_key"],
+        },
+    )
+
+
+def fault(of: JsonMapping | None) -> JsonObject | None:
+    """Why an action failed: what its user is told, and in place of a traceback what its operator is
+    told."""
+    if of is None:
+        return None
+    return versioned(
+        "ExceptionPayload",
+        "1.1",
+        {
+            "exception": of["exception"],
+            "exception_message": of["message"],
+            "module_name": "conductor.workflows",
+            "function_name": of["step"],
+            "traceback": of["details"],
+        },
+    )
+
+
+def addresses(interfaces: list[JsonObject] | None) -> list[JsonObject]:
+    """One object for each fixed address."""
+    return [
+        versioned(
+            "IpPayload",
+            "1.0",
+            {
+                "label": one.get("label", ""),
+                "mac": one.get("mac", ""),
+                "meta": {},
+                "port_uuid": one["port"],
+                "version": address.get("version", 4),
+                "address": address["address"],
+                "device_name": one.get("device") or None,
+            },
+        )
+        for one in interfaces or ()
+        for address in one.get("addresses") or ()
+    ]
+
+
+def server(of: JsonMapping, request: Mapping[str, str]) -> JsonObject:
+    """The data that all payloads of servers have."""
+    properties = (of["image"] or {}).get("properties") or {}
+    user = request.get("user") or None
+    return {
+        "uuid": of["id"],
+        "user_id": of["user_id"],
+        "tenant_id": of["project_id"],
+        "reservation_id": of["reservation_id"],
+        "display_name": of["name"],
+        "display_description": of["description"],
+        "host_name": of["hostname"],
+        "host": of["host"],
+        "node": of["node"],
+        "os_type": properties.get("os_type"),
+        "architecture": architecture(properties),
+        "availability_zone": of["availability_zone"] or of["pinned_availability_zone"],
+        "flavor": flavor(of["flavor"]),
+        "image_uuid": of["image_id"] or "",
+        "key_name": of["key_name"],
+        "kernel_id": properties.get("kernel_id", ""),
+        "ramdisk_id": properties.get("ramdisk_id", ""),
+        **{
+            name: iso(of[name])
+            for name in ("created_at", "launched_at", "terminated_at", "deleted_at", "updated_at")
+        },
+        "state": of["vm_state"],
+        "power_state": POWER.get(of["power_state"], "pending"),
+        "task_state": of["task_state"],
+        "progress": of["progress"],
+        "ip_addresses": addresses(of["interfaces"]),
+        "block_devices": [],
+        "shares": [],
+        "metadata": of["meta"],
+        "locked": bool(of["locked"]),
+        "locked_reason": of["locked_reason"],
+        "auto_disk_config": of["disk_config"],
+        "request_id": request.get("id") if user else None,
+        "action_initiator_user": user,
+        "action_initiator_project": request.get("project") or None,
+    }
+
+
+def architecture(properties: Mapping[str, str]) -> str | None:
+    """What an image says of it."""
+    return properties.get("hw_architecture") or properties.get("architecture")

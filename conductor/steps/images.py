@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images that the conductor makes of servers: the steps that snapshot, backup and shelve share.
+
+The image's id was chosen when the request was accepted, so each of these can be repeated: a record
+that is there is the one we made, one that is gone was removed by us.
+
+Also here: which backups go when a newer one is whole, and whether an image can still be used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from common.clients import image_checks
+from common.clients.image import ACTIVE, Image
+from common.domain import errors
+from common.domain.json_types import JsonMapping, JsonObject
+from common.domain.models import Flavor, Result
+from common.domain.verbs import Snapshot, StoredImage
+from common.domain.wire import from_wire
+from common.store.cleanups import IMAGE
+from common.store.engine import Connection
+from common.store.servers import actions
+from conductor.engine.action_args import ImageArgs
+from conductor.engine.action_data import ActionData
+from conductor.engine.engine import Engine
+from conductor.engine.external_services import ImageApi
+from conductor.engine.run import AnyRun, Run
+from conductor.engine.step import Step
+
+T = TypeVar("T")
+
+
+@dataclass(kw_only=True)
+class ImageData(ActionData):
+    """What making an image leaves."""
+
+    size: int = 0  #: of the image, bytes
+
+
+ImageRun = Run[ImageArgs, ImageData]
+
+
+def service(engine: Engine) -> ImageApi:
+    """The image service.
+
+    Raises:
+        Unavailable: this conductor knows of none.
+    """
+    if engine.images is None:
+        raise errors.Unavailable("This conductor has no image service.")
+    return engine.images
+
+
+def try_all(call: Callable[[T], None], members: Iterable[T]) -> None:
+    """Make the call for each, also after a refusal.
+
+    Raises:
+        Unavailable: at once. Problem: the first refusal, when all were tried.
+    """
+    refused: errors.Problem | None = None
+    for member in members:
+        try:
+            call(member)
+        except errors.Unavailable:
+            raise
+        except errors.Problem as problem:
+            refused = refused or problem
+    if refused is not None:
+        raise refused
+
+
+def rotate(engine: Engine, server: str, args: JsonMapping) -> None:
+    """Keep the newest active backups of one type of a server and delete the others.
+
+    The journal of actions orders the backups. The image service tells ages in whole seconds, so
+    its order only counts for images that no action of the journal made.
+
+    Args:
+        args: owner, backup_type, and rotation (how many backups are kept).
+
+    Raises:
+        Problem: the first refusal, after all deletions were tried.
+        Unavailable: the image service does not answer.
+    """
+    images = service(engine)
+    backups = [
+        str(image["id"])
+        for image in images.find(
+            {
+                "owner": args["owner"],
+                "image_type": "backup",
+                "backup_type": args["backup_type"],
+                "instance_uuid": server,
+            }
+        )
+        if image.get("status") == ACTIVE
+    ]
+    fences = engine.store.read(lambda tx: actions.backup_fences(tx, server))
+    backups.sort(key=lambda image: fences.get(image, 0), reverse=True)
+    try_all(images.delete, backups[int(args["rotation"]) :])
+
+
+# --- an image that a disk is made of ---
+def check(engine: Engine, image_id: str, flavor: JsonObject) -> None:
+    """Check again that an image can be used, because it may have changed since the request.
+
+    Raises:
+        Problem: It cannot, with the reason. Unavailable: the image service does not answer.
+    """
+    image_checks.check_flavor(check_disk(engine, image_id), from_wire(Flavor, flavor))
+
+
+def check_disk(engine: Engine, image_id: str) -> Image:
+    """As ``check``, of an image that no flavor must have room for; returns the image."""
+    image = service(engine).look(image_id)
+    image_checks.check_disk(image)
+    return image
+
+
+def check_own(engine: Engine, run: AnyRun) -> None:
+    """``check`` the image that the server's disk is made of."""
+    check(engine, str((run.server.image or {})["id"]), run.server.flavor)
+
+
+def has_own(run: AnyRun) -> bool:
+    """True if the server's disk is made of an image."""
+    return bool((run.server.image or {}).get("id"))
+
+
+# --- steps ---
+def _create_record(engine: Engine, run: ImageRun) -> None:
+    """Make the image's record, owned by the server's project."""
+    args, image = run.args, run.server.image or {}
+    service(engine).create(
+        {
+            "id": args.image_id,
+            "name": args.name,
+            "owner": run.server.project_id,
+            "disk_format": "qcow2",
+            "container_format": "bare",
+            "visibility": "private",
+            "min_disk": 0 if args.snapshots else run.server.flavor["root_gb"],
+            "min_ram": int(image.get("min_ram", 0)),
+            **args.properties,
+        }
+    )
+
+
+def _delete_image(engine: Engine, run: ImageRun) -> None:
+    with run.cleanup_on_failure(IMAGE, run.args.image_id):
+        service(engine).delete(run.args.image_id)
+
+
+def _upload(engine: Engine, run: ImageRun) -> Snapshot:
+    return Snapshot(image_id=run.args.image_id)
+
+
+def _uploaded(tx: Connection, run: ImageRun, result: Result) -> None:
+    run.data.size = from_wire(StoredImage, result.data).size
+    run.set(progress=100)
+
+
+RECORD = Step(
+    "record",
+    "before any byte is copied: the image service may refuse",
+    call=_create_record,
+    undo_call=_delete_image,
+)
+UPLOAD = Step(
+    "upload",
+    "the guest goes on meanwhile; the image is what one moment saw",
+    command=_upload,
+    on_result=_uploaded,
+)

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A small certificate authority in a folder: certificates for the processes of a lab, and for
+servers of the tests.
+
+``Authority(folder)`` is made once and found again. ``issue`` gives a certificate for names and
+addresses, the one that is there when it still fits. Must stay true: keys are readable to the owner
+of their folder only.
+"""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from common.security import private_files
+from common.security.certificates import (
+    DAY,
+    YEARS,
+    Signer,
+    builder,
+    named,
+    pem,
+    private_pem,
+    reached,
+    usage,
+)
+from common.security.tls import Tls
+
+RENEW = 30 * DAY  #: before it expires
+
+
+class Authority:
+    """``name`` stands in what it signs."""
+
+    def __init__(self, folder: Path, name: str = "kilonova") -> None:
+        self.folder, self.path = folder, folder / "ca.pem"
+        self.key_path = folder / "ca-key.pem"
+        folder.mkdir(parents=True, exist_ok=True)
+        if not self.path.exists():
+            key, subject = ec.generate_private_key(ec.SECP256R1()), named(name)
+            now = datetime.datetime.now(datetime.UTC)
+            made = (
+                builder(subject, subject, key.public_key(), now)
+                .not_valid_after(now + YEARS)
+                .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+                .add_extension(usage(signs_others=True), critical=True)
+                .add_extension(
+                    x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
+                )
+            )
+            private_files.replace(self.key_path, private_pem(key))
+            _write(self.path, made.sign(key, hashes.SHA256()))
+
+    def issue(self, name: str, *reached_at: str, valid: datetime.timedelta = YEARS) -> Tls:
+        """The files of who is reached at these names and addresses; clients too show it."""
+        files = Tls(
+            str(self.folder / f"{name}.pem"), str(self.folder / f"{name}-key.pem"), str(self.path)
+        )
+        if not self._fits(Path(files.cert), reached_at):
+            key = ec.generate_private_key(ec.SECP256R1())
+            signer = Signer.opened(files.ca, str(self.key_path))
+            private_files.replace(Path(files.key), private_pem(key))
+            _write(Path(files.cert), signer.sign(key.public_key(), name, reached_at, valid))
+        return files
+
+    def _fits(self, path: Path, reached_at: tuple[str, ...]) -> bool:
+        if not path.exists() or not path.with_name(f"{path.stem}-key.pem").exists():
+            return False
+        cert = x509.load_pem_x509_certificate(path.read_bytes())
+        known = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        return list(known) == [
+            reached(one) for one in reached_at
+        ] and cert.not_valid_after_utc - RENEW > datetime.datetime.now(datetime.UTC)
+
+
+def _write(path: Path, cert: x509.Certificate) -> None:
+    part = path.with_name(path.name + ".new")
+    part.write_text(pem(cert))
+    part.replace(path)

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Signals and states of the single processes of a cloud, by their names.
+
+``kill(cloud, "conductor")`` is kill -9, after which the supervisor starts another conductor.
+``stop`` keeps a process down until ``start``. All state is in the files that the supervisor
+(deploy/one_machine/machine/supervise.py) writes and reads in the cloud's folder ``run``.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+
+from deploy.one_machine.cloud.cloud import Cloud
+from deploy.progress import Failure, wait
+
+
+def find_supervisor(cloud: Cloud) -> int | None:
+    """Return the process id of the running supervisor, or None.
+
+    The supervisor holds a lock as long as it lives.
+    """
+    try:
+        with (cloud.run / "supervise.lock").open("r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return None
+    except BlockingIOError:
+        text = (cloud.run / "supervise.lock").read_text().strip()
+        return int(text) if text else None
+    return None
+
+
+def find_process(cloud: Cloud, name: str) -> int | None:
+    """Return the id of the running process, or None."""
+    try:
+        return int((cloud.run / f"{name}.pid").read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def kill(cloud: Cloud, name: str, number: int = signal.SIGKILL) -> int:
+    """Send the signal with this number to the process and return the process id.
+
+    If the process dies, the supervisor starts another one.
+
+    Raises:
+        Failure: The process does not run.
+    """
+    pid = find_process(cloud, name)
+    if pid is None:
+        raise Failure(f"{name} does not run.", f"See {cloud.log('supervise')}.")
+    os.kill(pid, number)
+    return pid
+
+
+def stop(cloud: Cloud, name: str, seconds: float = 30) -> None:
+    """End the process and keep it down.
+
+    Raises:
+        Failure: The process still runs after this many seconds.
+    """
+    (cloud.run / f"{name}.down").touch()
+    wait(
+        lambda: find_process(cloud, name) is None,
+        seconds,
+        f"{name} does not stop",
+        f"See {cloud.log(name)}.",
+    )
+
+
+def start(cloud: Cloud, name: str, seconds: float = 30) -> int:
+    """Let a stopped process run again and return its id.
+
+    Raises:
+        Failure: The process does not run after this many seconds.
+    """
+    (cloud.run / f"{name}.down").unlink(missing_ok=True)
+    wait(
+        lambda: find_process(cloud, name) is not None,
+        seconds,
+        f"{name} does not start",
+        f"See {cloud.log(name)}.",
+    )
+    return find_process(cloud, name) or 0
+
+
+def restart(cloud: Cloud, name: str) -> int:
+    """Stop the process, start it again, and return its new id."""
+    stop(cloud, name)
+    return start(cloud, name)
+
+
+def explain_failure(cloud: Cloud, name: str) -> str:
+    """Return advice on a process that fails: the last lines of its log, and where the rest is."""
+    log = cloud.log(name)
+    lines = (
+        log.read_text(errors="replace").strip().splitlines()[-5:] if log.exists() else ["nothing"]
+    )
+    return "\n".join(
+        [
+            f"The {name} said last:",
+            *("  | " + line[:300] for line in lines),
+            f"More in {log} and {cloud.log('supervise')}; then run this again.",
+        ]
+    )

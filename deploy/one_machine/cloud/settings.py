@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The settings that a running cloud was started with: they may not change while it runs.
+
+deploy/one_machine/cloud/lifecycle.py writes them when it starts a cloud, and
+deploy/one_machine/preflight.py compares them. Facts that no variable sets may change, and the
+processes that they change are restarted. Invariant: no secret is printed, because URLs may contain
+passwords.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import astuple
+
+from common.security import private_files
+from deploy.one_machine.cloud.cloud import Cloud
+from deploy.one_machine.cloud.process_control import find_supervisor
+
+FILE, HIDDEN = "settings.json", "#"
+
+
+def of(cloud: Cloud) -> dict[str, str]:
+    """What each variable comes to in this cloud; of a URL, only what tells it from others."""
+    return {
+        "KILONOVA_NETWORKS": "yes" if cloud.has_networks else "no",
+        "KILONOVA_VOLUMES": "yes" if cloud.volumes else "no",
+        "KILONOVA_DRIVER": cloud.driver,
+        "KILONOVA_HOSTS": str(len(cloud.hosts)),
+        "KILONOVA_PORT_BASE": _digest(repr(astuple(cloud.ports))),
+        "KILONOVA_TRANSPORT_URL": _digest(cloud.broker_url),
+        "KILONOVA_DATABASE_URL": _digest(cloud.database_url),
+    }
+
+
+def remember(cloud: Cloud) -> None:
+    """Store the settings with which the processes start."""
+    private_files.replace(cloud.run / FILE, json.dumps(of(cloud)))
+
+
+def changed(cloud: Cloud) -> list[str]:
+    """Return the variables that changed since the cloud was started.
+
+    Each comes with its former value if that may be printed. The list is empty if the cloud does not
+    run.
+    """
+    path = cloud.run / FILE
+    if find_supervisor(cloud) is None or not path.exists():
+        return []
+    now, then = of(cloud), json.loads(path.read_text())
+    return [
+        name if then[name].startswith(HIDDEN) else f"{name}={then[name]}"
+        for name, value in now.items()
+        if then[name] != value
+    ]
+
+
+def _digest(text: str | None) -> str:
+    return HIDDEN + hashlib.sha256((text or "").encode()).hexdigest()

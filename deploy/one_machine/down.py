@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``./deploy/down [--purge]``: stop the cloud of ./deploy/up; with --purge also remove its data.
+
+Guests end with it. What the machine had before, and installed packages, stay.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from deploy.one_machine.cloud import lifecycle
+from deploy.one_machine.cloud.cloud import Cloud
+from deploy.progress import Failure, main, say
+
+
+def command(arguments: list[str]) -> int:
+    """Parse the command line and do it; harmless when nothing runs."""
+    if arguments not in ([], ["--purge"]):
+        raise Failure(f"Not known: {' '.join(arguments)}", "./deploy/down [--purge]")
+    cloud = Cloud.from_environment()
+    say(f"Stopping the cloud in {cloud.home} …")
+    say("stopped" if lifecycle.shut_down(cloud) else "nothing runs")
+    if arguments and cloud.home.exists():
+        lifecycle.purge(cloud)
+        say(f"{cloud.home} removed")
+    elif cloud.home.exists():
+        say("Its data stay; remove them with ./deploy/down --purge")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(lambda: command(sys.argv[1:])))

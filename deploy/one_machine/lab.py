@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``./deploy/lab``: several real hosts on this machine, to play with and for the tests: make them,
+strike them, look.
+
+A lab is a cloud as ``./deploy/up`` makes it, in a home of its own (KILONOVA_HOME, by default beside
+the other), which ``down`` removes with all its data. What a command does to a host is said in
+deploy/one_machine/lab_hosts.py.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+
+from deploy.one_machine import lab_hosts, up
+from deploy.one_machine.lab_hosts import Lab
+from deploy.progress import Failure, main, say
+
+USAGE = f"""usage: ./deploy/lab COMMAND
+  up N [--shared] [--volumes]
+                    make N hosts, or bring them all to life again; --shared: guests' disks are in one folder;
+                    --volumes: with a volume service
+  down              remove the lab with all that is in it
+  status            hosts, their addresses and guests
+  kill HOST         power cut: agent, libvirtd and guests die at once
+  start HOST        boot a host that was killed or fenced
+  cut HOST          pull its cable: it reaches nobody, its guests run on
+  heal HOST         put its cable in again
+  fence HOST        make sure that nothing of it lives: the lab's fencing hook
+The lab is in {lab_hosts.HOME}, or where KILONOVA_HOME says; its ports begin at {lab_hosts.PORT_BASE}, or at
+KILONOVA_PORT_BASE."""
+
+#: command on a host -> what it does, and what is said of it then
+STRIKES: dict[str, tuple[Callable[[Lab, str], None], str]] = {
+    "kill": (Lab.kill, "has no power; boot it with: ./deploy/lab start {0}"),
+    "start": (Lab.start, "boots; its agent registers in a few seconds"),
+    "cut": (Lab.cut, "is cut off; its guests run on; heal it with: ./deploy/lab heal {0}"),
+    "heal": (Lab.heal, "has its network again"),
+    "fence": (Lab.fence, "is dead, and so are its guests"),
+}
+
+
+def command(arguments: list[str]) -> int:
+    """Parse the command line and do it."""
+    match arguments:
+        case ["up", hosts, *more] if set(more) <= {"--shared", "--volumes", up.CONTINUED}:
+            return _up(hosts, set(more))
+        case ["down"]:
+            return _down()
+        case ["status"]:
+            return _status(Lab.open(lab_hosts.home()))
+        case [name, host] if name in STRIKES:
+            act, words = STRIKES[name]
+            act(Lab.open(lab_hosts.home()), host)
+            say(f"{host} {words.format(host)}")
+            return 0
+        case ["--help" | "-h" | "help"]:
+            say(USAGE)
+            return 0
+    raise Failure(f"Not known: {' '.join(arguments) or 'no command'}", USAGE)
+
+
+def _up(hosts: str, more: set[str]) -> int:
+    wanted = lab_hosts.facts(hosts, "--shared" in more, "--volumes" in more)
+    _insist_root()
+    lab = Lab.make(lab_hosts.home(), wanted)
+    if up.CONTINUED not in more:
+        return up.begin(lab.cloud, "lab", "up", *lab_hosts.arguments(wanted).split())
+    lab.write_hook()
+    say(f"""{up.go_on(lab.cloud)}
+This lab is {lab_hosts.describe(wanted)}: {", ".join(lab.cloud.hosts)}. Strike it, and look what becomes of it:
+  ./deploy/lab status
+  ./deploy/lab kill {lab.cloud.hosts[0]}     # and start; cut and heal; fence
+  ./deploy/lab down""")
+    return 0
+
+
+def _down() -> int:
+    home = lab_hosts.home()
+    if not home.exists():
+        say(f"there is no lab in {home}")
+        return 0
+    lab = Lab.open(home)
+    _insist_root()
+    say(f"Removing the lab in {home} …")
+    lab.down()
+    say("removed")
+    return 0
+
+
+def _status(lab: Lab) -> int:
+    _insist_root()
+    lab.insist_up()
+    say(f"{lab_hosts.describe(lab.facts)}; this machine is {lab.cloud.address} to them")
+    for number, host in enumerate(lab.cloud.hosts, 1):
+        state = lab.state(host)
+        say(f"{host:<6} {state:<4} {lab.cloud.host_address(number)}")
+        guests = lab.guests(host) if state != "off" else []
+        for line in (
+            [f"{one.server} {one.state}" for one in guests]
+            if guests is not None
+            else [f"its libvirtd does not answer; see {lab.cloud.libvirt_folder(number)}/log"]
+        ):
+            say(f"         {line}")
+    return 0
+
+
+def _insist_root() -> None:
+    if os.geteuid() != 0:
+        raise Failure("A lab is made of processes and namespaces of root.", "Run this as root.")
+
+
+if __name__ == "__main__":
+    sys.exit(main(lambda: command(sys.argv[1:])))

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this machine lets us do: be root, make namespaces, mount, make the devices and rules of
+networks.
+
+Used by deploy/one_machine/preflight.py, and by tests/services.py for the tests that need it. Each
+is tried once for the life of the process, in namespaces that end with the command, so that nothing
+is left. A program that is not installed yet is not tried; whoever uses it will say.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+from enum import Enum, auto
+from pathlib import Path
+from typing import NamedTuple
+
+from deploy.one_machine.machine.underlay import complaint
+
+FILTER, TUN = Path("/proc/sys/net/bridge/bridge-nf-call-iptables"), Path("/dev/net/tun")
+PRIVILEGED = "Run this where root may do that (in a container: --privileged)"
+
+
+class Ability(Enum):
+    """Of a machine."""
+
+    ROOT = auto()
+    NAMESPACES = auto()
+    MOUNTS = auto()
+    BRIDGES = auto()  #: and the pairs, tunnels and rules that go with them
+    TAPS = auto()  #: guests' interfaces, and the rules for what crosses a bridge
+
+
+#: What a libvirtd of our own takes; what hosts with a network of their own take; what guests with
+#: networks take.
+FOR_GUESTS = (Ability.ROOT, Ability.NAMESPACES, Ability.MOUNTS)
+FOR_HOSTS = (*FOR_GUESTS, Ability.BRIDGES)
+FOR_NETWORKS = (*FOR_HOSTS, Ability.TAPS)
+#: The commands that show it; those after "unshare --net" are tried in a network namespace.
+TRIED: dict[Ability, tuple[str, ...]] = {
+    Ability.NAMESPACES: ("unshare --net true", "unshare --mount --pid --fork true"),
+    Ability.MOUNTS: ("unshare --mount --pid --fork --mount-proc mount --bind /run /run",),
+    Ability.BRIDGES: tuple(
+        "unshare --net " + command
+        for command in (
+            "ip link add probe type bridge",
+            "ip link add probe type veth peer name other",
+            "ip link add probe type vxlan id 1 dstport 4789 local 127.0.0.1",
+            "nft add table inet probe",
+            "nft add table bridge probe",
+        )
+    ),
+    Ability.TAPS: ("unshare --net ip tuntap add probe mode tap",),
+}
+WORDS = {
+    Ability.NAMESPACES: "Namespaces cannot be made here",
+    Ability.MOUNTS: "Nothing can be mounted here",
+    Ability.BRIDGES: "Networks cannot be made here",
+    Ability.TAPS: "Guests' interfaces cannot be made here",
+}
+
+
+class Lack(NamedTuple):
+    """What a machine cannot do, and how it could."""
+
+    what: str
+    todo: str
+
+
+def lack_of(*abilities: Ability) -> Lack | None:
+    """The first of these that this machine does not have; None: it has them all."""
+    return next(filter(None, map(_lack, abilities)), None)
+
+
+@functools.cache
+def _lack(ability: Ability) -> Lack | None:
+    if ability is Ability.ROOT:
+        return None if os.geteuid() == 0 else Lack("This is not root.", "Run it with sudo.")
+    if ability is Ability.TAPS and (lack := _lack_of_devices()):
+        return lack
+    for command in TRIED[ability]:
+        words = command.split()
+        program = words[2] if words[1] == "--net" else words[0]
+        if _is_there(program) and (said := complaint(words)):
+            return Lack(f"{WORDS[ability]}: '{command}' says: {said}", f"{PRIVILEGED}.")
+    return None
+
+
+def _lack_of_devices() -> Lack | None:
+    if not FILTER.exists() and (said := complaint(["modprobe", "--dry-run", "br_netfilter"])):
+        return Lack(
+            f"The kernel has no br_netfilter, which security groups need: {said}",
+            "Load it ('modprobe br_netfilter', in a container on its host).",
+        )
+    if not TUN.exists():
+        return Lack(
+            f"There is no {TUN}, which guests' interfaces need.",
+            "Load it ('modprobe tun'); give it to a container.",
+        )
+    return None
+
+
+def _is_there(program: str) -> bool:
+    return shutil.which(program, path="/usr/sbin:/usr/bin:/sbin:/bin") is not None

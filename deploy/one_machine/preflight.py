@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is looked at before anything is changed: root, system, kernel, disk, memory, ports,
+neighbours, proxy.
+
+Used by deploy/one_machine/up.py. ``check`` raises what must be put right first and returns notes on
+what was found and will be left alone.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from ipaddress import IPv4Network
+from pathlib import Path
+
+from deploy.one_machine.cloud import settings
+from deploy.one_machine.cloud.cloud import Cloud
+from deploy.one_machine.cloud.probes import answers, is_taken
+from deploy.one_machine.cloud.process_control import find_supervisor
+from deploy.one_machine.machine import abilities as machine
+from deploy.progress import Failure
+
+DISK_GB, MEMORY_MB, LONGEST_HOME = 4, 1800, 48
+MEMORY = "KILONOVA_DRIVER=memory works here: servers on paper only"
+#: What a cloud with guests, and one with networks too, needs of the machine; and which settings do
+#: without that.
+WITHOUT = (
+    (machine.FOR_GUESTS, MEMORY),
+    (machine.FOR_NETWORKS, f"KILONOVA_NETWORKS=no works here: servers without networks; {MEMORY}"),
+)
+FOREIGN = ((5672, "RabbitMQ"), (16509, "libvirtd"))
+
+
+def check(cloud: Cloud) -> str:
+    """All checks; returns the notes.
+
+    Raises:
+        Failure: of the first that does not hold.
+    """
+    check_machine(os.geteuid())
+    check_settings(cloud)
+    check_broker(cloud)
+    check_space(cloud)
+    running = find_supervisor(cloud) is not None
+    if not running:
+        check_ports(cloud)
+    check_abilities(cloud)
+    external = cloud.underlay.external
+    notes = [
+        f"{external} leads into this cloud from now on, instead of: {route}"
+        for route in (find_routes(external) if cloud.has_networks and cloud.has_guests else [])
+    ]
+    if running:
+        notes.append("this cloud runs already")
+    notes += find_neighbours(cloud)
+    if not Path("/run/systemd/system").is_dir():
+        notes.append("no systemd here, which is fine")
+    if any(
+        name.lower() in ("http_proxy", "https_proxy", "all_proxy") and value
+        for name, value in os.environ.items()
+    ):
+        notes.append("a proxy is set: used for downloads, not for this cloud")
+    return "\n        ".join(notes)
+
+
+def check_machine(user: int) -> None:
+    if user != 0:
+        raise Failure(
+            "This must run as root: it installs packages and drives libvirt.", "Run it with sudo."
+        )
+    if platform.machine() != "x86_64":
+        raise Failure(f"This machine is {platform.machine()}.", "Take an x86_64 machine (amd64).")
+    if shutil.which("apt-get") is None:
+        raise Failure("There is no apt-get here.", "Use Debian 12 or 13.")
+
+
+def check_broker(cloud: Cloud) -> None:
+    if cloud.is_joined and cloud.broker_url is not None:
+        raise Failure(
+            "Several hosts on this machine do not reach a broker of yours from their networks.",
+            "Leave KILONOVA_TRANSPORT_URL away, or KILONOVA_HOSTS.",
+        )
+
+
+def check_space(cloud: Cloud) -> None:
+    if len(str(cloud.home)) > LONGEST_HOME:
+        raise Failure(
+            f"KILONOVA_HOME has {len(str(cloud.home))} letters; sockets below it allow {LONGEST_HOME}.",
+            "Choose a shorter path.",
+        )
+    there = next(folder for folder in (cloud.home, *cloud.home.parents) if folder.exists())
+    free = shutil.disk_usage(there).free / 2**30
+    if free < DISK_GB:
+        raise Failure(
+            f"{there} has {free:.1f} GiB free; {DISK_GB} are needed.",
+            "Make room, or set KILONOVA_HOME to a folder on another disk.",
+        )
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    memory = (
+        next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")) // 1024
+    )
+    if memory < MEMORY_MB and find_supervisor(cloud) is None:
+        raise Failure(
+            f"{memory} MiB of memory are available; {MEMORY_MB} are needed.",
+            "Stop other programs, or take a larger machine.",
+        )
+
+
+def check_settings(cloud: Cloud) -> None:
+    """A cloud that runs keeps its settings."""
+    then = settings.changed(cloud)
+    if then:
+        raise Failure(
+            f"This cloud runs with other settings than these: {', '.join(then)}.",
+            "Set them as they were; or stop it with ./deploy/down, which keeps its data, and run this again.",
+        )
+
+
+def check_abilities(cloud: Cloud) -> None:
+    """What the cloud needs is tried; of a cloud on paper nothing is needed. A lab has no other
+    settings."""
+    for abilities, instead in WITHOUT[: 1 + cloud.has_networks] if cloud.has_guests else ():
+        lack = machine.lack_of(*abilities)
+        if lack is not None:
+            raise Failure(
+                lack.what, lack.todo if cloud.apart else f"{lack.todo} Or go without: {instead}."
+            )
+
+
+def find_routes(external: IPv4Network) -> list[str]:
+    """Those of other networks that these addresses belong to now."""
+    if shutil.which("ip") is None:
+        return []
+    said = subprocess.run(
+        ["ip", "-4", "route"], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+    )
+    routes = [line.strip() for line in said.stdout.splitlines() if line[:1].isdigit()]
+    networks = [(IPv4Network(route.split()[0], strict=False), route) for route in routes]
+    return [
+        route for network, route in networks if network != external and network.overlaps(external)
+    ]
+
+
+def check_ports(cloud: Cloud) -> None:
+    taken = {
+        name: port
+        for name, port in cloud.ports.taken().items()
+        if any(is_taken(port, address) for address in {"127.0.0.1", cloud.address})
+        and not (cloud.broker_url and name.startswith("broker"))
+    }
+    if taken:
+        listed = ", ".join(f"{port} ({name})" for name, port in taken.items())
+        raise Failure(
+            f"Other programs listen on ports that are needed: {listed}.",
+            "See who with 'ss -ltnp'; stop it, or set KILONOVA_PORT_BASE to the first of "
+            f"{cloud.ports.COUNT} free ports.",
+        )
+
+
+def find_neighbours(cloud: Cloud) -> list[str]:
+    found = [name for port, name in FOREIGN if answers(port)]
+    # os.path, because Path.exists raises PermissionError for a user who may not read the folder.
+    if os.path.exists("/run/libvirt/libvirt-sock") and _runs("libvirtd"):
+        found.append("libvirtd")
+    return [
+        f"a {name} of somebody else runs and is left untouched" for name in dict.fromkeys(found)
+    ]
+
+
+def _runs(program: str) -> bool:
+    """Does a process of this name run outside of any cloud of ours?"""
+    done = subprocess.run(
+        ["pidof", program], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+    )
+    own = os.readlink("/proc/self/ns/mnt")
+    return any(_mounts_of(pid) == own for pid in done.stdout.split())
+
+
+def _mounts_of(pid: str) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/mnt")
+    except OSError:
+        return ""

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a new cloud is given, all through the public APIs: flavors, a project, an image, a first
+server.
+
+Used by deploy/one_machine/up.py in the virtual environment. Every function looks first and adds
+only what is missing, so that repeating it does no harm; each returns a note.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import openstack
+from openstack import exceptions
+from openstack.config import OpenStackConfig
+
+from deploy.one_machine.cloud.cloud import Cloud
+from deploy.one_machine.cloud.process_control import explain_failure
+from deploy.packages import ROOT
+from deploy.progress import Failure, run, wait
+
+#: name: VCPUs, MiB, GiB
+FLAVORS = {
+    "m1.nano": (1, 128, 1),
+    "m1.tiny": (1, 512, 1),
+    "m1.small": (1, 2048, 20),
+    "m1.medium": (2, 4096, 40),
+    "m1.large": (4, 8192, 80),
+}
+IMAGE, SERVER = "tiny", "first"
+READY = "kilonova tiny guest: ready"
+HELLO = b'#!/bin/sh\necho "kilonova tiny guest: hello, this is $(hostname)"\n'
+
+
+class Seed:
+    """The two users' connections to one cloud."""
+
+    def __init__(self, cloud: Cloud) -> None:
+        self.cloud = cloud
+        for name in ("no_proxy", "NO_PROXY"):
+            os.environ[name] = ",".join(filter(None, (os.environ.get(name), cloud.address)))
+        self._made: dict[str, openstack.connection.Connection] = {}
+        self.launched = ""  # when the processes were started, if they just were: UTC, ISO 8601
+        self._boots = False  # whether the first server was started here
+
+    def connect(self, name: str) -> openstack.connection.Connection:
+        """As "kilonova" (the user demo) or "kilonova-admin"."""
+        if name not in self._made:
+            files = OpenStackConfig(config_files=[str(self.cloud.clouds_yaml)], load_envvars=False)
+            self._made[name] = openstack.connection.Connection(config=files.get_one(cloud=name))
+        return self._made[name]
+
+    @property
+    def admin(self) -> Any:  # noqa: ANN401 - openstacksdk's types depend on the service's version
+        return self.connect("kilonova-admin")
+
+    @property
+    def demo(self) -> Any:  # noqa: ANN401 - openstacksdk's types depend on the service's version
+        return self.connect("kilonova")
+
+    def host(self) -> str:
+        """Wait until every agent has registered since the launch: only then is what the API shows
+        true."""
+        wanted = set(self.cloud.hosts)
+
+        def up() -> bool:
+            found = {
+                service.host
+                for service in self.admin.compute.services(binary="nova-compute")
+                if service.state == "up" and (service.updated_at or "") >= self.launched
+            }
+            return wanted <= found
+
+        wait(
+            self.patiently(up),
+            90,
+            f"The agent of {', '.join(sorted(wanted))} does not count as up",
+            lambda: explain_failure(self.cloud, "agent"),
+        )
+        return f"{', '.join(sorted(wanted))} up"
+
+    @staticmethod
+    def patiently(question: Callable[[], bool]) -> Callable[[], bool]:
+        """A service that is just starting may refuse the first calls."""
+
+        def ask() -> bool:
+            try:
+                return question()
+            except (exceptions.SDKException, OSError):
+                return False
+
+        return ask
+
+    def flavors(self) -> str:
+        """Those of ``FLAVORS`` that are missing."""
+        there = {flavor.name for flavor in self.admin.compute.flavors(details=False)}
+        missing = [name for name in FLAVORS if name not in there]
+        for name in missing:
+            vcpus, ram, disk = FLAVORS[name]
+            self.admin.compute.create_flavor(name=name, vcpus=vcpus, ram=ram, disk=disk)
+        return f"{', '.join(missing)} made" if missing else "all are there"
+
+    def tenant(self) -> str:
+        """The project demo and its user demo, with the role member."""
+        identity = self.admin.identity
+        project = identity.find_project("demo", ignore_missing=True) or identity.create_project(
+            name="demo", domain_id="default", description="For trying things out"
+        )
+        user = identity.find_user("demo", ignore_missing=True)
+        password = self.cloud.password("demo")
+        if user is None:
+            user = identity.create_user(
+                name="demo", domain_id="default", password=password, default_project_id=project.id
+            )
+        role = identity.find_role("member", ignore_missing=False)
+        identity.assign_project_role_to_user(project, user, role)
+        return "user and project demo"
+
+    def image(self) -> str:
+        """The tiny image: built, and uploaded when the image service has no such file. One of an
+        earlier recipe stays, under another name: servers were made from it."""
+        path = self.cloud.home / "tiny" / "tiny.qcow2"
+        run(
+            [ROOT / "deploy/images/tiny/build", path],
+            "Install the packages named at the top of that file.",
+            log=self.cloud.log("image-build"),
+        )
+        digest = hashlib.sha512(path.read_bytes()).hexdigest()
+        images = self.admin.image
+        there = list(
+            images.images(name=IMAGE, status="active", owner=self.admin.session.get_project_id())
+        )
+        for found in there:
+            if found.hash_value != digest:
+                images.update_image(found, name=f"{IMAGE}-{found.created_at[:10]}-{found.id[:8]}")
+        for found in there:
+            if found.hash_value == digest:
+                return f"{IMAGE} ({found.id}) is there"
+        made = images.create_image(
+            IMAGE,
+            filename=str(path),
+            disk_format="qcow2",
+            container_format="bare",
+            visibility="public",
+            wait=True,
+            timeout=120,
+        )
+        return f"{IMAGE} ({made.id}), {path.stat().st_size / 2**20:.0f} MiB"
+
+    def server(self, **wanted: object) -> str:
+        """The first server, as the user demo, with what else is wanted of it; waits until it is
+        ACTIVE."""
+        compute = self.demo.compute
+        server = next((one for one in compute.servers(name=f"^{SERVER}$")), None)
+        self._boots = server is None or server.status == "SHUTOFF"
+        if server is None:
+            flavor = compute.find_flavor("m1.nano", ignore_missing=False)
+            image = next(
+                iter(self.demo.image.images(name=IMAGE, status="active", sort="created_at:desc"))
+            )
+            server = compute.create_server(
+                name=SERVER,
+                flavor_id=flavor.id,
+                image_id=image.id,
+                user_data=base64.b64encode(HELLO).decode(),
+                **wanted,
+            )
+        elif server.status == "SHUTOFF":
+            compute.start_server(server)
+        try:
+            server = compute.wait_for_server(server, wait=180, interval=0.5)
+        except exceptions.SDKException as problem:
+            server = compute.get_server(server)
+            fault = (server.fault or {}).get("message", "it has no fault")
+            raise Failure(
+                f"The server {server.id} is {server.status}: {fault}",
+                f"See {self.cloud.log('conductor')} and {self.cloud.log('agent')}; then delete it with: "
+                f"openstack --os-cloud kilonova server delete {SERVER}",
+            ) from problem
+        return f"{SERVER} ({server.id}) is {server.status}"
+
+    def first(self) -> Any:  # noqa: ANN401 - openstacksdk's types depend on the service's version
+        """The first server as the API shows it now."""
+        return next(iter(self.demo.compute.servers(name=f"^{SERVER}$")))
+
+    def console(self) -> str:
+        """What the guest says, once it is ready. Of one that was not started here, what it has said
+        where it is now."""
+        if not self.cloud.has_guests:
+            return PAPER
+        server = self.first()
+        if not self._boots:
+            return _tail(self._console_text(server.id))
+        deadline, text = time.monotonic() + 120, ""
+        while READY not in text:
+            if time.monotonic() > deadline:
+                raise Failure(
+                    f"The guest did not say {READY!r} within 120 s. Its console:\n{_tail(text)}",
+                    f"See {self.cloud.log('agent')}.",
+                )
+            text = self._console_text(server.id)
+            time.sleep(0.5)
+        return _tail(text[: text.index(READY) + len(READY)])
+
+    def _console_text(self, server: str) -> str:
+        try:
+            return str(self.demo.compute.get_server_console_output(server)["output"])
+        except (exceptions.ConflictException, exceptions.NotFoundException):
+            return ""  # the log appears with the guest
+
+
+#: Why nobody waits for a guest.
+PAPER = "servers of the memory driver exist on paper only"
+
+
+def _tail(text: str) -> str:
+    """The last lines, of which nothing can reach the terminal but printable characters."""
+    lines = [
+        "".join(letter if letter.isprintable() else "?" for letter in line.expandtabs())
+        for line in text.replace("\r", "").splitlines()[-20:]
+    ]
+    return "\n        ".join(["the guest's console:", *("| " + line[:150] for line in lines)])

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests of an embedded service to the image and the compute service, as its own user."""
+
+import logging
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import requests
+from keystoneauth1 import exceptions
+from keystoneauth1.identity import v3
+from keystoneauth1.session import Session
+
+from deploy.one_machine.services.database import DbValues
+
+LOG = logging.getLogger("standalone")
+#: Answers of the compute service to events that it may accept later.
+RETRIED = (403, 423, 425)
+
+
+class Later(Exception):
+    """The other service cannot be asked now. The caller tries again later."""
+
+
+def session_of(identity: DbValues, timeout_seconds: float) -> Session:
+    """Return a session of the service's own user, from the options of `guard.identity_of`."""
+    names = ("auth_url", "username", "password", "project_name")
+    plugin = v3.Password(
+        user_domain_id="default",
+        project_domain_id="default",
+        **{name: identity[name] for name in names},
+    )
+    return Session(auth=plugin, timeout=timeout_seconds)
+
+
+class ExternalService:
+    """A service at a fixed URL, or else at the URL of its type in the catalogue."""
+
+    kind = ""
+
+    def __init__(self, session: Session, url: str | None) -> None:
+        self._session, self._fixed = session, url
+
+    def url(self) -> str:
+        """Return the URL, "" if the catalogue has none. Raises keystoneauth's ClientException."""
+        url = self._fixed or self._session.get_endpoint(service_type=self.kind)
+        return str(url or "").rstrip("/")
+
+    def _request(self, method: str, path: str, **options: Any) -> requests.Response:  # noqa: ANN401 - keystoneauth
+        """Send a request. Raises Later without an answer, and for one that may be another later."""
+        try:
+            response = self._session.request(
+                f"{self.url()}{path}", method, raise_exc=False, redirect=False, **options
+            )
+        except (exceptions.ClientException, OSError) as error:
+            raise Later(f"the {self.kind} service: {type(error).__name__}") from error
+        if response.status_code >= 500 or response.status_code in (401, 408, 429):
+            raise Later(f"the {self.kind} service answers {response.status_code}")
+        return response
+
+
+class ComputeEvents(ExternalService):
+    """The compute service, which receives events."""
+
+    kind = "compute"
+
+    def send_events(self, events: Collection[Mapping[str, str]]) -> bool:
+        """Send events. Returns False if they must be sent again later, and True if the compute
+        service accepted them or refuses them for good."""
+        try:
+            response = self._request(
+                "POST",
+                "/os-server-external-events",
+                json={"events": list(events)},
+                headers={"OpenStack-API-Version": "compute 2.93"},
+            )
+        except Later as error:
+            LOG.warning("Cannot send %d events: %s", len(events), error)
+            return False
+        if response.status_code in RETRIED:
+            LOG.warning(
+                "The compute service answered %d to %d events.", response.status_code, len(events)
+            )
+            return False
+        if response.status_code not in (200, 207, 404, 422):
+            LOG.error(
+                "The compute service refuses %d events (%d): %s",
+                len(events),
+                response.status_code,
+                response.text[:200],
+            )
+        return True

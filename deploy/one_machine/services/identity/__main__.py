@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m deploy.one_machine.services.identity bootstrap|serve`: the identity service's command.
+
+Passwords come from files or, without the option, from KILONOVA_ADMIN_PASSWORD and
+KILONOVA_SERVICE_PASSWORD; never from arguments, which every user of the machine can read.
+"""
+
+import argparse
+import os
+from datetime import timedelta
+from pathlib import Path
+
+from sqlalchemy import select
+
+from common.service.service import UMASK
+from deploy.one_machine.services.database import Database
+from deploy.one_machine.services.identity.app import build
+from deploy.one_machine.services.identity.bootstrap import bootstrap
+from deploy.one_machine.services.identity.schema import METADATA, users
+from deploy.one_machine.services.identity.service import IdentityService
+from deploy.one_machine.services.web import add_options, secret, serve
+
+
+def _endpoint(text: str) -> tuple[str, str]:
+    kind, _, url = text.partition("=")
+    if not kind or "://" not in url:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not TYPE=URL, as in image=http://127.0.0.1:9292"
+        )
+    return kind, url
+
+
+def main() -> None:
+    """Parse the command line and do what it says."""
+    parser = argparse.ArgumentParser(
+        prog="python -m deploy.one_machine.services.identity", description=__doc__
+    )
+    parser.set_defaults(run=None)
+    commands = parser.add_subparsers(required=True)
+    first = commands.add_parser("bootstrap", help="make the first rows; safe to repeat")
+    first.add_argument("--db", type=Path, required=True, help="the SQLite file; made when absent")
+    first.add_argument("--admin-password-file")
+    first.add_argument(
+        "--service-password-file", help="of the user kilonova in the project service"
+    )
+    first.add_argument(
+        "--endpoint", type=_endpoint, action="append", default=[], metavar="TYPE=URL"
+    )
+    first.add_argument(
+        "--without", action="append", default=[], metavar="TYPE", help="a service that is no more"
+    )
+    first.set_defaults(run=_bootstrap)
+    serving = commands.add_parser("serve", help="serve until SIGTERM")
+    serving.add_argument("--db", type=Path, required=True)
+    add_options(serving, "127.0.0.1:5000")
+    serving.add_argument("--token-hours", type=float, default=12.0)
+    serving.set_defaults(run=_serve)
+    options = parser.parse_args()
+    options.run(options)
+
+
+def _bootstrap(options: argparse.Namespace) -> None:
+    given = {
+        "admin": secret(options.admin_password_file, "KILONOVA_ADMIN_PASSWORD"),
+        "kilonova": secret(options.service_password_file, "KILONOVA_SERVICE_PASSWORD"),
+    }
+    os.umask(UMASK)
+    database = Database(options.db, METADATA)
+    bootstrap(database, given, dict(options.endpoint), options.without)
+    database.close()
+
+
+def _serve(options: argparse.Namespace) -> None:
+    os.umask(UMASK)
+    database = Database(options.db, METADATA)
+    with database.read() as connection:
+        if connection.execute(select(users.c.id)).first() is None:
+            raise SystemExit(f"{options.db} has no users yet: run the command bootstrap first.")
+    database.close()
+    lifetime = timedelta(hours=options.token_hours)
+    serve(
+        lambda: build(IdentityService(Database(options.db, METADATA), lifetime)),
+        options,
+        lambda: None,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The first rows of an identity service, so that an admin can log in and services can find each
+other.
+
+`bootstrap` may run any number of times: it adds what is missing, sets the two passwords and the
+endpoints' URLs to what it is given, removes the endpoints of services that are no more, and leaves
+everything else as it is.
+"""
+
+import uuid
+from collections.abc import Mapping, Sequence
+
+from sqlalchemy import Connection, Table, delete, insert, select, update
+
+from deploy.one_machine.services.database import Database
+from deploy.one_machine.services.identity import passwords, schema
+from deploy.one_machine.services.json_types import Body
+
+REGION = "RegionOne"
+ROLES = ("admin", "manager", "member", "reader", "service")
+#: Names of services by type, as in OpenStack's guides: some clients search the catalogue by name.
+SERVICES = {
+    "identity": "keystone",
+    "compute": "nova",
+    "image": "glance",
+    "network": "neutron",
+    "block-storage": "cinder",
+    "placement": "placement",
+}
+USERS = (("admin", "admin", ("admin",)), ("kilonova", "service", ("service", "admin")))
+"""(user, project, roles in that project)."""
+IN_SYSTEM = {"admin": "admin", "kilonova": "reader"}
+"""user -> role in the whole cloud; services read limits so."""
+
+
+def bootstrap(
+    database: Database,
+    user_passwords: Mapping[str, str],
+    endpoints: Mapping[str, str],
+    without: Sequence[str] = (),
+) -> None:
+    """Make domain, roles, projects, users ("admin" and "kilonova"), region, services and endpoints
+    exist.
+
+    `endpoints` maps a service type to its URL, which becomes the public, internal and admin one;
+    those of the types in `without` are removed, so that the catalogue does not name them.
+    """
+    users = select(schema.users).where(schema.users.c.domain_id == schema.DEFAULT_DOMAIN)
+    stored = {row.name: row.password_hash for row in database.rows(users)}
+    hashes = {
+        name: stored[name]
+        if name in stored and passwords.matches(stored[name], password)
+        else passwords.digest(password)
+        for name, password in user_passwords.items()
+    }
+    with database.write() as connection:
+        _ensure(connection, schema.domains, {"name": "Default"}, {"id": schema.DEFAULT_DOMAIN})
+        _ensure(connection, schema.regions, {"id": REGION})
+        roles = {name: _ensure(connection, schema.roles, {"name": name}) for name in ROLES}
+        for user, project, names in USERS:
+            held = [roles[name] for name in names]
+            key = _ensure_user(connection, user, hashes[user], project, held)
+            in_system = {"user_id": key, "role_id": roles[IN_SYSTEM[user]]}
+            _ensure_row(connection, schema.HELD[schema.SYSTEM], in_system)
+        for kind, url in endpoints.items():
+            name = {"name": SERVICES.get(kind, kind)}
+            service = _ensure(connection, schema.services, {"type": kind}, name)
+            for interface in ("public", "internal", "admin"):
+                place = {"service_id": service, "region_id": REGION, "interface": interface}
+                key = _ensure(connection, schema.endpoints, place, {"url": url})
+                _set(connection, schema.endpoints, key, url=url)
+        gone = select(schema.services.c.id).where(schema.services.c.type.in_(without))
+        connection.execute(delete(schema.endpoints).where(schema.endpoints.c.service_id.in_(gone)))
+
+
+def _ensure_user(
+    connection: Connection, name: str, password_hash: str, project: str, roles: list[str]
+) -> str:
+    home = {"domain_id": schema.DEFAULT_DOMAIN}
+    project_id = _ensure(connection, schema.projects, home | {"name": project})
+    user_id = _ensure(connection, schema.users, home | {"name": name})
+    _set(connection, schema.users, user_id, password_hash=password_hash)
+    for role_id in roles:
+        held = {"project_id": project_id, "user_id": user_id, "role_id": role_id}
+        _ensure_row(connection, schema.HELD["projects"], held)
+    return user_id
+
+
+def _set(connection: Connection, table: Table, key: str, **columns: str) -> None:
+    connection.execute(update(table).where(table.c.id == key).values(columns))
+
+
+def _ensure_row(connection: Connection, table: Table, key: Body) -> None:
+    if connection.execute(select(table).filter_by(**key)).first() is None:
+        connection.execute(insert(table).values(key))
+
+
+def _ensure(connection: Connection, table: Table, key: Body, rest: Body | None = None) -> str:
+    """The id of the row with `key`; made with `rest` added when there is none."""
+    found = connection.scalar(select(table.c.id).filter_by(**key))
+    if found is None:
+        values = {"id": uuid.uuid4().hex, **key, **(rest or {})}
+        connection.execute(insert(table).values(values))
+        found = values["id"]
+    return str(found)

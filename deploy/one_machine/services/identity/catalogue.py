@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The version documents and the service catalogue."""
+
+import falcon
+from sqlalchemy import Connection, select
+
+from deploy.one_machine.services.identity.schema import endpoints, services
+from deploy.one_machine.services.identity.tokens import Token
+from deploy.one_machine.services.json_types import Body
+from deploy.one_machine.services.web import answer
+
+MEDIA = [{"base": "application/json", "type": "application/vnd.openstack.identity-v3+json"}]
+
+
+def version(base: str) -> Body:
+    """Keystone's v3 as clients discover it; `base` is the URL under which this service was
+    asked."""
+    return {
+        "id": "v3.14",
+        "status": "stable",
+        "updated": "2020-04-07T00:00:00Z",
+        "media-types": MEDIA,
+        "links": [{"rel": "self", "href": f"{base}/v3/"}],
+    }
+
+
+class IdentityVersions:
+    """GET / and GET /v3: open to everyone."""
+
+    open_methods = ("GET",)
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
+        resp.status = falcon.HTTP_300
+        answer(resp, {"versions": {"values": [version(req.prefix)]}})
+
+    def on_get_v3(self, req: falcon.Request, resp: falcon.Response) -> None:
+        answer(resp, {"version": version(req.prefix)})
+
+
+def catalogue_for(connection: Connection, token: Token) -> list[Body]:
+    """The enabled services with their enabled endpoints, ids filled into the URLs."""
+    rows = connection.execute(
+        select(
+            services.c.id,
+            services.c.type,
+            services.c.name,
+            endpoints.c.id.label("endpoint_id"),
+            endpoints.c.interface,
+            endpoints.c.region_id,
+            endpoints.c.url,
+        )
+        .join(endpoints, endpoints.c.service_id == services.c.id)
+        .where(services.c.enabled, endpoints.c.enabled)
+        .order_by(services.c.type, services.c.id, endpoints.c.region_id, endpoints.c.interface)
+    )
+    entries: dict[str, Body] = {}
+    for row in rows:
+        if (url := _filled(row.url, token)) is not None:
+            entry = entries.setdefault(
+                row.id, {"id": row.id, "type": row.type, "name": row.name, "endpoints": []}
+            )
+            place = {
+                "interface": row.interface,
+                "region": row.region_id,
+                "region_id": row.region_id,
+            }
+            entry["endpoints"].append({"id": row.endpoint_id, "url": url} | place)
+    return list(entries.values())
+
+
+def _filled(url: str, token: Token) -> str | None:
+    """`url` with $(project_id)s and the like filled in; None when the token cannot fill it."""
+    known = {
+        "project_id": token.row.project_id,
+        "tenant_id": token.row.project_id,
+        "user_id": token.user_id,
+    }
+    for name, value in known.items():
+        for mark in (f"$({name})s", f"%({name})s"):
+            if mark in url and value is None:
+                return None
+            url = url.replace(mark, value or "")
+    return url

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""/v3/registered_limits, /v3/limits and /v3/limits/model: what projects may have of the services'
+resources.
+
+A registered limit is the default of a service's resource, in one region or in all; a limit is
+another number for one project or domain, and stands on a registered one, which meanwhile can
+neither be changed nor removed. The model is "flat": no limit looks at another. Admins write; a
+caller sees the limits of their own project, and those who may read the whole cloud see all.
+"""
+
+import uuid
+
+import falcon
+from sqlalchemy import ColumnElement, Table, insert, select, true, update
+
+from deploy.one_machine.services.database import DbRow, DbSelect, DbValues
+from deploy.one_machine.services.identity import schema
+from deploy.one_machine.services.identity.resources import DESCRIPTION, ID, NAME, IdentityResource
+from deploy.one_machine.services.identity.schema import limits, registered_limits
+from deploy.one_machine.services.identity.tokens import Token
+from deploy.one_machine.services.resource import Body, Transaction
+from deploy.one_machine.services.schemas import integer, nullable
+from deploy.one_machine.services.web import answer
+
+MODEL = {
+    "name": "flat",
+    "description": "Limits of projects and domains are compared with nothing but what they "
+    "themselves use.",
+}
+KEY = {"service_id": ID, "region_id": nullable(ID), "resource_name": NAME}
+LIMIT = integer(-1)
+
+
+class _LimitResource(IdentityResource):
+    takes_others, bulk = False, True
+
+    def is_shown_to(self, token: Token) -> bool:
+        return True
+
+    def show(self, req: falcon.Request, row: DbValues) -> Body:
+        return {
+            "id": row["id"],
+            **{name: row[name] for name in self.fields},
+            "links": {"self": f"{req.prefix}/v3/{self.plural}/{row['id']}"},
+        }
+
+
+class RegisteredLimits(_LimitResource):
+    """Defaults."""
+
+    name, plural, table = "registered_limit", "registered_limits", registered_limits
+    fields = {**KEY, "default_limit": LIMIT, "description": DESCRIPTION}
+    required, filters = ("service_id", "resource_name", "default_limit"), tuple(KEY)
+
+    def create(self, change: Transaction, caller: Token, body: Body) -> str:
+        values = {"id": uuid.uuid4().hex, **body}
+        self._check_key(change, values)
+        change.execute(insert(registered_limits).values(values))
+        return str(values["id"])
+
+    def update(self, change: Transaction, caller: Token, row: DbRow, body: Body) -> None:
+        new = {**row._mapping, **body}
+        if any(new[name] != row._mapping[name] for name in KEY):
+            self._require_unused(change, row)
+            self._check_key(change, new)
+        changed = update(registered_limits).where(registered_limits.c.id == row.id)
+        change.execute(changed.values(new))
+
+    def delete(self, change: Transaction, caller: Token, row: DbRow) -> None:
+        self._require_unused(change, row)
+        super().delete(change, caller, row)
+
+    def _check_key(self, change: Transaction, values: DbValues) -> None:
+        """Raises 400 without its service or region, 409 when another one is of the same
+        resource."""
+        _require(change, values, service_id=schema.services, region_id=schema.regions)
+        found = _registered(change, values)
+        if found is not None and found.id != values["id"]:
+            raise falcon.HTTPConflict(
+                description=f"A registered limit of {values['resource_name']} exists already for "
+                "this service and region."
+            )
+
+    def _require_unused(self, change: Transaction, row: DbRow) -> None:
+        if change.has(select(limits.c.id).where(limits.c.registered_limit_id == row.id)):
+            raise falcon.HTTPForbidden(
+                description=f"Unable to update or delete registered limit {row.id} because there"
+                " are project limits associated with it."
+            )
+
+
+class ProjectLimits(_LimitResource):
+    """Limits of projects and domains."""
+
+    name, plural, table = "limit", "limits", limits
+    fields = {
+        **KEY,
+        "resource_limit": LIMIT,
+        "description": DESCRIPTION,
+        "project_id": nullable(ID),
+        "domain_id": nullable(ID),
+    }
+    required, filters = (
+        ("service_id", "resource_name", "resource_limit"),
+        (*KEY, "project_id", "domain_id"),
+    )
+
+    def select(self) -> DbSelect:
+        return select(limits, *(registered_limits.c[name] for name in KEY)).join(registered_limits)
+
+    def visible(self, caller: Token) -> ColumnElement[bool]:
+        if caller.reads_all:
+            return true()
+        target = "domain_id" if caller.row.domain_id else "project_id"
+        own: ColumnElement[bool] = limits.c[target] == caller.row._mapping[target]
+        return own
+
+    def checked(self, caller: Token, body: object, *, new: bool) -> Body:
+        found = super().checked(caller, body, new=new)
+        if fixed := sorted(found.keys() - {"resource_limit", "description"}) if not new else []:
+            raise falcon.HTTPBadRequest(description=f"'limit.{fixed[0]}' cannot be changed.")
+        return found
+
+    def create(self, change: Transaction, caller: Token, body: Body) -> str:
+        target = {name: body.get(name) for name in ("project_id", "domain_id")}
+        if (target["project_id"] is None) == (target["domain_id"] is None):
+            raise falcon.HTTPBadRequest(
+                description="'limits' must hold exactly one of project_id and domain_id."
+            )
+        _require(change, body, project_id=schema.projects, domain_id=schema.domains)
+        found = _registered(change, body)
+        if found is None:
+            raise falcon.HTTPForbidden(
+                description="Unable to create a limit that has no corresponding registered limit."
+            )
+        same = [limits.c[name].is_not_distinct_from(value) for name, value in target.items()]
+        if change.has(select(limits).where(limits.c.registered_limit_id == found.id, *same)):
+            raise falcon.HTTPConflict(
+                description=f"A limit of {body['resource_name']} exists already for this project "
+                "or domain."
+            )
+        own = {"id": uuid.uuid4().hex, "registered_limit_id": found.id}
+        own |= {name: body.get(name) for name in ("resource_limit", "description")}
+        change.execute(insert(limits).values(own | target))
+        return str(own["id"])
+
+    def update(self, change: Transaction, caller: Token, row: DbRow, body: Body) -> None:
+        if body:
+            change.execute(update(limits).where(limits.c.id == row.id).values(body))
+
+
+class LimitModel:
+    """GET /v3/limits/model."""
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
+        answer(resp, {"model": MODEL})
+
+
+def _registered(change: Transaction, key: DbValues) -> DbRow | None:
+    """The registered limit of a service's resource in a region."""
+    same = [registered_limits.c[name].is_not_distinct_from(key.get(name)) for name in KEY]
+    return change.first(select(registered_limits).where(*same))
+
+
+def _require(change: Transaction, body: DbValues, **tables: Table) -> None:
+    """What the body names must be there. Raises 400."""
+    for name, table in tables.items():
+        wanted = body.get(name)
+        if wanted is not None and change.one(table, wanted) is None:
+            raise falcon.HTTPBadRequest(
+                description=f"'{name}': there is no {table.name[:-1]} {wanted[:64]}."
+            )

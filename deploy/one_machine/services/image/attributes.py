@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The attributes of images: their schema, how JSON patches change them, and how an image is shown.
+Pure functions.
+
+`checked` and `patched` return the columns to store; custom properties are strings and live in one
+JSON column. Both raise the API's errors: 400 for a bad value, 403 for what is not the caller's to
+set, 409 for a path that is missing.
+"""
+
+import falcon
+
+from deploy.one_machine.services.database import DbValues
+from deploy.one_machine.services.image.caller import ImageCaller
+from deploy.one_machine.services.resource import Body
+from deploy.one_machine.services.schemas import (
+    BOOLEAN,
+    NOT_EMPTY,
+    BodySchema,
+    integer,
+    mapping,
+    nullable,
+    one_of,
+    text,
+)
+
+TAG, PROPERTY, MAX_PROPERTIES = text(pattern=NOT_EMPTY), text(65535), 128
+ATTRIBUTES = {
+    "name": nullable(text()),
+    "owner": nullable(text()),
+    "protected": BOOLEAN,
+    "os_hidden": BOOLEAN,
+    "visibility": one_of("public", "private", "shared", "community"),
+    "container_format": nullable(one_of("ami", "ari", "aki", "bare", "ovf", "ova", "docker")),
+    "disk_format": nullable(
+        one_of(
+            "ami",
+            "ari",
+            "aki",
+            "vhd",
+            "vhdx",
+            "vmdk",
+            "raw",
+            "qcow2",
+            "vdi",
+            "iso",
+            "ploop",
+            "gpt",
+            "qed",
+        )
+    ),
+    "min_disk": integer(),
+    "min_ram": integer(),
+    "tags": {"type": "array", "items": TAG, "maxItems": 128},
+}
+READ_ONLY = (
+    "id",
+    "status",
+    "size",
+    "virtual_size",
+    "checksum",
+    "os_hash_algo",
+    "os_hash_value",
+    "created_at",
+    "updated_at",
+    "self",
+    "file",
+    "schema",
+    "direct_url",
+    "locations",
+    "stores",
+    "deleted",
+    "deleted_at",
+)
+IMAGE = {"type": "object", "properties": ATTRIBUTES, "additionalProperties": PROPERTY}
+IMAGE_SCHEMA = BodySchema(IMAGE)
+_TO = {"op": {}, "path": text(pattern=r"^/[^/]+$")}
+OPERATIONS = BodySchema(
+    {
+        "type": "array",
+        "items": {
+            "oneOf": [
+                mapping(
+                    {**_TO, "op": one_of("add", "replace"), "value": {}}, *_TO, "value", others=True
+                ),
+                mapping({**_TO, "op": one_of("remove")}, *_TO, others=True),
+            ]
+        },
+    }
+)
+
+
+def checked(body: object, caller: ImageCaller) -> Body:
+    """The columns for a new or changed image from its attributes as the API has them."""
+    fixed = sorted(set(READ_ONLY) & body.keys()) if isinstance(body, dict) else []
+    if fixed:
+        raise falcon.HTTPForbidden(description=f"Attribute '{fixed[0]}' is read-only.")
+    found: Body = IMAGE_SCHEMA.checked(body, "image")
+    properties = {name: value for name, value in found.items() if name not in ATTRIBUTES}
+    if len(properties) > MAX_PROPERTIES:
+        raise falcon.HTTPContentTooLarge(
+            description=f"An image has at most {MAX_PROPERTIES} properties."
+        )
+    if not all(0 < len(name) <= 255 for name in properties):
+        raise falcon.HTTPBadRequest(
+            description="The name of a property must have 1 to 255 characters."
+        )
+    columns = {name: found[name] for name in ATTRIBUTES if name in found}
+    if "tags" in columns:
+        columns["tags"] = sorted(set(columns["tags"]))
+    if columns.get("visibility") == "public":
+        caller.require_admin("make an image public")
+    if columns.get("owner", caller.project_id) != caller.project_id:
+        caller.require_admin("give an image to another project")
+    return columns | {"properties": properties}
+
+
+def patched(image: DbValues, operations: object, caller: ImageCaller) -> Body:
+    """The columns that a list of JSON-patch operations changes in `image` (a row)."""
+    properties, changes = dict(image["properties"]), {}
+    for operation in OPERATIONS.checked(operations, "patch"):
+        verb, name = operation["op"], operation["path"][1:].replace("~1", "/").replace("~0", "~")
+        if name in READ_ONLY:
+            raise falcon.HTTPForbidden(description=f"Attribute '{name}' is read-only.")
+        if name in ATTRIBUTES:
+            if verb == "remove":
+                raise falcon.HTTPForbidden(description=f"Property '{name}' cannot be removed.")
+            changes[name] = operation["value"]
+            continue
+        if verb != "add" and name not in properties:
+            raise falcon.HTTPConflict(description=f"Property '{name}' does not exist.")
+        if verb == "remove":
+            del properties[name]
+        else:
+            properties[name] = operation["value"]
+    if image["status"] != "queued" and {"disk_format", "container_format"} & changes.keys():
+        raise falcon.HTTPForbidden(description="The formats of an image with data are fixed.")
+    if changes.get("visibility") == image["visibility"]:
+        del changes["visibility"]
+    return checked(properties | changes, caller)
+
+
+def converted(operations: object) -> object:
+    """Operations as API v2.0 wrote them, {"add": "/name", "value": …}, in today's form; other
+    values stay, and are refused."""
+    return (
+        [_converted(one) if isinstance(one, dict) else one for one in operations]
+        if isinstance(operations, list)
+        else operations
+    )
+
+
+def _converted(operation: Body) -> Body:
+    verbs = [verb for verb in ("add", "replace", "remove") if verb in operation]
+    if len(verbs) != 1 or "op" in operation or "path" in operation:
+        return {}
+    rest = {name: value for name, value in operation.items() if name != verbs[0]}
+    return {"op": verbs[0], "path": operation[verbs[0]], **rest}
+
+
+def view(image: DbValues) -> Body:
+    """A row as the API shows it."""
+    own = {name: value for name, value in image.items() if name not in ("properties", "upload")}
+    path = f"/v2/images/{image['id']}"
+    return {
+        **image["properties"],
+        **own,
+        "self": path,
+        "file": f"{path}/file",
+        "schema": "/v2/schemas/image",
+    }

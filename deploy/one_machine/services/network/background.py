@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The thread beside the requests: sends events to the compute service, gives routers of dead hosts
+to living ones.
+
+Events are sent in the order of their commits. Those that the compute service refuses for good (it
+does not know the server any more) are dropped; while it is away they wait, for an hour at most.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Protocol
+
+from sqlalchemy import delete, select
+
+from deploy.one_machine.services.database import DbRow
+from deploy.one_machine.services.network.fabric import Fabric
+from deploy.one_machine.services.network.routers import place_routers
+from deploy.one_machine.services.network.schema import events
+
+LOG = logging.getLogger("standalone.network")
+BATCH_SIZE, KEEP_SECONDS = 100, 3600
+MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.5, 15.0
+CHECK_SECONDS = 1.0  # between looks for routers without a living host
+
+
+class EventReceiver(Protocol):
+    """The compute service (external.ComputeEvents)."""
+
+    def send_events(self, events: Collection[Mapping[str, str]]) -> bool:
+        """Return True if the events were accepted or refused for good, False to send them again."""
+
+
+class BackgroundThread:
+    """Runs as long as the process does."""
+
+    def __init__(self, fabric: Fabric, receiver: EventReceiver) -> None:
+        self._fabric, self._receiver = fabric, receiver
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="events", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def end(self) -> None:
+        """Release the requests that wait for hosts, and the thread: the process is about to end."""
+        self._fabric.hosts.end()
+        self._ending.set()
+
+    def _run(self) -> None:
+        pause = MIN_PAUSE_SECONDS
+        while not self._ending.is_set():
+            try:
+                place_routers(self._fabric)
+                self._fabric.has_events.clear()
+                is_done = send_events(self._fabric, self._receiver)
+            except Exception:
+                LOG.exception("A round of the background thread failed; it tries again.")
+                is_done = False
+            if is_done:
+                pause = MIN_PAUSE_SECONDS
+                self._fabric.has_events.wait(CHECK_SECONDS)
+            else:
+                self._ending.wait(pause)
+                pause = min(MAX_PAUSE_SECONDS, 2 * pause)
+
+
+def send_events(
+    fabric: Fabric, receiver: EventReceiver, now: Callable[[], float] = time.time
+) -> bool:
+    """Send all events, the oldest first; False when some were not accepted."""
+    while True:
+        with fabric.database.read() as connection:
+            rows = connection.execute(select(events).order_by(events.c.id).limit(BATCH_SIZE)).all()
+        if not rows:
+            return True
+        if not _send(rows, receiver, now):
+            return False
+        with fabric.database.write() as connection:
+            connection.execute(delete(events).where(events.c.id <= rows[-1].id))
+
+
+def _send(rows: Sequence[DbRow], receiver: EventReceiver, now: Callable[[], float]) -> bool:
+    fresh = [row for row in rows if row.created > now() - KEEP_SECONDS]
+    if len(fresh) < len(rows):
+        LOG.error(
+            "Dropped %d events that the compute service did not accept for an hour.",
+            len(rows) - len(fresh),
+        )
+    batch = [
+        {"name": row.name, "server_uuid": row.server, "status": row.status}
+        | ({"tag": row.tag} if row.tag else {})
+        for row in fresh
+    ]
+    # An event makes its receiver look again and says nothing of what there is to see: of equal ones
+    # the last suffices.
+    last = {tuple(sorted(event.items())): place for place, event in enumerate(batch)}
+    return not fresh or receiver.send_events([batch[place] for place in sorted(last.values())])

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m deploy.one_machine.services.network.host serve|help|clean`: the host part of the
+standalone network service.
+
+One runs beside each agent. `serve` makes the networks of this host's guests until SIGTERM, and
+leaves them in place: as root with --state, or with --helper as any user, where `help` runs as root
+and does for it what takes root. `clean` removes all that a host part with this state folder ever
+made. With --netns they work in that network namespace. Secrets come from files, never from
+arguments, which every user of the machine can read.
+"""
+
+import argparse
+import fcntl
+import logging
+import os
+import pwd
+import signal
+from ipaddress import ip_address
+from pathlib import Path
+
+from common.service.service import UMASK
+from deploy.one_machine.services.network.host.client import HostApiClient
+from deploy.one_machine.services.network.host.desired import HostPlace
+from deploy.one_machine.services.network.host.helper import Helper, HelperClient, listening_socket
+from deploy.one_machine.services.network.host.host_part import (
+    CHECK_SECONDS,
+    HostPart,
+    LocalHostPart,
+    Loop,
+    clean,
+)
+from deploy.one_machine.services.network.host.kernel import Kernel, KernelError
+from deploy.one_machine.services.network.host.metadata import (
+    MetadataListeners,
+    MetadataUpstream,
+    NamespaceSockets,
+)
+from deploy.one_machine.services.network.host.names import Names
+from deploy.one_machine.services.network.host.state import StateFolder
+from deploy.one_machine.services.web import log_to_stdout, secret
+
+STATE_HELP = "the folder of its state"
+
+
+def main() -> None:
+    """Parse the command line and do what it says."""
+    options = _parser().parse_args()
+    os.umask(UMASK)
+    if os.geteuid() != 0 and options.state is not None:
+        raise SystemExit("The host part makes bridges and rules: run it as root, or with a helper.")
+    log_to_stdout()
+    logging.getLogger("urllib3").setLevel(logging.ERROR)
+    if options.state is None:
+        try:
+            client = HelperClient(options.helper)
+        except OSError as error:
+            raise SystemExit(f"No helper listens at {options.helper}: {error}") from error
+        client.listeners = _listeners(options, client)
+        _serve(options, client)
+    options.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    kernel, names = Kernel(options.netns), Names.of(options.state)
+    with (options.state / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SystemExit(f"A host part runs with {options.state}: stop it first.") from None
+        if options.command == "clean":
+            left = clean(names, kernel, options.state)
+            raise SystemExit("\n".join(["Left over:", *left]) if left else 0)
+        place = HostPlace(
+            names, options.tunnel_address, options.vxlan_port, options.external_gateway
+        )
+        if options.command == "help":
+            host = LocalHostPart(place, kernel, StateFolder(options.state), None)
+            Helper(host, kernel, pwd.getpwnam(options.user).pw_uid).serve(
+                listening_socket(options.socket)
+            )
+        _serve(
+            options,
+            LocalHostPart(place, kernel, StateFolder(options.state), _listeners(options, kernel)),
+        )
+
+
+def _listeners(options: argparse.Namespace, sockets: NamespaceSockets) -> MetadataListeners:
+    return MetadataListeners(
+        sockets,
+        MetadataUpstream(
+            options.metadata_url, options.host, _key(options), options.metadata_ca_file
+        ),
+    )
+
+
+def _key(options: argparse.Namespace) -> str:
+    return secret(options.key_file, "KILONOVA_HOST_KEY")
+
+
+def _serve(options: argparse.Namespace, host: HostPart) -> None:
+    service = HostApiClient(options.url, options.host, _key(options))
+    about = {
+        "tunnel_address": str(options.tunnel_address),
+        "external_gateway": options.external_gateway,
+    }
+    loop = Loop(
+        host,
+        service.description,
+        lambda revision, failed: service.acknowledge(
+            {"revision": revision, "failed": failed, **about}
+        ),
+        options.check_seconds,
+    )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda received, frame: loop.stop())
+    try:
+        loop.run()
+    except (KernelError, OSError) as error:
+        raise SystemExit(f"The host part cannot work here: {error}") from error
+    # Threads that wait for an answer of the service or of a guest are not waited for.
+    logging.shutdown()
+    os._exit(0)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m deploy.one_machine.services.network.host", description=__doc__
+    )
+    commands = parser.add_subparsers(required=True, dest="command")
+    serving = commands.add_parser("serve", help="serve until SIGTERM")
+    serving.add_argument("--host", required=True, help="this host's name, as its agent has it")
+    serving.add_argument("--url", required=True, help="of the network service, without /v2.0")
+    serving.add_argument(
+        "--key-file",
+        metavar="FILE",
+        help="what the network service's host-key printed for this host",
+    )
+    serving.add_argument("--metadata-url", default="http://127.0.0.1:8775", metavar="URL")
+    serving.add_argument(
+        "--metadata-ca-file", default="", help="PEM file; for a metadata URL with https://"
+    )
+    serving.add_argument(
+        "--check-seconds",
+        type=float,
+        default=CHECK_SECONDS,
+        help="between looks whether all is still there",
+    )
+    who = serving.add_mutually_exclusive_group(required=True)
+    who.add_argument("--state", type=Path, metavar="DIR", help=STATE_HELP)
+    who.add_argument(
+        "--helper",
+        type=Path,
+        metavar="SOCKET",
+        help="where the helper listens that does what takes root",
+    )
+    helping = commands.add_parser(
+        "help", help="do for another process what takes root, until SIGTERM"
+    )
+    helping.add_argument(
+        "--socket", type=Path, metavar="PATH", help="where to listen; none where systemd does"
+    )
+    helping.add_argument("--user", required=True, help="the user of the only process that may call")
+    for command in (serving, helping):
+        command.add_argument(
+            "--tunnel-address",
+            required=True,
+            type=ip_address,
+            help="where other hosts reach this one",
+        )
+        command.add_argument("--vxlan-port", type=int, default=4789, metavar="UDP")
+        command.add_argument(
+            "--external-gateway",
+            action="store_true",
+            help="be the gateway of external networks; turns IP forwarding on",
+        )
+    cleaning = commands.add_parser("clean", help="remove everything that was made here")
+    for command in (serving, helping, cleaning):
+        command.add_argument(
+            "--netns", type=Path, metavar="PATH", help="the network namespace to work in"
+        )
+    for command in (helping, cleaning):
+        command.add_argument("--state", type=Path, required=True, metavar="DIR", help=STATE_HELP)
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,407 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The description: what the network service wants of this host, parsed and checked.
+
+`parse` turns the JSON into records. Everything that later stands in a rule or a configuration file
+passes through here and becomes a number, an address in its canonical spelling, or a word of a small
+alphabet: no host name or group of a tenant's can say anything to nft or dnsmasq. What is wrong
+costs only itself: a bad port is in ``failed`` with the reason, a bad rule of a group (which could
+only allow) is left out.
+"""
+
+import ipaddress
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from ipaddress import (
+    IPv4Address,
+    IPv4Interface,
+    IPv4Network,
+    IPv6Address,
+    IPv6Interface,
+    IPv6Network,
+)
+from typing import TypeVar
+
+from deploy.one_machine.services.json_types import Body, JsonValue
+
+Address = IPv4Address | IPv6Address
+Interface = IPv4Interface | IPv6Interface
+Prefix = IPv4Network | IPv6Network
+Item = TypeVar("Item")
+
+ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{7,63}")
+MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
+HOSTNAME = re.compile(
+    r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)*"
+)
+PROTOCOLS = {
+    "icmp": 1,
+    "igmp": 2,
+    "ipip": 4,
+    "tcp": 6,
+    "egp": 8,
+    "udp": 17,
+    "dccp": 33,
+    "ipv6-encap": 41,
+    "ipv6-route": 43,
+    "ipv6-frag": 44,
+    "rsvp": 46,
+    "gre": 47,
+    "esp": 50,
+    "ah": 51,
+    "icmpv6": 58,
+    "ipv6-icmp": 58,
+    "ipv6-nonxt": 59,
+    "ipv6-opts": 60,
+    "ospf": 89,
+    "vrrp": 112,
+    "pgm": 113,
+    "sctp": 132,
+    "udplite": 136,
+}
+ICMP, TCP, ICMP6 = 1, 6, 58
+WITH_PORTS = (6, 17, 33, 132, 136)
+PARTS = {"networks": dict, "ports": dict, "groups": dict, "routers": dict, "dns": list}
+CACHED_ADDRESSES = 65536  # a description differs little from the last one
+MAX_VNI, MAX_MTU, MIN_MTU = 2**24 - 1, 65535, 68
+
+
+@dataclass(frozen=True, slots=True)
+class Subnet:
+    """Of a network."""
+
+    id: str
+    cidr: Prefix
+    gateway: Address | None  #: None: the guests get no default route
+    dhcp: bool
+    dns: tuple[Address, ...]
+    routes: tuple[tuple[Prefix, Address], ...]
+    ipv6_mode: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Dhcp:
+    """The network's own port, with the same address and MAC on every host."""
+
+    mac: str
+    addresses: tuple[Interface, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """A network that is on this host."""
+
+    id: str
+    vni: int
+    mtu: int
+    external: bool
+    peers: tuple[Address, ...]  #: tunnel addresses of the other hosts that have it
+    dhcp: Dhcp | None
+    subnets: tuple[Subnet, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GuestPort:
+    """A guest's port on this host."""
+
+    id: str
+    network: str
+    mac: str
+    addresses: tuple[Address, ...]
+    pairs: tuple[tuple[Prefix, str], ...]  #: what else it may send from
+    security: bool
+    groups: tuple[str, ...]
+    server: str
+    project: str
+    hostname: str
+    arrived: bool = False  #: its guest came here running, with connections that are not known here
+
+
+@dataclass(frozen=True, slots=True)
+class SecurityRule:
+    """One thing that a group allows."""
+
+    ingress: bool
+    version: int
+    protocol: int | None
+    low: int | None  #: port, or type of ICMP
+    high: int | None  #: port, or code of ICMP
+    prefix: Prefix | None
+    group: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SecurityGroup:
+    """A security group; ``members`` are the addresses of its ports, on all hosts."""
+
+    rules: tuple[SecurityRule, ...]
+    members: tuple[Prefix, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RouterInterface:
+    """In a network."""
+
+    network: str
+    mac: str
+    addresses: tuple[Interface, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """A router that this host carries."""
+
+    id: str
+    external: RouterInterface | None
+    gateway: Address | None
+    snat: bool
+    interfaces: tuple[RouterInterface, ...]
+    floating: tuple[tuple[IPv4Address, IPv4Address], ...]  #: (floating, fixed)
+    routes: tuple[tuple[Prefix, Address], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """Everything, by id."""
+
+    revision: int = 0
+    dns: tuple[Address, ...] = ()
+    networks: Mapping[str, Network] = field(default_factory=dict)
+    ports: Mapping[str, GuestPort] = field(default_factory=dict)
+    groups: Mapping[str, SecurityGroup] = field(default_factory=dict)
+    routers: Mapping[str, Router] = field(default_factory=dict)
+    #: ports that are not understood -> reason
+    failed: Mapping[str, str] = field(default_factory=dict)
+    complaints: tuple[str, ...] = ()
+
+
+def parse(tree: JsonValue) -> Description:
+    """Take in a description. Raises ValueError when it is none at all."""
+    if not isinstance(tree, dict) or not isinstance(tree.get("revision"), int):
+        raise ValueError("The description is no object with a revision.")
+    if odd := [key for key, kind in PARTS.items() if not isinstance(tree.get(key) or kind(), kind)]:
+        raise ValueError(f"The description is no object with {', '.join(odd)} as they should be.")
+    wrong: dict[str, str] = {}
+    networks = _each(tree, "networks", _network, wrong)
+    groups = _each(tree, "groups", lambda id_, item: _group(id_, item, wrong), wrong)
+    routers = _each(tree, "routers", lambda id_, item: _router(id_, item, wrong), wrong)
+    failed: dict[str, str] = {}
+    ports = _each(tree, "ports", _port, failed)
+    for port in list(ports.values()):
+        if port.network not in networks:
+            failed[port.id] = f"its network {port.network} is not there or not understood"
+            del ports[port.id]
+    for id_, router in list(routers.items()):
+        interfaces = (*router.interfaces, *([router.external] if router.external else []))
+        if strange := [
+            interface.network for interface in interfaces if interface.network not in networks
+        ]:
+            wrong[id_] = f"its network {strange[0]} is not there or not understood"
+            del routers[id_]
+    return Description(
+        tree["revision"],
+        tuple(_tolerant(tree.get("dns") or (), _address, wrong)),
+        networks,
+        ports,
+        groups,
+        routers,
+        failed,
+        tuple(f"{id_}: {why}" for id_, why in wrong.items()),
+    )
+
+
+def _each(
+    tree: Body, key: str, take: Callable[[str, JsonValue], Item | None], wrong: dict[str, str]
+) -> dict[str, Item]:
+    found: dict[str, Item] = {}
+    for id_, item in (tree.get(key) or {}).items():
+        try:
+            noun = take(_word(ID, id_), item)
+        except (KeyError, TypeError, ValueError, AttributeError) as problem:
+            wrong[str(id_)] = f"not understood: {type(problem).__name__} {problem}"[:300]
+        else:
+            if noun is not None:
+                found[id_] = noun
+    return found
+
+
+def _tolerant(
+    items: JsonValue, take: Callable[[JsonValue], Item], wrong: dict[str, str], name: str = "list"
+) -> list[Item]:
+    """What of a list is understood; the rest is complained of."""
+    found = []
+    for item in items:
+        try:
+            found.append(take(item))
+        except (KeyError, TypeError, ValueError, AttributeError) as problem:
+            wrong[name] = f"left out {str(item)[:100]!r}: {problem}"[:300]
+    return found
+
+
+def _word(shape: re.Pattern[str], value: JsonValue) -> str:
+    if not isinstance(value, str) or not shape.fullmatch(value):
+        raise ValueError(f"{str(value)[:80]!r} has characters or a length that are not allowed")
+    return value
+
+
+def _known(shape: re.Pattern[str], value: JsonValue) -> str:
+    """A word that may as well be missing."""
+    return value if isinstance(value, str) and shape.fullmatch(value) else ""
+
+
+def _plain(value: JsonValue) -> str:
+    """A text without a zone: Python takes any letters behind a % for one."""
+    if not isinstance(value, str) or "%" in value:
+        raise ValueError(f"{str(value)[:80]!r} is no address")
+    return value
+
+
+@lru_cache(CACHED_ADDRESSES)
+def _address(value: JsonValue) -> Address:
+    return ipaddress.ip_address(_plain(value))
+
+
+@lru_cache(CACHED_ADDRESSES)
+def _interface(value: JsonValue) -> Interface:
+    return ipaddress.ip_interface(_plain(value))
+
+
+@lru_cache(CACHED_ADDRESSES)
+def _prefix(value: JsonValue) -> Prefix:
+    return ipaddress.ip_network(_plain(value), strict=False)
+
+
+def _number(value: JsonValue, low: int, high: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ValueError(f"{str(value)[:40]!r} is no number between {low} and {high}")
+    return value
+
+
+def _mac(value: JsonValue) -> str:
+    mac = _word(MAC, str(value).lower())
+    if int(mac[:2], 16) & 1:
+        raise ValueError(f"{mac} is the address of a group")
+    return mac
+
+
+def _network(id_: str, item: JsonValue) -> Network:
+    own = item.get("dhcp")
+    dhcp = (
+        Dhcp(_mac(own["mac"]), tuple(_interface(one) for one in own["addresses"])) if own else None
+    )
+    return Network(
+        id_,
+        _number(item["vni"], 1, MAX_VNI),
+        _number(item["mtu"], MIN_MTU, MAX_MTU),
+        bool(item.get("external")),
+        tuple(sorted({_address(one) for one in item.get("peers") or ()}, key=str)),
+        dhcp,
+        tuple(_subnet(*pair) for pair in sorted((item.get("subnets") or {}).items())),
+    )
+
+
+def _subnet(id_: str, item: JsonValue) -> Subnet:
+    return Subnet(
+        _word(ID, id_),
+        _prefix(item["cidr"]),
+        _address(item["gateway"]) if item.get("gateway") else None,
+        bool(item.get("dhcp")),
+        tuple(_address(one) for one in item.get("dns") or ()),
+        _routes(item.get("routes")),
+        str(item["ipv6_mode"]) if item.get("ipv6_mode") else None,
+    )
+
+
+def _routes(items: JsonValue) -> tuple[tuple[Prefix, Address], ...]:
+    return tuple((_prefix(item["destination"]), _address(item["nexthop"])) for item in items or ())
+
+
+def _port(id_: str, item: JsonValue) -> GuestPort | None:
+    if not item.get("up", True):
+        return None
+    pairs = tuple(
+        (_prefix(pair["ip_address"]), _mac(pair.get("mac_address") or item["mac"]))
+        for pair in item.get("allowed_pairs") or ()
+    )
+    return GuestPort(
+        id_,
+        _word(ID, item["network"]),
+        _mac(item["mac"]),
+        tuple(_address(one["address"]) for one in item.get("addresses") or ()),
+        pairs,
+        bool(item.get("security", True)),
+        tuple(sorted(_word(ID, one) for one in item.get("groups") or ())),
+        _known(ID, item.get("server")),
+        _known(ID, item.get("project_id")),
+        _known(HOSTNAME, item.get("hostname")),
+        bool(item.get("arrived")),
+    )
+
+
+def _group(id_: str, item: JsonValue, wrong: dict[str, str]) -> SecurityGroup:
+    return SecurityGroup(
+        tuple(_tolerant(item.get("rules") or (), _rule, wrong, id_)),
+        tuple(_tolerant(item.get("members") or (), _prefix, wrong, id_)),
+    )
+
+
+def _rule(item: JsonValue) -> SecurityRule:
+    version = item.get("version", 4)
+    if item["direction"] not in ("ingress", "egress") or version not in (4, 6):
+        raise ValueError("direction or version")
+    protocol = _protocol(item.get("protocol"), version)
+    low, high = item.get("port_min"), item.get("port_max")
+    if (low, high) != (None, None) and protocol not in (ICMP, ICMP6, *WITH_PORTS):
+        raise ValueError("ports of a protocol that has none")
+    highest = 255 if protocol in (ICMP, ICMP6) else 65535
+    prefix = _prefix(item["remote_prefix"]) if item.get("remote_prefix") else None
+    if prefix is not None and prefix.version != version:
+        raise ValueError("a prefix of the other version")
+    return SecurityRule(
+        item["direction"] == "ingress",
+        version,
+        protocol,
+        None if low is None else _number(low, 0, highest),
+        None if high is None else _number(high, 0, highest),
+        prefix,
+        _word(ID, item["remote_group"]) if item.get("remote_group") else None,
+    )
+
+
+def _protocol(value: JsonValue, version: int) -> int | None:
+    if value in (None, "", "any", 0, "0"):
+        return None
+    number = PROTOCOLS.get(str(value).lower())
+    number = _number(int(value), 1, 255) if number is None else number
+    return ICMP6 if number == ICMP and version == 6 else number
+
+
+def _router(id_: str, item: JsonValue, wrong: dict[str, str]) -> Router:
+    outside = item.get("external")
+    external = outside and RouterInterface(
+        _word(ID, outside["network"]),
+        _mac(outside["mac"]),
+        tuple(_interface(one) for one in outside["addresses"]),
+    )
+    interfaces: dict[
+        tuple[str, str], RouterInterface
+    ] = {}  # a port with two addresses comes as two interfaces
+    for interface in item.get("interfaces") or ():
+        key = (_word(ID, interface["network"]), _mac(interface["mac"]))
+        before = interfaces[key].addresses if key in interfaces else ()
+        interfaces[key] = RouterInterface(*key, (*before, _interface(interface["address"])))
+    floating = tuple(_tolerant(item.get("floating") or (), _floating, wrong, id_))
+    return Router(
+        id_,
+        external or None,
+        _address(outside["gateway"]) if outside and outside.get("gateway") else None,
+        bool(outside and outside.get("snat", True)),
+        tuple(interfaces.values()),
+        floating,
+        _routes(item.get("routes")),
+    )
+
+
+def _floating(item: JsonValue) -> tuple[IPv4Address, IPv4Address]:
+    return IPv4Address(_plain(item["floating"])), IPv4Address(_plain(item["fixed"]))

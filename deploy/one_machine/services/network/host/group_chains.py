@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The chains of security groups: what the groups allow returns, the rest is dropped.
+
+filters.py decides which chain a flow enters, and when. A flow is matched by the addresses that it
+began with, which conntrack keeps as its original direction. Where its beginning was not seen (the
+guest came here running), the original direction is only who was heard first: then it passes when
+either end may have begun it. Pure.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from deploy.one_machine.services.network.host.description import (
+    ICMP,
+    ICMP6,
+    TCP,
+    SecurityGroup,
+    SecurityRule,
+)
+from deploy.one_machine.services.network.host.names import digest
+from deploy.one_machine.services.network.host.nft import set_of
+
+DIRECTIONS = ("egress", "ingress")
+
+
+def group_chain(
+    direction: str, names: Iterable[str], groups: Mapping[str, SecurityGroup]
+) -> tuple[str, ...]:
+    """What these groups together allow returns, the rest is dropped."""
+    return tuple(dict.fromkeys([*map(_rule, _rules(direction, names, groups)), "drop"]))
+
+
+def midstream_chain(
+    direction: str, names: Iterable[str], groups: Mapping[str, SecurityGroup]
+) -> tuple[str, ...]:
+    """The same for a connection whose beginning was not seen: either end may have begun it."""
+    this, other = (
+        [_rule(rule) for rule in _rules(way, names, groups) if rule.protocol in (None, TCP)]
+        for way in (direction, *(way for way in DIRECTIONS if way != direction))
+    )
+    return tuple(
+        dict.fromkeys([*this, *(rule.replace("ct original", "ct reply") for rule in other), "drop"])
+    )
+
+
+def _rules(
+    direction: str, names: Iterable[str], groups: Mapping[str, SecurityGroup]
+) -> list[SecurityRule]:
+    return [
+        rule
+        for name in names
+        if name in groups
+        for rule in groups[name].rules
+        if rule.ingress == (direction == "ingress")
+    ]
+
+
+def _rule(rule: SecurityRule) -> str:
+    family, side = ("ip" if rule.version == 4 else "ip6"), ("saddr" if rule.ingress else "daddr")
+    words = [f"meta nfproto ipv{rule.version}"]
+    if rule.protocol is not None:
+        words.append(f"ct original protocol {rule.protocol}")
+    if rule.protocol in (ICMP, ICMP6):
+        kind = "icmp" if rule.protocol == ICMP else "icmpv6"
+        words += [
+            f"{kind} {name} {value}"
+            for name, value in (("type", rule.low), ("code", rule.high))
+            if value is not None
+        ]
+    elif rule.low is not None or rule.high is not None:
+        low = rule.low or 0
+        high = 65535 if rule.high is None else rule.high
+        words.append(
+            f"ct original proto-dst {low}" if low == high else f"ct original proto-dst {low}-{high}"
+        )
+    if rule.prefix is not None and rule.prefix.prefixlen > 0:
+        words.append(f"ct original {family} {side} {rule.prefix}")
+    if rule.group is not None:
+        words.append(f"ct original {family} {side} @{group_set(rule.group, rule.version)}")
+    return " ".join([*words, "return"])
+
+
+def group_set(name: str, version: int) -> str:
+    """The name of the set of a group's members."""
+    return f"group{version}_{digest(name, 12)}"
+
+
+def group_members(name: str, version: int, group: SecurityGroup | None) -> str:
+    """The set of the addresses of a group's ports, of one version of IP."""
+    found = [prefix for prefix in (group.members if group else ()) if prefix.version == version]
+    if any(prefix.prefixlen != prefix.max_prefixlen for prefix in found):
+        return set_of(
+            group_set(name, version),
+            f"type ipv{version}_addr; flags interval; auto-merge",
+            map(str, found),
+        )
+    return set_of(
+        group_set(name, version),
+        f"type ipv{version}_addr",
+        (str(one.network_address) for one in found),
+    )

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The privileged process of a host part that runs as two: fixed verbs, with typed arguments, over a
+Unix socket.
+
+`Helper` has the rights to change the kernel's networks and talks to nobody else; `HelperClient` is
+the other end, in the process that talks to the network service and to guests, and has no rights at
+all. A description passes through `parse` here as it does there, so that whoever takes that process
+over can say which networks there are, and no more. Must stay true: nothing of an argument reaches a
+command, a path or a rule but through `description` and the names that were made from it; who may
+call is decided by the user that the kernel says the caller is.
+"""
+
+import json
+import logging
+import os
+import socket
+import struct
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import NoneType
+
+from deploy.one_machine.services.json_types import Body, JsonValue
+from deploy.one_machine.services.network.host.dnsmasq_config import METADATA
+from deploy.one_machine.services.network.host.host_part import HostPart, LocalHostPart
+from deploy.one_machine.services.network.host.kernel import Kernel, KernelError
+from deploy.one_machine.services.network.host.metadata import PORT
+
+LOG = logging.getLogger("network.helper")
+LENGTH, CREDENTIALS = struct.Struct("!I"), struct.Struct("3i")
+MAX_MESSAGE_BYTES = 64 << 20  # a description of some ten thousand ports
+SYSTEMD_DESCRIPTOR = 3  # the first that systemd passes (sd_listen_fds)
+#: Every verb with its arguments.
+VERBS: dict[str, dict[str, tuple[type, ...]]] = {
+    "prepare": {},
+    "restore": {},
+    "keep": {},
+    "apply": {"tree": (dict, NoneType), "full": (bool,)},
+    "listen": {"space": (str,)},
+}
+
+
+class InvalidMessage(ValueError):
+    """No message of this protocol."""
+
+
+def listening_socket(path: Path | None) -> socket.socket:
+    """The socket that systemd opened for us, or else one at this path for our own user."""
+    if os.environ.get("LISTEN_PID") == str(os.getpid()):
+        return socket.socket(fileno=SYSTEMD_DESCRIPTOR)
+    if path is None:
+        raise SystemExit("There is no socket: systemd gave none, and --socket names none.")
+    path.unlink(missing_ok=True)
+    made = socket.socket(socket.AF_UNIX)
+    made.bind(str(path))
+    made.listen()
+    return made
+
+
+class Helper:
+    """Serves one caller at a time, who must be ``user``."""
+
+    def __init__(self, host: LocalHostPart, kernel: Kernel, user: int) -> None:
+        self._host, self._kernel, self._user = host, kernel, user
+
+    def serve(self, where: socket.socket) -> None:
+        """Until the process ends. A caller who breaks off, or says what is no message, costs the
+        connection."""
+        while True:
+            caller, _ = where.accept()
+            with caller:
+                try:
+                    self.talk(caller)
+                except (OSError, InvalidMessage) as error:
+                    LOG.warning("the caller is cut off: %s", error)
+
+    def talk(self, caller: socket.socket) -> None:
+        """With one caller until it ends. Raises OSError, InvalidMessage."""
+        user = CREDENTIALS.unpack(
+            caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+        )[1]
+        if user != self._user:
+            raise InvalidMessage(f"user {user} may not call, user {self._user} may")
+        while (message := _received(caller)) is not None:
+            verb, arguments = checked(message)
+            descriptors: list[int] = []
+            try:
+                answer = self._do(verb, arguments, descriptors)
+            except (KernelError, OSError) as error:
+                answer = {"error": str(error)}
+            try:
+                _send(caller, answer, descriptors)
+            finally:
+                for descriptor in descriptors:
+                    os.close(descriptor)
+
+    def _do(self, verb: str, arguments: Mapping[str, JsonValue], descriptors: list[int]) -> Body:
+        host, failed = self._host, None
+        match verb:
+            case "prepare":
+                host.prepare()
+            case "restore":
+                failed = host.restore()
+                return {"failed": failed, "tree": host.tree, **self._state()}
+            case "keep":
+                host.save()
+            case "apply":
+                if arguments["tree"] is not None and not host.accept(arguments["tree"]):
+                    return {"error": "the description is not understood"}
+                failed = host.apply(arguments["full"])
+            case "listen":
+                if arguments["space"] not in host.listening:
+                    raise KernelError(
+                        f"nothing is to be listened to in {arguments['space'][:200]!r}"
+                    )
+                descriptors.append(self._kernel.listen(arguments["space"], METADATA, PORT).detach())
+        return {"failed": failed, **self._state()}
+
+    def _state(self) -> Body:
+        namespaces = {}
+        for name, network in self._host.listening.items():
+            with suppress(OSError):
+                namespaces[name] = [network, self._kernel.namespace_id(name)]
+        return {"whole": self._host.is_whole, "spaces": namespaces}
+
+
+class HelperClient(HostPart):
+    """A host part whose work a helper does. OSError and KernelError end the process: the next one
+    begins anew."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(str(path))
+        self._namespaces: dict[str, tuple[str, int]] = {}
+        self._is_sent = True  # the helper has the description
+
+    def prepare(self) -> None:
+        self._call("prepare")
+
+    def restore(self) -> dict[str, str] | None:
+        answer = self._call("restore")
+        if answer["failed"] is None or not self.accept(answer["tree"]):
+            return None
+        self._is_sent = True
+        return self._finish(answer)
+
+    def accept(self, tree: JsonValue) -> bool:
+        is_understood = super().accept(tree)
+        self._is_sent = self._is_sent and not is_understood
+        return is_understood
+
+    def apply(self, full: bool = False) -> dict[str, str]:
+        answer = self._call("apply", tree=None if self._is_sent else self.tree, full=full)
+        self._is_sent = True
+        return self._finish(answer)
+
+    def save(self) -> None:
+        self._call("keep")
+
+    def listen(self, namespace: str, address: str, port: int) -> socket.socket:
+        """The listening socket of metadata in a namespace; the helper knows no other. Raises
+        OSError."""
+        answer, descriptors = self._exchange("listen", space=namespace)
+        if "error" in answer or len(descriptors) != 1:
+            raise OSError(answer.get("error", "the helper sent no socket"))
+        return socket.socket(fileno=descriptors[0])
+
+    def namespace_id(self, namespace: str) -> int:
+        """Tells a namespace from another that had its name. Raises OSError."""
+        if namespace not in self._namespaces:
+            raise FileNotFoundError(f"there is no namespace {namespace}")
+        return self._namespaces[namespace][1]
+
+    def _finish(self, answer: Body) -> dict[str, str]:
+        self._namespaces = {
+            name: (network, id_) for name, (network, id_) in answer["spaces"].items()
+        }
+        networks = {name: network for name, (network, _) in self._namespaces.items()}
+        self.is_whole = self._listen_to_metadata(networks) and answer["whole"]
+        self.revision = self.description.revision
+        return dict(answer["failed"])
+
+    def _call(self, verb: str, **arguments: object) -> Body:
+        answer, _ = self._exchange(verb, **arguments)
+        if "error" in answer:
+            raise KernelError(answer["error"])
+        return answer
+
+    def _exchange(self, verb: str, **arguments: object) -> tuple[Body, list[int]]:
+        _send(self._socket, {"verb": verb, **arguments})
+        descriptors: list[int] = []
+        answer = _received(self._socket, descriptors)
+        if not isinstance(answer, dict):
+            raise OSError("the helper has ended")
+        return answer, descriptors
+
+
+def checked(message: object) -> tuple[str, Body]:
+    """A message's verb and arguments: exactly those that the verb has, of their types. Raises
+    InvalidMessage."""
+    if not isinstance(message, dict) or not isinstance(message.get("verb"), str):
+        raise InvalidMessage("no verb")
+    arguments = {name: value for name, value in message.items() if name != "verb"}
+    wanted = VERBS.get(message["verb"])
+    if wanted is None or arguments.keys() != wanted.keys():
+        raise InvalidMessage(f"no such verb with such arguments: {message['verb'][:20]!r}")
+    if not all(type(arguments[name]) in types for name, types in wanted.items()):
+        raise InvalidMessage(f"an argument of {message['verb']} is of another type")
+    return message["verb"], arguments
+
+
+def _send(to: socket.socket, message: object, descriptors: list[int] | None = None) -> None:
+    data = json.dumps(message).encode()
+    socket.send_fds(to, [LENGTH.pack(len(data))], descriptors or [])
+    to.sendall(data)
+
+
+def _received(by: socket.socket, descriptors: list[int] | None = None) -> object:
+    """The next message; None at the end of the connection, between two. Raises OSError,
+    InvalidMessage."""
+    head, passed, _, _ = socket.recv_fds(
+        by, LENGTH.size, 1 if descriptors is not None else 0, socket.MSG_WAITALL
+    )
+    if descriptors is not None:
+        descriptors.extend(passed)
+    if not head:
+        return None
+    if len(head) < LENGTH.size or not 0 < LENGTH.unpack(head)[0] <= MAX_MESSAGE_BYTES:
+        raise InvalidMessage("no length of a message")
+    data = bytearray()
+    while len(data) < LENGTH.unpack(head)[0]:
+        piece = by.recv(min(LENGTH.unpack(head)[0] - len(data), 1 << 20))
+        if not piece:
+            raise InvalidMessage("a message that is cut off")
+        data += piece
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise InvalidMessage(f"no JSON: {type(error).__name__}") from error

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The host part and its loop: get the description, apply it, acknowledge it.
+
+One thread polls (a long poll, which is the heartbeat), the main thread applies and acknowledges;
+every 30 s it checks that the kernel still has everything. At the start the description of the last
+run is applied before any request: a host whose network service is dead comes up with all its
+networks. SIGTERM stops the process and nothing else: the guests' bridges, rules and DHCP stay, only
+metadata pauses.
+"""
+
+import logging
+import queue
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from ipaddress import IPv4Address
+from pathlib import Path
+
+from deploy.one_machine.services.json_types import JsonValue
+from deploy.one_machine.services.network.host.applier import Applier, TunnelEndpoint
+from deploy.one_machine.services.network.host.description import Description, parse
+from deploy.one_machine.services.network.host.desired import HostPlace, desire
+from deploy.one_machine.services.network.host.kernel import Kernel, KernelError
+from deploy.one_machine.services.network.host.metadata import MetadataListeners
+from deploy.one_machine.services.network.host.names import Names, bridge
+from deploy.one_machine.services.network.host.state import StateFolder
+
+LOG = logging.getLogger("network.host")
+NO_ADDRESS = IPv4Address(0)
+CHECK_SECONDS, RETRY_SECONDS, POLL_SECONDS = 30.0, 2.0, 20.0
+MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.2, 10.0
+
+
+class HostPart(ABC):
+    """What the loop drives: `LocalHostPart`, or a helper's client that has it done by another
+    process."""
+
+    listeners: MetadataListeners | None = None
+
+    def __init__(self) -> None:
+        self.tree: JsonValue = None  # the description as it came
+        self.description = Description()
+        self.revision = 0  # that was applied
+        self.is_whole = True  # nothing failed that may work the next time
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Settings of this machine. Raises KernelError, OSError."""
+
+    @abstractmethod
+    def restore(self) -> dict[str, str] | None:
+        """Apply the description of the last run; the failed ports, or None when there is no such
+        description."""
+
+    @abstractmethod
+    def save(self) -> None:
+        """Save the description for a start without the service."""
+
+    @abstractmethod
+    def apply(self, full: bool = False) -> dict[str, str]:
+        """Apply the description; the failed ports with their reasons."""
+
+    def accept(self, tree: JsonValue) -> bool:
+        """Parse what the service sent; whether it was understood."""
+        try:
+            self.description = parse(tree)
+        except (ValueError, TypeError, AttributeError) as error:
+            LOG.error("the description is not understood: %s", error)
+            return False
+        self.tree = tree
+        if self.listeners is not None:
+            self.listeners.set_ports(self.description.ports)
+        for complaint in self.description.complaints:
+            LOG.warning("description: %s", complaint)
+        for port, reason in self.description.failed.items():
+            LOG.error("port %s: %s", port, reason)
+        return True
+
+    def _listen_to_metadata(self, namespaces: Mapping[str, str]) -> bool:
+        """Have metadata listeners in these namespaces (-> network); whether all are there."""
+        failed = self.listeners.listen(namespaces) if self.listeners is not None else {}
+        for name, reason in failed.items():
+            LOG.error("%s: %s", name, reason)
+        return not failed
+
+
+class LocalHostPart(HostPart):
+    """Applies descriptions by itself."""
+
+    def __init__(
+        self,
+        place: HostPlace,
+        kernel: Kernel,
+        state: StateFolder,
+        listeners: MetadataListeners | None,
+    ) -> None:
+        super().__init__()
+        self.place, self.state, self.listeners = place, state, listeners
+        self.applier = Applier(
+            kernel, place.names, state, TunnelEndpoint(str(place.tunnel), place.tunnel_port)
+        )
+        self.listening: Mapping[str, str] = {}
+
+    def prepare(self) -> None:
+        self.applier.prepare(self.place.external_gateway)
+
+    def restore(self) -> dict[str, str] | None:
+        tree = self.state.description()
+        if tree is None or not self.accept(tree):
+            return None
+        LOG.info("revision %d of the last run", self.description.revision)
+        return self.apply(full=True)
+
+    def save(self) -> None:
+        self.state.save_description(self.tree)
+
+    def apply(self, full: bool = False) -> dict[str, str]:
+        description, state = self.description, self.state
+        state.number(description.ports, (bridge(network) for network in description.networks))
+        desired, zones = desire(self.place, description, state.ports, state.zones), state.zones
+        failed = self.applier.apply(desired, full)
+        if state.zones != zones and not failed:  # bridges are gone, and now their rules may go
+            failed = self.applier.apply(desire(self.place, description, state.ports, state.zones))
+        self.listening = {
+            name: id_ for name, id_ in desired.listeners.items() if name not in failed
+        }
+        self.is_whole = self._listen_to_metadata(self.listening) and not failed
+        self.revision = description.revision
+        ports = dict(description.failed)
+        for port in description.ports.values():
+            namespace = self.place.names.network_namespace(port.network)
+            for name in ("rules", bridge(port.network), namespace):
+                if name in failed:
+                    ports[port.id] = failed[name][:500]
+        return ports
+
+
+class Loop:
+    """Runs a host part. ``poll(seen, wait)`` returns a description or None; ``acknowledge(revision,
+    failed)`` sends."""
+
+    def __init__(
+        self,
+        host: HostPart,
+        poll: Callable[[int, float], JsonValue],
+        acknowledge: Callable[[int, dict[str, str]], None],
+        check_seconds: float = CHECK_SECONDS,
+    ) -> None:
+        self._host, self._poll, self._acknowledge = host, poll, acknowledge
+        self._check_seconds = check_seconds
+        self._received: queue.Queue[JsonValue] = queue.Queue()
+        self._stop = threading.Event()
+
+    def run(self) -> None:
+        """Until `stop`. Raises KernelError when this machine lacks what it takes."""
+        host, tree = self._host, None
+        host.prepare()
+        failed = host.restore() or {}  # without one, what is there stays until the service answers
+        threading.Thread(target=self._receive, name="description", daemon=True).start()
+        checked, is_unacknowledged = time.monotonic(), True
+        while not self._stop.is_set():
+            if is_unacknowledged:
+                is_unacknowledged = not self._report(failed)
+            if tree is not None:
+                host.save()  # after the answer: the disk is slow
+            check = self._check_seconds
+            if not host.is_whole:
+                check = min(RETRY_SECONDS, check)
+            wait = min(checked + check - time.monotonic(), 1.0 if is_unacknowledged else check)
+            tree = self._next(max(0.0, wait))
+            is_due = host.description.revision > 0 and time.monotonic() >= checked + check
+            if tree is not None and not host.accept(tree):
+                tree = None
+            if tree is not None or is_due:
+                began = time.monotonic()
+                before, failed = failed, host.apply(full=is_due)
+                is_unacknowledged = is_unacknowledged or tree is not None or failed != before
+                checked = time.monotonic() if is_due else checked
+                if tree is not None:
+                    LOG.info(
+                        "revision %d applied in %.1f ms, %d ports, %d failed",
+                        host.description.revision,
+                        1000 * (time.monotonic() - began),
+                        len(host.description.ports),
+                        len(failed),
+                    )
+
+    def stop(self) -> None:
+        """End soon; may be called by a signal handler."""
+        self._stop.set()
+        self._received.put(None)
+
+    def _next(self, wait: float) -> JsonValue:
+        """The newest description that came, None when none came in time."""
+        try:
+            tree = self._received.get(timeout=wait)
+            while not self._received.empty():
+                tree = self._received.get_nowait()
+        except queue.Empty:
+            return None
+        return tree
+
+    def _report(self, failed: dict[str, str]) -> bool:
+        try:
+            self._acknowledge(self._host.revision, failed)
+        except OSError as error:
+            LOG.warning("revision %d not acknowledged: %s", self._host.revision, error)
+            return False
+        return True
+
+    def _receive(self) -> None:
+        seen, pause = self._host.revision, MIN_PAUSE_SECONDS
+        while not self._stop.is_set():
+            try:
+                tree = self._poll(seen, POLL_SECONDS)
+            except OSError as error:
+                LOG.warning(
+                    "the network service does not answer, again in %.1f s: %s", pause, error
+                )
+                self._stop.wait(pause)
+                pause = min(MAX_PAUSE_SECONDS, pause * 2)
+                continue
+            pause = MIN_PAUSE_SECONDS
+            if tree is not None:
+                revision = tree.get("revision") if isinstance(tree, dict) else None
+                seen = revision if isinstance(revision, int) else seen
+                self._received.put(tree)
+
+
+def clean(names: Names, kernel: Kernel, folder: Path) -> list[str]:
+    """Remove everything the host part with this state folder ever made; returns what could not be
+    removed."""
+    try:
+        return LocalHostPart(
+            HostPlace(names, NO_ADDRESS), kernel, StateFolder(folder), None
+        ).applier.clean()
+    except (KernelError, OSError) as error:
+        return [str(error)]

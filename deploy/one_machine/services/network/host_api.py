@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""/v2.0/kilonova/hosts: here a host gets its description and reports what it has applied. For hosts
+alone.
+
+A host proves by its key who it is, and speaks for itself only; it has no token. A poll is the
+heartbeat; it waits until the host's revision is another than the one it has seen. A report makes
+the host's ports ACTIVE, up to the revision that it has applied, and wakes the requests that wait
+for them.
+"""
+
+import hmac
+
+import falcon
+from sqlalchemy import select, update
+from sqlalchemy.dialects.sqlite import insert
+
+from compute_api.metadata.proxy_headers import host_key
+from deploy.one_machine.services.database import DbRow, DbSelect
+from deploy.one_machine.services.network import schema
+from deploy.one_machine.services.network.attributes import (
+    ADDRESS,
+    REQUIRED,
+    Attribute,
+    Attributes,
+    number,
+)
+from deploy.one_machine.services.network.bindings import is_of_server
+from deploy.one_machine.services.network.caller import NetworkCaller
+from deploy.one_machine.services.network.description import describe
+from deploy.one_machine.services.network.fabric import Change, Fabric
+from deploy.one_machine.services.network.faults import fault, malformed
+from deploy.one_machine.services.network.host_keys import HEADER, wiring_key
+from deploy.one_machine.services.resource import Body, Handler, moment
+from deploy.one_machine.services.schemas import TRUTH
+from deploy.one_machine.services.web import answer, read_json
+
+AS_SERVICE = NetworkCaller("", frozenset({"service"}))
+HOSTS, PORTS, INACTIVE = schema.hosts, schema.ports, schema.inactive_bindings
+MAX_WAIT_SECONDS = 30
+
+
+REPORT = Attributes(
+    {
+        "revision": Attribute(number(0, 10**12), REQUIRED),
+        "tunnel_address": Attribute(ADDRESS),
+        "external_gateway": Attribute(TRUTH),
+        # port -> reason
+        "failed": Attribute({"type": "object", "additionalProperties": {"type": "string"}}),
+    }
+)
+
+
+class HostApi(Handler[Fabric]):
+    """GET /v2.0/kilonova/hosts/{name}/description and PUT /v2.0/kilonova/hosts/{name}."""
+
+    def on_get_description(self, req: falcon.Request, resp: falcon.Response, name: str) -> None:
+        self._require_key(req, name)
+        seen = req.get_param_as_int("seen", default=-1)
+        wait = req.get_param_as_int("wait", default=0, min_value=0)
+        self._register(name)
+        self._service.hosts.await_other_revision(name, seen, min(wait, MAX_WAIT_SECONDS))
+        self._service.hosts.note_contact(name)
+        with self._service.database.read() as connection:
+            host = connection.execute(_host(name)).first()
+            if host is None:
+                raise fault("HostNotFound", id=name)
+            if host.changed == seen:
+                resp.status = falcon.HTTP_304
+                return
+            answer(resp, describe(connection, host, self._service.settings.dns))
+
+    def on_put(self, req: falcon.Request, resp: falcon.Response, name: str) -> None:
+        self._require_key(req, name)
+        report = REPORT.checked(read_json(req), "host", AS_SERVICE, new=True)
+        self._register(name)
+        with self._service.change() as change:
+            host = change.execute(_host(name)).one()
+            _store_report(change, host, report)
+            _bind_late(change, name)
+            _update_ports(change, name, report["revision"], report.get("failed", {}))
+        self._service.hosts.acknowledge(name, report["revision"])
+        resp.status = falcon.HTTP_204
+
+    def _require_key(self, req: falcon.Request, name: str) -> None:
+        """Raises 401 unless the caller has this host's key."""
+        secret, given = self._service.settings.host_secret, req.get_header(HEADER) or ""
+        if not secret or not hmac.compare_digest(
+            wiring_key(host_key(secret, name)).encode(), given.encode()
+        ):
+            raise falcon.HTTPUnauthorized(
+                description=f"This is not the key of the host {name[:255]!r}."
+            )
+
+    def _register(self, name: str) -> None:
+        """Note that this host is alive; a new one gets its row first, so that ports can be bound to
+        it."""
+        if self._service.hosts.silence(name) is None:
+            if len(name) > 255:
+                raise malformed("The name of a host has at most 255 characters")
+            with self._service.change() as change:
+                change.execute(
+                    insert(HOSTS)
+                    .values(name=name, changed=0, created_at=moment())
+                    .on_conflict_do_nothing()
+                )
+                change.touch(hosts=[name])
+        self._service.hosts.note_contact(name)
+
+
+def _host(name: str) -> DbSelect:
+    return select(HOSTS).where(HOSTS.c.name == name)
+
+
+def _store_report(change: Change, host: DbRow, report: Body) -> None:
+    """Store what the host says of itself; others get a new revision when it is elsewhere now."""
+    changed = {
+        name: report[name]
+        for name in ("tunnel_address", "external_gateway")
+        if name in report and report[name] != getattr(host, name)
+    }
+    if changed:
+        here = select(schema.PLACES.c.network_id).filter_by(host=host.name).distinct()
+        outside = select(schema.networks.c.id).where(schema.networks.c.external)
+        change.touch(networks=change.scalars(here), hosts=[host.name])
+        if host.external_gateway or changed.get("external_gateway"):
+            change.touch(networks=change.scalars(outside))
+    change.execute(
+        update(HOSTS)
+        .where(HOSTS.c.name == host.name)
+        .values(changed | {"acknowledged": report["revision"]})
+    )
+
+
+def _bind_late(change: Change, name: str) -> None:
+    """Ports that were bound while the host was silent are bound now."""
+    late = select(PORTS.c.network_id).filter_by(host=name, vif_type="binding_failed")
+    if networks := change.scalars(late):
+        bound = update(PORTS).filter_by(host=name, vif_type="binding_failed")
+        change.execute(bound.values(vif_type="bridge", bound_at=change.revision()))
+        change.touch(networks=networks, hosts=[name])
+
+
+def _update_ports(change: Change, name: str, revision: int, failed: dict[str, str]) -> None:
+    """The ports that this revision holds are wired, but for those that failed."""
+    here = update(PORTS).filter_by(host=name, vif_type="bridge").returning(PORTS)
+    down = here.where(PORTS.c.status == "DOWN", PORTS.c.admin_state_up)
+    good = down.where(PORTS.c.bound_at <= revision, PORTS.c.id.not_in(failed))
+    wired = change.rows(good.values(status="ACTIVE"))
+    bad = here.where(PORTS.c.status == "ACTIVE", PORTS.c.id.in_(failed))
+    lost = change.rows(bad.values(status="DOWN"))
+    change.execute(
+        update(INACTIVE)
+        .where(INACTIVE.c.host == name, INACTIVE.c.bound_at <= revision)
+        .values(is_wired=INACTIVE.c.port_id.not_in(failed))
+    )
+    for port in filter(is_of_server, wired):
+        change.add_event("network-vif-plugged", port.device_id, port.id)
+    for port in filter(is_of_server, lost):
+        change.add_event("network-vif-plugged", port.device_id, port.id, "failed")

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of the network service.
+
+`ports.bound_at` is the revision of the change that bound the port: a host that has applied this
+revision has wired it. `hosts.changed` is the revision of the last change that concerns the host;
+`counter` hands revisions out, for ever rising. `addresses` says who holds which address: its
+primary key is what makes an address unique in its subnet. A port's active binding stands in its own
+row, the others in `inactive_bindings`; PLACES has them all. `arrivals` says where a port's second
+binding was made, so where its guest came, or will come, with connections that live on.
+"""
+
+from sqlalchemy import (
+    JSON,
+    Boolean,
+    Column,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    UniqueConstraint,
+    func,
+    select,
+    union_all,
+)
+from sqlalchemy.sql.schema import SchemaItem
+
+from deploy.one_machine.services.quotas import SetLimits
+
+METADATA = MetaData()
+
+
+def _noun(name: str, *columns: SchemaItem) -> Table:
+    """A table of something that the API shows, with what all such things have."""
+    return Table(
+        name,
+        METADATA,
+        Column("id", String, primary_key=True),
+        Column("project_id", String, nullable=False, index=True),
+        Column("name", String, nullable=False, default=""),
+        Column("description", String, nullable=False, default=""),
+        *columns,
+        Column("tags", JSON, nullable=False, default=list),
+        Column("revision_number", Integer, nullable=False, default=0),
+        Column("created_at", String, nullable=False),
+        Column("updated_at", String, nullable=False),
+    )
+
+
+def _truth(name: str, default: bool) -> Column[bool]:
+    return Column(name, Boolean, nullable=False, default=default)
+
+
+def _list(name: str) -> Column[list[object]]:
+    return Column(name, JSON, nullable=False, default=list)
+
+
+def _text(name: str) -> Column[str]:
+    return Column(name, String, nullable=False, default="")
+
+
+networks = _noun(
+    "networks",
+    _truth("admin_state_up", True),
+    _truth("shared", False),
+    _truth("external", False),
+    _truth("is_default", False),
+    _truth("port_security_enabled", True),
+    Column("mtu", Integer, nullable=False),
+    Column("vni", Integer, nullable=False, unique=True),
+    _text("dns_domain"),
+)
+
+subnets = _noun(
+    "subnets",
+    Column("network_id", ForeignKey("networks.id", ondelete="CASCADE"), nullable=False, index=True),
+    Column("ip_version", Integer, nullable=False),
+    Column("cidr", String, nullable=False),
+    Column("gateway_ip", String),
+    _truth("enable_dhcp", True),
+    Column("ipv6_address_mode", String),
+    Column("ipv6_ra_mode", String),
+    _list("allocation_pools"),
+    _list("dns_nameservers"),
+    _list("host_routes"),
+)
+
+ports = _noun(
+    "ports",
+    Column("network_id", ForeignKey("networks.id"), nullable=False, index=True),
+    Column("mac_address", String, nullable=False),
+    _truth("admin_state_up", True),
+    Column("status", String, nullable=False, default="DOWN"),
+    Column("device_id", String, nullable=False, default="", index=True),
+    _text("device_owner"),
+    Column("host", String, nullable=False, default="", index=True),
+    Column("bound_at", Integer, nullable=False, default=0),
+    Column("vif_type", String, nullable=False, default="unbound"),
+    Column("vnic_type", String, nullable=False, default="normal"),
+    Column("profile", JSON, nullable=False, default=dict),
+    _truth("port_security_enabled", True),
+    _list("allowed_address_pairs"),
+    _text("dns_name"),
+    UniqueConstraint("network_id", "mac_address"),
+)
+
+inactive_bindings = Table(
+    "inactive_bindings",
+    METADATA,
+    Column("port_id", ForeignKey("ports.id", ondelete="CASCADE"), primary_key=True),
+    Column("host", String, primary_key=True, index=True),
+    Column("bound_at", Integer, nullable=False),
+    Column("vif_type", String, nullable=False),
+    Column("vnic_type", String, nullable=False),
+    Column("profile", JSON, nullable=False),
+    _truth("is_wired", False),
+)
+
+arrivals = Table(
+    "arrivals",
+    METADATA,
+    Column("port_id", ForeignKey("ports.id", ondelete="CASCADE"), primary_key=True),
+    Column("host", String, primary_key=True, index=True),
+)
+
+PLACES = union_all(
+    select(ports.c.id.label("port_id"), ports.c.network_id, ports.c.host).where(
+        ports.c.vif_type == "bridge"
+    ),
+    select(inactive_bindings.c.port_id, ports.c.network_id, inactive_bindings.c.host)
+    .join_from(inactive_bindings, ports)
+    .where(inactive_bindings.c.vif_type == "bridge"),
+).subquery("places")
+"""Where ports are wired: each port of each host, whether the binding is the active one or not."""
+
+addresses = Table(
+    "addresses",
+    METADATA,
+    Column("subnet_id", ForeignKey("subnets.id", ondelete="CASCADE"), primary_key=True),
+    Column("address", String, primary_key=True),
+    Column("port_id", ForeignKey("ports.id", ondelete="CASCADE"), nullable=False, index=True),
+    Index("addresses_by_address", "address"),
+)
+
+#: An address of a port as the API shows it.
+FIXED_IP = func.json_object("subnet_id", addresses.c.subnet_id, "ip_address", addresses.c.address)
+
+port_groups = Table(
+    "port_groups",
+    METADATA,
+    Column("port_id", ForeignKey("ports.id", ondelete="CASCADE"), primary_key=True),
+    Column("group_id", ForeignKey("security_groups.id"), primary_key=True),
+    Index("port_groups_by_group", "group_id"),
+)
+
+security_groups = _noun("security_groups", _truth("stateful", True))
+
+# One default group a project, however many requests come first at a time.
+Index(
+    "one_default_group",
+    security_groups.c.project_id,
+    unique=True,
+    sqlite_where=security_groups.c.name == "default",
+)
+
+security_group_rules = _noun(
+    "security_group_rules",
+    Column(
+        "security_group_id",
+        ForeignKey("security_groups.id", ondelete="CASCADE"),
+        nullable=False,
+        index=True,
+    ),
+    Column("direction", String, nullable=False),
+    Column("ethertype", String, nullable=False),
+    Column("protocol", String),
+    Column("port_range_min", Integer),
+    Column("port_range_max", Integer),
+    Column("remote_ip_prefix", String),
+    Column("remote_group_id", ForeignKey("security_groups.id", ondelete="CASCADE"), index=True),
+)
+
+routers = _noun(
+    "routers",
+    _truth("admin_state_up", True),
+    _truth("enable_snat", True),
+    _list("routes"),
+    Column("host", String, nullable=False, default="", index=True),
+)
+
+floating_ips = _noun(
+    "floating_ips",
+    Column("floating_network_id", ForeignKey("networks.id"), nullable=False),
+    Column("floating_ip_address", String, nullable=False, index=True),
+    Column("floating_port_id", ForeignKey("ports.id"), nullable=False, index=True),
+    Column("port_id", ForeignKey("ports.id"), index=True),
+    Column("fixed_ip_address", String),
+    Column("router_id", ForeignKey("routers.id"), index=True),
+    _text("dns_name"),
+    _text("dns_domain"),
+)
+
+quotas = SetLimits(METADATA)
+
+hosts = Table(
+    "hosts",
+    METADATA,
+    Column("name", String, primary_key=True),
+    Column("tunnel_address", String),
+    _truth("external_gateway", False),
+    Column("changed", Integer, nullable=False),
+    Column("acknowledged", Integer, nullable=False, default=0),
+    Column("created_at", String, nullable=False),
+)
+
+counter = Table(
+    "counter",
+    METADATA,
+    Column("id", Integer, primary_key=True),
+    Column("revision", Integer, nullable=False),
+)
+
+events = Table(
+    "events",
+    METADATA,
+    Column("id", Integer, primary_key=True),
+    Column("name", String, nullable=False),
+    Column("server", String, nullable=False),
+    Column("tag", String),
+    Column("status", String, nullable=False, default="completed"),
+    Column("created", Integer, nullable=False),
+)

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""/v2.0/subnets: the addresses of a network, their pools, gateway, routes and what DHCP says.
+
+Subnets of one network never overlap; those of different networks may. A network whose subnets want
+DHCP has one port network:dhcp with an address in each of them, the same on every host.
+"""
+
+import ipaddress
+from itertools import pairwise
+
+from sqlalchemy import ColumnElement, delete, or_, select
+
+from deploy.one_machine.services.database import DbRow
+from deploy.one_machine.services.network import schema
+from deploy.one_machine.services.network.addresses import (
+    choose_addresses,
+    free_mac,
+    is_from_mac,
+    store,
+    subnets_of,
+)
+from deploy.one_machine.services.network.attributes import (
+    ADDRESS,
+    CIDR,
+    ID,
+    REQUIRED,
+    ROUTES,
+    STANDARD,
+    UNSET,
+    Attribute,
+    Attributes,
+)
+from deploy.one_machine.services.network.caller import NetworkCaller
+from deploy.one_machine.services.network.fabric import Change
+from deploy.one_machine.services.network.faults import fault, invalid
+from deploy.one_machine.services.network.networks import visible_network
+from deploy.one_machine.services.network.quotas import spend
+from deploy.one_machine.services.network.resource import NetworkResource
+from deploy.one_machine.services.resource import Body
+from deploy.one_machine.services.schemas import TRUTH, array, mapping, nullable, one_of
+
+SUBNETS, PORTS, HELD = schema.subnets, schema.ports, schema.addresses
+MODE = nullable(one_of("slaac", "dhcpv6-stateful", "dhcpv6-stateless"))
+DHCP_OWNER = "network:dhcp"
+IPNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+class SubnetsApi(NetworkResource):
+    """Subnets."""
+
+    name, plural, table, missing = "subnet", "subnets", SUBNETS, "SubnetNotFound"
+    attributes = Attributes(
+        {
+            **STANDARD,
+            "network_id": Attribute(ID, REQUIRED, put=False),
+            "ip_version": Attribute(one_of(4, 6), REQUIRED, put=False),
+            "cidr": Attribute(CIDR, REQUIRED, put=False),
+            "gateway_ip": Attribute(nullable(ADDRESS)),
+            "enable_dhcp": Attribute(TRUTH, True),
+            "ipv6_address_mode": Attribute(MODE, None, put=False),
+            "ipv6_ra_mode": Attribute(MODE, None, put=False),
+            "allocation_pools": Attribute(
+                nullable(array(mapping({"start": ADDRESS, "end": ADDRESS})))
+            ),
+            "dns_nameservers": Attribute({**array(ADDRESS, 5), "null_is": []}, []),
+            "host_routes": Attribute({**ROUTES, "maxItems": 20}, []),
+            "subnetpool_id": Attribute({"type": "null"}, UNSET, put=False),
+        }
+    )
+
+    constant = {"subnetpool_id": None, "service_types": [], "segment_id": None}
+
+    def visible_to(self, project_id: str) -> ColumnElement[bool]:
+        networks = schema.networks.c
+        shared = select(networks.id).where(or_(networks.shared, networks.project_id == project_id))
+        return or_(SUBNETS.c.project_id == project_id, SUBNETS.c.network_id.in_(shared))
+
+    def create(self, change: Change, caller: NetworkCaller, body: Body) -> str:
+        network = visible_network(change, caller, body["network_id"])
+        caller.require_owner(network.project_id, "(rule:create_subnet)")
+        body["project_id"] = network.project_id if not caller.is_admin else body["project_id"]
+        spend(change, body["project_id"], "subnet")
+        net = _cidr(body)
+        for other in subnets_of(change.connection, network.id):
+            if other.ip_version == net.version and ipaddress.ip_network(other.cidr).overlaps(net):
+                raise invalid(
+                    f"Requested subnet with cidr: {net} for network: {network.id} overlaps"
+                    f" with another subnet ({other.id})"
+                )
+        first = 1 if net.num_addresses > 1 and net.prefixlen < 31 else 0
+        body.setdefault("gateway_ip", str(net[first]))
+        _check_gateway(body["gateway_ip"], net, body["ipv6_address_mode"])
+        if body.get("allocation_pools") is None:
+            body["allocation_pools"] = default_pools(net, body["gateway_ip"])
+        check_pools(body["allocation_pools"], net, body["gateway_ip"])
+        key = change.add(SUBNETS, self.columns(body))
+        serve_dhcp(change, network)
+        change.touch(networks=[network.id])
+        return key
+
+    def update(self, change: Change, caller: NetworkCaller, row: DbRow, body: Body) -> None:
+        net = ipaddress.ip_network(row.cidr)
+        gateway = body.get("gateway_ip", row.gateway_ip)
+        if "gateway_ip" in body and gateway != row.gateway_ip:
+            _check_gateway(gateway, net, row.ipv6_address_mode)
+            _require_unused_gateway(change, row)
+        if body.get("allocation_pools") is None:
+            body.pop("allocation_pools", None)
+        check_pools(body.get("allocation_pools", row.allocation_pools), net, gateway)
+        change.set(SUBNETS, row.id, body)
+        serve_dhcp(change, change.existing(schema.networks, row.network_id))
+        change.touch(networks=[row.network_id])
+
+    def delete(self, change: Change, caller: NetworkCaller, row: DbRow) -> None:
+        users = select(PORTS).join(HELD).where(HELD.c.subnet_id == row.id)
+        users = users.where(
+            PORTS.c.device_owner.like("network:router%")
+            if is_from_mac(row)
+            else PORTS.c.device_owner != DHCP_OWNER
+        )
+        user = change.first(users.limit(1))
+        if user is not None:
+            why = (
+                "One or more ports have an IP allocation from this subnet, such as port"
+                f" {user.id} ({user.device_owner or 'without owner'})"
+            )
+            raise fault("SubnetInUse", id=row.id, why=why)
+        change.touch(networks=[row.network_id])
+        change.remove(SUBNETS, row.id)
+        serve_dhcp(change, change.existing(schema.networks, row.network_id))
+
+
+def serve_dhcp(change: Change, network: DbRow) -> None:
+    """Give the network's DHCP port an address in each subnet that wants DHCP, on all hosts the
+    same; no port when none does."""
+    connection = change.connection
+    wanted = {
+        subnet.id
+        for subnet in subnets_of(connection, network.id)
+        if subnet.enable_dhcp and not is_from_mac(subnet)
+    }
+    port = change.first(select(PORTS).filter_by(network_id=network.id, device_owner=DHCP_OWNER))
+    if not wanted:
+        if port is not None:
+            change.remove(PORTS, port.id)
+        return
+    if port is None:
+        mac = free_mac(connection, network.id)
+        own = {
+            "project_id": network.project_id,
+            "network_id": network.id,
+            "mac_address": mac,
+            "device_owner": DHCP_OWNER,
+            "device_id": f"dhcp-{network.id}",
+            "status": "ACTIVE",
+            "port_security_enabled": False,
+        }
+        key = change.add(PORTS, own)
+    else:
+        mac, key = port.mac_address, port.id
+    before = set(change.scalars(select(HELD.c.subnet_id).where(HELD.c.port_id == key)))
+    gone = HELD.c.subnet_id.in_(before - wanted)
+    change.execute(delete(HELD).where(HELD.c.port_id == key, gone))
+    missing = [{"subnet_id": subnet} for subnet in sorted(wanted - before)]
+    store(connection, key, choose_addresses(connection, network.id, mac, missing, router=True))
+
+
+def default_pools(net: IPNetwork, gateway: str | None) -> list[dict[str, str]]:
+    """All addresses but those of the network itself, of its broadcast and of the gateway."""
+    first, last = int(net.network_address), int(net.broadcast_address)
+    if net.prefixlen < net.max_prefixlen - 1:
+        first, last = first + 1, last - (1 if net.version == 4 else 0)
+    ranges = [(first, last)]
+    if gateway is not None and first <= (middle := int(ipaddress.ip_address(gateway))) <= last:
+        ranges = [(first, middle - 1), (middle + 1, last)]
+    make = type(net.network_address)
+    return [
+        {"start": str(make(low)), "end": str(make(high))} for low, high in ranges if low <= high
+    ]
+
+
+def check_pools(pools: list[dict[str, str]], net: IPNetwork, gateway: str | None) -> None:
+    """Raises 400 or 409 for pools that are outside, overlap, or hold the gateway."""
+    ranges = []
+    for pool in pools:
+        shown = f"{pool.get('start')}-{pool.get('end')}"
+        if len(pool) < 2:
+            raise fault("InvalidAllocationPool", pool=shown)
+        start, end = ipaddress.ip_address(pool["start"]), ipaddress.ip_address(pool["end"])
+        if start.version != net.version or end.version != net.version or int(start) > int(end):
+            raise fault("InvalidAllocationPool", pool=shown)
+        if start not in net or end not in net:
+            raise fault("OutOfBoundsAllocationPool", pool=shown, cidr=net)
+        if gateway is not None and int(start) <= int(ipaddress.ip_address(gateway)) <= int(end):
+            raise fault("GatewayConflictWithAllocationPools", ip=gateway, pool=shown)
+        ranges.append((int(start), int(end), shown))
+    for one, other in pairwise(sorted(ranges)):
+        if other[0] <= one[1]:
+            raise fault("OverlappingAllocationPools", one=one[2], other=other[2], cidr=net)
+
+
+def _cidr(body: Body) -> IPNetwork:
+    net = ipaddress.ip_network(body["cidr"])
+    if net.version != body["ip_version"]:
+        raise invalid(f"cidr {net} does not match the ip_version {body['ip_version']}")
+    modes = (body["ipv6_ra_mode"], body["ipv6_address_mode"])
+    if net.version == 4 and modes != (None, None):
+        raise invalid("ipv6_ra_mode and ipv6_address_mode are for subnets of IPv6")
+    if None not in modes and modes[0] != modes[1]:
+        raise invalid(
+            f"ipv6_ra_mode set to '{modes[0]}' with ipv6_address_mode set to '{modes[1]}'"
+            " is not valid. If both attributes are set, they must be the same value"
+        )
+    if modes != (None, None) and not body["enable_dhcp"]:
+        raise invalid(
+            "ipv6_ra_mode or ipv6_address_mode cannot be set when enable_dhcp is set to False"
+        )
+    if {"slaac", "dhcpv6-stateless"} & set(modes) and net.prefixlen != 64:
+        raise invalid("Invalid CIDR for an IPv6 address mode: it must have a prefix length of 64")
+    if net.prefixlen == 0 or net.is_multicast or net.is_loopback:
+        raise invalid(f"cidr {net} cannot be a subnet")
+    return net
+
+
+def _check_gateway(gateway: str | None, net: IPNetwork, mode: str | None) -> None:
+    if gateway is None:
+        return
+    found = ipaddress.ip_address(gateway)
+    if found.version != net.version:
+        raise invalid(f"gateway_ip '{gateway}' does not match the ip_version '{net.version}'")
+    if found in net and net.version == 4 and net.prefixlen < 31 and found in (net[0], net[-1]):
+        raise invalid("Gateway is not valid on subnet")
+
+
+def _require_unused_gateway(change: Change, row: DbRow) -> None:
+    holds = (HELD.c.subnet_id == row.id) & (HELD.c.address == row.gateway_ip)
+    routers = PORTS.c.device_owner.like("network:router%")
+    user = change.scalar(select(PORTS.c.id).join(HELD).where(holds, routers))
+    if user is not None:
+        raise fault("GatewayIpInUse", ip=row.gateway_ip, port=user)

@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""/v3/attachments: who has a volume, from 3.27 on.
+
+An attachment is reserved for a server, gets a connection when the server's host says who it is
+(attaching), and is completed (attached) from 3.44 on. The connection ends with the attachment. A
+volume has one attachment, or several with the property multiattach, or several of one server that
+moves. Each change of status is one transaction with the volume's.
+"""
+
+import time
+
+import falcon
+from sqlalchemy import Connection, select
+
+from deploy.one_machine.services.database import DbRow, DbValues
+from deploy.one_machine.services.resource import Body
+from deploy.one_machine.services.schemas import BodySchema, mapping, nullable, one_of, text
+from deploy.one_machine.services.volume.caller import VolumeCaller
+from deploy.one_machine.services.volume.faults import fault
+from deploy.one_machine.services.volume.listing import listed
+from deploy.one_machine.services.volume.schema import attachments, jobs, volumes
+from deploy.one_machine.services.volume.service import VolumeChange, VolumeService, moment
+from deploy.one_machine.services.volume.states import settle_use
+from deploy.one_machine.services.volume.versions import require, since
+from deploy.one_machine.services.web import answer, part_of, read_json
+
+CONNECTOR = {"type": "object", "maxProperties": 64}
+NEW = {
+    "volume_uuid": text(64),
+    "instance_uuid": nullable(text(64)),
+    "connector": nullable(CONNECTOR),
+}
+CREATE = BodySchema(mapping(NEW, "volume_uuid"))
+CREATE_WITH_MODE = BodySchema(
+    mapping(NEW | {"mode": nullable(one_of("rw", "ro", "null"))}, "volume_uuid")
+)
+UPDATE = BodySchema(mapping({"connector": CONNECTOR | {"minProperties": 1}}, "connector"))
+FILTERS = {
+    "volume_id": None,
+    "status": None,
+    "attach_status": lambda value: attachments.c.status == value,
+    "instance_id": lambda value: attachments.c.instance == value,
+}
+#: Jobs that give a volume another content.
+FILLING = ("create", "copy", "download", "reimage")
+POLL_SECONDS = 0.1
+
+
+class VolumeAttachments:
+    """GET and POST /v3/attachments; GET .../detail; GET, PUT and DELETE .../{key}; POST
+    .../{key}/action."""
+
+    minor = 27
+
+    def __init__(self, service: VolumeService) -> None:
+        self._service = service
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
+        rows, beside = listed(self._service, req, attachments, FILTERS, "attachments")
+        answer(resp, {"attachments": [summary(row) for row in rows]} | beside)
+
+    def on_get_detail(self, req: falcon.Request, resp: falcon.Response) -> None:
+        rows, beside = listed(self._service, req, attachments, FILTERS, "attachments")
+        answer(resp, {"attachments": [detail(row) for row in rows]} | beside)
+
+    def on_get_one(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
+        with self._service.database.read() as connection:
+            answer(resp, {"attachment": detail(_find(connection, req.context.caller, key))})
+
+    def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
+        caller: VolumeCaller = req.context.caller
+        form = CREATE_WITH_MODE if since(req, 54) else CREATE
+        body: Body = form.checked(part_of(read_json(req), "attachment"), "attachment")
+        mode = body.get("mode")
+        with self._service.change() as change:
+            volume = find_volume(change.connection, caller, body["volume_uuid"])
+            caller.require_member("volume:attachment_create")
+            key = _reserve(change, volume, body.get("instance_uuid"), mode)
+        if body.get("connector"):
+            try:
+                self._connect(caller, key, body["connector"])
+            except falcon.HTTPError:
+                self._delete(key, volume.id)
+                raise
+        self._answer(req, resp, key)
+
+    def on_put_one(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
+        body: Body = UPDATE.checked(part_of(read_json(req), "attachment"), "attachment")
+        self._connect(req.context.caller, key, body["connector"])
+        self._answer(req, resp, key)
+
+    def on_delete_one(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
+        caller: VolumeCaller = req.context.caller
+        with self._service.database.read() as connection:
+            row = _find(connection, caller, key)
+        caller.require_member("volume:attachment_delete")
+        check_deletable(self._service, caller, row)
+        self._delete(key, row.volume_id)
+        with self._service.database.read() as connection:
+            left = connection.execute(
+                select(attachments).where(attachments.c.volume_id == row.volume_id)
+            ).all()
+        answer(resp, {"attachments": [summary(one) for one in left]})
+
+    def on_post_action(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
+        require(req, 44)
+        part_of(read_json(req), "os-complete")
+        caller: VolumeCaller = req.context.caller
+        with self._service.change() as change:
+            row = _find(change.connection, caller, key)
+            caller.require_member("volume:attachment_complete")
+            values = {"status": "attached", "attached_at": row.attached_at or moment()}
+            change.set(attachments, key, values)
+            settle_use(change, row.volume_id)
+        resp.status = falcon.HTTP_204
+
+    def _answer(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
+        with self._service.database.read() as connection:
+            answer(resp, {"attachment": detail(_find(connection, req.context.caller, key))})
+
+    def _connect(self, caller: VolumeCaller, key: str, connector: Body) -> None:
+        """Wait until nobody copies the volume, and give the attachment its connection."""
+        until = time.monotonic() + self._service.settings.wait_seconds
+        while True:
+            with self._service.change() as change:
+                row = _find(change.connection, caller, key)
+                caller.require_member("volume:attachment_update")
+                volume = find_volume(change.connection, caller, row.volume_id)
+                if not _is_busy(change.connection, self._service, volume.id):
+                    _connect(change, self._service, volume, row, connector)
+                    break
+            if time.monotonic() > until:
+                why = f"volume {volume.id} is being copied; try again when that is over"
+                raise fault("Conflict", why=why)
+            time.sleep(POLL_SECONDS)
+        try:
+            self._service.open_export(key)
+        except falcon.HTTPError:
+            with self._service.change() as change:
+                settle_use(change, volume.id)
+            raise
+
+    def _delete(self, key: str, volume_id: str) -> None:
+        delete(self._service, key, volume_id)
+
+
+def delete(service: VolumeService, key: str, volume_id: str) -> None:
+    """End an attachment with its connection."""
+    with service.exports.lock:
+        service.exports.end(key)
+        with service.change() as change:
+            change.remove(attachments, key)
+            settle_use(change, volume_id)
+
+
+def check_deletable(service: VolumeService, caller: VolumeCaller, row: DbRow) -> None:
+    """Raises 409 when a user would take a volume away beneath a server: its device would stay, and
+    may be another volume's later (CVE-2023-2088)."""
+    if caller.is_service or not (row.instance and row.connection_info):
+        return
+    if service.compute.attachment_of(row.instance, row.volume_id) in ("", row.id):
+        raise fault("InUseByServer", server=row.instance)
+
+
+def find_volume(connection: Connection, caller: VolumeCaller, key: str) -> DbRow:
+    """A volume that the caller may know of. Raises 404."""
+    row = connection.execute(
+        select(volumes).where(volumes.c.id == key, caller.sees(volumes))
+    ).first()
+    if row is None:
+        raise fault("VolumeNotFound", id=key)
+    return row
+
+
+def _find(connection: Connection, caller: VolumeCaller, key: str) -> DbRow:
+    row = connection.execute(
+        select(attachments).where(attachments.c.id == key, caller.sees(attachments))
+    ).first()
+    if row is None:
+        raise fault("AttachmentNotFound", id=key)
+    return row
+
+
+def _reserve(change: VolumeChange, volume: DbRow, instance: str | None, mode: str | None) -> str:
+    """The id of a new attachment. Raises 400 when the volume is another server's."""
+    others = change.connection.execute(
+        select(attachments.c.id).where(
+            attachments.c.volume_id == volume.id,
+            attachments.c.instance.is_distinct_from(instance) | attachments.c.instance.is_(None),
+        )
+    ).first()
+    # An admin may have reset the status above a server that writes to the volume.
+    if others is not None and not volume.multiattach:
+        why = f"volume {volume.id} is attached: its status is {volume.status}"
+        raise fault("InvalidVolume", why=why)
+    expected = ("available", "in-use") if volume.multiattach else ("available",)
+    if not change.set(volumes, volume.id, {"status": "reserved"}, volumes.c.status.in_(expected)):
+        # A server that moves has the volume on two hosts for a while.
+        own = select(attachments.c.id).where(
+            attachments.c.volume_id == volume.id, attachments.c.instance == instance
+        )
+        is_own = instance and change.connection.execute(own).first() is not None
+        if not (is_own and volume.status in ("in-use", "reserved", "attaching", "detaching")):
+            why = (
+                f"Volume {volume.id} status must be {' or '.join(expected)} to reserve, but the"
+                f" current status is {volume.status}."
+            )
+            raise fault("InvalidVolume", why=why)
+    return change.add(
+        attachments,
+        {
+            "volume_id": volume.id,
+            "project_id": volume.project_id,
+            "instance": instance,
+            "status": "reserved",
+            "mode": "ro" if volume.readonly else (None if mode == "null" else mode),
+        },
+    )
+
+
+def _is_busy(connection: Connection, service: VolumeService, volume_id: str) -> bool:
+    rules = (jobs.c.target_id == volume_id) & jobs.c.kind.in_(FILLING)
+    if not service.files.shares_blocks:
+        rules |= jobs.c.source_id == volume_id
+    return connection.execute(select(jobs.c.id).where(rules).limit(1)).first() is not None
+
+
+def _connect(
+    change: VolumeChange, service: VolumeService, volume: DbRow, row: DbRow, connector: Body
+) -> None:
+    """Write down the connection of an attachment. Raises 409 for a second one on the same host."""
+    if "error" in volume.status:
+        why = f"the volume's status is {volume.status}"
+        raise fault("Conflict", why=why)
+    host = str(connector.get("host") or "")
+    others = change.connection.execute(
+        select(attachments).where(attachments.c.volume_id == volume.id, attachments.c.id != row.id)
+    ).all()
+    if not volume.multiattach and any(one.connection_info and one.host == host for one in others):
+        why = f"volume {volume.id} has a connection to host {host[:64]} already"
+        raise fault("Conflict", why=why)
+    mode = "ro" if volume.readonly else row.mode or connector.get("mode") or "rw"
+    if mode not in ("rw", "ro"):
+        raise fault("InvalidInput", why="The mode of an attachment is rw or ro.")
+    info = service.connection_info(change, volume, row, host, mode)
+    values = {
+        "status": "attaching",
+        "connector": connector,
+        "connection_info": info,
+        "mode": mode,
+        "host": host,
+        "mountpoint": str(connector.get("mountpoint") or "na")[:255],
+    }
+    change.set(attachments, row.id, values)
+    change.set(
+        volumes,
+        volume.id,
+        {"status": "attaching"},
+        volumes.c.status.in_(("reserved", "in-use", "attaching", "available")),
+    )
+
+
+def summary(row: DbRow) -> Body:
+    """An attachment in a list."""
+    return {
+        "id": row.id,
+        "status": row.status,
+        "instance": row.instance,
+        "volume_id": row.volume_id,
+    }
+
+
+def detail(row: DbRow) -> Body:
+    """An attachment with its connection."""
+    info: DbValues = row.connection_info or {}
+    return summary(row) | {
+        "attached_at": row.attached_at or "",
+        "detached_at": "",
+        "attach_mode": row.mode or "null",
+        "connection_info": dict(info),
+    }

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the volume service makes of an image's record: is it fit, and what does the volume keep of
+it."""
+
+import json
+import re
+
+from deploy.one_machine.services.resource import Body
+from deploy.one_machine.services.volume.caller import VolumeCaller
+from deploy.one_machine.services.volume.faults import fault
+from deploy.one_machine.services.volume.files import GIGABYTE
+from deploy.one_machine.services.volume.qemu_img import READABLE
+from deploy.one_machine.services.volume.service import VolumeService
+
+KEPT = ("checksum", "container_format", "disk_format", "min_disk", "min_ram", "size")
+#: What the image service itself says of an image; the rest are its owner's properties.
+OWN = frozenset(
+    (
+        *KEPT,
+        *("id", "name", "status", "visibility", "owner", "created_at", "updated_at", "tags"),
+        *("self", "file", "schema", "protected", "os_hidden", "os_hash_algo", "os_hash_value"),
+        *("virtual_size", "locations", "direct_url", "stores"),
+    )
+)
+
+
+def wanted(service: VolumeService, caller: VolumeCaller, reference: str) -> Body:
+    """The image that a user names, by its id or URL. Raises 400 when they may not see it or no
+    volume can be made of it."""
+    key = reference.rstrip("/").rsplit("/", 1)[-1]
+    if not re.fullmatch(r"[0-9a-fA-F-]{36}", key):
+        raise fault(
+            "BadRequest", why="Invalid image identifier or unable to access requested image."
+        )
+    image = service.images.show(key, caller.token)
+    if image is None:
+        raise fault(
+            "BadRequest", why="Invalid image identifier or unable to access requested image."
+        )
+    if image.get("status") != "active":
+        raise fault("ImageUnacceptable", id=key, why="the image is not active")
+    if image.get("disk_format") not in READABLE:
+        why = f"no volume can be made of the format {image.get('disk_format')}"
+        raise fault("ImageUnacceptable", id=key, why=why)
+    return image
+
+
+def root_snapshot(image: Body) -> str | None:
+    """The snapshot that holds the root disk when the image is that of a server that boots from a
+    volume; None when it has data of its own."""
+    mapping = image.get("block_device_mapping") or "[]"
+    try:
+        devices = json.loads(mapping) if isinstance(mapping, str) else mapping
+    except ValueError:
+        return None
+    for device in devices if isinstance(devices, list) else ():
+        if isinstance(device, dict) and device.get("boot_index") == 0:
+            key = device.get("snapshot_id")
+            return key if device.get("source_type") == "snapshot" and isinstance(key, str) else None
+    return None
+
+
+def check_size(image: Body, gigabytes: int) -> None:
+    """Raises 400 when a volume of this size is too small for the image."""
+    size = max(image.get("size") or 0, image.get("virtual_size") or 0)
+    if size > gigabytes * GIGABYTE:
+        needed = -(-size // GIGABYTE)
+        why = f"Size of specified image {needed}GB is larger than volume size {gigabytes}GB."
+        raise fault("InvalidInput", why=why)
+    if (image.get("min_disk") or 0) > gigabytes:
+        why = f"Volume size {gigabytes}GB cannot be smaller than the image minDisk size"
+        raise fault("InvalidInput", why=f"{why} {image['min_disk']}GB.")
+
+
+def metadata(image: Body) -> Body:
+    """What a volume keeps of its image, all as strings."""
+    own: Body = {"image_id": image["id"], "image_name": image.get("name")}
+    own |= {name: image.get(name) for name in KEPT}
+    own |= {name: value for name, value in image.items() if name not in OWN}
+    return {name: str(value) for name, value in own.items() if value is not None}

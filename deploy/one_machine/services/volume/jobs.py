@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What takes long, as rows of the table of jobs: making, copying, filling and removing files.
+
+A job is done in three parts: `work` on files, which may be begun again at any point; a transaction
+that says so on the rows and removes the job (`done`); or, when it cannot be done, one that says
+that (`failed`). A death between two lines leaves the job where it was.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from sqlalchemy import Table, delete
+
+from deploy.one_machine.services.database import DbRow, DbValues
+from deploy.one_machine.services.external import Later
+from deploy.one_machine.services.volume import qemu_img
+from deploy.one_machine.services.volume.files import GIGABYTE, Check
+from deploy.one_machine.services.volume.neighbours import ImageRefused
+from deploy.one_machine.services.volume.schema import attachments, snapshots, volumes
+from deploy.one_machine.services.volume.service import VolumeChange, VolumeService
+from deploy.one_machine.services.volume.states import settle_use
+
+
+class NotWanted(Exception):
+    """What it was for is gone or goes."""
+
+
+@dataclass(frozen=True)
+class VolumeJob:
+    """A row, and the row of what it changes."""
+
+    id: int
+    kind: str
+    target_id: str
+    source_id: str | None
+    arguments: DbValues
+    target: DbRow | None
+
+    @property
+    def size(self) -> int:
+        """Its target's, GiB."""
+        assert self.target is not None, "a kind without a table asks for no size"
+        return int(self.target.size)
+
+
+@dataclass(frozen=True)
+class JobKind:
+    """What a kind of job does. ``work`` gets a function that raises when it should stop."""
+
+    table: Table | None
+    work: Callable[[VolumeService, VolumeJob, Check], None]
+    done: Callable[[VolumeChange, VolumeJob], None]
+    failed: Callable[[VolumeChange, VolumeJob], None]
+    attempts: int = 10  #: while a neighbour is away
+    #: Does it go on although its target is deleted?
+    removes: bool = False
+
+
+# --- files ---
+
+
+def _make_blank(service: VolumeService, job: VolumeJob, check: Check) -> None:
+    service.files.make_blank(service.files.path("volume", job.target_id), job.size)
+
+
+def _copy(service: VolumeService, job: VolumeJob, check: Check) -> None:
+    kind = "snapshot" if job.kind == "snapshot" else "volume"
+    source = service.files.path(job.arguments["read"], str(job.source_id))
+    service.files.copy(source, service.files.path(kind, job.target_id), job.size, check)
+
+
+def _download(service: VolumeService, job: VolumeJob, check: Check) -> None:
+    files, image, limit = service.files, job.arguments["image_id"], job.size * GIGABYTE
+    path = files.path("volume", job.target_id)
+    fetched = files.part(files.path("download", job.target_id))
+    try:
+        most = service.settings.max_image_gigabytes * GIGABYTE
+        service.images.download(image, fetched, most, check)
+        qemu_img.inspect(fetched, job.arguments["disk_format"], limit)
+        part = files.part(path)
+        if qemu_img.READABLE[job.arguments["disk_format"]][1] == "raw":
+            os.replace(fetched, part)
+        else:
+            qemu_img.unpack(fetched, job.arguments["disk_format"], part, check)
+        check()
+        files.finish(part, path, limit)
+    finally:
+        fetched.unlink(missing_ok=True)
+
+
+def _upload(service: VolumeService, job: VolumeJob, check: Check) -> None:
+    files, form = service.files, job.arguments["disk_format"]
+    source = files.path("volume", job.target_id)
+    copied, packed = (files.path(name, job.target_id) for name in ("upload", "packed"))
+    try:
+        # One moment of a volume that is in use, where blocks can be shared.
+        if job.arguments["clone"]:
+            files.copy(source, copied, job.size, check)
+            source = copied
+        if form != "raw":
+            part = files.part(packed)
+            qemu_img.pack(source, form, part, check)
+            source = part
+        if not service.images.upload(job.arguments["image_id"], source, check):
+            raise ImageRefused("the image service does not take the data")
+    finally:
+        files.remove(copied)
+        files.remove(packed)
+
+
+def _grow(service: VolumeService, job: VolumeJob, check: Check) -> None:
+    service.files.grow(service.files.path("volume", job.target_id), job.arguments["size"])
+
+
+def _remove(kind: str) -> Callable[[VolumeService, VolumeJob, Check], None]:
+    def remove(service: VolumeService, job: VolumeJob, check: Check) -> None:
+        for key in job.arguments.get("snapshots", []):
+            service.files.remove(service.files.path("snapshot", key))
+        service.files.remove(service.files.path(kind, job.target_id))
+
+    return remove
+
+
+def _tell(service: VolumeService, job: VolumeJob, check: Check) -> None:
+    if not service.compute.tell(job.arguments["events"]):
+        raise Later("the compute service does not take events")
+
+
+# --- rows ---
+
+
+def _set(
+    table: Table, before: tuple[str, ...], **values: object
+) -> Callable[[VolumeChange, VolumeJob], None]:
+    """Whoever has reset the status meanwhile keeps the last word."""
+
+    def change_row(change: VolumeChange, job: VolumeJob) -> None:
+        change.set(table, job.target_id, values, table.c.status.in_(before))
+
+    return change_row
+
+
+def _back(before: str) -> Callable[[VolumeChange, VolumeJob], None]:
+    """What was attached in front of the job may be gone since."""
+
+    def restore(change: VolumeChange, job: VolumeJob) -> None:
+        settle_use(change, job.target_id, volumes.c.status == before)
+
+    return restore
+
+
+def _reimaged(change: VolumeChange, job: VolumeJob) -> None:
+    metadata = job.arguments["image_metadata"]
+    change.set(volumes, job.target_id, {"image_metadata": metadata, "bootable": True})
+    settle_use(change, job.target_id, volumes.c.status == "downloading")
+    _order_events(change, "volume-reimaged", job)
+
+
+def _not_reimaged(change: VolumeChange, job: VolumeJob) -> None:
+    _set(volumes, ("downloading",), status="error", previous_status=None)(change, job)
+
+
+def _extended(change: VolumeChange, job: VolumeJob) -> None:
+    change.set(volumes, job.target_id, {"size": job.arguments["size"]})
+    _back("extending")(change, job)
+    _order_events(change, "volume-extended", job)
+
+
+def _not_extended(change: VolumeChange, job: VolumeJob) -> None:
+    _set(volumes, ("extending",), status="error_extending")(change, job)
+
+
+def _order_events(change: VolumeChange, name: str, job: VolumeJob) -> None:
+    """The servers that have the volume learn of it."""
+    rows = change.connection.execute(
+        attachments.select().where(
+            attachments.c.volume_id == job.target_id, attachments.c.instance.is_not(None)
+        )
+    )
+    events = [
+        {"name": name, "server_uuid": row.instance, "tag": job.target_id, "status": "completed"}
+        for row in rows
+    ]
+    if events:
+        change.order("tell", f"events-{job.target_id}", events=events)
+
+
+def _gone(table: Table) -> Callable[[VolumeChange, VolumeJob], None]:
+    def remove_row(change: VolumeChange, job: VolumeJob) -> None:
+        if table is volumes:
+            for one in (attachments, snapshots):
+                change.connection.execute(delete(one).where(one.c.volume_id == job.target_id))
+        change.remove(table, job.target_id)
+
+    return remove_row
+
+
+def _nothing(change: VolumeChange, job: VolumeJob) -> None:
+    """No row says anything of it."""
+
+
+_AVAILABLE = {"status": "available"}
+_NEW = _set(volumes, ("creating", "downloading"), **_AVAILABLE)
+_NOT_MADE = _set(volumes, ("creating", "downloading"), status="error")
+KINDS: Mapping[str, JobKind] = {
+    "create": JobKind(volumes, _make_blank, _NEW, _NOT_MADE),
+    "copy": JobKind(volumes, _copy, _NEW, _NOT_MADE),
+    "download": JobKind(volumes, _download, _NEW, _NOT_MADE),
+    "reimage": JobKind(volumes, _download, _reimaged, _not_reimaged),
+    "upload": JobKind(volumes, _upload, _back("uploading"), _back("uploading")),
+    "extend": JobKind(volumes, _grow, _extended, _not_extended),
+    "delete": JobKind(
+        volumes,
+        _remove("volume"),
+        _gone(volumes),
+        _set(volumes, ("deleting",), status="error_deleting"),
+        removes=True,
+    ),
+    "snapshot": JobKind(
+        snapshots,
+        _copy,
+        _set(snapshots, ("creating",), status="available", progress="100%"),
+        _set(snapshots, ("creating",), status="error"),
+    ),
+    "delete-snapshot": JobKind(
+        snapshots,
+        _remove("snapshot"),
+        _gone(snapshots),
+        _set(snapshots, ("deleting",), status="error_deleting"),
+        removes=True,
+    ),
+    # While the compute service is away: an hour.
+    "tell": JobKind(None, _tell, _nothing, _nothing, attempts=70),
+}

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The image and the compute service, as the volume service asks them.
+
+What a user asks for is looked up with the user's own token; data travels with the service's own,
+for it may take longer than a token lives.
+"""
+
+import logging
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import IO
+
+import requests
+from keystoneauth1 import exceptions
+
+from deploy.one_machine.services.database import DbValues
+from deploy.one_machine.services.external import ComputeEvents, ExternalService, Later
+from deploy.one_machine.services.json_types import Body
+from deploy.one_machine.services.volume.faults import fault
+from deploy.one_machine.services.volume.files import Check
+
+LOG = logging.getLogger("standalone.volume")
+BLOCK = 1024 * 1024
+#: With it the compute service tells the attachment's id.
+COMPUTE_VERSION = "2.89"
+
+
+class ImageRefused(Exception):
+    """It cannot be done, and nothing will change that."""
+
+
+class ImageNeighbour(ExternalService):
+    """Glance's API v2."""
+
+    kind = "image"
+
+    def _as_user(self, method: str, path: str, token: str, **options: object) -> requests.Response:
+        try:
+            return self._request(
+                method, path, authenticated=False, headers={"X-Auth-Token": token}, **options
+            )
+        except Later as error:
+            raise fault("Unavailable", why=f"Cannot ask {error}; try again.") from error
+
+    def show(self, key: str, token: str) -> Body | None:
+        found = self._as_user("GET", f"/v2/images/{key}", token)
+        return found.json() if found.status_code == 200 else None
+
+    def create(self, body: DbValues, token: str) -> Body:
+        found = self._as_user("POST", "/v2/images", token, json=dict(body))
+        if found.status_code != 201:
+            why = f"The image service refuses the image ({found.status_code})."
+            raise fault(
+                "Forbidden" if found.status_code == 403 else "BadRequest", why=why, action=why
+            )
+        made: Body = found.json()
+        return made
+
+    def download(self, key: str, path: Path, limit: int, check: Check) -> None:
+        found = self._request("GET", f"/v2/images/{key}/file", stream=True)
+        with found:
+            if found.status_code != 200:
+                raise ImageRefused(f"image {key} cannot be read ({found.status_code})")
+            try:
+                size = _write(found.iter_content(BLOCK), path, limit, check)
+            except (requests.RequestException, exceptions.ClientException) as error:
+                raise Later(f"image {key} broke off: {type(error).__name__}") from error
+        announced = found.headers.get("Content-Length", "")
+        if announced.isdecimal() and announced.lstrip("0") != str(size).lstrip("0"):
+            raise Later(f"image {key} broke off")
+
+    def upload(self, key: str, path: Path, check: Check) -> bool:
+        headers = {"Content-Type": "application/octet-stream"}
+        with path.open("rb") as file:
+            found = self._request(
+                "PUT", f"/v2/images/{key}/file", data=_read(file, check), headers=headers
+            )
+        if found.status_code == 409:
+            state = self._request("GET", f"/v2/images/{key}")
+            if state.status_code == 200 and state.json()["status"] == "saving":
+                raise Later(f"image {key} still waits for an upload that broke off")
+            return state.status_code == 200 and bool(state.json()["status"] == "active")
+        return found.status_code == 204
+
+
+def _write(blocks: Iterator[bytes], path: Path, limit: int, check: Check) -> int:
+    size = 0
+    with path.open("xb") as file:
+        for block in blocks:
+            check()
+            size += len(block)
+            if size > limit:
+                raise ImageRefused(f"the image is larger than {limit} bytes")
+            if block.count(0) == len(block):
+                file.seek(len(block), 1)  # a hole
+            else:
+                file.write(block)
+        file.truncate(size)
+    return size
+
+
+def _read(file: IO[bytes], check: Check) -> Iterator[bytes]:
+    while block := file.read(BLOCK):
+        check()
+        yield block
+
+
+class ComputeNeighbour(ComputeEvents):
+    """Nova's API."""
+
+    def attachment_of(self, server: str, volume: str) -> str | None:
+        if not self._has_compute():
+            return None
+        try:
+            found = self._request(
+                "GET",
+                f"/servers/{server}/os-volume_attachments/{volume}",
+                headers={"OpenStack-API-Version": f"compute {COMPUTE_VERSION}"},
+            )
+        except Later as error:
+            why = f"Cannot ask {error}, which may use the volume; try again."
+            raise fault("Unavailable", why=why) from error
+        if found.status_code != 200:
+            return None
+        return str(found.json()["volumeAttachment"].get("attachment_id", ""))
+
+    def _has_compute(self) -> bool:
+        try:
+            return bool(self.url())
+        except exceptions.ClientException as error:
+            why = "Cannot ask the identity service for the compute service; try again."
+            raise fault("Unavailable", why=why) from error
+
+    def tell(self, events: Collection[Mapping[str, str]]) -> bool:
+        try:
+            if not self.url():
+                return True  # no compute service has to know of the events
+        except exceptions.ClientException as error:
+            LOG.warning("Cannot send %d events: %s", len(events), error)
+            return False
+        return self.send_events(events)

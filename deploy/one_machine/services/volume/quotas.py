@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""/v3/os-quota-sets and /v3/limits: how much a project may have.
+
+Usage is counted within the transaction that adds something, so it is never wrong. There is a limit
+for all of a project, and one for each type (`volumes_NAME`); -1 is no limit. Snapshots count as
+gigabytes too.
+"""
+
+import falcon
+from sqlalchemy import Connection, func, select
+
+from deploy.one_machine.services.json_types import Body
+from deploy.one_machine.services.listing import value_of
+from deploy.one_machine.services.schemas import TRUTHS, BodySchema, integer, mapping
+from deploy.one_machine.services.volume import schema
+from deploy.one_machine.services.volume.caller import VolumeCaller
+from deploy.one_machine.services.volume.faults import fault
+from deploy.one_machine.services.volume.service import VolumeService
+from deploy.one_machine.services.volume.versions import since
+from deploy.one_machine.services.web import answer, read_object
+
+DEFAULTS = {
+    "volumes": 10,
+    "snapshots": 10,
+    "gigabytes": 1000,
+    "per_volume_gigabytes": -1,
+    "backups": 10,
+    "backup_gigabytes": 1000,
+    "groups": 10,
+}
+OF_TYPES = ("volumes", "snapshots", "gigabytes")
+NOT_LIMITS = ("id", "tenant_id", "project_id", "force", "skip_validation")
+LIMIT = integer(-1, 2**31 - 1, format="integer")
+
+
+def limits(connection: Connection, project_id: str) -> dict[str, int]:
+    """All limits of a project."""
+    names = connection.execute(select(schema.types.c.name).order_by(schema.types.c.name)).scalars()
+    found = DEFAULTS | {f"{kind}_{name}": -1 for name in names for kind in OF_TYPES}
+    return schema.quotas.of(connection, project_id, found)
+
+
+def usage(connection: Connection, project_id: str) -> dict[str, int]:
+    """What a project has of everything that has a limit."""
+    used = dict.fromkeys(limits(connection, project_id), 0)
+    for table, kind in ((schema.volumes, "volumes"), (schema.snapshots, "snapshots")):
+        rows = connection.execute(
+            select(schema.types.c.name, func.count(), func.coalesce(func.sum(table.c.size), 0))
+            .join(schema.types, schema.types.c.id == table.c.type_id)
+            .where(table.c.project_id == project_id)
+            .group_by(schema.types.c.name)
+        )
+        for name, number, size in rows:
+            for suffix in ("", f"_{name}"):
+                used[kind + suffix] += number
+                used["gigabytes" + suffix] += size
+    return used
+
+
+def spend(
+    connection: Connection,
+    project_id: str,
+    type_id: str,
+    *,
+    volumes: int = 0,
+    snapshots: int = 0,
+    gigabytes: int = 0,
+) -> None:
+    """Raises 413 unless the project may have so much more of this type."""
+    name = connection.execute(
+        select(schema.types.c.name).where(schema.types.c.id == type_id)
+    ).scalar_one()
+    allowed, used = limits(connection, project_id), usage(connection, project_id)
+    wanted = {"volumes": volumes, "snapshots": snapshots, "gigabytes": gigabytes}
+    for kind, more in wanted.items():
+        for key in (kind, f"{kind}_{name}"):
+            if more <= 0 or not 0 <= allowed[key] < used[key] + more:
+                continue
+            if kind == "gigabytes":
+                raise fault(
+                    "GigabytesExceeded",
+                    name=key,
+                    requested=more,
+                    allowed=allowed[key],
+                    used=used[key],
+                )
+            which = "VolumeLimitExceeded" if kind == "volumes" else "SnapshotLimitExceeded"
+            raise fault(which, allowed=allowed[key], name=key)
+
+
+def check_size(connection: Connection, project_id: str, gigabytes: int) -> None:
+    """Raises 413 for a volume that is larger than one may be."""
+    allowed = limits(connection, project_id)["per_volume_gigabytes"]
+    if 0 <= allowed < gigabytes:
+        raise fault("SizeExceedsLimit", size=gigabytes, allowed=allowed)
+
+
+class VolumeQuotas:
+    """GET, PUT and DELETE /v3/os-quota-sets/{project_id}; GET .../defaults."""
+
+    def __init__(self, service: VolumeService) -> None:
+        self._service = service
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response, project_id: str) -> None:
+        _require_own(req.context.caller, project_id)
+        with self._service.database.read() as connection:
+            found: Body = dict(limits(connection, project_id))
+            if TRUTHS.get(value_of(req.params, "usage").lower()):
+                used = usage(connection, project_id)
+                found = {
+                    name: {"limit": limit, "in_use": used[name], "reserved": 0}
+                    for name, limit in found.items()
+                }
+        answer(resp, {"quota_set": found | {"id": project_id}})
+
+    def on_put(self, req: falcon.Request, resp: falcon.Response, project_id: str) -> None:
+        req.context.caller.require_admin("volume_extension:quotas:update")
+        body = read_object(req, "quota_set")
+        with self._service.change() as change:
+            known = limits(change.connection, project_id)
+            used = usage(change.connection, project_id)
+            wanted = _checked(body, known)
+            for name, limit in wanted.items():
+                if name != "per_volume_gigabytes" and 0 <= limit < used[name]:
+                    why = (
+                        f"Quota {name} limit must be equal or greater than existing resources."
+                        f" Current usage is {used[name]} and the requested limit is {limit}."
+                    )
+                    raise fault("BadRequest", why=why)
+            schema.quotas.change(change.connection, project_id, wanted)
+            found = limits(change.connection, project_id)
+        answer(resp, {"quota_set": found})
+
+    def on_delete(self, req: falcon.Request, resp: falcon.Response, project_id: str) -> None:
+        req.context.caller.require_admin("volume_extension:quotas:delete")
+        with self._service.change() as change:
+            schema.quotas.forget(change.connection, project_id)
+        resp.status = falcon.HTTP_200
+
+    def on_get_defaults(self, req: falcon.Request, resp: falcon.Response, project_id: str) -> None:
+        _require_own(req.context.caller, project_id)
+        with self._service.database.read() as connection:
+            found = limits(connection, "")
+        answer(resp, {"quota_set": found | {"id": project_id}})
+
+
+def _checked(body: object, known: dict[str, int]) -> dict[str, int]:
+    if not isinstance(body, dict) or not body:
+        raise fault("BadRequest", why="Invalid input for 'quota_set': it must hold a limit.")
+    given = {name: value for name, value in body.items() if name not in NOT_LIMITS}
+    form = BodySchema(mapping(dict.fromkeys(known, LIMIT)))
+    found: dict[str, int] = form.checked(given, "quota_set")
+    return found
+
+
+class VolumeLimits:
+    """GET /v3/limits."""
+
+    def __init__(self, service: VolumeService) -> None:
+        self._service = service
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
+        caller: VolumeCaller = req.context.caller
+        project = caller.project_id
+        if caller.is_admin and since(req, 39):
+            project = value_of(req.params, "project_id", value_of(req.params, "tenant_id", project))
+        with self._service.database.read() as connection:
+            allowed, used = limits(connection, project), usage(connection, project)
+        absolute = {
+            "maxTotalVolumes": allowed["volumes"],
+            "maxTotalSnapshots": allowed["snapshots"],
+            "maxTotalVolumeGigabytes": allowed["gigabytes"],
+            "maxTotalBackups": allowed["backups"],
+            "maxTotalBackupGigabytes": allowed["backup_gigabytes"],
+            "totalVolumesUsed": used["volumes"],
+            "totalSnapshotsUsed": used["snapshots"],
+            "totalGigabytesUsed": used["gigabytes"],
+            "totalBackupsUsed": 0,
+            "totalBackupGigabytesUsed": 0,
+        }
+        answer(resp, {"limits": {"rate": [], "absolute": absolute}})
+
+
+def _require_own(caller: VolumeCaller, project_id: str) -> None:
+    if not caller.is_admin and project_id != caller.project_id:
+        raise fault("Forbidden", action="volume_extension:quotas:show")

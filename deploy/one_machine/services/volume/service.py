@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the resources work on: the database, the files, the settings; and a writing transaction.
+
+A `VolumeChange` may add jobs; they are in the database with what they are for, in one transaction,
+and the worker is woken when it has committed.
+"""
+
+import socket
+import threading
+import uuid
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+from sqlalchemy import ColumnElement, Connection, Table, func, insert, select, update
+
+from deploy.one_machine.services.database import Database, DbRow, DbValues
+from deploy.one_machine.services.json_types import Body, JsonValue
+from deploy.one_machine.services.resource import Transaction
+from deploy.one_machine.services.volume import schema
+from deploy.one_machine.services.volume.exports import Export, Exports
+from deploy.one_machine.services.volume.faults import fault
+from deploy.one_machine.services.volume.files import VolumeFiles
+
+DEFAULT_TYPE = "__DEFAULT__"
+
+
+def moment() -> str:
+    """The time as the API writes it."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")
+
+
+@dataclass(frozen=True)
+class VolumeSettings:
+    """What the operator chose."""
+
+    zone: str = "nova"
+    #: Whose connectors get the path of the file.
+    host: str = field(default_factory=socket.gethostname)
+    #: Other names that servers on this machine come by: several hosts of a trial cloud.
+    more_hosts: frozenset[str] = frozenset()
+    max_image_gigabytes: int = 100
+    #: How long a connection waits for a copy that is being made of the volume.
+    wait_seconds: float = 30.0
+
+
+class ImageSource(Protocol):
+    """The image service."""
+
+    def show(self, key: str, token: str) -> Body | None:
+        """The image, asked for with the user's own token; None when they may not see it."""
+
+    def create(self, body: DbValues, token: str) -> Body:
+        """A new image without data, made with the user's token."""
+
+    def download(self, key: str, path: Path, limit: int, check: Callable[[], None]) -> None:
+        """Write the image's data into a new file."""
+
+    def upload(self, key: str, path: Path, check: Callable[[], None]) -> bool:
+        """Give an image its data; False when the image is gone or has data."""
+
+
+class ComputeSource(Protocol):
+    """The compute service."""
+
+    def attachment_of(self, server: str, volume: str) -> str | None:
+        """The attachment by which a server uses a volume, or None."""
+
+    def tell(self, events: Collection[Mapping[str, str]]) -> bool:
+        """Send events; False when they should be sent again."""
+
+
+class VolumeService:
+    """The database, the files, the settings and the neighbours."""
+
+    def __init__(
+        self,
+        database: Database,
+        files: VolumeFiles,
+        images: ImageSource,
+        compute: ComputeSource,
+        exports: Exports,
+        settings: VolumeSettings | None = None,
+    ) -> None:
+        self.database, self.files = database, files
+        self.images, self.compute, self.exports = images, compute, exports
+        self.settings = settings or VolumeSettings()
+        self.has_jobs = threading.Event()
+        """Set when there is work."""
+        with database.write() as connection:
+            if connection.execute(select(schema.types.c.id).limit(1)).first() is None:
+                connection.execute(
+                    insert(schema.types).values(
+                        id=str(uuid.uuid4()),
+                        name=DEFAULT_TYPE,
+                        description="Default Volume Type",
+                        created_at=moment(),
+                    )
+                )
+
+    @property
+    def backend(self) -> str:
+        """The host, the backend and the pool, as Cinder writes them."""
+        return f"{self.settings.host}@files#files"
+
+    @contextmanager
+    def change(self) -> Iterator["VolumeChange"]:
+        """A writing transaction; the worker is woken when it has committed."""
+        with self.database.write() as connection:
+            change = VolumeChange(connection)
+            yield change
+        if change.has_jobs:
+            self.has_jobs.set()
+
+    def settle(self, change: "VolumeChange") -> None:
+        """Nothing that a client has to wait for is begun by a change."""
+
+    def connection_info(
+        self, change: "VolumeChange", volume: DbRow, attachment: DbRow, host: str, mode: str
+    ) -> Body:
+        """How a host reaches a volume, as os-brick's connectors are told. Raises 400 for a host
+        that cannot, 409 for a volume without its file."""
+        path = self.files.path("volume", volume.id)
+        if not path.exists():
+            raise fault("Conflict", why=f"volume {volume.id} has no content: delete it")
+        more = (
+            {"driver_volume_type": "local", "device_path": str(path)}
+            if host in {self.settings.host, *self.settings.more_hosts}
+            else self._nbd(change, volume.id, attachment.id)
+        )
+        return more | {
+            "format": "raw",
+            "volume_id": volume.id,
+            "attachment_id": attachment.id,
+            "access_mode": mode,
+            "discard": True,
+            "encrypted": False,
+            "cacheable": False,
+            "enforce_multipath": False,
+            "qos_specs": None,
+        }
+
+    def _nbd(self, change: "VolumeChange", volume_id: str, key: str) -> Body:
+        if not self.exports.address:
+            why = f"The volumes are on host {self.settings.host} and not served to other hosts."
+            raise fault("InvalidInput", why=why)
+        own = {row.id: row.connection_info for row in _served(change.connection)}
+        port = own.get(key, {}).get("port") or self.exports.free_port(
+            info["port"] for info in own.values()
+        )
+        if port is None:
+            raise fault("Unavailable", why="No port is free to serve the volume at.")
+        return {
+            "driver_volume_type": "nbd",
+            "host": self.exports.address,
+            "port": port,
+            "export": volume_id,
+            "tls": bool(self.exports.tls),
+        }
+
+    def open_export(self, key: str) -> None:
+        """Serve a volume to another host, if that is what its connection says. Raises 503 when it
+        cannot be served; the attachment is then without a connection."""
+        with self.exports.lock:
+            with self.database.read() as connection:
+                wanted = self._wanted(connection)
+            if key not in wanted or self.exports.start(wanted[key]):
+                return
+            with self.change() as change:
+                nothing: Body = {
+                    "connection_info": {},
+                    "status": "reserved",
+                    "host": None,
+                }
+                change.set(schema.attachments, key, nothing)
+        why = "The volume cannot be served to the host; the service's log says why."
+        raise fault("Unavailable", why=why)
+
+    def settle_exports(self) -> None:
+        """Make the processes that serve volumes those that the attachments say."""
+        with self.exports.lock:
+            with self.database.read() as connection:
+                wanted = self._wanted(connection)
+            self.exports.settle(wanted)
+
+    def _wanted(self, connection: Connection) -> dict[str, Export]:
+        return {
+            row.id: Export(
+                row.id,
+                row.volume_id,
+                self.files.path("volume", row.volume_id),
+                row.connection_info["port"],
+                row.mode == "ro",
+            )
+            for row in _served(connection)
+        }
+
+
+def _served(connection: Connection) -> list[DbRow]:
+    rows = connection.execute(select(schema.attachments))
+    return [row for row in rows if row.connection_info.get("driver_volume_type") == "nbd"]
+
+
+@dataclass
+class VolumeChange(Transaction):
+    """A transaction under way."""
+
+    has_jobs: bool = False
+
+    def add(self, table: Table, values: DbValues) -> str:
+        """Store a new thing and return its id."""
+        key = str(values.get("id") or uuid.uuid4())
+        self.connection.execute(
+            insert(table).values({"created_at": moment()} | dict(values) | {"id": key})
+        )
+        return key
+
+    def set(self, table: Table, key: str, values: DbValues, *rules: ColumnElement[bool]) -> bool:
+        """Change columns of a thing that meets the rules; False when it does not."""
+        done = self.connection.execute(
+            update(table)
+            .where(table.c.id == key, *rules)
+            .values(dict(values) | {"updated_at": moment()})
+        )
+        return done.rowcount == 1
+
+    def order(
+        self, kind: str, target: str, source: str | None = None, **arguments: JsonValue
+    ) -> None:
+        """Add a job."""
+        self.has_jobs = True
+        self.connection.execute(
+            insert(schema.jobs).values(
+                kind=kind, target_id=target, source_id=source, arguments=arguments
+            )
+        )
+
+
+def is_read(connection: Connection, key: str) -> bool:
+    """Is this volume or snapshot being copied?"""
+    found = select(schema.jobs.c.id).where(schema.jobs.c.source_id == key).limit(1)
+    return connection.execute(found).first() is not None
+
+
+def connected(connection: Connection, volume_id: str) -> list[DbRow]:
+    """The attachments of a volume through which somebody may write."""
+    rows = connection.execute(
+        select(schema.attachments).where(schema.attachments.c.volume_id == volume_id)
+    )
+    return [row for row in rows if row.connection_info]
+
+
+def default_type(connection: Connection) -> str:
+    """Return the id of the type of volumes that are created without one."""
+    is_default = schema.types.c.name == DEFAULT_TYPE
+    return str(connection.execute(select(schema.types.c.id).where(is_default)).scalar_one())
+
+
+def count(connection: Connection, table: Table, *rules: ColumnElement[bool]) -> int:
+    """How many rows meet the rules."""
+    return int(
+        connection.execute(select(func.count()).select_from(table).where(*rules)).scalar_one()
+    )

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""/v3/types: kinds of volumes with extra specs. Only admins see types that are not public.
+
+The one extra spec with an effect is `multiattach`: `<is> True` lets several servers have a volume
+of the type. Volumes without a type of their own have the type `__DEFAULT__`.
+"""
+
+import falcon
+from sqlalchemy import ColumnElement, true
+from sqlalchemy.exc import IntegrityError
+
+from deploy.one_machine.services.database import DbRow, DbValues
+from deploy.one_machine.services.listing import value_of
+from deploy.one_machine.services.resource import AnyService, Body, Collection, Item, Resource
+from deploy.one_machine.services.schemas import (
+    NOT_EMPTY,
+    TRUTH,
+    TRUTHS,
+    BodySchema,
+    Document,
+    mapping,
+    nullable,
+    text,
+)
+from deploy.one_machine.services.volume.caller import VolumeCaller
+from deploy.one_machine.services.volume.faults import fault
+from deploy.one_machine.services.volume.listing import listed_of, of_pairs
+from deploy.one_machine.services.volume.schema import snapshots, types, volumes
+from deploy.one_machine.services.volume.service import (
+    DEFAULT_TYPE,
+    VolumeChange,
+    VolumeService,
+    count,
+    default_type,
+)
+from deploy.one_machine.services.web import answer, read_object
+
+SPECS: Document = {
+    "type": "object",
+    "maxProperties": 128,
+    "propertyNames": {"pattern": r"^[a-zA-Z0-9_:. -]{1,255}$"},
+    "additionalProperties": {"type": ["string", "null"], "maxLength": 255},
+}
+FORM = BodySchema(SPECS)
+ATTRIBUTES = {
+    "name": text(minLength=1, pattern=NOT_EMPTY),
+    "description": nullable(text()),
+    "os-volume-type-access:is_public": TRUTH,
+    "is_public": TRUTH,
+}
+CREATE = BodySchema(mapping(ATTRIBUTES | {"extra_specs": nullable(SPECS)}, "name"))
+#: What also others than admins see of the extra specs.
+VISIBLE_SPECS = ("RESKEY:availability_zones", "multiattach", "replication_enabled")
+
+
+FILTERS = {
+    **dict.fromkeys(("id", "name", "description")),
+    "is_public": lambda value: true(),
+    "extra_specs": of_pairs(types.c.extra_specs),
+}
+
+
+class TypesApi(Resource):
+    """Types."""
+
+    name, plural, table, bulk = "volume_type", "types", types, False
+    collection = "volume_types"
+
+    def visible(self, caller: VolumeCaller) -> ColumnElement[bool]:
+        return true() if caller.is_admin else types.c.is_public.is_(True)
+
+    def admit(self, caller: VolumeCaller, action: str, key: str = "") -> None:
+        if action not in ("list", "show"):
+            caller.require_admin(f"volume_extension:type_{action}")
+
+    def not_found(self, key: str) -> falcon.HTTPError:
+        return fault("TypeNotFound", id=key)
+
+    def conflict(self, action: str, error: IntegrityError) -> falcon.HTTPError:
+        if action == "delete":
+            return fault("TypeInUse", id="")
+        return fault("Conflict", why="there is a volume type of this name")
+
+    def checked(self, caller: VolumeCaller, body: object, *, new: bool) -> Body:
+        found: Body = CREATE.checked(body, "volume_type")
+        if "os-volume-type-access:is_public" in found:
+            found["is_public"] = found.pop("os-volume-type-access:is_public")
+        return found
+
+    def page(self, service: AnyService, req: falcon.Request) -> tuple[list[DbRow], Body]:
+        caller: VolumeCaller = req.context.caller
+        rules = [self.visible(caller)]
+        public = wanted_public(req) if caller.is_admin else None
+        if public is not None:
+            rules.append(types.c.is_public.is_(public))
+        return listed_of(service, req, types, FILTERS, "volume_type", rules)
+
+    def show(self, req: falcon.Request, row: DbValues) -> Body:
+        caller: VolumeCaller = req.context.caller
+        specs = dict(row["extra_specs"])
+        if not caller.is_admin:
+            specs = {name: specs[name] for name in VISIBLE_SPECS if name in specs}
+        found = {
+            "id": row["id"],
+            "name": row["name"],
+            "is_public": row["is_public"],
+            "description": row["description"],
+            "extra_specs": specs,
+            "os-volume-type-access:is_public": row["is_public"],
+        }
+        # The rest are Cinder's extensions, which do not add to every answer.
+        if req.method == "GET" and caller.is_admin:
+            found["qos_specs_id"] = None
+        return found
+
+    def create(self, change: VolumeChange, caller: VolumeCaller, body: Body) -> str:
+        specs = body.get("extra_specs") or {}
+        return change.add(types, body | {"name": body["name"].strip(), "extra_specs": specs})
+
+    def delete(self, change: VolumeChange, caller: VolumeCaller, row: DbRow) -> None:
+        connection = change.connection
+        if row.name == DEFAULT_TYPE:
+            raise fault("TypeIsDefault", id=row.id)
+        used = (count(connection, one, one.c.type_id == row.id) for one in (volumes, snapshots))
+        if any(used):
+            raise fault("TypeInUse", id=row.id)
+        change.remove(types, row.id)
+
+
+class TypeCollection(Collection):
+    """GET and POST /v3/types: 200 for a new one, as in Cinder."""
+
+    def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
+        super().on_post(req, resp)
+        resp.status = falcon.HTTP_200
+
+
+class TypeItem(Item):
+    """GET and DELETE /v3/types/{key}, GET .../encryption, POST .../extra_specs.
+
+    The key "default" stands for the type `__DEFAULT__`.
+    """
+
+    def __init__(self, service: VolumeService, api: TypesApi) -> None:
+        super().__init__(service, api)
+        self._types, self._api = service, api
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
+        if key == "default":
+            with self._types.database.read() as connection:
+                key = default_type(connection)
+        super().on_get(req, resp, key)
+
+    def on_delete(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
+        super().on_delete(req, resp, key)
+        resp.status = falcon.HTTP_202
+
+    def on_get_encryption(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
+        """Volumes are not encrypted here."""
+        with self._types.database.read() as connection:
+            self._api.find(connection, req.context.caller, key)
+        answer(resp, {})
+
+    def on_post_extra_specs(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
+        specs = FORM.checked(read_object(req, "extra_specs"), "extra_specs")
+        caller: VolumeCaller = req.context.caller
+        caller.require_admin("volume_extension:types_extra_specs:create")
+        with self._types.change() as change:
+            row = self._api.find(change.connection, caller, key)
+            is_used = count(change.connection, volumes, volumes.c.type_id == row.id)
+            changed = row.extra_specs | specs
+            if is_used and changed.get("multiattach") != row.extra_specs.get("multiattach"):
+                raise fault("BadRequest", why=f"Volume Type {row.id} is currently in use.")
+            change.set(types, row.id, {"extra_specs": changed})
+        answer(resp, {"extra_specs": specs})
+
+
+def wanted_public(req: falcon.Request) -> bool | None:
+    """Which types an admin lists: public ones, others, or (None) both."""
+    word = value_of(req.params, "is_public", "true").lower()
+    return None if word == "none" else TRUTHS.get(word, True)

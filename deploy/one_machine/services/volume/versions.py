@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Microversions of the API, and the paths with a project in them.
+
+A request says `OpenStack-API-Version: volume 3.44`, or gets 3.0. Handlers ask `since(req, 44)`;
+what came with a later version answers 404 through `require`. Clients older than 3.67 put the
+project's id behind /v3; it is taken out of the path in front of the routes.
+"""
+
+import re
+
+import falcon
+
+from deploy.one_machine.services.volume.faults import fault
+from deploy.one_machine.services.web import answer
+
+MAXIMUM = 70
+HEADER = "OpenStack-API-Version"
+NUMBER = re.compile(r"3\.(0|[1-9]\d{0,3})")
+PROJECT = re.compile(r"/v3/(?P<project>[0-9a-f-]{8,64})(?P<rest>/.*)?")
+UPDATED = "2023-08-31T00:00:00Z"
+
+
+class Microversions:
+    """Falcon middleware, behind authentication: `req.context.minor` is the version asked for."""
+
+    def process_request(self, req: falcon.Request, resp: falcon.Response) -> None:
+        req.context.minor = _minor(req.get_header(HEADER) or "")
+        resp.set_header(HEADER, f"volume 3.{req.context.minor}")
+        resp.set_header("Vary", HEADER)
+        req.context.root = f"{req.prefix}/v3"
+        found = PROJECT.fullmatch(req.path)
+        caller = getattr(req.context, "caller", None)
+        if found and caller is not None:
+            # An admin's client may have the project of another one in its endpoint.
+            if found["project"] != caller.project_id and not caller.is_admin:
+                raise fault("BadRequest", why="Malformed request url")
+            req.context.root += f"/{found['project']}"
+            req.path = f"/v3{found['rest'] or ''}"
+
+    def process_resource(
+        self, req: falcon.Request, resp: falcon.Response, resource: object, params: object
+    ) -> None:
+        """Refuse a request that is older than the `minor` of its resource."""
+        require(req, getattr(resource, "minor", 0))
+
+
+def _minor(header: str) -> int:
+    for word in header.split(","):
+        service, _, version = word.strip().partition(" ")
+        if service.lower() not in ("volume", "volumev3", "block-storage"):
+            continue
+        version = version.strip()
+        if version == "latest":
+            return MAXIMUM
+        if not re.fullmatch(r"\d+\.\d+", version):
+            why = f"API Version String {version[:20]} is of invalid format. Must be of format"
+            raise fault("BadRequest", why=f"{why} MajorNum.MinorNum.")
+        found = NUMBER.fullmatch(version)
+        if not found or int(found[1]) > MAXIMUM:
+            raise fault("NotAcceptable", version=version, minimum="3.0", maximum=f"3.{MAXIMUM}")
+        return int(found[1])
+    return 0
+
+
+def since(req: falcon.Request, minor: int) -> bool:
+    """Was 3.`minor` or a later version asked for?"""
+    return bool(req.context.minor >= minor)
+
+
+def require(req: falcon.Request, minor: int) -> None:
+    """Raises 404 when the client speaks an older version than the operation has."""
+    if not since(req, minor):
+        raise fault("VersionNotFound", version=f"3.{req.context.minor}")
+
+
+class VolumeVersions:
+    """GET / and GET /v3: open to everyone."""
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
+        resp.status = falcon.HTTP_300 if req.path == "/" else falcon.HTTP_200
+        media = "application/vnd.openstack.volume+json;version=3"
+        version = {
+            "id": "v3.0",
+            "status": "CURRENT",
+            "version": f"3.{MAXIMUM}",
+            "min_version": "3.0",
+            "updated": UPDATED,
+            "links": [{"rel": "self", "href": f"{req.prefix}/v3/"}],
+            "media-types": [{"base": "application/json", "type": media}],
+        }
+        answer(resp, {"versions": [version]})
+
+
+def links(req: falcon.Request, plural: str, key: str) -> list[dict[str, str]]:
+    """Where one thing is."""
+    bare = req.context.root.replace("/v3", "", 1)
+    return [
+        {"rel": "self", "href": f"{req.context.root}/{plural}/{key}"},
+        {"rel": "bookmark", "href": f"{bare}/{plural}/{key}"},
+    ]

@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: Apache-2.0
+"""POST /v3/volumes/{key}/action: what is done with a volume.
+
+Each action is a row of ACTIONS: since which version, whether for admins only, the form of its body,
+and a function that does it in one transaction, or begins it there.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import falcon
+from sqlalchemy import select
+
+from deploy.one_machine.services.database import DbRow
+from deploy.one_machine.services.json_types import JsonValue
+from deploy.one_machine.services.resource import Body
+from deploy.one_machine.services.schemas import (
+    TRUTH,
+    BodySchema,
+    Document,
+    integer,
+    mapping,
+    nullable,
+    one_of,
+    text,
+)
+from deploy.one_machine.services.volume import attachments as uses
+from deploy.one_machine.services.volume import images, quotas
+from deploy.one_machine.services.volume.caller import VolumeCaller
+from deploy.one_machine.services.volume.faults import fault
+from deploy.one_machine.services.volume.qemu_img import WRITABLE
+from deploy.one_machine.services.volume.schema import attachments, types, volumes
+from deploy.one_machine.services.volume.service import (
+    VolumeChange,
+    VolumeService,
+    connected,
+    count,
+    is_read,
+)
+from deploy.one_machine.services.volume.versions import since
+from deploy.one_machine.services.volume.volumes import check_copied
+from deploy.one_machine.services.web import answer, read_json
+
+STATUSES = (
+    *("creating", "available", "reserved", "attaching", "in-use", "detaching", "deleting"),
+    *("error", "error_deleting", "error_extending", "extending", "uploading", "downloading"),
+    "maintenance",
+)
+
+#: What was said of the old image alone, or is the image service's own.
+NOT_OF_A_COPY = ("image_id", "image_name", "img_signature", "signature_verified", "os_glance")
+
+
+@dataclass(frozen=True)
+class AskedAction:
+    """An action as it is asked for."""
+
+    service: VolumeService
+    req: falcon.Request
+    caller: VolumeCaller
+    change: VolumeChange
+    row: DbRow
+    body: JsonValue
+    #: What was asked of other services in front of the transaction.
+    image: Body | None = None
+
+    def move(self, before: tuple[str, ...], status: str, **more: JsonValue) -> None:
+        """Set the status. Raises 400 unless it is one of `before`."""
+        values = {"status": status, **more}
+        if not self.change.set(volumes, self.row.id, values, volumes.c.status.in_(before)):
+            why = (
+                f"Volume {self.row.id} status must be {' or '.join(before)}, but current status is"
+                f" {self.row.status}."
+            )
+            raise fault("InvalidVolume", why=why)
+
+
+def _extend(asked: AskedAction) -> None:
+    row, size = asked.row, asked.body["new_size"]
+    if size <= row.size:
+        why = (
+            "New size for extend must be greater than current size."
+            f" (current: {row.size}, extended: {size})."
+        )
+        raise fault("InvalidInput", why=why)
+    is_used = row.status == "in-use" and since(asked.req, 42)
+    _check_growing(asked)
+    quotas.check_size(asked.change.connection, row.project_id, size)
+    quotas.spend(asked.change.connection, row.project_id, row.type_id, gigabytes=size - row.size)
+    before = ("in-use",) if is_used else ("available",)
+    asked.move(before, "extending", previous_status=row.status)
+    asked.change.order("extend", row.id, size=size)
+
+
+def _check_growing(asked: AskedAction) -> None:
+    """An NBD server tells the size once, when a host connects."""
+    rows = connected(asked.change.connection, asked.row.id)
+    if any(one.connection_info["driver_volume_type"] == "nbd" for one in rows):
+        why = (
+            f"volume {asked.row.id} is connected over NBD, which cannot tell a new size; detach"
+            " it first, or move the server to the host of the volumes."
+        )
+        raise fault("InvalidVolume", why=why)
+
+
+def _set_bootable(asked: AskedAction) -> None:
+    asked.change.set(volumes, asked.row.id, {"bootable": asked.body["bootable"]})
+
+
+def _set_readonly(asked: AskedAction) -> None:
+    rule = volumes.c.status == "available"
+    if not asked.change.set(volumes, asked.row.id, {"readonly": asked.body["readonly"]}, rule):
+        why = f"Volume {asked.row.id} status must be available to update readonly flag."
+        raise fault("InvalidVolume", why=why)
+
+
+def _reset_status(asked: AskedAction) -> None:
+    status, attach = asked.body.get("status"), asked.body.get("attach_status")
+    if not status and not attach and "migration_status" not in asked.body:
+        raise fault("BadRequest", why="Give status or attach_status.")
+    if status:
+        asked.change.set(volumes, asked.row.id, {"status": status, "previous_status": None})
+    if attach == "detached":
+        has = count(asked.change.connection, attachments, attachments.c.volume_id == asked.row.id)
+        if has:
+            why = "The volume has attachments: os-force_detach ends them."
+            raise fault("InvalidVolume", why=why)
+
+
+def _upload(asked: AskedAction) -> Body:
+    row, image, body = asked.row, asked.image or {}, asked.body
+    before = ("available", "in-use") if body.get("force") else ("available",)
+    check_copied(asked.change.connection, asked.service, row)
+    asked.move(before, "uploading", previous_status=row.status)
+    asked.change.order(
+        "upload",
+        row.id,
+        row.id,
+        image_id=image["id"],
+        disk_format=image["disk_format"],
+        clone=asked.service.files.shares_blocks,
+    )
+    type_name = select(types.c.name).where(types.c.id == row.type_id)
+    return {
+        "os-volume_upload_image": {
+            "id": row.id,
+            "updated_at": row.updated_at,
+            "status": "uploading",
+            "display_description": row.description,
+            "size": row.size,
+            "volume_type": {
+                "id": row.type_id,
+                "name": asked.change.connection.execute(type_name).scalar(),
+            },
+            "image_id": image["id"],
+            "container_format": image["container_format"],
+            "disk_format": image["disk_format"],
+            "image_name": image.get("name"),
+            "protected": image.get("protected"),
+            "visibility": image.get("visibility"),
+        }
+    }
+
+
+def _reimage(asked: AskedAction) -> None:
+    row, image = asked.row, asked.image or {}
+    if count(asked.change.connection, attachments, attachments.c.volume_id == row.id) > 1:
+        why = "Cannot re-image a volume which is attached to more than one server."
+        raise fault("Conflict", why=why)
+    _check_still(asked)
+    images.check_size(image, row.size)
+    before: tuple[str, ...] = ("available", "error")
+    if asked.body.get("reimage_reserved"):
+        before += ("reserved",)
+    asked.move(before, "downloading", previous_status=row.status)
+    asked.change.order(
+        "reimage",
+        row.id,
+        image_id=image["id"],
+        disk_format=image["disk_format"],
+        image_metadata=images.metadata(image),
+    )
+
+
+def _check_still(asked: AskedAction) -> None:
+    """Its content may be another one: nobody reads or writes it."""
+    connection, key = asked.change.connection, asked.row.id
+    if connected(connection, key) or is_read(connection, key):
+        raise fault("Conflict", why=f"volume {key} is connected to a host, or is being copied")
+
+
+@dataclass(frozen=True)
+class VolumeAction:
+    """One action."""
+
+    run: Callable[[AskedAction], Body | None]
+    form: Document | None = None
+    minor: int = 0
+    is_admins: bool = False
+    status: str = falcon.HTTP_202
+
+    def checked(self, name: str, body: object) -> JsonValue:
+        """The action's body. Raises 400."""
+        return BodySchema(self.form).checked(body, name) if self.form else None
+
+
+UPLOAD = mapping(
+    {
+        "image_name": text(minLength=1),
+        "force": TRUTH,
+        "disk_format": nullable(one_of(*WRITABLE)),
+        "container_format": nullable(one_of("bare")),
+        "visibility": nullable(one_of("public", "private", "shared", "community")),
+        "protected": nullable(TRUTH),
+    },
+    "image_name",
+)
+STATUS_WORD = nullable(one_of(*STATUSES))
+ACTIONS: Mapping[str, VolumeAction] = {
+    "os-extend": VolumeAction(
+        _extend, mapping({"new_size": integer(1, format="integer")}, "new_size")
+    ),
+    "os-set_bootable": VolumeAction(
+        _set_bootable, mapping({"bootable": TRUTH}, "bootable"), status=falcon.HTTP_200
+    ),
+    "os-update_readonly_flag": VolumeAction(
+        _set_readonly, mapping({"readonly": TRUTH}, "readonly")
+    ),
+    "os-reset_status": VolumeAction(
+        _reset_status,
+        mapping(
+            {
+                "status": STATUS_WORD,
+                "attach_status": nullable(one_of("attached", "detached")),
+                "migration_status": nullable(text()),
+            }
+        ),
+        is_admins=True,
+    ),
+    "os-volume_upload_image": VolumeAction(_upload, UPLOAD),
+    "os-reimage": VolumeAction(
+        _reimage,
+        mapping({"image_id": text(64), "reimage_reserved": TRUTH}, "image_id"),
+        minor=68,
+    ),
+}
+#: What ends attachments in the words of older clients.
+ENDING = ("os-detach", "os-force_detach", "os-terminate_connection")
+DETACH = BodySchema(mapping({"attachment_id": nullable(text(64)), "connector": {}}, others=False))
+
+
+class VolumeActions:
+    """POST /v3/volumes/{key}/action."""
+
+    def __init__(self, service: VolumeService) -> None:
+        self._service = service
+
+    def on_post(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
+        body, caller = read_json(req), req.context.caller
+        if not isinstance(body, dict) or len(body) != 1:
+            raise fault("BadRequest", why="The body must be an object with one action.")
+        [(name, given)] = body.items()
+        if name in ENDING:
+            self._end(req, resp, key, name, given)
+            return
+        action = ACTIONS.get(name)
+        if action is None or not since(req, action.minor):
+            raise fault("BadRequest", why=f"There is no such action: {name[:64]}")
+        form = action.checked(name, given)
+        with self._service.database.read() as connection:
+            row = uses.find_volume(connection, caller, key)
+        if action.is_admins:
+            caller.require_admin(f"volume_extension:volume_admin_actions:{name}")
+        caller.require_member(f"volume_extension:volume_actions:{name}")
+        image = self._image(caller, row, name, form)
+        with self._service.change() as change:
+            row = uses.find_volume(change.connection, caller, key)
+            said = action.run(AskedAction(self._service, req, caller, change, row, form, image))
+        resp.status = action.status
+        if said is not None:
+            answer(resp, said)
+
+    def _image(self, caller: VolumeCaller, row: DbRow, name: str, form: Body) -> Body | None:
+        """The image that an action needs, or has the image service make."""
+        if name == "os-reimage":
+            return images.wanted(self._service, caller, form["image_id"])
+        if name != "os-volume_upload_image":
+            return None
+        # What the transaction refuses is refused before an image is made, as far as it is known.
+        if row.status not in (("available", "in-use") if form.get("force") else ("available",)):
+            why = f"Volume {row.id} status must be available, but current status is {row.status}."
+            raise fault("InvalidVolume", why=why)
+        with self._service.database.read() as connection:
+            check_copied(connection, self._service, row)
+        body: Body = {
+            "name": form["image_name"],
+            "disk_format": form.get("disk_format") or "raw",
+            "container_format": form.get("container_format") or "bare",
+            "min_disk": row.size,
+            **{one: form[one] for one in ("visibility", "protected") if form.get(one) is not None},
+        }
+        kept = {
+            name: value
+            for name, value in row.image_metadata.items()
+            if name not in images.OWN and not name.startswith(NOT_OF_A_COPY)
+        }
+        return self._service.images.create(kept | body, caller.token)
+
+    def _end(
+        self, req: falcon.Request, resp: falcon.Response, key: str, name: str, given: object
+    ) -> None:
+        """End attachments, but none beneath a server that has the volume."""
+        wanted = DETACH.checked(given, name).get("attachment_id")
+        caller: VolumeCaller = req.context.caller
+        with self._service.database.read() as connection:
+            row = uses.find_volume(connection, caller, key)
+            caller.require_member(f"volume_extension:volume_actions:{name}")
+            if name == "os-force_detach":
+                caller.require_admin("volume_extension:volume_admin_actions:force_detach")
+            found = connection.execute(
+                select(attachments).where(attachments.c.volume_id == row.id)
+            ).all()
+        ended = [one for one in found if wanted in (None, one.id)]
+        for one in ended:
+            uses.check_deletable(self._service, caller, one)
+        if name == "os-terminate_connection":
+            raise fault("BadRequest", why="Connections are ended with their attachments.")
+        if not ended:
+            raise fault("InvalidVolume", why="There is no such attachment of the volume.")
+        for one in ended:
+            uses.delete(self._service, one.id, row.id)
+        resp.status = falcon.HTTP_202

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The threads that do the jobs: those of one volume or snapshot one after the other, in the order
+of their commits.
+
+All jobs of the table are done, also those that an earlier process began: a job is removed in the
+transaction that says how it ended, and by nothing else.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from sqlalchemy import Row, delete, select, update
+
+from deploy.one_machine.services.external import Later
+from deploy.one_machine.services.volume.files import Check
+from deploy.one_machine.services.volume.jobs import KINDS, JobKind, NotWanted, VolumeJob
+from deploy.one_machine.services.volume.neighbours import ImageRefused
+from deploy.one_machine.services.volume.schema import jobs
+from deploy.one_machine.services.volume.service import VolumeChange, VolumeService
+
+LOG = logging.getLogger("standalone.volume")
+THREADS, LOOK_SECONDS, CHECK_SECONDS = 3, 1.0, 1.0
+MAX_PAUSE_SECONDS = 60.0
+
+
+class JobWorker:
+    """Runs as long as the process does."""
+
+    def __init__(self, service: VolumeService, clock: Callable[[], float] = time.time) -> None:
+        self._service, self._clock = service, clock
+        self._ending, self._lock = threading.Event(), threading.Lock()
+        self._busy: set[str] = set()
+
+    def start(self) -> None:
+        """Begin."""
+        for number in range(THREADS):
+            threading.Thread(target=self._run, name=f"jobs-{number}", daemon=True).start()
+        threading.Thread(target=self._watch, name="exports", daemon=True).start()
+
+    def end(self) -> None:
+        """Take no more jobs; one under way is begun again by the next process."""
+        self._ending.set()
+        self._service.has_jobs.set()
+
+    def _run(self) -> None:
+        while not self._ending.is_set():
+            try:
+                if not self.step():
+                    self._service.has_jobs.wait(LOOK_SECONDS)
+                    self._service.has_jobs.clear()
+            except Exception:
+                LOG.exception("A round of the worker failed; it tries again.")
+                self._ending.wait(LOOK_SECONDS)
+
+    def _watch(self) -> None:
+        while not self._ending.is_set():
+            try:
+                self._service.settle_exports()
+            except Exception:
+                LOG.exception("What serves volumes to other hosts cannot be settled.")
+            self._ending.wait(LOOK_SECONDS)
+
+    def step(self) -> bool:
+        """Do the next job that can be done; False when there is none."""
+        with self._lock:
+            row = self._next()
+            if row is None:
+                return False
+            self._busy.add(row.target_id)
+        try:
+            self._do(row)
+        finally:
+            with self._lock:
+                self._busy.discard(row.target_id)
+            self._service.has_jobs.set()  # what waited for this one
+        return True
+
+    def _next(self) -> Row[tuple[object, ...]] | None:
+        with self._service.database.read() as connection:
+            rows = connection.execute(select(jobs).order_by(jobs.c.id)).all()
+        waiting = set(self._busy)
+        for row in rows:
+            if row.target_id not in waiting and row.not_before <= self._clock():
+                return row
+            waiting.add(row.target_id)  # what came later does not overtake
+        return None
+
+    def _do(self, row: Row[tuple[object, ...]]) -> None:
+        kind = KINDS[row.kind]
+        with self._service.database.read() as connection:
+            target = (
+                None
+                if kind.table is None
+                else connection.execute(
+                    kind.table.select().where(kind.table.c.id == row.target_id)
+                ).first()
+            )
+        job = VolumeJob(row.id, row.kind, row.target_id, row.source_id, row.arguments, target)
+        check = self._check(kind, job)
+        try:
+            check()
+            kind.work(self._service, job, check)
+        except NotWanted:
+            self._end(job, lambda change, job: None)
+        except Later as error:
+            self._postpone(kind, job, row.attempts + 1, error)
+        except (ImageRefused, OSError) as error:
+            LOG.error("%s of %s failed: %s", row.kind, row.target_id, error)
+            self._end(job, kind.failed)
+        except Exception:
+            LOG.exception("%s of %s failed unexpectedly", row.kind, row.target_id)
+            self._postpone(kind, job, row.attempts + 1, Later("an unexpected error"))
+        else:
+            self._end(job, kind.done)
+
+    def _check(self, kind: JobKind, job: VolumeJob) -> Check:
+        looked = 0.0
+
+        def check() -> None:
+            nonlocal looked
+            if self._ending.is_set():
+                raise Later("the service ends")
+            if kind.table is None or time.monotonic() < looked + CHECK_SECONDS:
+                return
+            looked = time.monotonic()
+            with self._service.database.read() as connection:
+                status = connection.execute(
+                    select(kind.table.c.status).where(kind.table.c.id == job.target_id)
+                ).scalar()
+            if status is None or (status == "deleting" and not kind.removes):
+                raise NotWanted
+
+        return check
+
+    def _end(self, job: VolumeJob, say: Callable[[VolumeChange, VolumeJob], None]) -> None:
+        with self._service.change() as change:
+            gone = change.connection.execute(delete(jobs).where(jobs.c.id == job.id))
+            if gone.rowcount == 1:
+                say(change, job)
+
+    def _postpone(self, kind: JobKind, job: VolumeJob, attempts: int, error: Later) -> None:
+        if self._ending.is_set():
+            return  # as it was
+        LOG.warning("%s of %s waits: %s", job.kind, job.target_id, error)
+        if attempts >= kind.attempts:
+            self._end(job, kind.failed)
+            return
+        pause = min(MAX_PAUSE_SECONDS, 2.0**attempts / 2)
+        with self._service.database.write() as connection:
+            connection.execute(
+                update(jobs)
+                .where(jobs.c.id == job.id)
+                .values(attempts=attempts, not_before=self._clock() + pause)
+            )

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The HTTP edge that the standalone services share: bodies in, answers and errors out, the log, the
+server.
+
+`application` builds a falcon app whose every error has the shape {"error": {"code", "title",
+"message"}}; `read_object` takes in a bounded JSON body; `serve` runs an app under gunicorn until
+SIGTERM and lets requests that are under way finish. Neither headers, bodies nor query strings are
+ever logged: that is where secrets travel.
+"""
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from types import FrameType
+from typing import Any
+from wsgiref.types import WSGIApplication
+
+import falcon
+import orjson
+from gunicorn.app.base import BaseApplication
+from gunicorn.http.errors import ParseException
+
+from common.service.service import UMASK
+from compute_api.http.request_data import MAX_DEPTH, is_too_deep
+from compute_api.http.worker.limits import ClientLimits
+from compute_api.http.worker.server import worker
+from deploy.one_machine.services.json_types import JsonValue
+
+LOG = logging.getLogger("standalone")
+BODY_LIMIT = 256 * 1024
+App = falcon.App[falcon.Request, falcon.Response]
+
+
+def application(middleware: list[Any]) -> App:
+    """A falcon app with the log, the error shape and lenient trailing slashes; routes are the
+    caller's."""
+    app: App = falcon.App(middleware=[RequestLog(), *middleware])
+    app.req_options.strip_url_path_trailing_slash = True
+    app.req_options.keep_blank_qs_values = True
+    app.set_error_serializer(write_error)
+    app.add_error_handler(Exception, answer_unexpected)
+    return app
+
+
+class RequestLog:
+    """Gives every request an id and writes one line when it has been answered."""
+
+    def process_request(self, req: falcon.Request, resp: falcon.Response) -> None:
+        req.context.id = f"req-{uuid.uuid4()}"
+        req.context.started = time.monotonic()
+        resp.set_header("X-Openstack-Request-Id", req.context.id)
+
+    def process_response(
+        self, req: falcon.Request, resp: falcon.Response, resource: object, ok: bool
+    ) -> None:
+        took = 1000 * (time.monotonic() - req.context.started)
+        LOG.info(
+            "%s %s %r %s %.1f ms", req.context.id, req.method, req.path[:200], resp.status, took
+        )
+
+
+def write_error(req: falcon.Request, resp: falcon.Response, error: falcon.HTTPError) -> None:
+    """Give `error` the body that Keystone's clients read, and that openstacksdk reads of any
+    service."""
+    title = HTTPStatus(error.status_code).phrase
+    message = error.description or f"{title}."
+    answer(resp, {"error": {"code": error.status_code, "title": title, "message": message}})
+
+
+def answer_unexpected(
+    req: falcon.Request, resp: falcon.Response, error: Exception, params: object
+) -> None:
+    """Log a bug with its traceback; tell the client only the id under which the operator finds
+    it."""
+    LOG.error("%s failed", req.context.id, exc_info=error)
+    raise falcon.HTTPInternalServerError(
+        description=f"Unexpected error; the log of {req.context.id} says more."
+    )
+
+
+def answer(resp: falcon.Response, body: object) -> None:
+    """Set `body` as the JSON answer."""
+    resp.content_type = falcon.MEDIA_JSON
+    # Names of columns are a subclass of str, which orjson takes as a key only when told to.
+    resp.data = orjson.dumps(body, option=orjson.OPT_NON_STR_KEYS)
+
+
+def read_bytes(req: falcon.Request, limit: int) -> bytes:
+    """Up to `limit` bytes of the body, chunked or not; b"" at its end. Raises 400 when the client
+    broke off."""
+    try:
+        return bytes(req.stream.read(limit))
+    except (OSError, ParseException) as error:
+        raise falcon.HTTPBadRequest(
+            description="The request body ended early or is badly chunked."
+        ) from error
+
+
+def read_json(req: falcon.Request) -> JsonValue:
+    """The body as JSON. Raises 413 above 256 KiB and 400 when it isn't JSON in UTF-8 or too
+    deep."""
+    raw = b"" if (req.content_length or 0) > BODY_LIMIT else read_bytes(req, BODY_LIMIT + 1)
+    if (req.content_length or 0) > BODY_LIMIT or len(raw) > BODY_LIMIT:
+        raise falcon.HTTPContentTooLarge(
+            description=f"The request body is larger than {BODY_LIMIT} bytes."
+        )
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise falcon.HTTPBadRequest(
+            description=f"The request body is not valid JSON: {error}."
+        ) from error
+    if is_too_deep(raw, body):
+        raise falcon.HTTPBadRequest(
+            description=f"The request body has more than {MAX_DEPTH} levels."
+        )
+    return body
+
+
+def read_object(req: falcon.Request, key: str) -> JsonValue:
+    """What the body holds under its one `key`: {"project": ...} for "project". Raises 400 naming
+    the key."""
+    return part_of(read_json(req), key)
+
+
+def part_of(body: object, key: str) -> JsonValue:
+    """What a body holds under this key. Raises 400 naming it."""
+    if not isinstance(body, dict) or key not in body:
+        raise falcon.HTTPBadRequest(description=f"The request body must be an object with '{key}'.")
+    return body[key]
+
+
+def secret(path: str | None, variable: str) -> str:
+    """A password from the first line of a file, or else from the environment. Raises SystemExit
+    saying what to do.
+    """
+    if path:
+        with open(path, encoding="utf-8") as file:
+            value = file.readline().rstrip("\n")
+    else:
+        value = os.environ.get(variable, "")
+    if not value:
+        remedy = f"write it to the file {path!r}" if path else f"set {variable}"
+        raise SystemExit(f"No password: {remedy}.")
+    return value
+
+
+def log_to_stdout() -> None:
+    """Every line of the log from INFO on."""
+    form = "%(asctime)s %(levelname)s %(name)s %(message)s"
+    logging.basicConfig(stream=sys.stdout, level=logging.INFO, format=form)
+
+
+def add_options(parser: argparse.ArgumentParser, bind: str) -> None:
+    """The options that `serve` reads."""
+    parser.add_argument("--bind", default=bind, metavar="HOST:PORT")
+    parser.add_argument("--threads", type=int, default=8, help="requests at a time")
+    parser.add_argument(
+        "--idle-seconds", type=float, default=10.0, help="for how long a client may stall a request"
+    )
+
+
+def before_sigterm(action: Callable[[], None]) -> None:
+    """Run `action` on SIGTERM, before the handler that is installed now: requests that wait would
+    delay the end of the process."""
+    handler = signal.getsignal(signal.SIGTERM)
+
+    def handle(received: int, frame: FrameType | None) -> None:
+        action()
+        if callable(handler):
+            handler(received, frame)
+
+    signal.signal(signal.SIGTERM, handle)
+
+
+class _Server(BaseApplication):  # type: ignore[misc]
+    def __init__(self, load: Callable[[], WSGIApplication], settings: Mapping[str, object]) -> None:
+        self._load, self._settings = load, settings
+        super().__init__()
+
+    def load_config(self) -> None:
+        for name, value in self._settings.items():
+            self.cfg.set(name, value)
+
+    def load(self) -> WSGIApplication:
+        return self._load()
+
+
+def serve(
+    load: Callable[[], WSGIApplication], options: argparse.Namespace, when_ready: Callable[[], None]
+) -> None:
+    """Run one worker as the options of `add_options` say until SIGTERM; `load` builds the app in
+    it. Half of its threads may be busy with bodies that are longer than BODY_LIMIT: images.
+
+    `when_ready` runs once, before the first worker, when the address is ours: the place to tidy up
+    after a crash.
+    """
+    os.umask(UMASK)
+    log_to_stdout()
+    limits = ClientLimits(
+        stall_timeout_seconds=options.idle_seconds,
+        max_body_bytes=BODY_LIMIT,
+        max_streams=max(1, options.threads // 2),
+    )
+    _Server(
+        load,
+        {
+            "bind": options.bind,
+            "threads": options.threads,
+            "workers": 1,
+            "worker_class": worker(limits),
+            "sendfile": False,
+            "backlog": 2048,
+            # `server list` asks for its images by id, all in one line.
+            "limit_request_line": 8190,
+            "graceful_timeout": 30,
+            "control_socket_disable": True,
+            "when_ready": lambda _server: when_ready(),
+        },
+    ).run()

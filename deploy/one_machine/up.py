@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``./deploy/up``: from an empty Debian 12 or 13 to a running guest, in seventeen steps that may be
+repeated.
+
+The first three run on the system's Python and make the virtual environment; the rest runs in it.
+What to set in the environment is said by ``Cloud.from_environment``. Nothing is asked.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from deploy import environment, packages
+from deploy.environment import VENV
+from deploy.one_machine.cloud import lifecycle, processes
+from deploy.one_machine.cloud.cloud import Cloud
+from deploy.one_machine.cloud.process_control import find_supervisor
+from deploy.one_machine.preflight import check
+from deploy.progress import UMASK, Failure, main, run, say, steps
+
+if TYPE_CHECKING:  # it needs the virtual environment, which the first steps make
+    from deploy.one_machine.seed import Seed
+
+TOTAL, CONTINUED = 17, "--continued"
+Step = tuple[str, Callable[[], str | None]]
+
+
+def begin(cloud: Cloud, *command: str) -> int:
+    """Steps 1 to 3, then the others in the virtual environment, by this module of
+    deploy.one_machine."""
+    log = cloud.log("install")
+    steps(
+        [
+            ("Look before touching anything", lambda: check(cloud)),
+            ("Debian packages", lambda: packages.install(packages.for_up(), log)),
+            ("Python environment", lambda: environment.make(environment.RUNTIME, log)),
+        ],
+        total=TOTAL,
+    )
+    sys.stdout.flush()
+    done = subprocess.run(
+        [environment.PYTHON, "-m", f"deploy.one_machine.{command[0]}", *command[1:], CONTINUED],
+        check=False,
+        stdin=subprocess.DEVNULL,
+        env=os.environ,
+    )
+    return done.returncode
+
+
+def go_on(cloud: Cloud) -> str:
+    """Steps 4 to 17; returns how to go on."""
+    from deploy.one_machine.connectivity import Connectivity
+    from deploy.one_machine.seed import Seed
+
+    os.umask(UMASK)
+    seed = Seed(cloud)
+    reach = Connectivity(seed)
+    table: list[Step] = [
+        ("Folders, secrets and configuration", lambda: prepare(cloud)),
+        ("Database and keys of hosts", lambda: upgrade(cloud)),
+        ("First rows of the identity service", lambda: bootstrap(cloud)),
+        ("Processes", lambda: _launch(cloud, seed)),
+        ("Services answer", lambda: await_services(cloud)),
+        ("Host", seed.host),
+        ("Flavors", seed.flavors),
+        ("User and project", seed.tenant),
+        ("Tiny image", seed.image),
+        ("Networks", reach.networks),
+        ("Key pair and security rules", reach.access),
+        ("First server, through the public API", lambda: seed.server(**reach.wanted())),
+        ("What the guest says", seed.console),
+        ("Floating address and ssh", reach.login),
+    ]
+    steps(table, first=4, total=TOTAL)
+    screen = "\n  openstack console url show first" if cloud.has_guests else ""
+    clouds_yaml, config = shlex.quote(str(cloud.clouds_yaml)), shlex.quote(str(cloud.config()))
+    programs = shlex.quote(f"{VENV}/bin")
+    return f"""
+It works. How to go on:
+  export OS_CLIENT_CONFIG_FILE={clouds_yaml}
+  export PATH=$PATH:{programs} NO_PROXY={cloud.address} OS_CLOUD=kilonova KILONOVA_CONF={config}
+  openstack server list
+  openstack server create --image tiny --flavor m1.nano {reach.options} vm1{screen}
+  openstack --os-cloud kilonova-admin compute service list
+  kilonova hosts{reach.line}
+Logs are in {cloud.home}/log"""
+
+
+def prepare(cloud: Cloud) -> str:
+    lifecycle.prepare(cloud)
+    return f"below {cloud.home}"
+
+
+def upgrade(cloud: Cloud) -> str:
+    from deploy.one_machine.cloud import host_keys
+
+    said = run(
+        [VENV / "bin/kilonova", "database", "upgrade"],
+        "If an upgrade failed, the database is as before.",
+        env={"KILONOVA_CONF": str(cloud.config())},
+        log=cloud.log("database"),
+    ).strip()
+    host_keys.make(cloud)
+    return said
+
+
+def bootstrap(cloud: Cloud) -> None:
+    endpoints = {
+        "identity": cloud.identity_url,
+        "image": cloud.image_url,
+        "compute": cloud.api_url,
+        "placement": cloud.placement_url,
+        **({"network": cloud.network_url} if cloud.has_networks else {}),
+        **({"block-storage": cloud.volume_url} if cloud.volumes else {}),
+    }
+    command: list[str | Path] = [
+        VENV / "bin/python",
+        "-m",
+        "deploy.one_machine.services.identity",
+        "bootstrap",
+        "--db",
+        cloud.identity_db,
+        "--admin-password-file",
+        cloud.secret("admin"),
+        "--service-password-file",
+        cloud.secret("kilonova"),
+    ]
+    for kind, url in endpoints.items():
+        command += ["--endpoint", f"{kind}={url}"]
+    # Of a cloud that had them when it was started before.
+    for kind, is_there in (("network", cloud.has_networks), ("block-storage", cloud.volumes)):
+        command += [] if is_there else ["--without", kind]
+    run(command, "This is a bug; please report it.", log=cloud.log("identity-bootstrap"))
+
+
+def _launch(cloud: Cloud, seed: Seed) -> str:
+    running = find_supervisor(cloud) is not None
+    if not running:
+        seed.launched = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime())
+    lifecycle.launch(cloud)
+    if running:
+        return "run already"
+    return ", ".join(program.name for program in processes.programs(cloud))
+
+
+def await_services(cloud: Cloud) -> str:
+    began = time.monotonic()
+    asked = {
+        "identity": cloud.identity_url,
+        "image": cloud.image_url,
+        "network": cloud.network_url,
+        "api": cloud.api_url + "/",
+        "metadata": cloud.metadata_url,
+        "console": cloud.console_url,
+        "placement": cloud.placement_url,
+        "image-gateway": cloud.image_gateway_url,
+        "volume": cloud.volume_url,
+    }
+    names = [program.name for program in processes.programs(cloud) if program.name in asked]
+    for name in names:
+        lifecycle.await_http(cloud, name, asked[name])
+    return f"{', '.join(names)} after {time.monotonic() - began:.1f} s"
+
+
+def command(arguments: list[str]) -> int:
+    """Parse the command line."""
+    if arguments not in ([], [CONTINUED]):
+        raise Failure(
+            f"./deploy/up takes no arguments: {' '.join(arguments)}",
+            "Set KILONOVA_HOME or KILONOVA_PORT_BASE in the environment; see docs/one-machine.md.",
+        )
+    cloud = Cloud.from_environment()
+    if not arguments:
+        return begin(cloud, "up")
+    say(f"{go_on(cloud)}; stop everything with ./deploy/down")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(lambda: command(sys.argv[1:])))

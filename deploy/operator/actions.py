@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``kilonova action list | show | retry | abort | settle``: what is in hand, what is
+stuck, and the ways out.
+
+An action is stuck when it failed again and again where nobody foresaw it; it holds its server and
+nobody tries it any more. The command writes one transaction into the database; conductors see it
+within a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from common.domain import errors
+from common.domain.clock import SECOND, iso
+from common.domain.json_types import JsonObject
+from common.domain.statuses import ActionPhase, ActionState
+from common.domain.text import one_line
+from common.service import config
+from common.service.notification_options import NotificationSettings
+from common.store import upgrades
+from common.store.engine import Connection, Store, moment
+from common.store.rows import ActionInHandRow, ActionRow
+from common.store.servers import actions
+from conductor.hosts.move_progress import words
+from deploy.operator.output import columns
+from deploy.operator.store import stuck_actions
+
+ENDED_BY_HAND = "It did not go on, and an operator has ended it."
+#: what an operator can do -> what comes of it
+WAYS = {
+    "retry": "it goes on where it stands; do this when the cause is mended",
+    "abort": "it is undone from where it stands, and fails",
+    "settle": "it ends here as failed, the server goes to ERROR and is free for the next action; delete always works",
+}
+
+
+@contextmanager
+def _store(options: argparse.Namespace) -> Iterator[Store]:
+    conf = config.load(options.config)
+    store = Store.opened(conf, notifications=NotificationSettings.of(conf))
+    upgrades.check(store)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def listed(options: argparse.Namespace) -> int:
+    """Print them, oldest first; 1 when one of them needs an operator."""
+    with _store(options) as store:
+        at, found = store.snapshot(
+            lambda tx: (moment(tx), stuck_actions.listed(tx, only_stuck=options.stuck))
+        )
+    if options.json:
+        print(json.dumps([facts(row, at) for row in found], indent=1))
+    elif not found:
+        print("no action is stuck" if options.stuck else "no action is in hand")
+    else:
+        lines = [["action", "server", "what", "state", "at step", "host", "for", "cause"]]
+        print(columns([*lines, *(_line(row, at) for row in found)]))
+    return 1 if any(_needs_operator(row) for row in found) else 0
+
+
+def _line(row: ActionInHandRow, at: int) -> list[str]:
+    return [
+        row.id,
+        row.server_id,
+        row.name,
+        state(row),
+        row.step or "begin",
+        row.host or "-",
+        _age(row, at),
+        (row.cause or "").partition("\n")[0],
+    ]
+
+
+def state(row: ActionInHandRow) -> str:
+    """due, waiting, stuck or overdue; and whether it is being undone."""
+    return ("overdue" if row.overdue else row.state) + (
+        ", undoing" if row.phase == ActionPhase.UNDO else ""
+    )
+
+
+def _needs_operator(row: ActionInHandRow) -> bool:
+    return bool(row.state == ActionState.STUCK or row.overdue)
+
+
+def _age(row: ActionInHandRow, at: int) -> str:
+    return words((at - row.created_at) / SECOND)
+
+
+def facts(row: ActionInHandRow, at: int) -> JsonObject:
+    """For programs; neither arguments nor secrets."""
+    return {
+        "id": row.id,
+        "server_id": row.server_id,
+        "server": row.server,
+        "vm_state": row.vm_state,
+        "task_state": row.task_state,
+        "project_id": row.project_id,
+        "request_id": row.request_id,
+        "name": row.name,
+        "workflow": row.workflow,
+        "version": row.version,
+        "state": row.state,
+        "overdue": bool(row.overdue),
+        "phase": row.phase,
+        "step": row.step,
+        "attempt": row.attempt,
+        "host": row.host,
+        "failures": row.failures,
+        "cause": row.cause,
+        "created_at": iso(row.created_at),
+        "updated_at": iso(row.updated_at),
+        "seconds": (at - row.created_at) // SECOND,
+    }
+
+
+def show(options: argparse.Namespace) -> int:
+    """Print one that is in hand, with its journal; 1 when it needs an operator."""
+
+    def work(tx: Connection) -> tuple[int, Any, list[Any]]:
+        found = [row for row in stuck_actions.listed(tx) if row.id == options.id]
+        if not found:
+            row = actions.show_by_id(tx, options.id)
+            raise errors.NotFound(
+                f"Action {options.id} is {row.state}."
+                if row is not None
+                else f"There is no action {options.id}."
+            )
+        return moment(tx), found[0], actions.events_of(tx, options.id)
+
+    with _store(options) as store:
+        at, row, events = store.snapshot(work)
+    journal = [
+        {
+            "step": event.step,
+            "attempt": event.attempt,
+            "event": event.event,
+            "host": event.host,
+            "message": event.message,
+            "details": event.details,
+            "at": iso(event.at),
+        }
+        for event in events
+    ]
+    print(
+        json.dumps({**facts(row, at), "events": journal}, indent=1)
+        if options.json
+        else text(row, at, journal)
+    )
+    return 1 if _needs_operator(row) else 0
+
+
+def text(row: ActionInHandRow, at: int, journal: list[JsonObject]) -> str:
+    """For people."""
+    lines = [
+        f"action {row.id}: {row.name} of server {row.server_id} ({row.server or 'gone'}), {row.request_id}",
+        f"{state(row)} at step {row.step or 'begin'} of {row.workflow}, attempt {row.attempt}, on "
+        f"{row.host or 'no host'}, begun {_age(row, at)} ago",
+        f"the server is {row.vm_state}, task_state {row.task_state}",
+    ]
+    if row.cause:
+        cause = one_line(row.cause)
+        lines.append(f"failed {row.failures} times in a row: {cause}" if row.failures else cause)
+    for event in journal:
+        message = f": {one_line(event['message'])}" if event["message"] else ""
+        lines.append(
+            f"  {event['at']}  {event['step']}, attempt {event['attempt']}, {event['event']}"
+            f"{' on ' + event['host'] if event['host'] else ''}{message}"
+        )
+    ways = list(WAYS) if row.state == ActionState.STUCK else ["settle"] if row.overdue else []
+    return "\n".join([*lines, *(f"kilonova action {way} {row.id}: {WAYS[way]}" for way in ways)])
+
+
+def retry(options: argparse.Namespace) -> int:
+    """Let stuck actions go on."""
+    return _each(options, stuck_actions.retry, "goes on")
+
+
+def abort(options: argparse.Namespace) -> int:
+    """Let stuck actions be undone."""
+    return _each(
+        options,
+        lambda tx, name: stuck_actions.abort(tx, name, ENDED_BY_HAND, undoable),
+        "is being undone",
+    )
+
+
+def settle(options: argparse.Namespace) -> int:
+    """End stuck actions."""
+    return _each(
+        options,
+        lambda tx, name: stuck_actions.settle(tx, name, ENDED_BY_HAND),
+        "has ended as failed",
+    )
+
+
+def undoable(row: ActionRow) -> None:
+    """Refuses an action that cannot be undone.
+
+    Raises:
+        Conflict: this release does not know where it stands, or there is no way back from there.
+    """
+    from conductor.workflows import WORKFLOWS
+
+    try:
+        if not WORKFLOWS.knows(row):
+            raise LookupError(f"this release does not know {row.workflow} in version {row.version}")
+        steps = WORKFLOWS[row.workflow].steps[: WORKFLOWS[row.workflow].index(row.step)]
+    except LookupError as problem:
+        raise errors.Conflict(
+            f"Action {row.id} cannot be undone: {problem}. Settle it, or retry it under a release "
+            "that knows it."
+        ) from problem
+    if any(step.pivot for step in steps):
+        raise errors.Conflict(
+            f"Action {row.id} cannot be undone: at its step {row.step} there is no way back. Retry "
+            "it, or settle it."
+        )
+
+
+def _each(options: argparse.Namespace, work: Callable[[Connection, str], Any], done: str) -> int:
+    """Each in a transaction of its own; 1 when one was refused."""
+    refused = 0
+    with _store(options) as store:
+        for name in options.id:
+            try:
+                row = store.write(lambda tx, name=name: work(tx, name))  # type: ignore[misc]  # bound at once
+            except (errors.NotFound, errors.Conflict) as problem:
+                print(problem)
+                refused += 1
+            else:
+                print(f"action {row.id}, {row.name} of server {row.server_id}, {done}")
+    return 1 if refused else 0

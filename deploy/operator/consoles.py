@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``kilonova consoles list|end``: who has a console open, and the end of it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from common.domain.clock import iso
+from common.service import config
+from common.store import upgrades
+from common.store.engine import Store
+from common.store.servers import console_tokens
+
+
+def show(options: argparse.Namespace) -> int:
+    """Print the sessions that are open, and those whose console service was killed less than a
+    token's life ago."""
+    store = _opened(options)
+    rows = store.read(console_tokens.sessions)
+    store.close()
+    print(f"{'server':<36} {'kind':<8} {'host':<24} {'user':<34} since")
+    for row in rows:
+        print(
+            f"{row.server_id:<36} {row.kind:<8} {row.host:<24} {row.user_id:<34} {iso(row.used_at)}"
+        )
+    return 0
+
+
+def end(options: argparse.Namespace) -> int:
+    """End the sessions of a server, or all, within two seconds; addresses that were not used yet
+    end too."""
+    if not options.server and not options.all:
+        print("kilonova: say --server ID, or --all", file=sys.stderr)
+        return 2
+    store = _opened(options)
+    number = store.write(lambda tx: console_tokens.revoke(tx, options.server))
+    store.close()
+    print(f"{number} sessions and addresses ended")
+    return 0
+
+
+def _opened(options: argparse.Namespace) -> Store:
+    store = Store.opened(config.load(options.config))
+    upgrades.check(store)
+    return store

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``kilonova database upgrade|version|purge``."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import Counter
+from contextlib import closing
+
+from common.domain import errors
+from common.security.vault import Vault
+from common.service import config
+from common.store import upgrades
+from common.store.engine import Store
+from deploy.operator.store import purge as old_rows
+from deploy.operator.store import user_data
+
+PROGRESS_SECONDS = 5.0  # between two lines of a kind that takes long
+
+
+def explain_silence(path: str | None, problem: errors.Problem) -> Exception:
+    """Return the refusal of the database, if it refuses connections rather than being silent.
+
+    Args:
+        path: The configuration file.
+        problem: The problem of a command, which is returned if the database does not refuse.
+    """
+    if type(problem) is errors.NoStore:
+        try:
+            with closing(Store.opened(config.load(path))) as store:
+                store.look_in()
+        except errors.ConfigError as refusal:
+            return refusal
+        except errors.Problem:
+            pass
+    return problem
+
+
+def upgrade(options: argparse.Namespace) -> int:
+    """Bring the database to the version of this code."""
+    conf = config.load(options.config)
+    store = Store.opened(conf, unhurried=True)
+    before, after = upgrades.upgrade(store)
+    print(
+        f"database at version {after}"
+        + (" already" if before == after else f", was {before or 'empty'}")
+    )
+    try:
+        sealed = (
+            user_data.seal_user_data(store, Vault(conf.secret_key))
+            if conf.secret_key.strip(", ")
+            else 0
+        )
+    finally:
+        store.close()
+    if sealed:
+        print(f"user data of {sealed} servers, which could be read here, is sealed")
+    return 0
+
+
+def version(options: argparse.Namespace) -> int:
+    """Show both versions; 1 when they differ."""
+    store = Store.opened(config.load(options.config), unhurried=True)
+    found, needed = upgrades.version(store), upgrades.newest()
+    store.close()
+    print(f"the database has {found or 'none'}, this code needs {needed}")
+    return 0 if found == needed else 1
+
+
+def purge(options: argparse.Namespace) -> int:
+    """Remove old rows kind by kind, or with --dry-run count them."""
+    store = Store.opened(config.load(options.config), unhurried=True)
+    upgrades.check(store)
+    total = 0
+    try:
+        for kind in old_rows.chosen(options.kind):
+            days = kind.days if options.older_than is None else options.older_than
+            found = (
+                _counted(store, kind, days)
+                if options.dry_run
+                else old_rows.purge(store, kind, days, _Progress(kind.name))
+            )
+            total += found.total()
+            print(f"{kind.name}: {_rows(found)}, over for more than {days} days")
+    finally:
+        store.close()
+    print(f"{total} rows {'would go; nothing was removed' if options.dry_run else 'removed'}")
+    return 0
+
+
+def _counted(store: Store, kind: old_rows.RowKind, days: int) -> Counter[str]:
+    return store.snapshot(lambda tx: old_rows.counts(tx, kind, days))
+
+
+def _rows(found: Counter[str]) -> str:
+    tables = [f"{number} of {table}" for table, number in found.items() if number]
+    return ", ".join(tables) or "nothing"
+
+
+class _Progress:
+    """Prints how far a kind is, now and then."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind, self._said_at = kind, time.monotonic()
+
+    def __call__(self, removed: Counter[str]) -> None:
+        if time.monotonic() - self._said_at >= PROGRESS_SECONDS:
+            self._said_at = time.monotonic()
+            print(f"{self._kind}: {_rows(removed)} so far", flush=True)

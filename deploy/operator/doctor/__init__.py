@@ -1,0 +1,570 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The oracle: the invariants of a cloud, checked on a live database, read only.
+
+``check`` is what ``kilonova doctor`` prints and what the tests judge by. A finding means a defect
+of Kilonova, never something that an operator did, but for one: CPUs, pages or devices that were
+taken from a host's configuration while guests have them, which nothing else would tell; work that
+only an operator can bring on; notifications that no broker takes; services that are needed and not
+registered; certificates of hosts that end soon; and guests that are missing or not known, since a
+database was set back or an admin ended a live migration. What is merely old (debts, actions,
+pending cleanups) is in ``ages``. Run it by ``Store.snapshot``, which sees each transaction whole or
+not at all; by ``read`` only where nothing moves. Hosts and network service are asked at another
+moment: callers repeat a finding of ``compare`` before they believe it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from typing import NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from common.domain import states
+from common.domain.clock import SECOND, iso
+from common.domain.json_types import JsonMapping
+from common.domain.statuses import (
+    OPEN_MIGRATIONS,
+    PORT_ACTIVE,
+    ActionState,
+    GuestState,
+    MigrationStatus,
+    MigrationType,
+)
+from common.store import cleanups
+from common.store.engine import moment
+from common.store.hosts import hosts as host_rows
+from common.store.notifications import outbox
+from common.store.rows import GuestRow, MigrationRow, ServerPlace, ServerRow
+from common.store.schema import actions, guests, migrations, servers, share_mappings
+from common.store.servers.actions import LIVE
+from common.store.servers.guests import HERE
+from deploy.operator.doctor import certificates, documents, hosts, placement, unattended, volumes
+from deploy.operator.doctor.catalogue import compare_catalogue
+from deploy.operator.doctor.files import compare_files
+from deploy.operator.doctor.finding import Finding
+from deploy.operator.doctor.images import compare_images
+from deploy.operator.doctor.shares import compare_rules
+from deploy.operator.doctor.volumes import compare_guests, compare_volumes
+from deploy.operator.store.stuck_actions import overdue
+
+__all__ = [
+    "Finding",
+    "ages",
+    "check",
+    "compare",
+    "compare_catalogue",
+    "compare_files",
+    "compare_guests",
+    "compare_images",
+    "compare_ports",
+    "compare_reported",
+    "compare_rules",
+    "compare_volumes",
+    "wanderers",
+]
+
+
+# What is asked, made once: it is asked all the time where somebody watches a cloud.
+_LIVE = sa.select(servers).where(servers.c.deleted == 0)
+_RECORDS = sa.select(guests)
+_MOVES = sa.select(migrations).where(
+    sa.or_(
+        migrations.c.status.in_(OPEN_MIGRATIONS),
+        migrations.c.uuid.in_(sa.bindparam("holders", expanding=True)),
+    )
+)
+_RUNNING = sa.select(
+    actions.c.id,
+    actions.c.server_id,
+    actions.c.fence,
+    actions.c.state,
+    actions.c.due_at,
+    actions.c.workflow,
+    actions.c.step,
+    actions.c.cause,
+    overdue().label("overdue"),
+).where(actions.c.state.in_(LIVE))
+_HOLDING = sa.select(servers.c.action).where(servers.c.action.is_not(None))
+_HELD = sa.select(servers.c.id).where(servers.c.deleted == 0, servers.c.action.is_not(None))
+_SHARED = sa.select(share_mappings.c.server_id, sa.func.count().label("number")).group_by(
+    share_mappings.c.server_id
+)
+_OWED = sa.select(guests).where(guests.c.wanted == GuestState.ABSENT).order_by(guests.c.changed_at)
+_IN_HAND = sa.select(actions).where(actions.c.state.in_(LIVE)).order_by(actions.c.created_at)
+
+
+def check(tx: Connection) -> list[Finding]:
+    """All findings, sorted; an empty list is a clean cloud."""
+    live = {row.id: row for row in tx.execute(_LIVE)}
+    records: list[GuestRow] = list(tx.execute(_RECORDS))
+    moves = list(
+        tx.execute(_MOVES, {"holders": sorted({row.holder for row in records if row.holder})})
+    )
+    damaged = list(
+        documents.check(tx, {servers: live.values(), guests: records, migrations: moves})
+    )
+    parts: dict[str, Iterator[Finding]] = {
+        "guests": _guests(live, records),
+        "moves": _moves(live, records, moves),
+        "quotas": _counted(live, moves),
+        "actions": _actions(tx, live),
+        "shares": _shares(tx, live),
+        "times and leases": unattended.check(tx, live, records),
+        "hosts": hosts.check(tx),
+        "volumes": volumes.check(tx, live),
+        "placement": placement.check(tx, live, records, moves),
+        "notifications": _notifications(tx),
+        "certificates": certificates.check(tx),
+    }
+    found = (
+        finding
+        for name, findings in parts.items()
+        for finding in documents.until_damaged(name, findings, damaged)
+    )
+    return sorted([*damaged, *found])
+
+
+def _guests(live: Mapping[str, ServerRow], records: list[GuestRow]) -> Iterator[Finding]:
+    """At most one guest of a server may run; one is where the server is."""
+    running = Counter(
+        row.server_id for row in records if row.may_run and row.wanted != GuestState.ABSENT
+    )
+    for server, number in running.items():
+        if number > 1:
+            yield Finding("one-guest", server, f"{number} guests may run")
+    places = {(row.server_id, row.host) for row in records if row.wanted in HERE}
+    for server, host in places:
+        if server not in live:
+            yield Finding(
+                "guest-of-server",
+                server,
+                f"host {host} keeps a guest of a server that is gone",
+                "guest-of-gone-server",
+                (host,),
+            )
+        elif live[server].host != host:
+            yield Finding(
+                "guest-of-server",
+                server,
+                f"its guest is on {host}, the server on {live[server].host}",
+                "guest-elsewhere",
+                (host,),
+            )
+    for row in live.values():
+        if row.host and (row.id, row.host) not in places and row.task_state != states.DELETING:
+            yield Finding(
+                "guest-of-server",
+                row.id,
+                f"it is on host {row.host} without a guest record",
+                "no-guest-record",
+                (row.host,),
+            )
+
+
+def _moves(
+    live: Mapping[str, ServerRow], records: Sequence[GuestRow], moves: Sequence[MigrationRow]
+) -> Iterator[Finding]:
+    """What is kept or arriving belongs to a server that moves, between these two hosts; what a
+    migration holds, to a guest; a server moves once at a time."""
+    is_open = {row.server_id: row for row in moves if row.status in OPEN_MIGRATIONS}
+    known = {row.uuid: row for row in moves}
+    for row in records:
+        move = is_open.get(row.server_id)
+        if row.wanted in (GuestState.KEPT, GuestState.ARRIVING) and (
+            move is None or row.host not in (move.source_host, move.dest_host)
+        ):
+            yield Finding(
+                "guest-of-move",
+                row.server_id,
+                f"its guest on {row.host} is {row.wanted}, and no open "
+                "migration goes from there or to there",
+                "guest-of-no-move",
+                (row.host,),
+            )
+        if row.wanted in (GuestState.KEPT, GuestState.ARRIVING) and row.may_run:
+            yield Finding(
+                "guest-of-move",
+                row.server_id,
+                f"its guest on {row.host} is {row.wanted} and may run",
+                "kept-may-run",
+                (row.host,),
+            )
+        if row.holder is not None and (
+            row.holder not in known or known[row.holder].source_host != row.host
+        ):
+            yield Finding(
+                "guest-of-move",
+                row.server_id,
+                f"its guest on {row.host} is held by {row.holder}, which "
+                "is no migration from there",
+                "held-by-no-migration",
+                (row.host,),
+            )
+    for server, number in Counter(
+        row.server_id for row in moves if row.status in OPEN_MIGRATIONS
+    ).items():
+        if number > 1:
+            yield Finding("one-move", server, f"has {number} open migrations")
+    for server, move in is_open.items():
+        found = live.get(server)
+        if found is None or (
+            found.action is None
+            and (move.status != MigrationStatus.FINISHED or found.vm_state != states.RESIZED)
+        ):
+            yield Finding(
+                "move-of-server",
+                server,
+                f"migration {move.id} is {move.status}, the server is "
+                f"{found.vm_state if found is not None else 'gone'} and idle",
+                "move-without-action",
+                (str(move.id),),
+            )
+    for one in live.values():
+        if one.vm_state == states.RESIZED and one.id not in is_open:
+            yield Finding(
+                "move-of-server",
+                one.id,
+                "waits to be confirmed, and no migration is finished",
+                "resized-without-move",
+            )
+
+
+def _counted(live: Mapping[str, ServerRow], moves: Sequence[MigrationRow]) -> Iterator[Finding]:
+    """The quota counts what the flavor says; of a server that moves, the larger of both until there
+    is one way only."""
+    is_open = {row.server_id: row for row in moves if row.status in OPEN_MIGRATIONS}
+    for row in live.values():
+        move = is_open.get(row.id)
+        flavors = [row.flavor] if move is None else [move.old_flavor, move.new_flavor]
+        counted = {"vcpus": row.vcpus, "memory_mb": row.memory_mb}
+        wanted = {name: max(flavor[name] for flavor in flavors) for name in counted}
+        if counted != wanted and not (
+            move is not None
+            and move.status == MigrationStatus.REVERTING
+            and counted == {name: row.flavor[name] for name in counted}
+        ):
+            yield Finding(
+                "counted",
+                row.id,
+                f"{counted} are counted for the quota, and it has or may get {wanted}",
+            )
+
+
+def _shares(tx: Connection, live: Mapping[str, ServerRow]) -> Iterator[Finding]:
+    """A server counts its shares, on which it depends what may be done with it; one that is gone
+    has none."""
+    numbers = {row.server_id: row.number for row in tx.execute(_SHARED)}
+    for row in live.values():
+        if row.shares != numbers.get(row.id, 0):
+            yield Finding(
+                "shares", row.id, f"counts {row.shares} shares and has {numbers.get(row.id, 0)}"
+            )
+    for server in numbers.keys() - live.keys():
+        yield Finding("shares", server, "has shares and is gone", "shares-of-gone")
+
+
+def _actions(tx: Connection, live: Mapping[str, ServerRow]) -> Iterator[Finding]:
+    """A server is held by exactly the one action that is live, under the same fence."""
+    running = {row.id: row for row in tx.execute(_RUNNING)}
+    for row in live.values():
+        head = running.get(row.action) if row.action else None
+        if row.action and head is None:
+            yield Finding(
+                "held-by-action",
+                row.id,
+                f"is held by action {row.action}, which has ended",
+                "held-by-ended",
+                (row.action,),
+            )
+        elif head is not None and head.fence != row.fence:
+            yield Finding(
+                "held-by-action",
+                row.id,
+                f"fence {row.fence}, its action has {head.fence}",
+                "fence-of-action",
+                (head.id,),
+            )
+        if row.task_state and not row.action:
+            yield Finding(
+                "task-state", row.id, f"task_state {row.task_state} and no action holds it"
+            )
+    # A delete goes on for a while when its server is gone: what is left at neighbours.
+    held = set(tx.scalars(_HOLDING))
+    for head in running.values():
+        if head.id not in held:
+            yield Finding(
+                "held-by-action",
+                head.server_id,
+                f"action {head.id} is {head.state} and does not hold it",
+                "holds-nothing",
+                (head.id,),
+            )
+        if head.state == ActionState.DUE and head.due_at is None:
+            yield Finding(
+                "due",
+                head.server_id,
+                f"action {head.id} is due and nobody will look",
+                facts=(head.id,),
+            )
+        if head.state == ActionState.STUCK:
+            yield Finding(
+                "stuck",
+                head.server_id,
+                f"{head.workflow} is stuck at {head.step or 'its beginning'}: "
+                f"{head.cause} See: kilonova action show {head.id}",
+                facts=(head.id,),
+            )
+        elif head.overdue:
+            yield Finding(
+                "overdue",
+                head.server_id,
+                f"{head.workflow} is due at {head.step or 'its beginning'} and no "
+                f"conductor takes it. Start one of its release, or: kilonova action settle {head.id}",
+                facts=(head.id,),
+            )
+
+
+def _notifications(tx: Connection) -> Iterator[Finding]:
+    """The text is the same at the second look only if nothing went meanwhile."""
+    since = outbox.late(tx)
+    if since is not None:
+        yield Finding(
+            "notifications-sent",
+            "outbox",
+            f"none was sent since {iso(since)}, when the oldest was written: "
+            "see the conductors' logs for the broker that takes none; start it, or correct "
+            "[oslo_messaging_notifications] transport_url. A conductor whose [notifications] "
+            "notification_format is none sends none. kilonova status counts what waits; beyond "
+            "[notifications] outbox_limit the oldest are dropped",
+        )
+
+
+def compare(domains: Mapping[str, Mapping[str, int]], tx: Connection) -> list[Finding]:
+    """What hosts really run (host -> server -> power state) against the records.
+
+    Finds a server that runs on two hosts, a domain that no record knows of, and an idle server
+    without a domain where it is: nothing can start it there.
+    """
+    records = {
+        (row.server_id, row.host)
+        for row in tx.execute(sa.select(guests.c.server_id, guests.c.host))
+    }
+    places: dict[str, list[str]] = defaultdict(list)
+    findings = []
+    for host, found in domains.items():
+        for server, power_state in found.items():
+            if power_state != states.SHUTDOWN:
+                places[server].append(host)
+            if (server, host) not in records:
+                findings.append(_unknown(server, host))
+    query = sa.select(servers.c.id, servers.c.host).where(
+        servers.c.deleted == 0,
+        servers.c.action.is_(None),
+        servers.c.host.in_(sorted(domains)),
+        servers.c.vm_state.in_(unattended.WITH_DOMAIN),
+    )
+    findings += [
+        Finding(
+            "guest-there",
+            row.id,
+            f"host {row.host} has no domain of it. Where another finding names one on some host, "
+            f"adopt that; else its guest is gone: openstack server delete {row.id}",
+            facts=(row.host,),
+        )
+        for row in tx.execute(query)
+        if row.id not in domains[row.host]
+    ]
+    findings += [
+        Finding(
+            "two-domains",
+            server,
+            f"runs on {', '.join(sorted(found))}",
+            facts=tuple(sorted(found)),
+        )
+        for server, found in places.items()
+        if len(found) > 1
+    ]
+    return sorted(findings)
+
+
+def compare_reported(asked: Collection[str], tx: Connection) -> list[Finding]:
+    """Guests without a record on hosts that were not ``asked``, or did not answer: these have told
+    of them before."""
+    return [_unknown(server, host) for server, host in host_rows.unclaimed(tx) if host not in asked]
+
+
+def _unknown(server: str, host: str) -> Finding:
+    return Finding(
+        "domain-known",
+        server,
+        f"host {host} has a domain without a record. See: kilonova host adopt {host} "
+        f"{server}; or have it removed: kilonova host discard {host} {server}",
+        facts=(host,),
+    )
+
+
+def compare_ports(ports: Sequence[JsonMapping], tx: Connection) -> list[Finding]:
+    """The ports of servers, as the network service has them, against the records.
+
+    Finds a port of no server, one that its server does not know, an interface without a port, and a
+    port that is bound to another host than its server, or to one more (in its ``bindings``, where
+    who asked has added them). What an action has in hand is not judged, nor what is known to be
+    wrong: a pending cleanup puts it right.
+    """
+    query = sa.select(servers.c.id, servers.c.host, servers.c.interfaces).where(
+        servers.c.deleted == 0, servers.c.action.is_(None)
+    )
+    resting = {row.id: row for row in tx.execute(query)}
+    spared = _spared(tx)
+    held = {
+        str(port["id"]): port
+        for port in ports
+        if port.get("device_owner", "").startswith("compute:")
+    }
+    known = {one["port"]: row for row in resting.values() for one in row.interfaces or ()}
+    return sorted([*_strangers(held, known, resting, spared), *_plugged(held, known, spared)])
+
+
+def _strangers(
+    held: Mapping[str, JsonMapping],
+    known: Mapping[str, ServerPlace],
+    resting: Mapping[str, ServerPlace],
+    spared: Set[str],
+) -> list[Finding]:
+    """Ports that no server knows."""
+    return [
+        Finding(
+            "port-of-server",
+            port_id,
+            f"is of {port['device_id'] or 'nobody'}, which does not know it. {_way_out(port, resting)}",
+            "port-unplugged"
+            if port["device_id"] in resting or not port["device_id"]
+            else "port-of-nobody",
+            (port["device_id"],),
+        )
+        for port_id, port in held.items()
+        if port_id not in known and not spared & {port_id, port["device_id"]}
+    ]
+
+
+def _plugged(
+    held: Mapping[str, JsonMapping], known: Mapping[str, ServerPlace], spared: Set[str]
+) -> list[Finding]:
+    """Interfaces whose port is gone, or elsewhere."""
+    findings = []
+    for port_id, row in known.items():
+        port = held.get(port_id)
+        if spared & {port_id, row.id}:
+            continue
+        if port is None:
+            findings.append(
+                Finding(
+                    "interface-of-server",
+                    row.id,
+                    f"has an interface whose port {port_id} is gone",
+                    facts=(port_id,),
+                )
+            )
+        elif port["device_id"] != row.id or (port.get("binding:host_id") or None) != row.host:
+            findings.append(
+                Finding(
+                    "port-of-server",
+                    port_id,
+                    f"is of {port['device_id']} on "
+                    f"{port.get('binding:host_id')}; server {row.id} is on {row.host}",
+                    "port-elsewhere",
+                    (row.id,),
+                )
+            )
+        more = [
+            one["host"] for one in (port or {}).get("bindings", ()) if one["status"] != PORT_ACTIVE
+        ]
+        if more:
+            findings.append(
+                Finding(
+                    "port-of-server",
+                    port_id,
+                    f"is also bound to {', '.join(sorted(more))}, though "
+                    f"server {row.id} is not moving",
+                    "port-twice",
+                    (row.id, *sorted(more)),
+                )
+            )
+    return findings
+
+
+def _spared(tx: Connection) -> set[str]:
+    """Ports and servers that are not judged by their ports."""
+    return {
+        *(row.target for row in cleanups.list_all(tx) if row.kind in cleanups.OF_PORTS),
+        *tx.scalars(sa.select(actions.c.server_id).where(actions.c.state.in_(LIVE))),
+        *tx.scalars(_HELD),
+    }
+
+
+def _way_out(port: JsonMapping, resting: Mapping[str, ServerPlace]) -> str:
+    """What to do about a port that its server does not know."""
+    port_id, server = port["id"], port["device_id"]
+    if server in resting:
+        return (
+            f"To plug it in: openstack port set --device '' --device-owner '' {port_id}, then "
+            f"openstack server add port {server} {port_id}; else: openstack port delete {port_id}"
+        )
+    return (
+        "If a host has a guest of it: kilonova host adopt or discard; "
+        f"else: openstack port delete {port_id}"
+    )
+
+
+def wanderers(tx: Connection) -> set[str]:
+    """The servers that have moved while they ran: only their ports were ever bound to two hosts."""
+    return set(
+        tx.scalars(
+            sa.select(migrations.c.server_id)
+            .distinct()
+            .where(migrations.c.type == MigrationType.LIVE)
+        )
+    )
+
+
+class Pending(NamedTuple):
+    """Unfinished work of a server."""
+
+    server: str
+    what: str
+    #: Seconds.
+    age: float
+
+
+def ages(tx: Connection) -> dict[str, list[Pending]]:
+    """Return the unfinished work: ``debts`` with their host, ``actions`` with their workflow, step
+    and cause, and ``cleanups`` with the reason why they are not done.
+
+    A cleanup that looks for the result of a late call counts once it was tried.
+    """
+    at = moment(tx)
+    debts = [
+        Pending(row.server_id, row.host, (at - row.changed_at) / SECOND)
+        for row in tx.execute(_OWED)
+    ]
+    waiting = [
+        Pending(
+            row.server_id,
+            f"{row.workflow}/{row.step or 'begin'} on {row.host or 'no host'}"
+            f"{', stuck' if row.state == ActionState.STUCK else ''}{f': {row.cause}' if row.cause else ''}",
+            (at - row.created_at) / SECOND,
+        )
+        for row in tx.execute(_IN_HAND)
+    ]
+    pending = [
+        Pending(
+            row.server_id,
+            f"{cleanups.worded(row)}, tried {row.tries} times: {row.why}",
+            (at - row.created_at) / SECOND,
+        )
+        for row in cleanups.list_all(tx)
+        if row.tries or row.kind not in cleanups.LATE
+    ]
+    return {"debts": debts, "actions": waiting, "cleanups": pending}

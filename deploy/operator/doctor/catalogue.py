@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Services that the catalogue does not name although records need them: their ports and rules wait
+until an operator has registered them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from common.store import cleanups
+from common.store.schema import block_devices, servers, share_mappings
+from common.store.schema import cleanups as cleanups_table
+from deploy.operator.doctor.finding import Finding
+
+NETWORK, SHARE, VOLUME = "network", "share", "volume"  #: sections of the configuration
+NAMES = {
+    NETWORK: "network service",
+    SHARE: "shared file system service",
+    VOLUME: "block storage service",
+}
+_INTERFACES = sa.type_coerce(servers.c.interfaces, sa.Text)
+#: A server with interfaces, or with an action that may be about to make some.
+_WITH_PORTS = (
+    sa.select(servers.c.id)
+    .where(
+        servers.c.deleted == 0,
+        servers.c.interfaces.is_not(None),
+        sa.or_(_INTERFACES.not_in(("[]", "null")), servers.c.action.is_not(None)),
+    )
+    .order_by(servers.c.id)
+    .limit(1)
+)
+_WITH_SHARES = sa.select(share_mappings.c.server_id).order_by(share_mappings.c.server_id).limit(1)
+
+_WITH_VOLUMES = sa.select(block_devices.c.server_id).order_by(block_devices.c.server_id).limit(1)
+#: Section -> a server that needs it, what of it is there, and which cleanups need it.
+_NEEDS = {
+    NETWORK: (_WITH_PORTS, "ports", cleanups.OF_PORTS),
+    SHARE: (_WITH_SHARES, "shares", (cleanups.SHARE,)),
+    VOLUME: (_WITH_VOLUMES, "volumes", cleanups.OF_VOLUMES),
+}
+
+
+def compare_catalogue(missing: Collection[str], tx: Connection) -> list[Finding]:
+    """What needs these services (NETWORK, SHARE, VOLUME), which the catalogue does not name."""
+    return sorted(_findings(missing, tx))
+
+
+def _findings(missing: Collection[str], tx: Connection) -> Iterator[Finding]:
+    pending = tx.execute(sa.select(cleanups_table).order_by(cleanups_table.c.id)).all()
+    for section, (query, what, kinds) in _NEEDS.items():
+        if section not in missing:
+            continue
+        server = tx.scalar(query)
+        left = next((row for row in pending if row.kind in kinds), None)
+        if server is not None:
+            needs = f"server {server} has {what} there"
+        elif left is not None:
+            needs = f"it has still to remove {cleanups.worded(left)} of server {left.server_id}"
+        else:
+            continue
+        yield Finding(
+            "service-registered",
+            NAMES[section],
+            f"{needs}, and the catalogue names none: register it in the region of [identity] region, "
+            f"or set [{section}] endpoint. It is seen within a minute; nothing has to be started anew",
+        )

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The invariants of hosts: what registering writes stands together, and nobody is seen ahead of
+time.
+
+Called by ``doctor.check``; reads only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from common.domain.service_binaries import Binary
+from common.store.engine import now
+from common.store.schema import heartbeats, host_keys, hosts, inventories, providers, services
+from deploy.operator.doctor.finding import Finding
+from deploy.operator.doctor.unattended import AHEAD
+
+# What is asked, made once: it is asked all the time where somebody watches a cloud.
+_INVENTORIED = sa.select(inventories.c.provider_id).distinct().subquery()
+_HOSTS = sa.select(
+    hosts.c.name,
+    services.c.id.label("service"),
+    heartbeats.c.host.label("heartbeat"),
+    providers.c.id.label("provider"),
+    _INVENTORIED.c.provider_id.label("gives"),
+    host_keys.c.host.label("key"),
+).select_from(
+    hosts.outerjoin(
+        services, sa.and_(services.c.host == hosts.c.name, services.c.binary == Binary.COMPUTE)
+    )
+    .outerjoin(
+        heartbeats,
+        sa.and_(heartbeats.c.host == hosts.c.name, heartbeats.c.binary == Binary.COMPUTE),
+    )
+    .outerjoin(providers, providers.c.host == hosts.c.name)
+    .outerjoin(_INVENTORIED, _INVENTORIED.c.provider_id == providers.c.id)
+    .outerjoin(host_keys, host_keys.c.host == hosts.c.name)
+)
+_PROVIDERS = sa.select(providers.c.id, providers.c.name).where(
+    providers.c.host.is_not(None), providers.c.host.not_in(sa.select(hosts.c.name))
+)
+_AHEAD = sa.select(heartbeats.c.host, heartbeats.c.binary).where(
+    heartbeats.c.seen_at > now() + AHEAD
+)
+
+
+def check(tx: Connection) -> Iterator[Finding]:
+    """All findings on hosts as such."""
+    rows = list(tx.execute(_HOSTS))
+    with_keys = any(row.key is not None for row in rows)
+    for row in rows:
+        if row.service is None or row.heartbeat is None:
+            what = "service" if row.service is None else "heartbeat"
+            yield Finding("host-known", row.name, f"has no {what}", "host-without-service")
+        if row.provider is None or row.gives is None:
+            what = "provider" if row.provider is None else "inventory"
+            yield Finding("host-known", row.name, f"has no {what}", "host-without-provider")
+        if with_keys and row.key is None:
+            yield Finding("host-known", row.name, "has no key", "host-without-key")
+    for provider in tx.execute(_PROVIDERS):
+        yield Finding(
+            "host-known",
+            provider.name,
+            "is the provider of a host that is gone",
+            "provider-without-host",
+            (str(provider.id),),
+        )
+    for beat in tx.execute(_AHEAD):
+        yield Finding(
+            "heartbeat", beat.host, f"{beat.binary} was seen ahead of now", facts=(beat.binary,)
+        )

@@ -1,0 +1,374 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The invariants of placement: what hosts give out, and what servers were promised of where they
+are.
+
+Called by ``doctor.check``; reads only. Allocations are compared with what flavor and image ask for,
+so that a server that was placed under one rule and is judged by another cannot hide.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from common.domain import errors, hardware
+from common.domain.json_types import JsonObject
+from common.domain.models import Device, Flavor, HardwareAssignment, NumaNode
+from common.domain.service_binaries import COMPUTE_DISABLED, Binary
+from common.domain.statuses import OPEN_MIGRATIONS, GuestState
+from common.domain.wire import from_wire
+from common.store.placement.inventories import capacity
+from common.store.rows import GuestRow, MigrationRow, ServerRow
+from common.store.schema import (
+    aggregate_hosts,
+    aggregates,
+    allocations,
+    consumers,
+    hosts,
+    inventories,
+    provider_traits,
+    providers,
+)
+from common.store.schema import services as services_table
+from common.store.tenants import server_groups
+from deploy.operator.doctor.finding import Finding
+
+# What is asked, made once: it is asked all the time where somebody watches a cloud.
+_HELD = sa.select(allocations, providers.c.host).join(
+    providers, providers.c.id == allocations.c.provider_id
+)
+_CONSUMERS = sa.select(consumers.c.id)
+_USED = sa.select(
+    allocations.c.provider_id,
+    allocations.c.resource_class,
+    sa.func.sum(allocations.c.used).label("used"),
+).group_by(allocations.c.provider_id, allocations.c.resource_class)
+_INVENTORIES = sa.select(inventories, providers.c.name).join(
+    providers, providers.c.id == inventories.c.provider_id
+)
+_MARKED = (
+    sa.select(providers.c.host)
+    .join(provider_traits, provider_traits.c.provider_id == providers.c.id)
+    .where(provider_traits.c.trait == COMPUTE_DISABLED, providers.c.host.is_not(None))
+)
+_DISABLED = sa.select(providers.c.host).join(
+    services_table,
+    sa.and_(
+        services_table.c.host == providers.c.host,
+        services_table.c.binary == Binary.COMPUTE,
+        services_table.c.disabled.is_(True),
+    ),
+)
+_HOSTS = sa.select(hosts.c.name)
+_MEMBERS = sa.select(aggregate_hosts, aggregates.c.name, aggregates.c.meta).select_from(
+    aggregate_hosts.outerjoin(aggregates, aggregates.c.id == aggregate_hosts.c.aggregate_id)
+)
+
+
+def check(
+    tx: Connection,
+    live: Mapping[str, ServerRow],
+    records: Sequence[GuestRow],
+    moves: Sequence[MigrationRow],
+) -> Iterator[Finding]:
+    """All findings on where servers are; ``live`` are the servers, ``records`` the guests,
+    ``moves`` the migrations that are open or hold something."""
+    yield from _allocations(tx, live, records, moves)
+    yield from _capacity(tx)
+    yield from _assignments(tx, live, records, _flavors_of_moves(moves))
+    yield from _groups(tx)
+    yield from _hosts(tx)
+
+
+# --- what servers hold ---
+def _allocations(
+    tx: Connection,
+    live: Mapping[str, ServerRow],
+    records: Sequence[GuestRow],
+    moves: Sequence[MigrationRow],
+) -> Iterator[Finding]:
+    """Allocations live and die with guest records, and are what flavor and image say; of a server
+    that moves, what the old flavor says at its source and the new one at its destination."""
+    held: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
+    for row in tx.execute(_HELD):
+        held[row.consumer_id, row.host][row.resource_class] = row.used
+    places = {(row.holder or row.server_id, row.host): row for row in records}
+    kept = {
+        (move.uuid, move.source_host): _kept(live[move.server_id], move)
+        for move in moves
+        if move.status in OPEN_MIGRATIONS
+        and move.dest_host == move.source_host
+        and move.server_id in live
+    }
+    for place in held.keys() & kept.keys():
+        if held[place] != kept[place]:
+            yield Finding(
+                "allocation-exact",
+                place[0],
+                f"holds {held[place]} on {place[1]} for the way back of a "
+                f"resize, which needs {kept[place]} more",
+                "allocation-of-way-back",
+                (place[1],),
+            )
+    for consumer, host in held.keys() - places.keys() - kept.keys():
+        yield Finding(
+            "allocation-of-guest",
+            consumer,
+            f"holds resources on {host} where it has no guest",
+            "allocation-of-nothing",
+            (host or "",),
+        )
+    for holder, host in places.keys() - held.keys():
+        yield Finding(
+            "allocation-of-guest",
+            holder,
+            f"has a guest on {host} without an allocation",
+            "guest-without-allocation",
+            (host,),
+        )
+    flavors = _flavors_of_moves(moves)
+    for place, amounts in held.items():
+        guest = places.get(place)
+        if guest is not None and guest.server_id in live and guest.wanted != GuestState.ABSENT:
+            server = live[guest.server_id]
+            yield from _exact(
+                server, flavors.get((server.id, guest.host), server.flavor), guest.host, amounts
+            )
+    known = set(tx.scalars(_CONSUMERS))
+    holding = {consumer for consumer, _ in held}
+    for consumer in holding ^ known:
+        yield Finding(
+            "consumer",
+            consumer,
+            "consumer and allocations do not go together",
+            "no-consumer" if consumer in holding else "consumer-of-nothing",
+        )
+
+
+def _kept(server: ServerRow, move: MigrationRow) -> dict[str, int]:
+    """What a resize on the same host keeps for its way back."""
+    old, new = (
+        hardware.resources_of(from_wire(Flavor, flavor), server.image)
+        for flavor in (move.old_flavor, move.new_flavor)
+    )
+    return {
+        name: amount - new.get(name, 0) for name, amount in old.items() if amount > new.get(name, 0)
+    }
+
+
+Flavors = Mapping[tuple[str, str], JsonObject]
+
+
+def _flavors_of_moves(moves: Sequence[MigrationRow]) -> Flavors:
+    """The flavor that a server that moves has on each of its two hosts."""
+    found = {}
+    for move in moves:
+        if move.status in OPEN_MIGRATIONS and move.source_host and move.dest_host:
+            found[move.server_id, move.source_host] = move.old_flavor
+            found[move.server_id, move.dest_host] = move.new_flavor
+    return found
+
+
+def _exact(
+    server: ServerRow, flavor: JsonObject, host: str, amounts: Mapping[str, int]
+) -> Iterator[Finding]:
+    try:
+        wanted = hardware.resources_of(from_wire(Flavor, flavor), server.image)
+    except errors.BadRequest as problem:
+        yield Finding(
+            "allocation-exact",
+            server.id,
+            f"was accepted and is refused now: {problem}",
+            "flavor-refused",
+        )
+        return
+    if amounts != wanted:
+        yield Finding(
+            "allocation-exact",
+            server.id,
+            f"holds {dict(amounts)} on {host}, its flavor and image need {wanted}",
+            facts=(host,),
+        )
+
+
+def _properties(server: ServerRow) -> dict[str, str]:
+    return dict((server.image or {}).get("properties", {}))
+
+
+def _capacity(tx: Connection) -> Iterator[Finding]:
+    """No provider gives out more than it has, or than it had given out when its capacity was
+    cut."""
+    used = {(row.provider_id, row.resource_class): int(row.used) for row in tx.execute(_USED)}
+    for row in tx.execute(_INVENTORIES):
+        amount = used.pop((row.provider_id, row.resource_class), 0)
+        if amount > max(capacity(row), row.excess):
+            yield Finding(
+                "capacity",
+                row.name,
+                f"{amount} of {capacity(row)} {row.resource_class} are given out",
+            )
+    for (provider, resource_class), amount in used.items():
+        yield Finding(
+            "capacity", str(provider), f"{amount} {resource_class} are given out of no inventory"
+        )
+
+
+# --- the parts of hosts ---
+def _assignments(
+    tx: Connection, live: Mapping[str, ServerRow], records: Sequence[GuestRow], flavors: Flavors
+) -> Iterator[Finding]:
+    """Who asked for parts of a host has them, and nobody else has the same."""
+    by_host: dict[str, list[tuple[str, HardwareAssignment]]] = defaultdict(list)
+    for row in records:
+        if row.assignment is not None:
+            by_host[row.host].append((row.server_id, from_wire(HardwareAssignment, row.assignment)))
+        server = live.get(row.server_id) if row.wanted != GuestState.ABSENT else None
+        if server is not None and (row.assignment is not None) != _needs_assignment(
+            server, flavors.get((server.id, row.host), server.flavor)
+        ):
+            yield Finding(
+                "assignment-exact",
+                row.server_id,
+                "has no parts of its host though it asks for some"
+                if row.assignment is None
+                else "holds parts of its host that it does not ask for",
+                "" if row.assignment is None else "assignment-not-asked-for",
+                (row.host,),
+            )
+    if not by_host:
+        return
+    query = sa.select(hosts.c.name, hosts.c.numa_nodes, hosts.c.devices).where(
+        hosts.c.name.in_(sorted(by_host))
+    )
+    stock = {row.name: row for row in tx.execute(query)}
+    for host, held in by_host.items():
+        yield from _shared(host, held)
+        if host in stock:
+            numa_nodes = {
+                one.id: one
+                for one in (from_wire(NumaNode, one) for one in stock[host].numa_nodes or ())
+            }
+            devices = {from_wire(Device, one).address for one in stock[host].devices or ()}
+            yield from _beyond(host, held, numa_nodes, devices)
+
+
+def _needs_assignment(server: ServerRow, flavor: JsonObject) -> bool:
+    try:
+        return hardware.hardware(from_wire(Flavor, flavor), _properties(server)).needs_assignment
+    except errors.BadRequest:
+        return False  # allocation-exact tells of it
+
+
+def _shared(host: str, held: Sequence[tuple[str, HardwareAssignment]]) -> Iterator[Finding]:
+    """No two guests hold one CPU or one device."""
+    owners: dict[str, list[str]] = defaultdict(list)
+    for server, assignment in held:
+        for numa_node in assignment.numa_nodes:
+            for cpu in numa_node.pins.values():
+                owners[f"CPU {cpu}"].append(server)
+        for device in assignment.devices:
+            owners[f"device {device}"].append(server)
+    for part, servers in sorted(owners.items()):
+        if len(servers) > 1:
+            yield Finding(
+                "assignment-exact", host, f"{part} is held by {', '.join(sorted(servers))}"
+            )
+
+
+def _beyond(
+    host: str,
+    held: Sequence[tuple[str, HardwareAssignment]],
+    numa_nodes: Mapping[int, NumaNode],
+    devices: set[str],
+) -> Iterator[Finding]:
+    """What guests hold is there; a host whose configuration was cut under its guests shows here."""
+    pages: Counter[tuple[int, int]] = Counter()
+    for server, assignment in held:
+        for numa_node in assignment.numa_nodes:
+            own = (
+                set(numa_nodes[numa_node.numa_node].pcpus)
+                if numa_node.numa_node in numa_nodes
+                else set()
+            )
+            if set(numa_node.pins.values()) - own:
+                yield Finding(
+                    "assignment-exact",
+                    server,
+                    f"holds CPUs {sorted(set(numa_node.pins.values()) - own)} that NUMA node "
+                    f"{numa_node.numa_node} of {host} does not give out",
+                )
+            if numa_node.page_kb:
+                pages[numa_node.numa_node, numa_node.page_kb] += (
+                    numa_node.memory_mb * 1024 // numa_node.page_kb
+                )
+        gone = sorted(set(assignment.devices) - devices)
+        if gone:
+            yield Finding(
+                "assignment-exact", server, f"holds devices {gone} that {host} does not give out"
+            )
+    for (number, size), count in sorted(pages.items()):
+        there = numa_nodes[number].pages.get(str(size), 0) if number in numa_nodes else 0
+        if count > there:
+            yield Finding(
+                "assignment-exact",
+                host,
+                f"{count} of {there} pages of {size} KiB in NUMA node {number} are held",
+            )
+
+
+# --- what was promised of places, and what hosts say ---
+def _groups(tx: Connection) -> Iterator[Finding]:
+    """Hard policies hold."""
+    for group, found in server_groups.hard(tx).items():
+        counts = Counter(host for _, host in found.members)
+        if (
+            found.policy == server_groups.AFFINITY
+            and len(counts) > 1
+            and len({one for one, _ in found.members}) > 1
+        ):
+            yield Finding(
+                "group-policy",
+                group,
+                f"affinity, and its servers are on {', '.join(sorted(counts))}",
+            )
+        if found.policy == server_groups.ANTI_AFFINITY:
+            for host, count in sorted(counts.items()):
+                if count > found.most:
+                    yield Finding(
+                        "group-policy",
+                        group,
+                        f"anti-affinity of {found.most} a host, and {count} of its "
+                        f"servers are on {host}",
+                    )
+
+
+def _hosts(tx: Connection) -> Iterator[Finding]:
+    """The trait of disabled hosts says what their service says; aggregates hold hosts that are
+    there, each in one zone at most."""
+    marked, disabled = set(tx.scalars(_MARKED)), set(tx.scalars(_DISABLED))
+    for host in sorted(marked ^ disabled):
+        yield Finding(
+            "disabled-trait",
+            host,
+            f"is {'' if host in disabled else 'not '}disabled and has "
+            f"{'' if host in marked else 'not '}the trait {COMPUTE_DISABLED}",
+        )
+    known, zones = set(tx.scalars(_HOSTS)), defaultdict(set)
+    for row in tx.execute(_MEMBERS):
+        if row.name is None or row.host not in known:
+            yield Finding(
+                "aggregate-host",
+                row.host,
+                f"is in aggregate {row.name or 'that is gone'}, "
+                f"{'and' if row.host in known else 'but'} there is "
+                f"{'no such aggregate' if row.name is None else 'no such host'}",
+                facts=(str(row.aggregate_id),),
+            )
+        elif row.meta.get("availability_zone"):
+            zones[row.host].add(row.meta["availability_zone"])
+    for host, names in sorted(zones.items()):
+        if len(names) > 1:
+            yield Finding("one-zone", host, f"is in the zones {', '.join(sorted(names))}")

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Remedies of what is counted wrong: quotas, shares, volumes, allocations, parts of hosts.
+
+Called by ``remedies.mend``, under the server's lock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from common.domain import errors, hardware
+from common.domain.models import Flavor
+from common.domain.statuses import ShareStatus
+from common.domain.wire import from_wire
+from common.store import cleanups
+from common.store.engine import now
+from common.store.placement import allocations
+from common.store.rows import ServerRow
+from common.store.schema import allocations as allocations_table
+from common.store.schema import (
+    block_devices,
+    providers,
+    server_group_members,
+    servers,
+    share_mappings,
+)
+from common.store.schema import guests as guests_table
+from common.store.schema import migrations as migrations_table
+from common.store.servers import migrations, shares, volumes
+from deploy.operator.doctor.finding import Finding
+
+
+def holds(tx: Connection, consumer: str, host: str) -> bool:
+    """Does the consumer hold anything of the host?"""
+    query = (
+        sa.select(allocations_table.c.used)
+        .join(providers, providers.c.id == allocations_table.c.provider_id)
+        .where(allocations_table.c.consumer_id == consumer, providers.c.host == host)
+        .limit(1)
+    )
+    return tx.scalar(query) is not None
+
+
+def allocate(tx: Connection, row: ServerRow, host: str, holder: str | None = None) -> None:
+    """What a server's flavor and image need on this host is held by the server, or by the migration
+    ``holder``."""
+    move = migrations.open_of(tx, [row.id]).get(row.id)
+    flavor = row.flavor
+    if move is not None and host in (move.source_host, move.dest_host):
+        flavor = move.new_flavor if host == move.dest_host else move.old_flavor
+    amounts = hardware.resources_of(from_wire(Flavor, flavor), row.image)
+    allocations.put(
+        tx,
+        {
+            "id": holder or row.id,
+            "type": "migration" if holder else "server",
+            "project_id": row.project_id,
+            "user_id": row.user_id,
+        },
+        host,
+        amounts,
+    )
+
+
+def _server(tx: Connection, server_id: str) -> ServerRow | None:
+    return tx.execute(sa.select(servers).where(servers.c.id == server_id)).first()
+
+
+def _count(tx: Connection, finding: Finding) -> None:
+    row = _server(tx, finding.subject)
+    assert row is not None, "it was found"
+    move = migrations.open_of(tx, [row.id]).get(row.id)
+    flavors = [row.flavor] if move is None else [move.old_flavor, move.new_flavor]
+    tx.execute(
+        sa.update(servers)
+        .where(servers.c.id == row.id)
+        .values(
+            **{name: max(one[name] for one in flavors) for name in ("vcpus", "memory_mb")},
+            updated_at=now(),
+        )
+    )
+
+
+def _counted(column: str, rows: sa.Table) -> Callable[[Connection, Finding], None]:
+    """A server's ``column`` counts its rows of this table."""
+
+    def mend(tx: Connection, finding: Finding) -> None:
+        number = (
+            sa.select(sa.func.count())
+            .select_from(rows)
+            .where(rows.c.server_id == finding.subject)
+            .scalar_subquery()
+        )
+        tx.execute(
+            sa.update(servers)
+            .where(servers.c.id == finding.subject)
+            .values({column: number, "updated_at": now()})
+        )
+
+    return mend
+
+
+def _shares_of_gone(tx: Connection, finding: Finding) -> None:
+    found = list(
+        tx.execute(sa.select(share_mappings).where(share_mappings.c.server_id == finding.subject))
+    )
+    shares.remove(tx, [one.uuid for one in found])
+    for one in found:
+        cleanups.ask(tx, cleanups.SHARE, one.share_id, finding.subject, one.access_to)
+
+
+def _rule(tx: Connection, finding: Finding) -> None:
+    """Of the server that has the share elsewhere, if it is one: it was on that host before."""
+    [address] = finding.facts
+    having = sa.select(share_mappings.c.server_id).where(
+        share_mappings.c.share_id == finding.subject
+    )
+    known = tx.scalars(having.distinct()).all()
+    server = str(known[0]) if len(known) == 1 else ""
+    cleanups.ask(tx, cleanups.SHARE, finding.subject, server, address)
+
+
+def _volumes_of_gone(tx: Connection, finding: Finding) -> None:
+    of_server = block_devices.c.server_id == finding.subject
+    for one in tx.execute(sa.select(block_devices).where(of_server)).all():
+        if one.volume_id is not None:
+            target = one.attachment_id or one.volume_id
+            cleanups.ask(tx, cleanups.ATTACHMENT, target, finding.subject, one.volume_id)
+    tx.execute(sa.delete(block_devices).where(of_server))
+
+
+def _attachment(tx: Connection, finding: Finding) -> None:
+    server, volume = finding.facts
+    cleanups.ask(tx, cleanups.ATTACHMENT, finding.subject, server, volume)
+
+
+def _complete(tx: Connection, finding: Finding) -> None:
+    volume, attachment = finding.facts
+    cleanups.ask(tx, cleanups.ATTACHMENT, attachment, finding.subject, volume)
+
+
+def _bring_home(tx: Connection, finding: Finding) -> None:
+    [volume] = finding.facts
+    found = volumes.show(tx, finding.subject, volume)
+    target = found.attachment_id or volume
+    cleanups.ask(tx, cleanups.ATTACHMENT, target, finding.subject, volume)
+
+
+def _give_back(tx: Connection, finding: Finding) -> None:
+    [volume] = finding.facts
+    found = volumes.show(tx, finding.subject, volume)
+    cleanups.ask(tx, cleanups.GUEST_VOLUME, found.uuid, finding.subject, volume)
+
+
+def _share(tx: Connection, finding: Finding) -> None:
+    shares.put(tx, [finding.facts[0]], ShareStatus.ERROR)
+
+
+def _release(tx: Connection, finding: Finding) -> None:
+    [host] = finding.facts
+    if not host:
+        raise errors.Conflict(
+            f"Consumer {finding.subject} holds resources of a provider that was made by hand: "
+            f"openstack resource provider allocation unset {finding.subject}"
+        )
+    allocations.release(tx, [(finding.subject, host)])
+
+
+def _allocate(tx: Connection, finding: Finding) -> None:
+    """``subject``: who is to hold it, the server or a migration."""
+    [host] = finding.facts
+    columns = guests_table.c
+    guest = tx.execute(
+        sa.select(guests_table).where(
+            columns.host == host,
+            sa.or_(columns.server_id == finding.subject, columns.holder == finding.subject),
+        )
+    ).one()
+    row = _server(tx, guest.server_id)
+    if row is None:
+        raise errors.Conflict(f"Server {guest.server_id} is gone: kilonova host debts {host}")
+    allocate(tx, row, host, guest.holder)
+
+
+def _forget(tx: Connection, finding: Finding) -> None:
+    allocations.release(tx, [(finding.subject, "")])
+
+
+def _register(tx: Connection, finding: Finding) -> None:
+    row = _server(tx, finding.subject)
+    kind = "server"
+    if row is None:
+        columns = migrations_table.c
+        row = tx.execute(sa.select(migrations_table).where(columns.uuid == finding.subject)).first()
+        kind = "migration"
+    if row is None:
+        raise errors.Conflict(
+            f"Nobody knows whose {finding.subject} is: openstack resource provider allocation "
+            f"unset {finding.subject}"
+        )
+    allocations.register(
+        tx,
+        {
+            "id": finding.subject,
+            "type": kind,
+            "project_id": row.project_id,
+            "user_id": row.user_id,
+        },
+    )
+
+
+def _assignment(tx: Connection, finding: Finding) -> None:
+    tx.execute(
+        sa.update(guests_table)
+        .where(guests_table.c.server_id == finding.subject, guests_table.c.host == finding.facts[0])
+        .values(assignment=None)
+    )
+
+
+def _members(tx: Connection, finding: Finding) -> None:
+    tx.execute(
+        sa.delete(server_group_members).where(server_group_members.c.group_id == finding.subject)
+    )
+
+
+COUNTS: dict[str, Callable[[Connection, Finding], None]] = {
+    "counted": _count,
+    "shares": _counted("shares", share_mappings),
+    "shares-of-gone": _shares_of_gone,
+    "share-rule-of-nobody": _rule,
+    "share-in-transit": _share,
+    "volumes": _counted("volumes", block_devices),
+    "volumes-of-gone": _volumes_of_gone,
+    "attachment-of-server": _attachment,
+    "attachment-incomplete": _complete,
+    "volume-elsewhere": _bring_home,
+    "volume-in-error": _give_back,
+    "allocation-of-nothing": _release,
+    "guest-without-allocation": _allocate,
+    "allocation-exact": _allocate,
+    "consumer-of-nothing": _forget,
+    "no-consumer": _register,
+    "assignment-not-asked-for": _assignment,
+    "group-member": _members,
+}

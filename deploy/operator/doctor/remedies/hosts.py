@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Remedies of what is wrong with hosts, with what neighbours have, and with who is to do what.
+Called by ``remedies.mend``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from common.domain import errors
+from common.domain.service_binaries import Binary
+from common.store import cleanups
+from common.store.engine import now
+from common.store.hosts import services
+from common.store.schema import (
+    aggregate_hosts,
+    allocations,
+    heartbeats,
+    host_actions,
+    hosts,
+    inventories,
+    leases,
+    provider_aggregates,
+    provider_traits,
+    providers,
+)
+from common.store.schema import services as services_table
+from deploy.operator.doctor.finding import Finding
+
+
+def _trait(tx: Connection, finding: Finding) -> None:
+    """A service that is set to what it is says so by its provider's trait."""
+    uuid = tx.scalar(
+        sa.select(services_table.c.uuid).where(
+            services_table.c.host == finding.subject, services_table.c.binary == Binary.COMPUTE
+        )
+    )
+    if uuid is None:
+        raise errors.Conflict(f"Host {finding.subject} has no service: mend that first.")
+    services.set_state(tx, uuid)
+
+
+def _membership(tx: Connection, finding: Finding) -> None:
+    tx.execute(
+        sa.delete(aggregate_hosts).where(
+            aggregate_hosts.c.host == finding.subject,
+            aggregate_hosts.c.aggregate_id == int(finding.facts[0]),
+        )
+    )
+
+
+def _service(tx: Connection, finding: Finding) -> None:
+    services.enrol(tx, finding.subject, Binary.COMPUTE)
+
+
+def _register(tx: Connection, finding: Finding) -> None:
+    """A host whose session is over registers with its next exchange, and tells what it has."""
+    tx.execute(sa.update(hosts).where(hosts.c.name == finding.subject).values(session=0))
+
+
+def _provider(tx: Connection, finding: Finding) -> None:
+    number = int(finding.facts[0])
+    tx.execute(sa.select(providers.c.id).where(providers.c.id == number).with_for_update())
+    if tx.scalar(sa.select(allocations.c.used).where(allocations.c.provider_id == number).limit(1)):
+        raise errors.Conflict(
+            f"Servers hold resources of provider {finding.subject}: mend those findings first, or "
+            "start the host again."
+        )
+    for table in (inventories, provider_traits, provider_aggregates):
+        tx.execute(sa.delete(table).where(table.c.provider_id == number))
+    tx.execute(sa.delete(providers).where(providers.c.id == number))
+
+
+def _seen(tx: Connection, finding: Finding) -> None:
+    tx.execute(
+        sa.update(heartbeats)
+        .where(heartbeats.c.host == finding.subject, heartbeats.c.binary == finding.facts[0])
+        .values(seen_at=now())
+    )
+
+
+def _host_action(tx: Connection, finding: Finding) -> None:
+    tx.execute(
+        sa.update(host_actions)
+        .where(host_actions.c.id == finding.facts[0], host_actions.c.open_host.is_not(None))
+        .values(locked_by=None, locked_until=0)
+    )
+
+
+def _hasten(tx: Connection, finding: Finding) -> None:
+    cleanups.hasten(tx, int(finding.facts[0]))
+
+
+def _duty(tx: Connection, finding: Finding) -> None:
+    tx.execute(sa.update(leases).where(leases.c.name == finding.subject).values(until=now()))
+
+
+# --- what neighbours are to do ---
+def _port(tx: Connection, finding: Finding) -> None:
+    cleanups.ask(tx, cleanups.PORT, finding.subject, finding.facts[0])
+
+
+def _binding(tx: Connection, finding: Finding) -> None:
+    server, *more = finding.facts
+    for host in more:
+        cleanups.ask(tx, cleanups.BINDING, finding.subject, server, host)
+
+
+def _image(tx: Connection, finding: Finding) -> None:
+    cleanups.ask(tx, cleanups.IMAGE, finding.subject, finding.facts[0])
+
+
+HOSTS: dict[str, Callable[[Connection, Finding], None]] = {
+    "disabled-trait": _trait,
+    "aggregate-host": _membership,
+    "host-without-service": _service,
+    "host-without-provider": _register,
+    "provider-without-host": _provider,
+    "heartbeat": _seen,
+    "host-action-lease": _host_action,
+    "cleanup": _hasten,
+    "duty": _duty,
+    "port-of-nobody": _port,
+    "port-elsewhere": _port,
+    "port-twice": _binding,
+    "image-in-transit": _image,
+}

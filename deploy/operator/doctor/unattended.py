@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What nobody would ever look at again: states that no action is in, and times that lie ahead.
+
+Called by ``doctor.check``; reads only. A moment ahead is one that a clock has written which was
+wrong: all of ours are shorter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from common.domain import states
+from common.domain.clock import SECOND
+from common.domain.statuses import ActionState, GuestState, ShareStatus
+from common.store import cleanups as pending
+from common.store.engine import moment, now
+from common.store.rows import GuestRow, ServerRow
+from common.store.schema import (
+    actions,
+    block_devices,
+    cleanups,
+    host_actions,
+    leases,
+    server_group_members,
+    server_groups,
+    share_mappings,
+)
+from common.store.servers.actions import LIVE
+from common.store.servers.guests import HERE
+from deploy.operator.doctor.finding import Finding
+
+AHEAD = 3600 * SECOND  #: longer than any lease of ours
+FAR_AHEAD = 24 * 3600 * SECOND  #: longer than any pending cleanup is put off
+#: States of servers that have a guest where they are; one in ERROR may have none.
+WITH_DOMAIN = (
+    states.ACTIVE,
+    states.STOPPED,
+    states.PAUSED,
+    states.SUSPENDED,
+    states.RESCUED,
+    states.RESIZED,
+)
+#: States that end by time, and the column that says since when.
+_RESTING = {states.SHELVED: "shelved_at", states.SOFT_DELETED: "soft_deleted_at"}
+
+# What is asked, made once: it is asked all the time where somebody watches a cloud.
+_UNSENT = sa.and_(
+    actions.c.state == ActionState.WAITING,
+    sa.or_(actions.c.host.is_(None), actions.c.sent_at.is_(None)),
+)
+_LEASED = sa.and_(actions.c.state == ActionState.DUE, actions.c.lease_until > now() + AHEAD)
+_LOST = sa.select(actions.c.id, actions.c.server_id, actions.c.state, actions.c.workflow).where(
+    actions.c.state.in_(LIVE), sa.or_(_UNSENT, _LEASED)
+)
+#: Servers whose root disk is a volume.
+_ON_VOLUMES = sa.select(block_devices.c.server_id).where(block_devices.c.boot_index == 0)
+_CLEANUPS = sa.select(cleanups).where(cleanups.c.due_at > now() + FAR_AHEAD)
+_DUTIES = sa.select(leases).where(leases.c.until > now() + AHEAD)
+_HOST_ACTIONS = sa.select(host_actions.c.id, host_actions.c.host, host_actions.c.name).where(
+    host_actions.c.open_host.is_not(None), host_actions.c.locked_until > now() + AHEAD
+)
+_IN_TRANSIT = sa.select(share_mappings).where(
+    share_mappings.c.status.in_((ShareStatus.ATTACHING, ShareStatus.DETACHING))
+)
+_NO_GROUP = (
+    sa.select(server_group_members.c.group_id, sa.func.count().label("number"))
+    .where(server_group_members.c.group_id.not_in(sa.select(server_groups.c.id)))
+    .group_by(server_group_members.c.group_id)
+)
+
+
+def check(
+    tx: Connection, live: Mapping[str, ServerRow], records: Sequence[GuestRow]
+) -> Iterator[Finding]:
+    """All findings; ``live`` are the servers, ``records`` the guests."""
+    yield from _servers(tx, live, records)
+    yield from _debts(moment(tx), records)
+    yield from _actions(tx)
+    yield from _shares(tx, live)
+    for row in tx.execute(_NO_GROUP):
+        yield Finding("group-member", row.group_id, f"is gone and has {row.number} members")
+    for row in tx.execute(_HOST_ACTIONS):
+        yield Finding(
+            "due",
+            row.host,
+            f"a conductor has the lease of its {row.name} for more than an hour",
+            "host-action-lease",
+            (row.id,),
+        )
+    for row in tx.execute(_CLEANUPS):
+        yield Finding(
+            "due",
+            row.server_id,
+            f"pending cleanup {row.id}, {pending.worded(row)}, is due more than a day from now",
+            "cleanup",
+            (str(row.id),),
+        )
+    for row in tx.execute(_DUTIES):
+        yield Finding("due", row.name, f"{row.owner} has this for more than an hour", "duty")
+
+
+def _servers(
+    tx: Connection, live: Mapping[str, ServerRow], records: Sequence[GuestRow]
+) -> Iterator[Finding]:
+    """A server that no action has is in a state that it can be left in."""
+    has_disk = {row.server_id for row in records if row.wanted in HERE}
+    has_disk |= set(tx.scalars(_ON_VOLUMES))
+    for row in live.values():
+        if bool(row.locked) != (row.locked_by is not None):
+            yield Finding(
+                "server-lock",
+                row.id,
+                "is locked by nobody" if row.locked else f"is not locked, by {row.locked_by}",
+                "lock",
+            )
+        if row.action is not None:
+            continue
+        if row.vm_state == states.BUILDING:
+            yield Finding("server-state", row.id, "is BUILDING and idle", "building-idle")
+        if row.vm_state in WITH_DOMAIN and row.host is None:
+            yield Finding("server-state", row.id, f"is {row.vm_state} on no host", "nowhere")
+        if (
+            row.vm_state == states.SHELVED_OFFLOADED
+            and row.shelved_image_id is None
+            and row.id not in has_disk
+        ):
+            yield Finding(
+                "server-state",
+                row.id,
+                f"is {row.vm_state} and has neither image nor guest",
+                "shelved-without-image",
+            )
+        since = _RESTING.get(row.vm_state)
+        if since and getattr(row, since) is None:
+            yield Finding(
+                "server-state",
+                row.id,
+                f"is {row.vm_state} since nobody knows when",
+                "resting-since",
+            )
+
+
+def _debts(at: int, records: Sequence[GuestRow]) -> Iterator[Finding]:
+    """What is to be removed is asked for again in time."""
+    for row in records:
+        if row.wanted == GuestState.ABSENT and (row.sent_at or 0) > at + AHEAD:
+            yield Finding(
+                "debt",
+                row.server_id,
+                f"host {row.host} is told to remove its guest an hour from now, or later",
+                "debt-sent",
+                (row.host,),
+            )
+
+
+def _actions(tx: Connection) -> Iterator[Finding]:
+    """What waits, waits for something; what somebody has, comes back."""
+    for row in tx.execute(_LOST):
+        waits = row.state == ActionState.WAITING
+        yield Finding(
+            "due",
+            row.server_id,
+            f"{row.workflow} waits for a command that was sent nowhere"
+            if waits
+            else f"a conductor has the lease of {row.workflow} for more than an hour",
+            "never-sent" if waits else "lease-of-action",
+            (row.id,),
+        )
+
+
+def _shares(tx: Connection, live: Mapping[str, ServerRow]) -> Iterator[Finding]:
+    """A share is attached or detached by an action."""
+    for row in tx.execute(_IN_TRANSIT):
+        server = live.get(row.server_id)
+        if server is not None and server.action is None:
+            yield Finding(
+                "share-in-transit",
+                row.server_id,
+                f"its share {row.share_id} is {row.status}, and it is idle",
+                facts=(row.uuid,),
+            )

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Users of hosts and roles at the broker: made through RabbitMQ's management, or by an
+administrator who is told how.
+
+API: https://www.rabbitmq.com/docs/management#http-api
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from typing import Any, Protocol
+from urllib.parse import quote, urlsplit
+
+import requests
+from oslo_config import cfg
+
+from common.domain import errors
+from common.security.broker_identities import Identity
+
+SECONDS = 10.0
+
+
+class Users(Protocol):
+    """Who makes them. Each method is repeatable, and returns what an administrator has still to
+    do."""
+
+    def make(self, identity: Identity, virtual_host: str) -> str:
+        """The user is there, with this password and these permissions."""
+
+    def disconnect(self, user: str) -> str:
+        """Connections that it has open end."""
+
+    def remove(self, user: str) -> str:
+        """The user is not there."""
+
+
+class Management:
+    """Through the management API at ``url``, which names a user with the tag administrator and its
+    password."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self._url = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/")
+        self._session = requests.Session()
+        self._session.trust_env = False
+        self._session.auth = (parts.username or "", parts.password or "")
+
+    def make(self, identity: Identity, virtual_host: str) -> str:
+        user, host = quote(identity.user, safe=""), quote(virtual_host, safe="")
+        self._call("PUT", f"users/{user}", {"password": identity.password, "tags": ""})
+        permissions = identity.permissions(virtual_host)
+        self._call(
+            "PUT",
+            f"permissions/{host}/{user}",
+            {name: permissions[name] for name in ("configure", "write", "read")},
+        )
+        for topic in identity.topic_permissions(virtual_host):
+            self._call(
+                "PUT",
+                f"topic-permissions/{host}/{user}",
+                {name: topic[name] for name in ("exchange", "write", "read")},
+            )
+        for name, most in identity.limits.items():
+            self._call("PUT", f"user-limits/{user}/{name}", {"value": most})
+        return ""
+
+    def disconnect(self, user: str) -> str:
+        self._call("DELETE", f"connections/username/{quote(user, safe='')}", missing=True)
+        return ""
+
+    def remove(self, user: str) -> str:
+        self._call("DELETE", f"users/{quote(user, safe='')}", missing=True)
+        return ""
+
+    def _call(
+        self, method: str, path: str, body: dict[str, Any] | None = None, missing: bool = False
+    ) -> None:
+        """Raises Unavailable: the broker was not told. ``missing``: what is not there is as
+        wanted."""
+        try:
+            answer = self._session.request(
+                method, f"{self._url}/api/{path}", json=body, timeout=SECONDS
+            )
+        except requests.RequestException as problem:
+            raise errors.Unavailable(
+                f"The broker's management does not answer at {self._url}: {problem}"
+            ) from problem
+        if answer.status_code >= 400 and not (missing and answer.status_code == 404):
+            raise errors.Unavailable(
+                f"The broker's management at {self._url} refuses {method} {path}: "
+                f"{answer.status_code} {answer.text[:200]}"
+            )
+
+
+class ByHand:
+    """No management is in reach: an administrator runs rabbitmqctl. Passwords are typed, so that no
+    list of processes shows them."""
+
+    def make(self, identity: Identity, virtual_host: str) -> str:
+        return _lines(
+            [
+                ["add_user", identity.user],
+                ["change_password", identity.user],
+                [
+                    "set_permissions",
+                    "-p",
+                    virtual_host,
+                    identity.user,
+                    identity.configure,
+                    identity.write,
+                    identity.read,
+                ],
+                *(
+                    [
+                        "set_topic_permissions",
+                        "-p",
+                        virtual_host,
+                        identity.user,
+                        topic.exchange,
+                        topic.write,
+                        topic.read,
+                    ]
+                    for topic in identity.topics
+                ),
+                *(
+                    [["set_user_limits", identity.user, json.dumps(dict(identity.limits))]]
+                    if identity.limits
+                    else []
+                ),
+            ]
+        ) + (
+            "\nThe first two ask for a password (the first one fails where the user is there): give both the one that "
+            "the written file has for that user."
+        )
+
+    def disconnect(self, user: str) -> str:
+        return _lines([["close_all_user_connections", user, "its key was replaced"]])
+
+    def remove(self, user: str) -> str:
+        return _lines([["delete_user", user]])
+
+
+def users(conf: cfg.ConfigOpts) -> Users:
+    """Return the maker of users at the configured broker."""
+    return Management(conf.host_keys.management_url) if conf.host_keys.management_url else ByHand()
+
+
+def say(left: str) -> None:
+    """Print the commands that an administrator of the broker has to run, if any."""
+    if left:
+        print(
+            f"[host_keys] management_url is not set; on the broker's machine run:\n{left}",
+            file=sys.stderr,
+        )
+
+
+def _lines(commands: Sequence[Sequence[str]]) -> str:
+    return "\n".join("  rabbitmqctl " + shlex.join(command) for command in commands)

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``kilonova host discard HOST SERVER``: has a host remove a guest that no record knows.
+
+The host is asked first: what it does not have becomes no debt. Where the database has the server on
+another host, that host must have its guest; on storage that both share only the domain goes. Ports
+follow: to where the record is, or away, when no host has a guest of a server without one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import uuid
+from collections.abc import Mapping
+from contextlib import closing
+
+from common.domain import errors
+from common.rpc import agent
+from common.rpc.broker import opener
+from common.rpc.host_link import ControlSide
+from common.service import config
+from common.store import cleanups, upgrades
+from common.store.engine import Connection, Store
+from common.store.hosts import host_keys, host_status
+from common.store.servers import guests
+from deploy.operator.hosts.facts import HostAnswers, Ports, ask_hosts, ports_of
+from deploy.operator.store import adoption
+
+
+def discard(options: argparse.Namespace) -> int:
+    """Make a debt of it, or of the files that are there without a guest; without --yes only say
+    what would go.
+
+    Raises:
+        BadRequest: it is no server's id. NotFound: the host has no guest of it. Conflict: it has a
+        record, or a host does not answer.
+    """
+    try:
+        server = str(uuid.UUID(options.server))
+    except ValueError as problem:
+        raise errors.BadRequest(
+            f"{options.server!r} is no server's id; kilonova doctor shows it"
+        ) from problem
+    conf = config.load(options.config)
+    with (
+        closing(Store.opened(conf)) as store,
+        closing(ControlSide(opener(conf), host_keys.of_all(store, conf))) as link,
+    ):
+        upgrades.check(store)
+        hosts = agent.AgentClient(link)
+        return carry_out(store, hosts, ports_of(conf), server, options.host, options.yes)
+
+
+def carry_out(
+    store: Store, hosts: HostAnswers, ports: Ports, server: str, host: str, is_sure: bool
+) -> int:
+    """The command, whomever it asks."""
+    record = store.read(lambda tx: guests.home(tx, server))
+    if server not in _domains(store, hosts, host) and not _has_files(hosts, server, host):
+        raise errors.NotFound(
+            f"Host {host} has no guest of server {server}, nor files of it; kilonova doctor shows which guests have "
+            "no record, and where they are."
+        )
+    if record is not None and record != host and server not in _domains(store, hosts, record):
+        raise errors.Conflict(
+            f"Server {server} is on host {record} by its record, which has no guest of it: this may "
+            f"be the only one. To go on with it: kilonova host adopt {host} {server}"
+        )
+    has_ports = bool(ports(server)) and (record is not None or _is_last(store, hosts, server, host))
+    keeps_files = record is not None and store.read(
+        lambda tx: adoption.share_storage(tx, record, host)
+    )
+
+    def work(tx: Connection) -> None:
+        if not host_status.host_state(tx, host, locked=True).answers:
+            raise _silent(host)
+        guests.discard(tx, server, host, elsewhere=record, keeps_files=keeps_files)
+        if has_ports:
+            cleanups.add(tx, [_cleanup(server, host)])
+
+    if not is_sure:
+        goes = (
+            f"removed; its disk stays, which is that of the guest on host {record} too"
+            if keeps_files
+            else "removed with its disk, and nothing brings it back"
+        )
+        if has_ports:
+            goes += f"; its ports go {f'to {record}' if record else 'with it'}"
+        print(
+            f"the guest of server {server} on host {host} would be {goes}: --yes if that is meant"
+        )
+        return 1
+    store.write(work)
+    print(f"host {host} removes it within a minute: kilonova host debts {host}")
+    return 0
+
+
+def _domains(store: Store, hosts: HostAnswers, host: str) -> Mapping[str, int]:
+    """The guests that a host has now."""
+    if not store.read(lambda tx: host_status.host_state(tx, host)).answers:
+        raise _silent(host)
+    found: Mapping[str, int] = hosts.query(host, "domains", {})["domains"]
+    return found
+
+
+def _has_files(hosts: HostAnswers, server: str, host: str) -> bool:
+    """Has a host, which has no guest of this server, files of it?"""
+    return server in hosts.query(host, "files", {})["servers"]
+
+
+def _silent(host: str) -> errors.Conflict:
+    return errors.Conflict(f"Host {host} does not answer: start its kilonova-agent first.")
+
+
+def _is_last(store: Store, hosts: HostAnswers, server: str, host: str) -> bool:
+    """Do all other hosts say that they have no guest of this server?"""
+    silent: list[str] = []
+    found = ask_hosts(store, hosts.query, silent)
+    return not silent and not any(server in there for name, there in found.items() if name != host)
+
+
+def _cleanup(server: str, host: str) -> dict[str, object]:
+    """The server's ports are to be looked at."""
+    return {
+        "kind": cleanups.PORTS,
+        "target": server,
+        "place": "",
+        "args": {},
+        "server_id": server,
+        "project_id": "",
+        "why": f"its guest on host {host} was discarded",
+    }

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``kilonova join`` looks at before the token is used: each returns what it found, in words,
+or raises ConfigError with what to do.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from oslo_config import cfg
+
+from common.domain import errors
+from common.domain.errors import ConfigError
+from common.rpc.broker import BrokerAddress
+from common.rpc.host_credentials import TokenState
+from common.security import tls
+from deploy.operator import config_check
+
+UNIT = "kilonova-agent"
+CLOCK_SECONDS = 10.0  #: by which clocks may differ: cookies, tickets and certificates go by them
+LEAST_GIB = 2
+COMMAND_SECONDS = 90.0
+
+
+def clock(look: Callable[[], TokenState]) -> tuple[TokenState, str]:
+    """Return the token's state, and the difference between this clock and the cloud's in words."""
+    before = time.time()
+    found = look()
+    after = time.time()
+    ahead = (before + after) / 2 - found.now / 1e6
+    if abs(ahead) > CLOCK_SECONDS + (after - before):
+        way = "ahead of" if ahead > 0 else "behind"
+        raise ConfigError(
+            f"this clock is {abs(ahead):.0f} s {way} the cloud's: let both be set by NTP (timedatectl "
+            "set-ntp true, or chrony), and see timedatectl"
+        )
+    return found, f"{abs(ahead):.1f} s from the cloud's"
+
+
+def address(given: str | None, invited: str, configured: str | None, broker: BrokerAddress) -> str:
+    """Where others reach this host: as said here, at host add, in the file, else the address by
+    which it reaches the broker. 127.0.0.1 is nobody's unless somebody says so here or there."""
+    said = given or invited or configured or ""
+    found = said or _towards(broker)
+    if not said and tls.is_loopback(found):
+        raise ConfigError(
+            f"this host reaches the broker by {found}, at which no other reaches this host: say where they do, "
+            "--address IP"
+        )
+    if given and invited and given != invited:
+        raise ConfigError(
+            f"--address is {given}, and kilonova host add was told {invited}, which is in the certificate: "
+            "leave --address away, or add the host with that address"
+        )
+    try:
+        where = ipaddress.ip_address(found)
+        with socket.socket(socket.AF_INET6 if where.version == 6 else socket.AF_INET) as probe:
+            probe.bind((found, 0))
+    except (ValueError, OSError) as problem:
+        raise ConfigError(
+            f"{found} is no address of this machine ({problem}); ip address shows those that are"
+        ) from problem
+    return found
+
+
+def _towards(broker: BrokerAddress) -> str:
+    for host in broker.hosts:
+        try:
+            found = socket.getaddrinfo(host.hostname, host.port or 5672, type=socket.SOCK_DGRAM)
+        except OSError:
+            continue  # another one of the broker's names may be known
+        for family, kind, _, _, where in found:
+            with socket.socket(family, kind) as probe:
+                try:
+                    probe.connect(where)  # sends nothing
+                except OSError:
+                    continue  # another one may have a way
+                return str(probe.getsockname()[0])
+    raise ConfigError("no way leads to the broker: see the routes of this machine, or --address IP")
+
+
+def libvirt(conf: cfg.ConfigOpts) -> str:
+    """Does it answer?"""
+    try:
+        return config_check.libvirt(conf)
+    except errors.Problem as problem:
+        raise ConfigError(
+            f"{problem} Install libvirt-daemon-system and qemu-system-x86, and start libvirtd"
+        ) from problem
+
+
+def acceleration(conf: cfg.ConfigOpts) -> str:
+    """KVM or emulation, as the agent will find it."""
+    if conf.agent.driver != "libvirt":
+        return f"no guests run, for [agent] driver is {conf.agent.driver}"
+    if conf.agent.virt_type == "qemu":
+        return "emulation, as [agent] virt_type says"
+    from compute_agent.virt.libvirt.host.host import kvm_works
+
+    with tempfile.TemporaryDirectory() as folder:
+        works = kvm_works(Path(folder))
+    if works:
+        return "KVM works"
+    mend = (
+        "switch virtualization on in the firmware (nested, where this is a guest), and see that /dev/kvm is "
+        "there: modprobe kvm_intel or kvm_amd"
+    )
+    if conf.agent.virt_type == "kvm":
+        raise ConfigError(f"KVM does not work, and [agent] virt_type is kvm: {mend}")
+    return f"emulation, ten times slower: KVM does not work; {mend}"
+
+
+def space(conf: cfg.ConfigOpts) -> str:
+    """What is free for guests where their disks will be."""
+    folder = Path(conf.state_dir)
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free / 2**30 - conf.agent.reserved_disk_gb
+    if free < LEAST_GIB:
+        raise ConfigError(
+            f"{conf.state_dir} has {max(0, free):.1f} GiB left for guests: make room, or mount a larger disk "
+            "there, or set state_dir"
+        )
+    return f"{free:.0f} GiB for guests in {conf.state_dir}"
+
+
+def certificate(cert: str, key: str, ca: str, where: str) -> str:
+    """One that the operator brings: is it this host's, and the authority's?"""
+    tls.opened(cert, key, ca, "--cert-file {}, --key-file {}, the token's authority {}")
+    chain = x509.load_pem_x509_certificates(Path(cert).read_bytes())
+    own = chain[0]
+    try:
+        named = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        reached = [str(one) for one in named.get_values_for_type(x509.IPAddress)]
+    except x509.ExtensionNotFound:
+        reached = []
+    if str(ipaddress.ip_address(where)) not in reached:
+        raise ConfigError(
+            f"the certificate {cert} names {', '.join(reached) or 'no address'}, and not {where}: make one "
+            f"with subjectAltName=IP:{where}, or say --address"
+        )
+    authorities = [*chain[1:], *x509.load_pem_x509_certificates(Path(ca).read_bytes())]
+    if not any(_signed_by(own, one) for one in authorities):
+        raise ConfigError(
+            f"the certificate {cert} was not signed by the authority of this cloud, [tls] ca_file there"
+        )
+    return f"{cert}, for {where}, until {own.not_valid_after_utc:%Y-%m-%d}"
+
+
+def _signed_by(cert: x509.Certificate, authority: x509.Certificate) -> bool:
+    try:
+        cert.verify_directly_issued_by(authority)
+    except (InvalidSignature, ValueError, TypeError):
+        return False
+    return True
+
+
+def unit() -> None:
+    """Can the agent be started here?"""
+    if not Path("/run/systemd/system").is_dir():
+        raise ConfigError(
+            "systemd does not run here: --no-start, and start kilonova-agent your way"
+        )
+    if systemctl("cat", f"{UNIT}.service"):
+        raise ConfigError(
+            f"systemd knows no {UNIT}.service: install the agent's package, or its unit (deploy/systemd); or "
+            "--no-start"
+        )
+
+
+def systemctl(*words: str) -> str:
+    """What it complains of; empty: it did."""
+    try:
+        done = subprocess.run(
+            ["systemctl", "--no-pager", *words],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as problem:
+        return str(problem)
+    return "" if done.returncode == 0 else (done.stderr.strip() or f"status {done.returncode}")

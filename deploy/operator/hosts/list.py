@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``kilonova hosts``: where servers can go: zone, state, what is free of what there is, and which
+hosts are left out.
+
+Read only, from the database alone, so it also answers while no scheduler does. A class with no room
+left is one of the numbers here; why a certain server finds no host is what ``kilonova explain``
+says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from common.domain.clock import SECOND, iso
+from common.domain.json_types import JsonObject
+from common.domain.statuses import HostState
+from common.domain.text import one_line
+from common.service import config
+from common.store import upgrades
+from common.store.engine import Connection, Store, moment
+from common.store.hosts import aggregates, host_keys, services
+from common.store.hosts import hosts as store_hosts
+from common.store.servers import failed_builds
+from deploy.operator.output import columns
+
+CAUSES = 3  # that are spelled out for a host or an image; all of them in --json
+#: For how long ``hosts`` shows that messages of a host were refused; --json always has them.
+REFUSALS_SHOWN_SECONDS = 3600
+#: What filters may ask of a host beside what its agent calls facts.
+_FACTS = ("hypervisor_type", "hypervisor_version", "hypervisor_hostname", "cpu_info")
+
+
+def hosts(options: argparse.Namespace) -> int:
+    """Print them; 1 when none of them takes new servers."""
+    conf = config.load(options.config)
+    store = Store.opened(conf)
+    upgrades.check(store)
+    rows = store.read(
+        lambda tx: overview(
+            tx,
+            conf.scheduler.default_availability_zone,
+            conf.scheduler.build_failure_limit,
+            conf.scheduler.build_failure_pause,
+            conf.conductor.host_silence,
+        )
+    )
+    store.close()
+    print(json.dumps(rows, indent=1) if options.json else table(rows))
+    return 0 if any(row["open"] for row in rows) else 1
+
+
+def overview(
+    tx: Connection, default_zone: str, limit: int, pause: int, silence: int
+) -> list[JsonObject]:
+    """One dict a host. limit, pause: failed builds in a row after which it is left out, and for how
+    many seconds. silence: seconds after which conductors judge a silent host."""
+    zones, at, keys = aggregates.zones(tx, default_zone), moment(tx), host_keys.generations(tx)
+    failed = [one._asdict() for one in failed_builds.recent_failures(tx)]
+    heard = services.hosts_heard(tx, silence)
+    return sorted(
+        (
+            {
+                **_row(host, zones[host["name"]], at, limit, pause),
+                "silent": silence_of(host["seen_at"], host["up"], at, silence, heard),
+                "has_key": host["name"] in keys,
+                "failed_builds": [one for one in failed if one["host"] == host["name"]],
+            }
+            for host in store_hosts.list_all(tx)
+        ),
+        key=lambda row: str(row["name"]),
+    )
+
+
+def _row(host: JsonObject, zone: str, at: int, limit: int, pause: int) -> JsonObject:
+    failures, wait = int(host["failures"]), None
+    if 0 < limit <= failures:
+        wait = max(0, -(-((host["failed_at"] or 0) + pause * SECOND - at) // SECOND))
+    state = (
+        HostState.FORCED_DOWN
+        if host["forced_down"]
+        else HostState.UP
+        if host["up"]
+        else HostState.DOWN
+    )
+    classes = {}
+    for name, stock in sorted(host["inventory"].items()):
+        total = int((stock["total"] - stock["reserved"]) * stock["ratio"])
+        classes[name] = {"total": total, "used": stock["used"], "free": total - stock["used"]}
+    return {
+        "name": host["name"],
+        "zone": zone,
+        "state": state,
+        "last_heard": iso(host["seen_at"]),
+        "enabled": not host["disabled"],
+        "disabled_reason": host["disabled_reason"],
+        "servers": host["running_vms"],
+        "classes": classes,
+        "failures": failures,
+        "left_out": bool(wait),
+        "tried_again_in": wait,
+        "open": state == HostState.UP and not host["disabled"] and not wait,
+        "traits": host["traits"],
+        "refused_hostname": host["refused_hostname"],
+        "refused_messages": host["refused_messages"],
+        "refused_ago": None
+        if host["refused_at"] is None
+        else max(0, (at - host["refused_at"]) // SECOND),
+        "facts": {**(host["facts"] or {}), **{name: host[name] for name in _FACTS}},
+    }
+
+
+def table(rows: list[JsonObject]) -> str:
+    """One line a host; the columns are as wide as what stands in them."""
+    names = sorted({name for row in rows for name in row["classes"]})
+    lines = [["host", "zone", "state", "servers", *(f"{name} free/total" for name in names), ""]]
+    for row in rows:
+        stock = [row["classes"].get(name) for name in names]
+        lines.append(
+            [
+                row["name"],
+                row["zone"],
+                state(row),
+                str(row["servers"]),
+                *(f"{one['free']}/{one['total']}" if one else "-" for one in stock),
+                trouble(row),
+            ]
+        )
+    opened = sum(row["open"] for row in rows)
+    return "\n".join(
+        [columns(lines), *_images(rows), f"{len(rows)} hosts, {opened} of them take new servers"]
+    )
+
+
+def _images(rows: list[JsonObject]) -> list[str]:
+    """Images of which builds failed more than once lately: what is wrong may be theirs."""
+    found: dict[str, list[JsonObject]] = {}
+    for failed in (one for row in rows for one in row["failed_builds"] if one["image"]):
+        found.setdefault(failed["image"], []).append(failed)
+    said = []
+    for image, all_failed in sorted(found.items()):
+        count, on = sum(one["builds"] for one in all_failed), {one["host"] for one in all_failed}
+        if count > 1:
+            said.append(
+                f"image {image}: {count} builds failed on {len(on)} of the hosts in the last hour: "
+                f"{_causes(all_failed)}"
+            )
+    return said
+
+
+def _causes(failed: list[JsonObject]) -> str:
+    """Each cause once, the most frequent first."""
+    counts: dict[str, int] = {}
+    for one in failed:
+        counts[one["cause"]] = counts.get(one["cause"], 0) + one["builds"]
+    most = sorted(counts.items(), key=lambda item: -item[1])
+    shown = [f"{count} times: {cause}" if count > 1 else cause for cause, count in most[:CAUSES]]
+    return one_line(
+        "; ".join([*shown, *([f"and {len(most) - CAUSES} others"] if len(most) > CAUSES else [])])
+    )
+
+
+def state(row: JsonObject) -> str:
+    """up, down or forced down; and silent, disabled."""
+    is_silent = row["state"] == HostState.UP and row["silent"]
+    return (
+        str(row["state"])
+        + (", silent" if is_silent else "")
+        + ("" if row["enabled"] else ", disabled")
+    )
+
+
+def silence_of(
+    seen_at: int | None, is_up: bool | None, at: int, limit: int, heard: services.HostsHeard
+) -> str:
+    """Return how long a compute host has been silent that counts as up, and why it is not judged.
+
+    Args:
+        seen_at: The time of the last sign of life.
+        at: The time of the database.
+        limit: Seconds of silence after which conductors judge a host.
+        heard: How many of the compute hosts that are up conductors hear.
+
+    Returns:
+        An empty text if the host is down, or was heard within the limit.
+    """
+    if not is_up or seen_at is None or at - seen_at <= limit * SECOND:
+        return ""
+    text = f"last heard {(at - seen_at) // SECOND} s ago"
+    if heard.are_too_few:
+        return (
+            f"{text}: not judged, because only {heard.heard} of {heard.known} hosts are heard. Look "
+            "at the broker, the conductors and the network first"
+        )
+    return f"{text}: no conductor has judged it yet. Look whether a conductor runs"
+
+
+def notices(tx: Connection) -> list[str]:
+    """Return for each refusal of a host a line with its reason, and a line with the next step."""
+    lines = []
+    for row in store_hosts.list_refused(tx, REFUSALS_SHOWN_SECONDS):
+        if row.refused_ago is not None:
+            lines += [
+                f"host {row.name}: {refused_messages(row.refused_messages, row.refused_ago)}",
+                "    next    read the reason in the log of the conductors: journalctl -u "
+                f"kilonova-conductor --grep 'host {row.name} is refused'. If you know the sender, "
+                f"give it new keys: kilonova host rotate {row.name}. If not, its keys may be "
+                f"stolen: kilonova host remove {row.name}",
+            ]
+        if row.refused_hostname is not None:
+            lines += [
+                f"host {row.name}: {refused_hostname(row.refused_hostname, row.hypervisor_hostname)}",
+                "    next    give one of the two machines another host name. If this machine never "
+                f"had that name, it may be stolen: kilonova host remove {row.name}",
+            ]
+    return [one_line(line, 1000) for line in lines]
+
+
+def refused_messages(number: int, ago: int) -> str:
+    """Return how many messages in the name of a host were refused, and when."""
+    messages = "1 message" if number == 1 else f"{number} messages"
+    return f"refused in its name: {messages}, the last one {ago} s ago"
+
+
+def refused_hostname(refused: str, shown: str) -> str:
+    """Return the name of a hypervisor that a host is refused, and the name that it has."""
+    return (
+        f"it reports the hypervisor name {refused}, which another host has, and is shown as {shown}"
+    )
+
+
+def trouble(row: JsonObject) -> str:
+    """What is wrong with it, where its state alone does not say it."""
+    said = [row["disabled_reason"]] if row["disabled_reason"] and not row["enabled"] else []
+    if row["silent"]:
+        said.append(row["silent"])
+    if row["left_out"]:
+        said.append(
+            f"left out after {row['failures']} failed builds in a row, tried again in "
+            f"{row['tried_again_in']} s"
+        )
+    elif row["tried_again_in"] is not None:
+        said.append(f"{row['failures']} builds failed in a row; the next server tries it")
+    if row["failed_builds"]:
+        count = sum(one["builds"] for one in row["failed_builds"])
+        said.append(
+            f"{count} builds failed there in the last hour: {_causes(row['failed_builds'])}"
+        )
+    if row["refused_ago"] is not None and row["refused_ago"] < REFUSALS_SHOWN_SECONDS:
+        said.append(
+            f"{refused_messages(row['refused_messages'], row['refused_ago'])}: a conductor's log "
+            "says why"
+        )
+    if row["refused_hostname"]:
+        said.append(refused_hostname(row["refused_hostname"], row["facts"]["hypervisor_hostname"]))
+    if not row["has_key"]:
+        said.append(f"it has no key, so nobody hears it: kilonova host add {row['name']}")
+    return "; ".join(said)

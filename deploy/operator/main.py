@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``kilonova NOUN [VERB]``: parses the command line and calls the noun's module.
+
+Every command takes --config; the default is $KILONOVA_CONF or /etc/kilonova/kilonova.conf.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import os
+import select
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TextIO, cast
+
+from common import __version__
+from common.domain import errors
+from common.domain.text import printable
+from deploy.operator.commands import ARGUMENTS, COMMANDS, NOUNS, ONE_OF
+
+#: The status of a program that a shell saw end by SIGPIPE.
+READER_GONE = 141
+#: What a command's end tells.
+STATUSES = {
+    0: "done, and all is well",
+    1: "something was found or failed, which was said in one sentence",
+    2: "the command line is wrong",
+    3: "whom kilonova explain or doctor would have to ask does not answer",
+    READER_GONE: "nobody reads what it prints any more, as after | head",
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line, made from ``COMMANDS``."""
+    top = argparse.ArgumentParser(prog="kilonova", description="Operate a Kilonova cloud.")
+    top.add_argument(
+        "--config", metavar="FILE", help="default: $KILONOVA_CONF or /etc/kilonova/kilonova.conf"
+    )
+    top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    nouns = top.add_subparsers(required=True, metavar="COMMAND")
+    made: dict[str, argparse._SubParsersAction[argparse.ArgumentParser]] = {}
+    for words, (module, function, text) in COMMANDS.items():
+        if len(words) == 1:
+            command = nouns.add_parser(words[0], help=text, description=text)
+        else:
+            if words[0] not in made:
+                noun = nouns.add_parser(words[0], help=NOUNS[words[0]], description=NOUNS[words[0]])
+                made[words[0]] = noun.add_subparsers(required=True, metavar="VERB")
+            command = made[words[0]].add_parser(words[1], help=text, description=text)
+        command.set_defaults(module=module, function=function)
+        taken = ARGUMENTS.get(words, ())
+        either = command.add_mutually_exclusive_group() if ONE_OF[0] in taken else command
+        for name, properties in taken:
+            (either if name in dict(ONE_OF) else command).add_argument(name, **properties)
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The console script."""
+    try:
+        with _printable_output():
+            return _run(arguments)
+    except BrokenPipeError:
+        if not _reader_is_gone():
+            raise
+        # What is left in the buffer goes nowhere: the interpreter would try it once more at its
+        # end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return READER_GONE
+
+
+@contextlib.contextmanager
+def _printable_output() -> Iterator[None]:
+    """Let nothing but printable characters, line feeds and tabs reach the terminal.
+
+    Texts of hosts, guests and external services stand in many outputs. Their escape sequences are
+    commands to the terminal."""
+    output, problems = sys.stdout, sys.stderr
+    sys.stdout = cast(TextIO, _Printable(output))
+    sys.stderr = cast(TextIO, _Printable(problems))
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = output, problems
+        output.flush()
+
+
+class _Printable:
+    """A stream that writes to another one, without control characters."""
+
+    def __init__(self, inner: TextIO) -> None:
+        self._inner = inner
+
+    def write(self, text: str) -> int:
+        self._inner.write(printable(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+
+def _reader_is_gone() -> bool:
+    """Has standard output nobody who reads it? Other pipes and sockets break too."""
+    output = select.poll()
+    output.register(sys.__stdout__ or 1, 0)
+    return bool(output.poll(0))
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    options = parser().parse_args(arguments)
+    from common.domain.errors import ConfigError
+    from common.service.service import UMASK
+
+    os.umask(UMASK)
+    try:
+        module = importlib.import_module(options.module)
+    except ModuleNotFoundError as missing:
+        print(
+            f"kilonova: this command needs what a controller has, and {missing.name} is not here: run it "
+            "there, or install kilonova-control (by pip: kilonova[api,conductor])",
+            file=sys.stderr,
+        )
+        return 1
+    try:
+        return int(getattr(module, options.function)(options))
+    except errors.NoStore as problem:
+        from deploy.operator.database import explain_silence
+
+        print(f"kilonova: {explain_silence(options.config, problem)}", file=sys.stderr)
+        return 1
+    except (errors.Problem, ConfigError) as problem:
+        print(f"kilonova: {problem}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

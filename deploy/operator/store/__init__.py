@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Database work of the operator's commands alone: purge, adoption, stuck actions."""

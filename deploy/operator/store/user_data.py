@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Seal the user data of servers that were made while the cloud had no ``[DEFAULT] secret_key``.
+
+Called by ``kilonova database upgrade``, repeatable, and harmless while the API writes: a row that
+changed since it was read is left as it is, because the API seals what it writes.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from common.security.vault import SEALED, Vault
+from common.store.engine import Store
+from common.store.rows import ServerUserData
+from common.store.schema import servers
+
+C = servers.c
+ROWS = 200  #: of one transaction
+
+
+def seal_user_data(store: Store, vault: Vault) -> int:
+    """Returns how many rows were sealed.
+
+    Raises:
+        Unavailable: there is such a row, and no key.
+    """
+    sealed, last = 0, ""
+    while rows := store.read(partial(_readable, last=last)):
+        changes = [
+            {"of": row.id, "old": row.user_data, "new": vault.seal_text(row.user_data)}
+            for row in rows
+        ]
+        sealed += store.write(partial(_seal, changes=changes))
+        last = rows[-1].id
+    return sealed
+
+
+def _readable(tx: Connection, last: str) -> list[ServerUserData]:
+    return list(
+        tx.execute(
+            sa.select(C.id, C.user_data)
+            .where(C.id > last, C.user_data.is_not(None), C.user_data.not_like(f"{SEALED}%"))
+            .order_by(C.id)
+            .limit(ROWS)
+        )
+    )
+
+
+def _seal(tx: Connection, changes: list[dict[str, str]]) -> int:
+    return sum(
+        tx.execute(
+            sa.update(servers)
+            .where(C.id == change["of"], C.user_data == change["old"])
+            .values(user_data=change["new"])
+        ).rowcount
+        for change in changes
+    )

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What deploy/debian/rules puts into the Debian packages beside what debhelper makes: a virtual
+environment in /usr/lib/kilonova, cut into three packages, and the files of each service.
+
+    python -m deploy.packaging.bundle debian  # in the unpacked source; writes debian/PACKAGE/…
+
+Must be run by the environment that deploy/requirements.txt makes: libraries are taken from there,
+file by file, and only as their wheels had them. Kilonova itself is built from the source here.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterable, Sequence
+from importlib.metadata import Distribution, EntryPoint, PackagePath, PathDistribution, distribution
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from deploy.packages import ROOT as REPOSITORY
+from deploy.packaging import completion, manual
+
+ROOT = REPOSITORY / "deploy"
+NAME, VERSION = "kilonova", f"{sys.version_info.major}.{sys.version_info.minor}"
+PREFIX, LIBRARIES = Path("usr/lib/kilonova"), Path(f"lib/python{VERSION}/site-packages")
+UNITS_PREFIX, CONFIGURATION = "/opt/kilonova/venv", Path("etc/kilonova")
+COMMON, CONTROL, AGENT = "kilonova-common", "kilonova-control", "kilonova-agent"
+#: package -> the extras whose distributions it has, but for those of the package before
+EXTRAS: dict[str, tuple[str, ...]] = {
+    COMMON: (),
+    CONTROL: ("api", "conductor", "postgresql", "mysql", "unified-limits"),
+    AGENT: ("agent",),
+}
+#: Of the wheel, what works in the source tree alone: making clouds, images, packages.
+LEFT_OUT = (
+    "deploy/debian/",
+    "deploy/images/",
+    "deploy/one_machine/",
+    "deploy/packaging/",
+    "deploy/site/",
+    "deploy/testing/",
+)
+#: Units of a package that are of no program of its own: what its service asks for.
+HELPERS = {
+    AGENT: tuple(
+        f"kilonova-{name}.{kind}"
+        for name in ("bridges", "volumes")
+        for kind in ("service", "socket")
+    )
+}
+MODES = {True: 0o755, False: 0o644}
+
+
+def needed(top: Distribution, extras: Iterable[str]) -> set[str]:
+    """The distributions that one needs with these extras, and all that those need; canonical names,
+    without its own."""
+    found: dict[str, frozenset[str]] = {}
+    waiting = [(canonicalize_name(NAME), frozenset(extras))]
+    while waiting:
+        name, wanted = waiting.pop()
+        if name in found and wanted <= found[name]:
+            continue
+        found[name] = wanted | found.get(name, frozenset())
+        for line in (top if name == NAME else distribution(name)).requires or ():
+            requirement = Requirement(line)
+            if requirement.marker is None or any(
+                requirement.marker.evaluate({"extra": extra}) for extra in {"", *wanted}
+            ):
+                waiting.append((canonicalize_name(requirement.name), frozenset(requirement.extras)))
+    return set(found) - {NAME}
+
+
+def divided(top: Distribution) -> dict[str, list[str]]:
+    """The distributions of each package: those of several roles are in the one that all have."""
+    of = {package: needed(top, extras) for package, extras in EXTRAS.items()}
+    return {
+        package: sorted(names - (of[COMMON] if package != COMMON else set()))
+        for package, names in of.items()
+    }
+
+
+def copy(name: str, to: Path) -> None:
+    """Copy a distribution's files as its wheel had them, without its programs and its tests.
+
+    Raises:
+        SystemExit: a file is not as it was.
+    """
+    for file in distribution(name).files or ():
+        if {"..", "__pycache__", "tests"} & {*file.parts}:
+            continue
+        if not is_unchanged(file):
+            raise SystemExit(f"{file} of {name} was changed: remove .venv, then build again")
+        target = to / file
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file.locate(), target)
+
+
+def is_unchanged(file: PackagePath) -> bool:
+    """Has it the digest that its wheel says? The list of the digests has none."""
+    if file.hash is None:
+        return True
+    digest = hashlib.new(file.hash.mode, file.read_binary()).digest()
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode() == file.hash.value
+
+
+def build(folder: Path) -> Path:
+    """The wheel of Kilonova, from the folder that is the current one."""
+    code = "import sys; from setuptools import build_meta as b; b.build_wheel(sys.argv[1])"
+    subprocess.run(
+        [sys.executable, "-c", code, folder], check=True, stdin=subprocess.DEVNULL, timeout=300
+    )
+    return next(folder.glob(f"{NAME}-*.whl"))
+
+
+def is_kept(name: str) -> bool:
+    """Is this file of Kilonova's wheel one that processes and operators use?"""
+    is_program = name.count("/") == 1 and name.startswith("deploy/") and not name.endswith(".py")
+    return not is_program and not name.startswith(LEFT_OUT)
+
+
+def packages(debian: Path) -> list[str]:
+    """Their names, as deploy/debian/control has them."""
+    return re.findall(r"^Package: (\S+)$", (debian / "control").read_text(), re.MULTILINE)
+
+
+def overrides(package: str) -> str:
+    """What lintian may find in this package, and why."""
+    kind = "libraries" if package in EXTRAS else "services"
+    return (ROOT / f"debian/lintian-overrides.{kind}").read_text()
+
+
+def environment(folder: Path) -> None:
+    """An empty virtual environment, whose interpreter is Debian's."""
+    (folder / "bin").mkdir(parents=True, exist_ok=True)
+    (folder / "pyvenv.cfg").write_text(
+        f"home = /usr/bin\ninclude-system-site-packages = false\nversion = {VERSION}\n"
+    )
+    for name in ("python", "python3"):
+        (folder / "bin" / name).symlink_to(f"/usr/bin/python{VERSION}")
+
+
+def python_dependency() -> str:
+    """Return the line of debian/*.substvars for the Python that these libraries are built for."""
+    following = f"{sys.version_info.major}.{sys.version_info.minor + 1}"
+    return f"kilonova:Python=python3 (>= {VERSION}~), python3 (<< {following}~)\n"
+
+
+def script(entry: EntryPoint) -> str:
+    """The program of an entry point; it starts as fast as one that imports nothing else."""
+    return (
+        f"#!/{PREFIX}/bin/python\nimport sys\n\nfrom {entry.module} import {entry.attr}\n\n"
+        f'if __name__ == "__main__":\n    sys.exit({entry.attr}())\n'
+    )
+
+
+def write(path: Path, text: str, *, program: bool = False) -> None:
+    """Write one file of a package."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(MODES[program])
+
+
+def program(debian: Path, entry: EntryPoint) -> None:
+    """A program, its name in /usr/bin, its pages; of a service its unit, too."""
+    package = debian / (COMMON if entry.name == NAME else entry.name)
+    write(package / PREFIX / "bin" / entry.name, script(entry), program=True)
+    link = package / "usr/bin" / entry.name
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(f"../lib/kilonova/bin/{entry.name}")
+    unit = ROOT / "systemd" / f"{entry.name}.service"
+    if unit.exists():
+        write(debian / unit.name, unit_text(unit.name))
+
+
+def unit_text(name: str) -> str:
+    """A unit, with the programs where the packages have them."""
+    return (ROOT / "systemd" / name).read_text().replace(UNITS_PREFIX, f"/{PREFIX}")
+
+
+def pages(debian: Path) -> None:
+    """Man pages and completions."""
+    for name, text in manual.pages().items():
+        stem, section = name.rsplit(".", 1)
+        package = debian / (stem if section == "8" else COMMON)
+        write(package / "usr/share/man" / f"man{section}" / name, text)
+    shells = debian / COMMON / "usr/share"
+    write(shells / "bash-completion/completions/kilonova", completion.write_completion("bash"))
+    write(shells / "zsh/vendor-completions/_kilonova", completion.write_completion("zsh"))
+
+
+def configuration(debian: Path) -> None:
+    """Users, rights, the file that is to be filled in, and what may be taken as an example."""
+    for kind, suffix in (("sysusers.d", "sysusers"), ("tmpfiles.d", "tmpfiles")):
+        for file in (ROOT / kind).glob("kilonova-*.conf"):
+            if file.stem in EXTRAS:
+                shutil.copyfile(file, debian / f"{file.stem}.{suffix}")
+    target = debian / CONTROL / CONFIGURATION / "kilonova.conf"
+    write(target, (ROOT / "samples/controller.conf").read_text())
+    target.chmod(0o640)
+    for package, folder, names in (
+        (CONTROL, "samples", ("kilonova.conf", "fencing-pacemaker", "pacemaker-forced-down")),
+        (CONTROL, "monitoring", ("alerts.yml", "dashboard.json", "prometheus.yml")),
+        (AGENT, "samples", ("agent.conf",)),
+    ):
+        for name in names:
+            text = (ROOT / folder / name).read_text()
+            write(debian / package / f"usr/share/doc/{package}/examples" / name, text)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Fill the folders of all packages."""
+    debian = Path(arguments[0]).resolve()
+    libraries = debian / COMMON / PREFIX / LIBRARIES
+    environment(debian / COMMON / PREFIX)
+    write(debian / f"{COMMON}.substvars", python_dependency())
+    with zipfile.ZipFile(build(debian / "wheel")) as wheel:
+        wheel.extractall(libraries, [name for name in wheel.namelist() if is_kept(name)])
+    top = PathDistribution(next(libraries.glob(f"{NAME}-*.dist-info")))
+    for package, names in divided(top).items():
+        for name in names:
+            copy(name, debian / package / PREFIX / LIBRARIES)
+    for entry in top.entry_points.select(group="console_scripts"):
+        program(debian, entry)
+    pages(debian)
+    configuration(debian)
+    for package, units in HELPERS.items():
+        for unit in units:
+            write(debian / f"{package}.{unit}", unit_text(unit))
+    for package in packages(debian):
+        write(debian / f"{package}.lintian-overrides", overrides(package))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the site's pages say from tables: operations and actions of the API, options, filters and
+weighers.
+
+    python -m deploy.site.reference            # all of them, as a JSON object: name -> Markdown
+
+docs/conf.py runs it for each build and puts each text where a page has ``<!-- table: NAME -->``.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+
+from oslo_config import cfg
+
+from common.domain import states
+from common.service.config import OPTIONS
+from compute_api.compute.request.microversions import HISTORY
+from compute_api.compute.routes import GONE, ROUTES, Route
+from deploy.operator.config import allowed, default
+from scheduler import filters, weighers
+
+
+def api() -> str:
+    """Every operation, a table for each kind of thing, then those that were removed."""
+    kinds: dict[str, list[Route]] = {}
+    for route in sorted(ROUTES, key=lambda route: _kind(route.path)):
+        kinds.setdefault(_kind(route.path), []).append(route)
+    parts = [
+        f"## {kind}\n\n"
+        + _table(("operation", "microversions", "policy", "success"), map(_operation, routes))
+        for kind, routes in kinds.items()
+    ]
+    gone = ((f"`{path}`", methods.replace(" ", ", ")) for path, methods in sorted(GONE.items()))
+    parts.append("## Removed: 410 at every microversion\n\n" + _table(("path", "methods"), gone))
+    return "\n".join(parts)
+
+
+def actions() -> str:
+    """What POST /servers/{server_id}/action takes, and what is done by other operations."""
+    return _table(
+        ("action", "microversions", "policy", "from the states", "then", "success"),
+        map(_action, states.ACTIONS),
+    )
+
+
+def configuration() -> str:
+    """Every option, a table for each section of the file."""
+    return "\n".join(
+        f"## [{group}]\n\n" + _table(("option", "type", "default", ""), map(_option, options))
+        for group, options in OPTIONS.items()
+    )
+
+
+def filters_table() -> str:
+    """Every filter by its name in ``enabled_filters``."""
+    enabled = next(one for one in OPTIONS["scheduler"] if one.dest == "enabled_filters").default
+    return _table(
+        ("name", "a host passes when", "by default", "asked of rebuilds"),
+        (
+            (
+                f"`{name}`",
+                _passes(entry),
+                "yes" if name in enabled or entry.make is None else "",
+                "yes" if entry.on_rebuild else "",
+            )
+            for name, entry in filters.BUILT_IN.items()
+        ),
+    )
+
+
+def weighers_table() -> str:
+    """Every weigher by its name in ``enabled_weighers``, with its multiplier."""
+    conf = cfg.ConfigOpts()
+    for group, options in OPTIONS.items():
+        conf.register_opts(options, None if group == "DEFAULT" else group)
+    conf([], default_config_files=[])
+    helps = {one.dest: one.help or "" for one in OPTIONS["scheduler"]} | {
+        f"metrics_{one.dest}": one.help or "" for one in OPTIONS["metrics"]
+    }
+    made = {name: make(conf) for name, make in weighers.BUILT_IN.items()}
+    return _table(
+        ("name", "multiplier", "default", ""),
+        (
+            (f"`{name}`", f"`{one.key}`", f"{one.multiplier:g}", _cell(helps[one.key]))
+            for name, one in made.items()
+        ),
+    )
+
+
+#: The name in a page's placeholder -> what stands there.
+TABLES: dict[str, Callable[[], str]] = {
+    "api": api,
+    "actions": actions,
+    "configuration": configuration,
+    "filters": filters_table,
+    "weighers": weighers_table,
+}
+
+
+def _kind(path: str) -> str:
+    return path.split("/")[1]
+
+
+def _operation(route: Route) -> Sequence[str]:
+    return (
+        f"`{route.method} {route.path}`",
+        _versions(route.since, route.until),
+        f"`{route.policy}`" if route.policy else "what is asked for decides",
+        str(route.success),
+    )
+
+
+def _action(row: states.Action) -> Sequence[str]:
+    name = f"{row.key} {row.when[1]}" if row.when else row.key
+    return (
+        f"`{name}`",
+        _versions(row.since, row.until),
+        f"`{row.policy}`",
+        "any" if row.vm == states.ANY else ", ".join(row.vm),
+        row.after or "as it was",
+        str(row.success),
+    )
+
+
+def _versions(since: str, until: str | None) -> str:
+    if since == "2.1" and until is None:
+        return "all"
+    return f"{since} to {until or HISTORY[-1][0]}"
+
+
+def _option(option: cfg.Opt) -> Sequence[str]:
+    kind = str(option.type).split("(")[0].lower()
+    value = default(option)
+    words = _cell(option.help or "")
+    limits = allowed(option)
+    return (
+        f"`{option.dest}`",
+        kind + " (secret)" * bool(option.secret),
+        f"`{_cell(value)}`" if value else "",
+        f"{words} Allowed: {_cell(limits)}." if limits else words,
+    )
+
+
+def _passes(entry: filters.Entry) -> str:
+    """The first sentence of what the filter is said to do."""
+    if entry.make is None:
+        return "asked of every request, whatever is enabled"
+    by_aggregate = isinstance(entry.make, functools.partial)
+    make = entry.make.func if isinstance(entry.make, functools.partial) else entry.make
+    text = " ".join((make.__doc__ or "").split("\n\n")[0].split()).replace("``", "`")
+    return _cell(text + " Aggregates say how many." * by_aggregate)
+
+
+def _cell(text: str) -> str:
+    """As it may stand in a table's cell: what would be markup is none."""
+    outside = re.split(r"(`[^`]*`)", " ".join(text.split()).replace("|", "\\|"))
+    return "".join(
+        part if at % 2 else re.sub(r"([*_<>\[\]{}$])", r"\\\1", part)
+        for at, part in enumerate(outside)
+    )
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+if __name__ == "__main__":
+    print(json.dumps({name: make() for name, make in TABLES.items()}))

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/states.md: a server's states and what leads from one to another, drawn from the one table of
+actions.
+
+    python -m deploy.site.states_diagram > docs/states.md
+
+Run by hand after a change of ``common.domain.states.ACTIONS``; a test compares the page with what
+this makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from common.domain import states
+from common.domain.states import ACTIONS, Action
+
+HEAD = """# The states of a server
+
+Made from the table `ACTIONS` in `common/domain/states.py` by `python -m deploy.site.states_diagram > docs/states.md`.
+
+The states are those of `OS-EXT-STS:vm_state`, where a server rests. An arrow is an action that succeeded; one that
+fails leads back to where the server was, or to `error` when that is not sure. Two ends depend on more than the table:
+`rebuild` of a stopped server leaves it stopped, and `shelve` goes on to `shelved_offloaded` by itself when
+`shelved_offload_time` is 0.
+"""
+ACTIONS_HEAD = """
+## The actions
+
+*from*: the vm_states it may start in; *beside*: the task_states it may start in (empty: only while nothing is in
+hand, else the answer is 409); *meanwhile*: `OS-EXT-STS:task_state` while it is in hand; *lock*: a locked server refuses
+it to all but admins; *ends others*: it ends an action in hand instead of being refused. `create`, `delete` and
+`softDelete` are no bodies: `softDelete` is what DELETE does while `reclaim_instance_interval` is above 0.
+
+| action | from | beside | meanwhile | after | lock | ends others | policy | since |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- |
+"""
+
+
+def page() -> str:
+    """The whole document."""
+    return "".join(
+        (
+            HEAD,
+            "\n```mermaid\nstateDiagram-v2\n",
+            *(f"    {line}\n" for line in _diagram()),
+            "```\n\n",
+            _from_every_state(),
+            ACTIONS_HEAD,
+            *(f"{_row(row)}\n" for row in ACTIONS if row.query is None),
+        )
+    )
+
+
+def edges() -> dict[tuple[str, str], list[str]]:
+    """(from, to) -> the actions that lead there, in the table's order; those of every state are not
+    among them."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in ACTIONS:
+        if row.vm == states.ANY or row.after is None:
+            continue
+        for vm_state in row.vm:
+            names = found.setdefault((vm_state, row.after), [])
+            if _name(row) not in names:
+                names.append(_name(row))
+    return found
+
+
+def _name(row: Action) -> str:
+    """As the body's key says it, with the value that tells rows of one key apart."""
+    return f"{row.key} {row.when[1]}" if row.when else row.key
+
+
+def _diagram() -> Iterator[str]:
+    for vm_state in states.VM_STATES:
+        yield f'state "{vm_state}" as {_id(vm_state)}'
+    yield f"[*] --> {_id(states.BUILDING)}"
+    for (start, end), names in edges().items():
+        yield f"{_id(start)} --> {_id(end)} : {', '.join(names)}"
+    yield f"{_id(states.DELETED)} --> [*]"
+
+
+def _id(vm_state: str) -> str:
+    return vm_state.replace("-", "_")
+
+
+def _from_every_state() -> str:
+    """What would be an arrow from everywhere."""
+    rows = [row for row in ACTIONS if row.vm == states.ANY and row.after is not None]
+    listed = ", ".join(f"`{_name(row)}` (to `{row.after}`)" for row in rows)
+    return f"From every state: {listed}.\n"
+
+
+def _row(row: Action) -> str:
+    cells = (
+        f"`{_name(row)}`",
+        _any_or(row.vm),
+        _any_or([task for task in row.task if task is not None]),
+        f"`{row.during}`" if row.during else "",
+        f"`{row.after}`" if row.after else "as it was",
+        "yes" if row.locked else "",
+        "yes" if row.supersedes else "",
+        f"`{row.policy}`",
+        row.since,
+    )
+    return "| " + " | ".join(cells) + " |"
+
+
+def _any_or(values: Sequence[str]) -> str:
+    return "any" if tuple(values) == states.ANY else ", ".join(f"`{value}`" for value in values)
+
+
+if __name__ == "__main__":
+    print(page(), end="")
