@@ -29,7 +29,7 @@ from tests.waiting import await_true
 #: that project's requests that ran at the same time.
 APPLICATION = """
 import pathlib, sys, threading, time
-from common import config
+from common.service import config
 from compute_api.http import fair_share
 from compute_api.http.worker.server import Server
 config.load()

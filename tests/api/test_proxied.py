@@ -32,7 +32,7 @@ PROXY = {
 #: As every service serves: through edge.server.
 APPLICATION = """
 import json, sys
-from common import config
+from common.service import config
 from compute_api.http.worker.server import Server
 config.load(sys.argv[2])
 SEEN = ("wsgi.url_scheme", "HTTP_HOST", "SCRIPT_NAME", "PATH_INFO", "REMOTE_ADDR")

@@ -20,7 +20,7 @@ from tests.waiting import await_true
 #: A request to a server is answered when a file is there.
 APPLICATION = """
 import pathlib, sys, time
-from common import config
+from common.service import config
 from compute_api.compute.request.waiting_threads import may_wait
 from compute_api.http.worker.server import Server
 config.load()

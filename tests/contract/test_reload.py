@@ -19,7 +19,7 @@ from tests.waiting import await_true
 
 #: A process without neighbours.
 IDLE = (
-    "from common import reload, service\n"
+    "from common.service import reload, service\n"
     "def open_up(conf):\n"
     "    reload.takes('conductor.batch', then=lambda conf: print('batch', conf.conductor.batch, flush=True))\n"
     "    return lambda: None\n"

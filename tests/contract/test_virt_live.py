@@ -254,7 +254,7 @@ def leaves_by_an_agent_that_dies(busy: Traveller, spec: GuestSpec, to: dict[str,
         import json, sys
         from common.domain.models import GuestSpec
         from common.domain.wire import from_wire
-        from compute_agent.virt.driver import VerbContext
+        from compute_agent.verb_context import VerbContext
         from compute_agent.virt.libvirt.driver import LibvirtDriver
         from compute_agent.virt.libvirt.migration.live_migration import MigrationOptions
         uri, folder, spec, to, bandwidth = json.load(sys.stdin)

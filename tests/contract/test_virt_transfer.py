@@ -176,7 +176,7 @@ import json, sys
 from common.domain.models import GuestSpec
 from common.domain.wire import from_wire
 from compute_agent.transfer import client
-from compute_agent.virt.driver import VerbContext
+from compute_agent.verb_context import VerbContext
 from compute_agent.virt.libvirt.driver import LibvirtDriver
 uri, home, address, secret, told = sys.argv[1:]
 spec = from_wire(GuestSpec, json.loads(told))

@@ -48,7 +48,7 @@ def no_look_without_a_ring(monkeypatch: pytest.MonkeyPatch) -> None:
     comes back to it: on a busy machine, where a request takes longer, that is with each of them."""
 
     def comes_back(conductor: Conductor) -> None:
-        conductor._own_message_at = conductor.engine.engine.clock.monotonic()
+        conductor._own_message_at = conductor.engine.clock.monotonic()
 
     monkeypatch.setattr(conductor_service, "LOOK_SECONDS", 10.0)
     monkeypatch.setattr(Conductor, "loop_back", comes_back)

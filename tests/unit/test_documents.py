@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_architecture_names_existing_files_and_definitions() -> None:
-    table = (ROOT / "docs/architecture.md").read_text().split("## Where is …?")[1]
+    table = (ROOT / "docs/architecture.md").read_text().split("## Find a part")[1]
     # A file or folder, and the name in it, if the page has one.
     places = re.findall(r"`([a-z_]+/[\w./]+)`(?: \(`(\w+)`\))?", table)
     assert places

@@ -90,7 +90,7 @@ def test_every_line_of_a_thread_names_its_request(kept: Log) -> None:
 def test_the_journal_gets_a_priority_for_each_line(tmp_path: Path) -> None:
     """In a process of its own, whose standard error is a socket that $JOURNAL_STREAM names."""
     code = (
-        "import logging, os; from common import log\n"
+        "import logging, os; from common.service import log\n"
         "found = os.fstat(2); os.environ['JOURNAL_STREAM'] = f'{found.st_dev}:{found.st_ino}'\n"
         "log.start('DEBUG'); logger = logging.getLogger('conductor.x')\n"
         "logger.debug('a'); logger.info('b'); logger.warning('c'); logger.critical('d')\n"

@@ -79,7 +79,7 @@ def test_nothing_is_counted_where_nobody_reads(
 
 def test_without_it_the_library_is_not_imported() -> None:
     code = (
-        "import sys; from common import metrics; metrics.STEPS.add('a', 'b', 'c')\n"
+        "import sys; from common.service import metrics; metrics.STEPS.add('a', 'b', 'c')\n"
         "metrics.serve(); sys.exit('prometheus_client' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -146,7 +146,7 @@ def test_a_master_gathers_what_its_workers_count() -> None:
     code = f"""
 import os, sys
 sys.path.insert(0, {str(Path(__file__).parents[3])!r})
-from common import metrics
+from common.service import metrics
 from tests.unit.common.test_metrics import conf_of
 metrics.start(conf_of(1, name="api"), "api")
 for number in (1, 2):

@@ -86,7 +86,7 @@ import importlib, sys
 from deploy.operator.commands import COMMANDS
 for name in (*{SERVICES!r}, *(module for module, _, _ in COMMANDS.values())):
     importlib.import_module(name)
-from common import config, tracing
+from common.service import config, tracing
 tracing.start(config.load(None), "conductor")
 tracing.request({REQUEST!r}, "GET", "/", 200, 0.1, project=None, client=None)
 tracing.step({parts!r}, 1)

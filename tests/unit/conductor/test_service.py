@@ -257,7 +257,7 @@ def known(tmp_path: Path) -> Iterator[Conductor]:
 
 
 def session_of(conductor: Conductor) -> int:
-    return conductor.engine.engine.store.read(lambda tx: hosts.sessions(tx, ["h1"]))["h1"]
+    return conductor.engine.store.read(lambda tx: hosts.sessions(tx, ["h1"]))["h1"]
 
 
 def test_a_registration_that_is_sent_again_begins_no_session(known: Conductor) -> None:
