@@ -19,9 +19,10 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from common import states
+from common.domain import states
 from compute_api.compute.routes import GONE, ROUTES, Route
-from compute_api.compute.schemas import aggregates, common, server_actions
+from compute_api.compute.schemas import aggregates, common
+from compute_api.compute.schemas.servers import actions as server_actions
 from compute_api.http.microversions import Range
 from compute_api.http.validation import VersionedSchema
 from deploy.environment import NOVA_PYTHON
