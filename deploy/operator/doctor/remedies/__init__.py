@@ -22,9 +22,9 @@ from common.store.schema import servers
 from common.store.servers import actions, guests, immediate_actions
 from deploy.operator.doctor.finding import Finding
 from deploy.operator.doctor.kinds import KINDS, Mender
-from deploy.operator.doctor.remedies.counts import COUNTS
-from deploy.operator.doctor.remedies.hosts import HOSTS
-from deploy.operator.doctor.remedies.servers import SERVERS, WRITTEN
+from deploy.operator.doctor.remedies.of_counts import COUNTS
+from deploy.operator.doctor.remedies.of_hosts import HOSTS
+from deploy.operator.doctor.remedies.of_servers import SERVERS, WRITTEN
 
 #: What os-instance-actions calls it.
 NAME = "repair"

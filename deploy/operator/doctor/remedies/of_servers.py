@@ -22,7 +22,7 @@ from common.store.schema import servers
 from common.store.servers import actions, guests, migrations
 from common.store.servers.guests import HERE
 from deploy.operator.doctor.finding import Finding
-from deploy.operator.doctor.remedies.counts import allocate, holds
+from deploy.operator.doctor.remedies.of_counts import allocate, holds
 from deploy.operator.store import stuck_actions
 
 #: Columns of a server that remedies write: its journal keeps what stood there.
