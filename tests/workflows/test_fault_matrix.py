@@ -153,18 +153,14 @@ def test_what_is_not_told_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A transition tells nothing; or what no broker has is struck."""
     cell = EVERY["stop/stop/request-lost"]
     with monkeypatch.context() as silent:
-        silent.setattr(notifications, "of", no_notices)
+        for part in ("_update", "_events"):
+            silent.setattr(notifications, part, lambda *what: [])
         assert (
             "notified of ['instance.power_off.start', 'instance.delete.start'], and"
             in run.run(cell).problem
         )
     monkeypatch.setattr(NotificationSender, "_send", _sent_in_vain)
     assert "arrived of [1, 2" in run.run(cell).problem
-
-
-def no_notices(*arguments: object) -> list[object]:
-    """Replace ``notices.of``. A function of the module, because the prepared cloud is pickled."""
-    return []
 
 
 def _sent_in_vain(sender: NotificationSender, row: NotificationRow) -> bool:
