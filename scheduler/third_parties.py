@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from importlib import metadata
 
 
-def installed(
+def find_entry_points(
     option: str,
     names: Iterable[str],
     group: str,

@@ -215,7 +215,7 @@ def load(conf: cfg.ConfigOpts) -> tuple[Weigher, ...]:
             created.
     """
     names = dict.fromkeys(conf.scheduler.enabled_weighers)
-    foreign = third_parties.installed(
+    foreign = third_parties.find_entry_points(
         "enabled_weighers", names, ENTRY_POINTS, BUILT_IN, UnknownWeigher
     )
     return tuple(

@@ -36,7 +36,9 @@ def application(conf: cfg.ConfigOpts) -> WSGIApplication:
         health.Dependency("identity", identity.require_answer),
         health.Dependency("image", images.require_answer),
     )
-    return health.answered(app.create(images, configured(conf)), health.Health(dependencies))
+    return health.add_health_checks(
+        app.create(images, configured(conf)), health.Health(dependencies)
+    )
 
 
 def limits(conf: cfg.ConfigOpts) -> ClientLimits:

@@ -50,7 +50,7 @@ def application(conf: cfg.ConfigOpts) -> WSGIApplication:
     )
     metadata_app = app.create(guests, options.proxy_shared_secret, RateLimiter(options.rate))
     health_checks = health.Health([health.Dependency("database", store.now)])
-    return health.answered(metadata_app, health_checks, unless=OF_A_GUEST)
+    return health.add_health_checks(metadata_app, health_checks, unless=OF_A_GUEST)
 
 
 def main() -> None:

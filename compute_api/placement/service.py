@@ -41,7 +41,7 @@ def application(conf: cfg.ConfigOpts, policy: Policy | None = None) -> WSGIAppli
         health.Dependency("database", store.now),
         health.Dependency("identity", IdentityClient(conf).require_answer),
     )
-    return health.answered(
+    return health.add_health_checks(
         authentication.authenticated(placement_app, conf, faults.body), health.Health(dependencies)
     )
 

@@ -135,7 +135,7 @@ def load(conf: cfg.ConfigOpts) -> Filters:
             created.
     """
     names = dict.fromkeys(conf.scheduler.enabled_filters)
-    foreign = third_parties.installed(
+    foreign = third_parties.find_entry_points(
         "enabled_filters", names, ENTRY_POINTS, BUILT_IN, UnknownFilter
     )
     enabled = []
@@ -165,7 +165,7 @@ def _guard(name: str, apply_filter: Filter) -> Filter:
     Why: other requests of the same call must not fail.
     """
 
-    def guarded(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
+    def apply_guarded(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
         size = len(snapshot.names)
         try:
             checks = list(apply_filter(snapshot, spec))
@@ -191,4 +191,4 @@ def _guard(name: str, apply_filter: Filter) -> Filter:
             ]
         return checks
 
-    return guarded
+    return apply_guarded
