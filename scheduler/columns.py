@@ -157,7 +157,7 @@ class Columns:
         rows = np.minimum(np.searchsorted(self.ids, provider_ids), self.ids.size - 1)
         return rows, self.ids[rows] == provider_ids
 
-    def outdated(self, changed: Rows, read_at: int) -> list[int]:
+    def find_outdated(self, changed: Rows, read_at: int) -> list[int]:
         """Return the ids of the providers whose rows are missing or outdated.
 
         A provider that changed after the last read began is outdated even if generation and time

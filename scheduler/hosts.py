@@ -128,7 +128,7 @@ class Hosts:
         columns, last_marks = self._columns, self._marks
         since = last_marks.read_at - OVERLAP_MICROS
         marks = host_states.marks(tx, since)
-        rows_moved = self._read_hosts(tx, columns.outdated(marks.changed, last_marks.read_at))
+        rows_moved = self._read_hosts(tx, columns.find_outdated(marks.changed, last_marks.read_at))
         rows_moved |= self._read_hosts(tx, self._next_in_turn(moment))
         if at_once or moment - self._counted >= COUNT_INTERVAL_SECONDS:
             rows_moved |= self._drop_removed(tx)

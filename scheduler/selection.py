@@ -151,7 +151,10 @@ def _choose(
     examination = examine(snapshot, spec, options, len(batch))
     rows = np.flatnonzero(examination.passing)
     if not rows.size:
-        reason, by_host = sentence(snapshot, examination), named(snapshot, examination)
+        reason, by_host = (
+            summarize(snapshot, examination),
+            describe_rejections(snapshot, examination),
+        )
         return [Choice(Selection(request.server, [], reason, by_host)) for request in batch]
     return _place(snapshot, batch[:1] if examination.settles else batch, examination, rows, options)
 
@@ -283,7 +286,7 @@ def _take(
 
 
 # --- Reasons of rejected hosts ---
-def sentence(snapshot: Snapshot, examination: Examination) -> str:
+def summarize(snapshot: Snapshot, examination: Examination) -> str:
     """Return the summary of all rejections.
 
     For example, ``12 hosts: 7 not in zone az1, 4 short of MEMORY_MB (need 4096, most free 2048), 1
@@ -304,7 +307,7 @@ def sentence(snapshot: Snapshot, examination: Examination) -> str:
     )
 
 
-def named(snapshot: Snapshot, examination: Examination) -> dict[str, str]:
+def describe_rejections(snapshot: Snapshot, examination: Examination) -> dict[str, str]:
     """Return the reason of each rejected host, for at most ``MAX_NAMED_HOSTS`` hosts."""
     texts = (
         (snapshot.names[row], check.for_one(row))
@@ -339,8 +342,8 @@ def explain(snapshot: Snapshot, spec: RequestSpec, options: SelectionOptions) ->
         hosts,
         _count_room_by_zone(snapshot, examination),
         removed,
-        sentence(snapshot, examination) if removed or not snapshot.names else "",
-        named(snapshot, examination),
+        summarize(snapshot, examination) if removed or not snapshot.names else "",
+        describe_rejections(snapshot, examination),
     )
 
 

@@ -2,12 +2,12 @@
 """Weighers rank the hosts that pass the filters.
 
 A weigher returns a number for each host. More is better, and a negative multiplier reverses the
-order. ``load`` creates the enabled weighers when the scheduler starts: those in ``BUILT_IN``, with
-Nova's names, and those that installed distributions declare as entry points.
+order. ``load`` creates the enabled weighers when the scheduler starts. They come from ``BUILT_IN``,
+with Nova's names, or from entry points of installed distributions.
 
-``scores`` normalizes each weigher's numbers to 0 to 1 over the passing hosts, multiplies them, and
-adds them. Near ties are broken by a number that depends on the server's id and the host's name, so
-that parallel requests spread.
+``scores`` normalizes the numbers of each weigher to 0 to 1 over the passing hosts, multiplies them,
+and adds them up. Near ties are broken by a number that depends on the server's id and the host's
+name, so that parallel requests spread.
 
 The name of a multiplier is an option of ``[scheduler]`` and a key in the metadata of aggregates.
 Metadata takes precedence.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Error texts for values that violate a JSON schema, at bounded cost.
+"""Error texts for values that violate a JSON schema, at build_explainer cost.
 
 The texts are those of jsonschema, as in Nova. jsonschema alone includes the whole value in a text
 and visits each part of a value of any size. Here a text contains only the beginning of the value,
@@ -106,8 +106,8 @@ Keyword = Callable[
 ]
 
 
-def bounded(draft: str, formats: Formats) -> Callable[[JsonObject], Explainer]:
-    """Return a constructor of validators with error texts at bounded cost.
+def build_explainer(draft: str, formats: Formats) -> Callable[[JsonObject], Explainer]:
+    """Return a constructor of validators with error texts at build_explainer cost.
 
     Args:
         draft: A class of jsonschema, for example Draft202012Validator.
@@ -128,7 +128,7 @@ def bounded(draft: str, formats: Formats) -> Callable[[JsonObject], Explainer]:
 
 
 def _first_error(keyword: Keyword) -> Keyword:
-    """Return the keyword with at most one error, and with a bounded repr of the value."""
+    """Return the keyword with at most one error, and with a build_explainer repr of the value."""
 
     def check(
         validator: Explainer, rule: JsonValue, value: JsonValue, schema: JsonObject
@@ -151,7 +151,7 @@ class _Keywords:
     def __init__(self, kind: Any, formats: Formats) -> None:  # noqa: ANN401 - jsonschema has no types
         self._unknown_keys: Keyword = kind.VALIDATORS["additionalProperties"]
         self._formats = formats
-        #: Each rule with its compiled check, by the rule's id. Storing the rule keeps its id valid.
+        #: Compiled check of each rule, by the rule's id. A stored rule keeps the id valid.
         self._compiled: dict[int, tuple[JsonObject, Callable[[object], bool]]] = {}
         self.by_name: dict[str, Keyword] = {
             "items": self._items,

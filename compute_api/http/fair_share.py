@@ -2,12 +2,12 @@
 """Share the time of a process between projects.
 
 Under Python's global lock, expensive requests of one project would slow down every other request.
-Therefore only a limited number of requests of a project run at the same time. Its other requests
-wait in a queue without a thread, and projects take turns.
+Therefore only a limited number of requests of a project run at the same time. Further requests of
+the project wait in a queue without a thread, and projects take turns.
 
 ``limit_projects`` is placed between authentication and the application, because the project is only
-known after the token is validated. When a request must wait, the worker keeps it and calls the
-whole application again when its turn has come. Until then only the token has been validated.
+known after the token is validated. When a request must wait, the worker keeps the request and calls
+the whole application again later. Until then only the token has been validated.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Lane:
             return admission.holds_place
 
     def wait(self, admission: Admission) -> None:
-        """Put a request into its project's queue. It is resumed with a place, or refused."""
+        """Put a request into the project's queue, and resume or refuse the request later."""
         with self._lock:
             line = self._waiting.setdefault(admission.project, deque())
             admission.deadline = self._monotonic() + MAX_WAIT_SECONDS
@@ -160,7 +160,7 @@ class Lanes:
     waiting_changes: Lane
 
     @classmethod
-    def sized(cls, threads: int, waiting_threads: int) -> Lanes:
+    def create(cls, threads: int, waiting_threads: int) -> Lanes:
         """Return lanes with a place for a change in each of these threads.
 
         Reads need the additional threads of ``threads_beside``.

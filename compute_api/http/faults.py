@@ -55,7 +55,7 @@ def fault_of(problem: BaseException, texts: Mapping[int, str] = TEXTS) -> ApiFau
 
 
 def log_failure(log: logging.Logger, req: falcon.Request, problem: BaseException) -> None:
-    """Log an unexpected failure with its traceback. Errors of clients are not logged here."""
+    """Log an unexpected failure with the traceback. Errors of clients need no log line."""
     log.error(
         "%s %r failed [%s]",
         req.method,
@@ -107,10 +107,10 @@ class TextFaults:
     def install(self, app: FaultyApp) -> None:
         """Register the error handlers in the application."""
         app.set_error_serializer(self._serialize)
-        app.add_error_handler(Exception, self._failed)
-        app.add_error_handler(errors.Problem, self._refused)
+        app.add_error_handler(Exception, self._handle_failure)
+        app.add_error_handler(errors.Problem, self._handle_refusal)
 
-    def _refused(
+    def _handle_refusal(
         self, req: falcon.Request, resp: falcon.Response, problem: errors.Problem, params: object
     ) -> None:
         self._log.warning("refused %s", self._refusal(req, problem))
@@ -122,7 +122,7 @@ class TextFaults:
             headers={"Retry-After": "1"} if problem.retryable else None,
         )
 
-    def _failed(
+    def _handle_failure(
         self, req: falcon.Request, resp: falcon.Response, problem: Exception, params: object
     ) -> None:
         self._log.error(

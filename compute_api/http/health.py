@@ -46,7 +46,7 @@ class Dependency:
 
 
 class Health:
-    """The health of this process. Create it after the fork, because it starts threads."""
+    """The health of this process. Create this after the fork, because threads are started."""
 
     def __init__(
         self,

@@ -66,7 +66,7 @@ class RequestIds:
 
 
 class BodySizes:
-    """Refuses a body by its declared length before reading it."""
+    """Refuses a too large body by the declared length, before reading data."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes

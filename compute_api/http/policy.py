@@ -54,14 +54,14 @@ class EffectiveRule:
 class Policy:
     """The rules in force in this process.
 
-    The next check after a change of the file reads it again. If the new file is missing or invalid,
-    the rules stay as they were, and one error is logged.
+    The first check after a change of the file reads the file again. If the new file is missing or
+    invalid, the old rules stay in force, and one error is logged.
 
     Args:
         rules: The rules of the service.
-        policy_file: An oslo.policy file with Nova's rule names. Its rules override the defaults.
-            None
-            means defaults only.
+        policy_file: An oslo.policy file with Nova's rule names, which override the defaults. None
+            means
+            defaults only.
 
     Raises:
         ConfigError: The file is invalid. The text begins with file and line.
@@ -84,10 +84,10 @@ class Policy:
         )
         self._refusals = (policy.PolicyNotAuthorized, policy.InvalidScope)
         self._file, self._reading = policy_file, threading.Lock()
-        self._stamp = self._stamp_now()
-        self._take_over()
+        self._stamp = self._read_stamp()
+        self._load_rules()
 
-    def _stamp_now(self) -> tuple[int, ...]:
+    def _read_stamp(self) -> tuple[int, ...]:
         """Return values that change with the file, or () if the file does not exist."""
         try:
             status = os.stat(self._file) if self._file else None
@@ -95,13 +95,13 @@ class Policy:
             return ()
         return (status.st_mtime_ns, status.st_size, status.st_ino) if status else ()
 
-    def _read_again(self) -> None:
+    def _reload_changed_file(self) -> None:
         """Apply a changed file. One thread does so, and the others use the previous rules."""
-        if self._stamp_now() == self._stamp or not self._reading.acquire(blocking=False):
+        if self._read_stamp() == self._stamp or not self._reading.acquire(blocking=False):
             return
         try:
-            self._stamp = self._stamp_now()
-            self._take_over()
+            self._stamp = self._read_stamp()
+            self._load_rules()
             logger.info("%s has changed and is in force", self._file)
         except ConfigError as problem:
             logger.error(
@@ -111,7 +111,7 @@ class Policy:
         finally:
             self._reading.release()
 
-    def _take_over(self) -> None:
+    def _load_rules(self) -> None:
         from compute_api.http import policy_file
 
         merged = (
@@ -148,7 +148,7 @@ class Policy:
             target: Project and user of the object. None means an object of the caller.
         """
         if self._file:
-            self._read_again()
+            self._reload_changed_file()
         if rule not in self._in_force:
             return False
         caller = {

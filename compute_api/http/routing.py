@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Routes: one row per operation, with its microversions, policy rule and schemas.
+"""Routes: one row per operation, with microversions, policy rule and schemas.
 
-A service lists its rows (``compute.routes``, ``placement.routes``). An ``Endpoint`` serves the rows
+A service lists the rows (``compute.routes``, ``placement.routes``). An ``Endpoint`` serves the rows
 of a path.
 """
 

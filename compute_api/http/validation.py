@@ -177,7 +177,7 @@ class Schema:
 
     @functools.cached_property
     def _explainer(self) -> explanations.Explainer:
-        return explanations.bounded("Draft202012Validator", FORMATS)(self.document)
+        return explanations.build_explainer("Draft202012Validator", FORMATS)(self.document)
 
     def is_valid(self, value: object) -> bool:
         """True if the value is valid."""

@@ -2,7 +2,7 @@
 """The WSGI application of the image gateway: the part of the image API that hosts use.
 
 ``service.application`` calls ``create`` once per process, and tests call it too. A request passes
-these steps in order: the operation is one of three, the ticket permits the operation on the image,
+these steps in order: the operation exists, the ticket permits the operation on the image,
 and the image service answers. Requests to the image service have Kilonova's own token (``images``).
 Data is passed on in chunks of a MiB.
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """/resource_providers/UUID/aggregates.
 
-The aggregates of a provider are those that operators set here, and those of the provider's host.
+A provider belongs to the aggregates that operators set here, and to the aggregates of its host.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def index(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
 
 
 def put(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
-    """Replace the aggregates that operators set. Those of the host stay.
+    """Replace the aggregates that operators set. The aggregates of the host stay.
 
     Since 1.19 the body contains the provider's generation.
     """

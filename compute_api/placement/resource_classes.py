@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/resource_classes: the standard resource classes, and those of operators."""
+"""/resource_classes: the standard resource classes and custom classes."""
 
 from __future__ import annotations
 

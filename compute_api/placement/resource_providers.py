@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/resource_providers: the providers of hosts, and those that operators create."""
+"""/resource_providers: the providers of hosts, and providers that operators create."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Schemas for bodies and queries of the placement service, by microversion.
 
-Error texts are those of jsonschema, because clients know them. Each text is one line, because the
+Error texts come from jsonschema, because clients know them. Each text is one line, because the
 command line only shows the last line.
 """
 
@@ -65,7 +65,7 @@ class PlacementSchema(VersionedSchema):
         )
 
     def _make_validator(self, version: int) -> explanations.Explainer:
-        return explanations.bounded("Draft4Validator", FORMATS)(self.at(version).document)
+        return explanations.build_explainer("Draft4Validator", FORMATS)(self.at(version).document)
 
 
 def _format_path(path: list[object]) -> str:

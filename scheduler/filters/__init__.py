@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Filters reject hosts that cannot take a server, with a reason.
 
-A filter examines all hosts at once. ``load`` creates the enabled filters when the scheduler starts:
-those in ``BUILT_IN``, with Nova's names, and those that installed distributions declare as entry
-points.
+A filter examines all hosts at once. ``load`` creates the enabled filters when the scheduler starts.
+They come from ``BUILT_IN``, with Nova's names, or from entry points of installed distributions.
 
 ``Filters.checks`` defines the order of all checks: requested and excluded hosts, failing hosts, the
 availability zone, disabled hosts, the enabled filters, and the checks in ``resources`` that no

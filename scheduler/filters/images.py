@@ -65,7 +65,7 @@ def _normalize(name: str, value: object) -> str:
 def image_properties(conf: cfg.ConfigOpts) -> Filter:
     """Require support for the image's architecture, hypervisor type and VM mode.
 
-    If the image sets one of these, a required hypervisor version and address width are compared
+    If the image sets any of these, a required hypervisor version and address width are compared
     too.
     """
     architecture = conf.scheduler.image_properties_default_architecture
@@ -75,7 +75,7 @@ def image_properties(conf: cfg.ConfigOpts) -> Filter:
         if architecture:
             image.setdefault("hw_architecture", _normalize("hw_architecture", architecture))
         required = [image[name] for name in OTHER_WORDS if image.get(name)]
-        # As in Nova, the version is only compared together with one of the other properties.
+        # As in Nova, the version is only compared if another property is set.
         if not required:
             return
         yield Check(
@@ -98,7 +98,7 @@ def image_properties(conf: cfg.ConfigOpts) -> Filter:
 
 
 def _supports(facts: JsonMapping, required: list[str]) -> bool:
-    """True if one of the supported instances has all these values."""
+    """True if a single supported instance has all these values."""
     return any(
         set(required) <= {str(word).lower() for word in supported}
         for supported in facts.get("supported_instances") or ()

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The client connections of a process. A single thread handles all of them without blocking.
 
-A request gets a worker thread when it has arrived completely. When the response is handed to its
-buffer, the thread is free again. A slow client is disconnected at its deadline. If there are too
-many connections, the address with the most connections loses its longest waiting connection, so
-that a new client always gets a connection.
+A request gets a worker thread after its last byte has arrived. The thread writes the response to a
+buffer and is then free again. A slow client is disconnected at a deadline. If there are too many
+connections, the address with the most connections loses the longest waiting connection, so that a
+new client always gets a connection.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ConnectionPhase(Enum):
 
 
 class ClientConnection:
-    """A connection. It belongs to the thread of ``ClientConnections``.
+    """A connection, which belongs to the thread of ``ClientConnections``.
 
     While a response is built, ``incoming``, ``answer`` and ``admission`` belong to the worker
     thread.
@@ -63,7 +63,7 @@ class ClientConnection:
         answer: The ``PendingResponse``.
         admission: The request's ``fair_share.Admission``.
         is_given: The response is completely in ``out``.
-        is_paused: The response continues when the client has taken more of it.
+        is_paused: The response continues when the client has taken more data.
         has_ended: The client sends no more data, but may still read.
         is_last: The connection is closed after this response.
     """
@@ -333,12 +333,12 @@ class ClientConnections:
             self._complete(client)
 
     def pause_answer(self, client: ClientConnection) -> None:
-        """Continue the response when the client has taken more of it."""
+        """Continue the response when the client has taken more data."""
         client.is_paused = True
         self.wait_for(client)
 
     def finish_answer(self, client: ClientConnection, is_last: bool) -> None:
-        """Complete the response after all of it has been written to ``out``."""
+        """Complete the response after the last write to ``out``."""
         if client.stream is not None:
             client.stream.close()
             self._streaming[client.key] -= 1

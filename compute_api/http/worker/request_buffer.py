@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Buffer a request while it arrives, and detect when it is complete.
+"""Buffer a request while it arrives, and detect the end.
 
-gunicorn's parser reads the head when all of it has arrived, and later the body from exactly the
-bytes that were counted here. Because there is only one parser, both agree where the next request
-begins.
+gunicorn's parser reads the head after its last byte has arrived, and later the body from exactly
+the bytes that were counted here. Because there is only one parser, both agree where the next
+request begins.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class RequestBuffer:
         return True
 
     def _find_end(self) -> int | None:
-        """Return the end of the body, or None if it has not arrived."""
+        """Return the end of the body, or None if some of the body is missing."""
         if self._chunks is not None:
             return self._chunks.end(self.arrived)
         return self._length if len(self.arrived) >= self._length else None
@@ -145,10 +145,10 @@ class ChunkedBody:
         self._is_last = False
 
     def end(self, data: bytearray) -> int | None:
-        """Return the end of the body, or None if it has not arrived.
+        """Return the end of the body, or None if some of the body is missing.
 
         Raises:
-            InvalidChunkSize: A chunk's size is invalid.
+            InvalidChunkSize: The size of a chunk is invalid.
             ChunkMissingTerminator: A chunk does not end with CRLF.
         """
         while True:

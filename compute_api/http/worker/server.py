@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run gunicorn with Kilonova's worker. This module sets all of gunicorn's options.
 
-The ``service.py`` of the API, placement, metadata and image gateway use it. Each worker creates its
-application after the fork. On SIGTERM a worker finishes its requests and exits at once, even if
-threads of libraries still run.
+The ``service.py`` of the API, placement, metadata and image gateway use this module. Each worker
+creates an application after the fork. On SIGTERM a worker finishes the running requests and exits
+at once, even if threads of libraries still run.
 """
 
 from __future__ import annotations

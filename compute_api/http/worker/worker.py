@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """gunicorn's worker with threads that only build responses.
 
-``ClientConnections`` waits for the network. It replaces the part of gunicorn's gthread that waits
-for requests. gunicorn's arbiter, parser and WSGI environment are used unchanged.
+``ClientConnections`` replaces the part of gunicorn's gthread that waits for requests. gunicorn's
+arbiter, parser and WSGI environment are used unchanged.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
         )
         self._waiting = self._create_pool(self.waiting_threads)
         if self.shares_threads:
-            self.lanes = Lanes.sized(self.cfg.threads, self.waiting_threads)
+            self.lanes = Lanes.create(self.cfg.threads, self.waiting_threads)
         self.set_accept_enabled(True)
         while self.alive and self.is_parent_alive():
             self._run_once(1.0)
