@@ -310,8 +310,8 @@ class Columns:
                     assignment = from_wire(HardwareAssignment, json.loads(text))
                 except (ValueError, TypeError):
                     log.exception(
-                        "the record of a guest's CPUs and devices on host %s is damaged; the host gives "
-                        "none of them to other guests: %.200s",
+                        "the record of a guest's CPUs and devices on host %s is damaged, so the host's "
+                        "NUMA nodes and devices are not used: %.200s",
                         base.names[place],
                         text,
                     )
@@ -436,7 +436,7 @@ def _parse_object(text: str | None) -> JsonObject:
     try:
         document = json.loads(text) if text else {}
     except ValueError:
-        log.exception("a document of a host is damaged and counts as empty: %.200s", text)
+        log.exception("damaged host document, used as empty: %.200s", text)
         return {}
     return document if isinstance(document, dict) else {}
 
@@ -449,7 +449,7 @@ def _parse_records(kind: type[T], text: str) -> list[T]:
     try:
         return [from_wire(kind, record) for record in json.loads(text)]
     except (ValueError, TypeError):
-        log.exception("a document of a host is damaged and counts as empty: %.200s", text)
+        log.exception("damaged host document, used as empty: %.200s", text)
         return []
 
 

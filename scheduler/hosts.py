@@ -269,10 +269,10 @@ class Hosts:
     def _fill_waits(self, copy: Snapshot) -> None:
         if copy.failures.any():
             now = self._marks.read_at + (self._clock.monotonic() - self._refreshed) * SECOND
-            left = (self._columns.own["failed_at"] - now) / SECOND + self._wants.pause
-            copy.waits = np.where(copy.failures > 0, np.ceil(np.maximum(left, 0)), 0).astype(
-                np.int64
-            )
+            seconds_left = (self._columns.own["failed_at"] - now) / SECOND + self._wants.pause
+            copy.waits = np.where(
+                copy.failures > 0, np.ceil(np.maximum(seconds_left, 0)), 0
+            ).astype(np.int64)
 
     # --- Proposals ---
     def propose(

@@ -267,8 +267,8 @@ def _required_hardware(snapshot: Snapshot, spec: RequestSpec) -> Hardware | None
     """Return the server's requirements for exclusive hardware, or None if it has none."""
     if spec.flavor is None or spec.is_rebuild or not snapshot.parts:
         return None
-    wanted = hardware(spec.flavor, spec.image_properties)
-    return wanted if wanted.needs_assignment else None
+    required = hardware(spec.flavor, spec.image_properties)
+    return required if required.needs_assignment else None
 
 
 def _take(

@@ -48,9 +48,9 @@ class BrowserCookies:
         """Return the value of Set-Cookie for the response with the page.
 
         Returns:
-            None if the token is invalid or bound to another browser, or if the client is not a
-                browser
-            that would send the cookie.
+            None if the token is invalid or bound to another browser, if the client is not a browser
+                that
+            would send the cookie, or if the database does not answer.
         """
         token, is_top_level = token_of(path), self._is_browser(headers)
         if not token or not (is_top_level or self._is_inside(headers)):
@@ -65,7 +65,7 @@ class BrowserCookies:
             ):
                 return None
         except errors.Problem as problem:
-            log.warning("a console's address was bound to no browser: %s", problem)
+            log.warning("a console URL could not be bound to a browser: %s", problem)
             return None
         same_site = "SameSite=Strict; Secure" if self._https else "SameSite=Strict"
         # Browsers then store the cookie separately for each embedding page.
@@ -93,8 +93,8 @@ class BrowserCookies:
     def _is_browser(self, headers: Headers) -> bool:
         """True if a browser shows the page as a top-level document.
 
-        Over http, without Sec-Fetch-Dest, this is a client that accepts HTML while embedding is
-        off.
+        Browsers send Sec-Fetch-Dest only over https. Without this header, a client that accepts
+        HTML counts as a browser, unless other pages may embed consoles.
         """
         target = headers.get_all("Sec-Fetch-Dest")
         if target:

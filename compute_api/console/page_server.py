@@ -58,8 +58,8 @@ ALONE = "alone=1"
 SCREEN_PAGE = "vnc_lite.html"
 WEBSOCKETS = ("/", "/websockify")
 _INSTALL = (
-    "an operator can install the package spice-html5, or say in [spice] html5 where it is, and start the "
-    "console service again"
+    "an operator can install the package spice-html5, or set [spice] html5 to the folder, and then restart "
+    "the console service"
 )
 
 
@@ -85,15 +85,15 @@ class PageServer:
         spice: Path | None = None,
     ) -> None:
         self._health = health or Health(())
-        own, self._browsers = origin(public_url), browsers
-        self._origins = frozenset((own, *allowed_origins))
+        own_origin, self._browsers = origin(public_url), browsers
+        self._origins = frozenset((own_origin, *allowed_origins))
         self._files = {**_list_files(novnc), **_list_files(OWN_FOLDER)}
         if spice is not None:
             self._files |= _list_files(spice, SPICE_PAGE.rpartition("/")[0])
         if f"/{SCREEN_PAGE}" not in self._files:
             log.warning(
-                "there is no %s in %s: install novnc, or say in [console] novnc where it is; until then "
-                "browsers see no screen",
+                "%s is missing in %s, so VNC consoles cannot be shown: install novnc, or set "
+                "[console] novnc to the folder",
                 SCREEN_PAGE,
                 novnc,
             )
@@ -105,7 +105,7 @@ class PageServer:
                 "img-src 'self' data:",
                 # SPICE plays videos from blobs.
                 "media-src 'self' blob:",
-                f"connect-src 'self' {own.replace('http', 'ws', 1)}",
+                f"connect-src 'self' {own_origin.replace('http', 'ws', 1)}",
                 "base-uri 'none'",
                 "form-action 'none'",
                 f"frame-ancestors 'self' {' '.join(sorted(self._origins))}",
@@ -229,6 +229,6 @@ def _read_file(file: Path) -> bytes | None:
         with file.open("rb") as stream:
             content = stream.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        log.warning("a page cannot be read: %s", error)
+        log.warning("page cannot be read: %s", error)
         return None
     return content if len(content) <= MAX_FILE_BYTES else None

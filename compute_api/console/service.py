@@ -183,9 +183,9 @@ class ConsoleServer:
                 check()
             except errors.Problem as problem:
                 # The next check repeats this. A guest that ends closes its connection by itself.
-                log.warning("the sessions could not be looked after: %s", problem)
+                log.warning("check of the console sessions failed: %s", problem)
             except Exception:
-                log.exception("the sessions could not be looked after")
+                log.exception("check of the console sessions failed unexpectedly")
 
 
 def _select_subprotocol(

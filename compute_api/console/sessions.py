@@ -304,7 +304,7 @@ class ConsoleSessions:
             guest.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         except (OSError, ConfigError) as error:
             log.warning(
-                "the consoles of host %s cannot be reached at %s port %s: %s; see [agent] console_host there",
+                "consoles of host %s are unreachable at %s port %s: %s (see [agent] console_host on the host)",
                 record.host,
                 offer["host"],
                 offer["port"],
@@ -332,13 +332,13 @@ class ConsoleSessions:
         try:
             self._store.write(lambda tx: console_tokens.forget(tx, token_hash, used_at))
         except errors.Unavailable as problem:
-            log.warning("the record of a console's session stays until it expires: %s", problem)
+            log.warning("the row of a closed console session remains until it expires: %s", problem)
 
     def check_records(self) -> None:
         """End the sessions that lost their token row, and extend the rows of the others.
 
-        A session loses the row if the row is deleted, or if another connection has used the token
-        since.
+        A session loses the row if the row is deleted, if the first connection of the session has
+        ended, or if another connection has used the token since.
 
         Raises:
             Unavailable: The database does not answer.
@@ -388,16 +388,14 @@ def _refuse(browser: ServerConnection, refusal: BadToken | SessionRefused | erro
     Without a valid token the connection ends without a close frame, as in Nova's proxies.
     """
     if isinstance(refusal, BadToken):
-        log.info(
-            "a console was refused: its token is none, was used or has expired, or its server has moved"
-        )
+        log.info("console refused: the token is unknown, used or expired, or the server has moved")
         _shut(browser.socket)
         return
     if isinstance(refusal, SessionRefused):
         code, text = refusal.code, str(refusal)
     else:
         code, text = BUSY if refusal.retryable else FAILED, refusal.text
-    log.info("a console was refused: %s", text)
+    log.info("console refused: %s", text)
     browser.close(code, text.encode()[:120].decode(errors="ignore"))
 
 

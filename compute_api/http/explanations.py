@@ -194,12 +194,12 @@ class _Keywords:
     ) -> Iterator[ValidationError]:
         if not isinstance(value, dict) or rule is True:
             return
-        known = schema.get("properties", {})
+        properties = schema.get("properties", {})
         patterns = [_matching(pattern) for pattern in schema.get("patternProperties", {})]
         unknown = (
             key
             for key in value
-            if key not in known and not any(has_pattern(key) for has_pattern in patterns)
+            if key not in properties and not any(has_pattern(key) for has_pattern in patterns)
         )
         if rule is not False:
             fits = self._fits(rule)

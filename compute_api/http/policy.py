@@ -102,10 +102,10 @@ class Policy:
         try:
             self._stamp = self._read_stamp()
             self._load_rules()
-            logger.info("%s has changed and is in force", self._file)
+            logger.info("policy file %s has changed, and the new rules are in force", self._file)
         except ConfigError as problem:
             logger.error(
-                "the policy file has changed and cannot be used, the rules stay as they were: %s",
+                "the policy file has changed and is invalid, so the old rules stay in force: %s",
                 problem,
             )
         finally:

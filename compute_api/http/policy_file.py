@@ -66,8 +66,8 @@ class IsAdmin(policy.Check):
         enforcer: policy.Enforcer,
         current_rule: str | None = None,
     ) -> bool:
-        own = {"user_id": creds["user_id"], "project_id": creds["project_id"]}
-        is_admin = policy.RuleCheck("rule", "context_is_admin")(own, creds, enforcer)
+        own_target = {"user_id": creds["user_id"], "project_id": creds["project_id"]}
+        is_admin = policy.RuleCheck("rule", "context_is_admin")(own_target, creds, enforcer)
         return bool(is_admin) == (self.match.lower() == "true")
 
 
@@ -259,13 +259,13 @@ def cycle(rules: JsonMapping) -> list[str]:
     """Return rules that refer to each other, with the first rule repeated at the end, or []."""
     done: set[str] = set()
 
-    def walk(name: str, way: list[str]) -> list[str]:
-        if name in way:
-            return [*way[way.index(name) :], name]
+    def walk(name: str, path: list[str]) -> list[str]:
+        if name in path:
+            return [*path[path.index(name) :], name]
         if name in done or name not in rules:
             return []
         for part in references(rules[name]):
-            if names := walk(part, [*way, name]):
+            if names := walk(part, [*path, name]):
                 return names
         done.add(name)
         return []
@@ -283,7 +283,8 @@ class MergedRules:
     Attributes:
         checks: The check of each rule.
         lines: Line of each rule that comes from the file.
-        warnings: Rules of the file without effect, with file and line.
+        warnings: Texts with file and line about rules without effect, former names, and references
+            to missing rules.
     """
 
     checks: JsonMapping
@@ -328,7 +329,7 @@ def _find_warnings(
     rules: RuleSet,
     applied_names: Collection[str],
 ) -> Iterator[tuple[int, str]]:
-    """Yield the line and text of each rule without effect or under a former name.
+    """Yield line and text for rules without effect, former names, and references to missing rules.
 
     Args:
         file_rules: The rules of the file.

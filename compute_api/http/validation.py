@@ -93,9 +93,9 @@ def put(path: str, value: Document) -> Change:
     """
 
     def change(document: Document) -> None:
-        *way, last = path.split("/")
+        *parents, last = path.split("/")
         # Later changes modify the copy.
-        _walk(document, way)["properties"][last] = copy.deepcopy(value)
+        _walk(document, parents)["properties"][last] = copy.deepcopy(value)
 
     return change
 
@@ -104,8 +104,8 @@ def drop(path: str) -> Change:
     """Return the change that removes a key."""
 
     def change(document: Document) -> None:
-        *way, last = path.split("/")
-        del _walk(document, way)["properties"][last]
+        *parents, last = path.split("/")
+        del _walk(document, parents)["properties"][last]
 
     return change
 
@@ -114,8 +114,8 @@ def require(path: str) -> Change:
     """Return the change that makes a key required."""
 
     def change(document: Document) -> None:
-        *way, last = path.split("/")
-        parent = _walk(document, way)
+        *parents, last = path.split("/")
+        parent = _walk(document, parents)
         parent["required"] = [*parent.get("required", ()), last]
 
     return change
@@ -199,8 +199,8 @@ class Schema:
     @property
     def names(self) -> Collection[str]:
         """The keys of the schema, or the parameters of a query."""
-        known: Document = self.document["properties"]
-        return known.keys()
+        properties: Document = self.document["properties"]
+        return properties.keys()
 
     def _describe_error(self, value: object) -> str:
         problem = next(self._explainer.iter_errors(value), None)
@@ -244,13 +244,13 @@ def _prune(schema: Document, value: JsonValue) -> JsonValue:
         "properties" not in schema and "patternProperties" not in schema
     ):
         return value
-    known: Document = schema.get("properties", {})
+    properties: Document = schema.get("properties", {})
     patterns = [re.compile(pattern) for pattern in schema.get("patternProperties", {})]
     closed = schema.get("additionalProperties") is False
     return {
-        key: _prune(known.get(key, {}), item)
+        key: _prune(properties.get(key, {}), item)
         for key, item in value.items()
-        if not closed or key in known or any(pattern.search(key) for pattern in patterns)
+        if not closed or key in properties or any(pattern.search(key) for pattern in patterns)
     }
 
 

@@ -63,7 +63,7 @@ def main() -> None:
     if not (conf.image_gateway.ticket_secret + conf.secret_key).strip(", "):
         service.refuse(
             "image-gateway",
-            "no ticket can be checked: set [image_gateway] ticket_secret, the same as conductors have",
+            "tickets cannot be validated: set [image_gateway] ticket_secret to the value of the conductors",
         )
     options = conf.image_gateway
     tls_settings = service.checked(

@@ -63,8 +63,8 @@ def main() -> None:
         service.refuse("metadata", problem)
     if not conf.metadata.proxy_shared_secret:
         logger.warning(
-            "no guest will be answered: set [metadata] proxy_shared_secret, the same as the network "
-            "service's proxies have"
+            "all requests of guests will be refused: set [metadata] proxy_shared_secret to the secret "
+            "of the network service's proxies"
         )
     tls_settings = service.checked(
         "metadata",

@@ -83,13 +83,13 @@ def _parse_group(request: PlacementRequest) -> tuple[str, ProviderFilters]:
         in_tree=queries.tree(parts["in_tree"][-1], f"in_tree{suffix}")
         if "in_tree" in parts
         else None,
-        member_of=members.wanted,
-        not_member_of=members.unwanted,
-        required=required.wanted,
-        forbidden=required.unwanted,
+        member_of=members.required,
+        not_member_of=members.forbidden,
+        required=required.required,
+        forbidden=required.forbidden,
         resources=queries.resources(parts["resources"][-1]),
-        root_required=root.wanted,
-        root_forbidden=root.unwanted,
+        root_required=root.required,
+        root_forbidden=root.forbidden,
     )
 
 

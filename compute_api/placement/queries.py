@@ -25,12 +25,12 @@ class Terms:
     """A condition on names, for example traits.
 
     Attributes:
-        wanted: At least one name of each set must be present.
-        unwanted: None of these names may be present.
+        required: At least one name of each set must be present.
+        forbidden: No name of this set may be present.
     """
 
-    wanted: tuple[Names, ...] = ()
-    unwanted: Names = frozenset()
+    required: tuple[Names, ...] = ()
+    forbidden: Names = frozenset()
 
 
 def resources(text: str) -> dict[str, int]:

@@ -54,10 +54,10 @@ def index(request: PlacementRequest) -> ApiResponse:
         name=request.first("name"),
         uuid=provider_uuid and str(uuid.UUID(provider_uuid)),
         in_tree=tree and queries.tree(tree),
-        member_of=members.wanted,
-        not_member_of=members.unwanted,
-        required=required.wanted,
-        forbidden=required.unwanted,
+        member_of=members.required,
+        not_member_of=members.forbidden,
+        required=required.required,
+        forbidden=required.forbidden,
         resources=queries.resources(values["resources"][-1]) if "resources" in values else {},
     )
 

@@ -47,7 +47,7 @@ class PlacementRoute(ApiRoute):
 
     body: schemas.PlacementSchema | None = None
     query: schemas.PlacementSchema = schemas.NOTHING
-    #: Successful responses have the headers Last-Modified and Cache-Control.
+    #: Since 1.15, successful responses have the headers Last-Modified and Cache-Control.
     cached: bool = True
     #: The operation needs no token.
     is_public: bool = False

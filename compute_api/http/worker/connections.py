@@ -132,7 +132,7 @@ class ClientConnections:
                 sock, peer = listener.accept()
             except OSError as problem:
                 if problem.errno in _FULL and not self._make_room(self._heaviest(len), None):
-                    log.warning("no connection can be accepted: %s", problem)
+                    log.warning("cannot accept a connection: %s", problem)
                 return
             sock.setblocking(False)
             if sock.family != socket.AF_UNIX:
@@ -146,13 +146,13 @@ class ClientConnections:
                 sock.close()
 
     def _add(self, client: ClientConnection) -> None:
-        own = self._clients.setdefault(client.key, {})
-        own[client] = None
+        of_address = self._clients.setdefault(client.key, {})
+        of_address[client] = None
         self._count += 1
         client.deadline = time.monotonic() + self.limits.head_seconds
         self.selector.register(client.sock, client.events, partial(self._handle_event, client))
-        if len(own) > self.limits.max_connections_per_address:
-            self._make_room(own, client)
+        if len(of_address) > self.limits.max_connections_per_address:
+            self._make_room(of_address, client)
         elif self._count > self._most:
             self._make_room(self._heaviest(len), client)
 
@@ -359,9 +359,9 @@ class ClientConnections:
         ):
             self._hang_up(client)
             return
-        own = self._clients[client.key]
+        of_address = self._clients[client.key]
         # The order is that of the last use.
-        own[client] = own.pop(client)
+        of_address[client] = of_address.pop(client)
         client.incoming.forget()
         client.phase, client.deadline = (
             ConnectionPhase.IDLE,
@@ -395,7 +395,10 @@ class ClientConnections:
             return
         self._next_check = now + (0.1 if self.is_ending else 1.0)
         for client in [
-            client for own in self._clients.values() for client in own if client.deadline < now
+            client
+            for of_address in self._clients.values()
+            for client in of_address
+            if client.deadline < now
         ]:
             if client.phase in (ConnectionPhase.HEAD, ConnectionPhase.BODY):
                 self.refuse(client, 408, "The request did not come in time.")
@@ -408,8 +411,8 @@ class ClientConnections:
         An idle connection may have a request in transit, so it gets ``LINGER_SECONDS``.
         """
         self.is_ending, self._next_check = True, 0.0
-        for own in self._clients.values():
-            for client in own:
+        for of_address in self._clients.values():
+            for client in of_address:
                 if client.phase is not ConnectionPhase.ANSWER:
                     client.deadline = min(client.deadline, time.monotonic() + LINGER_SECONDS)
 
@@ -420,9 +423,9 @@ class ClientConnections:
         client.is_open = False
         if client.events:
             self.selector.unregister(client.sock)
-        own = self._clients[client.key]
-        del own[client]
-        if not own:
+        of_address = self._clients[client.key]
+        del of_address[client]
+        if not of_address:
             del self._clients[client.key]
         self._count -= 1
         client.out.drop()

@@ -20,7 +20,7 @@ class ClientLimits:
     bytes_per_second: int = 16 * 1024
     max_connections: int = 4000
     max_connections_per_address: int = 500
-    #: Bodies that are streamed at the same time.
+    #: Bodies that are streamed at the same time. 0 disables streaming.
     max_streams: int = 0
     #: 0 means ``max_streams``.
     max_streams_per_address: int = 0

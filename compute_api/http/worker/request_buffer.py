@@ -141,7 +141,7 @@ class ChunkedBody:
     """
 
     def __init__(self) -> None:
-        self._at = self._left = 0
+        self._position = self._remaining = 0
         self._is_last = False
 
     def end(self, data: bytearray) -> int | None:
@@ -152,23 +152,25 @@ class ChunkedBody:
             ChunkMissingTerminator: A chunk does not end with CRLF.
         """
         while True:
-            if self._left:
-                step = min(self._left, len(data) - self._at)
-                self._at, self._left = self._at + step, self._left - step
-                if self._left:
+            if self._remaining:
+                step = min(self._remaining, len(data) - self._position)
+                self._position, self._remaining = self._position + step, self._remaining - step
+                if self._remaining:
                     return None
-                if data[self._at - 2 : self._at] != b"\r\n":
-                    raise ChunkMissingTerminator(bytes(data[self._at - 2 : self._at]))
-            line = data.find(b"\r\n", self._at)
-            if line < 0 or line - self._at > MAX_LINE_BYTES:
-                if max(line, len(data)) - self._at > MAX_LINE_BYTES:
+                if data[self._position - 2 : self._position] != b"\r\n":
+                    raise ChunkMissingTerminator(bytes(data[self._position - 2 : self._position]))
+            line = data.find(b"\r\n", self._position)
+            if line < 0 or line - self._position > MAX_LINE_BYTES:
+                if max(line, len(data)) - self._position > MAX_LINE_BYTES:
                     raise InvalidChunkSize(b"the line is too long")
                 return None
-            text, self._at = bytes(data[self._at : line]), line + 2
+            text, self._position = bytes(data[self._position : line]), line + 2
             if self._is_last and not text:
-                return self._at
+                return self._position
             if not self._is_last:
-                self._is_last, self._left = self._parse_size(text.partition(b";")[0].rstrip(b" \t"))
+                self._is_last, self._remaining = self._parse_size(
+                    text.partition(b";")[0].rstrip(b" \t")
+                )
 
     @staticmethod
     def _parse_size(size: bytes) -> tuple[bool, int]:

@@ -174,12 +174,12 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
         return self._write(client)
 
     def _write(self, client: ClientConnection) -> bool:
-        answer = client.answer
-        for item in answer.items:
-            answer.response.write(item)
+        pending = client.answer
+        for item in pending.items:
+            pending.response.write(item)
             if client.out.held > FULL_BYTES:
                 return False
-        answer.response.close()
+        pending.response.close()
         return True
 
     def _fail(self, client: ClientConnection) -> None:
