@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
-#: Hypervisor and its version, and the texts of cpu_info and facts.
+#: Hypervisor, version of the hypervisor, and the texts of cpu_info and facts.
 HostKind = tuple[str, int, str | None, str | None]
 FLAGS = ("served", "disabled", "forced_down", "up")
 NUMBERS = ("zones", "servers", "working", "failures", "waits", "versions", "kinds", "devices")
@@ -286,7 +286,7 @@ class Columns:
             by_class.setdefault(row.resource_class, []).append(row)
         for name, inventories in by_class.items():
             if name not in stock:
-                stock[name] = _empty_stock(self.ids.size)
+                stock[name] = _create_stock(self.ids.size)
             ids, _, total, reserved, least, most, step, ratio, used = (
                 np.array(part) for part in zip(*inventories, strict=True)
             )
@@ -453,7 +453,7 @@ def _parse_records(kind: type[T], text: str) -> list[T]:
         return []
 
 
-def _empty_stock(size: int) -> Stock:
+def _create_stock(size: int) -> Stock:
     free, least, most = (np.zeros(size, np.int64) for _ in range(3))
     return Stock(free, least, most, np.ones(size, np.int64))
 

@@ -94,11 +94,14 @@ class Hosts:
         self._clock = clock
         self._wants = wants or ReadOptions()
         self._columns = Columns()
-        self._proposals: dict[str, _Proposal] = {}  # By server.
+        #: By server.
+        self._proposals: dict[str, _Proposal] = {}
         self._marks = Marks(0, 0, 0, 0)
-        self._turn = 0  # The last provider that was read in turn.
+        #: The last provider that was read in turn.
+        self._turn = 0
         self._measured_at = 0
-        self._properties: dict[str, dict[str, str]] = {}  # By image.
+        #: By image.
+        self._properties: dict[str, dict[str, str]] = {}
         self._refreshed = self._counted = self._measured = float("-inf")
 
     # --- Reading ---
@@ -129,7 +132,7 @@ class Hosts:
         since = last_marks.read_at - OVERLAP_MICROS
         marks = host_states.marks(tx, since)
         rows_moved = self._read_hosts(tx, columns.find_outdated(marks.changed, last_marks.read_at))
-        rows_moved |= self._read_hosts(tx, self._next_in_turn(moment))
+        rows_moved |= self._read_hosts(tx, self._choose_next(moment))
         if at_once or moment - self._counted >= COUNT_INTERVAL_SECONDS:
             rows_moved |= self._drop_removed(tx)
             self._counted = moment
@@ -157,7 +160,7 @@ class Hosts:
             )
         return rows_moved
 
-    def _next_in_turn(self, moment: float) -> list[int]:
+    def _choose_next(self, moment: float) -> list[int]:
         """Return the providers to read again although no change was reported.
 
         Their share of all providers is the elapsed share of ``ROUND_SECONDS``.

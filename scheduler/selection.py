@@ -224,7 +224,7 @@ def _place(
     # The list is sorted, so it is a valid heap.
     heap = [(-score, place) for place, score in enumerate(host_scores.score[order].tolist())]
     zones = {number: zone for zone, number in snapshot.zone_numbers.items()}
-    needed_hardware = _required_hardware(snapshot, spec)
+    needed_hardware = _read_hardware(snapshot, spec)
     choices = []
     for request in batch:
         top = [heapq.heappop(heap) for _ in range(min(options.hosts, len(heap)))]
@@ -263,7 +263,7 @@ def best(score: np.ndarray[tuple[int], np.dtype[np.float64]], number: int) -> Nu
     return above[np.argsort(-score[above], kind="stable")[:number]]
 
 
-def _required_hardware(snapshot: Snapshot, spec: RequestSpec) -> Hardware | None:
+def _read_hardware(snapshot: Snapshot, spec: RequestSpec) -> Hardware | None:
     """Return the server's requirements for exclusive hardware, or None if it has none."""
     if spec.flavor is None or spec.is_rebuild or not snapshot.parts:
         return None

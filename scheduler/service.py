@@ -63,7 +63,7 @@ class OneAtATime:
         self._turn = threading.Lock()
 
     def select(self, specs: list[RequestSpec], fresh: bool) -> list[Selection]:
-        """See ``Proposals.select``."""
+        """Call ``Proposals.select`` and record the metrics."""
         began = time.monotonic()
         with self._turn:
             selections = self._proposals.select(specs, fresh)
@@ -78,7 +78,7 @@ class OneAtATime:
             self._proposals.options = new_options
 
     def explain(self, spec: RequestSpec) -> Explanation:
-        """See ``Proposals.explain``."""
+        """Call ``Proposals.explain``."""
         with self._turn:
             return self._proposals.explain(spec)
 

@@ -275,7 +275,14 @@ class Scores:
 def scores(
     snapshot: Snapshot, spec: RequestSpec, rows: Numbers, weighers: Sequence[Weigher]
 ) -> Scores:
-    """Score the hosts in these rows."""
+    """Return the scores of the hosts in these rows.
+
+    Args:
+        snapshot: The hosts.
+        spec: The request.
+        rows: Rows of the hosts that passed the filters, at least one.
+        weighers: The enabled weighers.
+    """
     score, steps, spread = np.zeros(rows.size), _Steps(), 0.0
     overridden = _read_multipliers(snapshot, weighers)
     for weigher in weighers:

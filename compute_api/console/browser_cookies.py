@@ -53,7 +53,7 @@ class BrowserCookies:
             would send the cookie, or if the database does not answer.
         """
         token, is_top_level = token_of(path), self._is_browser(headers)
-        if not token or not (is_top_level or self._is_inside(headers)):
+        if not token or not (is_top_level or self._is_embedded(headers)):
             return None
         cookie = secrets.token_urlsafe(32)
         try:
@@ -71,11 +71,11 @@ class BrowserCookies:
         # Browsers then store the cookie separately for each embedding page.
         if self._https and not is_top_level:
             same_site = "SameSite=None; Secure; Partitioned"
-        return f"{self._cookie_name(token)}={cookie}; Path=/; Max-Age={self._seconds}; HttpOnly; {same_site}"
+        return f"{self._build_cookie_name(token)}={cookie}; Path=/; Max-Age={self._seconds}; HttpOnly; {same_site}"
 
     def cookie_of(self, path: str, headers: Headers) -> str:
         """Return the request's cookie for the token in this path, or ""."""
-        name = self._cookie_name(token_of(path))
+        name = self._build_cookie_name(token_of(path))
         for line in headers.get_all("Cookie"):
             for part in line.split(";"):
                 key, _, value = part.strip().partition("=")
@@ -83,7 +83,7 @@ class BrowserCookies:
                     return value
         return ""
 
-    def _cookie_name(self, token: str) -> str:
+    def _build_cookie_name(self, token: str) -> str:
         """Return the cookie's name.
 
         With https the name has a prefix, so that other hosts of the domain cannot set the cookie.
@@ -101,7 +101,7 @@ class BrowserCookies:
             return target == ["document"]
         return not self._embedded and _accepts_html(headers)
 
-    def _is_inside(self, headers: Headers) -> bool:
+    def _is_embedded(self, headers: Headers) -> bool:
         """True if a browser may show the page inside another page."""
         target = headers.get_all("Sec-Fetch-Dest")
         if target:

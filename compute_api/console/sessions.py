@@ -95,7 +95,7 @@ class ConsoleSession:
 
     def carry(self) -> None:
         """Pass data in both directions until one side ends."""
-        back = threading.Thread(target=self._to_browser, name="console-back", daemon=True)
+        back = threading.Thread(target=self._carry_to_browser, name="console-back", daemon=True)
         back.start()
         try:
             for message in self._browser:
@@ -106,7 +106,7 @@ class ConsoleSession:
         back.join()
         self._guest.close()
 
-    def _to_browser(self) -> None:
+    def _carry_to_browser(self) -> None:
         try:
             while data := self._guest.recv(CHUNK_BYTES):
                 self._browser.send(data)

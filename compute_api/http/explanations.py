@@ -42,7 +42,7 @@ def cut(text: str, most: int = MAX_SHOWN_CHARACTERS) -> str:
 def abbreviate(value: object) -> str:
     """Return the beginning of the value's repr, without secrets."""
     text = ""
-    for piece in _pieces(value):
+    for piece in _split_repr(value):
         text += piece
         # Quotes of a string are not counted.
         if len(text) > MAX_SHOWN_CHARACTERS + 2:
@@ -50,19 +50,19 @@ def abbreviate(value: object) -> str:
     return text
 
 
-def _pieces(value: object) -> Iterator[str]:
+def _split_repr(value: object) -> Iterator[str]:
     """Yield the repr of the value in parts, so that the caller can stop early."""
     if isinstance(value, dict):
         yield "{"
         for number, (key, item) in enumerate(value.items()):
             yield (", " if number else "") + f"{str(key)[: MAX_SHOWN_CHARACTERS + 1]!r}: "
-            yield from ("'***'",) if key in SECRET else _pieces(item)
+            yield from ("'***'",) if key in SECRET else _split_repr(item)
         yield "}"
     elif isinstance(value, list):
         yield "["
         for number, item in enumerate(value):
             yield ", " if number else ""
-            yield from _pieces(item)
+            yield from _split_repr(item)
         yield "]"
     elif isinstance(value, str):
         yield repr(str(value[: MAX_SHOWN_CHARACTERS + 1]))
@@ -107,10 +107,10 @@ Keyword = Callable[
 
 
 def build_explainer(draft: str, formats: Formats) -> Callable[[JsonObject], Explainer]:
-    """Return a constructor of validators with error texts at build_explainer cost.
+    """Return a constructor of validators with error texts at bounded cost.
 
     Args:
-        draft: A class of jsonschema, for example Draft202012Validator.
+        draft: Name of a validator class of jsonschema, for example Draft202012Validator.
         formats: The checks of formats, by name.
     """
     import jsonschema
@@ -122,12 +122,12 @@ def build_explainer(draft: str, formats: Formats) -> Callable[[JsonObject], Expl
         checker.checks(name)(lambda value, check=check: not isinstance(value, str) or check(value))
     keywords = {**base_class.VALIDATORS, **_Keywords(base_class, formats).by_name}
     extended = jsonschema.validators.extend(
-        base_class, {name: _first_error(keyword) for name, keyword in keywords.items()}
+        base_class, {name: _limit_errors(keyword) for name, keyword in keywords.items()}
     )
     return functools.partial(extended, format_checker=checker)
 
 
-def _first_error(keyword: Keyword) -> Keyword:
+def _limit_errors(keyword: Keyword) -> Keyword:
     """Return the keyword with at most one error, and with a build_explainer repr of the value."""
 
     def check(
@@ -140,7 +140,7 @@ def _first_error(keyword: Keyword) -> Keyword:
 
 
 @functools.cache
-def _matching(pattern: str) -> Callable[[object], bool]:
+def _compile_pattern(pattern: str) -> Callable[[object], bool]:
     """Return the check of a schema's own pattern."""
     return jsonschema_rs.Draft202012Validator({"pattern": pattern}).is_valid
 
@@ -154,13 +154,13 @@ class _Keywords:
         #: Compiled check of each rule, by the rule's id. A stored rule keeps the id valid.
         self._compiled: dict[int, tuple[JsonObject, Callable[[object], bool]]] = {}
         self.by_name: dict[str, Keyword] = {
-            "items": self._items,
-            "patternProperties": self._pattern_properties,
-            "additionalProperties": self._additional_properties,
-            "uniqueItems": self._unique_items,
+            "items": self._check_items,
+            "patternProperties": self._check_pattern_properties,
+            "additionalProperties": self._check_additional_properties,
+            "uniqueItems": self._check_unique_items,
         }
 
-    def _fits(self, rule: JsonObject) -> Callable[[object], bool]:
+    def _compile_rule(self, rule: JsonObject) -> Callable[[object], bool]:
         """Return the compiled check of a rule."""
         if id(rule) not in self._compiled:
             compiled = jsonschema_rs.Draft202012Validator(
@@ -169,40 +169,40 @@ class _Keywords:
             self._compiled[id(rule)] = (rule, compiled.is_valid)
         return self._compiled[id(rule)][1]
 
-    def _items(
+    def _check_items(
         self, validator: Explainer, rule: JsonValue, value: JsonValue, schema: JsonObject
     ) -> Iterator[ValidationError]:
         if isinstance(value, list):
-            fits = self._fits(rule)
+            fits = self._compile_rule(rule)
             for index, item in enumerate(value):
                 if not fits(item):
                     yield from validator.descend(item, rule, path=index)
 
-    def _pattern_properties(
+    def _check_pattern_properties(
         self, validator: Explainer, rule: JsonValue, value: JsonValue, schema: JsonObject
     ) -> Iterator[ValidationError]:
         if isinstance(value, dict):
             for pattern, content in rule.items():
-                fits = self._fits(content)
-                has_pattern = _matching(pattern)
+                fits = self._compile_rule(content)
+                has_pattern = _compile_pattern(pattern)
                 for key, item in value.items():
                     if has_pattern(key) and not fits(item):
                         yield from validator.descend(item, content, path=key, schema_path=pattern)
 
-    def _additional_properties(
+    def _check_additional_properties(
         self, validator: Explainer, rule: JsonValue, value: JsonValue, schema: JsonObject
     ) -> Iterator[ValidationError]:
         if not isinstance(value, dict) or rule is True:
             return
         properties = schema.get("properties", {})
-        patterns = [_matching(pattern) for pattern in schema.get("patternProperties", {})]
+        patterns = [_compile_pattern(pattern) for pattern in schema.get("patternProperties", {})]
         unknown = (
             key
             for key in value
             if key not in properties and not any(has_pattern(key) for has_pattern in patterns)
         )
         if rule is not False:
-            fits = self._fits(rule)
+            fits = self._compile_rule(rule)
             for key in unknown:
                 if not fits(value[key]):
                     yield from validator.descend(value[key], rule, path=key)
@@ -210,7 +210,7 @@ class _Keywords:
         named = {_Text(key): None for key in itertools.islice(unknown, MAX_SHOWN_KEYS)}
         yield from self._unknown_keys(validator, rule, named, schema) or ()
 
-    def _unique_items(
+    def _check_unique_items(
         self, validator: Explainer, rule: JsonValue, value: JsonValue, schema: JsonObject
     ) -> Iterator[ValidationError]:
         from jsonschema import ValidationError

@@ -81,7 +81,7 @@ class MetadataResource:
         guest = self._guests.find(identity)
         parts = [part for part in req.path.split("/") if part]
         if _is_password(parts):
-            self._password(req, resp, identity.server, guest)
+            self._serve_password(req, resp, identity.server, guest)
             return
         if req.method not in READ_METHODS:
             raise falcon.HTTPMethodNotAllowed(READ_METHODS)
@@ -90,7 +90,7 @@ class MetadataResource:
             raise falcon.HTTPNotFound(description="There is nothing of that name.")
         resp.data, resp.content_type = content
 
-    def _password(
+    def _serve_password(
         self, req: falcon.Request, resp: falcon.Response, server: str, guest: GuestRecord
     ) -> None:
         if req.method in READ_METHODS:

@@ -33,7 +33,7 @@ def body(status: int, detail: str) -> JsonObject:
     }
 
 
-def _html_page(error: JsonObject) -> bytes:
+def _build_page(error: JsonObject) -> bytes:
     title = f"{error['status']} {error['title']}"
     return f"<html><title>{title}</title><h1>{title}</h1>{html.escape(error['detail'])}</html>\n".encode()
 
@@ -57,5 +57,5 @@ def handle(req: HttpRequest, resp: falcon.Response, problem: BaseException, para
     resp.data, resp.content_type = orjson.dumps(document), JSON_TYPE
     # A browser does not accept JSON.
     if not req.client_accepts(JSON_TYPE) and req.client_accepts("text/html"):
-        resp.data, resp.content_type = _html_page(error), "text/html; charset=UTF-8"
+        resp.data, resp.content_type = _build_page(error), "text/html; charset=UTF-8"
     resp.set_headers(dict(fault.headers))

@@ -95,7 +95,7 @@ def traits(values: Sequence[str], version: int, key: str = "required") -> Terms:
         ):
             raise BadQuery(
                 f"Invalid query string parameters: Expected '{key}' parameter value of the form: "
-                f"{_expected_form(version)}. Got: {value[:300]}"
+                f"{_describe_form(version)}. Got: {value[:300]}"
             )
         if any_of:
             required.append(frozenset(items))
@@ -112,7 +112,7 @@ def traits(values: Sequence[str], version: int, key: str = "required") -> Terms:
     return Terms(tuple(dict.fromkeys(required)), frozenset(forbidden))
 
 
-def _expected_form(version: int) -> str:
+def _describe_form(version: int) -> str:
     return (
         "HW_CPU_X86_VMX,CUSTOM_MAGIC"
         if version < FORBIDDEN_TRAITS

@@ -18,7 +18,7 @@ def _view(request: PlacementRequest, name: str) -> JsonObject:
     }
 
 
-def _location_header(request: PlacementRequest, name: str) -> dict[str, str]:
+def _build_headers(request: PlacementRequest, name: str) -> dict[str, str]:
     return {"Location": f"{request.base}/resource_classes/{name}"}
 
 
@@ -38,7 +38,7 @@ def create(request: PlacementRequest) -> ApiResponse:
     name = request.body["name"]
     if not request.write(resource_classes.create, name):
         raise errors.Conflict(f"Conflicting resource class already exists: {name}")
-    return ApiResponse(status=201, headers=_location_header(request, name))
+    return ApiResponse(status=201, headers=_build_headers(request, name))
 
 
 def rename(request: PlacementRequest, name: str) -> ApiResponse:
@@ -51,7 +51,7 @@ def ensure(request: PlacementRequest, name: str) -> ApiResponse:
     """Create a resource class (PUT since 1.7). The status is 204 if the class exists."""
     CUSTOM_CLASS.check_body(request.version, name)
     is_new = request.write(resource_classes.create, name)
-    return ApiResponse(status=201 if is_new else 204, headers=_location_header(request, name))
+    return ApiResponse(status=201 if is_new else 204, headers=_build_headers(request, name))
 
 
 def delete(request: PlacementRequest, name: str) -> None:

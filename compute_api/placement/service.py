@@ -46,7 +46,7 @@ def application(conf: cfg.ConfigOpts, policy: Policy | None = None) -> WSGIAppli
     )
 
 
-def _fault_body(status: int, text: str) -> object:
+def _build_fault(status: int, text: str) -> object:
     from compute_api.placement import faults
 
     return faults.body(status, text)
@@ -69,7 +69,7 @@ def main() -> None:
         _resources.close,
         threads=options.threads,
         limits=limits(conf),
-        fault=_fault_body,
+        fault=_build_fault,
         check=lambda: access.check(conf, access.DATABASE, access.IDENTITY),
     ).run()
 

@@ -24,7 +24,7 @@ from scheduler.snapshot import Mask, Numbers, Snapshot, Stock
 SCOPE = "capabilities"
 
 
-def _inventory_column(
+def _build_column(
     resource_class: str, read_stock: Callable[[Stock], Numbers]
 ) -> Callable[[Snapshot], Numbers]:
     """Return a function that reads a number of the inventory, 0 if no host has one."""
@@ -35,21 +35,21 @@ def _inventory_column(
     )
 
 
-def _free(stock: Stock) -> Numbers:
+def _read_free(stock: Stock) -> Numbers:
     return stock.free
 
 
-def _total(stock: Stock) -> Numbers:
+def _read_total(stock: Stock) -> Numbers:
     return stock.most
 
 
 #: Facts that are a number per host, under the names in Nova's filters.
 COLUMNS: Mapping[str, Callable[[Snapshot], Numbers]] = {
-    "free_ram_mb": _inventory_column("MEMORY_MB", _free),
-    "total_usable_ram_mb": _inventory_column("MEMORY_MB", _total),
-    "free_disk_mb": _inventory_column("DISK_GB", lambda stock: stock.free * 1024),
-    "total_usable_disk_gb": _inventory_column("DISK_GB", _total),
-    "vcpus_total": _inventory_column("VCPU", _total),
+    "free_ram_mb": _build_column("MEMORY_MB", _read_free),
+    "total_usable_ram_mb": _build_column("MEMORY_MB", _read_total),
+    "free_disk_mb": _build_column("DISK_GB", lambda stock: stock.free * 1024),
+    "total_usable_disk_gb": _build_column("DISK_GB", _read_total),
+    "vcpus_total": _build_column("VCPU", _read_total),
     "num_instances": lambda snapshot: snapshot.servers,
     "num_io_ops": lambda snapshot: snapshot.working,
     "failed_builds": lambda snapshot: snapshot.failures,

@@ -81,7 +81,7 @@ def promises(snapshot: Snapshot, spec: RequestSpec, passing: Mask, count: int) -
     """Yield the checks that the claim repeats. See ``Filters.checks`` for the arguments."""
     # The server keeps its resources, so only the traits of the new image matter.
     if spec.is_rebuild:
-        yield from traits(snapshot, *_traits_of_image(spec))
+        yield from traits(snapshot, *_read_image_traits(spec))
         return
     yield from traits(snapshot, spec.required_traits, spec.forbidden_traits)
     yield from resources(snapshot, spec)
@@ -89,7 +89,7 @@ def promises(snapshot: Snapshot, spec: RequestSpec, passing: Mask, count: int) -
     yield from parts(snapshot, spec, passing, count)
 
 
-def _traits_of_image(spec: RequestSpec) -> tuple[list[str], list[str]]:
+def _read_image_traits(spec: RequestSpec) -> tuple[list[str], list[str]]:
     if spec.flavor is None:
         return [], []
     return traits_of(replace(spec.flavor, extra_specs={}), spec.image_properties)

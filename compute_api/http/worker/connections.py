@@ -131,7 +131,7 @@ class ClientConnections:
             try:
                 sock, peer = listener.accept()
             except OSError as problem:
-                if problem.errno in _FULL and not self._make_room(self._heaviest(len), None):
+                if problem.errno in _FULL and not self._make_room(self._find_heaviest(len), None):
                     log.warning("cannot accept a connection: %s", problem)
                 return
             sock.setblocking(False)
@@ -154,7 +154,7 @@ class ClientConnections:
         if len(of_address) > self.limits.max_connections_per_address:
             self._make_room(of_address, client)
         elif self._count > self._most:
-            self._make_room(self._heaviest(len), client)
+            self._make_room(self._find_heaviest(len), client)
 
     def _make_room(
         self, clients: Iterable[ClientConnection], newest: ClientConnection | None
@@ -168,7 +168,7 @@ class ClientConnections:
             self.drop(newest)
         return newest is not None
 
-    def _heaviest(
+    def _find_heaviest(
         self, weight: Callable[[dict[ClientConnection, None]], int]
     ) -> list[ClientConnection]:
         heaviest: dict[ClientConnection, None] = (
@@ -253,7 +253,7 @@ class ClientConnections:
     def _start(self, client: ClientConnection) -> None:
         incoming = client.incoming
         if incoming.is_cut and self.limits.max_streams and not client.has_ended:
-            if not self._may_stream(client):
+            if not self._can_stream(client):
                 client.phase, client.deadline = (
                     ConnectionPhase.TURN,
                     time.monotonic() + self.limits.idle_seconds,
@@ -270,7 +270,7 @@ class ClientConnections:
         client.is_given, client.since, client.from_byte = False, 0.0, client.out.sent
         self._begin(client)
 
-    def _may_stream(self, client: ClientConnection) -> bool:
+    def _can_stream(self, client: ClientConnection) -> bool:
         most_per_address = self.limits.max_streams_per_address or self.limits.max_streams
         return (
             self._streaming.total() < self.limits.max_streams
@@ -344,7 +344,7 @@ class ClientConnections:
             self._streaming[client.key] -= 1
             # This drops addresses with the count 0.
             self._streaming += Counter()
-            if following := next(filter(self._may_stream, self._turns), None):
+            if following := next(filter(self._can_stream, self._turns), None):
                 self._turns.remove(following)
                 self._start(following)
         client.answer, client.is_given, client.is_last = None, True, client.is_last or is_last
@@ -455,7 +455,7 @@ class ClientConnections:
         held = len(client.incoming.arrived) + client.out.held
         self._held, client.held = self._held + held - client.held, held
         if self._held > self.limits.max_held_bytes and held:
-            heavy = self._heaviest(lambda own: sum(each.held for each in own))
+            heavy = self._find_heaviest(lambda own: sum(each.held for each in own))
             self.drop(max(heavy, key=lambda each: each.held))
 
 

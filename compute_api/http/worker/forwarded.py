@@ -46,7 +46,11 @@ def apply_headers(environ: WSGIEnvironment) -> None:
     proto, host, address = (
         _parse_forwarded(forwarded)
         if forwarded
-        else (_first(environ, "PROTO"), _first(environ, "HOST"), _first(environ, "FOR"))
+        else (
+            _read_first(environ, "PROTO"),
+            _read_first(environ, "HOST"),
+            _read_first(environ, "FOR"),
+        )
     )
     if proto.lower() in _SCHEMES:
         environ["wsgi.url_scheme"] = proto.lower()
@@ -54,12 +58,12 @@ def apply_headers(environ: WSGIEnvironment) -> None:
         environ["HTTP_HOST"] = host
     if (client := _parse_address(address)) is not None:
         environ["REMOTE_ADDR"] = client
-    prefix = _first(environ, "PREFIX").rstrip("/")
+    prefix = _read_first(environ, "PREFIX").rstrip("/")
     if _PREFIX.fullmatch(prefix) and not {".", ".."} & set(prefix.split("/")):
         environ["SCRIPT_NAME"] = prefix + environ.get("SCRIPT_NAME", "")
 
 
-def _first(environ: WSGIEnvironment, name: str) -> str:
+def _read_first(environ: WSGIEnvironment, name: str) -> str:
     """Return the value that the outermost proxy set."""
     return str(environ.get(f"HTTP_X_FORWARDED_{name}", "")).partition(",")[0].strip()
 
