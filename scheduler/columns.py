@@ -178,7 +178,7 @@ class Columns:
             is_current &= times < read_at
         return ids[~is_current].tolist()  # type: ignore[no-any-return]
 
-    def take_in(self, rows: HostRows) -> bool:
+    def update_hosts(self, rows: HostRows) -> bool:
         """Replace the data of the hosts that were read, and return True if rows moved."""
         if not rows.providers:
             return False

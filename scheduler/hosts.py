@@ -155,7 +155,7 @@ class Hosts:
         """Read all data about these providers, and return True if rows moved."""
         rows_moved = False
         for start in range(0, len(ids), BATCH_SIZE):
-            rows_moved |= self._columns.take_in(
+            rows_moved |= self._columns.update_hosts(
                 host_states.read(tx, ids[start : start + BATCH_SIZE], self._wants.images)
             )
         return rows_moved
@@ -208,7 +208,7 @@ class Hosts:
             }
             columns.fill_images(self._properties)
 
-    def around(self, specs: Sequence[RequestSpec]) -> RequestFacts:
+    def read_request_facts(self, specs: Sequence[RequestSpec]) -> RequestFacts:
         """Read the groups of these requests and the hosts of the servers in their hints.
 
         Raises:
@@ -244,17 +244,17 @@ class Hosts:
         )
 
     # --- Snapshots ---
-    def snapshot(self, around: RequestFacts | None = None, proposals: bool = True) -> Snapshot:
+    def snapshot(self, facts: RequestFacts | None = None, proposals: bool = True) -> Snapshot:
         """Return a copy of the hosts as last read, which the caller may change.
 
         Args:
-            around: Data of the requests, or None for a snapshot without groups and hints.
+            facts: Data of the requests, or None for a snapshot without groups and hints.
             proposals: Subtract the current proposals.
         """
         copy = self._columns.base.copy()
         copy.pause = self._wants.pause
         self._fill_waits(copy)
-        for name, group in around.groups.items() if around is not None else ():
+        for name, group in facts.groups.items() if facts is not None else ():
             copy.groups[name] = Group(
                 group.policy,
                 group.most,
@@ -264,7 +264,7 @@ class Hosts:
                     if host in copy.rows
                 },
             )
-        copy.places_by_project = around.places if around is not None else {}
+        copy.places_by_project = facts.places if facts is not None else {}
         for proposal in self._proposals.values() if proposals else ():
             copy.take(proposal.host, proposal.resources, proposal.group, proposal.assignment)
         return copy

@@ -37,7 +37,7 @@ class Proposals:
         """
         self._hosts.withdraw(spec.server for spec in specs)
         was_read = self._hosts.refresh(at_once=fresh)
-        facts = self._hosts.around(specs)
+        facts = self._hosts.read_request_facts(specs)
         choices = select(self._hosts.snapshot(facts), specs, self.options)
         if not all(choice.selection.hosts for choice in choices):
             if not was_read:
@@ -55,7 +55,9 @@ class Proposals:
             Unavailable: The database does not answer.
         """
         self._hosts.refresh(at_once=True)
-        return explain(self._hosts.snapshot(self._hosts.around([spec])), spec, self.options)
+        return explain(
+            self._hosts.snapshot(self._hosts.read_request_facts([spec])), spec, self.options
+        )
 
     def _select_without_proposals(
         self, specs: Sequence[RequestSpec], choices: list[Choice], facts: RequestFacts

@@ -178,12 +178,12 @@ def examine(
         options.filters.checks(snapshot, spec, passing, count),
         () if spec.force_host or spec.is_rebuild else _check_metrics(snapshot, options.metrics),
     ):
-        still = passing & check.passes
-        still_number = int(np.count_nonzero(still))
-        if still_number < remaining:
+        still_passing = passing & check.passes
+        passing_number = int(np.count_nonzero(still_passing))
+        if passing_number < remaining:
             removed.append((check, passing & ~check.passes))
-            passing[:] = still
-            remaining = still_number
+            passing[:] = still_passing
+            remaining = passing_number
         settles |= check.settles
         if check.room is not None and count > 1:
             room = check.room if room is None else np.minimum(room, check.room)

@@ -72,7 +72,7 @@ class OneAtATime:
             metrics.SELECTIONS.add("hosts" if selection.hosts else "none")
         return selections
 
-    def choose_by(self, new_options: SelectionOptions) -> None:
+    def set_options(self, new_options: SelectionOptions) -> None:
         """Use these options from the next request on."""
         with self._turn:
             self._proposals.options = new_options
@@ -124,7 +124,7 @@ def _apply_options(proposals: OneAtATime, current: ReadOptions, conf: cfg.Config
     new_options = options(conf)
     if read_options(conf) != current:
         raise ConfigError("the change needs other data about hosts, which takes a restart")
-    proposals.choose_by(new_options)
+    proposals.set_options(new_options)
 
 
 def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
