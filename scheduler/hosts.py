@@ -5,7 +5,7 @@
 The store is read only on request and at most every 50 ms. A read covers:
 
 * hosts that changed since the last read. The window begins 5 s earlier, because a transaction may
-commit after another one with a later timestamp.
+  commit after another transaction with a later timestamp.
 * a share of the other hosts, so that all are read within a minute and no request waits long.
 
 A proposal is subtracted from its host until the provider's generation changes or 5 s pass. This

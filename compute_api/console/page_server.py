@@ -11,7 +11,7 @@ controls, and the token decides. A browser that fetches a page for a token gets 
 binds the token to this browser (``browser_cookies``).
 
 Browsers show a page only in frames of the console service and of ``allowed_origins``. In other
-frames it would be blank, so they get ``framed.html``, which names the option. Over http, browsers
+frames the page would be blank, so browsers get ``framed.html``, which names the option. Over http, browsers
 do not report frames. Then every page that links here from another origin gets ``framed.html``, and
 its script continues to the console unless it runs in a frame.
 """
@@ -179,7 +179,11 @@ class PageServer:
     def _build_response(
         self, status: HTTPStatus, content: bytes, content_type: str, policy: str = ""
     ) -> Response:
-        """Build a response. The headers keep the URL, which contains a token, from other sites."""
+        """Build a response with security headers.
+
+        The URL of a page contains a token. Therefore no referrer is sent, and the page is not
+        stored.
+        """
         headers = Headers(
             {
                 "Content-Type": content_type,

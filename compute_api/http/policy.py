@@ -60,8 +60,7 @@ class Policy:
     Args:
         rules: The rules of the service.
         policy_file: An oslo.policy file with Nova's rule names, which override the defaults. None
-            means
-            defaults only.
+            means defaults only.
 
     Raises:
         ConfigError: The file is invalid. The text begins with file and line.

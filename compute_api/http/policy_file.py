@@ -157,8 +157,7 @@ def read(path: str) -> dict[str, FileRule]:
 
     Raises:
         ConfigError: The file is missing, not valid YAML, or contains an invalid rule. The text
-            begins with
-            file and line.
+            begins with file and line.
     """
     try:
         text = Path(path).read_text()

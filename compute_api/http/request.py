@@ -71,8 +71,7 @@ class ApiRequest:
 
         Args:
             is_there: Checks whether the object exists. This is called if the database did not
-                answer the
-                COMMIT.
+                answer the COMMIT.
             work: Creates the object.
             *arguments: Arguments of ``work``.
             **named: Keyword arguments of ``work``.

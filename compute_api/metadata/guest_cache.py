@@ -120,8 +120,7 @@ class GuestCache:
 
         Raises:
             NotFound: The server does not exist in this project or on this host, or the address is
-                not one
-                of its interfaces.
+                not one of its interfaces.
         """
         until, guest = self._guests.get(identity.server, (0.0, None))
         if (

@@ -105,8 +105,7 @@ class Filters:
             snapshot: The hosts.
             spec: The request.
             passing: The hosts that passed so far. The caller clears rejected hosts in this mask
-                between
-                two checks, because expensive checks only examine passing hosts.
+                between two checks, because expensive checks only examine passing hosts.
             count: Number of equal servers. The room of a host is not counted beyond this.
         """
         yield from resources.named_hosts(snapshot, spec)

@@ -31,12 +31,10 @@ class Check:
         need: Required amount, shown beside ``free``.
         free: Available amount of each host, or None if the text has no numbers.
         room: How many such servers fit on each host, or None if the check does not limit the
-            number.
-            Each placed server reduces the room by one.
+            number. Each placed server reduces the room by one.
         each: Returns the text for the host in a row, if the text differs between hosts.
         settles: True if the first placed server changes which hosts pass. The check is then
-            repeated
-            for the next server.
+            repeated for the next server.
     """
 
     passes: Mask

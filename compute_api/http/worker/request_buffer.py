@@ -2,8 +2,8 @@
 """Buffer a request while it arrives, and detect the end.
 
 gunicorn's parser reads the head after its last byte has arrived, and later the body from exactly
-the bytes that were counted here. Because there is only one parser, both agree where the next
-request begins.
+the bytes that were counted here. There is no second parser, so the bytes after a request are always
+the next request.
 """
 
 from __future__ import annotations
