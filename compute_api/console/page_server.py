@@ -11,9 +11,9 @@ controls, and the token decides. A browser that fetches a page for a token gets 
 binds the token to this browser (``browser_cookies``).
 
 Browsers show a page only in frames of the console service and of ``allowed_origins``. In other
-frames the page would be blank, so browsers get ``framed.html``, which names the option. Over http, browsers
-do not report frames. Then every page that links here from another origin gets ``framed.html``, and
-its script continues to the console unless it runs in a frame.
+frames the page would be blank, so browsers get ``framed.html``, which names the option. Over http,
+browsers do not report frames. Then every page that links here from another origin gets
+``framed.html``, and its script continues to the console unless it runs in a frame.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The client connections of a process. A single thread handles all of them without blocking.
 
-A request gets a worker thread after its last byte has arrived. The thread writes the response to a
-buffer and is then free again. A slow client is disconnected at a deadline. If there are too many
-connections, the address with the most connections loses the longest waiting connection, so that a
-new client always gets a connection.
+A request gets a worker thread after its last byte has arrived, or when its body exceeds the buffer.
+The thread writes the response to a buffer and is then free again. A slow client is disconnected at
+a deadline. If there are too many connections, the address with the most connections loses the
+longest waiting connection, so that a new client always gets a connection.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ConnectionPhase(Enum):
     BODY = "the end of its body"
     TURN = "its turn to stream a body"
     ANSWER = "the answer, or the client to take it"
-    LINGER_SECONDS = "the client to hang up"
+    LINGER = "the client to hang up"
 
 
 class ClientConnection:
@@ -196,7 +196,7 @@ class ClientConnections:
             self.drop(client)
             return
         arrived = client.incoming.arrived
-        if client.phase is ConnectionPhase.LINGER_SECONDS:
+        if client.phase is ConnectionPhase.LINGER:
             if not data:
                 self.drop(client)
             return
@@ -291,7 +291,7 @@ class ClientConnections:
             client.out.sendall(self._refuse(status, text))
             client.out.flush()
         client.phase, client.deadline = (
-            ConnectionPhase.LINGER_SECONDS,
+            ConnectionPhase.LINGER,
             time.monotonic() + LINGER_SECONDS,
         )
         with contextlib.suppress(OSError):
@@ -376,7 +376,7 @@ class ClientConnections:
             self.drop(client)
             return
         client.phase, client.deadline = (
-            ConnectionPhase.LINGER_SECONDS,
+            ConnectionPhase.LINGER,
             time.monotonic() + LINGER_SECONDS,
         )
         client.incoming.arrived.clear()
