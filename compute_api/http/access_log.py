@@ -147,7 +147,7 @@ def _record_at_end(items: Iterable[bytes], record: Callable[[], None]) -> Iterab
     try:
         items.close = close_and_record  # type: ignore[attr-defined]
     except AttributeError:
-        # A generator has no attributes.
+        # A generator accepts no further attributes.
         return _Items(items, close_and_record)
     return items
 
