@@ -1,3 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scheduler: which hosts, in which order, and why not the others. It proposes and never
-claims."""
+"""The scheduler: proposes hosts for servers, best first, and explains each rejected host.
+
+The scheduler never claims resources. The conductor claims a proposed host in the database.
+"""

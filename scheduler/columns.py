@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is read of hosts becomes columns: where each host stands, and what many of them share kept
-once.
+"""Convert the rows that were read of hosts to the columns of a snapshot.
 
-``scheduler.hosts`` decides what is read and when, and hands it to ``Columns``. Rows are in the
-order of the providers' ids, so that a host is found by bisection; hosts that come or go move the
-others. Facts, sets of traits, NUMA nodes and devices come as text: each text is parsed once, and a
-column of numbers stands in its place, so that a filter looks at each once however many hosts have
-it.
+``scheduler.hosts`` decides which rows are read, and passes them to ``Columns``. The rows of a
+snapshot are ordered by the providers' ids, so that a host is found by binary search. Adding or
+removing hosts moves the rows of others.
+
+Facts, trait sets, NUMA nodes and devices are texts. Each distinct text is parsed once and replaced
+by a number in a column.
 """
 
 from __future__ import annotations
@@ -32,24 +32,26 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
-#: Hypervisor and its version, and the texts of cpu_info and facts.
+#: Hypervisor, version of the hypervisor, and the texts of cpu_info and facts.
 HostKind = tuple[str, int, str | None, str | None]
 FLAGS = ("served", "disabled", "forced_down", "up")
 NUMBERS = ("zones", "servers", "working", "failures", "waits", "versions", "kinds", "devices")
 
 
 class Shared(Generic[K, T]):
-    """Values that many hosts have in common, each made once and known by its number; 0 is what
-    nobody has yet."""
+    """Numbered values that many hosts have in common.
 
-    def __init__(self, make: Callable[[K], T], nothing: T) -> None:
+    Each value is created once per key. Number 0 is the empty value.
+    """
+
+    def __init__(self, make: Callable[[K], T], empty: T) -> None:
         self._make = make
-        self._nothing = nothing
+        self._empty = empty
         self._numbers: dict[K, int] = {}
-        self.values: list[T] = [nothing]
+        self.values: list[T] = [empty]
 
     def number(self, key: K) -> int:
-        """The number of what is made of the key."""
+        """Return the number of the value for this key, and create the value if necessary."""
         number = self._numbers.get(key)
         if number is None:
             number = self._numbers[key] = len(self.values)
@@ -57,12 +59,19 @@ class Shared(Generic[K, T]):
         return number
 
     def forget(self, column: Numbers) -> Numbers:
-        """The column renumbered, values that it does not have let go."""
+        """Drop the values that no host uses any more.
+
+        Args:
+            column: The number of each host's value.
+
+        Returns:
+            The column with the new numbers.
+        """
         if not column.size:
             return column
         used, renumbered = np.unique(column, return_inverse=True)
         places = {int(old): new for new, old in enumerate(used[used > 0], start=1)}
-        self.values = [self._nothing, *(self.values[old] for old in places)]
+        self.values = [self._empty, *(self.values[old] for old in places)]
         self._numbers = {
             key: places[number] for key, number in self._numbers.items() if number in places
         }
@@ -70,8 +79,11 @@ class Shared(Generic[K, T]):
 
 
 class HostParts(Mapping[int, Parts]):
-    """Row -> the parts of the host, for those that have any; hosts that are alike and empty share
-    one object, and each is the same object whenever it is asked for."""
+    """The parts of each host with NUMA nodes or devices, by row.
+
+    Hosts with equal hardware and without holders share one object. Repeated access returns the same
+    object, so that results can be cached by identity.
+    """
 
     def __init__(self, columns: Columns) -> None:
         self._columns = columns
@@ -108,9 +120,17 @@ class HostParts(Mapping[int, Parts]):
 
 
 class Columns:
-    """The snapshot that others are copied from. ids: the provider of each row. own: columns that
-    only this module and ``scheduler.hosts`` read: generations, changed_at, failed_at, traits, NUMA
-    nodes and gear (numbers of what is shared). held: host -> what its guests hold of its parts."""
+    """The base snapshot, which the scheduler copies for each call.
+
+    Attributes:
+        base: The snapshot.
+        ids: Provider id of each row.
+        own: Columns that only this module and ``scheduler.hosts`` read: generations, changed_at,
+            failed_at, and the numbers of traits, NUMA nodes and devices (``gear``).
+        held: Hardware that the guests of a host hold, by host name.
+        images: Number of servers by provider id and image id.
+        images_moved: True if ``images`` changed since the last ``fill_images``.
+    """
 
     def __init__(self) -> None:
         self.base = Snapshot()
@@ -119,45 +139,53 @@ class Columns:
             name: np.zeros(0, np.int64)
             for name in ("generations", "changed_at", "failed_at", "traits", "numa_nodes", "gear")
         }
-        self.facts: Shared[HostKind, JsonMapping] = Shared(_facts, {})
-        self.traits: Shared[str, frozenset[str]] = Shared(_names, frozenset())
-        self.numa_nodes: Shared[str, Sequence[NumaNode]] = Shared(partial(_records, NumaNode), ())
-        self.gear: Shared[str, Sequence[Device]] = Shared(partial(_records, Device), ())
+        self.facts: Shared[HostKind, JsonMapping] = Shared(_parse_facts, {})
+        self.traits: Shared[str, frozenset[str]] = Shared(_parse_names, frozenset())
+        self.numa_nodes: Shared[str, Sequence[NumaNode]] = Shared(
+            partial(_parse_records, NumaNode), ()
+        )
+        self.gear: Shared[str, Sequence[Device]] = Shared(partial(_parse_records, Device), ())
         self.held: dict[str, list[HardwareAssignment]] = {}
-        self.images: dict[int, dict[str, int]] = {}  # provider -> image -> servers
-        self.images_moved = True  # since fill_images
+        self.images: dict[int, dict[str, int]] = {}
+        self.images_moved = True
 
     def positions(self, ids: Sequence[int] | Numbers) -> tuple[Numbers, NDArray[np.bool_]]:
-        """The row of each provider, and whether it is known at all."""
-        wanted = np.asarray(ids, np.int64)
+        """Return the row of each provider, and a mask of the providers that have a row."""
+        provider_ids = np.asarray(ids, np.int64)
         if not self.ids.size:
-            return np.zeros(wanted.size, np.int64), np.zeros(wanted.size, np.bool_)
-        rows = np.minimum(np.searchsorted(self.ids, wanted), self.ids.size - 1)
-        return rows, self.ids[rows] == wanted
+            return np.zeros(provider_ids.size, np.int64), np.zeros(provider_ids.size, np.bool_)
+        rows = np.minimum(np.searchsorted(self.ids, provider_ids), self.ids.size - 1)
+        return rows, self.ids[rows] == provider_ids
 
-    def outdated(self, changed: Rows, read_at: int) -> list[int]:
-        """Of providers (id, generation, changed_at) those that are not known as they are there, and
-        all that changed since the last read began: two changes in one microsecond look alike."""
+    def find_outdated(self, changed: Rows, read_at: int) -> list[int]:
+        """Return the ids of the providers whose rows are missing or outdated.
+
+        A provider that changed after the last read began is outdated even if generation and time
+        are equal, because two changes may have the same microsecond.
+
+        Args:
+            changed: Rows that begin with id, generation and changed_at.
+            read_at: Time at which the last read began, in microseconds.
+        """
         if not changed:
             return []
         ids, generations, times = np.array([row[:3] for row in changed], np.int64).T
-        rows, known = self.positions(ids)
-        if known.any():
-            known &= (self.own["generations"][rows] == generations) & (
+        rows, is_current = self.positions(ids)
+        if is_current.any():
+            is_current &= (self.own["generations"][rows] == generations) & (
                 self.own["changed_at"][rows] == times
             )
-            known &= times < read_at
-        return ids[~known].tolist()  # type: ignore[no-any-return]
+            is_current &= times < read_at
+        return ids[~is_current].tolist()  # type: ignore[no-any-return]
 
-    def take_in(self, rows: HostRows) -> bool:
-        """What was read of some hosts replaces what was known of them; returns whether rows
-        moved."""
+    def update_hosts(self, rows: HostRows) -> bool:
+        """Replace the data of the hosts that were read, and return True if rows moved."""
         if not rows.providers:
             return False
         ids = np.array([row.id for row in rows.providers], np.int64)
-        at, known = self.positions(ids)
-        if not known.all():
-            self._arrange(
+        at, has_row = self.positions(ids)
+        if not has_row.all():
+            self._arrange_rows(
                 {
                     **dict(zip(self.ids.tolist(), self.base.names, strict=True)),
                     **{row.id: row.host for row in rows.providers},
@@ -172,28 +200,27 @@ class Columns:
         self.images_moved = True
         for provider, image, number in rows.images:
             self.images.setdefault(provider, {})[image] = number
-        return not known.all()
+        return not has_row.all()
 
-    def drop(self, gone: Sequence[int]) -> None:
-        """Forget the hosts of these providers."""
-        left = dict(zip(self.ids.tolist(), self.base.names, strict=True))
-        for provider in gone:
-            self.held.pop(left.pop(provider, ""), None)
+    def drop(self, removed_ids: Sequence[int]) -> None:
+        """Remove the hosts of these providers."""
+        remaining = dict(zip(self.ids.tolist(), self.base.names, strict=True))
+        for provider in removed_ids:
+            self.held.pop(remaining.pop(provider, ""), None)
             self.images.pop(provider, None)
         self.images_moved = True
-        self._arrange(left)
+        self._arrange_rows(remaining)
 
-    def _arrange(self, names: dict[int, str]) -> None:
-        """Make room for exactly these hosts, provider id -> host, and move what is known of
-        them."""
+    def _arrange_rows(self, names: dict[int, str]) -> None:
+        """Resize all columns to exactly these hosts (provider id -> host), and move known rows."""
         ids = np.array(sorted(names), np.int64)
-        kept = np.isin(self.ids, ids)
-        places = np.searchsorted(ids, self.ids[kept])
+        is_kept = np.isin(self.ids, ids)
+        places = np.searchsorted(ids, self.ids[is_kept])
 
-        def moved(column: NDArray[Any], fill: float = 0) -> NDArray[Any]:
-            fresh = np.full(ids.size, fill, column.dtype)
-            fresh[places] = column[kept]
-            return fresh
+        def move(column: NDArray[Any], fill: float = 0) -> NDArray[Any]:
+            new_column = np.full(ids.size, fill, column.dtype)
+            new_column[places] = column[is_kept]
+            return new_column
 
         base = self.base
         base.names = [names[provider] for provider in ids.tolist()]
@@ -201,35 +228,33 @@ class Columns:
         for flag in (*FLAGS, *NUMBERS):
             column = getattr(base, flag)
             setattr(
-                base, flag, moved(column if column.size else np.zeros(self.ids.size, column.dtype))
+                base, flag, move(column if column.size else np.zeros(self.ids.size, column.dtype))
             )
-        seeds = moved(base.seeds)
+        seeds = move(base.seeds)
         for row in np.flatnonzero(seeds == 0).tolist():
             seeds[row] = seed(base.names[row])
         base.seeds = seeds
         base.stock = {
-            name: Stock(
-                moved(stock.free), moved(stock.least), moved(stock.most), moved(stock.step, 1)
-            )
+            name: Stock(move(stock.free), move(stock.least), move(stock.most), move(stock.step, 1))
             for name, stock in base.stock.items()
         }
-        base.metrics = {name: moved(column, np.nan) for name, column in base.metrics.items()}
-        self.own = {name: moved(column) for name, column in self.own.items()}
+        base.metrics = {name: move(column, np.nan) for name, column in base.metrics.items()}
+        self.own = {name: move(column) for name, column in self.own.items()}
         self.ids = ids
 
     def _fill_hosts(self, rows: Rows, at: Numbers) -> None:
-        base, read = self.base, dict(zip(rows[0]._fields, zip(*rows, strict=True), strict=True))
+        base, values = self.base, dict(zip(rows[0]._fields, zip(*rows, strict=True), strict=True))
         for flag in FLAGS:
-            getattr(base, flag)[at] = np.array(read[flag], np.bool_)
-        base.servers[at], base.failures[at] = read["guests"], read["failures"]
-        base.versions[at] = read["hypervisor_version"]
+            getattr(base, flag)[at] = np.array(values[flag], np.bool_)
+        base.servers[at], base.failures[at] = values["guests"], values["failures"]
+        base.versions[at] = values["hypervisor_version"]
         base.kinds[at] = [
             self.facts.number(key)
             for key in zip(
-                read["hypervisor_type"],
-                read["hypervisor_version"],
-                read["cpu_info"],
-                read["facts"],
+                values["hypervisor_type"],
+                values["hypervisor_version"],
+                values["cpu_info"],
+                values["facts"],
                 strict=True,
             )
         ]
@@ -239,11 +264,11 @@ class Columns:
             ("changed_at", "changed_at"),
             ("failed_at", "failed_at"),
         ):
-            self.own[name][at] = read[column]
+            self.own[name][at] = values[column]
         for name, shared, texts in (
-            ("traits", self.traits, read["traits"]),
-            ("numa_nodes", self.numa_nodes, read["numa_nodes"]),
-            ("gear", self.gear, read["devices"]),
+            ("traits", self.traits, values["traits"]),
+            ("numa_nodes", self.numa_nodes, values["numa_nodes"]),
+            ("gear", self.gear, values["devices"]),
         ):
             numbers: Shared[str, Any] = shared
             self.own[name][at] = [
@@ -253,23 +278,25 @@ class Columns:
 
     def _fill_stock(self, rows: Rows, at: Numbers) -> None:
         stock = self.base.stock
-        for column in stock.values():  # a class may have gone from the provider
+        # A provider may have lost an inventory.
+        for column in stock.values():
             column.free[at] = column.most[at] = 0
         by_class: dict[str, list[Any]] = {}
         for row in rows:
             by_class.setdefault(row.resource_class, []).append(row)
-        for name, found in by_class.items():
+        for name, inventories in by_class.items():
             if name not in stock:
-                stock[name] = _empty_stock(self.ids.size)
+                stock[name] = _create_stock(self.ids.size)
             ids, _, total, reserved, least, most, step, ratio, used = (
-                np.array(part) for part in zip(*found, strict=True)
+                np.array(part) for part in zip(*inventories, strict=True)
             )
-            places, known = self.positions(ids)
-            places, column = places[known], stock[name]  # what is not known came since: next time
+            places, has_row = self.positions(ids)
+            # A provider without a row appeared during this read. The next read includes it.
+            places, column = places[has_row], stock[name]
             room = np.minimum((total - reserved) * ratio, MOST).astype(np.int64)
-            column.free[places] = (room - used.astype(np.int64))[known]
-            column.least[places], column.most[places] = least[known], most[known]
-            column.step[places] = np.maximum(1, step)[known]
+            column.free[places] = (room - used.astype(np.int64))[has_row]
+            column.least[places], column.most[places] = least[has_row], most[has_row]
+            column.step[places] = np.maximum(1, step)[has_row]
 
     def _fill_parts(self, rows: HostRows, at: Numbers) -> None:
         base = self.base
@@ -277,14 +304,14 @@ class Columns:
             self.held.pop(base.names[row], None)
         damaged = set()
         for provider, text in rows.assignments:
-            (place,), (known,) = self.positions([provider])
-            if known:
+            (place,), (has_row,) = self.positions([provider])
+            if has_row:
                 try:
                     assignment = from_wire(HardwareAssignment, json.loads(text))
                 except (ValueError, TypeError):
                     log.exception(
-                        "the record of a guest's CPUs and devices on host %s is damaged; the host gives "
-                        "none of them to other guests: %.200s",
+                        "the record of a guest's CPUs and devices on host %s is damaged, so the host's "
+                        "NUMA nodes and devices are not used: %.200s",
                         base.names[place],
                         text,
                     )
@@ -305,17 +332,22 @@ class Columns:
     def fill_aggregates(
         self, rows: Rows, members: Mapping[int, list[str]], default_zone: str
     ) -> None:
-        """All aggregates, of which ``members`` has the hosts of those that changed; zones
-        follow."""
+        """Replace all aggregates and recompute the zones.
+
+        Args:
+            rows: All aggregates.
+            members: Hosts of the new and changed aggregates, by id. The others keep their mask.
+            default_zone: Zone of hosts in no aggregate with a zone.
+        """
         base, size = self.base, len(self.base.names)
-        before = {aggregate.id: aggregate for aggregate in base.aggregates}
+        old_aggregates = {aggregate.id: aggregate for aggregate in base.aggregates}
         base.aggregates = []
         for row in rows:
             if row.id in members:
                 mask = np.zeros(size, np.bool_)
                 mask[[base.rows[host] for host in members[row.id] if host in base.rows]] = True
             else:
-                mask = before[row.id].members
+                mask = old_aggregates[row.id].members
             base.aggregates.append(Aggregate(row.id, row.name, row.meta, mask))
         zoned = [
             (aggregate, aggregate.meta["availability_zone"])
@@ -328,16 +360,19 @@ class Columns:
         for aggregate, zone in zoned:
             base.zones[aggregate.members] = base.zone_numbers[zone]
 
-    def fill_working(self, found: Mapping[str, int]) -> None:
-        """Host -> actions in hand there."""
+    def fill_working(self, numbers: Mapping[str, int]) -> None:
+        """Replace the number of running actions of each host."""
         base = self.base
         base.working = np.zeros(len(base.names), np.int64)
-        for host, number in found.items():
+        for host, number in numbers.items():
             if host in base.rows:
                 base.working[base.rows[host]] = number
 
     def fill_metrics(self, rows: Rows) -> None:
-        """host, {name: number} as agents measured them; what is no number counts as not told."""
+        """Update metrics from rows of (host, {name: value}).
+
+        Values that are not numbers are ignored.
+        """
         base = self.base
         for host, metrics in rows:
             for name, value in (
@@ -348,8 +383,11 @@ class Columns:
                     column[base.rows[host]] = value
 
     def fill_images(self, properties: Mapping[str, Mapping[str, str]]) -> None:
-        """Turn round what is known of the images of each host's servers. properties: image -> its
-        properties."""
+        """Rebuild the list of images from the images of each host.
+
+        Args:
+            properties: Properties of each image, by id.
+        """
         rows: dict[str, dict[int, int]] = {}
         for row, provider in enumerate(self.ids.tolist()):
             for image, number in self.images.get(provider, {}).items():
@@ -358,14 +396,14 @@ class Columns:
         self.base.images = [
             ImageOnHosts(
                 properties.get(image, {}),
-                np.array(list(found), np.int64),
-                np.array(list(found.values()), np.int64),
+                np.array(list(counts), np.int64),
+                np.array(list(counts.values()), np.int64),
             )
-            for image, found in rows.items()
+            for image, counts in rows.items()
         ]
 
     def tidy(self) -> None:
-        """Let go of what no host has any more."""
+        """Drop shared values that no host uses any more."""
         base = self.base
         base.kinds = self.facts.forget(base.kinds)
         for name, shared in (
@@ -380,45 +418,49 @@ class Columns:
         base.parts = cast("dict[int, Parts]", HostParts(self))
 
 
-def _facts(key: HostKind) -> JsonMapping:
+def _parse_facts(key: HostKind) -> JsonMapping:
     kind, version, cpu_info, facts = key
     return {
-        **_mapping(facts),
+        **_parse_object(facts),
         "hypervisor_type": kind,
         "hypervisor_version": version,
-        "cpu_info": _mapping(cpu_info),
+        "cpu_info": _parse_object(cpu_info),
     }
 
 
-def _names(text: str) -> frozenset[str]:
+def _parse_names(text: str) -> frozenset[str]:
     return frozenset(text.split(","))
 
 
-def _mapping(text: str | None) -> JsonObject:
+def _parse_object(text: str | None) -> JsonObject:
     try:
-        found = json.loads(text) if text else {}
+        document = json.loads(text) if text else {}
     except ValueError:
-        log.exception("a document of a host is damaged and counts as empty: %.200s", text)
+        log.exception("damaged host document, used as empty: %.200s", text)
         return {}
-    return found if isinstance(found, dict) else {}
+    return document if isinstance(document, dict) else {}
 
 
-def _records(kind: type[T], text: str) -> list[T]:
-    """Return the records of a host's column. Of a damaged one there are none: no other host waits
-    for it."""
+def _parse_records(kind: type[T], text: str) -> list[T]:
+    """Parse the records in a host's column.
+
+    A damaged document is logged and counts as empty, so that other hosts stay usable.
+    """
     try:
-        return [from_wire(kind, one) for one in json.loads(text)]
+        return [from_wire(kind, record) for record in json.loads(text)]
     except (ValueError, TypeError):
-        log.exception("a document of a host is damaged and counts as empty: %.200s", text)
+        log.exception("damaged host document, used as empty: %.200s", text)
         return []
 
 
-def _empty_stock(size: int) -> Stock:
+def _create_stock(size: int) -> Stock:
     free, least, most = (np.zeros(size, np.int64) for _ in range(3))
     return Stock(free, least, most, np.ones(size, np.int64))
 
 
 def seed(text: str) -> int:
-    """64 bits that spread evenly, from the text alone, for breaking near-ties; the same in every
-    process."""
+    """Return 64 evenly distributed bits that depend only on the text.
+
+    They break near ties. Every process computes the same bits.
+    """
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")

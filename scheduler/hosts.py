@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scheduler's memory of the hosts: read from the store, kept fresh, less what was just
-proposed.
+"""The scheduler's copy of the hosts, less recent proposals.
 
-``scheduler.proposals`` asks ``Hosts`` for a ``Snapshot`` and hands it to ``scheduler.selection``. A
-read happens only when asked and at most every 50 ms: hosts changed since the last read less 5 s (a
-change may commit later than another one with a younger time) that are not known as they are there,
-and in turn some of the others, so that all are read within a minute without a pause for any
-request. A proposal is taken off its host until that provider's generation moves or 5 s pass; it
-spreads parallel requests and is never a reason to refuse.
+``scheduler.proposals`` refreshes ``Hosts`` and passes a ``Snapshot`` to ``scheduler.selection``.
+The store is read only on request and at most every 50 ms. A read covers:
+
+* hosts that changed since the last read. The window begins 5 s earlier, because a transaction may
+  commit after another transaction with a later timestamp.
+* a share of the other hosts, so that all are read within a minute and no request waits long.
+
+A proposal is subtracted from its host until the provider's generation changes or 5 s pass. This
+spreads parallel requests over the hosts. A proposal is never a reason to reject a request.
 """
 
 from __future__ import annotations
@@ -26,31 +28,49 @@ from scheduler.columns import Columns, seed
 from scheduler.snapshot import Group, Snapshot
 
 __all__ = ["Hosts", "ReadOptions", "RequestFacts", "seed"]
-MIN_READ_INTERVAL_SECONDS = 0.05  #: between two reads
-ROUND_SECONDS = 60.0  #: in which every host is read, whatever changed
-COUNT_INTERVAL_SECONDS = 1.0  #: between two looks whether hosts are gone
-METRICS_INTERVAL_SECONDS = 10.0  #: between two reads of what agents measured
-BATCH_SIZE = 2000  #: hosts in one statement when many are read
-MAX_HOSTS_IN_TURN = 2000  #: hosts whose turn it is, at most, in one read
-OVERLAP_MICROS = 5 * SECOND  #: how much later than its time a change may become visible
-PROPOSAL_SECONDS = 5.0  #: that a proposal counts
-HINTS = ("same_host", "different_host")  #: hints that name servers
+MIN_READ_INTERVAL_SECONDS = 0.05
+#: Time in which every host is read again, changed or not.
+ROUND_SECONDS = 60.0
+#: Time between two checks for removed hosts.
+COUNT_INTERVAL_SECONDS = 1.0
+METRICS_INTERVAL_SECONDS = 10.0
+#: Hosts per SQL statement.
+BATCH_SIZE = 2000
+#: Largest number of unchanged hosts in one read.
+MAX_HOSTS_IN_TURN = 2000
+#: Longest time between the timestamp of a change and its commit.
+OVERLAP_MICROS = 5 * SECOND
+#: Lifetime of a proposal.
+PROPOSAL_SECONDS = 5.0
+#: Scheduler hints with ids of servers.
+HINTS = ("same_host", "different_host")
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What of the hosts somebody looks at."""
+    """The data about hosts that the enabled filters and weighers need.
+
+    Attributes:
+        default_zone: Zone of hosts in no aggregate with a zone.
+        pause: Seconds between two tries of a host with failed builds.
+        metrics: Read the metrics that agents report.
+        images: Read the images of the servers on each host.
+    """
 
     default_zone: str = "nova"
-    pause: int = 300  #: seconds that a host with failed builds is left out
-    metrics: bool = False  #: what agents measure
-    images: bool = False  #: the images of the servers there
+    pause: int = 300
+    metrics: bool = False
+    images: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RequestFacts:
-    """What was read for some requests alone: their groups, and by project where servers are that
-    their hints name."""
+    """Data that were read for particular requests.
+
+    Attributes:
+        groups: The server groups, by id.
+        places: Project id -> server id -> host, for the servers in hints.
+    """
 
     groups: dict[str, GroupRow]
     places: dict[str, dict[str, str]]
@@ -67,73 +87,84 @@ class _Proposal:
 
 
 class Hosts:
-    """The scheduler's memory of the hosts. One thread uses it."""
+    """The scheduler's copy of the hosts. Not thread-safe."""
 
     def __init__(self, store: Store, clock: Clock, wants: ReadOptions | None = None) -> None:
         self._store = store
         self._clock = clock
         self._wants = wants or ReadOptions()
         self._columns = Columns()
-        self._proposals: dict[str, _Proposal] = {}  # by server
+        #: By server.
+        self._proposals: dict[str, _Proposal] = {}
         self._marks = Marks(0, 0, 0, 0)
-        self._turn = 0  # the provider whose turn was last
+        #: The last provider that was read in turn.
+        self._turn = 0
         self._measured_at = 0
-        self._properties: dict[str, dict[str, str]] = {}  # by image
+        #: By image.
+        self._properties: dict[str, dict[str, str]] = {}
         self._refreshed = self._counted = self._measured = float("-inf")
 
-    # --- reading ---
+    # --- Reading ---
     def refresh(self, at_once: bool = False) -> bool:
-        """Read what changed, unless the last read is younger than 50 ms and ``at_once`` is false.
+        """Read changes, unless the last read is younger than 50 ms and ``at_once`` is false.
 
         Returns:
-            whether it read.
+            True if the store was read.
+
         Raises:
-            Unavailable: the database does not answer.
+            Unavailable: The database does not answer.
         """
         moment = self._clock.monotonic()
         if not at_once and moment - self._refreshed < MIN_READ_INTERVAL_SECONDS:
             return False
         self._store.read(lambda tx: self._read(tx, moment, at_once))
         self._refreshed = moment
-        self._forget_old(moment)
+        self._drop_expired_proposals(moment)
         return True
 
     def _read(self, tx: Connection, moment: float, at_once: bool) -> None:
-        """Each statement's rows are taken in before the next is sent, so memory holds few; repeated
-        as a whole it does no harm."""
-        columns, before = self._columns, self._marks
-        since = before.read_at - OVERLAP_MICROS
+        """Read changed hosts, the hosts in turn, aggregates and extras.
+
+        The rows of each statement are copied before the next statement, which limits the memory.
+        The store may repeat the whole function after a conflict.
+        """
+        columns, last_marks = self._columns, self._marks
+        since = last_marks.read_at - OVERLAP_MICROS
         marks = host_states.marks(tx, since)
-        moved = self._read_hosts(tx, columns.outdated(marks.changed, before.read_at))
-        moved |= self._read_hosts(tx, self._whose_turn(moment))
+        rows_moved = self._read_hosts(tx, columns.find_outdated(marks.changed, last_marks.read_at))
+        rows_moved |= self._read_hosts(tx, self._choose_next(moment))
         if at_once or moment - self._counted >= COUNT_INTERVAL_SECONDS:
-            moved |= self._drop_gone(tx)
+            rows_moved |= self._drop_removed(tx)
             self._counted = moment
-        known = set() if moved else {aggregate.id for aggregate in columns.base.aggregates}
+        unchanged_aggregates = (
+            set() if rows_moved else {aggregate.id for aggregate in columns.base.aggregates}
+        )
         if (
-            moved
+            rows_moved
             or not columns.base.zone_numbers
             or marks.newest >= since
-            or (marks.number, marks.total) != (before.number, before.total)
+            or (marks.number, marks.total) != (last_marks.number, last_marks.total)
         ):
-            rows, members = host_states.aggregates_with(tx, known, since)
+            rows, members = host_states.aggregates_with(tx, unchanged_aggregates, since)
             columns.fill_aggregates(rows, members, self._wants.default_zone)
         columns.fill_working(host_states.working(tx))
         self._read_extras(tx, moment)
         self._marks = replace(marks, changed=())
 
     def _read_hosts(self, tx: Connection, ids: Sequence[int]) -> bool:
-        """Read all about the hosts of these providers; returns whether rows moved."""
-        moved = False
+        """Read all data about these providers, and return True if rows moved."""
+        rows_moved = False
         for start in range(0, len(ids), BATCH_SIZE):
-            moved |= self._columns.take_in(
+            rows_moved |= self._columns.update_hosts(
                 host_states.read(tx, ids[start : start + BATCH_SIZE], self._wants.images)
             )
-        return moved
+        return rows_moved
 
-    def _whose_turn(self, moment: float) -> list[int]:
-        """Providers to read although nobody says that they changed: a share of all as large as the
-        share of a minute that went by."""
+    def _choose_next(self, moment: float) -> list[int]:
+        """Return the providers to read again although no change was reported.
+
+        Their share of all providers is the elapsed share of ``ROUND_SECONDS``.
+        """
         columns = self._columns
         share = (
             min(1.0, (moment - self._refreshed) / ROUND_SECONDS)
@@ -143,45 +174,48 @@ class Hosts:
         number = min(MAX_HOSTS_IN_TURN, int(share * columns.ids.size))
         if not number:
             return []
-        ahead = columns.ids[columns.ids > self._turn][:number]
-        if not ahead.size:
+        next_ids = columns.ids[columns.ids > self._turn][:number]
+        if not next_ids.size:
             columns.tidy()
-        self._turn = int(ahead[-1]) if ahead.size else 0
-        return ahead.tolist()  # type: ignore[no-any-return]
+        self._turn = int(next_ids[-1]) if next_ids.size else 0
+        return next_ids.tolist()  # type: ignore[no-any-return]
 
-    def _drop_gone(self, tx: Connection) -> bool:
-        """Hosts are gone when their number is another than is known: look which."""
+    def _drop_removed(self, tx: Connection) -> bool:
+        """Drop removed hosts, and return True if there were any.
+
+        The ids are only read if the number of hosts differs from the last read.
+        """
         columns = self._columns
         if host_states.count(tx) == columns.ids.size:
             return False
-        gone = sorted(set(columns.ids.tolist()) - set(host_states.ids(tx)))
-        columns.drop(gone)
-        return bool(gone)
+        removed_ids = sorted(set(columns.ids.tolist()) - set(host_states.ids(tx)))
+        columns.drop(removed_ids)
+        return bool(removed_ids)
 
     def _read_extras(self, tx: Connection, moment: float) -> None:
-        """What only some weighers look at."""
+        """Read the data that only some weighers need, if they are enabled."""
         columns = self._columns
         if self._wants.metrics and moment - self._measured >= METRICS_INTERVAL_SECONDS:
             columns.fill_metrics(host_states.metrics(tx, self._measured_at - OVERLAP_MICROS))
             self._measured, self._measured_at = moment, self._marks.read_at
         if self._wants.images and columns.images_moved:
-            images = {image for found in columns.images.values() for image in found}
-            found = host_states.image_properties(tx, images - self._properties.keys())
+            images = {image for counts in columns.images.values() for image in counts}
+            new_properties = host_states.image_properties(tx, images - self._properties.keys())
             self._properties = {
                 image: text
-                for image, text in {**self._properties, **found}.items()
+                for image, text in {**self._properties, **new_properties}.items()
                 if image in images
             }
             columns.fill_images(self._properties)
 
-    def around(self, specs: Sequence[RequestSpec]) -> RequestFacts:
-        """Read what these requests alone name.
+    def read_request_facts(self, specs: Sequence[RequestSpec]) -> RequestFacts:
+        """Read the groups of these requests and the hosts of the servers in their hints.
 
         Raises:
-            Unavailable: the database does not answer.
+            Unavailable: The database does not answer.
         """
         groups = {spec.group for spec in specs if spec.group}
-        named: dict[str, set[str]] = {}
+        hinted_servers: dict[str, set[str]] = {}
         for spec in specs:
             for hint in HINTS:
                 hint_value = spec.hints.get(hint)
@@ -192,29 +226,35 @@ class Hosts:
                     if isinstance(hint_value, list)
                     else []
                 )
-                named.setdefault(spec.project_id, set()).update(map(str, servers))
-        asked = {project: servers for project, servers in named.items() if servers}
-        if not groups and not asked:
+                hinted_servers.setdefault(spec.project_id, set()).update(map(str, servers))
+        servers_by_project = {
+            project: servers for project, servers in hinted_servers.items() if servers
+        }
+        if not groups and not servers_by_project:
             return RequestFacts({}, {})
-        ours = [spec.server for spec in specs]
+        request_servers = [spec.server for spec in specs]
         return self._store.read(
             lambda tx: RequestFacts(
-                host_states.groups(tx, groups, ours) if groups else {},
+                host_states.groups(tx, groups, request_servers) if groups else {},
                 {
-                    project: host_states.places(tx, wanted, project)
-                    for project, wanted in asked.items()
+                    project: host_states.places(tx, project_servers, project)
+                    for project, project_servers in servers_by_project.items()
                 },
             )
         )
 
-    # --- what was read ---
-    def snapshot(self, around: RequestFacts | None = None, proposals: bool = True) -> Snapshot:
-        """The hosts as last read, less the proposals in flight when asked so; the caller's own to
-        take from."""
+    # --- Snapshots ---
+    def snapshot(self, facts: RequestFacts | None = None, proposals: bool = True) -> Snapshot:
+        """Return a copy of the hosts as last read, which the caller may change.
+
+        Args:
+            facts: Data of the requests, or None for a snapshot without groups and hints.
+            proposals: Subtract the current proposals.
+        """
         copy = self._columns.base.copy()
         copy.pause = self._wants.pause
         self._fill_waits(copy)
-        for name, group in around.groups.items() if around is not None else ():
+        for name, group in facts.groups.items() if facts is not None else ():
             copy.groups[name] = Group(
                 group.policy,
                 group.most,
@@ -224,7 +264,7 @@ class Hosts:
                     if host in copy.rows
                 },
             )
-        copy.places_by_project = around.places if around is not None else {}
+        copy.places_by_project = facts.places if facts is not None else {}
         for proposal in self._proposals.values() if proposals else ():
             copy.take(proposal.host, proposal.resources, proposal.group, proposal.assignment)
         return copy
@@ -232,16 +272,16 @@ class Hosts:
     def _fill_waits(self, copy: Snapshot) -> None:
         if copy.failures.any():
             now = self._marks.read_at + (self._clock.monotonic() - self._refreshed) * SECOND
-            left = (self._columns.own["failed_at"] - now) / SECOND + self._wants.pause
-            copy.waits = np.where(copy.failures > 0, np.ceil(np.maximum(left, 0)), 0).astype(
-                np.int64
-            )
+            seconds_left = (self._columns.own["failed_at"] - now) / SECOND + self._wants.pause
+            copy.waits = np.where(
+                copy.failures > 0, np.ceil(np.maximum(seconds_left, 0)), 0
+            ).astype(np.int64)
 
-    # --- proposals ---
+    # --- Proposals ---
     def propose(
         self, spec: RequestSpec, host: str, assignment: HardwareAssignment | None = None
     ) -> None:
-        """Remember that the server was proposed for the host."""
+        """Record the proposal of the host for the server."""
         columns = self._columns
         generation = int(columns.own["generations"][columns.base.rows[host]])
         self._proposals[spec.server] = _Proposal(
@@ -249,14 +289,14 @@ class Hosts:
         )
 
     def withdraw(self, servers: Iterable[str]) -> None:
-        """Forget the proposals for servers that are asked for again: they came to nothing."""
+        """Drop the proposals for these servers. A repeated request means that the claim failed."""
         for server in servers:
             self._proposals.pop(server, None)
 
-    def _forget_old(self, moment: float) -> None:
+    def _drop_expired_proposals(self, moment: float) -> None:
         columns = self._columns
         for server, proposal in list(self._proposals.items()):
             row = columns.base.rows.get(proposal.host)
-            moved = row is None or int(columns.own["generations"][row]) != proposal.generation
-            if moved or moment - proposal.at > PROPOSAL_SECONDS:
+            has_changed = row is None or int(columns.own["generations"][row]) != proposal.generation
+            if has_changed or moment - proposal.at > PROPOSAL_SECONDS:
                 del self._proposals[server]

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers the conductor: a fresh enough snapshot, a selection for each server, and what was just
-proposed.
+"""Answer the conductor's requests for hosts.
 
-The RPC server calls ``Proposals.select`` and ``explain``, one call at a time. "No host" is only
-said from a snapshot read after the request arrived and without what others were merely proposed: a
-proposal is not a claim.
+``Proposals`` combines a recent snapshot, a selection per server, and the proposals that are not
+claimed yet. The RPC server calls ``select`` and ``explain``, one call at a time.
+
+Invariant: "no host" is only answered from a snapshot that was read after the request arrived, and
+that ignores proposals to other requests. Because a proposal is not a claim, it never blocks a
+request.
 """
 
 from __future__ import annotations
@@ -17,48 +19,55 @@ from scheduler.selection import Choice, SelectionOptions, explain, select
 
 
 class Proposals:
-    """The scheduler without its threads and sockets."""
+    """The scheduler without threads and sockets."""
 
     def __init__(self, hosts: Hosts, options: SelectionOptions) -> None:
         self._hosts = hosts
         self.options = options
 
     def select(self, specs: Sequence[RequestSpec], fresh: bool = False) -> list[Selection]:
-        """Propose hosts for each server, in the order of the list.
+        """Propose hosts for each server, in the order of ``specs``.
 
         Args:
-            fresh: read the database first, whatever the age of the snapshot.
+            specs: The requests.
+            fresh: Read the database first, whatever the age of the snapshot.
+
         Raises:
-            Unavailable: the database does not answer.
+            Unavailable: The database does not answer.
         """
         self._hosts.withdraw(spec.server for spec in specs)
-        read = self._hosts.refresh(at_once=fresh)
-        around = self._hosts.around(specs)
-        choices = select(self._hosts.snapshot(around), specs, self.options)
+        was_read = self._hosts.refresh(at_once=fresh)
+        facts = self._hosts.read_request_facts(specs)
+        choices = select(self._hosts.snapshot(facts), specs, self.options)
         if not all(choice.selection.hosts for choice in choices):
-            if not read:
+            if not was_read:
                 self._hosts.refresh(at_once=True)
-            choices = self._last_resort(specs, choices, around)
+            choices = self._select_without_proposals(specs, choices, facts)
         for spec, choice in zip(specs, choices, strict=True):
             for host in choice.selection.hosts[:1]:
                 self._hosts.propose(spec, host, choice.assignment)
         return [choice.selection for choice in choices]
 
     def explain(self, spec: RequestSpec) -> Explanation:
-        """What would become of such a server now. Nothing is remembered of it.
+        """Explain how the scheduler would answer the request now, without recording a proposal.
 
         Raises:
-            Unavailable: the database does not answer.
+            Unavailable: The database does not answer.
         """
         self._hosts.refresh(at_once=True)
-        return explain(self._hosts.snapshot(self._hosts.around([spec])), spec, self.options)
+        return explain(
+            self._hosts.snapshot(self._hosts.read_request_facts([spec])), spec, self.options
+        )
 
-    def _last_resort(
-        self, specs: Sequence[RequestSpec], choices: list[Choice], around: RequestFacts
+    def _select_without_proposals(
+        self, specs: Sequence[RequestSpec], choices: list[Choice], facts: RequestFacts
     ) -> list[Choice]:
-        """Again for the servers that found none, on what is free less only this request's own
-        choices."""
-        snapshot = self._hosts.snapshot(around, proposals=False)
+        """Select again for the servers without a host, and return the completed choices.
+
+        This selection ignores proposals to earlier requests. Only the choices of this call count as
+        placed.
+        """
+        snapshot = self._hosts.snapshot(facts, proposals=False)
         missing = []
         for number, choice in enumerate(choices):
             for host in choice.selection.hosts[:1]:

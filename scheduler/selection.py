@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choose hosts: who passes, in which order, and why not the others. Pure: the same input gives the
-same answer.
+"""Select hosts for servers: filter, score, and explain rejections.
 
-Called by ``scheduler.proposals`` with a snapshot that it may use up. Requests that are equal but
-for their server are filtered and scored once; then each takes the best host that has room left,
-which changes the score of that host alone. Every host that is not a candidate is rejected for
-exactly one reason, the first that holds. ``explain`` answers the operator with the same checks and
-weighers: who passes, how many more fit and where, why not the others.
+The functions are pure: the same input gives the same result. ``scheduler.proposals`` calls
+``select`` with a snapshot that the call may change. Requests that differ only in their server are
+filtered and scored once. Each server of such a batch then takes the best host with room, and only
+the score of that host changes.
+
+Invariant: every host that is not a candidate has exactly one reason, from the first check that
+rejects the host.
+
+``explain`` answers operators with the same checks and weighers.
 """
 
 from __future__ import annotations
@@ -29,17 +32,27 @@ from scheduler.snapshot import Mask, Numbers, Snapshot
 from scheduler.weighers import Weigher, scores
 
 log = logging.getLogger(__name__)
-MAX_NAMED_HOSTS = 1000  # that one selection names, so that an answer stays small
-MAX_EXPLAINED_HOSTS = 10  # that an explanation names as candidates
-MAX_EXPLAINED_SERVERS = 1000  # of one request that a host is asked for, where counting them costs
-#: All that a request asks for, but for the server's name.
-_WANTED = attrgetter(*(field.name for field in fields(RequestSpec) if field.name != "server"))
+#: Hosts with a reason in one selection. The limit keeps the response small.
+MAX_NAMED_HOSTS = 1000
+#: Candidates in an explanation.
+MAX_EXPLAINED_HOSTS = 10
+#: Limit up to which an explanation counts the servers that fit on a host, because counting NUMA and
+#: PCI fits is slow.
+MAX_EXPLAINED_SERVERS = 1000
+#: All fields of a request except the server's id.
+_REQUIREMENTS = attrgetter(*(field.name for field in fields(RequestSpec) if field.name != "server"))
 
 
 @dataclass(frozen=True, slots=True)
 class SelectionOptions:
-    """hosts: most hosts in an answer, the first choice and its alternates. metrics: those that a
-    host must tell."""
+    """Options of a selection.
+
+    Attributes:
+        filters: The enabled filters.
+        weighers: The enabled weighers.
+        hosts: Largest number of hosts in an answer: the first choice and its alternates.
+        metrics: Metrics that a host must report to be a candidate.
+    """
 
     filters: Filters
     weighers: tuple[Weigher, ...]
@@ -49,9 +62,14 @@ class SelectionOptions:
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """passing: the hosts that pass every check. room: how many such servers each of them takes.
-    removed: each check with the hosts that it was the first to reject. settles: the first server
-    placed changes who passes."""
+    """Result of all checks of a request.
+
+    Attributes:
+        passing: The hosts that pass every check.
+        room: How many equal servers fit on each host, or None if no check limits the number.
+        removed: Each check that rejected hosts, with the hosts for which it was the first to do so.
+        settles: True if the first placed server changes the set of passing hosts.
+    """
 
     passing: Mask
     room: Numbers | None
@@ -61,8 +79,13 @@ class Examination:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What one server is proposed: the hosts, best first, and which parts it would have of the
-    first."""
+    """The proposal for one server.
+
+    Attributes:
+        selection: The hosts, best first, or the reasons why no host fits.
+        assignment: NUMA nodes, CPUs and devices for the server on the first host, or None if the
+            server needs no exclusive hardware.
+    """
 
     selection: Selection
     assignment: HardwareAssignment | None = field(default=None)
@@ -71,20 +94,21 @@ class Choice:
 def select(
     snapshot: Snapshot, specs: Sequence[RequestSpec], options: SelectionOptions
 ) -> list[Choice]:
-    """One choice for each spec, in the same order; an empty ``hosts`` means that no host fits
-    now."""
+    """Return a choice for each request, in the order of ``specs``.
+
+    If no host fits a request now, ``hosts`` of its selection is empty. ``snapshot`` is changed.
+    """
     choices: dict[int, Choice] = {}
-    for numbers in _batches(specs):
-        left = list(numbers)
-        while left:
-            batch = [specs[number] for number in left]
+    for numbers in _group_equal_requests(specs):
+        remaining = list(numbers)
+        while remaining:
+            batch = [specs[number] for number in remaining]
             try:
-                made = _choose(snapshot, batch, options)
-            except (
-                Exception
-            ) as problem:  # a filter's or weigher's own mistake holds up nobody else's request
+                batch_choices = _choose(snapshot, batch, options)
+            # A defect in a filter or weigher must not fail the other requests of this call.
+            except Exception as problem:
                 log.exception("the request for server %s cannot be decided", batch[0].server)
-                made = [
+                batch_choices = [
                     Choice(
                         Selection(
                             spec.server,
@@ -95,64 +119,78 @@ def select(
                     )
                     for spec in batch
                 ]
-            choices.update(zip(left, made, strict=False))
-            left = left[len(made) :]
+            choices.update(zip(remaining, batch_choices, strict=False))
+            remaining = remaining[len(batch_choices) :]
     return [choices[number] for number in range(len(specs))]
 
 
-def _batches(specs: Sequence[RequestSpec]) -> list[list[int]]:
-    """Positions of requests that are equal but for their server, together."""
+def _group_equal_requests(specs: Sequence[RequestSpec]) -> list[list[int]]:
+    """Group the positions of requests that differ only in their server."""
     batches: list[tuple[object, list[int]]] = []
     for number, spec in enumerate(specs):
-        wanted = _WANTED(spec)
-        for known, numbers in reversed(batches):
-            if known == wanted:
+        requirements = _REQUIREMENTS(spec)
+        for batch_requirements, numbers in reversed(batches):
+            if batch_requirements == requirements:
                 numbers.append(number)
                 break
         else:
-            batches.append((wanted, [number]))
+            batches.append((requirements, [number]))
     return [numbers for _, numbers in batches]
 
 
 def _choose(
     snapshot: Snapshot, batch: Sequence[RequestSpec], options: SelectionOptions
 ) -> list[Choice]:
-    """Choices for the first of these equal requests: for as many as there was room, or for all that
-    there is none."""
+    """Choose hosts for the first of these equal requests.
+
+    Returns:
+        Choices for as many requests as hosts have room for, at least one. If no host passes, every
+        request gets a choice without hosts.
+    """
     spec = batch[0]
-    found = examine(snapshot, spec, options, len(batch))
-    rows = np.flatnonzero(found.passing)
+    examination = examine(snapshot, spec, options, len(batch))
+    rows = np.flatnonzero(examination.passing)
     if not rows.size:
-        reason, by_host = sentence(snapshot, found), named(snapshot, found)
-        return [Choice(Selection(one.server, [], reason, by_host)) for one in batch]
-    return _place(snapshot, batch[:1] if found.settles else batch, found, rows, options)
+        reason, by_host = (
+            summarize(snapshot, examination),
+            describe_rejections(snapshot, examination),
+        )
+        return [Choice(Selection(request.server, [], reason, by_host)) for request in batch]
+    return _place(snapshot, batch[:1] if examination.settles else batch, examination, rows, options)
 
 
 def examine(
     snapshot: Snapshot, spec: RequestSpec, options: SelectionOptions, count: int = 1
 ) -> Examination:
-    """Ask all checks of all hosts; ``count`` equal servers are wanted."""
+    """Apply all checks of the request to all hosts.
+
+    Args:
+        snapshot: The hosts.
+        spec: The request.
+        options: The filters and required metrics.
+        count: Number of equal servers. ``room`` is only computed if this is more than 1.
+    """
     if snapshot.places_by_project:
         snapshot.places = snapshot.places_by_project.get(spec.project_id, {})
     passing = np.ones(len(snapshot.names), np.bool_)
-    left, removed, settles, room = passing.size, [], False, None
+    remaining, removed, settles, room = passing.size, [], False, None
     for check in chain(
         options.filters.checks(snapshot, spec, passing, count),
-        () if spec.force_host or spec.is_rebuild else _metric_checks(snapshot, options.metrics),
+        () if spec.force_host or spec.is_rebuild else _check_metrics(snapshot, options.metrics),
     ):
-        still = passing & check.passes
-        number = int(np.count_nonzero(still))
-        if number < left:
+        still_passing = passing & check.passes
+        passing_number = int(np.count_nonzero(still_passing))
+        if passing_number < remaining:
             removed.append((check, passing & ~check.passes))
-            passing[:] = still
-            left = number
+            passing[:] = still_passing
+            remaining = passing_number
         settles |= check.settles
         if check.room is not None and count > 1:
             room = check.room if room is None else np.minimum(room, check.room)
     return Examination(passing, room, removed, settles)
 
 
-def _metric_checks(snapshot: Snapshot, metrics: Iterable[str]) -> Iterator[Check]:
+def _check_metrics(snapshot: Snapshot, metrics: Iterable[str]) -> Iterator[Check]:
     for name in metrics:
         values = snapshot.metrics.get(name)
         yield Check(
@@ -164,42 +202,45 @@ def _metric_checks(snapshot: Snapshot, metrics: Iterable[str]) -> Iterator[Check
 def _place(
     snapshot: Snapshot,
     batch: Sequence[RequestSpec],
-    found: Examination,
+    examination: Examination,
     rows: Numbers,
     options: SelectionOptions,
 ) -> list[Choice]:
-    """Give each server in turn the best host that has room; those after it in the order are its
-    alternates.
+    """Give each server in turn the best host with room, and the next hosts as alternates.
 
-    Only the best ``len(batch) + options.hosts`` hosts can ever be asked: a placement changes one
-    host's score and room.
+    Only the best ``len(batch) + options.hosts`` hosts can be chosen, because each placement changes
+    the score and the room of one host.
     """
     spec = batch[0]
-    scored = scores(snapshot, spec, rows, options.weighers)
-    order = best(scored.score, len(batch) + options.hosts)
-    steps = np.broadcast_to(scored.step, rows.shape)[order].tolist()
-    chosen = rows[order].tolist()
-    room = [UNLIMITED] * len(chosen) if found.room is None else found.room[rows[order]].tolist()
-    # sorted, so a heap
-    heap = [(-score, place) for place, score in enumerate(scored.score[order].tolist())]
+    host_scores = scores(snapshot, spec, rows, options.weighers)
+    order = best(host_scores.score, len(batch) + options.hosts)
+    steps = np.broadcast_to(host_scores.step, rows.shape)[order].tolist()
+    candidate_rows = rows[order].tolist()
+    room = (
+        [UNLIMITED] * len(candidate_rows)
+        if examination.room is None
+        else examination.room[rows[order]].tolist()
+    )
+    # The list is sorted, so it is a valid heap.
+    heap = [(-score, place) for place, score in enumerate(host_scores.score[order].tolist())]
     zones = {number: zone for zone, number in snapshot.zone_numbers.items()}
-    wanted = _fitted(snapshot, spec)
+    needed_hardware = _read_hardware(snapshot, spec)
     choices = []
-    for one in batch:
+    for request in batch:
         top = [heapq.heappop(heap) for _ in range(min(options.hosts, len(heap)))]
         if not top:
             break
         score, place = top[0]
-        assignment = _take(snapshot, one, chosen[place], wanted)
-        taken = [chosen[other] for _, other in top]
+        assignment = _take(snapshot, request, candidate_rows[place], needed_hardware)
+        proposed_rows = [candidate_rows[other] for _, other in top]
         choices.append(
             Choice(
                 Selection(
-                    one.server,
-                    [snapshot.names[row] for row in taken],
+                    request.server,
+                    [snapshot.names[row] for row in proposed_rows],
                     zones={
                         snapshot.names[row]: zones.get(int(snapshot.zones[row]), "")
-                        for row in taken
+                        for row in proposed_rows
                     },
                 ),
                 assignment,
@@ -214,7 +255,7 @@ def _place(
 
 
 def best(score: np.ndarray[tuple[int], np.dtype[np.float64]], number: int) -> Numbers:
-    """Positions of the best, best first; of equals the one that comes first."""
+    """Return the positions of the ``number`` highest scores, best first, ties in their order."""
     if score.size <= number:
         return np.argsort(-score, kind="stable")
     limit = np.partition(score, score.size - number)[score.size - number]
@@ -222,92 +263,101 @@ def best(score: np.ndarray[tuple[int], np.dtype[np.float64]], number: int) -> Nu
     return above[np.argsort(-score[above], kind="stable")[:number]]
 
 
-def _fitted(snapshot: Snapshot, spec: RequestSpec) -> Hardware | None:
-    """What the server wants of its host piece by piece; None when nothing."""
+def _read_hardware(snapshot: Snapshot, spec: RequestSpec) -> Hardware | None:
+    """Return the server's requirements for exclusive hardware, or None if it has none."""
     if spec.flavor is None or spec.is_rebuild or not snapshot.parts:
         return None
-    wanted = hardware(spec.flavor, spec.image_properties)
-    return wanted if wanted.needs_assignment else None
+    required = hardware(spec.flavor, spec.image_properties)
+    return required if required.needs_assignment else None
 
 
 def _take(
-    snapshot: Snapshot, spec: RequestSpec, row: int, wanted: Hardware | None
+    snapshot: Snapshot, spec: RequestSpec, row: int, needed_hardware: Hardware | None
 ) -> HardwareAssignment | None:
-    """Count the server as placed on the host."""
+    """Count the server as placed on the host, and return its hardware assignment."""
     assignment = None
-    if wanted is not None and row in snapshot.parts:
+    if needed_hardware is not None and row in snapshot.parts:
         parts = snapshot.parts[row]
-        assignment = numa.fit(parts.numa_nodes, parts.devices, parts.held, wanted)
+        assignment = numa.fit(parts.numa_nodes, parts.devices, parts.held, needed_hardware)
     snapshot.take(
         snapshot.names[row], {} if spec.is_rebuild else spec.resources, spec.group, assignment
     )
     return assignment
 
 
-# --- why not the others ---
-def sentence(snapshot: Snapshot, found: Examination) -> str:
-    """``12 hosts: 7 not in zone az1, 4 short of MEMORY_MB (need 4096, most free 2048), 1
-    disabled``."""
+# --- Reasons of rejected hosts ---
+def summarize(snapshot: Snapshot, examination: Examination) -> str:
+    """Return the summary of all rejections.
+
+    For example, ``12 hosts: 7 not in zone az1, 4 short of MEMORY_MB (need 4096, most free 2048), 1
+    disabled``.
+    """
     total = len(snapshot.names)
     if not total:
         return "There is no host yet."
-    counted = sorted(
+    reasons = sorted(
         (
             (int(np.count_nonzero(rejected)), check.for_many(rejected))
-            for check, rejected in found.removed
+            for check, rejected in examination.removed
         ),
         key=lambda item: -item[0],
     )
     return f"{total} host{'s' * (total != 1)}: " + ", ".join(
-        f"{count} {text}" for count, text in counted
+        f"{count} {text}" for count, text in reasons
     )
 
 
-def named(snapshot: Snapshot, found: Examination) -> dict[str, str]:
-    """Each rejected host and why, so many that an answer stays small."""
+def describe_rejections(snapshot: Snapshot, examination: Examination) -> dict[str, str]:
+    """Return the reason of each rejected host, for at most ``MAX_NAMED_HOSTS`` hosts."""
     texts = (
         (snapshot.names[row], check.for_one(row))
-        for check, rejected in found.removed
+        for check, rejected in examination.removed
         for row in np.flatnonzero(rejected).tolist()
     )
     return {name: text for (name, text), _ in zip(texts, range(MAX_NAMED_HOSTS), strict=False)}
 
 
-# --- for the operator ---
+# --- Explanations for operators ---
 def explain(snapshot: Snapshot, spec: RequestSpec, options: SelectionOptions) -> Explanation:
-    """What would become of the request now.
+    """Explain how the scheduler would answer the request now, without placing a server.
 
-    In ``room`` a host that nothing limits counts for one server; where the first server of a group
-    decides for the others, only the best host of each zone counts.
+    In ``room`` a host counts as one server if no check limits the number of servers there. If the
+    first server of an affinity group decides the host for the others, the room of a zone is that of
+    its roomiest host. Fits of NUMA nodes and PCI devices are counted up to
+    ``MAX_EXPLAINED_SERVERS``.
     """
-    found = examine(snapshot, spec, options, MAX_EXPLAINED_SERVERS)
-    rows = np.flatnonzero(found.passing)
+    examination = examine(snapshot, spec, options, MAX_EXPLAINED_SERVERS)
+    rows = np.flatnonzero(examination.passing)
     hosts = []
     if rows.size:
         score = scores(snapshot, spec, rows, options.weighers).score
         hosts = [snapshot.names[row] for row in rows[best(score, MAX_EXPLAINED_HOSTS)].tolist()]
     removed = [
         {"hosts": int(np.count_nonzero(rejected)), "text": check.for_many(rejected)}
-        for check, rejected in found.removed
+        for check, rejected in examination.removed
     ]
     return Explanation(
         len(snapshot.names),
         int(rows.size),
         hosts,
-        _room(snapshot, found),
+        _count_room_by_zone(snapshot, examination),
         removed,
-        sentence(snapshot, found) if removed or not snapshot.names else "",
-        named(snapshot, found),
+        summarize(snapshot, examination) if removed or not snapshot.names else "",
+        describe_rejections(snapshot, examination),
     )
 
 
-def _room(snapshot: Snapshot, found: Examination) -> dict[str, int]:
-    """Zone -> how many such servers fit there, zones with no host that passes included."""
-    room = found.passing.astype(np.int64)
-    if found.room is not None:
-        room = np.where(found.room < UNLIMITED, np.maximum(found.room, 0) * found.passing, room)
-    together = np.max if found.settles else np.sum
+def _count_room_by_zone(snapshot: Snapshot, examination: Examination) -> dict[str, int]:
+    """Return how many such servers fit in each zone, including zones without a passing host."""
+    room = examination.passing.astype(np.int64)
+    if examination.room is not None:
+        room = np.where(
+            examination.room < UNLIMITED,
+            np.maximum(examination.room, 0) * examination.passing,
+            room,
+        )
+    combine = np.max if examination.settles else np.sum
     return {
-        zone: int(together(room, where=snapshot.zones == number, initial=0))
+        zone: int(combine(room, where=snapshot.zones == number, initial=0))
         for zone, number in sorted(snapshot.zone_numbers.items())
     }

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process kilonova-scheduler: configuration, store, broker, heartbeat; the only threads are
-here.
+"""The process ``kilonova-scheduler``.
 
-Requests are answered one at a time (the library calls from many threads). Apart from its own
-heartbeat this process writes nothing.
+``open_up`` connects the store and the broker, starts the heartbeat thread, and answers requests of
+conductors and operators. The RPC library calls from many threads, and ``OneAtATime`` serializes the
+calls. Apart from its own heartbeat, this process only reads the database.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from scheduler.proposals import Proposals
 from scheduler.selection import SelectionOptions
 
 log = logging.getLogger(__name__)
-#: Options that are taken over while it runs.
+#: Options whose changes apply at a reload of the configuration, without a restart.
 LIVE = (
     "conductor.max_attempts",
     *(
@@ -52,18 +52,18 @@ LIVE = (
         )
     ),
 )
-HEARTBEAT_SECONDS = 10.0  # seconds between two signs of life
+HEARTBEAT_SECONDS = 10.0
 
 
 class OneAtATime:
-    """Lets one request through after the other."""
+    """Serializes the calls to ``Proposals``, which is not thread-safe."""
 
     def __init__(self, proposals: Proposals) -> None:
         self._proposals = proposals
         self._turn = threading.Lock()
 
     def select(self, specs: list[RequestSpec], fresh: bool) -> list[Selection]:
-        """See ``Proposals.select``."""
+        """Call ``Proposals.select`` and record the metrics."""
         began = time.monotonic()
         with self._turn:
             selections = self._proposals.select(specs, fresh)
@@ -72,20 +72,23 @@ class OneAtATime:
             metrics.SELECTIONS.add("hosts" if selection.hosts else "none")
         return selections
 
-    def choose_by(self, wanted: SelectionOptions) -> None:
-        """From the next request on."""
+    def set_options(self, new_options: SelectionOptions) -> None:
+        """Use these options from the next request on."""
         with self._turn:
-            self._proposals.options = wanted
+            self._proposals.options = new_options
 
     def explain(self, spec: RequestSpec) -> Explanation:
-        """See ``Proposals.explain``."""
+        """Call ``Proposals.explain``."""
         with self._turn:
             return self._proposals.explain(spec)
 
 
 def options(conf: cfg.ConfigOpts) -> SelectionOptions:
-    """What the configuration says about choosing. Raises ConfigError: a filter or weigher is
-    unknown."""
+    """Build the scheduler's selection options from the configuration.
+
+    Raises:
+        ConfigError: A filter or weigher is unknown, or cannot be created.
+    """
     try:
         metrics = weighers.pairs("[metrics] weight_setting", conf.metrics.weight_setting)
         return SelectionOptions(
@@ -99,7 +102,7 @@ def options(conf: cfg.ConfigOpts) -> SelectionOptions:
 
 
 def read_options(conf: cfg.ConfigOpts) -> ReadOptions:
-    """What of the hosts somebody looks at, as far as it is not read anyway."""
+    """Return which optional data about hosts the enabled options need."""
     return ReadOptions(
         conf.scheduler.default_availability_zone,
         conf.scheduler.build_failure_pause,
@@ -111,31 +114,39 @@ def read_options(conf: cfg.ConfigOpts) -> ReadOptions:
     )
 
 
-def _take_over(answering: OneAtATime, reading: ReadOptions, conf: cfg.ConfigOpts) -> None:
-    """Choose by new options from now on. Raises ConfigError: a name is unknown, or something else
-    has to be read of the hosts."""
-    wanted = options(conf)
-    if read_options(conf) != reading:
-        raise ConfigError("what is read of hosts has changed too, which takes a restart")
-    answering.choose_by(wanted)
+def _apply_options(proposals: OneAtATime, current: ReadOptions, conf: cfg.ConfigOpts) -> None:
+    """Apply the changed options to the running scheduler.
+
+    Raises:
+        ConfigError: A filter or weigher is unknown, or the change needs other data about hosts,
+            which is only read after a restart.
+    """
+    new_options = options(conf)
+    if read_options(conf) != current:
+        raise ConfigError("the change needs other data about hosts, which takes a restart")
+    proposals.set_options(new_options)
 
 
 def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
-    """Open the store and the broker, answer requests; returns what closes them."""
-    wanted = options(conf)
+    """Open the store and the broker, and start to answer requests.
+
+    Returns:
+        A function that closes all connections and stops the heartbeat.
+    """
+    selection_options = options(conf)
     access.check(conf, access.DATABASE, access.BROKER)
     name, name_file = service.own_name(conf.state_dir, "scheduler", conf.host)
     store = guarded(Store.opened(conf, notifications=NotificationSettings.of(conf)))
     await_version(store)
     transport = Transport(conf, role=SCHEDULER)
     store.write(lambda tx: services.enrol(tx, conf.host, Binary.SCHEDULER))
-    reading = read_options(conf)
-    answering = OneAtATime(Proposals(Hosts(store, Clock(), reading), wanted))
-    reload.takes(*LIVE, then=lambda conf: _take_over(answering, reading, conf))
-    scheduler_rpc.serve(transport, name, answering)
+    host_data = read_options(conf)
+    proposals = OneAtATime(Proposals(Hosts(store, Clock(), host_data), selection_options))
+    reload.takes(*LIVE, then=lambda conf: _apply_options(proposals, host_data, conf))
+    scheduler_rpc.serve(transport, name, proposals)
     stop = threading.Event()
     threading.Thread(
-        target=_beat, args=(store, conf.host, stop), name="heartbeat", daemon=True
+        target=_send_heartbeats, args=(store, conf.host, stop), name="heartbeat", daemon=True
     ).start()
 
     def close() -> None:
@@ -147,17 +158,17 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     return close
 
 
-def _beat(store: Store, host: str, stop: threading.Event) -> None:
+def _send_heartbeats(store: Store, host: str, stop: threading.Event) -> None:
     while not stop.is_set():
         try:
             store.write(lambda tx: services.beat(tx, [host], Binary.SCHEDULER))
         except errors.Unavailable as problem:
-            log.warning("no heartbeat: %s; trying again", problem)
+            log.warning("heartbeat failed, trying again: %s", problem)
         stop.wait(HEARTBEAT_SECONDS)
 
 
 def main() -> None:
-    """The console script kilonova-scheduler."""
+    """Run the console script ``kilonova-scheduler``."""
     service.run("scheduler", service.start("scheduler"), open_up)
 
 

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hosts as columns: one row a host, in every column the same.
+"""The data about all hosts that filters and weighers read.
 
-``scheduler.hosts`` fills it from the store; filters and weighers read it. Nothing here does I/O.
-What many hosts have in common (facts, metadata of aggregates) is kept once, with a column of
-numbers or a mask of hosts beside it, so that a filter looks at each distinct value once, however
-many hosts there are.
+The data are numpy columns. Each host has one row, with the same number in every column.
+``scheduler.hosts`` fills the columns from the store. This module does no I/O.
+
+Data that many hosts share, for example facts and metadata of aggregates, are stored once beside a
+column of numbers or a mask of hosts. A filter therefore evaluates each distinct value once, for any
+number of hosts.
 """
 
 from __future__ import annotations
@@ -26,20 +28,24 @@ Floats = NDArray[np.float64]
 
 
 def no_mask() -> Mask:
-    """A mask of no hosts."""
+    """Return the mask of a snapshot without hosts."""
     return np.zeros(0, np.bool_)
 
 
 def no_numbers() -> Numbers:
-    """A column of no hosts."""
+    """Return a column of a snapshot without hosts."""
     return np.zeros(0, np.int64)
 
 
 @dataclass(slots=True)
 class Stock:
-    """One resource class, a number a host: free units, and which amounts one consumer may take.
+    """One resource class on every host.
 
-    A host without an inventory of the class has ``most`` 0.
+    Attributes:
+        free: Unallocated units. This may be negative.
+        least: Smallest amount for one consumer.
+        most: Largest amount for one consumer. 0 if the host has no inventory of the class.
+        step: Each amount must be a multiple of this.
     """
 
     free: Numbers
@@ -50,7 +56,7 @@ class Stock:
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """An aggregate of hosts: its metadata, and which hosts are in it."""
+    """A host aggregate with its metadata. ``members`` is the mask of its hosts."""
 
     id: int
     name: str
@@ -60,9 +66,13 @@ class Aggregate:
 
 @dataclass(slots=True)
 class Group:
-    """A server group that some request names. members: row of a host -> how many servers of the
-    group are there.
-    most: servers a host under anti-affinity."""
+    """A server group of a request.
+
+    Attributes:
+        policy: Nova's name of the policy.
+        most: Largest number of servers per host under anti-affinity.
+        members: Number of the group's servers by row of their host.
+    """
 
     policy: str
     most: int = 1
@@ -71,8 +81,10 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What of a host is given out piece by piece: its NUMA nodes and devices, and what its guests
-    hold of them. Hosts that are alike and hold nothing share one object."""
+    """The NUMA nodes and devices of a host, and the hardware that its guests hold.
+
+    Hosts with equal hardware and without holders share one object.
+    """
 
     numa_nodes: Sequence[NumaNode]
     devices: Sequence[Device]
@@ -81,8 +93,13 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class ImageOnHosts:
-    """Servers of one image: how many (``counts``) are on the hosts in these ``rows``; each host
-    stands there once."""
+    """The hosts with servers of one image.
+
+    Attributes:
+        properties: The image's properties.
+        rows: The hosts, without duplicates.
+        counts: Number of servers of the image on each of these hosts.
+    """
 
     properties: Mapping[str, str]
     rows: Numbers
@@ -90,20 +107,22 @@ class ImageOnHosts:
 
 
 class TraitMasks(Mapping[str, Mask]):
-    """Trait -> the hosts that have it, made when it is asked for: many hosts share few sets of
-    traits."""
+    """The mask of hosts for each trait.
+
+    Because many hosts share few sets of traits, a mask is computed from the sets at its first use.
+    """
 
     def __init__(self, sets: Sequence[frozenset[str]], numbers: Numbers) -> None:
         self._sets, self._numbers = sets, numbers
-        self._made: dict[str, Mask] = {}
+        self._masks: dict[str, Mask] = {}
 
     def __getitem__(self, trait: str) -> Mask:
-        if trait not in self._made:
-            has = np.array([trait in one for one in self._sets], np.bool_)
+        if trait not in self._masks:
+            has = np.array([trait in traits for traits in self._sets], np.bool_)
             if not has.any():
                 raise KeyError(trait)
-            self._made[trait] = has[self._numbers]
-        return self._made[trait]
+            self._masks[trait] = has[self._numbers]
+        return self._masks[trait]
 
     def __iter__(self) -> Iterator[str]:
         return iter(frozenset().union(*self._sets))
@@ -114,46 +133,58 @@ class TraitMasks(Mapping[str, Mask]):
 
 @dataclass(slots=True)
 class Snapshot:
-    """All hosts. ``take`` is the only method that changes it."""
+    """All hosts, in columns with one row per host. Only ``take`` changes a snapshot."""
 
-    names: list[str] = field(default_factory=list)  #: of each row
-    rows: dict[str, int] = field(default_factory=dict)  #: name -> row
-    #: break near ties
+    #: Host name of each row, and row of each host name.
+    names: list[str] = field(default_factory=list)
+    rows: dict[str, int] = field(default_factory=dict)
+    #: Random bits from the host's name, which break near ties.
     seeds: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
-    served: Mask = field(default_factory=no_mask)  #: has a compute service
+    #: The host has a compute service.
+    served: Mask = field(default_factory=no_mask)
     disabled: Mask = field(default_factory=no_mask)
     forced_down: Mask = field(default_factory=no_mask)
     up: Mask = field(default_factory=no_mask)
-    zones: Numbers = field(default_factory=no_numbers)  #: number of the availability zone
+    #: Number of the availability zone, and the number of each zone by name.
+    zones: Numbers = field(default_factory=no_numbers)
     zone_numbers: dict[str, int] = field(default_factory=dict)
-    stock: dict[str, Stock] = field(default_factory=dict)  #: by resource class
+    #: By resource class.
+    stock: dict[str, Stock] = field(default_factory=dict)
     traits: Mapping[str, Mask] = field(default_factory=dict)
-    servers: Numbers = field(default_factory=no_numbers)  #: guests there, in any state
-    #: actions that weigh on disk and network now
+    #: Guests on the host, in any state.
+    servers: Numbers = field(default_factory=no_numbers)
+    #: Running actions that load the host's disk and network.
     working: Numbers = field(default_factory=no_numbers)
-    failures: Numbers = field(default_factory=no_numbers)  #: builds that failed there in a row
-    waits: Numbers = field(default_factory=no_numbers)  #: seconds until one is tried; 0: at once
-    versions: Numbers = field(default_factory=no_numbers)  #: of the hypervisor
-    kinds: Numbers = field(default_factory=no_numbers)  #: facts[kinds[row]] are those of a host
-    #: hypervisor_type, hypervisor_version, cpu_info, supported_instances ..., without what differs
-    #: for each host.
+    #: Consecutive failed builds.
+    failures: Numbers = field(default_factory=no_numbers)
+    #: Seconds until a failing host is tried again. 0 means at once.
+    waits: Numbers = field(default_factory=no_numbers)
+    #: Version of the hypervisor.
+    versions: Numbers = field(default_factory=no_numbers)
+    #: Index into ``facts``.
+    kinds: Numbers = field(default_factory=no_numbers)
+    #: For example hypervisor_type, hypervisor_version, cpu_info and supported_instances. Facts that
+    #: differ for each host are left out.
     facts: list[JsonMapping] = field(default_factory=list)
-    metrics: dict[str, Floats] = field(default_factory=dict)  #: NaN where a host does not say
+    #: By name. NaN if the host does not report the metric.
+    metrics: dict[str, Floats] = field(default_factory=dict)
     aggregates: list[Aggregate] = field(default_factory=list)
-    #: only of hosts with NUMA nodes or devices
+    #: By row, only for hosts with NUMA nodes or devices.
     parts: MutableMapping[int, Parts] = field(default_factory=dict)
     groups: dict[str, Group] = field(default_factory=dict)
-    #: Where the servers are that hints of the request name (server id -> host), of its own project.
+    #: Server id -> host, for servers of the request's project that the hints of the request name.
     places: Mapping[str, str] = field(default_factory=dict)
-    #: of all requests in hand
+    #: The same for all requests of the call, by project.
     places_by_project: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    devices: Numbers = field(default_factory=no_numbers)  #: PCI devices that nobody holds
-    #: read when some weigher asks for them
+    #: Free PCI devices.
+    devices: Numbers = field(default_factory=no_numbers)
+    #: Empty unless a weigher needs the images.
     images: list[ImageOnHosts] = field(default_factory=list)
-    pause: int = 300  #: seconds from one try to the next
+    #: Seconds between two tries of a failing host.
+    pause: int = 300
 
     def copy(self) -> Snapshot:
-        """One that can be taken from; what ``take`` does not change is shared."""
+        """Return a copy for ``take``. Data that ``take`` does not change are shared."""
         return replace(
             self,
             stock={
@@ -178,7 +209,14 @@ class Snapshot:
         group: str | None = None,
         assignment: HardwareAssignment | None = None,
     ) -> None:
-        """Count a server as placed on the host, if the host is known."""
+        """Count a server as placed on the host. An unknown host is ignored.
+
+        Args:
+            host: Name of the host.
+            resources: Amount by resource class.
+            group: Id of the server's group.
+            assignment: The hardware that the server uses alone.
+        """
         row = self.rows.get(host)
         if row is None:
             return
@@ -189,7 +227,8 @@ class Snapshot:
             self.servers[row] += 1
             self.working[row] += 1
             if self.failures[row]:
-                self.waits[row] = self.pause  # this one is the try
+                # This server is the try. The next one waits until its result is known.
+                self.waits[row] = self.pause
         if group in self.groups:
             members = self.groups[group].members
             members[row] = members.get(row, 0) + 1

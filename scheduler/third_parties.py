@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Filters and weighers that installed distributions bring, by entry points beside our own tables of
-them."""
+"""Find filters and weighers that installed distributions declare as entry points."""
 
 from __future__ import annotations
 
@@ -8,26 +7,26 @@ from collections.abc import Collection, Iterable
 from importlib import metadata
 
 
-def installed(
+def find_entry_points(
     option: str,
     names: Iterable[str],
     group: str,
     built_in: Collection[str],
     unknown: type[ValueError],
 ) -> dict[str, metadata.EntryPoint]:
-    """Return the entry points in this group of the names that are not built in, by name.
+    """Return the entry points for the names that are not built in, by name.
 
-    Installed distributions are only read if there is such a name, because that takes 40 ms.
+    The installed distributions are only read if there is such a name, because that takes 40 ms.
 
     Args:
         option: The option of [scheduler] with the names.
         names: The option's value.
         group: The group of the entry points.
         built_in: Names that no distribution can replace.
-        unknown: The error.
+        unknown: Class of the error for unknown names.
 
     Raises:
-        unknown: a name is neither built in nor in an installed distribution.
+        unknown: A name is neither built in nor in an installed distribution.
     """
     others = [name for name in names if name not in built_in]
     if not others:
@@ -47,6 +46,5 @@ def installed(
 
 
 def refusal(option: str, point: metadata.EntryPoint, problem: Exception) -> str:
-    """The words for one that cannot be made: its code runs for the first time, so anything may go
-    wrong."""
+    """Return the message for an entry point whose factory failed."""
     return f"[scheduler] {option}: {point.name} ({point.value}) cannot be made: {type(problem).__name__}: {problem}"

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weighers: a number for each host, of which more is better; a negative multiplier turns it round.
+"""Weighers rank the hosts that pass the filters.
 
-``load`` makes those of a configuration, once, when the scheduler starts: the table has Nova's
-names, installed distributions add their own as entry points. ``scores`` says how good each host is
-for a request: each weigher is spread over 0 to 1, over the hosts that passed, and multiplied; near
-ties are broken by a number drawn from the server's id and the host's name, so that parallel
-requests spread. The multiplier's name is an option of ``[scheduler]`` and a key of aggregates'
-metadata, which comes first.
+A weigher returns a number for each host. More is better, and a negative multiplier reverses the
+order. ``load`` creates the enabled weighers when the scheduler starts. They come from ``BUILT_IN``,
+with Nova's names, or from entry points of installed distributions.
+
+``scores`` normalizes the numbers of each weigher to 0 to 1 over the passing hosts, multiplies them,
+and adds them up. Near ties are broken by a number that depends on the server's id and the host's
+name, so that parallel requests spread.
+
+The name of a multiplier is an option of ``[scheduler]`` and a key in the metadata of aggregates.
+Metadata takes precedence.
 """
 
 from __future__ import annotations
@@ -25,54 +29,60 @@ from scheduler import third_parties
 from scheduler.columns import seed
 from scheduler.snapshot import Floats, Numbers, Snapshot
 
-# hosts whose scores differ by less, of the sum of multipliers, count as equally good
+#: Scores that differ by less than this share of the sum of multipliers count as equal.
 NEAR_TIE = 0.01
-# a multiplier beyond it is there to settle all, and blurs no other
+#: Larger multipliers are meant to dominate, and must not widen the near ties of other weighers.
 MAX_BLURRED_MULTIPLIER = 10.0
 ENTRY_POINTS = "kilonova.scheduler.weighers"
-MAX_COUNTED_DEVICES = 100  # free devices of a host beyond which more make no difference
+#: Free devices beyond this number do not affect the rank.
+MAX_COUNTED_DEVICES = 100
 Weigh = Callable[[Snapshot, RequestSpec, Numbers], "Floats | None"]
 Step = Callable[[Snapshot, RequestSpec], float]
 
 
 class UnknownWeigher(ValueError):
-    """A weigher is not there or cannot be made; the text names it, the option and what there is."""
+    """A weigher does not exist or cannot be created. The text names the weigher and its option."""
 
 
-def _still(snapshot: Snapshot, spec: RequestSpec) -> float:
-    """A server that is placed changes nothing."""
+def _no_step(snapshot: Snapshot, spec: RequestSpec) -> float:
+    """Return the step of a weigher whose numbers placements do not change."""
     return 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Weigher:
-    """weigh: the numbers of the hosts in these rows; None when all are alike. step: what a server
-    that is placed adds to its host's number. key: name of the multiplier; multiplier: how much it
-    counts."""
+    """A weigher and its weight.
+
+    Attributes:
+        key: Name of the multiplier.
+        weigh: Returns the numbers of the hosts in the given rows, or None if all are equal.
+        step: Returns the change of a host's number when the server is placed there.
+        multiplier: Weight of this weigher if no aggregate overrides it.
+    """
 
     key: str
     weigh: Weigh
-    step: Step = _still
+    step: Step = _no_step
     multiplier: float = 1.0
 
 
 Factory = Callable[[cfg.ConfigOpts], Weigher]
 
 
-def _free(resource_class: str, key: str) -> Factory:
+def _weigh_free(resource_class: str, key: str) -> Factory:
     def weigh(snapshot: Snapshot, spec: RequestSpec, rows: Numbers) -> Floats | None:
         stock = snapshot.stock.get(resource_class)
         return None if stock is None else stock.free[rows].astype(np.float64)
 
-    return _plain(
+    return _without_options(
         Weigher(key, weigh, lambda snapshot, spec: -float(spec.resources.get(resource_class, 0)))
     )
 
 
-def _column(
+def _weigh_column(
     key: str, column: Callable[[Snapshot], Numbers], sign: int = 1, step: float = 0.0
 ) -> Factory:
-    return _plain(
+    return _without_options(
         Weigher(
             key,
             lambda snapshot, spec, rows: sign * column(snapshot)[rows].astype(np.float64),
@@ -81,17 +91,20 @@ def _column(
     )
 
 
-def _plain(weigher: Weigher) -> Factory:
-    """For a weigher without other options than its multiplier."""
+def _without_options(weigher: Weigher) -> Factory:
+    """Return a factory for a weigher whose only option is its multiplier."""
     return lambda conf: replace(weigher, multiplier=conf.scheduler[weigher.key])
 
 
-def _devices(snapshot: Snapshot, spec: RequestSpec, rows: Numbers) -> Floats | None:
-    """Hosts with few free devices first: those with many are kept for servers that want many."""
+def _weigh_devices(snapshot: Snapshot, spec: RequestSpec, rows: Numbers) -> Floats | None:
+    """Prefer hosts with few free PCI devices.
+
+    Hosts with many free devices are kept for servers that need many.
+    """
     return -np.minimum(snapshot.devices[rows], MAX_COUNTED_DEVICES).astype(np.float64)
 
 
-def _devices_step(snapshot: Snapshot, spec: RequestSpec) -> float:
+def _step_devices(snapshot: Snapshot, spec: RequestSpec) -> float:
     if spec.flavor is None or spec.is_rebuild or not snapshot.devices.any():
         return 0.0
     return float(
@@ -99,8 +112,8 @@ def _devices_step(snapshot: Snapshot, spec: RequestSpec) -> float:
     )
 
 
-def _members(policy: str, sign: int, key: str) -> Factory:
-    """Servers of the request's group on each host, where the group has this policy."""
+def _weigh_members(policy: str, sign: int, key: str) -> Factory:
+    """Return the weigher by members of the request's group, if the group has this policy."""
 
     def weigh(snapshot: Snapshot, spec: RequestSpec, rows: Numbers) -> Floats | None:
         group = snapshot.groups.get(spec.group or "")
@@ -114,34 +127,36 @@ def _members(policy: str, sign: int, key: str) -> Factory:
         group = snapshot.groups.get(spec.group or "")
         return float(sign) if group is not None and group.policy == policy else 0.0
 
-    return _plain(Weigher(key, weigh, step))
+    return _without_options(Weigher(key, weigh, step))
 
 
-def _metrics(conf: cfg.ConfigOpts) -> Weigher:
-    """What agents measure, each metric times its ratio."""
+def _weigh_metrics(conf: cfg.ConfigOpts) -> Weigher:
+    """Return the weigher by metrics of agents, each multiplied by its ratio."""
     ratios = pairs("[metrics] weight_setting", conf.metrics.weight_setting)
-    unknown = conf.metrics.weight_of_unavailable
+    missing_weight = conf.metrics.weight_of_unavailable
 
     def weigh(snapshot: Snapshot, spec: RequestSpec, rows: Numbers) -> Floats | None:
-        total, untold = np.zeros(rows.size), np.zeros(rows.size, np.bool_)
+        total, is_missing = np.zeros(rows.size), np.zeros(rows.size, np.bool_)
         for name, ratio in ratios.items():
             values = snapshot.metrics.get(name)
-            found = np.full(rows.size, np.nan) if values is None else values[rows]
-            untold |= np.isnan(found)
-            total += ratio * found
-        return np.where(untold, unknown, total) if ratios else None
+            host_values = np.full(rows.size, np.nan) if values is None else values[rows]
+            is_missing |= np.isnan(host_values)
+            total += ratio * host_values
+        return np.where(is_missing, missing_weight, total) if ratios else None
 
     return Weigher("metrics_weight_multiplier", weigh, multiplier=conf.metrics.weight_multiplier)
 
 
-def _image_properties(conf: cfg.ConfigOpts) -> Weigher:
-    """Servers on each host whose image has properties in common with the request's, each property
-    times its ratio."""
+def _weigh_image_properties(conf: cfg.ConfigOpts) -> Weigher:
+    """Return the weigher by servers whose image has properties in common with the request's.
+
+    Each common property counts with its ratio.
+    """
     ratios = pairs(
         "[scheduler] image_props_weight_setting", conf.scheduler.image_props_weight_setting
     )
 
-    def alike(spec: RequestSpec, properties: Mapping[str, str]) -> float:
+    def count_common(spec: RequestSpec, properties: Mapping[str, str]) -> float:
         return sum(
             ratios.get(name, 0.0) if ratios else 1.0
             for name, value in spec.image_properties.items()
@@ -151,98 +166,107 @@ def _image_properties(conf: cfg.ConfigOpts) -> Weigher:
     def weigh(snapshot: Snapshot, spec: RequestSpec, rows: Numbers) -> Floats | None:
         total = np.zeros(len(snapshot.names))
         for image in snapshot.images:
-            total[image.rows] += image.counts * alike(spec, image.properties)
+            total[image.rows] += image.counts * count_common(spec, image.properties)
         return total[rows]
 
     return Weigher(
         "image_props_weight_multiplier",
         weigh,
-        lambda snapshot, spec: alike(spec, spec.image_properties) if snapshot.images else 0.0,
+        lambda snapshot, spec: (
+            count_common(spec, spec.image_properties) if snapshot.images else 0.0
+        ),
         conf.scheduler.image_props_weight_multiplier,
     )
 
 
 BUILT_IN: dict[str, Factory] = {
-    "RAMWeigher": _free("MEMORY_MB", "ram_weight_multiplier"),
-    "CPUWeigher": _free("VCPU", "cpu_weight_multiplier"),
-    "DiskWeigher": _free("DISK_GB", "disk_weight_multiplier"),
-    "MetricsWeigher": _metrics,
-    "IoOpsWeigher": _column(
+    "RAMWeigher": _weigh_free("MEMORY_MB", "ram_weight_multiplier"),
+    "CPUWeigher": _weigh_free("VCPU", "cpu_weight_multiplier"),
+    "DiskWeigher": _weigh_free("DISK_GB", "disk_weight_multiplier"),
+    "MetricsWeigher": _weigh_metrics,
+    "IoOpsWeigher": _weigh_column(
         "io_ops_weight_multiplier", lambda snapshot: snapshot.working, step=1.0
     ),
-    "PCIWeigher": _plain(Weigher("pci_weight_multiplier", _devices, _devices_step)),
-    "ServerGroupSoftAffinityWeigher": _members(
+    "PCIWeigher": _without_options(Weigher("pci_weight_multiplier", _weigh_devices, _step_devices)),
+    "ServerGroupSoftAffinityWeigher": _weigh_members(
         "soft-affinity", 1, "soft_affinity_weight_multiplier"
     ),
-    "ServerGroupSoftAntiAffinityWeigher": _members(
+    "ServerGroupSoftAntiAffinityWeigher": _weigh_members(
         "soft-anti-affinity", -1, "soft_anti_affinity_weight_multiplier"
     ),
-    "BuildFailureWeigher": _column(
+    "BuildFailureWeigher": _weigh_column(
         "build_failure_weight_multiplier", lambda snapshot: snapshot.failures, -1
     ),
-    "HypervisorVersionWeigher": _column(
+    "HypervisorVersionWeigher": _weigh_column(
         "hypervisor_version_weight_multiplier", lambda snapshot: snapshot.versions
     ),
-    "NumInstancesWeigher": _column(
+    "NumInstancesWeigher": _weigh_column(
         "num_instances_weight_multiplier", lambda snapshot: snapshot.servers, step=1.0
     ),
-    "ImagePropertiesWeigher": _image_properties,
+    "ImagePropertiesWeigher": _weigh_image_properties,
 }
 
 
 def load(conf: cfg.ConfigOpts) -> tuple[Weigher, ...]:
-    """The weighers that ``[scheduler] enabled_weighers`` names, made.
+    """Create the weighers in ``[scheduler] enabled_weighers``.
 
     Raises:
-        UnknownWeigher: a name that neither we nor an installed distribution have, or a third
-        party's weigher that
-            cannot be made.
+        UnknownWeigher: A name is unknown, or the weigher of an installed distribution cannot be
+            created.
     """
     names = dict.fromkeys(conf.scheduler.enabled_weighers)
-    foreign = third_parties.installed(
+    foreign = third_parties.find_entry_points(
         "enabled_weighers", names, ENTRY_POINTS, BUILT_IN, UnknownWeigher
     )
     return tuple(
-        _foreign(foreign[name], conf) if name in foreign else BUILT_IN[name](conf) for name in names
+        _load_entry_point(foreign[name], conf) if name in foreign else BUILT_IN[name](conf)
+        for name in names
     )
 
 
-def _foreign(point: metadata.EntryPoint, conf: cfg.ConfigOpts) -> Weigher:
-    """A third party's weigher. Its code runs here for the first time, so anything may go wrong."""
+def _load_entry_point(point: metadata.EntryPoint, conf: cfg.ConfigOpts) -> Weigher:
+    """Create the weigher of an installed distribution.
+
+    Any exception becomes UnknownWeigher, because third-party code runs here for the first time.
+    """
     try:
-        made = point.load()(conf)
+        weigher = point.load()(conf)
     except Exception as problem:
         raise UnknownWeigher(third_parties.refusal("enabled_weighers", point, problem)) from problem
-    if not isinstance(made, Weigher):
+    if not isinstance(weigher, Weigher):
         raise UnknownWeigher(
             f"[scheduler] enabled_weighers: {point.name} ({point.value}) makes no Weigher"
         )
-    return made
+    return weigher
 
 
 def pairs(option: str, texts: Sequence[str]) -> dict[str, float]:
-    """name=ratio as numbers.
+    """Parse texts of the form ``name=ratio``.
 
     Raises:
-        UnknownWeigher: one is not a name and a number.
+        UnknownWeigher: A text has no name, or no finite number.
     """
-    found = {}
+    ratios = {}
     for text in texts:
         name, _, ratio = text.partition("=")
         try:
-            found[name.strip()] = float(ratio)
+            ratios[name.strip()] = float(ratio)
         except ValueError:
-            found[name.strip()] = math.nan
-        if not name.strip() or not math.isfinite(found[name.strip()]):
+            ratios[name.strip()] = math.nan
+        if not name.strip() or not math.isfinite(ratios[name.strip()]):
             raise UnknownWeigher(f"{option}: {text!r} is not name=number")
-    return found
+    return ratios
 
 
-# --- scores ---
+# --- Scores ---
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Of the hosts in the rows asked for: the score, and what each server that is placed adds to
-    it."""
+    """Scores of hosts, in the order of the rows.
+
+    Attributes:
+        score: The score of each host.
+        step: Change of a host's score when a server is placed there.
+    """
 
     score: Floats
     step: Floats | float
@@ -251,9 +275,16 @@ class Scores:
 def scores(
     snapshot: Snapshot, spec: RequestSpec, rows: Numbers, weighers: Sequence[Weigher]
 ) -> Scores:
-    """Score the hosts in these rows."""
+    """Return the scores of the hosts in these rows.
+
+    Args:
+        snapshot: The hosts.
+        spec: The request.
+        rows: Rows of the hosts that passed the filters, at least one.
+        weighers: The enabled weighers.
+    """
     score, steps, spread = np.zeros(rows.size), _Steps(), 0.0
-    overridden = _overridden(snapshot, weighers)
+    overridden = _read_multipliers(snapshot, weighers)
     for weigher in weighers:
         multiplier: Floats | float = weigher.multiplier
         if weigher.key in overridden:
@@ -272,12 +303,12 @@ def scores(
             spread += min(MAX_BLURRED_MULTIPLIER, float(np.abs(multiplier).max()))
         if step:
             steps.add(multiplier * (step / max(high - low, abs(step))))
-    score += NEAR_TIE * (spread or 1.0) * _lots(snapshot, spec, rows)
+    score += NEAR_TIE * (spread or 1.0) * _draw_lots(snapshot, spec, rows)
     return Scores(score, steps.total)
 
 
 class _Steps:
-    """A sum that stays one number while all its parts are."""
+    """A sum that remains a single number as long as all its parts are single numbers."""
 
     def __init__(self) -> None:
         self.total: Floats | float = 0.0
@@ -286,31 +317,33 @@ class _Steps:
         self.total = self.total + part
 
 
-def _overridden(snapshot: Snapshot, weighers: Sequence[Weigher]) -> dict[str, Floats]:
-    """Multipliers that aggregates set, a number a host: the smallest of several, the option's where
-    none sets it. A word that is no number counts for nothing, together with all else that is said
-    for that host."""
-    found: dict[str, Floats] = {}
-    wrong: dict[str, list[int]] = {}
+def _read_multipliers(snapshot: Snapshot, weighers: Sequence[Weigher]) -> dict[str, Floats]:
+    """Return the multipliers that aggregates set, as a column by name.
+
+    The smallest value applies if a host has several, and the option's value if it has none. If one
+    value of a host is not a number, all its values are ignored and the option applies.
+    """
+    multipliers: dict[str, Floats] = {}
+    invalid: dict[str, list[int]] = {}
     options = {weigher.key: weigher.multiplier for weigher in weighers}
     for number, aggregate in enumerate(snapshot.aggregates):
         for key in aggregate.meta.keys() & options.keys():
-            least = found.setdefault(key, np.full(len(snapshot.names), np.inf))
+            least = multipliers.setdefault(key, np.full(len(snapshot.names), np.inf))
             try:
                 value = float(aggregate.meta[key])
             except ValueError:
-                wrong.setdefault(key, []).append(number)
+                invalid.setdefault(key, []).append(number)
             else:
                 if np.isfinite(value):
                     np.minimum(least, value, out=least, where=aggregate.members)
-    for key, least in found.items():
-        for number in wrong.get(key, ()):
+    for key, least in multipliers.items():
+        for number in invalid.get(key, ()):
             least[snapshot.aggregates[number].members] = np.inf
         least[np.isinf(least)] = options[key]
-    return found
+    return multipliers
 
 
-def _lots(snapshot: Snapshot, spec: RequestSpec, rows: Numbers) -> Floats:
-    """A number from 0 to 1 for each host, drawn from the server's id and the host's name."""
+def _draw_lots(snapshot: Snapshot, spec: RequestSpec, rows: Numbers) -> Floats:
+    """Return a number from 0 to 1 per host, derived from the server's id and the host's name."""
     mixed = (snapshot.seeds[rows] ^ np.uint64(seed(spec.server))) * np.uint64(0x9E3779B97F4A7C15)
     return (mixed >> np.uint64(40)).astype(np.float64) / 2.0**24

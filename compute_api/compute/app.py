@@ -145,7 +145,7 @@ class ComputeEndpoint(Endpoint[Route, ComputeHttpRequest]):
             request_data.check_size(len(data), most)
         schema = route.body.at(state.version)
         if state.is_legacy:
-            body = schema.pruned(body)
+            body = schema.prune(body)
         schema.check(body)
         return body
 

@@ -94,8 +94,10 @@ def application(conf: cfg.ConfigOpts, policy: Policy | None = None) -> WSGIAppli
         Dependency("identity", identity.require_answer),
         Dependency("broker", partial(require_answer, opener(conf)), required=False),
     )
-    return health.answered(
-        authentication.authenticated(fair_share.admitted(made, faults.body), conf, faults.body),
+    return health.add_health_checks(
+        authentication.authenticated(
+            fair_share.limit_projects(made, faults.body), conf, faults.body
+        ),
         health.Health(needs),
     )
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kilonova-console: the websocket proxy between browsers and the consoles of guests."""
+"""The console service: a websocket proxy between browsers and the consoles of guests."""

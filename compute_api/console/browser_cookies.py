@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A console's URL belongs to the first browser that fetches its page, known by a cookie from then
-on.
+"""Bind a console's URL to the first browser that fetches the page, with a cookie.
 
-Used by ``page_server`` for pages and by ``sessions`` for websockets. A program that fetches no
-page, or not as a browser does, gets no cookie and needs none: its token is good once, for whoever
-comes first. A page inside another one is offered a cookie which binds nothing until a websocket
-brings it, since a browser may not keep it. Then the other connections of a SPICE session, and a
-reload of the page, can be told from strangers. Each token has a cookie of its own, so that nobody
-can plant one beforehand."""
+``page_server`` sets the cookies, and ``sessions`` reads them from websockets. The cookie lets the
+browser reload the page and open the further connections of a SPICE session. A client that does not
+fetch the page as a browser does gets no cookie and needs none: its token is valid once, for the
+first client that uses it.
+
+A page inside another page gets a cookie that binds the token only when a websocket brings the
+cookie, because a browser may refuse to store it. Each token has its own cookie name, so that an
+attacker cannot set the cookie in advance.
+"""
 
 from __future__ import annotations
 
@@ -24,78 +26,95 @@ from common.store.servers import console_tokens
 
 log = logging.getLogger(__name__)
 MAX_PARAMETERS = 20
-#: What Sec-Fetch-Dest says of a page inside another one.
+#: Values of Sec-Fetch-Dest for a page inside another page.
 INSIDE = ("iframe", "frame", "embed", "object")
 
 
 class BrowserCookies:
-    """``public_url`` decides how the cookie is kept; ``origins``: of pages that may show ours
-    inside them; a cookie is kept for ``seconds``."""
+    """Creates and reads the cookies.
+
+    Args:
+        store: The database.
+        public_url: URL of the console service. https enables secure cookies.
+        origins: Origins of pages that may embed consoles.
+        seconds: Lifetime of a cookie.
+    """
 
     def __init__(self, store: Store, public_url: str, origins: Iterable[str], seconds: int) -> None:
         self._store, self._seconds = store, seconds
         self._https, self._embedded = public_url.lower().startswith("https:"), bool(list(origins))
 
     def new_cookie(self, path: str, headers: Headers) -> str | None:
-        """What Set-Cookie says to who fetches a page; None: the token is none, is another browser's
-        already, or the cookie would not come back."""
-        token, alone = token_of(path), self._is_browser(headers)
-        if not token or not (alone or self._is_inside(headers)):
+        """Return the value of Set-Cookie for the response with the page.
+
+        Returns:
+            None if the token is invalid or bound to another browser, if the client is not a browser
+                that
+            would send the cookie, or if the database does not answer.
+        """
+        token, is_top_level = token_of(path), self._is_browser(headers)
+        if not token or not (is_top_level or self._is_embedded(headers)):
             return None
         cookie = secrets.token_urlsafe(32)
         try:
             record = self._store.read(lambda tx: console_tokens.find(tx, token))
             if record is None:
                 return None
-            if alone and not self._store.write(lambda tx: console_tokens.bind(tx, token, cookie)):
+            if is_top_level and not self._store.write(
+                lambda tx: console_tokens.bind(tx, token, cookie)
+            ):
                 return None
         except errors.Problem as problem:
-            log.warning("a console's address was bound to no browser: %s", problem)
+            log.warning("a console URL could not be bound to a browser: %s", problem)
             return None
         same_site = "SameSite=Strict; Secure" if self._https else "SameSite=Strict"
-        if self._https and not alone:  # kept for the page around it alone
+        # Browsers then store the cookie separately for each embedding page.
+        if self._https and not is_top_level:
             same_site = "SameSite=None; Secure; Partitioned"
-        return (
-            f"{self._name(token)}={cookie}; Path=/; Max-Age={self._seconds}; HttpOnly; {same_site}"
-        )
+        return f"{self._build_cookie_name(token)}={cookie}; Path=/; Max-Age={self._seconds}; HttpOnly; {same_site}"
 
     def cookie_of(self, path: str, headers: Headers) -> str:
-        """The cookie that came for this path's token; empty: none."""
-        name = self._name(token_of(path))
+        """Return the request's cookie for the token in this path, or ""."""
+        name = self._build_cookie_name(token_of(path))
         for line in headers.get_all("Cookie"):
             for part in line.split(";"):
-                found, _, value = part.strip().partition("=")
-                if found == name:
+                key, _, value = part.strip().partition("=")
+                if key == name:
                     return value
         return ""
 
-    def _name(self, token: str) -> str:
-        """Under https with the prefix by which no other host of the domain can set it."""
+    def _build_cookie_name(self, token: str) -> str:
+        """Return the cookie's name.
+
+        With https the name has a prefix, so that other hosts of the domain cannot set the cookie.
+        """
         return ("__Host-" if self._https else "") + f"console-{console_tokens.hashed(token)[:16]}"
 
     def _is_browser(self, headers: Headers) -> bool:
-        """Does a browser show this page by itself? It says so under https; else it is one that asks
-        for HTML, where no other page may show ours."""
+        """True if a browser shows the page as a top-level document.
+
+        Browsers send Sec-Fetch-Dest only over https. Without this header, a client that accepts
+        HTML counts as a browser, unless other pages may embed consoles.
+        """
         target = headers.get_all("Sec-Fetch-Dest")
         if target:
             return target == ["document"]
-        return not self._embedded and _wants_html(headers)
+        return not self._embedded and _accepts_html(headers)
 
-    def _is_inside(self, headers: Headers) -> bool:
-        """May it be shown inside another page?"""
+    def _is_embedded(self, headers: Headers) -> bool:
+        """True if a browser may show the page inside another page."""
         target = headers.get_all("Sec-Fetch-Dest")
         if target:
             return len(target) == 1 and target[0] in INSIDE
-        return self._embedded and _wants_html(headers)
+        return self._embedded and _accepts_html(headers)
 
 
-def _wants_html(headers: Headers) -> bool:
-    return any("text/html" in one for one in headers.get_all("Accept"))
+def _accepts_html(headers: Headers) -> bool:
+    return any("text/html" in value for value in headers.get_all("Accept"))
 
 
 def token_of(path: str) -> str:
-    """The token of ``/?token=…``, or of the path that noVNC was told:
-    ``/websockify?path=?token=…``. Empty: none."""
+    """Return the token in ``/?token=…`` or in noVNC's ``/websockify?path=?token=…``, or ""."""
     try:
         query = parse_qs(urlsplit(path).query, max_num_fields=MAX_PARAMETERS)
         for inner in query.get("path", ()):

@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages of the console service, and who may open a websocket.
+"""Serve the pages of the console service, and check the origin of websockets.
 
-Called by ``service`` for every request, before any session begins. Pages are the files that were
-there at the start, known by name: no path that a request says ever becomes the name of a file, and
-nothing redirects. A websocket is opened for pages of our own and of ``allowed_origins``, compared
-letter by letter with what was configured and never with what a request says of itself. A request
-without Origin is let in: every browser sends one, so it comes from a program, which no foreign page
-can steer, and the token alone decides. Whoever fetches a page for a token is given the cookie that
-makes it his (``browser_cookies``).
+``service`` calls ``PageServer.answer`` for every request. Files are found at the start and served
+by exact path. No path of a request becomes a file name, and no response redirects.
 
-A browser shows a page in a frame of our own pages and of ``allowed_origins`` only. In the frame of
-another page it would show nothing, so that page gets ``framed.html``, which names the option.
-Browsers say over https alone that a page goes into a frame. Over http the page that links to ours
-gets ``framed.html`` too, whose script goes on to the console unless it stands in a frame.
+A websocket is accepted from pages of the console service and of ``allowed_origins``. Origins are
+compared exactly with the configuration, never with other headers of the request. A request without
+Origin is accepted too: all browsers send one, so the client is a program that no foreign page
+controls, and the token decides. A browser that fetches a page for a token gets the cookie that
+binds the token to this browser (``browser_cookies``).
+
+Browsers show a page only in frames of the console service and of ``allowed_origins``. In other
+frames the page would be blank, so browsers get ``framed.html``, which names the option. Over http,
+browsers do not report frames. Then every page that links here from another origin gets
+``framed.html``, and its script continues to the console unless it runs in a frame.
 """
 
 from __future__ import annotations
@@ -46,23 +47,33 @@ TYPES = {
     ".woff": "font/woff",
 }
 MAX_FILE_BYTES = 4 * 1024 * 1024
-OWN_FOLDER = Path(__file__).parent  #: with the page of the serial console
+#: Folder with the page of the serial console.
+OWN_FOLDER = Path(__file__).parent
 FRAMED_PAGE = OWN_FOLDER / "framed.html"
-#: The policy of that page: any page may show it in a frame.
+#: Content security policy of that page, which may appear in any frame.
 FRAMED_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'"
-#: In the query of a page that is known to stand in no frame.
+#: Query parameter of a page that is not in a frame.
 ALONE = "alone=1"
-SCREEN_PAGE = "vnc_lite.html"  #: the page that URLs of screens name
+#: Page in the URLs of VNC consoles.
+SCREEN_PAGE = "vnc_lite.html"
 WEBSOCKETS = ("/", "/websockify")
 _INSTALL = (
-    "an operator can install the package spice-html5, or say in [spice] html5 where it is, and start the "
-    "console service again"
+    "an operator can install the package spice-html5, or set [spice] html5 to the folder, and then restart "
+    "the console service"
 )
 
 
 class PageServer:
-    """``novnc``: the folder with noVNC. ``spice``: the one with spice-html5, None: there is none.
-    ``public_url``: where browsers reach us."""
+    """The pages of the console service.
+
+    Args:
+        novnc: Folder with noVNC.
+        public_url: URL of the console service.
+        browsers: The cookies.
+        allowed_origins: Further origins that may embed pages and open websockets.
+        health: Health of the process.
+        spice: Folder with spice-html5, or None if it is not installed.
+    """
 
     def __init__(
         self,
@@ -74,15 +85,15 @@ class PageServer:
         spice: Path | None = None,
     ) -> None:
         self._health = health or Health(())
-        own, self._browsers = origin(public_url), browsers
-        self._origins = frozenset((own, *allowed_origins))
-        self._files = {**_files(novnc), **_files(OWN_FOLDER)}
+        own_origin, self._browsers = origin(public_url), browsers
+        self._origins = frozenset((own_origin, *allowed_origins))
+        self._files = {**_list_files(novnc), **_list_files(OWN_FOLDER)}
         if spice is not None:
-            self._files |= _files(spice, SPICE_PAGE.rpartition("/")[0])
+            self._files |= _list_files(spice, SPICE_PAGE.rpartition("/")[0])
         if f"/{SCREEN_PAGE}" not in self._files:
             log.warning(
-                "there is no %s in %s: install novnc, or say in [console] novnc where it is; until then "
-                "browsers see no screen",
+                "%s is missing in %s, so VNC consoles cannot be shown: install novnc, or set "
+                "[console] novnc to the folder",
                 SCREEN_PAGE,
                 novnc,
             )
@@ -92,8 +103,9 @@ class PageServer:
                 "script-src 'self' 'unsafe-inline'",
                 "style-src 'self' 'unsafe-inline'",
                 "img-src 'self' data:",
-                "media-src 'self' blob:",  # SPICE shows films so
-                f"connect-src 'self' {own.replace('http', 'ws', 1)}",
+                # SPICE plays videos from blobs.
+                "media-src 'self' blob:",
+                f"connect-src 'self' {own_origin.replace('http', 'ws', 1)}",
                 "base-uri 'none'",
                 "form-action 'none'",
                 f"frame-ancestors 'self' {' '.join(sorted(self._origins))}",
@@ -101,44 +113,46 @@ class PageServer:
         )
 
     def answer(self, request: Request) -> Response | None:
-        """The answer to a request; None: a websocket may be opened."""
+        """Return the response to a request, or None if a websocket may be opened."""
         path = urlsplit(request.path).path if request.path.startswith("/") else ""
         if (
             "websocket" in request.headers.get_all("Upgrade")
             or "Sec-WebSocket-Key" in request.headers
         ):
-            return self._websocket(path, request.headers)
-        if (found := self._health.answer(path)) is not None:
-            return self._said(HTTPStatus(found[0]), orjson.dumps(found[1]), "application/json")
+            return self._check_websocket(path, request.headers)
+        if (health_report := self._health.answer(path)) is not None:
+            return self._build_response(
+                HTTPStatus(health_report[0]), orjson.dumps(health_report[1]), "application/json"
+            )
         file = self._files.get(path)
-        content = _content(file) if file is not None else None
+        content = _read_file(file) if file is not None else None
         if file is None and path == f"/{SPICE_PAGE}":
-            log.warning("spice-html5 is missing, so that nobody sees a SPICE console: %s", _INSTALL)
-            return self._said(
+            log.warning("spice-html5 is missing, so SPICE consoles cannot be shown: %s", _INSTALL)
+            return self._build_response(
                 HTTPStatus.NOT_FOUND,
                 f"There is no spice-html5 here: {_INSTALL}.\n".encode(),
                 "text/plain; charset=utf-8",
             )
         if file is None or content is None:
-            return self._said(
+            return self._build_response(
                 HTTPStatus.NOT_FOUND, b"There is no such page.\n", "text/plain; charset=utf-8"
             )
         if file.suffix == ".html" and self._is_framed(request):
-            return self._said(
+            return self._build_response(
                 HTTPStatus.OK, FRAMED_PAGE.read_bytes(), TYPES[".html"], FRAMED_POLICY
             )
-        answer = self._said(HTTPStatus.OK, content, TYPES[file.suffix])
+        response = self._build_response(HTTPStatus.OK, content, TYPES[file.suffix])
         cookie = (
             self._browsers.new_cookie(request.path, request.headers)
             if file.suffix == ".html"
             else None
         )
         if cookie is not None:
-            answer.headers["Set-Cookie"] = cookie
-        return answer
+            response.headers["Set-Cookie"] = cookie
+        return response
 
     def _is_framed(self, request: Request) -> bool:
-        """True if a page that is not allowed shows this one in a frame, or may be doing so."""
+        """True if a page of another origin shows this page in a frame, or may do so."""
         referers = request.headers.get_all("Referer")
         if not referers or self._origins.issuperset(map(origin, referers)):
             return False
@@ -147,14 +161,14 @@ class PageServer:
             return target[0] in INSIDE
         return ALONE not in urlsplit(request.path).query.split("&")
 
-    def _websocket(self, path: str, headers: Headers) -> Response | None:
+    def _check_websocket(self, path: str, headers: Headers) -> Response | None:
         origins = headers.get_all("Origin")
         if path not in WEBSOCKETS:
-            return self._said(
+            return self._build_response(
                 HTTPStatus.NOT_FOUND, b"There is no such console.\n", "text/plain; charset=utf-8"
             )
         if len(origins) > 1 or not self._origins.issuperset(origins):
-            return self._said(
+            return self._build_response(
                 HTTPStatus.FORBIDDEN,
                 b"Pages of this origin may not open consoles; an operator can add "
                 b"it to [console] allowed_origins.\n",
@@ -162,16 +176,21 @@ class PageServer:
             )
         return None
 
-    def _said(self, status: HTTPStatus, content: bytes, kind: str, policy: str = "") -> Response:
-        """The URL of a page contains a token: it goes to no other site, and the page is not
-        kept."""
+    def _build_response(
+        self, status: HTTPStatus, content: bytes, content_type: str, policy: str = ""
+    ) -> Response:
+        """Build a response with security headers.
+
+        The URL of a page contains a token. Therefore no referrer is sent, and the page is not
+        stored.
+        """
         headers = Headers(
             {
-                "Content-Type": kind,
+                "Content-Type": content_type,
                 "Content-Length": str(len(content)),
                 "Connection": "close",
                 "Cache-Control": "no-store"
-                if kind.startswith(("text/html", "application/json"))
+                if content_type.startswith(("text/html", "application/json"))
                 else "no-cache",
                 "Referrer-Policy": "no-referrer",
                 "X-Content-Type-Options": "nosniff",
@@ -182,7 +201,7 @@ class PageServer:
 
 
 def origin(url: str) -> str:
-    """Return the Origin that a browser sends for a page of this URL, "" if it is not a URL."""
+    """Return the Origin that a browser sends for a page with this URL, or "" if it is invalid."""
     try:
         parts = urlsplit(url)
         host, port = (parts.hostname or "").lower(), parts.port
@@ -190,26 +209,30 @@ def origin(url: str) -> str:
         return ""
     if ":" in host:
         host = f"[{host}]"
-    usual = {"http": 80, "https": 443}.get(parts.scheme)
-    return f"{parts.scheme}://{host}" + (f":{port}" if port and port != usual else "")
+    default_port = {"http": 80, "https": 443}.get(parts.scheme)
+    return f"{parts.scheme}://{host}" + (f":{port}" if port and port != default_port else "")
 
 
-def _files(folder: Path, below: str = "") -> dict[str, Path]:
-    """URL path -> file, for what may be served ``below`` a path of ours; a link that leads out of
-    the folder is none of it."""
-    home, prefix = folder.resolve(), f"/{below}" if below else ""
-    found = {}
-    for path in home.rglob("*"):
-        if path.suffix in TYPES and path.is_file() and path.resolve().is_relative_to(home):
-            found[f"{prefix}/{path.relative_to(home).as_posix()}"] = path
-    return found
+def _list_files(folder: Path, below: str = "") -> dict[str, Path]:
+    """Return the files in the folder by URL path. Links that lead out of the folder are left out.
+
+    Args:
+        folder: The folder.
+        below: URL path of the folder.
+    """
+    root, prefix = folder.resolve(), f"/{below}" if below else ""
+    files = {}
+    for path in root.rglob("*"):
+        if path.suffix in TYPES and path.is_file() and path.resolve().is_relative_to(root):
+            files[f"{prefix}/{path.relative_to(root).as_posix()}"] = path
+    return files
 
 
-def _content(file: Path) -> bytes | None:
+def _read_file(file: Path) -> bytes | None:
     try:
-        with file.open("rb") as opened:
-            content = opened.read(MAX_FILE_BYTES + 1)
+        with file.open("rb") as stream:
+            content = stream.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        log.warning("a page cannot be read: %s", error)
+        log.warning("page cannot be read: %s", error)
         return None
     return content if len(content) <= MAX_FILE_BYTES else None

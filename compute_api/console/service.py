@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process kilonova-console: a thread for each connection, one that accepts, and two that check
-the sessions.
+"""The process ``kilonova-console``.
 
-Any number of them may run; each counts its own sessions. It keeps nothing: after a crash users ask
-for new URLs. URLs contain tokens, so no request is ever logged."""
+It has a thread per connection, a thread that accepts connections, and two threads that check the
+sessions. Any number of these processes may run, and each counts its own sessions. No state survives
+the process: after a crash users request new URLs. URLs contain tokens, so requests are never
+logged.
+"""
 
 from __future__ import annotations
 
@@ -33,21 +35,27 @@ from compute_api.console.token_check import TokenChecker, keystone
 from compute_api.http.health import Dependency, Health
 
 log = logging.getLogger(__name__)
-# seconds: of the sessions' records, and of their users' tokens
-RECORD_CHECK_SECONDS, TOKEN_CHECK_SECONDS = (
-    1.0,
-    20.0,
-)
-MAX_OTHER_CONNECTIONS = 64  # connections that fetch pages or shake hands
+#: Intervals between checks of the sessions' records and of their users' tokens.
+RECORD_CHECK_SECONDS, TOKEN_CHECK_SECONDS = 1.0, 20.0
+#: Connections that fetch pages or have not completed the handshake.
+MAX_OTHER_CONNECTIONS = 64
 MAX_MESSAGE_BYTES, MAX_QUEUED_MESSAGES = 256 * 1024, 4
-TCP_USER_TIMEOUT_MILLISECONDS = 30_000  # that what was sent may stay unacknowledged or unread
+#: Time that data may stay unacknowledged or unread.
+TCP_USER_TIMEOUT_MILLISECONDS = 30_000
 BINARY = Subprotocol("binary")
 
 
 class ConsoleServer:
-    """The threads around ``ConsoleSessions``, which counts the sessions. ``most`` is how many
-    connections there may be beside theirs at a time. One more takes the place of the oldest of
-    these, of the address that has the most of them."""
+    """The threads around ``ConsoleSessions``.
+
+    Args:
+        listener: The listening socket.
+        pages: The pages.
+        sessions: The sessions.
+        most: Largest number of connections that are not sessions. A further connection replaces the
+            oldest of the address with the most connections.
+        ask_every: Seconds between two checks of the users' tokens.
+    """
 
     def __init__(
         self,
@@ -60,17 +68,20 @@ class ConsoleServer:
         self._listener, self._sessions = listener, sessions
         self._most, self._ask_every = most, ask_every
         self._lock = threading.Lock()
-        self._open: dict[socket.socket, str] = {}  # -> address; in the order in which they came
-        self._sessions_of: set[socket.socket] = set()  # those that are websockets by now
+        #: Address of each open connection, oldest first.
+        self._open: dict[socket.socket, str] = {}
+        #: The connections that are websockets.
+        self._websockets: set[socket.socket] = set()
         self._stop = threading.Event()
         quiet = logging.getLogger("kilonova.websockets")
-        quiet.setLevel(logging.CRITICAL)  # it would log requests, and with them tokens
+        # The library would log requests with their tokens.
+        quiet.setLevel(logging.CRITICAL)
 
         def answer(connection: websockets.ServerConnection, request: Request) -> Response | None:
             return pages.answer(request)
 
         def serve(browser: websockets.ServerConnection) -> None:
-            self._sessions_of.add(browser.socket)
+            self._websockets.add(browser.socket)
             try:
                 sessions.serve(browser)
             except Exception:
@@ -81,7 +92,7 @@ class ConsoleServer:
             serve,
             sock=listener,
             process_request=answer,
-            select_subprotocol=_subprotocol,
+            select_subprotocol=_select_subprotocol,
             compression=None,
             max_size=MAX_MESSAGE_BYTES,
             max_queue=MAX_QUEUED_MESSAGES,
@@ -92,17 +103,17 @@ class ConsoleServer:
         )
 
     def start(self) -> list[threading.Thread]:
-        """Start the threads."""
+        """Start the threads and return them."""
         threads = [
             threading.Thread(target=self._accept, name="accept", daemon=True),
             threading.Thread(
-                target=self._look,
+                target=self._check_regularly,
                 args=(RECORD_CHECK_SECONDS, self._sessions.check_records),
                 name="look",
                 daemon=True,
             ),
             threading.Thread(
-                target=self._look,
+                target=self._check_regularly,
                 args=(self._ask_every, self._sessions.check_tokens),
                 name="callers",
                 daemon=True,
@@ -113,10 +124,10 @@ class ConsoleServer:
         return threads
 
     def close(self) -> None:
-        """Accept nobody, and end the sessions."""
+        """Stop accepting connections, and end all sessions."""
         self._stop.set()
         try:
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept()
+            self._listener.shutdown(socket.SHUT_RDWR)
         except OSError as error:
             log.debug("the listener was closed: %s", error)
         self._sessions.close()
@@ -130,7 +141,8 @@ class ConsoleServer:
             try:
                 channel, address = self._listener.accept()
             except OSError as error:
-                if not self._stop.wait(0.1):  # out of descriptors, say: it passes
+                # For example, no file descriptors are free. This is temporary.
+                if not self._stop.wait(0.1):
                     log.warning("no connection could be accepted: %s", error)
                 continue
             self._make_room()
@@ -150,41 +162,41 @@ class ConsoleServer:
         finally:
             with self._lock:
                 self._open.pop(channel, None)
-                self._sessions_of.discard(channel)
+                self._websockets.discard(channel)
 
     def _make_room(self) -> None:
         with self._lock:
-            waiting = [channel for channel in self._open if channel not in self._sessions_of]
+            waiting = [channel for channel in self._open if channel not in self._websockets]
             if len(waiting) < self._most:
                 return
-            late = to_shed(waiting, self._open)
-            del self._open[late]
+            oldest = to_shed(waiting, self._open)
+            del self._open[oldest]
         try:
-            late.shutdown(socket.SHUT_RDWR)  # its thread ends
+            # The connection's thread then ends.
+            oldest.shutdown(socket.SHUT_RDWR)
         except OSError as error:
-            log.debug("it had ended by itself: %s", error)
+            log.debug("the connection had ended: %s", error)
 
-    def _look(self, every: float, look: Callable[[], None]) -> None:
-        while not self._stop.wait(every):
+    def _check_regularly(self, seconds: float, check: Callable[[], None]) -> None:
+        while not self._stop.wait(seconds):
             try:
-                look()
+                check()
             except errors.Problem as problem:
-                # A guest's own connection ends with the guest, so that its sessions may wait for
-                # who was asked.
-                log.warning("the sessions could not be looked after: %s", problem)
+                # The next check repeats this. A guest that ends closes its connection by itself.
+                log.warning("check of the console sessions failed: %s", problem)
             except Exception:
-                log.exception("the sessions could not be looked after")
+                log.exception("check of the console sessions failed unexpectedly")
 
 
-def _subprotocol(
+def _select_subprotocol(
     connection: websockets.ServerConnection, offered: Sequence[Subprotocol]
 ) -> Subprotocol | None:
-    """All messages are binary, whether a client offers that subprotocol or not."""
+    """Select "binary" if offered. All messages are binary in any case."""
     return BINARY if BINARY in offered else None
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """The socket that connections come to; the process ends when it cannot be had."""
+    """Return the listening socket, or end the process with a message."""
     try:
         return socket.create_server(
             (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=128
@@ -197,7 +209,11 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
-    """Open database and broker, listen, start the threads; returns what closes them."""
+    """Open database and broker, listen, and start the threads.
+
+    Returns:
+        A function that closes all of them.
+    """
     from common.clients.identity import IdentityClient
     from common.rpc import agent
     from common.rpc.broker import opener, require_answer
@@ -211,7 +227,7 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     options = conf.console
     reload.takes(*reload.OF_IDENTITY)
     access.check(conf, access.DATABASE, access.BROKER, access.IDENTITY)
-    # where TLS is used, hosts want a certificate
+    # With TLS, hosts require a client certificate.
     tls.protecting(conf, "hosts' consoles", [], listens=True)
     store = guarded(Store.opened(conf))
     browsers = BrowserCookies(
@@ -246,16 +262,16 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
         seconds=options.token_seconds,
         protect=lambda host: tls.protecting(conf, "a host's console", [host]),
     )
-    running = ConsoleServer(
+    server = ConsoleServer(
         listen(options.host, options.port),
         pages,
         sessions,
         options.sessions + MAX_OTHER_CONNECTIONS,
     )
-    threads = running.start()
+    threads = server.start()
 
     def close() -> None:
-        running.close()
+        server.close()
         for thread in threads:
             thread.join(timeout=2)
         link.close()
@@ -265,7 +281,7 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
 
 
 def main() -> None:
-    """The console script kilonova-console."""
+    """Run the console script ``kilonova-console``."""
     service.run("console", service.start("console"), open_up)
 
 

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sessions: a browser's websocket joined with a guest's console.
+"""Sessions connect a browser's websocket with a guest's console.
 
-``service`` calls ``ConsoleSessions.serve`` on the thread of each websocket, ``check_records`` every
-second, which ends sessions whose guest is gone, and ``check_tokens`` more rarely, which ends those
-whose user has lost the right to them. The bytes are opaque. A session of SPICE is several
-websockets, its channels: the first uses the token up, the others bring the cookie that it brought,
-also to another process of this service, and end with it. Sockets block on both sides: a slow
-reader slows the writer. The browser that opened a session may open it again, at a reload: the new
-connection takes the place of the old one. Must stay true: nothing of a session outlives the
-process, so that after a crash users ask for a new URL."""
+``service`` calls ``ConsoleSessions.serve`` on the thread of each websocket. ``check_records`` ends
+sessions of deleted or moved guests and runs every second. ``check_tokens`` ends sessions of users
+without access and runs less often. Data passes unchanged, and a slow reader slows the writer.
+
+A SPICE session has several websockets, its channels. The first one uses the token. The others bring
+the cookie of the first, also to another process of this service, and end with it. When the same
+browser reloads the page, the new connection replaces the old session.
+
+Invariant: no state of a session outlives the process. After a crash users request new URLs.
+"""
 
 from __future__ import annotations
 
@@ -39,10 +41,13 @@ log = logging.getLogger(__name__)
 CHUNK_BYTES = 64 * 1024
 Side = socket.socket | TlsSocket
 CONNECT_SECONDS = 5.0
-ENDING_SECONDS = 5.0  #: that a browser has to take in the end
-MAX_CHANNELS = 16  #: connections of a session beside its first
-KEEP_INTERVAL_SECONDS = 600.0  #: seconds at most, well below the time that expired rows are kept
-#: Close codes: all is well, not allowed (any more), it failed, we restart, try again later.
+#: Time in which a browser must close an ended session.
+ENDING_SECONDS = 5.0
+#: Connections of a session besides the first.
+MAX_CHANNELS = 16
+#: Longest time between extensions of the tokens' rows, well below the retention of expired rows.
+KEEP_INTERVAL_SECONDS = 600.0
+#: Close codes: normal end, access denied, failure, restart of the service, and try again later.
 DONE, REFUSED, FAILED, RESTART, BUSY = 1000, 1008, 1011, 1012, 1013
 _REVOKED = "Your token was revoked, or your user or project is disabled."
 _ENDED = "The console's session has ended: ask for a new address."
@@ -51,18 +56,23 @@ _GONE = "The server was deleted or has moved, or the console was closed: ask for
 
 
 class ConsoleAgents(Protocol):
-    """Asks hosts for the guest's side of a console."""
+    """Opens the guest's side of consoles on hosts."""
 
     def query(self, host: str, verb: str, arguments: JsonObject) -> JsonObject:
-        """Raises NoAnswer, or the Problem that the host answers with."""
+        """Run a query on the host's agent.
+
+        Raises:
+            NoAnswer: The host does not answer.
+            Problem: The host answers with this error.
+        """
 
 
 class BadToken(Exception):
-    """It is no token, was used, has expired, or its server has moved."""
+    """The token is unknown, used or expired, or its server has moved."""
 
 
 class SessionRefused(Exception):
-    """No session; ``code`` is the close code, the text says what to do."""
+    """A session is refused. ``code`` is the close code, and the text names the remedy."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
@@ -70,8 +80,12 @@ class SessionRefused(Exception):
 
 
 class ConsoleSession:
-    """One that is open. ``caller``: the encrypted token of its user; ``used_at``: when the token of
-    the console was used for it. ``end`` may be called from any thread."""
+    """An open session. ``end`` may be called from any thread.
+
+    Attributes:
+        caller: The encrypted token of the user.
+        used_at: Time at which the console's token was used for this session.
+    """
 
     def __init__(self, browser: ServerConnection, guest: Side, record: ConsoleTokenRow) -> None:
         self._browser, self._guest, self.caller = browser, guest, record.caller
@@ -80,8 +94,8 @@ class ConsoleSession:
         self._ended_at: float | None = None
 
     def carry(self) -> None:
-        """Until one of both ends."""
-        back = threading.Thread(target=self._to_browser, name="console-back", daemon=True)
+        """Pass data in both directions until one side ends."""
+        back = threading.Thread(target=self._carry_to_browser, name="console-back", daemon=True)
         back.start()
         try:
             for message in self._browser:
@@ -92,7 +106,7 @@ class ConsoleSession:
         back.join()
         self._guest.close()
 
-    def _to_browser(self) -> None:
+    def _carry_to_browser(self) -> None:
         try:
             while data := self._guest.recv(CHUNK_BYTES):
                 self._browser.send(data)
@@ -101,7 +115,10 @@ class ConsoleSession:
         self._browser.close(*self._end)
 
     def end(self, code: int, text: str) -> None:
-        """End it and tell the browser why; asked again after ``ENDING_SECONDS``, without a word."""
+        """End the session, and send the code and text to the browser.
+
+        A repeated call after ``ENDING_SECONDS`` closes the connection without a message.
+        """
         if self._ended_at is None:
             self._end, self._ended_at = (code, text), time.monotonic()
             _shut(self._guest)
@@ -110,9 +127,19 @@ class ConsoleSession:
 
 
 class ConsoleSessions:
-    """All of this process. ``most`` in all, ``per_server`` of one server, ``per_user`` of one user;
-    ``seconds``: how long a token's row stands without word from us; ``protect``: what proves a
-    host's address, None: plain text is all right; may raise ConfigError."""
+    """All sessions of this process.
+
+    Args:
+        store: The database.
+        agents: The hosts.
+        callers: Validates users' tokens.
+        browsers: The cookies.
+        most: Largest number of sessions.
+        per_server: Largest number of sessions of a server.
+        per_user: Largest number of sessions of a user.
+        seconds: Lifetime of a token's row, which open sessions extend.
+        protect: Returns the TLS settings for a host, or None for plain text. May raise ConfigError.
+    """
 
     def __init__(
         self,
@@ -136,16 +163,19 @@ class ConsoleSessions:
         )
         self._protect = protect
         self._lock = threading.Lock()
-        self._places: dict[str, tuple[str, str]] = {}  # hash of the token -> server, user
-        self._channels: Counter[str] = Counter()  # the same -> connections beside the first
-        self._open: dict[ConsoleSession, str] = {}  # -> the same
+        #: Server and user of each session, by the hash of the token.
+        self._places: dict[str, tuple[str, str]] = {}
+        #: Connections besides the first, by the hash of the token.
+        self._channels: Counter[str] = Counter()
+        #: Hash of the token of each open connection.
+        self._open: dict[ConsoleSession, str] = {}
         self._kept_at = time.monotonic()
 
     def __len__(self) -> int:
         return len(self._open)
 
     def serve(self, browser: ServerConnection) -> None:
-        """The whole story of a websocket."""
+        """Serve a websocket: check the token, connect the guest, and pass data until the end."""
         assert browser.request is not None
         token = token_of(browser.request.path)
         cookie = self._browsers.cookie_of(browser.request.path, browser.request.headers)
@@ -163,7 +193,7 @@ class ConsoleSessions:
             if record.used_at is not None and record.kind in OF_SEVERAL_CONNECTIONS:
                 return self._add_channel(browser, record)
             if record.used_at is not None:
-                self._end_before(record)
+                self._end_earlier_session(record)
             self._take_place(record)
         except (BadToken, SessionRefused, errors.Problem) as refusal:
             return _refuse(browser, refusal)
@@ -176,7 +206,7 @@ class ConsoleSessions:
                 del self._places[record.hash]
 
     def _add_channel(self, browser: ServerConnection, record: ConsoleTokenRow) -> None:
-        """One more connection of a session that is open, here or in another process."""
+        """Serve a further connection of an open session, of this or another process."""
         with self._lock:
             if self._channels[record.hash] >= MAX_CHANNELS:
                 raise SessionRefused(BUSY, "This console has too many connections.")
@@ -186,14 +216,17 @@ class ConsoleSessions:
         finally:
             with self._lock:
                 self._channels[record.hash] -= 1
-                self._channels += Counter()  # forgets those of which there are none
+                # This drops entries with the count 0.
+                self._channels += Counter()
 
-    def _end_before(self, record: ConsoleTokenRow) -> None:
-        """End the session that the same browser has opened before, and wait for its place. One of
-        another process ends at its next look at the records."""
+    def _end_earlier_session(self, record: ConsoleTokenRow) -> None:
+        """End the earlier session of the same browser, and wait until its place is free.
+
+        A session of another process ends when that process next checks the records.
+        """
         with self._lock:
-            open_here = [one for one, of in self._open.items() if of == record.hash]
-        for session in open_here:
+            sessions = [session for session, key in self._open.items() if key == record.hash]
+        for session in sessions:
             session.end(DONE, _AGAIN)
         until = time.monotonic() + ENDING_SECONDS
         while record.hash in self._places and time.monotonic() < until:
@@ -219,8 +252,10 @@ class ConsoleSessions:
             self._places[record.hash] = (record.server_id, record.user_id)
 
     def _join(self, browser: ServerConnection, token: str, cookie: str) -> None:
-        """Use the token, open the guest's side, carry bytes; then the token is given up, and the
-        session's other connections end."""
+        """Use the token, connect the guest, and pass data until the end.
+
+        Then the token's row is deleted, and the other connections of the session end.
+        """
         record = self._store.write(
             lambda tx: (
                 console_tokens.use(tx, token, cookie) or console_tokens.take_over(tx, token, cookie)
@@ -232,15 +267,15 @@ class ConsoleSessions:
             self._carry(browser, record)
         finally:
             assert record.used_at is not None
-            self._forget(record.hash, record.used_at)
+            self._delete_record(record.hash, record.used_at)
             with self._lock:
-                others = [one for one, of in self._open.items() if of == record.hash]
+                others = [other for other, key in self._open.items() if key == record.hash]
             for session in others:
                 session.end(DONE, _ENDED)
 
     def _carry(self, browser: ServerConnection, record: ConsoleTokenRow) -> None:
-        """Open the guest's side, and carry bytes until one of both ends."""
-        session = ConsoleSession(browser, self._reach(record), record)
+        """Connect the guest, and pass data until one side ends."""
+        session = ConsoleSession(browser, self._connect_guest(record), record)
         with self._lock:
             self._open[session] = record.hash
         try:
@@ -256,20 +291,20 @@ class ConsoleSessions:
             with self._lock:
                 del self._open[session]
 
-    def _reach(self, record: ConsoleTokenRow) -> Side:
-        """The guest's console, through its host's agent."""
+    def _connect_guest(self, record: ConsoleTokenRow) -> Side:
+        """Connect to the guest's console through the host's agent."""
         offer = self._agents.query(
             record.host, "console", {"server": record.server_id, "kind": HOST_KINDS[record.kind]}
         )
         try:
-            guest = self._connected(offer["host"], offer["port"])
+            guest = self._connect(offer["host"], offer["port"])
             guest.sendall(offer["secret"].encode())
             guest.settimeout(None)
             guest.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             guest.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         except (OSError, ConfigError) as error:
             log.warning(
-                "the consoles of host %s cannot be reached at %s port %s: %s; see [agent] console_host there",
+                "consoles of host %s are unreachable at %s port %s: %s (see [agent] console_host on the host)",
                 record.host,
                 offer["host"],
                 offer["port"],
@@ -280,29 +315,40 @@ class ConsoleSessions:
             ) from error
         return guest
 
-    def _connected(self, host: str, port: int) -> Side:
-        """Raises OSError, ConfigError: the host is not reached, or not proved."""
-        proof = self._protect(host)
-        plain = socket.create_connection((host, port), CONNECT_SECONDS)
-        if proof is None:
-            return plain
-        return TlsSocket.proved(plain, proof.for_client(), host)
+    def _connect(self, host: str, port: int) -> Side:
+        """Connect to the address of a console.
 
-    def _forget(self, token_hash: str, used_at: int) -> None:
+        Raises:
+            OSError: The host is unreachable, or its certificate is invalid.
+            ConfigError: The TLS configuration is invalid.
+        """
+        tls_settings = self._protect(host)
+        plain_socket = socket.create_connection((host, port), CONNECT_SECONDS)
+        if tls_settings is None:
+            return plain_socket
+        return TlsSocket.proved(plain_socket, tls_settings.for_client(), host)
+
+    def _delete_record(self, token_hash: str, used_at: int) -> None:
         try:
             self._store.write(lambda tx: console_tokens.forget(tx, token_hash, used_at))
         except errors.Unavailable as problem:
-            log.warning("the record of a console's session stays until it expires: %s", problem)
+            log.warning("the row of a closed console session remains until it expires: %s", problem)
 
     def check_records(self) -> None:
-        """End the sessions that may not go on, keep the records of the others. Raises
-        Unavailable."""
+        """End the sessions that lost their token row, and extend the rows of the others.
+
+        A session loses the row if the row is deleted, if the first connection of the session has
+        ended, or if another connection has used the token since.
+
+        Raises:
+            Unavailable: The database does not answer.
+        """
         with self._lock:
-            found = dict(self._open)
-        if not found:
+            sessions = dict(self._open)
+        if not sessions:
             return
-        alive = self._store.read(lambda tx: console_tokens.alive(tx, sorted({*found.values()})))
-        for session, token_hash in found.items():
+        alive = self._store.read(lambda tx: console_tokens.alive(tx, sorted({*sessions.values()})))
+        for session, token_hash in sessions.items():
             if token_hash not in alive:
                 session.end(REFUSED, _GONE)
             elif alive[token_hash] != session.used_at:
@@ -314,39 +360,42 @@ class ConsoleSessions:
             self._kept_at = time.monotonic()
 
     def check_tokens(self) -> None:
-        """End the sessions of users who may not have them any more. Raises Unavailable, which ends
-        none."""
+        """End the sessions of users whose token is not valid any more.
+
+        Raises:
+            Unavailable: The identity service does not answer. The remaining sessions stay open.
+        """
         with self._lock:
-            found = list(self._open)
-        stands: dict[str | None, bool] = {}
-        for session in found:
-            if session.caller not in stands:
-                stands[session.caller] = self._callers.is_valid(session.caller)
-            if not stands[session.caller]:
+            sessions = list(self._open)
+        validity: dict[str | None, bool] = {}
+        for session in sessions:
+            if session.caller not in validity:
+                validity[session.caller] = self._callers.is_valid(session.caller)
+            if not validity[session.caller]:
                 session.end(REFUSED, _REVOKED)
 
     def close(self) -> None:
-        """End all."""
+        """End all sessions."""
         with self._lock:
-            found = list(self._open)
-        for session in found:
+            sessions = list(self._open)
+        for session in sessions:
             session.end(RESTART, "The console service restarts: ask for a new address.")
 
 
-def _refuse(browser: ServerConnection, why: BadToken | SessionRefused | errors.Problem) -> None:
-    """Close with a reason; it holds 123 bytes at most. Without a good token there is no reason: the
-    connection ends without a frame, as Nova's proxies end it."""
-    if isinstance(why, BadToken):
-        log.info(
-            "a console was refused: its token is none, was used or has expired, or its server has moved"
-        )
+def _refuse(browser: ServerConnection, refusal: BadToken | SessionRefused | errors.Problem) -> None:
+    """Close the websocket with a reason of at most 120 bytes.
+
+    Without a valid token the connection ends without a close frame, as in Nova's proxies.
+    """
+    if isinstance(refusal, BadToken):
+        log.info("console refused: the token is unknown, used or expired, or the server has moved")
         _shut(browser.socket)
         return
-    if isinstance(why, SessionRefused):
-        code, text = why.code, str(why)
+    if isinstance(refusal, SessionRefused):
+        code, text = refusal.code, str(refusal)
     else:
-        code, text = BUSY if why.retryable else FAILED, why.text
-    log.info("a console was refused: %s", text)
+        code, text = BUSY if refusal.retryable else FAILED, refusal.text
+    log.info("console refused: %s", text)
     browser.close(code, text.encode()[:120].decode(errors="ignore"))
 
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the user of a console may still have it: whether the identity service says that the token
-is good.
+"""Check whether the user of a console still has access, by validating the token.
 
-A token that was revoked, or whose user or project was disabled or lost its roles, ends the sessions
-that it opened. An expired one does not, as long as the identity service answers for expired tokens
-(``allow_expired``). While the identity service does not answer, open sessions stay and no new one
-opens. Thread-safe."""
+A revoked token ends the sessions that it opened. The same holds for a token whose user or project
+was disabled or lost its roles. An expired token does not end them if the identity service supports
+``allow_expired``. While the identity service does not answer, open sessions stay and new ones are
+refused. Thread-safe.
+"""
 
 from __future__ import annotations
 
@@ -19,44 +19,50 @@ IsValid = Callable[[str], bool]
 
 
 class TokenChecker:
-    """``asked`` says whether a token is still good."""
+    """Validates encrypted tokens.
 
-    def __init__(self, vault: Vault, asked: IsValid) -> None:
-        self._vault, self._asked = vault, asked
+    Args:
+        vault: Decrypts tokens.
+        validate: Returns whether a token is valid.
+    """
+
+    def __init__(self, vault: Vault, validate: IsValid) -> None:
+        self._vault, self._validate = vault, validate
 
     def is_valid(self, sealed: str | None) -> bool:
-        """True if the caller's token is good.
+        """True if the token is valid.
 
         Args:
-            sealed: the token as the API sealed it. None if the API has no key to seal tokens.
+            sealed: The token, encrypted by the API. None counts as valid: the API has no key for
+                encryption.
 
         Raises:
-            Unavailable: the identity service does not answer.
+            Unavailable: The identity service does not answer.
         """
-        return sealed is None or self._asked(str(self._vault.open(sealed)["token"]))
+        return sealed is None or self._validate(str(self._vault.open(sealed)["token"]))
 
 
 def keystone(identity: IdentityClient, auth_url: str) -> IsValid:
-    """Ask Keystone, with Kilonova's own token."""
+    """Return a function that validates a token with Keystone, using Kilonova's own token."""
     base = auth_url.rstrip("/")
     http = Http("identity service", base if base.endswith("/v3") else f"{base}/v3")
 
-    def asked(token: str) -> bool:
-        def ask(own: str) -> bool:
-            answer = http.send(
+    def validate(token: str) -> bool:
+        def send(own_token: str) -> bool:
+            response = http.send(
                 "GET",
                 f"{http.base()}/auth/tokens",
-                own,
+                own_token,
                 headers={"X-Subject-Token": token},
                 params={"allow_expired": "true", "nocatalog": "true"},
             )
-            if answer.status_code in (200, 404):
-                return bool(answer.status_code == 200)
-            raise kind_of(answer.status_code)(
-                f"The identity service answered {answer.status_code} when asked for the "
+            if response.status_code in (200, 404):
+                return bool(response.status_code == 200)
+            raise kind_of(response.status_code)(
+                f"The identity service answered {response.status_code} when asked for the "
                 "token of a console's user; may [identity] username validate tokens?"
             )
 
-        return identity.with_token(ask, "The identity service")
+        return identity.with_token(send, "The identity service")
 
-    return asked
+    return validate

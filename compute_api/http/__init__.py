@@ -1,3 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the HTTP services share: connections, authentication, versions, schemas, policy, faults
-(decision 0001)."""
+"""HTTP code that all services of ``compute_api`` share: requests, responses, policy and workers."""

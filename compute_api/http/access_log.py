@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The log of requests: one line each, around the whole application, so that what authentication or
-the framework answers is logged too.
+"""The access log: one line per request.
 
-Queries are never logged, and of a path no token. What a client says of itself is not believed: the
-user stands in the line only after ``Authentication``."""
+``log_requests`` wraps the whole application. Therefore the log includes responses of authentication
+and of the framework. Queries are left out, and tokens in paths are masked. The line contains the
+user only after ``Authentication`` has validated the token.
+"""
 
 from __future__ import annotations
 
@@ -20,81 +21,90 @@ from compute_api.http.fair_share import ADMISSION, Admission
 
 logger = logging.getLogger(__name__)
 REQUEST, STATE, NOTES = "kilonova.request", "kilonova.state", "kilonova.notes"
-ROUTE = "kilonova.route"  #: the path's template, once it is found
-GIVEN = "HTTP_X_OPENSTACK_REQUEST_ID"  #: of the service that asks us, for its own request
+#: Template of the path, set after routing.
+ROUTE = "kilonova.route"
+#: Request id of the calling service.
+GIVEN = "HTTP_X_OPENSTACK_REQUEST_ID"
 _SECRET = re.compile(r"(os-console-auth-tokens/+|token=)[^/&]+", re.IGNORECASE)
-_LONG = re.compile(r"[^/]{65,}")  # a part as long as a token; no id is
+# A part of a path that is as long as a token. Ids are shorter.
+_LONG = re.compile(r"[^/]{65,}")
 _MAX_PATH_CHARS = 400
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 
 
-def logged(application: WSGIApplication) -> WSGIApplication:
-    """The application, with a line in the log for each request, which is counted too. The time that
-    is told begins when the request has come. It ends when the answer is made, or, of one that is
-    streamed, when all of it is sent."""
+def log_requests(application: WSGIApplication) -> WSGIApplication:
+    """Wrap the application so that it writes a log line and counts the metrics of each request.
+
+    The time of a request begins when the request has arrived. It ends when the response is
+    complete, or after the last chunk of a streamed response.
+    """
 
     def entry(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         admission: Admission | None = environ.get(ADMISSION)
         began = time.perf_counter() if admission is None else admission.began
         environ[REQUEST] = request = ids.new_request()
-        outer = log.request_id.set(request)
-        said = ["500"]
+        outer_request = log.request_id.set(request)
+        response_status = ["500"]
 
         def start(
             status: str,
             headers: list[tuple[str, str]],
             *more: Any,  # noqa: ANN401 - passed on unchanged
         ) -> Callable[[bytes], object]:
-            said[0] = status
+            response_status[0] = status
             return start_response(status, headers, *more)
 
-        def tell() -> None:
+        def record() -> None:
             if admission is not None and admission.must_wait:
-                return  # The request is not answered yet.
-            _tell(environ, said[0], time.perf_counter() - began)
+                # The worker repeats the request when its project has a free place.
+                return
+            _record(environ, response_status[0], time.perf_counter() - began)
 
         try:
             items = application(environ, start)
             if isinstance(items, list):
-                tell()
+                record()
                 return items
         except BaseException:
-            tell()
+            record()
             raise
         finally:
-            log.request_id.reset(outer)
-        return _logged_at_end(items, tell)
+            log.request_id.reset(outer_request)
+        return _record_at_end(items, record)
 
     return entry
 
 
-def begun(environ: WSGIEnvironment, state: object) -> str:
-    """The id of this request; ``state`` will know its caller."""
+def begin_request(environ: WSGIEnvironment, state: object) -> str:
+    """Store the request state, which will contain the caller, and return the request id."""
     environ[STATE] = state
     return environ.get(REQUEST) or ids.new_request()
 
 
 def note(environ: WSGIEnvironment, **parts: str) -> None:
-    """What the line of this request tells beside."""
+    """Add fields to the log line of this request."""
     environ.setdefault(NOTES, {}).update(parts)
 
 
-def shown(path: str) -> str:
-    """A path as a log may have it."""
+def redact_path(path: str) -> str:
+    """Return the path without tokens, for the log."""
     return _LONG.sub("***", _SECRET.sub(r"\1***", path))[:_MAX_PATH_CHARS]
 
 
-def _tell(environ: WSGIEnvironment, status: str, seconds: float) -> None:
+def _record(environ: WSGIEnvironment, status: str, seconds: float) -> None:
     path = environ.get("PATH_INFO", "")
     caller = getattr(environ.get(STATE), "caller", None)
-    given = environ.get(GIVEN)
+    calling_request = environ.get(GIVEN)
     method = environ["REQUEST_METHOD"]
     if metrics.is_counting():
-        kind, route = method if method in _METHODS else "other", environ.get(ROUTE) or "other"
-        metrics.REQUESTS.add(kind, route, status[:3])
-        metrics.REQUEST_SECONDS.observe(seconds, kind, route)
-    is_dull = path.startswith("/healthcheck") and status.startswith("200")
-    if tracing.spans and not is_dull:
+        counted_method, route = (
+            method if method in _METHODS else "other",
+            environ.get(ROUTE) or "other",
+        )
+        metrics.REQUESTS.add(counted_method, route, status[:3])
+        metrics.REQUEST_SECONDS.observe(seconds, counted_method, route)
+    is_health_check = path.startswith("/healthcheck") and status.startswith("200")
+    if tracing.spans and not is_health_check:
         tracing.request(
             environ[REQUEST],
             method if method in _METHODS else "other",
@@ -107,35 +117,38 @@ def _tell(environ: WSGIEnvironment, status: str, seconds: float) -> None:
     log.event(
         logger,
         "request",
-        logging.DEBUG if is_dull else logging.INFO,
+        logging.DEBUG if is_health_check else logging.INFO,
         method=method,
-        path=shown(environ.get("SCRIPT_NAME", "") + path),
+        path=redact_path(environ.get("SCRIPT_NAME", "") + path),
         status=int(status[:3]),
         ms=round(seconds * 1000, 1),
         user=getattr(caller, "user_id", None),
         project=getattr(caller, "project_id", None),
         request=environ[REQUEST],
-        given=given if ids.is_request(given) else None,
+        given=calling_request if ids.is_request(calling_request) else None,
         client=environ.get("REMOTE_ADDR"),
         **environ.get(NOTES, {}),
     )
 
 
-def _logged_at_end(items: Iterable[bytes], tell: Callable[[], None]) -> Iterable[bytes]:
-    """The same items; ``tell`` is called when they are closed. gunicorn knows files by their
-    class, so they keep it."""
+def _record_at_end(items: Iterable[bytes], record: Callable[[], None]) -> Iterable[bytes]:
+    """Return the same items, and call ``record`` when they are closed.
+
+    The class of the items stays the same, because gunicorn recognizes files by their class.
+    """
     close = getattr(items, "close", lambda: None)
 
-    def ended() -> None:
+    def close_and_record() -> None:
         try:
             close()
         finally:
-            tell()
+            record()
 
     try:
-        items.close = ended  # type: ignore[attr-defined]
-    except AttributeError:  # a generator's attributes cannot be set
-        return _Items(items, ended)
+        items.close = close_and_record  # type: ignore[attr-defined]
+    except AttributeError:
+        # A generator accepts no further attributes.
+        return _Items(items, close_and_record)
     return items
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Authentication: keystonemiddleware around an application, which says in the WSGI environment who
-the caller is.
+"""Authentication: keystonemiddleware validates the token and stores the caller in the environment.
 
-It leaves the refusal to the application, so that version documents need no token. An identity
-service that does not answer is a 503, not a wrong token. Tokens are cached for ``CACHE_SECONDS``
-seconds for all threads; a revoked token is good for as long."""
+The application refuses unauthenticated requests, so that version documents need no token. If the
+identity service does not answer, the response is 503. Tokens are cached for ``CACHE_SECONDS`` for
+all threads. A revoked token stays valid for that time.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ from common.security import tls
 CACHE_SECONDS = 60
 MAX_CACHED_TOKENS = 10_000
 _CACHE = "kilonova.tokens"
-#: Seconds for each of the two requests that a request of ours may wait for: where the identity
-#: service is, and whose token this is.
+#: Timeout of each request to the identity service. A request to the API waits for at most two: the
+#: discovery and the validation of the token.
 ANSWER_SECONDS = 4
-_SILENT = (
-    identity_exceptions.ConnectionError,  # also of a service that accepts and does not answer
+_NO_ANSWER = (
+    # This includes a service that accepts a connection and does not answer.
+    identity_exceptions.ConnectionError,
     identity_exceptions.DiscoveryFailure,
     identity_exceptions.RequestTimeout,
     middleware_exceptions.ServiceError,
@@ -41,53 +42,61 @@ _SILENT = (
 
 
 class TokenCache:
-    """What keystonemiddleware asks of a cache, bounded, for all threads. Keys are hashes of
-    tokens."""
+    """A bounded token cache for keystonemiddleware. Keys are hashes of tokens. Thread-safe."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self._lock = threading.Lock()
-        self._known: dict[str, tuple[float, bytes]] = {}
+        self._values: dict[str, tuple[float, bytes]] = {}
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._values)
 
     def __bool__(self) -> bool:
-        """Also while it is empty: the library takes a cache that is false for none, and its own for
-        ever."""
+        """Return True even if empty, because the library replaces a false cache with its own."""
         return True
 
     def get(self, key: str) -> bytes | None:
-        """The value, until its time is over."""
-        until, value = self._known.get(key, (0.0, b""))
+        """Return the value, or None if it is unknown or expired."""
+        until, value = self._values.get(key, (0.0, b""))
         return value if self._monotonic() < until else None
 
     def set(self, key: str, value: bytes, time: float = 0) -> None:
-        """Keep a value for some seconds."""
+        """Store a value for ``time`` seconds."""
         with self._lock:
-            if len(self._known) >= MAX_CACHED_TOKENS:
+            if len(self._values) >= MAX_CACHED_TOKENS:
                 now = self._monotonic()
-                self._known = {known: item for known, item in self._known.items() if now < item[0]}
-            if len(self._known) >= MAX_CACHED_TOKENS:
-                self._known.clear()
-            self._known[key] = (self._monotonic() + time, value)
+                self._values = {
+                    other: item for other, item in self._values.items() if now < item[0]
+                }
+            if len(self._values) >= MAX_CACHED_TOKENS:
+                self._values.clear()
+            self._values[key] = (self._monotonic() + time, value)
 
 
 class _AuthProtocol(auth_token.AuthProtocol):  # type: ignore[misc]  # the library has no types
-    """The library's middleware, asking the identity service where the catalogue says that it is. A
-    service that does not answer is no wrong token."""
+    """The library's middleware with two changes.
+
+    It checks the endpoint in the catalogue, and a silent identity service is not a wrong token.
+    """
 
     refusal: Callable[[str], str]
 
-    def _create_session(self, **more: object) -> Any:  # noqa: ANN401 - keystonemiddleware has no types
-        return http.judged(super()._create_session(**more), self.refusal)
+    def _create_session(self, **arguments: object) -> Any:  # noqa: ANN401 - keystonemiddleware has no types
+        return http.judged(super()._create_session(**arguments), self.refusal)
 
-    def fetch_token(self, token: str, **more: object) -> Any:  # noqa: ANN401 - keystonemiddleware has no types
-        """Raises Unavailable when the identity service does not answer."""
+    def fetch_token(self, token: str, **arguments: object) -> Any:  # noqa: ANN401 - keystonemiddleware has no types
+        """Return the data of a token.
+
+        Raises:
+            Unavailable: The identity service does not answer.
+        """
         try:
-            return super().fetch_token(token, **more)
-        except (middleware_exceptions.InvalidToken, *_SILENT) as problem:
-            if not isinstance(problem, _SILENT) and not isinstance(problem.__context__, _SILENT):
+            return super().fetch_token(token, **arguments)
+        except (middleware_exceptions.InvalidToken, *_NO_ANSWER) as problem:
+            if not isinstance(problem, _NO_ANSWER) and not isinstance(
+                problem.__context__, _NO_ANSWER
+            ):
                 raise
             raise errors.Unavailable(
                 "The identity service does not answer; try again later."
@@ -100,37 +109,43 @@ def authenticated(
     fault: Callable[[int, str], object],
     cache: TokenCache | None = None,
 ) -> WSGIApplication:
-    """The application behind tokens that [identity] can check; ``fault`` makes the body of an
-    error."""
-    # It warns of every option of the password plugin, which it then uses.
+    """Wrap the application so that tokens are validated.
+
+    Args:
+        application: The application.
+        conf: The configuration.
+        fault: Builds the body of an error from status and text.
+        cache: The cache of tokens. None creates a new cache.
+    """
+    # The library warns about every option of the password plugin although it uses them.
     logging.getLogger("keystonemiddleware._common.config").setLevel(logging.ERROR)
-    own = conf.identity
-    tls.of_neighbour(conf, "[identity] auth_url", own.auth_url)
-    judge = partial(
+    identity = conf.identity
+    tls.of_neighbour(conf, "[identity] auth_url", identity.auth_url)
+    check_endpoint = partial(
         tls.refusal_of_neighbour, conf, "the identity service's endpoint in the catalogue"
     )
-    # Options of its own: the library registers one that is required, for which a reload of ours
-    # would then refuse every file.
+    # The library registers a required option. In the process's own configuration, that option would
+    # make every reload fail.
     options = cfg.ConfigOpts()
     options([], project="kilonova", default_config_files=[], default_config_dirs=[])
-    protocol = type("AuthProtocol", (_AuthProtocol,), {"refusal": staticmethod(judge)})(
+    protocol = type("AuthProtocol", (_AuthProtocol,), {"refusal": staticmethod(check_endpoint)})(
         application,
         {
             "oslo_config_config": options,
             "auth_type": "password",
-            "auth_url": own.auth_url,
-            "username": own.username,
-            "password": own.password,
-            "user_domain_name": own.domain,
-            "project_name": own.project_name,
-            "project_domain_name": own.domain,
-            "www_authenticate_uri": own.auth_url,
+            "auth_url": identity.auth_url,
+            "username": identity.username,
+            "password": identity.password,
+            "user_domain_name": identity.domain,
+            "project_name": identity.project_name,
+            "project_domain_name": identity.domain,
+            "www_authenticate_uri": identity.auth_url,
             "delay_auth_decision": True,
             "include_service_catalog": False,
             "service_token_roles_required": True,
             "token_cache_time": CACHE_SECONDS,
             "cache": _CACHE,
-            "region_name": own.region,
+            "region_name": identity.region,
             "http_connect_timeout": ANSWER_SECONDS,
             "http_request_max_retries": 0,
         },
@@ -140,8 +155,8 @@ def authenticated(
     def entry(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         environ[_CACHE] = cache
         try:
-            answer: Iterable[bytes] = protocol(environ, start_response)
-            return answer
+            response: Iterable[bytes] = protocol(environ, start_response)
+            return response
         except errors.Unavailable as problem:
             start_response(
                 "503 Service Unavailable",

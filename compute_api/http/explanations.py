@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Error texts for values that a JSON schema refuses, at a bounded cost.
+"""Error texts for values that violate a JSON schema, at build_explainer cost.
 
-The words are those of jsonschema, because Nova has them. jsonschema alone puts the whole value into
-its text, and visits each part of it, however large. Here a text holds the beginning of the value,
-without secrets. Items and keys that fit are passed over by a compiled validator, and each keyword
-stops at its first error.
+The texts are those of jsonschema, as in Nova. jsonschema alone includes the whole value in a text
+and visits each part of a value of any size. Here a text contains only the beginning of the value,
+without secrets. A compiled validator skips valid items and keys, and each keyword stops at its
+first error.
 
-Invariant: a text has at most a few times MAX_SHOWN_CHARACTERS."""
+Invariant: the length of a text is at most a few times MAX_SHOWN_CHARACTERS.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +24,10 @@ from common.domain.json_types import JsonObject, JsonValue
 if TYPE_CHECKING:
     from jsonschema import ValidationError
 
-MAX_SHOWN_CHARACTERS = 300  #: how much of a refused value the error repeats
-MAX_SHOWN_KEYS = 20  #: how many of the unknown keys it names
+#: Characters of an invalid value in an error text.
+MAX_SHOWN_CHARACTERS = 300
+#: Unknown keys in an error text.
+MAX_SHOWN_KEYS = 20
 SECRET = frozenset(
     {"adminPass", "changePassword", "user_data", "personality", "contents", "private_key"}
 )
@@ -36,29 +39,30 @@ def cut(text: str, most: int = MAX_SHOWN_CHARACTERS) -> str:
     return text if len(text) <= most else text[:most] + "…"
 
 
-def shown(value: object) -> str:
+def abbreviate(value: object) -> str:
     """Return the beginning of the value's repr, without secrets."""
     text = ""
-    for piece in _pieces(value):
+    for piece in _split_repr(value):
         text += piece
-        if len(text) > MAX_SHOWN_CHARACTERS + 2:  # the quotes of a text are not counted
+        # Quotes of a string are not counted.
+        if len(text) > MAX_SHOWN_CHARACTERS + 2:
             return text[:MAX_SHOWN_CHARACTERS] + "…"
     return text
 
 
-def _pieces(value: object) -> Iterator[str]:
-    """Yield the repr of the value in parts, so that the reader can stop."""
+def _split_repr(value: object) -> Iterator[str]:
+    """Yield the repr of the value in parts, so that the caller can stop early."""
     if isinstance(value, dict):
         yield "{"
         for number, (key, item) in enumerate(value.items()):
             yield (", " if number else "") + f"{str(key)[: MAX_SHOWN_CHARACTERS + 1]!r}: "
-            yield from ("'***'",) if key in SECRET else _pieces(item)
+            yield from ("'***'",) if key in SECRET else _split_repr(item)
         yield "}"
     elif isinstance(value, list):
         yield "["
         for number, item in enumerate(value):
             yield ", " if number else ""
-            yield from _pieces(item)
+            yield from _split_repr(item)
         yield "]"
     elif isinstance(value, str):
         yield repr(str(value[: MAX_SHOWN_CHARACTERS + 1]))
@@ -68,17 +72,17 @@ def _pieces(value: object) -> Iterator[str]:
 
 class _Text(str):
     __slots__ = ()
-    __repr__ = shown
+    __repr__ = abbreviate
 
 
 class _List(list[Any]):
     __slots__ = ()
-    __repr__ = shown
+    __repr__ = abbreviate
 
 
 class _Object(dict[str, Any]):
     __slots__ = ()
-    __repr__ = shown
+    __repr__ = abbreviate
 
 
 _BRIEF: dict[type, type] = {str: _Text, list: _List, dict: _Object}
@@ -88,12 +92,12 @@ class Explainer(Protocol):
     """A validator of jsonschema."""
 
     def iter_errors(self, instance: object) -> Iterator[ValidationError]:
-        """Yield what does not fit."""
+        """Yield the errors of the value."""
 
     def descend(
         self, instance: object, schema: JsonValue, *, path: object, schema_path: str | None = None
     ) -> Iterator[ValidationError]:
-        """Yield what does not fit in a part of the value."""
+        """Yield the errors of a part of the value."""
 
 
 #: A check of one keyword: from the validator, the keyword's value, the instance and the schema.
@@ -102,29 +106,29 @@ Keyword = Callable[
 ]
 
 
-def bounded(draft: str, formats: Formats) -> Callable[[JsonObject], Explainer]:
-    """Return the constructor of validators that explain at bounded cost.
+def build_explainer(draft: str, formats: Formats) -> Callable[[JsonObject], Explainer]:
+    """Return a constructor of validators with error texts at bounded cost.
 
     Args:
-        draft: a class of jsonschema, for example Draft202012Validator.
-        formats: the checks of formats, by name.
+        draft: Name of a validator class of jsonschema, for example Draft202012Validator.
+        formats: The checks of formats, by name.
     """
     import jsonschema
 
-    kind = getattr(jsonschema, draft)
+    base_class = getattr(jsonschema, draft)
 
     checker = jsonschema.FormatChecker(formats=())
     for name, check in formats.items():
         checker.checks(name)(lambda value, check=check: not isinstance(value, str) or check(value))
-    keywords = {**kind.VALIDATORS, **_Keywords(kind, formats).by_name}
+    keywords = {**base_class.VALIDATORS, **_Keywords(base_class, formats).by_name}
     extended = jsonschema.validators.extend(
-        kind, {name: _first_error(keyword) for name, keyword in keywords.items()}
+        base_class, {name: _limit_errors(keyword) for name, keyword in keywords.items()}
     )
     return functools.partial(extended, format_checker=checker)
 
 
-def _first_error(keyword: Keyword) -> Keyword:
-    """Return the keyword with a value whose repr is bounded, and with one error at most."""
+def _limit_errors(keyword: Keyword) -> Keyword:
+    """Return the keyword with at most one error, and with a build_explainer repr of the value."""
 
     def check(
         validator: Explainer, rule: JsonValue, value: JsonValue, schema: JsonObject
@@ -136,7 +140,7 @@ def _first_error(keyword: Keyword) -> Keyword:
 
 
 @functools.cache
-def _matching(pattern: str) -> Callable[[object], bool]:
+def _compile_pattern(pattern: str) -> Callable[[object], bool]:
     """Return the check of a schema's own pattern."""
     return jsonschema_rs.Draft202012Validator({"pattern": pattern}).is_valid
 
@@ -147,16 +151,16 @@ class _Keywords:
     def __init__(self, kind: Any, formats: Formats) -> None:  # noqa: ANN401 - jsonschema has no types
         self._unknown_keys: Keyword = kind.VALIDATORS["additionalProperties"]
         self._formats = formats
-        #: id of a rule -> the rule, which keeps its id while it is here, and its check
+        #: Compiled check of each rule, by the rule's id. A stored rule keeps the id valid.
         self._compiled: dict[int, tuple[JsonObject, Callable[[object], bool]]] = {}
         self.by_name: dict[str, Keyword] = {
-            "items": self._items,
-            "patternProperties": self._pattern_properties,
-            "additionalProperties": self._additional_properties,
-            "uniqueItems": self._unique_items,
+            "items": self._check_items,
+            "patternProperties": self._check_pattern_properties,
+            "additionalProperties": self._check_additional_properties,
+            "uniqueItems": self._check_unique_items,
         }
 
-    def _fits(self, rule: JsonObject) -> Callable[[object], bool]:
+    def _compile_rule(self, rule: JsonObject) -> Callable[[object], bool]:
         """Return the compiled check of a rule."""
         if id(rule) not in self._compiled:
             compiled = jsonschema_rs.Draft202012Validator(
@@ -165,40 +169,40 @@ class _Keywords:
             self._compiled[id(rule)] = (rule, compiled.is_valid)
         return self._compiled[id(rule)][1]
 
-    def _items(
+    def _check_items(
         self, validator: Explainer, rule: JsonValue, value: JsonValue, schema: JsonObject
     ) -> Iterator[ValidationError]:
         if isinstance(value, list):
-            fits = self._fits(rule)
+            fits = self._compile_rule(rule)
             for index, item in enumerate(value):
                 if not fits(item):
                     yield from validator.descend(item, rule, path=index)
 
-    def _pattern_properties(
+    def _check_pattern_properties(
         self, validator: Explainer, rule: JsonValue, value: JsonValue, schema: JsonObject
     ) -> Iterator[ValidationError]:
         if isinstance(value, dict):
             for pattern, content in rule.items():
-                fits = self._fits(content)
-                has_pattern = _matching(pattern)
+                fits = self._compile_rule(content)
+                has_pattern = _compile_pattern(pattern)
                 for key, item in value.items():
                     if has_pattern(key) and not fits(item):
                         yield from validator.descend(item, content, path=key, schema_path=pattern)
 
-    def _additional_properties(
+    def _check_additional_properties(
         self, validator: Explainer, rule: JsonValue, value: JsonValue, schema: JsonObject
     ) -> Iterator[ValidationError]:
         if not isinstance(value, dict) or rule is True:
             return
-        known = schema.get("properties", {})
-        patterns = [_matching(pattern) for pattern in schema.get("patternProperties", {})]
+        properties = schema.get("properties", {})
+        patterns = [_compile_pattern(pattern) for pattern in schema.get("patternProperties", {})]
         unknown = (
             key
             for key in value
-            if key not in known and not any(has_pattern(key) for has_pattern in patterns)
+            if key not in properties and not any(has_pattern(key) for has_pattern in patterns)
         )
         if rule is not False:
-            fits = self._fits(rule)
+            fits = self._compile_rule(rule)
             for key in unknown:
                 if not fits(value[key]):
                     yield from validator.descend(value[key], rule, path=key)
@@ -206,7 +210,7 @@ class _Keywords:
         named = {_Text(key): None for key in itertools.islice(unknown, MAX_SHOWN_KEYS)}
         yield from self._unknown_keys(validator, rule, named, schema) or ()
 
-    def _unique_items(
+    def _check_unique_items(
         self, validator: Explainer, rule: JsonValue, value: JsonValue, schema: JsonObject
     ) -> Iterator[ValidationError]:
         from jsonschema import ValidationError

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Share a process's time between projects.
+"""Share the time of a process between projects.
 
-Under Python's global lock, many expensive requests of one project would slow down every other
-request. A project therefore has a bounded number of requests that run at a time. The others of this
-project wait in a line without a thread, and projects take turns.
+Under Python's global lock, expensive requests of one project would slow down every other request.
+Therefore only a limited number of requests of a project run at the same time. Further requests of
+the project wait in a queue without a thread, and projects take turns.
 
-The project is known only after its token was checked. ``admitted`` therefore stands between
-authentication and the application. When a request has to wait, the worker keeps it and calls the
-whole application again when its turn has come. Until then only its token was looked at.
+``limit_projects`` is placed between authentication and the application, because the project is only
+known after the token is validated. When a request must wait, the worker keeps the request and calls
+the whole application again later. Until then only the token has been validated.
 """
 
 from __future__ import annotations
@@ -21,18 +21,21 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 import orjson
 
-ADMISSION = "kilonova.admission"  #: in the WSGI environment: the request's ``Admission``
-MAX_WAIT_SECONDS = 30.0  #: after which a request that waits is refused
-MAX_WAITING = 256  #: requests of one project that wait in a lane
+#: Key of the request's ``Admission`` in the WSGI environment.
+ADMISSION = "kilonova.admission"
+#: Waiting requests are refused after this time.
+MAX_WAIT_SECONDS = 30.0
+#: Largest number of waiting requests of a project in a lane.
+MAX_WAITING = 256
 _REFUSED = "Too many requests of this project are being served; try again later."
 
 
 class Admission:
-    """One request's permission to run in a lane.
+    """The permission of a request to run in a lane.
 
     Args:
-        lane: The lane that the request runs in.
-        resume: Gives the request to a thread again. Called in any thread.
+        lane: The lane.
+        resume: Gives the request to a thread again. This is called in any thread.
     """
 
     def __init__(self, lane: Lane, resume: Callable[[], object]) -> None:
@@ -44,11 +47,12 @@ class Admission:
 
 
 class Lane:
-    """Requests of one kind that run or wait. Thread-safe.
+    """Running and waiting requests of one kind. Thread-safe.
 
     Args:
-        places: Requests that run at a time; at least 2.
-        places_of_project: The same of one project; at least 1.
+        places: Largest number of running requests, at least 2.
+        places_of_project: The same for a single project, at least 1.
+        monotonic: The clock.
     """
 
     def __init__(
@@ -68,16 +72,17 @@ class Lane:
         self._waiting: OrderedDict[str, deque[Admission]] = OrderedDict()
 
     def enter(self, admission: Admission) -> bool:
-        """Let a request run if its project has a free place. Others of its project that wait go
-        first."""
+        """Take a place if the project has a free place, and return True if so.
+
+        Earlier waiting requests of the project take precedence.
+        """
         with self._lock:
             if admission.project not in self._waiting and self._has_place(admission.project):
                 self._take_place(admission)
             return admission.holds_place
 
     def wait(self, admission: Admission) -> None:
-        """Put a request into its project's line. It resumes when it has a place, or when it is
-        refused."""
+        """Put a request into the project's queue, and resume or refuse the request later."""
         with self._lock:
             line = self._waiting.setdefault(admission.project, deque())
             admission.deadline = self._monotonic() + MAX_WAIT_SECONDS
@@ -87,7 +92,7 @@ class Lane:
         self._resume(resumed, refused)
 
     def leave(self, admission: Admission) -> None:
-        """Give up the place of a request, if it has one."""
+        """Release the place of a request, if it has one."""
         with self._lock:
             if not admission.holds_place:
                 return
@@ -119,7 +124,7 @@ class Lane:
         admission.holds_place = True
 
     def _advance(self) -> list[Admission]:
-        """Give free places to requests that wait, to one project after the other."""
+        """Give free places to waiting requests, one project after the other."""
         resumed: list[Admission] = []
         while project := next(filter(self._has_place, self._waiting), None):
             line = self._waiting[project]
@@ -141,12 +146,12 @@ class Lane:
 
 @dataclass(frozen=True)
 class Lanes:
-    """The lanes of a process: for requests of its usual threads and of its waiting threads, reads
-    apart from changes.
+    """The lanes of a process.
 
-    A change often waits for another service or for an action. A read mostly uses the processor, so
-    that fewer of them may run. Some reads of one server wait for its host: they have the places of
-    the waiting threads, so that a silent host does not hold up all reads of a project.
+    Reads and changes have separate lanes, both for the normal threads and for the waiting threads.
+    A change often waits for an external service or an action. A read mostly needs CPU time, so
+    fewer reads run at the same time. Some reads of one server wait for its host. They use the
+    waiting threads, so that a silent host does not block all reads of a project.
     """
 
     reads: Lane
@@ -155,9 +160,11 @@ class Lanes:
     waiting_changes: Lane
 
     @classmethod
-    def sized(cls, threads: int, waiting_threads: int) -> Lanes:
-        """Return lanes with a place for a change in each of these threads. Reads need
-        ``threads_beside``."""
+    def create(cls, threads: int, waiting_threads: int) -> Lanes:
+        """Return lanes with a place for a change in each of these threads.
+
+        Reads need the additional threads of ``threads_beside``.
+        """
         return cls(
             Lane(threads // 2, threads // 8),
             Lane(threads, threads // 2),
@@ -167,7 +174,7 @@ class Lanes:
 
     @staticmethod
     def threads_beside(threads: int) -> int:
-        """Return how many more threads a pool needs: for reads, and to look at tokens."""
+        """Return the additional threads of a pool, for reads and for validating tokens."""
         return threads // 2 + 6
 
     def of(self, method: str, may_wait: bool) -> Lane:
@@ -182,12 +189,14 @@ class Lanes:
             lane.refuse_late()
 
 
-def admitted(application: WSGIApplication, fault: Callable[[int, str], object]) -> WSGIApplication:
-    """The application, called for a project only when the project has a free place.
+def limit_projects(
+    application: WSGIApplication, fault: Callable[[int, str], object]
+) -> WSGIApplication:
+    """Wrap the application so that a request only runs if its project has a free place.
 
     Args:
         application: Called with the headers that authentication sets.
-        fault: Makes the body of an error.
+        fault: Builds the body of an error from status and text.
     """
 
     def entry(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
@@ -198,7 +207,7 @@ def admitted(application: WSGIApplication, fault: Callable[[int, str], object]) 
         admission.project = project
         if not admission.is_refused and admission.lane.enter(admission):
             return application(environ, start_response)
-        # The worker drops this answer if the request is only to wait.
+        # If the request must wait, the worker discards this response.
         admission.must_wait = not admission.is_refused
         start_response(
             "503 Service Unavailable", [("Content-Type", "application/json"), ("Retry-After", "1")]

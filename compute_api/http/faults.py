@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults: the status and the text of anything that a handler raises; each service has its own shape
-for it.
+"""Convert exceptions to HTTP errors. Each service has its own format of the body.
 
-A Problem has its own text. Anything else is logged with its request id and becomes a 500 that does
-not tell the cause."""
+A Problem has a text for clients. Any other exception is logged with the request id and becomes
+status 500 without details.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from common.domain import errors
 from compute_api.http import access_log
 from compute_api.http.explanations import cut
 
-#: More characters no text of a fault has: it may repeat a name that somebody made very long.
+#: Longest text of a fault. A text may contain a long name from the request.
 MAX_TEXT_CHARACTERS = 2000
 TEXT_TYPE = "text/plain; charset=UTF-8"
-#: What is said of an error of the framework, by status.
+#: Texts of errors of the framework, by status.
 TEXTS = {
     404: "The resource could not be found.",
     400: "The server could not comply with the request since it is either malformed or otherwise incorrect.",
@@ -30,7 +30,7 @@ TEXTS = {
 
 @dataclass(frozen=True, slots=True)
 class ApiFault:
-    """An error as clients get it."""
+    """Status, text and headers of an error response."""
 
     status: int
     text: str
@@ -38,7 +38,12 @@ class ApiFault:
 
 
 def fault_of(problem: BaseException, texts: Mapping[int, str] = TEXTS) -> ApiFault:
-    """What is said of a problem; ``texts``: of errors of the framework."""
+    """Return the fault for an exception.
+
+    Args:
+        problem: The exception.
+        texts: Texts of errors of the framework, by status.
+    """
     if isinstance(problem, errors.Problem):
         text = cut(problem.text, MAX_TEXT_CHARACTERS)
         return ApiFault(problem.status, text, {"Retry-After": "1"} if problem.status == 503 else {})
@@ -50,18 +55,18 @@ def fault_of(problem: BaseException, texts: Mapping[int, str] = TEXTS) -> ApiFau
 
 
 def log_failure(log: logging.Logger, req: falcon.Request, problem: BaseException) -> None:
-    """A failure of ours, with its traceback; what a client did wrong is not worth a line."""
+    """Log an unexpected failure with the traceback. Errors of clients need no log line."""
     log.error(
         "%s %r failed [%s]",
         req.method,
-        access_log.shown(req.path),
+        access_log.redact_path(req.path),
         getattr(req.context, "request_id", "-"),
         exc_info=(type(problem), problem, problem.__traceback__),
     )
 
 
 class FaultyApp(Protocol):
-    """What of falcon's application answers what is raised in it."""
+    """The methods of falcon's application that register error handlers."""
 
     def add_error_handler(
         self, exception: type[Exception], handler: Callable[..., None], /
@@ -71,20 +76,21 @@ class FaultyApp(Protocol):
 
 
 def answered_with(app: FaultyApp, handle: Callable[..., None]) -> None:
-    """Let a function answer everything that is raised in an application."""
+    """Register the handler for every exception in the application."""
     app.add_error_handler(Exception, handle)
-    app.add_error_handler(falcon.HTTPError, handle)  # falcon has one of its own for these
+    # This replaces falcon's own handler.
+    app.add_error_handler(falcon.HTTPError, handle)
 
 
 class TextFaults:
-    """Errors of a service that answers in plain text: refusals are logged, failures of ours with
-    their traceback.
+    """Error responses in plain text. Refusals and failures are logged, failures with traceback.
 
     Args:
-        refusal: the line of the log for a refusal.
-        with_title: the answer begins with the status' title.
-        hides_missing: a 404 says nothing, so that who guesses does not learn which of the guesses
-        was right.
+        log: The logger.
+        refusal: Returns the log text of a refusal.
+        with_title: The response begins with the title of the status.
+        hides_missing: The 404 for a ``Problem`` has no detail, so that a client that guesses cannot
+            learn which part of the guess is right.
     """
 
     def __init__(
@@ -99,12 +105,12 @@ class TextFaults:
         self._with_title, self._hides_missing = with_title, hides_missing
 
     def install(self, app: FaultyApp) -> None:
-        """Answer everything that is raised in this application."""
+        """Register the error handlers in the application."""
         app.set_error_serializer(self._serialize)
-        app.add_error_handler(Exception, self._failed)
-        app.add_error_handler(errors.Problem, self._refused)
+        app.add_error_handler(Exception, self._handle_failure)
+        app.add_error_handler(errors.Problem, self._handle_refusal)
 
-    def _refused(
+    def _handle_refusal(
         self, req: falcon.Request, resp: falcon.Response, problem: errors.Problem, params: object
     ) -> None:
         self._log.warning("refused %s", self._refusal(req, problem))
@@ -116,11 +122,11 @@ class TextFaults:
             headers={"Retry-After": "1"} if problem.retryable else None,
         )
 
-    def _failed(
+    def _handle_failure(
         self, req: falcon.Request, resp: falcon.Response, problem: Exception, params: object
     ) -> None:
         self._log.error(
-            "%s %.200r failed", req.method, access_log.shown(req.path), exc_info=problem
+            "%s %.200r failed", req.method, access_log.redact_path(req.path), exc_info=problem
         )
         raise falcon.HTTPInternalServerError(
             description="Unexpected error; the operator's log says more."

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/healthcheck: is the process alive, and /healthcheck/ready: can it serve, with each dependency by
-name.
+"""The health of a process: /healthcheck and /healthcheck/ready.
 
-Without a token, for load balancers and operators. All that anybody may cost us is one look at each
-dependency in some seconds; those who ask meanwhile get what was found. A dependency that has not
-answered in ``PATIENCE_SECONDS`` is told as failed. Said is what users are told of it anyway; the
-rest goes to the log."""
+/healthcheck shows that the process is alive. /healthcheck/ready shows whether it can serve
+requests, with each dependency by name. Both need no token and are meant for load balancers and
+operators. The dependencies are checked at most once in ``KEEP_SECONDS``, and other requests get the
+previous result. A dependency that does not answer in ``TIMEOUT_SECONDS`` is reported as failed. The
+response only contains error texts that users may see. Further details are logged.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +31,14 @@ Check = Callable[[], object]
 
 @dataclass(frozen=True, slots=True)
 class Dependency:
-    """What a process needs: ``check`` raises when it does not do. ``required``: without it the
-    process is not ready; without another one it does less."""
+    """A dependency of the process.
+
+    Attributes:
+        name: Name in the response.
+        check: Raises an exception if the dependency fails.
+        required: Without this dependency the process is not ready. Without another one it does
+            less.
+    """
 
     name: str
     check: Check
@@ -39,7 +46,7 @@ class Dependency:
 
 
 class Health:
-    """Of one process; made after it has forked."""
+    """The health of this process. Create this after the fork, because threads are started."""
 
     def __init__(
         self,
@@ -47,84 +54,102 @@ class Health:
         monotonic: Callable[[], float] = time.monotonic,
         timeout: float = TIMEOUT_SECONDS,
     ) -> None:
-        self._all, self._monotonic, self._timeout = tuple(dependencies), monotonic, timeout
+        self._dependencies, self._monotonic, self._timeout = tuple(dependencies), monotonic, timeout
         self._lock = threading.Lock()
-        self._pool = ThreadPoolExecutor(max(1, len(self._all)), thread_name_prefix="health")
-        self._coming: dict[str, Future[str]] = {}
-        self._found: dict[str, str] = {}
+        self._pool = ThreadPoolExecutor(
+            max(1, len(self._dependencies)), thread_name_prefix="health"
+        )
+        self._pending: dict[str, Future[str]] = {}
+        self._failures: dict[str, str] = {}
         self._fresh_until = float("-inf")
 
     def answer(self, path: str) -> tuple[int, JsonObject] | None:
-        """Status and body for one of the two paths; None for another one."""
+        """Return status and body for one of the two paths, or None for another path."""
         if path == ALIVE:
             return 200, {"status": "alive"}
         if path != READY:
             return None
-        found = self._look()
-        is_ready = not any(found[one.name] for one in self._all if one.required)
+        failures = self._read_failures()
+        is_ready = not any(
+            failures[dependency.name] for dependency in self._dependencies if dependency.required
+        )
         dependencies = {
-            one.name: {"status": "failed", "message": found[one.name], "required": one.required}
-            if found[one.name]
-            else {"status": "ok", "required": one.required}
-            for one in self._all
+            dependency.name: {
+                "status": "failed",
+                "message": failures[dependency.name],
+                "required": dependency.required,
+            }
+            if failures[dependency.name]
+            else {"status": "ok", "required": dependency.required}
+            for dependency in self._dependencies
         }
         status = "ready" if is_ready else "not ready"
         return 200 if is_ready else 503, {"status": status, "dependencies": dependencies}
 
-    def _look(self) -> Mapping[str, str]:
-        """Of each dependency why it does not do; "": it does. One thread looks, the others get what
-        it found before, or wait for it the first time."""
-        if not self._lock.acquire(blocking=not self._found):
-            return self._found
+    def _read_failures(self) -> Mapping[str, str]:
+        """Return the error text of each dependency, "" if the dependency works.
+
+        One thread checks. The others return the previous result, or wait for the first result.
+        """
+        if not self._lock.acquire(blocking=not self._failures):
+            return self._failures
         try:
             if self._monotonic() >= self._fresh_until:
-                self._found = self._looked()
+                self._failures = self._check_dependencies()
                 self._fresh_until = self._monotonic() + KEEP_SECONDS
-            return self._found
+            return self._failures
         finally:
             self._lock.release()
 
-    def _looked(self) -> dict[str, str]:
-        for one in self._all:
-            if one.name not in self._coming:  # else the last look has not ended yet
-                self._coming[one.name] = self._pool.submit(_why_not, one)
-        end, found = time.monotonic() + self._timeout, {}
-        for one in self._all:
+    def _check_dependencies(self) -> dict[str, str]:
+        for dependency in self._dependencies:
+            # A check that has not ended yet is not repeated.
+            if dependency.name not in self._pending:
+                self._pending[dependency.name] = self._pool.submit(_check, dependency)
+        end, failures = time.monotonic() + self._timeout, {}
+        for dependency in self._dependencies:
             try:
-                found[one.name] = self._coming[one.name].result(max(0, end - time.monotonic()))
-                del self._coming[one.name]
+                failures[dependency.name] = self._pending[dependency.name].result(
+                    max(0, end - time.monotonic())
+                )
+                del self._pending[dependency.name]
             except TimeoutError:
-                found[one.name] = f"no answer in {self._timeout:g} s"
-                log.warning("%s is not ready: %s", one.name, found[one.name])
-        return found
+                failures[dependency.name] = f"no answer in {self._timeout:g} s"
+                log.warning("%s is not ready: %s", dependency.name, failures[dependency.name])
+        return failures
 
 
-def _why_not(one: Dependency) -> str:
+def _check(dependency: Dependency) -> str:
     try:
-        one.check()
+        dependency.check()
     except errors.Problem as problem:
-        log.warning("%s is not ready: %s", one.name, problem)
+        log.warning("%s is not ready: %s", dependency.name, problem)
         return problem.text
     except Exception:
-        log.exception("%s is not ready", one.name)
+        log.exception("%s is not ready", dependency.name)
         return "failed; the log of this process says more"
     return ""
 
 
-def answered(
+def add_health_checks(
     application: WSGIApplication, health: Health, unless: str | None = None
 ) -> WSGIApplication:
-    """The application, with the two paths before it, GET and HEAD. ``unless``: a header, in WSGI's
-    spelling, of those who are not told."""
+    """Wrap the application so that GET and HEAD of the two paths return the health.
+
+    Args:
+        application: The application.
+        health: The health of the process.
+        unless: A header, in WSGI's spelling. Requests with this header get no health report.
+    """
 
     def entry(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "")
         if path not in (ALIVE, READY) or environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
             return application(environ, start_response)
-        found = health.answer(path) if unless is None or unless not in environ else None
-        if found is None:
+        report = health.answer(path) if unless is None or unless not in environ else None
+        if report is None:
             return application(environ, start_response)
-        status, body = found
+        status, body = report
         content = orjson.dumps(body)
         start_response(
             "200 OK" if status == 200 else "503 Service Unavailable",

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Microversions as all services have them: 2.53 is the number 53 everywhere behind the headers.
+"""Microversions of all services. The number 53 stands for 2.53 in all other modules.
 
-Each service keeps its own list, limits and texts (``compute.microversions``,
+Each service has its own history, limits and texts (``compute.request.microversions``,
 ``placement.microversions``).
 """
 
@@ -12,21 +12,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 HEADER = "OpenStack-API-Version"
-#: At most four digits: a version is never as long, and int() refuses thousands.
+#: Each number has at most four digits. int() rejects texts with thousands of digits.
 _FORM = re.compile(r"(0|[1-9][0-9]{0,3})\.(0|[1-9][0-9]{0,3})\Z")
 _DIGITS = re.compile(r"(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\Z")
 _FIRST = "0.0"
 
 
 def number(version: str) -> int:
-    """2.53 is 53."""
+    """Return the minor number of a version. For example, "2.53" is 53."""
     return int(version.partition(".")[2])
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """From ``since`` to ``until``, both included; without ``since`` from the first version, without
-    ``until`` to the last."""
+    """The versions from ``since`` to ``until``, both included. None means no upper limit."""
 
     since: str = _FIRST
     until: str | None = None
@@ -42,12 +41,12 @@ class Range:
 def requested(
     headers: Mapping[str, str], service: str, older_header: str | None = None
 ) -> str | None:
-    """The version that the headers ask of a service, in lower case; None: they ask for none.
+    """Return the version of a service in the headers, in lower case, or None.
 
     Args:
-        headers: by their names in capitals.
-        older_header: the name of the service's own header, from before there was one for several
-        services.
+        headers: The headers, with names in upper case.
+        service: Name of the service in the common header.
+        older_header: Name of the service's own legacy header.
     """
     for item in headers.get(HEADER.upper(), "").split(","):
         name, _, version = item.strip().partition(" ")
@@ -58,11 +57,11 @@ def requested(
 
 
 def is_version(text: str) -> bool:
-    """Has it the form of a version?"""
+    """True if the text has the form of a version."""
     return _DIGITS.match(text) is not None
 
 
 def parsed(text: str) -> tuple[int, int] | None:
-    """Major and minor number; None: no service has such a version."""
+    """Return major and minor number, or None if the text is not a possible version."""
     match = _FORM.match(text)
     return (int(match[1]), int(match[2])) if match else None

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Policy: the rules of a service with an operator's file over them; unknown rules deny.
+"""Policy: the rules of a service, which an operator's file may override. Unknown rules deny.
 
-Endpoints ask for the rule of a route, handlers for parts of an operation, views for single fields.
-The target is what the database has (project and user), never what a request claims. Roles imply one
-another: admin is a manager, a manager a member, a member a reader."""
+Endpoints check the rule of a route, handlers check parts of an operation, and views check single
+fields. The target contains project and user from the database, never from the request. Roles imply
+each other: admin implies manager, manager implies member, member implies reader.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +33,19 @@ _IMPLIED = {
 
 @functools.lru_cache(maxsize=256)
 def implied(roles: tuple[str, ...]) -> tuple[str, ...]:
-    """The roles and those that they imply, in lower case."""
-    held = {role.lower() for role in roles}
-    return tuple(sorted(held.union(*(_IMPLIED.get(role, ()) for role in held))))
+    """Return the roles and all roles that they imply, in lower case."""
+    lower_roles = {role.lower() for role in roles}
+    return tuple(sorted(lower_roles.union(*(_IMPLIED.get(role, ()) for role in lower_roles))))
 
 
 @dataclass(frozen=True, slots=True)
 class EffectiveRule:
-    """A rule as it holds: who may, and who says so: "default", or file and line."""
+    """A rule in force.
+
+    Attributes:
+        check: The check string.
+        origin: "default", or file and line.
+    """
 
     check: str
     origin: str
@@ -48,17 +54,16 @@ class EffectiveRule:
 class Policy:
     """The rules in force in this process.
 
-    A file that changes is read again, by the next question; one that is broken then, or gone,
-    leaves the rules as they were, and is told of once.
+    The first check after a change of the file reads the file again. If the new file is missing or
+    invalid, the old rules stay in force, and one error is logged.
 
     Args:
-        rules: the service's.
-        policy_file: an oslo.policy file in Nova's rule names; its rules replace the defaults of the
-        same name.
-            None: the defaults.
+        rules: The rules of the service.
+        policy_file: An oslo.policy file with Nova's rule names, which override the defaults. None
+            means defaults only.
 
     Raises:
-        ConfigError: the file cannot be taken over; the text begins with its name and the line.
+        ConfigError: The file is invalid. The text begins with file and line.
     """
 
     def __init__(self, rules: RuleSet, policy_file: str | None = None) -> None:
@@ -78,68 +83,71 @@ class Policy:
         )
         self._refusals = (policy.PolicyNotAuthorized, policy.InvalidScope)
         self._file, self._reading = policy_file, threading.Lock()
-        self._stamp = self._stamp_now()
-        self._take_over()
+        self._stamp = self._read_stamp()
+        self._load_rules()
 
-    def _stamp_now(self) -> tuple[int, ...]:
-        """What changes with the file; () when it is not there."""
+    def _read_stamp(self) -> tuple[int, ...]:
+        """Return values that change with the file, or () if the file does not exist."""
         try:
-            found = os.stat(self._file) if self._file else None
+            status = os.stat(self._file) if self._file else None
         except OSError:
             return ()
-        return (found.st_mtime_ns, found.st_size, found.st_ino) if found else ()
+        return (status.st_mtime_ns, status.st_size, status.st_ino) if status else ()
 
-    def _read_again(self) -> None:
-        """Take a changed file over; one thread does, the others go on under the rules that they
-        have."""
-        if self._stamp_now() == self._stamp or not self._reading.acquire(blocking=False):
+    def _reload_changed_file(self) -> None:
+        """Apply a changed file. One thread does so, and the others use the previous rules."""
+        if self._read_stamp() == self._stamp or not self._reading.acquire(blocking=False):
             return
         try:
-            self._stamp = self._stamp_now()
-            self._take_over()
-            logger.info("%s has changed and is in force", self._file)
+            self._stamp = self._read_stamp()
+            self._load_rules()
+            logger.info("policy file %s has changed, and the new rules are in force", self._file)
         except ConfigError as problem:
             logger.error(
-                "the policy file has changed and cannot be used, the rules stay as they were: %s",
+                "the policy file has changed and is invalid, so the old rules stay in force: %s",
                 problem,
             )
         finally:
             self._reading.release()
 
-    def _take_over(self) -> None:
+    def _load_rules(self) -> None:
         from compute_api.http import policy_file
 
-        taken = (
-            policy_file.merged(self._file, self._rules)
+        merged = (
+            policy_file.merge(self._file, self._rules)
             if self._file
             else policy_file.MergedRules(self._rules.all_defaults, {}, ())
         )
-        for warning in taken.warnings:
+        for warning in merged.warnings:
             logger.warning(warning)
         self._enforcer.set_rules(
-            {name: policy_file.parsed(name, check) for name, check in taken.checks.items()}
+            {name: policy_file.parse(name, check) for name, check in merged.checks.items()}
         )
         self._in_force = {
             name: EffectiveRule(
                 str(check),
-                f"{self._file}:{taken.lines[name]}" if name in taken.lines else "default",
+                f"{self._file}:{merged.lines[name]}" if name in merged.lines else "default",
             )
-            for name, check in taken.checks.items()
+            for name, check in merged.checks.items()
         }
 
     @property
     def in_force(self) -> Mapping[str, EffectiveRule]:
-        """Every rule as it holds now, in the order of the operations; an operator's own ones come
-        last."""
+        """All rules in force, in the order of the operations, then the operator's own rules."""
         return self._in_force
 
     def allows(
         self, rule: str, context: RequestContext, target: Mapping[str, object] | None = None
     ) -> bool:
-        """May the caller do it to the target (without one: to things of their own)? Unknown rules
-        deny."""
+        """True if the caller may act on the target. Unknown rules deny.
+
+        Args:
+            rule: Name of the rule.
+            context: The caller.
+            target: Project and user of the object. None means an object of the caller.
+        """
         if self._file:
-            self._read_again()
+            self._reload_changed_file()
         if rule not in self._in_force:
             return False
         caller = {
@@ -163,17 +171,22 @@ class Policy:
     def require(
         self, rule: str, context: RequestContext, target: Mapping[str, object] | None = None
     ) -> None:
-        """Raises Forbidden when they may not."""
+        """Check that the caller may act on the target.
+
+        Raises:
+            Forbidden: The rule denies.
+        """
         if not self.allows(rule, context, target):
             raise errors.Forbidden(f"Policy doesn't allow {rule} to be performed.")
 
 
 def configured(conf: cfg.ConfigOpts, section: str, rules: RuleSet) -> Policy:
-    """The policy that the option policy_file of this section names; a relative path begins at the
-    configuration file.
+    """Return the policy with the file in the option ``policy_file`` of this section.
+
+    A relative path begins at the folder of the configuration file.
 
     Raises:
-        ConfigError: the file cannot be taken over.
+        ConfigError: The file is invalid.
     """
     name = conf[section].policy_file
     try:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An operator's policy file: its rules with their lines.
+"""Read an operator's policy file, with the line of each rule.
 
-oslo.policy takes what it cannot parse for "nobody may" and an empty value for "everybody may", and
-never returns from rules that refer to one another. Here such a file is refused with its line, so
-that a mistake neither locks everybody out nor lets anybody in. A valid file means what it means to
-oslo.policy."""
+oslo.policy treats an unparsable check as "always deny" and an empty value as "always allow", and
+never returns from rules that refer to each other. This module rejects such files with the line, so
+that a mistake neither denies nor allows all requests. A valid file has the same meaning as in
+oslo.policy.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +26,10 @@ from common.domain.errors import ConfigError
 from common.domain.json_types import JsonMapping, JsonObject
 from compute_api.http.policy_rules import RuleSet
 
-#: It tells with a traceback what is refused here in a line.
+#: The parser logs a traceback for each error that is reported here in one line.
 logging.getLogger("oslo_policy._parser").setLevel(logging.CRITICAL)
-#: A caller as checks see one.
-SOMEBODY: JsonObject = {
+#: Credentials for a trial evaluation of checks.
+TRIAL_CREDENTIALS: JsonObject = {
     "user_id": "",
     "project_id": "",
     "user_domain_id": None,
@@ -41,13 +42,14 @@ SOMEBODY: JsonObject = {
 }
 
 
-#: Checks in a text, or oslo.policy's older form: alternatives, each a check or a list of checks.
+#: A check string, or oslo.policy's legacy form: a list of alternatives, each a check or a list of
+#: checks.
 FileCheck = str | list["FileCheck"]
 
 
 @dataclass(frozen=True, slots=True)
 class FileRule:
-    """What a file says of a rule: who may, in oslo.policy's language, and in which line."""
+    """A rule of a file: its check in the language of oslo.policy, and its line."""
 
     check: FileCheck
     line: int
@@ -55,7 +57,7 @@ class FileRule:
 
 @policy.register("is_admin")
 class IsAdmin(policy.Check):
-    """Nova's check: whether the caller is an admin, as the rule context_is_admin has it."""
+    """Nova's check ``is_admin``: whether the rule context_is_admin holds for the caller."""
 
     def __call__(
         self,
@@ -64,17 +66,18 @@ class IsAdmin(policy.Check):
         enforcer: policy.Enforcer,
         current_rule: str | None = None,
     ) -> bool:
-        own = {"user_id": creds["user_id"], "project_id": creds["project_id"]}
-        is_admin = policy.RuleCheck("rule", "context_is_admin")(own, creds, enforcer)
+        own_target = {"user_id": creds["user_id"], "project_id": creds["project_id"]}
+        is_admin = policy.RuleCheck("rule", "context_is_admin")(own_target, creds, enforcer)
         return bool(is_admin) == (self.match.lower() == "true")
 
 
-def parsed(name: str, check: FileCheck) -> BaseCheck:
-    """A rule as oslo.policy evaluates it."""
-    return _direct(policy.RuleDefault(name, cast(str, check)).check)  # a list does as well
+def parse(name: str, check: FileCheck) -> BaseCheck:
+    """Return the check in the form that oslo.policy evaluates."""
+    # RuleDefault accepts lists too.
+    return _make_direct(policy.RuleDefault(name, cast(str, check)).check)
 
 
-#: What a check is called with: target, credentials, enforcer, and the name of the rule.
+#: Arguments of a check: target, credentials, enforcer, and the name of the rule.
 Facts = tuple[Mapping[str, object], MutableMapping[str, object], policy.Enforcer, str | None]
 
 
@@ -118,7 +121,7 @@ class _Named(_Direct, policy.RuleCheck):
 
 
 class _WithoutRule(_Direct, policy.Check):
-    """The check of another distribution that takes no name of a rule."""
+    """A third-party check without a parameter for the name of the rule."""
 
     def __init__(self, check: policy.Check) -> None:
         super().__init__(check.kind, check.match)
@@ -128,33 +131,33 @@ class _WithoutRule(_Direct, policy.Check):
         return bool(self._check(*facts[:3]))
 
 
-def _direct(check: BaseCheck) -> BaseCheck:
+def _make_direct(check: BaseCheck) -> BaseCheck:
     """Return a check with the same meaning that calls its parts directly.
 
-    Why: oslo.policy inspects the signature of each part at each evaluation, which takes most of
-    the time of an answer. Here it is inspected once.
+    Why: oslo.policy inspects the signature of each part at each evaluation, which takes most of the
+    time of a check. This function inspects each signature once.
     """
     match check:
         case AndCheck():
-            return _All([_direct(rule) for rule in check.rules])
+            return _All([_make_direct(rule) for rule in check.rules])
         case OrCheck():
-            return _Either([_direct(rule) for rule in check.rules])
+            return _Either([_make_direct(rule) for rule in check.rules])
         case NotCheck():
-            return _Not(cast(policy.Check, _direct(check.rule)))
+            return _Not(cast(policy.Check, _make_direct(check.rule)))
         case policy.RuleCheck():
             return _Named(check.kind, check.match)
-        # As oslo.policy decides it: the instance, target, credentials and enforcer, or one more.
+        # As in oslo.policy: a check without the parameter for the rule has at most four arguments.
         case policy.Check() if len(getfullargspec(check.__call__).args) <= 4:
             return _WithoutRule(check)
     return check
 
 
 def read(path: str) -> dict[str, FileRule]:
-    """What the file says.
+    """Return the rules of the file, by name.
 
     Raises:
-        ConfigError: it is not there, is no YAML, or one of its rules cannot be; the text begins
-        with file and line.
+        ConfigError: The file is missing, not valid YAML, or contains an invalid rule. The text
+            begins with file and line.
     """
     try:
         text = Path(path).read_text()
@@ -176,10 +179,10 @@ def read(path: str) -> dict[str, FileRule]:
         return {}
     if not isinstance(node, yaml.MappingNode):
         raise ConfigError(f'{path}:{node.start_mark.line + 1}: write rules as "name": "who may"')
-    return {key.value: said for key, said in _rules(path, node)}
+    return {key.value: rule for key, rule in _read_rules(path, node)}
 
 
-def _rules(path: str, node: yaml.MappingNode) -> Iterator[tuple[yaml.ScalarNode, FileRule]]:
+def _read_rules(path: str, node: yaml.MappingNode) -> Iterator[tuple[yaml.ScalarNode, FileRule]]:
     lines: dict[str, int] = {}
     for key, value in node.value:
         at = f"{path}:{key.start_mark.line + 1}"
@@ -189,18 +192,17 @@ def _rules(path: str, node: yaml.MappingNode) -> Iterator[tuple[yaml.ScalarNode,
             raise ConfigError(f"{at}: {key.value} is in line {lines[key.value]} already")
         lines[key.value] = key.start_mark.line + 1
         try:
-            check = _value(value)
-            _check(check)
+            check = _parse_value(value)
+            _check_rule(check)
         except ValueError as problem:
             raise ConfigError(f"{at}: {key.value}: {problem}") from problem
         yield key, FileRule(check, lines[key.value])
 
 
-def _value(node: yaml.Node) -> FileCheck:
-    """A rule's text, or oslo.policy's older form: a list of alternatives, each a check or a list of
-    checks."""
+def _parse_value(node: yaml.Node) -> FileCheck:
+    """Return the check of a rule."""
     if isinstance(node, yaml.SequenceNode):
-        return [_value(part) for part in node.value]
+        return [_parse_value(part) for part in node.value]
     is_text = isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:str"
     if not is_text or (not node.value and node.style not in ("'", '"')):
         raise ValueError('who may is a text in quotes: "!" for nobody, "@" for everybody')
@@ -208,137 +210,155 @@ def _value(node: yaml.Node) -> FileCheck:
 
 
 def words(check: FileCheck | BaseCheck) -> list[str]:
-    """The single checks of a rule, in order, without what joins them."""
+    """Return the single checks of a rule, in order, without "and", "or" and "not"."""
     if isinstance(check, list):
         return [word for part in check for word in words(part)]
-    found = (part.strip("()") for part in str(check).split())
-    return [word for word in found if word and word.lower() not in ("and", "or", "not")]
+    parts = (part.strip("()") for part in str(check).split())
+    return [word for word in parts if word and word.lower() not in ("and", "or", "not")]
 
 
-def _check(check: FileCheck) -> None:
-    """Raises ValueError for what oslo.policy does not understand: of that it keeps other words, or
-    cannot evaluate it for anybody."""
-    wanted = words(check)
+def _check_rule(check: FileCheck) -> None:
+    """Check that oslo.policy can parse and evaluate the rule.
+
+    Raises:
+        ValueError: The parsed rule lacks parts of the text, or a part cannot be evaluated.
+    """
+    parts = words(check)
     if isinstance(check, list) and any(
         isinstance(deep, list) for part in check if isinstance(part, list) for deep in part
     ):
         raise ValueError("lists in lists in lists mean nothing")
-    if check and wanted != words(parsed("", check)):
+    if check and parts != words(parse("", check)):
         raise ValueError(
             f"{check!r} cannot be parsed; join checks like role:member with and, or, not and brackets"
         )
-    for word in wanted:
+    for word in parts:
         kind, _, match = word.partition(":")
         try:
             if kind in ("http", "https"):
                 match % defaultdict(str)
             elif kind not in ("rule", "is_admin"):
-                evaluate: Callable[..., object] = parsed("", word)
-                evaluate(defaultdict(str), SOMEBODY, None)
+                evaluate: Callable[..., object] = parse("", word)
+                evaluate(defaultdict(str), TRIAL_CREDENTIALS, None)
         except Exception as problem:
             raise ValueError(f"{word!r} cannot be evaluated: {problem}") from problem
 
 
 def references(check: FileCheck) -> list[str]:
-    """The rules that a rule refers to."""
-    found = (word.partition(":") for word in words(check))
+    """Return the names of the rules that a rule refers to."""
+    parts = (word.partition(":") for word in words(check))
     return [
         "context_is_admin" if kind == "is_admin" else name
-        for kind, _, name in found
+        for kind, _, name in parts
         if kind in ("rule", "is_admin")
     ]
 
 
 def cycle(rules: JsonMapping) -> list[str]:
-    """Rules that are made of one another, the first one again at the end; [] when there are
-    none."""
+    """Return rules that refer to each other, with the first rule repeated at the end, or []."""
     done: set[str] = set()
 
-    def walk(name: str, way: list[str]) -> list[str]:
-        if name in way:
-            return [*way[way.index(name) :], name]
+    def walk(name: str, path: list[str]) -> list[str]:
+        if name in path:
+            return [*path[path.index(name) :], name]
         if name in done or name not in rules:
             return []
         for part in references(rules[name]):
-            if found := walk(part, [*way, name]):
-                return found
+            if names := walk(part, [*path, name]):
+                return names
         done.add(name)
         return []
 
     for name in rules:
-        if found := walk(name, []):
-            return found
+        if names := walk(name, []):
+            return names
     return []
 
 
 @dataclass(frozen=True, slots=True)
 class MergedRules:
-    """The defaults with a file over them: who may, the line of those that the file says, and what
-    it says in vain."""
+    """The defaults, overridden by a file.
+
+    Attributes:
+        checks: The check of each rule.
+        lines: Line of each rule that comes from the file.
+        warnings: Texts with file and line about rules without effect, former names, and references
+            to missing rules.
+    """
 
     checks: JsonMapping
     lines: Mapping[str, int]
     warnings: Sequence[str]
 
 
-def merged(path: str, rules: RuleSet) -> MergedRules:
-    """Put what the file says over the defaults.
+def merge(path: str, rules: RuleSet) -> MergedRules:
+    """Override the defaults with the rules of a file.
 
-    As oslo.policy has it, a former name counts for the new ones that the file does not name, unless
-    it is there with its default of then, or as what the new one is.
+    As in oslo.policy, a former name applies to all new names that the file does not contain. It is
+    ignored if its check is the former default, or only refers to the new name.
 
     Raises:
-        ConfigError: as of ``read``, or rules are made of one another without end.
+        ConfigError: The file is invalid (see ``read``), or rules refer to each other in a cycle.
     """
-    said, defaults = read(path), rules.all_defaults
+    file_rules, defaults = read(path), rules.all_defaults
     renamed = {
         name: old
         for name in defaults
-        if name not in said
+        if name not in file_rules
         for old, default in rules.former(name)
-        if old in said and said[old].check not in (default, f"rule:{name}")
+        if old in file_rules and file_rules[old].check not in (default, f"rule:{name}")
     }
-    sources = {**renamed, **{name: name for name in said}}
-    checks = {**defaults, **{name: said[source].check for name, source in sources.items()}}
-    if found := cycle(checks):
-        line = min(said[sources[name]].line for name in found if name in sources)
-        raise ConfigError(f"{path}:{line}: these rules are made of one another: {', '.join(found)}")
+    sources = {**renamed, **{name: name for name in file_rules}}
+    checks = {**defaults, **{name: file_rules[source].check for name, source in sources.items()}}
+    if names := cycle(checks):
+        line = min(file_rules[sources[name]].line for name in names if name in sources)
+        raise ConfigError(f"{path}:{line}: these rules are made of one another: {', '.join(names)}")
     warnings = [
         f"{path}:{line}: {text}"
-        for line, text in _warnings(said, checks, rules, set(renamed.values()))
+        for line, text in _find_warnings(file_rules, checks, rules, set(renamed.values()))
     ]
     return MergedRules(
-        checks, {name: said[source].line for name, source in sources.items()}, warnings
+        checks, {name: file_rules[source].line for name, source in sources.items()}, warnings
     )
 
 
-def _warnings(
-    said: Mapping[str, FileRule], checks: JsonMapping, rules: RuleSet, meant: Collection[str]
+def _find_warnings(
+    file_rules: Mapping[str, FileRule],
+    checks: JsonMapping,
+    rules: RuleSet,
+    applied_names: Collection[str],
 ) -> Iterator[tuple[int, str]]:
-    """What the file says in vain, or under a former name; ``meant``: former names that count."""
+    """Yield line and text for rules without effect, former names, and references to missing rules.
+
+    Args:
+        file_rules: The rules of the file.
+        checks: The merged checks.
+        rules: The rules of the service.
+        applied_names: Former names that apply.
+    """
     used = {part for check in checks.values() for part in references(check)}
     defaults = rules.all_defaults
-    for name, rule in said.items():
+    for name, rule in file_rules.items():
         for part in references(rule.check):
             if part not in checks:
                 yield (
                     rule.line,
-                    f"{name}: there is no rule {part}, so nobody passes it{_nearest(part, checks)}",
+                    f"{name}: there is no rule {part}, so nobody passes it{_suggest_name(part, checks)}",
                 )
         if name in defaults or name in used:
             continue
         if name in rules.former_names:
-            counts = "a former name" if name in meant else "a former name and has no effect"
+            counts = "a former name" if name in applied_names else "a former name and has no effect"
             yield rule.line, f"{name} is {counts}; now: {', '.join(rules.former_names[name][1])}"
         elif name in rules.unsupported:
             yield rule.line, f"{name} has no effect: this cloud has no such operation"
         else:
             yield (
                 rule.line,
-                f"{name} has no effect: there is no such rule{_nearest(name, defaults)}",
+                f"{name} has no effect: there is no such rule{_suggest_name(name, defaults)}",
             )
 
 
-def _nearest(name: str, known: JsonMapping) -> str:
-    found = difflib.get_close_matches(name, [one for one in known if one != name], 1)
-    return f"; did you mean {found[0]}?" if found else ""
+def _suggest_name(name: str, names: JsonMapping) -> str:
+    matches = difflib.get_close_matches(name, [other for other in names if other != name], 1)
+    return f"; did you mean {matches[0]}?" if matches else ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What policy rules are made of: Nova's roles, and the set of rules of a service."""
+"""The building blocks of policy rules: Nova's base rules, and the rule set of a service."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ READER = "rule:project_reader_or_admin"
 SELF = "(rule:context_is_admin) or user_id:%(user_id)s"
 ANYBODY = "@"
 
-#: What the rules of a service are made of; the names are those that operators' files refer to.
+#: Base rules that other rules refer to. Operators' files use the same names.
 BASES: dict[str, str] = {
     "context_is_admin": "role:admin",
     "admin_or_owner": "is_admin:True or project_id:%(project_id)s",
@@ -31,20 +31,25 @@ BASES: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class RuleSet:
-    """The rules of a service, without those that they are made of."""
+    """The rules of a service, without the base rules.
 
-    defaults: Mapping[str, str]  #: rule -> who may
-    #: former name -> its default then, and the names that stand for it now
+    Attributes:
+        defaults: Check string of each rule.
+        former_names: For each former name, its former default and its current names.
+        unsupported: Rules of operations that Kilonova does not have.
+    """
+
+    defaults: Mapping[str, str]
     former_names: Mapping[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
-    unsupported: frozenset[str] = frozenset()  #: rules of operations that this cloud does not have
+    unsupported: frozenset[str] = frozenset()
 
     @property
     def all_defaults(self) -> dict[str, str]:
-        """Also those that the rules are made of."""
+        """The check string of each rule, including the base rules."""
         return {**BASES, **self.defaults}
 
     def former(self, name: str) -> Iterator[tuple[str, str]]:
-        """What a rule was once called, and what was the default under that name."""
+        """Return the former names of a rule with their former defaults."""
         return (
             (old, default) for old, (default, names) in self.former_names.items() if name in names
         )

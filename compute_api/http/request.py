@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One request as handlers see it: caller, version, query, body, store and policy.
+"""The request object of handlers: caller, version, query, body, store and policy.
 
-Made by a service's endpoint; handlers know nothing else of HTTP."""
+The endpoint of a service creates it. Handlers use no other part of HTTP.
+"""
 
 from __future__ import annotations
 
@@ -15,35 +16,48 @@ from common.store.engine import Connection, Store
 from compute_api.http.policy import Policy
 
 T = TypeVar("T")
-#: Each parameter with the values that it was given, in order.
+#: The values of each parameter, in order.
 Query = dict[str, list[str]]
 
 
 @dataclass(slots=True, kw_only=True)
 class ApiRequest:
-    """What every service's handlers are given."""
+    """A request to any of the services.
+
+    Attributes:
+        context: The caller.
+        version: Number of the microversion.
+        store: The database.
+        policy: The policy.
+        query: The parameters.
+        body: The body, validated by the route's schema.
+    """
 
     context: RequestContext
-    version: int  #: the number of the microversion
+    version: int
     store: Store
     policy: Policy
     query: Query
-    body: JsonValue = field(default=None)  #: as its schema has it
+    body: JsonValue = field(default=None)
 
     def allows(self, rule: str, target: Mapping[str, object] | None = None) -> bool:
-        """May the caller do this (to that)?"""
+        """True if the rule permits the caller to act on the target."""
         return self.policy.allows(rule, self.context, target)
 
     def require(self, rule: str, target: Mapping[str, object] | None = None) -> None:
-        """Raises Forbidden when the caller may not do this (to that)."""
+        """Check that the rule permits the caller to act on the target.
+
+        Raises:
+            Forbidden: The rule denies.
+        """
         self.policy.require(rule, self.context, target)
 
     def read(self, work: Callable[..., T], *arguments: object, **named: object) -> T:
-        """``work(tx, …)`` without locks."""
+        """Return the result of ``work(tx, …)`` in a transaction without locks."""
         return self.store.read(lambda tx: work(tx, *arguments, **named))
 
     def write(self, work: Callable[..., T], *arguments: object, **named: object) -> T:
-        """``work(tx, …)`` in one transaction."""
+        """Return the result of ``work(tx, …)`` in a transaction."""
         return self.store.write(lambda tx: work(tx, *arguments, **named))
 
     def make(
@@ -53,6 +67,13 @@ class ApiRequest:
         *arguments: object,
         **named: object,
     ) -> T:
-        """As ``write``, for what is new: whether it ``is_there`` is looked up when COMMIT was not
-        answered."""
+        """Create an object with ``work(tx, …)`` in a transaction.
+
+        Args:
+            is_there: Checks whether the object exists. This is called if the database did not
+                answer the COMMIT.
+            work: Creates the object.
+            *arguments: Arguments of ``work``.
+            **named: Keyword arguments of ``work``.
+        """
         return self.store.write(lambda tx: work(tx, *arguments, **named), is_there)

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queries and bodies, read within bounds.
+"""Read queries and bodies within limits.
 
-Must stay true: no more than allowed is ever read, and a broken request is a 400, never a 500."""
+Invariant: no more than the allowed number of bytes is read, and an invalid request gets 400, never
+500.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,17 @@ from common.domain.json_types import JsonValue
 
 MAX_PARAMETERS = 200
 MAX_DEPTH = 32
-MAX_CONTAINERS = 65536  # objects and lists of a body: each costs the garbage collector
+#: Objects and lists of a body. The limit bounds the work of the garbage collector.
+MAX_CONTAINERS = 65536
 
 
 def query_of(text: str) -> dict[str, list[str]]:
-    """Each parameter with the values that it was given. Raises BadRequest."""
-    found: dict[str, list[str]] = {}
+    """Return the values of each parameter.
+
+    Raises:
+        BadRequest: The query has too many parameters, or a NUL character.
+    """
+    parameters: dict[str, list[str]] = {}
     try:
         pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=MAX_PARAMETERS)
     except ValueError as problem:
@@ -33,12 +40,17 @@ def query_of(text: str) -> dict[str, list[str]]:
     for name, value in pairs:
         if "\x00" in value or "\x00" in name:
             raise errors.BadRequest("A query parameter holds the character NUL.")
-        found.setdefault(name, []).append(value)
-    return found
+        parameters.setdefault(name, []).append(value)
+    return parameters
 
 
 def bytes_of(req: falcon.Request, most: int) -> bytes:
-    """The body, whole or chunked. Raises TooLarge, BadRequest."""
+    """Return the body, whether it is chunked or not.
+
+    Raises:
+        TooLarge: The body has more than ``most`` bytes.
+        BadRequest: The body is incomplete or badly chunked.
+    """
     check_length(req, most)
     try:
         data: bytes = stream_of(req).read(most + 1)
@@ -49,24 +61,29 @@ def bytes_of(req: falcon.Request, most: int) -> bytes:
 
 
 def stream_of(req: falcon.Request) -> ReadableIO:
-    """What the body is read from, whole or chunked."""
+    """Return the stream of the body, whether it is chunked or not."""
     is_chunked = req.content_length is None and req.env.get("wsgi.input_terminated")
     return req.stream if is_chunked else req.bounded_stream
 
 
 def json_of(req: falcon.Request, most: int, malformed: Callable[[ValueError], str]) -> JsonValue:
-    """The body as JSON, of which never more than ``most`` bytes are read.
+    """Return the body as JSON.
 
     Args:
-        malformed: words the error of a body that is no JSON.
+        req: The request.
+        most: Largest number of bytes.
+        malformed: Returns the error text for a body that is not valid JSON.
+
     Raises:
-        TooLarge, BadRequest.
+        TooLarge: The body has more than ``most`` bytes.
+        BadRequest: The body is incomplete, not valid JSON, too complex, or contains a NUL
+            character.
     """
     return parse_json(bytes_of(req, most), malformed)
 
 
 def parse_json(data: bytes, malformed: Callable[[ValueError], str]) -> JsonValue:
-    """The bytes of a body as JSON, see ``json_of``."""
+    """Parse the bytes of a body. See ``json_of``."""
     if data.count(b"{") + data.count(b"[") > MAX_CONTAINERS:
         raise errors.BadRequest(
             f"The request body has too many objects and lists: at most {MAX_CONTAINERS} are accepted."
@@ -80,57 +97,77 @@ def parse_json(data: bytes, malformed: Callable[[ValueError], str]) -> JsonValue
 
 
 def media_type_of(content_type: str | None) -> str:
-    """The type that a Content-Type names, without its parameters."""
+    """Return the media type of a Content-Type, without parameters."""
     return (content_type or "").partition(";")[0].strip().lower()
 
 
 def check_path(parameters: Iterable[str]) -> None:
-    """Raises NotFound for a part of a path that no database holds."""
+    """Check the parameters of a path.
+
+    Raises:
+        NotFound: A parameter has a NUL character, which no database stores.
+    """
     if any("\x00" in value for value in parameters):
         raise errors.NotFound("The resource could not be found.")
 
 
 def check_length(req: falcon.Request, most: int) -> None:
-    """Raises TooLarge for a body that says so of itself."""
+    """Check the declared length of the body.
+
+    Raises:
+        TooLarge: The body has more than ``most`` bytes.
+    """
     check_size(req.content_length or 0, most)
 
 
 def check_size(size: int, most: int) -> None:
-    """Raises TooLarge for a body of more than ``most`` bytes."""
+    """Check the size of a body.
+
+    Raises:
+        TooLarge: The body has more than ``most`` bytes.
+    """
     if size > most:
         raise errors.TooLarge(f"Request is too large: at most {most} bytes are accepted.")
 
 
 def refuse_unfit(data: bytes, body: object) -> None:
-    """Raises BadRequest for a body, which was ``data``, that is deeper than anything we know, so
-    that no schema and no view recurses without bound; and for one with a text that no database
-    keeps."""
+    """Check the depth of a body, and its texts.
+
+    The limit of the depth bounds the recursion of schemas and views.
+
+    Args:
+        data: The bytes of the body.
+        body: The parsed body.
+
+    Raises:
+        BadRequest: The body is nested too deeply, or has a NUL character, which no database stores.
+    """
     if is_too_deep(data, body):
         raise errors.BadRequest(
             f"The request body is nested too deeply: at most {MAX_DEPTH} levels are accepted."
         )
-    if b"\\u0000" in data and _holds_nul(body):
+    if b"\\u0000" in data and _has_nul(body):
         raise errors.BadRequest("The request body holds the character NUL.")
 
 
 def is_too_deep(data: bytes, body: object) -> bool:
-    """Are there more than MAX_DEPTH objects and lists within each other?"""
+    """True if the body has more than MAX_DEPTH nested objects and lists."""
     if data.count(b"{") + data.count(b"[") <= MAX_DEPTH:
         return False
     level = [body]
     for _ in range(MAX_DEPTH):
         level = [
             item
-            for one in level
-            if isinstance(one, (dict, list))
-            for item in (one.values() if isinstance(one, dict) else one)
+            for container in level
+            if isinstance(container, (dict, list))
+            for item in (container.values() if isinstance(container, dict) else container)
         ]
-    return any(isinstance(one, (dict, list)) for one in level)
+    return any(isinstance(container, (dict, list)) for container in level)
 
 
-def _holds_nul(value: object) -> bool:
+def _has_nul(value: object) -> bool:
     if isinstance(value, str):
         return "\x00" in value
     if isinstance(value, dict):
-        return any(_holds_nul(key) or _holds_nul(item) for key, item in value.items())
-    return isinstance(value, list) and any(_holds_nul(item) for item in value)
+        return any(_has_nul(key) or _has_nul(item) for key, item in value.items())
+    return isinstance(value, list) and any(_has_nul(item) for item in value)

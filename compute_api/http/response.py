@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a handler returns beside a body, and how it becomes an HTTP response."""
+"""The result of a handler, and its conversion to an HTTP response."""
 
 from __future__ import annotations
 
@@ -14,20 +14,27 @@ JSON_TYPE = "application/json"
 
 @dataclass(frozen=True, slots=True)
 class ApiResponse:
-    """A body with another status than the route's, or with headers."""
+    """A body with status or headers.
+
+    Attributes:
+        body: The body, or None.
+        status: The status. None means the status of the route.
+        headers: Additional headers.
+        modified: Time of the last change in microseconds. None means now.
+    """
 
     body: object = None
-    status: int | None = None  #: None: the route's
+    status: int | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
-    modified: int | None = None  #: microseconds; when what is shown last changed, None: now
+    modified: int | None = None
 
 
 def send(resp: falcon.Response, outcome: object, success: int) -> ApiResponse:
-    """Write what a handler returned, a body or an ``ApiResponse``, into the HTTP response."""
-    answer = outcome if isinstance(outcome, ApiResponse) else ApiResponse(outcome)
-    resp.status = answer.status or success
-    resp.set_headers(dict(answer.headers))
-    if answer.body is not None:
-        resp.data = orjson.dumps(answer.body)
+    """Write the result of a handler, a body or an ``ApiResponse``, to the HTTP response."""
+    response = outcome if isinstance(outcome, ApiResponse) else ApiResponse(outcome)
+    resp.status = response.status or success
+    resp.set_headers(dict(response.headers))
+    if response.body is not None:
+        resp.data = orjson.dumps(response.body)
         resp.content_type = JSON_TYPE
-    return answer
+    return response

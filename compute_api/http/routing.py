@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Routes: one row for each operation, with its microversions, policy rule and schemas.
+"""Routes: one row per operation, with microversions, policy rule and schemas.
 
-A service lists its rows (``compute.routes``, ``placement.routes``); an ``Endpoint`` serves those of
-one path."""
+A service lists the rows (``compute.routes``, ``placement.routes``). An ``Endpoint`` serves the rows
+of a path.
+"""
 
 from __future__ import annotations
 
@@ -15,29 +16,41 @@ import falcon
 from compute_api.http.microversions import Range
 from compute_api.http.validation import VersionedSchema
 
-#: The largest body of a route that names no large key.
+#: Largest body of a route without ``large_keys``.
 SMALL_BODY_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class ApiRoute:
-    """One operation between two microversions."""
+    """An operation in a range of microversions.
+
+    Attributes:
+        method: The HTTP method.
+        path: Template of the path.
+        handler: Answers the request.
+        policy: The rule that is checked before the handler runs. "" means that the handler checks.
+        since: First microversion.
+        until: Last microversion, included. None means no limit.
+        success: Status of a successful response.
+        body: Schema of the body. None means that the operation has no body.
+        query: Schema of the query.
+        large_keys: Top-level keys of the body that may have more than SMALL_BODY_BYTES.
+    """
 
     method: str
     path: str
     handler: Callable[..., object]
-    policy: str  #: the rule asked for before the handler runs; empty: the handler asks
+    policy: str
     since: str = "0.0"
-    until: str | None = None  #: included; None: the last version
-    success: int = 200  #: the status when all is well
-    body: VersionedSchema | None = None  #: what it may hold; None: there is none
+    until: str | None = None
+    success: int = 200
+    body: VersionedSchema | None = None
     query: VersionedSchema | None = None
-    #: keys at the top of a body that may have more than SMALL_BODY_BYTES
     large_keys: frozenset[str] = frozenset()
 
     @property
     def versions(self) -> Range:
-        """Those that have it."""
+        """The microversions of the operation."""
         return Range(self.since, self.until)
 
 
@@ -46,16 +59,15 @@ RequestT = TypeVar("RequestT", bound=falcon.Request)
 
 
 def by_path(routes: Iterable[RouteT]) -> dict[str, list[RouteT]]:
-    """The rows of each path."""
-    found: dict[str, list[RouteT]] = {}
+    """Group the routes by path."""
+    routes_by_path: dict[str, list[RouteT]] = {}
     for route in routes:
-        found.setdefault(route.path, []).append(route)
-    return found
+        routes_by_path.setdefault(route.path, []).append(route)
+    return routes_by_path
 
 
 class Endpoint(Generic[RouteT, RequestT]):
-    """One path: among its rows the method and the microversion choose, and the row says the
-    rest."""
+    """All operations of one path. Method and microversion select the row."""
 
     def __init__(self, rows: Sequence[RouteT], methods: Iterable[str]) -> None:
         self.rows = rows
@@ -63,11 +75,11 @@ class Endpoint(Generic[RouteT, RequestT]):
             setattr(self, f"on_{method.lower()}", self.serve)
 
     def serve(self, req: RequestT, resp: falcon.Response, **params: str) -> None:
-        """Called by falcon for each of the methods."""
+        """Answer a request. Falcon calls this for every method."""
         raise NotImplementedError
 
     def row(self, method: str, version: int) -> RouteT | None:
-        """The row of this method at this version."""
+        """Return the row for this method and microversion, or None."""
         return next(
             (row for row in self.rows if row.method == method and version in row.versions), None
         )

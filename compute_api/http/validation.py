@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JSON schemas that change with the microversion, and checks of bodies and queries against them.
+"""JSON schemas by microversion, and the validation of bodies and queries.
 
-A schema is written once, as it was at 2.1, followed by its differences: ``VersionedSchema(base,
-("2.19", put(…)), …)``. A compiled validator decides; only when it refuses, ``explanations``
-finds the words. Under the legacy root /v2 unknown keys are dropped instead of refused. A refused
-password is never repeated in the text."""
+A schema is written as of 2.1, followed by its changes: ``VersionedSchema(base, ("2.19", put(…)),
+…)``. A compiled validator checks values. Only for an invalid value ``explanations`` builds the
+error text. Under the legacy root /v2 unknown keys are removed instead of refused. Error texts never
+contain passwords.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ Document = JsonObject
 Change = Callable[[Document], None]
 
 
-# --- formats: what a string may look like beyond its length ---
+# --- Formats of strings ---
 def _is_name(text: str) -> bool:
     return bool(text) and text == text.strip() and is_printable(text)
 
@@ -45,7 +46,9 @@ def _is_base64(text: str) -> bool:
     return True
 
 
-def _parses(parse: Callable[[str], object], *refusals: type[Exception]) -> Callable[[str], bool]:
+def _check_parses(
+    parse: Callable[[str], object], *refusals: type[Exception]
+) -> Callable[[str], bool]:
     def check(text: str) -> bool:
         try:
             parse(text)
@@ -63,12 +66,12 @@ FORMATS: dict[str, Callable[[str], bool]] = {
     "base64": _is_base64,
     "int32": _is_int32,
     "line": lambda text: "\n" not in text,
-    "ipv4": _parses(ipaddress.IPv4Address, ValueError),
-    "ipv6": _parses(ipaddress.IPv6Address, ValueError),
+    "ipv4": _check_parses(ipaddress.IPv4Address, ValueError),
+    "ipv6": _check_parses(ipaddress.IPv6Address, ValueError),
     "regex": lambda text: bool(text) and patterns.is_pattern(text),
-    "date-time": _parses(clock.parse, ValueError, OverflowError),
+    "date-time": _check_parses(clock.parse, ValueError, OverflowError),
 }
-_SAYS = {
+_FORMAT_TEXTS = {
     "name": "must not be empty, hold only printable characters, and neither begin nor end with white space",
     "printable": "must hold only printable characters",
     "uuid": "is not a UUID",
@@ -82,46 +85,49 @@ _SAYS = {
 }
 
 
-# --- differences ---
+# --- Changes by microversion ---
 def put(path: str, value: Document) -> Change:
-    """At ``path`` (keys, or * for the items of a list) stands ``value`` from now on."""
+    """Return the change that sets the schema of a key.
+
+    A ``*`` in the path means the items of a list.
+    """
 
     def change(document: Document) -> None:
-        *way, last = path.split("/")
-        # a later change is made in it
-        _walk(document, way)["properties"][last] = copy.deepcopy(value)
+        *parents, last = path.split("/")
+        # Later changes modify the copy.
+        _walk(document, parents)["properties"][last] = copy.deepcopy(value)
 
     return change
 
 
 def drop(path: str) -> Change:
-    """The key at ``path`` is unknown from now on."""
+    """Return the change that removes a key."""
 
     def change(document: Document) -> None:
-        *way, last = path.split("/")
-        del _walk(document, way)["properties"][last]
+        *parents, last = path.split("/")
+        del _walk(document, parents)["properties"][last]
 
     return change
 
 
 def require(path: str) -> Change:
-    """The key at ``path`` must be there from now on."""
+    """Return the change that makes a key required."""
 
     def change(document: Document) -> None:
-        *way, last = path.split("/")
-        parent = _walk(document, way)
+        *parents, last = path.split("/")
+        parent = _walk(document, parents)
         parent["required"] = [*parent.get("required", ()), last]
 
     return change
 
 
 def strict(document: Document) -> None:
-    """Unknown keys at the top (a query's parameters) are refused from now on."""
+    """Refuse unknown top-level keys or query parameters from this version on."""
     document["additionalProperties"] = False
 
 
 def replace(value: Document) -> Change:
-    """The whole is ``value`` from now on."""
+    """Return the change that replaces the whole schema."""
 
     def change(document: Document) -> None:
         document.clear()
@@ -130,25 +136,25 @@ def replace(value: Document) -> Change:
     return change
 
 
-def _walk(document: Document, way: list[str]) -> Document:
-    for step in way:
-        document = document["items"] if step == "*" else document["properties"][step]
+def _walk(document: Document, keys: list[str]) -> Document:
+    for key in keys:
+        document = document["items"] if key == "*" else document["properties"][key]
     return document
 
 
 class VersionedSchema:
-    """One body or query through the microversions: as it was first, followed by its differences."""
+    """The schema of a body or a query in all microversions: a base, followed by changes."""
 
     def __init__(self, base: Document, *changes: tuple[str, *tuple[Change, ...]]) -> None:
         self._base = base
         self._changes = [(number(since), edits) for since, *edits in changes]
-        self._at = functools.lru_cache(maxsize=None)(self._made)
+        self._at = functools.lru_cache(maxsize=None)(self._build)
 
     def at(self, version: int) -> Schema:
-        """The schema in force; made when first asked for."""
+        """Return the schema of this version. It is built at the first use."""
         return self._at(max([0] + [since for since, _ in self._changes if since <= version]))
 
-    def _made(self, version: int) -> Schema:
+    def _build(self, version: int) -> Schema:
         document = copy.deepcopy(self._base)
         for since, edits in self._changes:
             if since <= version:
@@ -158,72 +164,78 @@ class VersionedSchema:
 
 
 class Schema:
-    """One JSON Schema, ready to check with."""
+    """A JSON schema with its validators, which are compiled at the first use."""
 
     def __init__(self, document: Document) -> None:
         self.document = document
 
     @functools.cached_property
-    def _compiled(self) -> jsonschema_rs.Draft202012Validator:
+    def _validator(self) -> jsonschema_rs.Draft202012Validator:
         return jsonschema_rs.Draft202012Validator(
             self.document, formats=FORMATS, validate_formats=True
         )
 
     @functools.cached_property
-    def _explaining(self) -> explanations.Explainer:
-        return explanations.bounded("Draft202012Validator", FORMATS)(self.document)
+    def _explainer(self) -> explanations.Explainer:
+        return explanations.build_explainer("Draft202012Validator", FORMATS)(self.document)
 
     def is_valid(self, value: object) -> bool:
-        """Does the value fit?"""
-        return bool(self._compiled.is_valid(value))
+        """True if the value is valid."""
+        return bool(self._validator.is_valid(value))
 
     def check(self, value: object) -> None:
-        """Raises BadRequest that names the field, when the value does not fit."""
-        if not self.is_valid(value):
-            raise errors.BadRequest(self._reason(value))
+        """Validate a value.
 
-    def pruned(self, value: JsonValue) -> JsonValue:
-        """The value without keys that are unknown to the schema."""
-        return _pruned(self.document, value)
+        Raises:
+            BadRequest: The value is invalid. The text names the field.
+        """
+        if not self.is_valid(value):
+            raise errors.BadRequest(self._describe_error(value))
+
+    def prune(self, value: JsonValue) -> JsonValue:
+        """Return the value without keys that the schema does not contain."""
+        return _prune(self.document, value)
 
     @property
     def names(self) -> Collection[str]:
-        """The keys that it knows: of a query, its parameters."""
-        known: Document = self.document["properties"]
-        return known.keys()
+        """The keys of the schema, or the parameters of a query."""
+        properties: Document = self.document["properties"]
+        return properties.keys()
 
-    def _reason(self, value: object) -> str:
-        problem = next(self._explaining.iter_errors(value), None)
+    def _describe_error(self, value: object) -> str:
+        problem = next(self._explainer.iter_errors(value), None)
         if problem is None:
             return "The request does not fit its schema."
         path = list(problem.absolute_path)
-        # not its place in a list
+        # The name is the last key. Indexes of lists are left out.
         name = next((step for step in reversed(path) if isinstance(step, str)), "")
         name = explanations.cut(name)
         if explanations.SECRET.intersection(path):
             rule = problem.validator_value
-            why = {
+            detail = {
                 "maxLength": f" It has more than {rule} characters.",
                 "format": f" It is not {rule}.",
                 "type": f" Its type is not {rule}.",
             }.get(str(problem.validator), "")
-            return f"Invalid input for field/attribute {name}. The value is not repeated here.{why}"
+            return (
+                f"Invalid input for field/attribute {name}. The value is not repeated here.{detail}"
+            )
         message = explanations.cut(problem.message, 2 * explanations.MAX_SHOWN_CHARACTERS)
         if problem.validator == "format":
             message = (
-                f"{explanations.shown(problem.instance)} "
-                f"{_SAYS.get(str(problem.validator_value), 'is not valid')}"
+                f"{explanations.abbreviate(problem.instance)} "
+                f"{_FORMAT_TEXTS.get(str(problem.validator_value), 'is not valid')}"
             )
         if not name:
             return message
         value = problem.instance
-        text = explanations.cut(value) if isinstance(value, str) else explanations.shown(value)
+        text = explanations.cut(value) if isinstance(value, str) else explanations.abbreviate(value)
         return f"Invalid input for field/attribute {name}. Value: {text}. {message}"
 
 
-def _pruned(schema: Document, value: JsonValue) -> JsonValue:
+def _prune(schema: Document, value: JsonValue) -> JsonValue:
     if isinstance(value, list) and "items" in schema:
-        return [_pruned(schema["items"], item) for item in value]
+        return [_prune(schema["items"], item) for item in value]
     if isinstance(value, dict) and "anyOf" in schema:
         schema = next(
             (choice for choice in schema["anyOf"] if choice.get("type") == "object"), schema
@@ -232,16 +244,16 @@ def _pruned(schema: Document, value: JsonValue) -> JsonValue:
         "properties" not in schema and "patternProperties" not in schema
     ):
         return value
-    known: Document = schema.get("properties", {})
+    properties: Document = schema.get("properties", {})
     patterns = [re.compile(pattern) for pattern in schema.get("patternProperties", {})]
     closed = schema.get("additionalProperties") is False
     return {
-        key: _pruned(known.get(key, {}), item)
+        key: _prune(properties.get(key, {}), item)
         for key, item in value.items()
-        if not closed or key in known or any(pattern.search(key) for pattern in patterns)
+        if not closed or key in properties or any(pattern.search(key) for pattern in patterns)
     }
 
 
 def is_true(value: object) -> bool:
-    """What a BOOLEAN of the schemas means."""
+    """True if a value of the schemas' type BOOLEAN means true."""
     return str(value).strip().lower() in ("true", "1", "on", "yes", "t", "y")

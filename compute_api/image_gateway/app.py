@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The WSGI application of the image gateway: the part of the image API that hosts use, for those
-who have a ticket.
+"""The WSGI application of the image gateway: the part of the image API that hosts use.
 
-``create`` is called once a process by ``service.application``, and by tests. The order for every
-request: is it one of the three that are answered, may this ticket do that with this image, and only
-then the image service is asked, with Kilonova's own token (``images``). Bytes are passed on as they
-come, a MiB at a time. Must stay true: what breaks off at one end breaks off at the other, never
-ends; no answer names where the image service keeps an image; every refusal is logged, without
-tickets.
+``service.application`` calls ``create`` once per process, and tests call it too. A request passes
+these steps in order: the operation exists, the ticket permits the operation on the image,
+and the image service answers. Requests to the image service have Kilonova's own token (``images``).
+Data is passed on in chunks of a MiB.
+
+Invariant: if one side breaks off, the other side sees an incomplete transfer, never a complete one.
+No response shows where the image service stores an image. Every refusal is logged, without tickets.
 """
 
 from __future__ import annotations
@@ -49,69 +49,86 @@ SHOWN_KEYS = (
 
 
 def create(images: OwnImages, tickets: Tickets) -> WSGIApplication:
-    """The application."""
+    """Build the application.
+
+    Args:
+        images: The image service.
+        tickets: Validates tickets.
+    """
     app: Any = falcon.App(media_type=falcon.MEDIA_TEXT)
     app.add_sink(ImageGateway(images, tickets).serve, "/")
-    TextFaults(logger, _refusal).install(app)
+    TextFaults(logger, _describe_refusal).install(app)
     application: WSGIApplication = app
     return application
 
 
 class ImageGateway:
-    """Every path and method."""
+    """Answers requests of all paths and methods."""
 
     def __init__(self, images: OwnImages, tickets: Tickets) -> None:
         self._images, self._tickets = images, tickets
 
     def serve(self, req: falcon.Request, resp: falcon.Response) -> None:
-        """Called by falcon."""
-        found = PATH.fullmatch(req.path)
-        kind = (req.method, bool(found and found[2]))
-        if found is None or kind not in (("GET", False), ("GET", True), ("PUT", True)):
+        """Answer a request. Falcon calls this."""
+        match = PATH.fullmatch(req.path)
+        operation = (req.method, bool(match and match[2]))
+        if match is None or operation not in (("GET", False), ("GET", True), ("PUT", True)):
             raise errors.NotFound("There is nothing of that name here.")
         ticket = self._tickets.check(req.headers.get(TOKEN, ""))
         req.context.host = ticket.host
         access_log.note(req.env, host=ticket.host)
-        _admit(ticket, found[1], *kind)
-        match kind:
+        _check_ticket(ticket, match[1], *operation)
+        match operation:
             case "GET", False:
                 resp.data, resp.content_type = (
-                    orjson.dumps(self._shown(found[1])),
+                    orjson.dumps(self._read_record(match[1])),
                     falcon.MEDIA_JSON,
                 )
             case "GET", True:
-                data = self._images.ask(lambda client, token: client.open(found[1], token))
+                data = self._images.ask(lambda client, token: client.open(match[1], token))
                 resp.content_type, resp.content_length, resp.stream = (
                     "application/octet-stream",
                     data.size,
                     data,
                 )
             case _:
-                self._images.ask(lambda client, token: client.put(found[1], token, _body(req)))
+                self._images.ask(lambda client, token: client.put(match[1], token, _read_body(req)))
                 resp.status = falcon.HTTP_204
 
-    def _shown(self, image: str) -> JsonObject:
+    def _read_record(self, image: str) -> JsonObject:
         record = self._images.ask(lambda client, token: client.record(image, token))
         return {key: record[key] for key in SHOWN_KEYS if key in record}
 
 
-def _admit(ticket: Ticket, image: str, method: str, of_bytes: bool) -> None:
-    """Raises Unauthorized unless the ticket opens this image for that: with another one it may be
-    opened."""
-    opens = (
+def _check_ticket(ticket: Ticket, image: str, method: str, is_data: bool) -> None:
+    """Check that the ticket permits the operation on the image.
+
+    Args:
+        ticket: The ticket.
+        image: Id of the image.
+        method: The HTTP method.
+        is_data: The operation reads or writes the data, and not the record.
+
+    Raises:
+        Unauthorized: The ticket does not permit the operation.
+    """
+    permitted_images = (
         ticket.writes
         if method == "PUT"
         else ticket.reads
-        if of_bytes
+        if is_data
         else ticket.reads | ticket.writes
     )
-    if image not in opens:
+    if image not in permitted_images:
         raise errors.Unauthorized("The ticket does not open this image for that.")
 
 
-def _body(req: falcon.Request) -> Iterator[bytes]:
-    """The bytes that a host sends; BadRequest when they break off, so that the image service is not
-    told of an end."""
+def _read_body(req: falcon.Request) -> Iterator[bytes]:
+    """Yield the data that a host sends.
+
+    Raises:
+        BadRequest: The data is incomplete. The upload to the image service then fails too.
+    """
     stream, size = request_data.stream_of(req), 0
     try:
         while chunk := stream.read(CHUNK):
@@ -125,12 +142,11 @@ def _body(req: falcon.Request) -> Iterator[bytes]:
         raise errors.BadRequest(f"The image broke off: {size} of {req.content_length} bytes came.")
 
 
-def _refusal(req: falcon.Request, problem: errors.Problem) -> str:
-    """A refusal of ours, or the image service's own."""
-    # of another path nothing is logged: who knows what stands in it
-    found = PATH.fullmatch(req.path)
+def _describe_refusal(req: falcon.Request, problem: errors.Problem) -> str:
+    # Other paths are not logged, because they may contain secrets.
+    match = PATH.fullmatch(req.path)
     host = str(getattr(req.context, "host", "?"))[:64]
     return (
-        f"{req.method} of image {found[1] if found else '?'} to host {host!r}: {problem.text} "
+        f"{req.method} of image {match[1] if match else '?'} to host {host!r}: {problem.text} "
         f"{problem.__cause__ or ''}"
     )

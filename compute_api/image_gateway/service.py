@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process kilonova-image-gateway: hosts read and store images here, each with a ticket for just
-these images.
+"""The process ``kilonova-image-gateway``.
 
-It asks the identity and the image service, and nobody else; it has no database. Any number may run
-side by side.
+Hosts read and store images here, with a ticket that names the images. The process calls the
+identity and image services and has no database. Any number of these processes may run.
 """
 
 from __future__ import annotations
@@ -19,11 +18,12 @@ from common.service import service
 from compute_api.http.worker import server
 from compute_api.http.worker.limits import ClientLimits
 
-STALL_SECONDS = 60  #: that a host may stall in the middle of an image: its disk may be busy
+#: Time that a host may stall during a transfer, for example because its disk is busy.
+STALL_SECONDS = 60
 
 
 def application(conf: cfg.ConfigOpts) -> WSGIApplication:
-    """The WSGI application; call it in the process that will serve it."""
+    """Build the WSGI application. Call this in the process that serves the application."""
     from common.clients.identity import IdentityClient
     from common.clients.own_images import OwnImages
     from common.security.image_tickets import configured
@@ -32,49 +32,54 @@ def application(conf: cfg.ConfigOpts) -> WSGIApplication:
 
     identity = IdentityClient(conf)
     images = OwnImages(identity)
-    needs = (
+    dependencies = (
         health.Dependency("identity", identity.require_answer),
         health.Dependency("image", images.require_answer),
     )
-    return health.answered(app.create(images, configured(conf)), health.Health(needs))
+    return health.add_health_checks(
+        app.create(images, configured(conf)), health.Health(dependencies)
+    )
 
 
 def limits(conf: cfg.ConfigOpts) -> ClientLimits:
-    """What hosts may take. Half of the threads may read images from them, half of these from one
-    address; a host may also stall for a while."""
+    """Return the limits for hosts.
+
+    Half of the threads may receive images from hosts, and half of these from a single address. The
+    timeout for stalled transfers is longer than in other services.
+    """
     streams = max(1, conf.image_gateway.threads // 2)
-    usual = server.limits(conf, body=0)
+    default_limits = server.limits(conf, body=0)
     return replace(
-        usual,
-        stall_timeout_seconds=max(usual.stall_timeout_seconds, STALL_SECONDS),
+        default_limits,
+        stall_timeout_seconds=max(default_limits.stall_timeout_seconds, STALL_SECONDS),
         max_streams=streams,
         max_streams_per_address=max(1, streams // 2),
     )
 
 
 def main() -> None:
-    """The console script kilonova-image-gateway."""
+    """Run the console script ``kilonova-image-gateway``."""
     conf = service.start("image-gateway")
     if not (conf.image_gateway.ticket_secret + conf.secret_key).strip(", "):
         service.refuse(
             "image-gateway",
-            "no ticket can be checked: set [image_gateway] ticket_secret, the same as conductors have",
+            "tickets cannot be validated: set [image_gateway] ticket_secret to the value of the conductors",
         )
-    own = conf.image_gateway
-    proof = service.checked(
+    options = conf.image_gateway
+    tls_settings = service.checked(
         "image-gateway",
-        lambda: tls.protecting(conf, "[image_gateway] host", [own.host], listens=True),
+        lambda: tls.protecting(conf, "[image_gateway] host", [options.host], listens=True),
     )
     server.Server(
         "kilonova-image-gateway",
-        own.host,
-        own.port,
+        options.host,
+        options.port,
         lambda: application(conf),
         lambda: None,
-        workers=own.workers,
-        threads=own.threads,
+        workers=options.workers,
+        threads=options.threads,
         limits=limits(conf),
-        tls=proof,
+        tls=tls_settings,
         check=lambda: access.check(conf, access.IDENTITY),
     ).run()
 

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The WSGI application of the metadata service: what guests find at 169.254.169.254.
+"""The WSGI application of the metadata service for guests at 169.254.169.254.
 
-``create`` is called once a process by ``service.application``, and by tests. The order for every
-request: who asks (signed by the proxy), how often, which guest that is, and only then what it asks
-for. What is answered comes from ``common.domain.instance_data``; a path without a first part that
-we know is one of EC2's tree. Must stay true: a guest is told of nobody but itself; every refusal
-is logged, without secrets.
+``service.application`` calls ``create`` once per process, and tests call it too. Each request
+passes these steps in order: the proxy's signature, the rate limit, the guest's record, the path.
+The documents come from ``common.domain.instance_data``. A path that begins neither with "openstack"
+nor with "ec2" belongs to the EC2 tree.
+
+Invariant: a guest only receives its own data. Every refusal is logged, without secrets.
 """
 
 from __future__ import annotations
@@ -40,32 +41,39 @@ from compute_api.metadata.guest_cache import GuestCache, GuestRecord
 from compute_api.metadata.proxy_headers import ADDRESS, SERVER, identify
 
 logger = logging.getLogger(__name__)
-MAX_PASSWORD_BYTES = 4 * 255  # bytes, as guests' agents know it
+#: The limit that agents in guests expect.
+MAX_PASSWORD_BYTES = 4 * 255
 READ_METHODS, WRITE_METHOD = ("GET", "HEAD"), "POST"
 
 
 def create(guests: GuestCache, proxy_secret: str, rate: RateLimiter) -> WSGIApplication:
-    """The application over these guests."""
+    """Build the application.
+
+    Args:
+        guests: The guests.
+        proxy_secret: The secret with which the proxies sign.
+        rate: Limits the requests of each guest.
+    """
     app: Any = falcon.App(media_type=TEXT_TYPE)
     app.add_sink(MetadataResource(guests, proxy_secret, rate).serve, "/")
-    TextFaults(logger, _refusal, with_title=True, hides_missing=True).install(app)
+    TextFaults(logger, _describe_refusal, with_title=True, hides_missing=True).install(app)
     application: WSGIApplication = app
     return application
 
 
 class MetadataResource:
-    """Every path and method."""
+    """Answers requests of all paths and methods."""
 
     def __init__(self, guests: GuestCache, proxy_secret: str, rate: RateLimiter) -> None:
         self._guests, self._secret, self._rate = guests, proxy_secret, rate
 
     def serve(self, req: falcon.Request, resp: falcon.Response) -> None:
-        """Called by falcon."""
+        """Answer a request. Falcon calls this."""
         identity = identify(req.headers, self._secret)
         access_log.note(req.env, server=identity.server)
-        wait, is_news = self._rate.take(identity.server)
-        if is_news:
-            logger.warning("server %r asks more often than [metadata] rate allows", identity.server)
+        wait, is_first_refusal = self._rate.take(identity.server)
+        if is_first_refusal:
+            logger.warning("server %r exceeds [metadata] rate", identity.server)
         if wait:
             raise falcon.HTTPTooManyRequests(
                 description="Too many requests.", retry_after=math.ceil(wait)
@@ -73,28 +81,33 @@ class MetadataResource:
         guest = self._guests.find(identity)
         parts = [part for part in req.path.split("/") if part]
         if _is_password(parts):
-            self._password(req, resp, identity.server, guest)
+            self._serve_password(req, resp, identity.server, guest)
             return
         if req.method not in READ_METHODS:
             raise falcon.HTTPMethodNotAllowed(READ_METHODS)
-        found = look_up(guest.data, parts)
-        if found is None:
+        content = look_up(guest.data, parts)
+        if content is None:
             raise falcon.HTTPNotFound(description="There is nothing of that name.")
-        resp.data, resp.content_type = found
+        resp.data, resp.content_type = content
 
-    def _password(
+    def _serve_password(
         self, req: falcon.Request, resp: falcon.Response, server: str, guest: GuestRecord
     ) -> None:
         if req.method in READ_METHODS:
             resp.text = guest.password
         elif req.method == WRITE_METHOD:
-            self._guests.post_password(server, _posted(req))
+            self._guests.post_password(server, _read_password(req))
         else:
             raise falcon.HTTPMethodNotAllowed([*READ_METHODS, WRITE_METHOD])
 
 
 def look_up(data: InstanceData, parts: Sequence[str]) -> tuple[bytes, str] | None:
-    """What a guest finds at this path, and its type; None for nothing."""
+    """Return the content at this path and its content type, or None if the path does not exist.
+
+    Args:
+        data: The guest.
+        parts: The path's parts.
+    """
     tree, parts = (parts[0], parts[1:]) if parts[:1] in (["openstack"], ["ec2"]) else ("ec2", parts)
     versions = VERSIONS if tree == "openstack" else EC2_VERSIONS
     if not parts:
@@ -124,8 +137,12 @@ def _is_password(parts: Sequence[str]) -> bool:
     )
 
 
-def _posted(req: falcon.Request) -> str:
-    """The password in the body. Raises BadRequest."""
+def _read_password(req: falcon.Request) -> str:
+    """Return the password in the body.
+
+    Raises:
+        BadRequest: The body is too long, incomplete, or not valid text.
+    """
     if (req.content_length or 0) > MAX_PASSWORD_BYTES:
         raise errors.BadRequest(
             f"Request is too large; a password has at most {MAX_PASSWORD_BYTES} bytes."
@@ -148,7 +165,7 @@ def _posted(req: falcon.Request) -> str:
     return password
 
 
-def _refusal(req: falcon.Request, problem: errors.Problem) -> str:
+def _describe_refusal(req: falcon.Request, problem: errors.Problem) -> str:
     return (
         f"{req.method} {req.path[:200]!r}, said to be of server {str(req.headers.get(SERVER))[:64]!r} at "
         f"{str(req.headers.get(ADDRESS))[:64]!r}: {problem.text}"

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The guests of requests, as the database has them, cached for a few seconds.
+"""Records of guests from the database, cached for a few seconds.
 
-Used by ``metadata.app``. One statement reads all about a guest. A cached guest costs a small one,
-which compares versions, so that no guest is told what was true before an action. Only the password
-that a guest posts is ever written."""
+``metadata.app`` uses the cache. The full record of a guest takes one statement. For a cached guest,
+a smaller statement compares the version, so that a guest never receives data from before an action.
+The only value that this module writes is the password that a guest posts.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +25,22 @@ from common.store.rows import ServerFacts
 from common.store.servers import metadata
 from compute_api.metadata.proxy_headers import GuestIdentity, canonical_address
 
-MAX_GUESTS = 1000  # guests that are remembered; each with up to 64 KiB of user data
+#: Largest number of cached guests. Each has up to 64 KiB of user data.
+MAX_GUESTS = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class GuestRecord:
-    """What is told to a guest, and what tells it from others; ``hosts``: where it is, or is being
-    moved."""
+    """A guest's documents, and the facts that identify the guest.
+
+    Attributes:
+        data: The content of the documents.
+        project: Id of the project.
+        addresses: Addresses of the guest's interfaces.
+        hosts: The guest's host, and source and destination of a running move.
+        password: The password that the guest posted, encrypted, or "".
+        version: Changes with every change of the guest's data.
+    """
 
     data: InstanceData
     project: str
@@ -41,38 +51,54 @@ class GuestRecord:
 
 
 class VendorDataSource(Protocol):
-    """The operator's services."""
+    """The operator's vendor data services."""
 
     def of(self, facts: JsonObject) -> JsonObject:
-        """What they say of the guest with these facts. Raises Unavailable."""
+        """Return the vendor data for the guest with these facts.
+
+        Raises:
+            Unavailable: A service does not answer.
+        """
 
 
 class CachedVendorData:
-    """What they say of one guest, asked for once, for as long as the guest is remembered."""
+    """The vendor data of one guest, requested once and kept with the cached guest."""
 
-    def __init__(self, ask: Callable[[], JsonObject]) -> None:
-        self._ask, self._lock = ask, threading.Lock()
-        self._known: JsonObject | None = None
+    def __init__(self, request_data: Callable[[], JsonObject]) -> None:
+        self._request_data, self._lock = request_data, threading.Lock()
+        self._data: JsonObject | None = None
 
     def __call__(self) -> JsonObject:
-        """Raises Unavailable: they do not say it, or another request of the guest is waiting for it
-        already."""
-        if self._known is None:
+        """Return the vendor data.
+
+        Raises:
+            Unavailable: A service does not answer, or another request of the guest is waiting for
+                an answer.
+        """
+        if self._data is None:
             if not self._lock.acquire(blocking=False):
                 raise errors.Unavailable(
                     "The vendor data of the server is being asked for; try again later."
                 )
             try:
-                self._known = self._ask() if self._known is None else self._known
+                self._data = self._request_data() if self._data is None else self._data
             finally:
                 self._lock.release()
-        return self._known
+        return self._data
 
 
 class GuestCache:
-    """Guests by their servers' ids. ``vendor`` is what the operator tells all, ``dynamic`` who is
-    asked for each; ``vault`` opens user data; ``seconds`` is how long one is known at most,
-    ``most`` how many are."""
+    """Guests by the ids of their servers.
+
+    Args:
+        store: The database.
+        vendor: Vendor data for all guests, or None.
+        vault: Decrypts user data.
+        seconds: Lifetime of a cached record. 0 disables the cache.
+        monotonic: The clock.
+        most: Largest number of cached guests.
+        dynamic: Services for vendor data of single guests, or None.
+    """
 
     def __init__(
         self,
@@ -87,24 +113,23 @@ class GuestCache:
     ) -> None:
         self._store, self._vendor, self._vault, self._dynamic = store, vendor, vault, dynamic
         self._seconds, self._monotonic, self._most = seconds, monotonic, most
-        self._known: dict[str, tuple[float, GuestRecord]] = {}
+        self._guests: dict[str, tuple[float, GuestRecord]] = {}
 
     def find(self, identity: GuestIdentity) -> GuestRecord:
-        """The guest that asks.
+        """Return the guest that sent a request.
 
         Raises:
-            NotFound: there is no such server in that project or on that host, or the address is not
-            one of its
-                interfaces'.
+            NotFound: The server does not exist in this project or on this host, or the address is
+                not one of its interfaces.
         """
-        until, guest = self._known.get(identity.server, (0.0, None))
+        until, guest = self._guests.get(identity.server, (0.0, None))
         if (
             guest is None
             or self._monotonic() >= until
             or guest.version != self._store.read(lambda tx: metadata.version(tx, identity.server))
         ):
             guest = self._read(identity.server)
-        if not _is_there(guest, identity):
+        if not _is_on_host(guest, identity):
             raise errors.NotFound("The server is not on the host that asks for it.")
         if guest.project != identity.project:
             raise errors.NotFound("The server belongs to another project.")
@@ -113,24 +138,24 @@ class GuestCache:
         return guest
 
     def post_password(self, server_id: str, password: str) -> None:
-        """Keep what the guest posted, encrypted by the public key of its owner.
+        """Store the password that the guest posted, encrypted by the guest with its owner's key.
 
         Raises:
-            Conflict: there is one.
+            Conflict: A password is already stored.
         """
-        posted = self._store.write(lambda tx: metadata.post_password(tx, server_id, password))
-        self._known.pop(server_id, None)
-        if not posted:
+        is_stored = self._store.write(lambda tx: metadata.post_password(tx, server_id, password))
+        self._guests.pop(server_id, None)
+        if not is_stored:
             raise errors.Conflict("The password has been set; its owner has to clear it first.")
 
-    def _ask(self, services: VendorDataSource, data: InstanceData) -> JsonObject:
+    def _request_vendor_data(self, services: VendorDataSource, data: InstanceData) -> JsonObject:
         roles = self._store.read(lambda tx: metadata.boot_roles(tx, data.spec.server))
         return services.of({**data.facts(), "boot-roles": ",".join(roles)})
 
     def _read(self, server_id: str) -> GuestRecord:
-        row, tagged = self._store.read(lambda tx: _facts(tx, server_id))
+        row, tagged = self._store.read(lambda tx: _read_facts(tx, server_id))
         if row is None:
-            self._known.pop(server_id, None)
+            self._guests.pop(server_id, None)
             raise errors.NotFound("There is no such server.")
         spec = replace(guest_spec(row, row.fence), volumes=tagged)
         if spec.user_data:
@@ -143,32 +168,35 @@ class GuestCache:
         hosts = frozenset(host for host in (row.host, row.source_host, row.dest_host) if host)
         data = InstanceData(spec, self._vendor)
         if self._dynamic is not None:
-            data = replace(data, dynamic=CachedVendorData(partial(self._ask, self._dynamic, data)))
+            data = replace(
+                data,
+                dynamic=CachedVendorData(partial(self._request_vendor_data, self._dynamic, data)),
+            )
         guest = GuestRecord(
             data, row.project_id, addresses, hosts, row.password or "", metadata.version_of(row)
         )
         if self._seconds:
-            while server_id not in self._known and len(self._known) >= self._most:
-                self._known.pop(next(iter(self._known)), None)
-            self._known[server_id] = (self._monotonic() + self._seconds, guest)
+            while server_id not in self._guests and len(self._guests) >= self._most:
+                self._guests.pop(next(iter(self._guests)), None)
+            self._guests[server_id] = (self._monotonic() + self._seconds, guest)
         return guest
 
 
-def _facts(tx: Connection, server_id: str) -> tuple[ServerFacts | None, list[AttachedVolume]]:
-    """The server, and its tagged volumes as the guest finds them."""
+def _read_facts(tx: Connection, server_id: str) -> tuple[ServerFacts | None, list[AttachedVolume]]:
+    """Return the server, and its tagged volumes with the device names in the guest."""
     row = metadata.facts(tx, server_id)
     rows = metadata.tagged_volumes(tx, row) if row is not None else []
     return row, [
         AttachedVolume(
-            str(one.volume_id),
-            one.device_name,
-            one.size_gb or 0,
-            bus=one.disk_bus or "virtio",
-            tag=one.tag or "",
+            str(volume.volume_id),
+            volume.device_name,
+            volume.size_gb or 0,
+            bus=volume.disk_bus or "virtio",
+            tag=volume.tag or "",
         )
-        for one in rows
+        for volume in rows
     ]
 
 
-def _is_there(guest: GuestRecord, identity: GuestIdentity) -> bool:
+def _is_on_host(guest: GuestRecord, identity: GuestIdentity) -> bool:
     return not identity.host or identity.host in guest.hosts

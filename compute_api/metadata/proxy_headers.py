@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which guest a request comes from: the headers of the network service's metadata proxy, if they
-are signed.
+"""Identify the guest of a request from the signed headers of the metadata proxy.
 
-Pure. The proxy knows the guest by the network and the source address of its packet, removes such
-headers of the guest's own, and signs the server's id. Neutron's proxies sign with the secret that
-they share with us. A host of the standalone network service has a key of its own, names itself, and
-is believed for guests on it alone. Must stay true: without the secret nobody is believed;
-signatures are compared in constant time; nothing here or in a log shows the secret or a right
-signature."""
+The network service's proxy recognizes the guest by the network and the source address, removes such
+headers of the guest, and signs the server's id. Neutron's proxies sign with the shared secret. The
+proxy on a host of the embedded network service has a key of its own and adds the host's name. This
+key is only valid for guests on that host.
+
+Invariant: without the secret no request is accepted. Signatures are compared in constant time. No
+response and no log line contains the secret or a valid signature.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +27,20 @@ SERVER, PROJECT, ADDRESS, SIGNATURE = (
     "X-INSTANCE-ID-SIGNATURE",
 )
 HOST = "X-INSTANCE-HOST"
-MAX_LENGTH = 64  # of an id or an address
+#: Largest length of an id or an address.
+MAX_LENGTH = 64
 
 
 @dataclass(frozen=True, slots=True)
 class GuestIdentity:
-    """The server, its project, and the address that it sent from, as the proxy knows them;
-    ``host``: on which host the proxy is, "" for one that is believed for the guests of all
-    hosts."""
+    """The sender of a request, as the proxy identified it.
+
+    Attributes:
+        server: Id of the server.
+        project: Id of the project.
+        address: Source address, in canonical form.
+        host: Host of the proxy, or "" for a proxy that serves guests of all hosts.
+    """
 
     server: str
     project: str
@@ -42,12 +49,16 @@ class GuestIdentity:
 
 
 def identify(headers: Mapping[str, str], secret: str) -> GuestIdentity:
-    """The guest that asks; ``headers`` by their names in capitals.
+    """Return the guest that sent the request.
+
+    Args:
+        headers: The headers, with names in upper case.
+        secret: The shared secret.
 
     Raises:
-        Forbidden: there is no secret, or another one signed this.
-        BadRequest: a header is missing.
-        NotFound: the address is none.
+        Forbidden: The secret is empty, or the signature is wrong.
+        BadRequest: A header is missing.
+        NotFound: The address is invalid, or an id is too long.
     """
     if not secret:
         raise errors.Forbidden(
@@ -66,17 +77,21 @@ def identify(headers: Mapping[str, str], secret: str) -> GuestIdentity:
 
 
 def signature(secret: str, server: str) -> str:
-    """What the proxy sends in its last header."""
+    """Return the proxy's signature of the server's id."""
     return hmac.new(secret.encode(), server.encode(), hashlib.sha256).hexdigest()
 
 
 def host_key(secret: str, host: str) -> str:
-    """The key of one host's proxy, from which neither the secret nor another host's key follows."""
+    """Return the key of a host's proxy. The key reveals neither the secret nor other keys."""
     return hmac.new(secret.encode(), f"host {host}".encode(), hashlib.sha256).hexdigest()
 
 
 def canonical_address(address: str) -> str:
-    """The one way to write an address. Raises NotFound when it is none, or several."""
+    """Return the canonical form of an address.
+
+    Raises:
+        NotFound: The text is not a single valid address.
+    """
     try:
         return str(ipaddress.ip_address(address[:MAX_LENGTH].strip()))
     except ValueError as problem:

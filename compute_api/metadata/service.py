@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process kilonova-metadata: metadata for guests over HTTP, through the network service's
-proxy.
+"""The process ``kilonova-metadata``.
 
-It reads the database, and asks nobody else but the operator's services of [vendor_data]
-dynamic_targets."""
+It serves metadata to guests through the network service's proxy. It reads the database, and calls
+the operator's services in [vendor_data] dynamic_targets.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from compute_api.http.worker.server import Server, limits
 from compute_api.metadata import proxy_headers
 
 logger = logging.getLogger(__name__)
-#: What proxies add to the requests of guests, which are told nothing of the cloud.
+#: A header that proxies add to requests of guests. Guests get no health report.
 OF_A_GUEST = "HTTP_" + proxy_headers.SERVER.replace("-", "_")
 
-_opened = ExitStack()
+_resources = ExitStack()
 
 
 def application(conf: cfg.ConfigOpts) -> WSGIApplication:
-    """The WSGI application; call it in the process that will serve it."""
+    """Build the WSGI application. Call this in the process that serves the application."""
     from common.security.rate_limit import RateLimiter
     from common.security.vault import Vault
     from common.store.engine import Store
@@ -38,23 +38,23 @@ def application(conf: cfg.ConfigOpts) -> WSGIApplication:
     from compute_api.metadata import app
     from compute_api.metadata.guest_cache import GuestCache
 
-    own = conf.metadata
-    store = guarded(Store.opened(conf, pool=own.threads))
-    _opened.callback(store.close)
+    options = conf.metadata
+    store = guarded(Store.opened(conf, pool=options.threads))
+    _resources.callback(store.close)
     guests = GuestCache(
         store,
         vendor_data.static(conf),
         Vault(conf.secret_key),
-        own.cache_seconds,
+        options.cache_seconds,
         dynamic=vendor_data.configured(conf),
     )
-    made = app.create(guests, own.proxy_shared_secret, RateLimiter(own.rate))
-    found = health.Health([health.Dependency("database", store.now)])
-    return health.answered(made, found, unless=OF_A_GUEST)
+    metadata_app = app.create(guests, options.proxy_shared_secret, RateLimiter(options.rate))
+    health_checks = health.Health([health.Dependency("database", store.now)])
+    return health.add_health_checks(metadata_app, health_checks, unless=OF_A_GUEST)
 
 
 def main() -> None:
-    """The console script kilonova-metadata."""
+    """Run the console script ``kilonova-metadata``."""
     conf = service.start("metadata")
     try:
         vendor_data.static(conf)
@@ -63,10 +63,10 @@ def main() -> None:
         service.refuse("metadata", problem)
     if not conf.metadata.proxy_shared_secret:
         logger.warning(
-            "no guest will be answered: set [metadata] proxy_shared_secret, the same as the network "
-            "service's proxies have"
+            "all requests of guests will be refused: set [metadata] proxy_shared_secret to the secret "
+            "of the network service's proxies"
         )
-    proof = service.checked(
+    tls_settings = service.checked(
         "metadata",
         lambda: tls.protecting(conf, "[metadata] host", [conf.metadata.host], listens=True),
     )
@@ -75,10 +75,10 @@ def main() -> None:
         conf.metadata.host,
         conf.metadata.port,
         lambda: application(conf),
-        _opened.close,
+        _resources.close,
         threads=conf.metadata.threads,
         limits=limits(conf),
-        tls=proof,
+        tls=tls_settings,
         check=lambda: access.check(conf, access.DATABASE),
     ).run()
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The placement service: resource providers and what they have, in Placement's API 1.0 to 1.39."""
+"""The placement service: Placement's API 1.0 to 1.39, on Kilonova's own tables."""

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/resource_providers/UUID/aggregates: those set by hand, and those of the provider's host."""
+"""/resource_providers/UUID/aggregates.
+
+A provider belongs to the aggregates that operators set here, and to the aggregates of its host.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ WITH_GENERATION = 19
 
 
 def index(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
-    """Two statements."""
+    """Return the aggregates of a provider, with two SQL statements."""
 
     def work(tx: Connection) -> tuple[ProviderRow, list[str]]:
         provider = providers.show(tx, provider_uuid)
@@ -25,29 +28,37 @@ def index(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
 
 
 def put(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
-    """These by hand, spelled as they were; a host's stay. Since 1.19 with a generation."""
-    strict = request.version >= WITH_GENERATION
-    wanted = [_usual(item) for item in (request.body["aggregates"] if strict else request.body)]
+    """Replace the aggregates that operators set. The aggregates of the host stay.
+
+    Since 1.19 the body contains the provider's generation.
+    """
+    has_generation = request.version >= WITH_GENERATION
+    uuids = [
+        _normalize(item)
+        for item in (request.body["aggregates"] if has_generation else request.body)
+    ]
 
     def work(tx: Connection) -> tuple[ProviderRow, list[str]]:
         provider = providers.lock(
-            tx, provider_uuid, request.body["resource_provider_generation"] if strict else None
+            tx,
+            provider_uuid,
+            request.body["resource_provider_generation"] if has_generation else None,
         )
-        found = providers.set_aggregates(tx, provider, wanted)
+        aggregates = providers.set_aggregates(tx, provider, uuids)
         allocations.touch(tx, [provider.id])
-        return providers.show(tx, provider_uuid), found
+        return providers.show(tx, provider_uuid), aggregates
 
     return _view(request, *request.write(work))
 
 
-def _usual(item: str) -> str:
-    """With or without dashes; odd ones go, and capitals."""
+def _normalize(item: str) -> str:
+    """Return the item without dashes if it is spelled so, else with dashes in lower case."""
     dashed, bare = ids.spellings(item)
     return bare if item == bare else dashed
 
 
-def _view(request: PlacementRequest, provider: ProviderRow, found: list[str]) -> ApiResponse:
-    body: JsonObject = {"aggregates": found}
+def _view(request: PlacementRequest, provider: ProviderRow, uuids: list[str]) -> ApiResponse:
+    body: JsonObject = {"aggregates": uuids}
     if request.version >= WITH_GENERATION:
         body["resource_provider_generation"] = provider.generation
     return ApiResponse(body, modified=provider.changed_at)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/allocation_candidates: which providers could give all that is requested, each alone.
+"""/allocation_candidates: providers that can satisfy a whole request alone.
 
-A host of Kilonova has everything in one provider. Requests that only several providers together
-could meet are refused: more than one group of resources, same_subtree. A sharing provider counts as
-any other."""
+A host of Kilonova has all resources in one provider. Requests that need several providers are
+refused: more than one group of resources, or same_subtree. A sharing provider is treated as any
+other provider.
+"""
 
 from __future__ import annotations
 
@@ -21,45 +22,50 @@ from compute_api.placement.request import BadQuery, PlacementRequest
 from compute_api.placement.resource_providers import refuse_unknown
 
 DICTS, TRAITS, ALL_CLASSES, TREES, MAPPINGS = 12, 17, 27, 29, 34
-MOST = 10_000  # candidates of one answer
+#: Largest number of candidates in a response.
+MOST = 10_000
 _KEY = re.compile(r"(resources|required|member_of|in_tree)(.*)\Z")
 _ALONE = "Kilonova looks for providers that can give everything alone, as its hosts do."
 
 
 def index(request: PlacementRequest) -> ApiResponse:
-    """At most eight statements, whatever is found."""
-    suffix, wanted = _wanted(request)
+    """Return the response to GET /allocation_candidates, with at most eight SQL statements."""
+    suffix, filters = _parse_group(request)
     limit = request.first("limit")
 
     def work(tx: Connection) -> tuple[list[ProviderRow], JsonObject]:
-        refuse_unknown(tx, wanted)
-        found = provider_search.find(tx, wanted, min(int(limit[:9]), MOST) if limit else MOST)
-        shown = (
-            found
+        refuse_unknown(tx, filters)
+        candidates = provider_search.find(tx, filters, min(int(limit[:9]), MOST) if limit else MOST)
+        summarized = (
+            candidates
             if request.version < TREES
-            else provider_search.trees(tx, {row.root_uuid for row in found})
+            else provider_search.trees(tx, {row.root_uuid for row in candidates})
         )
-        return found, _summaries(tx, request.version, shown, wanted)
+        return candidates, _summarize(tx, request.version, summarized, filters)
 
-    found, summaries = request.read(work)
+    candidates, summaries = request.read(work)
     return ApiResponse(
         {
             "allocation_requests": [
-                _request(request.version, row.uuid, suffix, wanted) for row in found
+                _view_request(request.version, row.uuid, suffix, filters) for row in candidates
             ],
             "provider_summaries": summaries,
         }
     )
 
 
-def _wanted(request: PlacementRequest) -> tuple[str, ProviderFilters]:
-    """The one group of the query, and its suffix. Raises BadRequest."""
+def _parse_group(request: PlacementRequest) -> tuple[str, ProviderFilters]:
+    """Return the suffix and the filters of the only group in the query.
+
+    Raises:
+        BadRequest: The query is invalid, or has several groups.
+    """
     groups: dict[str, dict[str, list[str]]] = {}
     for key, values in request.query.items():
         match = _KEY.match(key)
         if match:
             groups.setdefault(match[2], {})[match[1]] = values
-    _check(request, groups)
+    _check_groups(request, groups)
     ((suffix, parts),) = groups.items()
     members = queries.members(parts.get("member_of", []), request.version, f"member_of{suffix}")
     required = queries.traits(parts.get("required", []), request.version, f"required{suffix}")
@@ -77,39 +83,39 @@ def _wanted(request: PlacementRequest) -> tuple[str, ProviderFilters]:
         in_tree=queries.tree(parts["in_tree"][-1], f"in_tree{suffix}")
         if "in_tree" in parts
         else None,
-        member_of=members.wanted,
-        not_member_of=members.unwanted,
-        required=required.wanted,
-        forbidden=required.unwanted,
+        member_of=members.required,
+        not_member_of=members.forbidden,
+        required=required.required,
+        forbidden=required.forbidden,
         resources=queries.resources(parts["resources"][-1]),
-        root_required=root.wanted,
-        root_forbidden=root.unwanted,
+        root_required=root.required,
+        root_forbidden=root.forbidden,
     )
 
 
-def _check(request: PlacementRequest, groups: dict[str, dict[str, list[str]]]) -> None:
-    given = [suffix for suffix, parts in groups.items() if "resources" in parts]
-    for part, word in (("required", "traits"), ("member_of", "member_of")):
+def _check_groups(request: PlacementRequest, groups: dict[str, dict[str, list[str]]]) -> None:
+    suffixes = [suffix for suffix, parts in groups.items() if "resources" in parts]
+    for part, noun in (("required", "traits"), ("member_of", "member_of")):
         orphans = sorted(
             part + suffix
             for suffix, parts in groups.items()
-            if part in parts and suffix not in given
+            if part in parts and suffix not in suffixes
         )
         if orphans and "same_subtree" not in request.query:
             raise BadQuery(
-                f"Found the following orphaned {word} keys: {', '.join(orphans)}. All {part} parameters "
+                f"Found the following orphaned {noun} keys: {', '.join(orphans)}. All {part} parameters "
                 "must be associated with resources."
             )
-    if not given:
+    if not suffixes:
         raise BadQuery(
             "At least one request group (`resources` or `resources{$S}`) is required.",
             "placement.query.missing_value",
         )
     if "same_subtree" in request.query:
         raise errors.BadRequest(f"same_subtree is not supported. {_ALONE}")
-    if len(given) < len(groups):
+    if len(suffixes) < len(groups):
         raise BadQuery("All request groups must specify resources.")
-    if len([suffix for suffix in given if suffix]) > 1 and "group_policy" not in request.query:
+    if len([suffix for suffix in suffixes if suffix]) > 1 and "group_policy" not in request.query:
         raise BadQuery(
             'The "group_policy" parameter is required when specifying more than one "resources{N}" '
             "parameter.",
@@ -120,8 +126,10 @@ def _check(request: PlacementRequest, groups: dict[str, dict[str, list[str]]]) -
         raise errors.BadRequest(f"Several groups of resources are not supported: {names}. {_ALONE}")
 
 
-def _request(version: int, provider_uuid: str, suffix: str, wanted: ProviderFilters) -> JsonObject:
-    resources = dict(wanted.resources)
+def _view_request(
+    version: int, provider_uuid: str, suffix: str, filters: ProviderFilters
+) -> JsonObject:
+    resources = dict(filters.resources)
     if version < DICTS:
         return {
             "allocations": [{"resource_provider": {"uuid": provider_uuid}, "resources": resources}]
@@ -132,25 +140,28 @@ def _request(version: int, provider_uuid: str, suffix: str, wanted: ProviderFilt
     return body
 
 
-def _summaries(
-    tx: Connection, version: int, shown: list[ProviderRow], wanted: ProviderFilters
+def _summarize(
+    tx: Connection, version: int, providers: list[ProviderRow], filters: ProviderFilters
 ) -> JsonObject:
-    """Providers by their uuid: what they have and hold; three statements."""
-    numbers = [row.id for row in shown]
-    stock, used = inventories.of(tx, numbers), inventories.usages(tx, numbers)
-    held = traits.of(tx, numbers) if version >= TRAITS else {}
-    found: JsonObject = {}
-    for row in shown:
+    """Return resources, traits and tree of each provider by uuid, with three SQL statements."""
+    ids = [row.id for row in providers]
+    stock, used = inventories.of(tx, ids), inventories.usages(tx, ids)
+    traits_by_id = traits.of(tx, ids) if version >= TRAITS else {}
+    summaries: JsonObject = {}
+    for row in providers:
         body: JsonObject = {
             "resources": {
-                name: {"capacity": inventories.capacity(one), "used": used.get((row.id, name), 0)}
-                for name, one in stock[row.id].items()
-                if version >= ALL_CLASSES or name in wanted.resources
+                name: {
+                    "capacity": inventories.capacity(inventory),
+                    "used": used.get((row.id, name), 0),
+                }
+                for name, inventory in stock[row.id].items()
+                if version >= ALL_CLASSES or name in filters.resources
             }
         }
         if version >= TRAITS:
-            body["traits"] = held[row.id]
+            body["traits"] = traits_by_id[row.id]
         if version >= TREES:
             body |= {"parent_provider_uuid": row.parent_uuid, "root_provider_uuid": row.root_uuid}
-        found[row.uuid] = body
-    return found
+        summaries[row.uuid] = body
+    return summaries

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The WSGI application of the placement service, and the order of what it does to a request.
+"""The WSGI application of the placement service.
 
-``service.application`` calls ``create`` once a process; tests call it too. The wrapper that checks
-tokens says in the environment who the caller is; without a token only the version document is
-served. The order: request id, microversion, caller, path, method, route of that version, content
-type, policy, accepted type, query and body against their schemas, handler."""
+``service.application`` calls ``create`` once per process, and tests call it too. The wrapper for
+authentication stores the caller in the WSGI environment. Without a token only the version document
+is served.
+
+A request passes these checks in order: request id, microversion, caller, path, method, route of the
+microversion, content type, policy, accepted type, schemas of query and body. Then the handler runs.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +42,18 @@ MAX_BODY_BYTES = 1024 * 1024
 
 
 def create(store: Store, policy: Policy | None = None) -> WSGIApplication:
-    """The application over this store; ``policy``: in place of the defaults."""
-    in_order: list[Any] = [
+    """Build the application.
+
+    Args:
+        store: The database.
+        policy: Replaces the default policy.
+    """
+    middleware: list[Any] = [
         RequestIds("X-Openstack-Request-Id"),
         PlacementVersions(),
         Authentication(lambda req: bool(req.path == "/")),
     ]
-    app: Any = falcon.App(media_type=JSON_TYPE, request_type=HttpRequest, middleware=in_order)
+    app: Any = falcon.App(media_type=JSON_TYPE, request_type=HttpRequest, middleware=middleware)
     app.resp_options.default_media_type = None
     app.req_options.strip_url_path_trailing_slash = True
     answered_with(app, faults.handle)
@@ -57,16 +65,16 @@ def create(store: Store, policy: Policy | None = None) -> WSGIApplication:
 
 
 class PlacementVersions:
-    """Which version the request chose, and the headers that say so."""
+    """Reads the microversion of a request, and adds the version headers to the response."""
 
     def process_request(self, req: HttpRequest, resp: falcon.Response) -> None:
-        """Called by falcon."""
+        """Read the microversion. Falcon calls this before routing."""
         req.context.version = microversions.chosen(req.headers)
 
     def process_response(
         self, req: HttpRequest, resp: falcon.Response, resource: object, succeeded: bool
     ) -> None:
-        """Called by falcon."""
+        """Add the version headers. Falcon calls this after the handler."""
         resp.set_header(
             HEADER, f"{microversions.SERVICE} {microversions.text(req.context.version)}"
         )
@@ -74,7 +82,7 @@ class PlacementVersions:
 
 
 class PlacementEndpoint(Endpoint[PlacementRoute, HttpRequest]):
-    """One path of the placement service; every method is answered in its words."""
+    """All methods of one path. Unsupported methods get Placement's error texts."""
 
     def __init__(self, rows: list[PlacementRoute], store: Store, policy: Policy) -> None:
         super().__init__(rows, METHODS)
@@ -82,9 +90,9 @@ class PlacementEndpoint(Endpoint[PlacementRoute, HttpRequest]):
         self._methods = list(dict.fromkeys(row.method for row in rows))
 
     def serve(self, req: HttpRequest, resp: falcon.Response, **params: str) -> None:
-        """Called by falcon."""
+        """Answer a request. Falcon calls this for every method."""
         version = req.context.version
-        route = self._known_row(req.method, version)
+        route = self._find_route(req.method, version)
         if not route.is_public:
             require_caller(req.context.caller)
         request_data.check_path(params.values())
@@ -97,7 +105,7 @@ class PlacementEndpoint(Endpoint[PlacementRoute, HttpRequest]):
             base=req.prefix,
             prefix=req.root_path,
         )
-        _check_type(req, route)
+        _check_content_type(req, route)
         if route.policy:
             request.require(route.policy)
         if route.success == 200 and not req.client_accepts(JSON_TYPE):
@@ -106,14 +114,14 @@ class PlacementEndpoint(Endpoint[PlacementRoute, HttpRequest]):
             version, {name: values[-1] for name, values in request.query.items()}
         )
         if route.body is not None:
-            request.body = self._body(req, request, route.body, params)
-        answer = send(resp, route.handler(request, **params), route.success)
+            request.body = self._read_body(req, request, route.body, params)
+        response = send(resp, route.handler(request, **params), route.success)
         if version in WITH_CACHE_HEADERS and route.cached:
-            at = time.time() if answer.modified is None else answer.modified / SECOND
-            resp.set_header("Last-Modified", email.utils.formatdate(at, usegmt=True))
+            modified = time.time() if response.modified is None else response.modified / SECOND
+            resp.set_header("Last-Modified", email.utils.formatdate(modified, usegmt=True))
             resp.set_header("Cache-Control", "no-cache")
 
-    def _body(
+    def _read_body(
         self,
         req: HttpRequest,
         request: PlacementRequest,
@@ -125,13 +133,14 @@ class PlacementEndpoint(Endpoint[PlacementRoute, HttpRequest]):
         )
         try:
             schema.check_body(request.version, body)
-        except errors.BadRequest:  # what is not there is said first
+        except errors.BadRequest:
+            # A missing provider takes precedence over an invalid body.
             if "provider_uuid" in params:
                 request.read(providers.show, params["provider_uuid"])
             raise
         return body
 
-    def _known_row(self, method: str, version: int) -> PlacementRoute:
+    def _find_route(self, method: str, version: int) -> PlacementRoute:
         if method not in self._methods:
             raise falcon.HTTPMethodNotAllowed(
                 self._methods, description=f"The method {method} is not allowed for this resource."
@@ -145,14 +154,19 @@ class PlacementEndpoint(Endpoint[PlacementRoute, HttpRequest]):
         raise errors.NotFound("The resource could not be found.")
 
 
-def _check_type(req: HttpRequest, route: PlacementRoute) -> None:
-    """Raises BadRequest or UnsupportedMediaType: a body must say that it is JSON."""
-    length, kind = req.env.get("CONTENT_LENGTH") or "", req.env.get("CONTENT_TYPE") or None
+def _check_content_type(req: HttpRequest, route: PlacementRoute) -> None:
+    """Check that the request declares a JSON body if it has a body.
+
+    Raises:
+        BadRequest: The length is invalid, or a body has no content type.
+        UnsupportedMediaType: The content type is not JSON.
+    """
+    length, content_type = req.env.get("CONTENT_LENGTH") or "", req.env.get("CONTENT_TYPE") or None
     if length and not length.isdecimal():
         raise errors.BadRequest("content-length header must be an integer")
-    if length.strip("0") and not kind:
+    if length.strip("0") and not content_type:
         raise errors.BadRequest("content-type header required when content-length > 0")
-    if route.body is not None and request_data.media_type_of(kind) != JSON_TYPE:
+    if route.body is not None and request_data.media_type_of(content_type) != JSON_TYPE:
         raise errors.UnsupportedMediaType(
-            f"The media type {kind} is not supported, use {JSON_TYPE}"
+            f"The media type {content_type} is not supported, use {JSON_TYPE}"
         )

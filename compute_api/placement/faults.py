@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults of the placement service: ``{"errors": [{status, title, detail, code, …}]}``.
+"""Errors of the placement service: ``{"errors": [{status, title, detail, code, …}]}``.
 
-Programs tell conflicts apart by ``code``, since 1.23."""
+Since 1.23, ``code`` lets programs distinguish conflicts.
+"""
 
 from __future__ import annotations
 
@@ -26,24 +27,24 @@ _TEXTS = {**faults.TEXTS, 406: "Only application/json is provided"}
 
 
 def body(status: int, detail: str) -> JsonObject:
-    """The body of an error, as far as it can be told without the request."""
+    """Return the body of an error, without the fields that depend on the request."""
     return {
         "errors": [{"status": status, "title": http.HTTPStatus(status).phrase, "detail": detail}]
     }
 
 
-def _page(error: JsonObject) -> bytes:
+def _build_page(error: JsonObject) -> bytes:
     title = f"{error['status']} {error['title']}"
     return f"<html><title>{title}</title><h1>{title}</h1>{html.escape(error['detail'])}</html>\n".encode()
 
 
 def handle(req: HttpRequest, resp: falcon.Response, problem: BaseException, params: object) -> None:
-    """Falcon's error handler for everything that is raised."""
+    """Write the response for an exception. This is falcon's handler for all exceptions."""
     fault = faults.fault_of(problem, _TEXTS)
     if fault.status >= 500:
         faults.log_failure(log, req, problem)
-    said = body(fault.status, fault.text)
-    [error] = said["errors"]
+    document = body(fault.status, fault.text)
+    [error] = document["errors"]
     error["request_id"] = req.context.request_id
     if req.context.version in WITH_CODE:
         error["code"] = getattr(problem, "code", None) or UNDEFINED
@@ -53,7 +54,8 @@ def handle(req: HttpRequest, resp: falcon.Response, problem: BaseException, para
             "max_version": microversions.text(microversions.MAX),
         }
     resp.status = fault.status
-    resp.data, resp.content_type = orjson.dumps(said), JSON_TYPE
-    if not req.client_accepts(JSON_TYPE) and req.client_accepts("text/html"):  # a browser
-        resp.data, resp.content_type = _page(error), "text/html; charset=UTF-8"
+    resp.data, resp.content_type = orjson.dumps(document), JSON_TYPE
+    # A browser does not accept JSON.
+    if not req.client_accepts(JSON_TYPE) and req.client_accepts("text/html"):
+        resp.data, resp.content_type = _build_page(error), "text/html; charset=UTF-8"
     resp.set_headers(dict(fault.headers))

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/resource_providers/UUID/inventories: what a provider has of each class.
+"""/resource_providers/UUID/inventories: the inventories of a provider.
 
-Of what a host reports only reserved and allocation_ratio can be set; leaving them out gives them
-back to the host."""
+Operators can override only ``reserved`` and ``allocation_ratio`` of an inventory that a host
+reports. A request without these fields removes the override, and the host's value applies again.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +24,16 @@ ALL_RESERVED = 26
 
 
 def view(row: InventoryRow) -> JsonObject:
-    """One inventory as a body."""
+    """Return the fields of an inventory in the body."""
     return {name: getattr(row, name) for name in FIELDS}
 
 
-def _found(tx: Connection, provider_uuid: str) -> tuple[ProviderRow, dict[str, InventoryRow]]:
+def _read(tx: Connection, provider_uuid: str) -> tuple[ProviderRow, dict[str, InventoryRow]]:
     provider = providers.show(tx, provider_uuid)
     return provider, inventories.of(tx, [provider.id])[provider.id]
 
 
-def _all(provider: ProviderRow, rows: Mapping[str, InventoryRow]) -> ApiResponse:
+def _view_all(provider: ProviderRow, rows: Mapping[str, InventoryRow]) -> ApiResponse:
     return ApiResponse(
         {
             "resource_provider_generation": provider.generation,
@@ -42,7 +43,7 @@ def _all(provider: ProviderRow, rows: Mapping[str, InventoryRow]) -> ApiResponse
     )
 
 
-def _one(provider: ProviderRow, row: InventoryRow) -> ApiResponse:
+def _view_one(provider: ProviderRow, row: InventoryRow) -> ApiResponse:
     return ApiResponse(
         {**view(row), "resource_provider_generation": provider.generation},
         modified=provider.changed_at,
@@ -50,95 +51,95 @@ def _one(provider: ProviderRow, row: InventoryRow) -> ApiResponse:
 
 
 def index(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
-    """Two statements."""
-    return _all(*request.read(_found, provider_uuid))
+    """Return all inventories, with two SQL statements."""
+    return _view_all(*request.read(_read, provider_uuid))
 
 
 def show(request: PlacementRequest, provider_uuid: str, resource_class: str) -> ApiResponse:
-    """Two statements."""
-    provider, rows = request.read(_found, provider_uuid)
+    """Return one inventory, with two SQL statements."""
+    provider, rows = request.read(_read, provider_uuid)
     if resource_class not in rows:
         raise errors.NotFound(f"No inventory of class {resource_class} for {provider_uuid}")
-    return _one(provider, rows[resource_class])
+    return _view_one(provider, rows[resource_class])
 
 
 def put_all(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
-    """These and no others."""
-    wanted = {
-        name: _checked(request, provider_uuid, name, values, "update")
+    """Replace all inventories of a provider."""
+    new_inventories = {
+        name: _parse(request, provider_uuid, name, values, "update")
         for name, values in request.body["inventories"].items()
     }
     generation = request.body["resource_provider_generation"]
 
     def work(tx: Connection) -> tuple[ProviderRow, dict[str, InventoryRow]]:
-        _check_known(
+        _check_classes(
             tx,
-            wanted,
+            new_inventories,
             "Unknown resource class in inventory for resource provider "
             f"{provider_uuid}: No such resource class",
         )
-        provider = _locked(tx, provider_uuid, generation)
-        inventories.put(tx, provider, wanted)
-        return _found(tx, provider_uuid)
+        provider = _lock(tx, provider_uuid, generation)
+        inventories.put(tx, provider, new_inventories)
+        return _read(tx, provider_uuid)
 
-    return _all(*request.write(work))
+    return _view_all(*request.write(work))
 
 
 def add(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
-    """One class that the provider has not yet."""
+    """Create an inventory of a class that the provider does not have yet."""
     name = request.body["resource_class"]
-    wanted = {name: _checked(request, provider_uuid, name, request.body, "create")}
+    new_inventories = {name: _parse(request, provider_uuid, name, request.body, "create")}
 
     def work(tx: Connection) -> tuple[ProviderRow, dict[str, InventoryRow]]:
-        _check_known(
+        _check_classes(
             tx,
-            wanted,
+            new_inventories,
             f"Unable to create inventory for resource provider {provider_uuid}: "
             "No such resource class",
         )
-        provider = _locked(tx, provider_uuid, request.body.get("resource_provider_generation"))
+        provider = _lock(tx, provider_uuid, request.body.get("resource_provider_generation"))
         if name in inventories.of(tx, [provider.id])[provider.id]:
             raise errors.Conflict(
                 f"Update conflict: {name} exists on resource provider {provider_uuid}; change it "
                 "instead."
             )
-        inventories.put(tx, provider, wanted, whole=False)
-        return _found(tx, provider_uuid)
+        inventories.put(tx, provider, new_inventories, whole=False)
+        return _read(tx, provider_uuid)
 
     provider, rows = request.write(work)
     place = path(request, provider_uuid).removeprefix(request.prefix)
     return replace(
-        _one(provider, rows[name]),
+        _view_one(provider, rows[name]),
         status=201,
         headers={"Location": f"{request.base}{place}/inventories/{name}"},
     )
 
 
 def put(request: PlacementRequest, provider_uuid: str, resource_class: str) -> ApiResponse:
-    """One class that the provider has."""
-    wanted = {
-        resource_class: _checked(request, provider_uuid, resource_class, request.body, "update")
+    """Replace an inventory of the provider."""
+    new_inventories = {
+        resource_class: _parse(request, provider_uuid, resource_class, request.body, "update")
     }
 
     def work(tx: Connection) -> tuple[ProviderRow, dict[str, InventoryRow]]:
-        provider = _locked(tx, provider_uuid, request.body["resource_provider_generation"])
+        provider = _lock(tx, provider_uuid, request.body["resource_provider_generation"])
         if resource_class not in inventories.of(tx, [provider.id])[provider.id]:
             raise errors.BadRequest(
                 f"Unable to update inventory for resource provider {provider_uuid}: No inventory "
                 f"record with resource class {resource_class}"
             )
-        inventories.put(tx, provider, wanted, whole=False)
-        return _found(tx, provider_uuid)
+        inventories.put(tx, provider, new_inventories, whole=False)
+        return _read(tx, provider_uuid)
 
     provider, rows = request.write(work)
-    return _one(provider, rows[resource_class])
+    return _view_one(provider, rows[resource_class])
 
 
 def delete(request: PlacementRequest, provider_uuid: str, resource_class: str) -> None:
-    """One class made by hand."""
+    """Delete an inventory that an operator created."""
 
     def work(tx: Connection) -> None:
-        provider = _locked(tx, provider_uuid)
+        provider = _lock(tx, provider_uuid)
         if resource_class not in inventories.of(tx, [provider.id])[provider.id]:
             raise errors.NotFound(f"No inventory of class {resource_class} found for delete")
         inventories.remove(tx, provider, [resource_class])
@@ -147,38 +148,44 @@ def delete(request: PlacementRequest, provider_uuid: str, resource_class: str) -
 
 
 def delete_all(request: PlacementRequest, provider_uuid: str) -> None:
-    """All, of a provider made by hand."""
-    request.write(lambda tx: inventories.put(tx, _locked(tx, provider_uuid), {}))
+    """Delete all inventories of a provider that an operator created."""
+    request.write(lambda tx: inventories.put(tx, _lock(tx, provider_uuid), {}))
 
 
-def _locked(tx: Connection, provider_uuid: str, generation: int | None = None) -> ProviderRow:
-    """The provider, locked and said to have changed."""
+def _lock(tx: Connection, provider_uuid: str, generation: int | None = None) -> ProviderRow:
+    """Lock the provider and update its time of change."""
     provider = providers.lock(tx, provider_uuid, generation)
     allocations.touch(tx, [provider.id])
     return provider
 
 
-def _checked(
-    request: PlacementRequest, provider_uuid: str, name: str, body: JsonMapping, doing: str
+def _parse(
+    request: PlacementRequest, provider_uuid: str, name: str, body: JsonMapping, verb: str
 ) -> JsonObject:
-    """What a body says of an inventory. Raises BadRequest when that leaves nothing, or less."""
+    """Return the fields of an inventory in a body.
+
+    Raises:
+        BadRequest: The reserved amount leaves no capacity, or the ratio is not positive.
+    """
     values = {field: body[field] for field in FIELDS if field in body}
     reserved, total = values.get("reserved", 0), values["total"]
     if reserved > total or (reserved == total and request.version < ALL_RESERVED):
-        more = "greater than" if request.version >= ALL_RESERVED else "greater than or equal to"
+        comparison = (
+            "greater than" if request.version >= ALL_RESERVED else "greater than or equal to"
+        )
         raise errors.BadRequest(
-            f"Unable to {doing} inventory for resource provider {provider_uuid}: Invalid inventory "
-            f"for '{name}': reserved {reserved} is {more} total {total}."
+            f"Unable to {verb} inventory for resource provider {provider_uuid}: Invalid inventory "
+            f"for '{name}': reserved {reserved} is {comparison} total {total}."
         )
     if values.get("allocation_ratio", 1.0) <= 0:
         raise errors.BadRequest(
-            f"Unable to {doing} inventory for resource provider {provider_uuid}: Invalid inventory "
+            f"Unable to {verb} inventory for resource provider {provider_uuid}: Invalid inventory "
             f"for '{name}': allocation_ratio must be above 0."
         )
     return values
 
 
-def _check_known(tx: Connection, wanted: JsonMapping, text: str) -> None:
-    missing = resource_classes.unknown(tx, wanted, lock=True)
+def _check_classes(tx: Connection, new_inventories: JsonMapping, text: str) -> None:
+    missing = resource_classes.unknown(tx, new_inventories, lock=True)
     if missing:
         raise errors.BadRequest(f"{text} {', '.join(missing)}")

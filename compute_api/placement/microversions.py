@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The microversions of placement: 1.N is the number N everywhere behind this module.
+"""Microversions of placement. The number N stands for 1.N in all other modules.
 
-What a version changes stands at the thing that changes: a route's ``since`` and ``until``, a
-schema's, a field's.
+The microversion of a change is stored beside the changed object: in ``since`` and ``until`` of
+routes, in schemas, and in constants of handlers.
 """
 
 from __future__ import annotations
@@ -17,24 +17,25 @@ MIN, MAX = 0, 39
 
 
 def text(version: int) -> str:
-    """23 is 1.23."""
+    """Return the text of a version. For example, 23 is "1.23"."""
     return f"1.{version}"
 
 
 def chosen(headers: Mapping[str, str]) -> int:
-    """The version that a request's headers ask for; the lowest when they do not.
+    """Return the version in the headers of a request, or the lowest version without a header.
 
     Raises:
-        BadRequest: it is no version. NotAcceptable: it is not served.
+        BadRequest: The header has no valid version.
+        NotAcceptable: The version is not supported.
     """
-    wanted = requested(headers, SERVICE)
-    if wanted is None:
+    version = requested(headers, SERVICE)
+    if version is None:
         return MIN
-    if wanted == "latest":
+    if version == "latest":
         return MAX
-    if not is_version(wanted):
-        raise errors.BadRequest(f"invalid version string: {wanted[:40]}")
-    major, minor = parsed(wanted) or (0, 0)
+    if not is_version(version):
+        raise errors.BadRequest(f"invalid version string: {version[:40]}")
+    major, minor = parsed(version) or (0, 0)
     if major != 1 or minor > MAX:
-        raise errors.NotAcceptable(f"Unacceptable version header: {wanted[:40]}")
+        raise errors.NotAcceptable(f"Unacceptable version header: {version[:40]}")
     return minor

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The policy rules of the placement service: Placement's names and defaults."""
+"""The policy rules of the placement service, with Placement's names and defaults."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from compute_api.http.policy_rules import RuleSet
 _SERVICE = "rule:service_or_admin"
 _READER = "rule:project_reader_or_admin or rule:service_api"
 
-#: Rule -> who may.
+#: Check string of each rule.
 RULES: dict[str, str] = {
     f"placement:{name}": _SERVICE
     for name in (

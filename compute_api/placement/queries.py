@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parsers of query parameters: resources, required, member_of. Pure.
+"""Parse query parameters: resources, required, member_of and in_tree.
 
-``resources=VCPU:2,DISK_GB:10``; ``required=A,!B`` and, since 1.39, ``required=in:A,B``;
-``member_of=UUID``, ``in:UUID,UUID`` and, since 1.32, ``!UUID`` and ``!in:…``. They also know since
-when a parameter may be repeated."""
+Examples: ``resources=VCPU:2,DISK_GB:10``, ``required=A,!B``, ``required=in:A,B`` (since 1.39),
+``member_of=UUID``, ``member_of=in:UUID,UUID``, ``member_of=!UUID`` and ``member_of=!in:UUID,UUID``
+(since 1.32). The parsers also check the microversion from which a parameter may be repeated.
+"""
 
 from __future__ import annotations
 
@@ -21,21 +22,30 @@ Names = frozenset[str]
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What must hold (one of each set) and what must not."""
+    """A condition on names, for example traits.
 
-    wanted: tuple[Names, ...] = ()
-    unwanted: Names = frozenset()
+    Attributes:
+        required: At least one name of each set must be present.
+        forbidden: No name of this set may be present.
+    """
+
+    required: tuple[Names, ...] = ()
+    forbidden: Names = frozenset()
 
 
 def resources(text: str) -> dict[str, int]:
-    """VCPU:2,DISK_GB:10. Raises BadRequest."""
+    """Parse the amounts by resource class. For example, ``VCPU:2,DISK_GB:10``.
+
+    Raises:
+        BadQuery: The text has another form, or an amount is out of range.
+    """
     form = (
         "Badly formed resources parameter. Expected resources query string parameter in form: "
         "?resources=VCPU:2,MEMORY_MB:1024."
     )
     if not text.strip():
         raise BadQuery(f"{form} Got: empty string.")
-    found: dict[str, int] = {}
+    amounts: dict[str, int] = {}
     for item in text.split(","):
         name, colon, amount = item.partition(":")
         if not colon or not name or ":" in amount:
@@ -53,15 +63,22 @@ def resources(text: str) -> dict[str, int]:
             raise BadQuery(
                 f"Requested resource {name[:255]} requires amount <= {MOST}. Got: {number}."
             )
-        found[name] = number
-    return found
+        amounts[name] = number
+    return amounts
 
 
 def traits(values: Sequence[str], version: int, key: str = "required") -> Terms:
-    """Of several values all must hold. Raises BadRequest."""
-    wanted: list[Names] = []
-    unwanted: set[str] = set()
-    if version < ANY_TRAITS:  # of several the last counts
+    """Parse the values of ``required``. All values must hold.
+
+    Before 1.39 only the last value counts.
+
+    Raises:
+        BadQuery: A value is invalid in this microversion, or a trait is both required and
+            forbidden.
+    """
+    required: list[Names] = []
+    forbidden: set[str] = set()
+    if version < ANY_TRAITS:
         values = values[-1:]
     for value in values:
         names, any_of = value, version >= ANY_TRAITS and value.startswith("in:")
@@ -70,30 +87,32 @@ def traits(values: Sequence[str], version: int, key: str = "required") -> Terms:
             raise BadQuery(
                 "The format 'in:HW_CPU_X86_VMX,CUSTOM_MAGIC' only supported since microversion 1.39."
             )
-        ok = all(items) and not (any_of and any(item.startswith("!") for item in items))
+        is_valid = all(items) and not (any_of and any(item.startswith("!") for item in items))
         if (
-            not ok
+            not is_valid
             or (version < FORBIDDEN_TRAITS and any(item.startswith("!") for item in items))
             or "!" in items
         ):
             raise BadQuery(
                 f"Invalid query string parameters: Expected '{key}' parameter value of the form: "
-                f"{_form(version)}. Got: {value[:300]}"
+                f"{_describe_form(version)}. Got: {value[:300]}"
             )
         if any_of:
-            wanted.append(frozenset(items))
+            required.append(frozenset(items))
             continue
-        wanted += [frozenset((item,)) for item in items if not item.startswith("!")]
-        unwanted |= {item[1:] for item in items if item.startswith("!")}
-    clash = sorted(unwanted & {name for group in wanted if len(group) == 1 for name in group})
-    if clash:
+        required += [frozenset((item,)) for item in items if not item.startswith("!")]
+        forbidden |= {item[1:] for item in items if item.startswith("!")}
+    conflicts = sorted(
+        forbidden & {name for group in required if len(group) == 1 for name in group}
+    )
+    if conflicts:
         raise BadQuery(
-            f"Conflicting required and forbidden traits found in {key}: {', '.join(clash)}"
+            f"Conflicting required and forbidden traits found in {key}: {', '.join(conflicts)}"
         )
-    return Terms(tuple(dict.fromkeys(wanted)), frozenset(unwanted))
+    return Terms(tuple(dict.fromkeys(required)), frozenset(forbidden))
 
 
-def _form(version: int) -> str:
+def _describe_form(version: int) -> str:
     return (
         "HW_CPU_X86_VMX,CUSTOM_MAGIC"
         if version < FORBIDDEN_TRAITS
@@ -102,20 +121,24 @@ def _form(version: int) -> str:
 
 
 def members(values: Sequence[str], version: int, key: str = "member_of") -> Terms:
-    """Of several values all must hold. Raises BadRequest."""
+    """Parse the values of ``member_of``. All values must hold.
+
+    Raises:
+        BadQuery: A value is invalid in this microversion.
+    """
     if len(values) > 1 and version < MANY_MEMBER_OF:
         raise BadQuery("Multiple member_of parameters are not supported")
-    wanted: list[Names] = []
-    unwanted: set[str] = set()
+    required: list[Names] = []
+    forbidden: set[str] = set()
     for value in values:
         is_not = value.startswith("!")
         if is_not and version < NOT_MEMBER_OF:
             raise BadQuery(
                 "Forbidden member_of parameters are not supported in the specified microversion"
             )
-        listed = value.removeprefix("!")
-        items = listed.removeprefix("in:").split(",") if listed.startswith("in:") else [listed]
-        if "," in listed and not listed.startswith("in:"):
+        text = value.removeprefix("!")
+        items = text.removeprefix("in:").split(",") if text.startswith("in:") else [text]
+        if "," in text and not text.startswith("in:"):
             raise BadQuery(
                 f"Multiple values for '{key}' must be prefixed with the 'in:' or '!in:' keyword using the "
                 "valid microversion."
@@ -127,21 +150,33 @@ def members(values: Sequence[str], version: int, key: str = "member_of") -> Term
             )
         group = frozenset(str(uuid.UUID(item)) for item in items)
         if is_not:
-            unwanted |= group
+            forbidden |= group
         else:
-            wanted.append(group)
-    return Terms(tuple(wanted), frozenset(unwanted))
+            required.append(group)
+    return Terms(tuple(required), frozenset(forbidden))
 
 
 def tree(value: str, key: str = "in_tree") -> str:
-    """A provider's uuid. Raises BadRequest."""
+    """Return the normalized uuid of a provider.
+
+    Raises:
+        BadQuery: The value is not a uuid.
+    """
     if not ids.spells_uuid(value):
         raise BadQuery(f"Expected '{key}' parameter to be a format of uuid. Got: {value[:80]}")
     return str(uuid.UUID(value))
 
 
 def refuse_unknown(kind: str, names: Sequence[str]) -> None:
-    """Raises BadRequest for names that nothing has; kind: "trait" or "class"."""
+    """Reject a query with unknown names.
+
+    Args:
+        kind: "trait" or "class".
+        names: The unknown names.
+
+    Raises:
+        BadRequest: ``names`` is not empty.
+    """
     if names and kind == "trait":
         raise errors.BadRequest(f"No such trait(s): {', '.join(names)}.")
     if names:

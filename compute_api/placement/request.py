@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One request as the handlers of the placement service see it."""
+"""The request object that handlers of the placement service receive."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from compute_api.http.request import ApiRequest
 
 
 class BadQuery(errors.BadRequest):
-    """A wrong query, which programs can tell from others by its code."""
+    """An invalid query. The error's ``code`` identifies the reason for programs."""
 
     def __init__(self, text: str, code: str = "placement.query.bad_value") -> None:
         super().__init__(text)
@@ -19,12 +19,17 @@ class BadQuery(errors.BadRequest):
 
 @dataclass(slots=True, kw_only=True)
 class PlacementRequest(ApiRequest):
-    """What a handler is given."""
+    """A request with the URLs for its response.
 
-    base: str  #: what absolute URLs begin with
-    prefix: str  #: what paths in bodies begin with
+    Attributes:
+        base: Prefix of absolute URLs.
+        prefix: Prefix of paths in bodies.
+    """
+
+    base: str
+    prefix: str
 
     def first(self, name: str) -> str | None:
-        """A parameter's value; of several the first."""
+        """Return the parameter's first value, or None if the query lacks the parameter."""
         values = self.query.get(name)
         return values[0] if values else None

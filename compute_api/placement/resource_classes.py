@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/resource_classes: the standard classes and the operator's own."""
+"""/resource_classes: the standard resource classes and custom classes."""
 
 from __future__ import annotations
 
@@ -18,42 +18,42 @@ def _view(request: PlacementRequest, name: str) -> JsonObject:
     }
 
 
-def _place(request: PlacementRequest, name: str) -> dict[str, str]:
+def _build_headers(request: PlacementRequest, name: str) -> dict[str, str]:
     return {"Location": f"{request.base}/resource_classes/{name}"}
 
 
 def index(request: PlacementRequest) -> ApiResponse:
-    """One statement."""
+    """Return all resource classes, with one SQL statement."""
     rows = request.read(resource_classes.list_all)
     return ApiResponse({"resource_classes": [_view(request, name) for name, _ in rows]})
 
 
 def show(request: PlacementRequest, name: str) -> ApiResponse:
-    """At most one statement."""
+    """Return a resource class, with at most one SQL statement."""
     return ApiResponse(_view(request, name), modified=request.read(resource_classes.show, name))
 
 
 def create(request: PlacementRequest) -> ApiResponse:
-    """A new one."""
+    """Create a resource class (POST)."""
     name = request.body["name"]
     if not request.write(resource_classes.create, name):
         raise errors.Conflict(f"Conflicting resource class already exists: {name}")
-    return ApiResponse(status=201, headers=_place(request, name))
+    return ApiResponse(status=201, headers=_build_headers(request, name))
 
 
 def rename(request: PlacementRequest, name: str) -> ApiResponse:
-    """Until 1.6, PUT gives a class another name."""
+    """Rename a resource class (PUT until 1.6)."""
     request.write(resource_classes.rename, name, request.body["name"])
     return ApiResponse(_view(request, request.body["name"]))
 
 
 def ensure(request: PlacementRequest, name: str) -> ApiResponse:
-    """Since 1.7, PUT makes it; 204: it was there."""
+    """Create a resource class (PUT since 1.7). The status is 204 if the class exists."""
     CUSTOM_CLASS.check_body(request.version, name)
-    made = request.write(resource_classes.create, name)
-    return ApiResponse(status=201 if made else 204, headers=_place(request, name))
+    is_new = request.write(resource_classes.create, name)
+    return ApiResponse(status=201 if is_new else 204, headers=_build_headers(request, name))
 
 
 def delete(request: PlacementRequest, name: str) -> None:
-    """Only one that nothing uses."""
+    """Delete an unused resource class."""
     request.write(resource_classes.delete, name)

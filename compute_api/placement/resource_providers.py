@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/resource_providers: every provider, and those that operators make by hand."""
+"""/resource_providers: the providers of hosts, and providers that operators create."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from compute_api.http.response import ApiResponse
 from compute_api.placement import queries
 from compute_api.placement.request import PlacementRequest
 
-#: Since when a provider shows the way to each of its parts.
+#: Microversion of each link in the body of a provider.
 _LINKS = {"inventories": 0, "usages": 0, "aggregates": 1, "traits": 6, "allocations": 11}
 IN_TREES, ANSWERED, MAY_LEAVE = 14, 20, 37
 
 
 def path(request: PlacementRequest, provider_uuid: str) -> str:
-    """Where a provider is, as bodies say it."""
+    """Return the path of a provider for bodies."""
     return f"{request.prefix}/resource_providers/{provider_uuid}"
 
 
 def view(request: PlacementRequest, row: ProviderRow) -> JsonObject:
-    """One provider as a body."""
-    place = path(request, row.uuid)
+    """Return the body of a provider."""
+    href = path(request, row.uuid)
     links = [
-        {"rel": "self", "href": place},
+        {"rel": "self", "href": href},
         *(
-            {"rel": part, "href": f"{place}/{part}"}
+            {"rel": part, "href": f"{href}/{part}"}
             for part, since in _LINKS.items()
             if request.version >= since
         ),
@@ -42,25 +42,28 @@ def view(request: PlacementRequest, row: ProviderRow) -> JsonObject:
 
 
 def index(request: PlacementRequest) -> ApiResponse:
-    """At most four statements: are the classes and traits known, and the list."""
+    """Return the matching providers, with at most four SQL statements.
+
+    Up to three statements check the classes and traits in the query.
+    """
     values, version = request.query, request.version
     members = queries.members(values.get("member_of", []), version)
     required = queries.traits(values.get("required", []), version)
-    tree, wanted_uuid = request.first("in_tree"), request.first("uuid")
-    wanted = ProviderFilters(
+    tree, provider_uuid = request.first("in_tree"), request.first("uuid")
+    filters = ProviderFilters(
         name=request.first("name"),
-        uuid=wanted_uuid and str(uuid.UUID(wanted_uuid)),
+        uuid=provider_uuid and str(uuid.UUID(provider_uuid)),
         in_tree=tree and queries.tree(tree),
-        member_of=members.wanted,
-        not_member_of=members.unwanted,
-        required=required.wanted,
-        forbidden=required.unwanted,
+        member_of=members.required,
+        not_member_of=members.forbidden,
+        required=required.required,
+        forbidden=required.forbidden,
         resources=queries.resources(values["resources"][-1]) if "resources" in values else {},
     )
 
     def find(tx: Connection) -> list[ProviderRow]:
-        refuse_unknown(tx, wanted)
-        return provider_search.find(tx, wanted)
+        refuse_unknown(tx, filters)
+        return provider_search.find(tx, filters)
 
     rows = request.read(find)
     return ApiResponse(
@@ -69,46 +72,50 @@ def index(request: PlacementRequest) -> ApiResponse:
     )
 
 
-def refuse_unknown(tx: Connection, wanted: ProviderFilters) -> None:
-    """Raises BadRequest for traits and classes that there are none of; at most three statements."""
-    queries.refuse_unknown("class", resource_classes.unknown(tx, wanted.resources))
+def refuse_unknown(tx: Connection, filters: ProviderFilters) -> None:
+    """Check the traits and resource classes of a query, with at most three SQL statements.
+
+    Raises:
+        BadRequest: A trait or resource class does not exist.
+    """
+    queries.refuse_unknown("class", resource_classes.unknown(tx, filters.resources))
     names = frozenset().union(
-        wanted.forbidden, wanted.root_forbidden, *wanted.required, *wanted.root_required
+        filters.forbidden, filters.root_forbidden, *filters.required, *filters.root_required
     )
     queries.refuse_unknown("trait", traits.unknown(tx, names))
 
 
 def show(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
-    """One statement."""
+    """Return a provider, with one SQL statement."""
     row = request.read(providers.show, provider_uuid)
     return ApiResponse(view(request, row), modified=row.changed_at)
 
 
 def create(request: PlacementRequest) -> ApiResponse:
-    """Since 1.20 the answer has a body."""
-    wanted = _plain(request.body)
+    """Create a provider. Since 1.20 the response has a body."""
+    values = _normalize_uuids(request.body)
     row = request.make(
         providers.is_made,
         providers.create,
-        wanted["name"],
-        wanted.get("uuid"),
-        wanted.get("parent_provider_uuid"),
+        values["name"],
+        values.get("uuid"),
+        values.get("parent_provider_uuid"),
     )
-    where = {"Location": request.base + path(request, row.uuid).removeprefix(request.prefix)}
+    headers = {"Location": request.base + path(request, row.uuid).removeprefix(request.prefix)}
     if request.version < ANSWERED:
-        return ApiResponse(status=201, modified=row.changed_at, headers=where)
-    return ApiResponse(view(request, row), modified=row.changed_at, headers=where)
+        return ApiResponse(status=201, modified=row.changed_at, headers=headers)
+    return ApiResponse(view(request, row), modified=row.changed_at, headers=headers)
 
 
 def update(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
-    """Another name, and with parent_provider_uuid another place."""
-    wanted = _plain(request.body)
+    """Rename a provider, and move it below ``parent_provider_uuid`` if the body has this key."""
+    values = _normalize_uuids(request.body)
 
     def work(tx: Connection) -> ProviderRow:
         row = providers.lock(tx, provider_uuid)
-        providers.rename(tx, row, wanted["name"])
-        if "parent_provider_uuid" in wanted:
-            providers.move(tx, row, wanted["parent_provider_uuid"], request.version >= MAY_LEAVE)
+        providers.rename(tx, row, values["name"])
+        if "parent_provider_uuid" in values:
+            providers.move(tx, row, values["parent_provider_uuid"], request.version >= MAY_LEAVE)
         return providers.show(tx, provider_uuid)
 
     row = request.write(work)
@@ -116,12 +123,12 @@ def update(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
 
 
 def delete(request: PlacementRequest, provider_uuid: str) -> None:
-    """Only of a provider made by hand."""
+    """Delete a provider that an operator created."""
     request.write(providers.delete, provider_uuid)
 
 
-def _plain(body: JsonMapping) -> JsonObject:
-    """The body with its uuids written in the one way."""
+def _normalize_uuids(body: JsonMapping) -> JsonObject:
+    """Return the body with normalized uuids."""
     return {
         name: str(uuid.UUID(value)) if name.endswith("uuid") and value is not None else value
         for name, value in body.items()

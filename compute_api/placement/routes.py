@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The routes: one row an operation, with the microversions that have it, who may, and what it
-takes."""
+"""The routes of the placement service.
+
+Each row is one operation with its microversions, policy rule and schemas.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,7 @@ from compute_api.placement import (
 from compute_api.placement.request import PlacementRequest
 
 
-def _versions(request: PlacementRequest) -> JsonObject:
-    """What is served."""
+def _show_versions(request: PlacementRequest) -> JsonObject:
     return {
         "versions": [
             {
@@ -46,8 +47,10 @@ class PlacementRoute(ApiRoute):
 
     body: schemas.PlacementSchema | None = None
     query: schemas.PlacementSchema = schemas.NOTHING
-    cached: bool = True  #: its answers say when what they show last changed
-    is_public: bool = False  #: no token is needed
+    #: Since 1.15, successful responses have the headers Last-Modified and Cache-Control.
+    cached: bool = True
+    #: The operation needs no token.
+    is_public: bool = False
 
 
 _P, _RP = "placement:", "/resource_providers/{provider_uuid}"
@@ -60,7 +63,7 @@ def _delete(
     return PlacementRoute("DELETE", path, handler, rule, since, success=204, cached=False)
 
 
-def _refused(method: str, path: str, rule: str, since: str = "1.0") -> PlacementRoute:
+def _refuse(method: str, path: str, rule: str, since: str = "1.0") -> PlacementRoute:
     return PlacementRoute(
         method,
         path,
@@ -74,7 +77,7 @@ def _refused(method: str, path: str, rule: str, since: str = "1.0") -> Placement
 
 
 ROUTES: tuple[PlacementRoute, ...] = (
-    PlacementRoute("GET", "/", _versions, "", query=schemas.ANYTHING, is_public=True),
+    PlacementRoute("GET", "/", _show_versions, "", query=schemas.ANYTHING, is_public=True),
     PlacementRoute(
         "GET",
         "/resource_providers",
@@ -223,12 +226,12 @@ ROUTES: tuple[PlacementRoute, ...] = (
     PlacementRoute(
         "GET", "/allocations/{consumer_uuid}", allocations.show, _P + "allocations:list"
     ),
-    _refused("POST", "/allocations", _P + "allocations:manage", "1.13"),
-    _refused("PUT", "/allocations/{consumer_uuid}", _P + "allocations:update"),
-    _refused("DELETE", "/allocations/{consumer_uuid}", _P + "allocations:delete"),
-    _refused("POST", "/reshaper", _P + "reshaper:reshape", "1.30"),
+    _refuse("POST", "/allocations", _P + "allocations:manage", "1.13"),
+    _refuse("PUT", "/allocations/{consumer_uuid}", _P + "allocations:update"),
+    _refuse("DELETE", "/allocations/{consumer_uuid}", _P + "allocations:delete"),
+    _refuse("POST", "/reshaper", _P + "reshaper:reshape", "1.30"),
 )
 
 
-#: Where an operation that came later is a method that is not allowed, not a path that is not there.
+#: Paths where an operation of a later microversion gets 405 instead of 404.
 OLD_PATHS = frozenset((_RP + "/inventories",))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process kilonova-placement: Placement's API on Kilonova's own tables, for operators and their
-tools.
+"""The process ``kilonova-placement``.
 
-It reads and writes the database, and asks the identity service about tokens. No other process of
-Kilonova needs it."""
+It serves Placement's API to operators and their tools, reads and writes the database, and validates
+tokens with the identity service. No other process of Kilonova needs this service.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +18,16 @@ from compute_api.http.policy import Policy, configured
 from compute_api.http.worker.server import Server, limits
 from compute_api.placement.policies import PLACEMENT_RULES
 
-_opened = ExitStack()
+_resources = ExitStack()
 
 
 def application(conf: cfg.ConfigOpts, policy: Policy | None = None) -> WSGIApplication:
-    """The WSGI application; call it in the process that will serve it."""
+    """Build the WSGI application. Call this in the process that serves the application.
+
+    Args:
+        conf: The configuration.
+        policy: Replaces the policy from the configuration.
+    """
     from common.clients.identity import IdentityClient
     from common.store.engine import Store
     from common.store.version import guarded
@@ -30,41 +35,41 @@ def application(conf: cfg.ConfigOpts, policy: Policy | None = None) -> WSGIAppli
     from compute_api.placement import app, faults
 
     store = guarded(Store.opened(conf, pool=conf.placement.threads))
-    _opened.callback(store.close)
-    made = app.create(store, policy or configured(conf, "placement", PLACEMENT_RULES))
-    needs = (
+    _resources.callback(store.close)
+    placement_app = app.create(store, policy or configured(conf, "placement", PLACEMENT_RULES))
+    dependencies = (
         health.Dependency("database", store.now),
         health.Dependency("identity", IdentityClient(conf).require_answer),
     )
-    return health.answered(
-        authentication.authenticated(made, conf, faults.body), health.Health(needs)
+    return health.add_health_checks(
+        authentication.authenticated(placement_app, conf, faults.body), health.Health(dependencies)
     )
 
 
-def _fault(status: int, text: str) -> object:
+def _build_fault(status: int, text: str) -> object:
     from compute_api.placement import faults
 
     return faults.body(status, text)
 
 
 def main() -> None:
-    """The console script kilonova-placement."""
+    """Run the console script ``kilonova-placement``."""
     conf = service.start("placement")
-    own = conf.placement
+    options = conf.placement
     policy = None
-    if own.policy_file:
+    if options.policy_file:
         policy = service.checked(
             "placement", lambda: configured(conf, "placement", PLACEMENT_RULES)
         )
     Server(
         "kilonova-placement",
-        own.host,
-        own.port,
+        options.host,
+        options.port,
         lambda: application(conf, policy),
-        _opened.close,
-        threads=own.threads,
+        _resources.close,
+        threads=options.threads,
         limits=limits(conf),
-        fault=_fault,
+        fault=_build_fault,
         check=lambda: access.check(conf, access.DATABASE, access.IDENTITY),
     ).run()
 

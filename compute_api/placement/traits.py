@@ -15,37 +15,41 @@ from compute_api.placement.schemas import CUSTOM_TRAIT
 
 
 def index(request: PlacementRequest) -> ApiResponse:
-    """Two statements; name=in:A,B or startswith:PREFIX, associated=true or false."""
+    """Return the matching traits, with two SQL statements.
+
+    The query may have ``name=in:A,B`` or ``name=startswith:PREFIX``, and ``associated=true`` or
+    ``associated=false``.
+    """
     associated = (request.first("associated") or "").lower()
     if associated not in ("", "true", "false") or (
         "associated" in request.query and not associated
     ):
         raise BadQuery('The query parameter "associated" only accepts "true" or "false"')
-    keep = _filter(request.first("name"))
-    found = request.read(traits.list_all, None if not associated else associated == "true")
-    return ApiResponse({"traits": [name for name in found if keep(name)]})
+    matches = _parse_name_filter(request.first("name"))
+    names = request.read(traits.list_all, None if not associated else associated == "true")
+    return ApiResponse({"traits": [name for name in names if matches(name)]})
 
 
-def _filter(text: str | None) -> Callable[[str], bool]:
+def _parse_name_filter(text: str | None) -> Callable[[str], bool]:
     if text is None:
         return lambda name: True
-    how, colon, what = text.partition(":")
-    if not colon or how not in ("in", "startswith"):
+    operator, colon, operand = text.partition(":")
+    if not colon or operator not in ("in", "startswith"):
         raise BadQuery(
             "Badly formatted name parameter. Expected name query string parameter in form: "
             f'?name=[in|startswith]:[name1,name2|prefix]. Got: "{text[:300]}"'
         )
-    names = set(what.split(","))
-    return names.__contains__ if how == "in" else lambda name: name.startswith(what)
+    names = set(operand.split(","))
+    return names.__contains__ if operator == "in" else lambda name: name.startswith(operand)
 
 
 def show(request: PlacementRequest, name: str) -> ApiResponse:
-    """At most three statements."""
+    """Return an empty response if the trait exists, with at most three SQL statements."""
     return ApiResponse(modified=request.read(traits.show, name))
 
 
 def create(request: PlacementRequest, name: str) -> ApiResponse:
-    """201: made; 204: it was there."""
+    """Create a trait. The status is 201, or 204 if the trait exists."""
     try:
         CUSTOM_TRAIT.check_body(request.version, name)
     except errors.BadRequest as problem:
@@ -53,19 +57,19 @@ def create(request: PlacementRequest, name: str) -> ApiResponse:
             "The trait is invalid. A valid trait must be no longer than 255 characters, start with "
             'the prefix "CUSTOM_" and use following characters: "A"-"Z", "0"-"9" and "_"'
         ) from problem
-    made = request.write(traits.create, name)
+    is_new = request.write(traits.create, name)
     return ApiResponse(
-        status=201 if made else 204, headers={"Location": f"{request.base}/traits/{name}"}
+        status=201 if is_new else 204, headers={"Location": f"{request.base}/traits/{name}"}
     )
 
 
 def delete(request: PlacementRequest, name: str) -> None:
-    """Only one that nobody has."""
+    """Delete a trait that no provider has."""
     request.write(traits.delete, name)
 
 
 def of_provider(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
-    """Two statements."""
+    """Return the traits of a provider, with two SQL statements."""
 
     def work(tx: Connection) -> tuple[ProviderRow, list[str]]:
         provider = providers.show(tx, provider_uuid)
@@ -75,19 +79,19 @@ def of_provider(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
 
 
 def put(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
-    """These by hand; what a host reports stays."""
+    """Replace the traits that operators set. Traits that a host reports stay."""
 
     def work(tx: Connection) -> tuple[ProviderRow, list[str]]:
         provider = providers.lock(tx, provider_uuid, request.body["resource_provider_generation"])
-        found = traits.put(tx, provider, request.body["traits"])
+        names = traits.put(tx, provider, request.body["traits"])
         allocations.touch(tx, [provider.id])
-        return providers.show(tx, provider_uuid), found
+        return providers.show(tx, provider_uuid), names
 
     return _view(*request.write(work))
 
 
 def clear(request: PlacementRequest, provider_uuid: str) -> None:
-    """None by hand."""
+    """Remove all traits that operators set."""
 
     def work(tx: Connection) -> None:
         provider = providers.lock(tx, provider_uuid)
@@ -97,8 +101,8 @@ def clear(request: PlacementRequest, provider_uuid: str) -> None:
     request.write(work)
 
 
-def _view(provider: ProviderRow, found: list[str]) -> ApiResponse:
+def _view(provider: ProviderRow, names: list[str]) -> ApiResponse:
     return ApiResponse(
-        {"resource_provider_generation": provider.generation, "traits": found},
+        {"resource_provider_generation": provider.generation, "traits": names},
         modified=provider.changed_at,
     )

@@ -15,7 +15,7 @@ RULE = "placement:usages"
 
 
 def of_provider(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
-    """Every class that the provider has; three statements."""
+    """Return the usage of each class in the inventories, with three SQL statements."""
 
     def work(tx: Connection) -> tuple[ProviderRow, dict[str, int]]:
         provider = providers.show(tx, provider_uuid)
@@ -30,8 +30,10 @@ def of_provider(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
 
 
 def index(request: PlacementRequest) -> ApiResponse:
-    """Of a project, and in it of a user; one statement, since 1.38 two: then by type of
-    consumers."""
+    """Return the usage of a project or of a user in a project.
+
+    Since 1.38 the usage is grouped by consumer type, which takes two SQL statements instead of one.
+    """
     project, user = str(request.first("project_id")), request.first("user_id")
     request.require(RULE, {"project_id": project})
     if request.version < CONSUMER_TYPE:
@@ -39,24 +41,26 @@ def index(request: PlacementRequest) -> ApiResponse:
         for row in request.read(consumers.totals, project, user):
             used[row.resource_class] = used.get(row.resource_class, 0) + int(row.used)
         return ApiResponse({"usages": used})
-    asked = request.first("consumer_type")
-    kind = (
+    requested_type = request.first("consumer_type")
+    stored_type = (
         None
-        if asked in (None, "all")
-        else next((key for key, name in TYPES.items() if name == asked), str(asked))
+        if requested_type in (None, "all")
+        else next(
+            (key for key, name in TYPES.items() if name == requested_type), str(requested_type)
+        )
     )
     rows, counts = request.read(
         lambda tx: (
-            consumers.totals(tx, project, user, kind),
-            consumers.counts(tx, project, user, kind),
+            consumers.totals(tx, project, user, stored_type),
+            consumers.counts(tx, project, user, stored_type),
         )
     )
-    found: dict[str, JsonObject] = {}
+    usages: dict[str, JsonObject] = {}
     for row in rows:
-        key = "all" if asked == "all" else type_of(row.type)
-        entry = found.setdefault(key, {})
+        key = "all" if requested_type == "all" else type_of(row.type)
+        entry = usages.setdefault(key, {})
         entry[row.resource_class] = entry.get(row.resource_class, 0) + int(row.used)
-    for held_by, number in counts.items():
-        entry = found.setdefault("all" if asked == "all" else type_of(held_by), {})
+    for type_name, number in counts.items():
+        entry = usages.setdefault("all" if requested_type == "all" else type_of(type_name), {})
         entry["consumer_count"] = entry.get("consumer_count", 0) + number
-    return ApiResponse({"usages": found})
+    return ApiResponse({"usages": usages})

@@ -59,7 +59,7 @@ def filters_table() -> str:
     """Every filter by its name in ``enabled_filters``."""
     enabled = next(one for one in OPTIONS["scheduler"] if one.dest == "enabled_filters").default
     return _table(
-        ("name", "a host passes when", "by default", "asked of rebuilds"),
+        ("name", "effect", "by default", "asked of rebuilds"),
         (
             (
                 f"`{name}`",

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Filters: each looks at all hosts at once and says which may not take a server, and why.
+"""Filters reject hosts that cannot take a server, with a reason.
 
-``load`` makes those of a configuration, once, when the scheduler starts: the table below has Nova's
-names, installed distributions add their own as entry points. ``Filters.checks`` is the one order in
-which hosts are asked: named hosts, failing hosts, the zone, disabled hosts, the enabled filters,
-and then what is promised whatever the operator enables (``resources``).
+A filter examines all hosts at once. ``load`` creates the enabled filters when the scheduler starts.
+They come from ``BUILT_IN``, with Nova's names, or from entry points of installed distributions.
+
+``Filters.checks`` defines the order of all checks: requested and excluded hosts, failing hosts, the
+availability zone, disabled hosts, the enabled filters, and the checks in ``resources`` that no
+option disables.
 """
 
 from __future__ import annotations
@@ -30,19 +32,24 @@ ENTRY_POINTS = "kilonova.scheduler.filters"
 
 
 class UnknownFilter(ValueError):
-    """A filter is not there or cannot be made; the text names it, the option and what there is."""
+    """A filter does not exist or cannot be created. The text names the filter and its option."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A filter of ours: what makes it, and whether it is asked of rebuilds."""
+    """A built-in filter.
+
+    Attributes:
+        make: The factory, or None if the check is part of every request.
+        on_rebuild: The filter also applies to rebuilds.
+    """
 
     make: Factory | None = None
     on_rebuild: bool = False
 
 
-def _plain(filter_: Filter) -> Factory:
-    """For a filter without options; what it does is what the filter says of itself."""
+def _without_options(filter_: Filter) -> Factory:
+    """Return a factory with the docstring of the filter, for a filter without options."""
 
     def make(conf: cfg.ConfigOpts) -> Filter:
         return filter_
@@ -51,26 +58,27 @@ def _plain(filter_: Filter) -> Factory:
     return make
 
 
-PROMISED = Entry()  # asked in any case (Filters.checks); the name in the option changes nothing
+#: A check of every request (``Filters.checks``). Its name in the option has no effect.
+PROMISED = Entry()
 BUILT_IN: dict[str, Entry] = {
     "AggregateImagePropertiesIsolation": Entry(aggregates.image_properties, on_rebuild=True),
-    "AggregateInstanceExtraSpecsFilter": Entry(_plain(aggregates.extra_specs)),
+    "AggregateInstanceExtraSpecsFilter": Entry(_without_options(aggregates.extra_specs)),
     "AggregateIoOpsFilter": Entry(partial(host_load.io_ops, by_aggregate=True)),
-    "AggregateMultiTenancyIsolation": Entry(_plain(aggregates.tenants)),
+    "AggregateMultiTenancyIsolation": Entry(_without_options(aggregates.tenants)),
     "AggregateNumInstancesFilter": Entry(partial(host_load.num_instances, by_aggregate=True)),
-    "AggregateTypeAffinityFilter": Entry(_plain(aggregates.type_affinity)),
-    "AllHostsFilter": Entry(_plain(hosts.all_hosts)),
+    "AggregateTypeAffinityFilter": Entry(_without_options(aggregates.type_affinity)),
+    "AllHostsFilter": Entry(_without_options(hosts.all_hosts)),
     "AvailabilityZoneFilter": PROMISED,
-    "ComputeCapabilitiesFilter": Entry(_plain(capabilities.compute_capabilities)),
-    "ComputeFilter": Entry(_plain(hosts.compute_status)),
-    "DifferentHostFilter": Entry(_plain(hints.different_host)),
+    "ComputeCapabilitiesFilter": Entry(_without_options(capabilities.compute_capabilities)),
+    "ComputeFilter": Entry(_without_options(hosts.compute_status)),
+    "DifferentHostFilter": Entry(_without_options(hints.different_host)),
     "ImagePropertiesFilter": Entry(images.image_properties, on_rebuild=True),
     "IoOpsFilter": Entry(host_load.io_ops),
     "IsolatedHostsFilter": Entry(images.isolated_hosts, on_rebuild=True),
     "NUMATopologyFilter": PROMISED,
     "NumInstancesFilter": Entry(host_load.num_instances),
     "PciPassthroughFilter": PROMISED,
-    "SameHostFilter": Entry(_plain(hints.same_host)),
+    "SameHostFilter": Entry(_without_options(hints.same_host)),
     "ServerGroupAffinityFilter": PROMISED,
     "ServerGroupAntiAffinityFilter": PROMISED,
 }
@@ -78,9 +86,11 @@ BUILT_IN: dict[str, Entry] = {
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """The filters of one configuration, in its order, and whether each is asked of rebuilds.
+    """The enabled filters.
 
-    failures: builds that fail in a row before a host is left out; 0: never.
+    Attributes:
+        enabled: Each filter, in the order of the option, and whether it applies to rebuilds.
+        failures: Consecutive failed builds after which a host is paused. 0 means never.
     """
 
     enabled: tuple[tuple[Filter, bool], ...]
@@ -89,77 +99,82 @@ class Filters:
     def checks(
         self, snapshot: Snapshot, spec: RequestSpec, passing: Mask, count: int = 1
     ) -> Iterator[Check]:
-        """Every question to the hosts, in order; each is made when it is asked for.
+        """Yield all checks of the request, in order. Each check is computed when it is requested.
 
         Args:
-            passing: the caller's own mask of the hosts that passed so far, narrowed in place
-            between two checks:
-                what is costly asks only those.
-            count: so many equal servers are wanted: no host's room needs to be known beyond it.
+            snapshot: The hosts.
+            spec: The request.
+            passing: The hosts that passed so far. The caller clears rejected hosts in this mask
+                between two checks, because expensive checks only examine passing hosts.
+            count: Number of equal servers. The room of a host is not counted beyond this.
         """
         yield from resources.named_hosts(snapshot, spec)
         if spec.is_rebuild:
-            asked = [filter_ for filter_, on_rebuild in self.enabled if on_rebuild]
+            applicable = [filter_ for filter_, on_rebuild in self.enabled if on_rebuild]
         elif spec.force_host is not None:
             yield from resources.alive(snapshot)
-            asked = []
+            applicable = []
         else:
             yield from resources.failing_hosts(snapshot, self.failures)
             yield from hosts.availability_zone(snapshot, spec)
             yield from hosts.enabled(snapshot, spec)
             yield from hosts.known_aggregates(snapshot, spec)
-            asked = [filter_ for filter_, _ in self.enabled]
-        for filter_ in asked:
+            applicable = [filter_ for filter_, _ in self.enabled]
+        for filter_ in applicable:
             yield from filter_(snapshot, spec)
         yield from resources.promises(snapshot, spec, passing, count)
 
 
 def load(conf: cfg.ConfigOpts) -> Filters:
-    """The filters that ``[scheduler] enabled_filters`` names, made.
+    """Create the filters in ``[scheduler] enabled_filters``.
 
     Raises:
-        UnknownFilter: a name that neither we nor an installed distribution have, or a third party's
-        filter that
-            cannot be made.
+        UnknownFilter: A name is unknown, or the filter of an installed distribution cannot be
+            created.
     """
     names = dict.fromkeys(conf.scheduler.enabled_filters)
-    foreign = third_parties.installed(
+    foreign = third_parties.find_entry_points(
         "enabled_filters", names, ENTRY_POINTS, BUILT_IN, UnknownFilter
     )
     enabled = []
     for name in names:
         if name in foreign:
-            enabled.append(_foreign(foreign[name], conf))
+            enabled.append(_load_entry_point(foreign[name], conf))
         elif (make := BUILT_IN[name].make) is not None:
             enabled.append((make(conf), BUILT_IN[name].on_rebuild))
     return Filters(tuple(enabled), conf.scheduler.build_failure_limit)
 
 
-def _foreign(point: metadata.EntryPoint, conf: cfg.ConfigOpts) -> tuple[Filter, bool]:
-    """A third party's filter. Its code runs here for the first time, so anything may go wrong."""
+def _load_entry_point(point: metadata.EntryPoint, conf: cfg.ConfigOpts) -> tuple[Filter, bool]:
+    """Create the filter of an installed distribution, and return whether it applies to rebuilds.
+
+    Any exception becomes UnknownFilter, because third-party code runs here for the first time.
+    """
     try:
         factory = point.load()
-        return _guarded(point.name, factory(conf)), bool(getattr(factory, "on_rebuild", False))
+        return _guard(point.name, factory(conf)), bool(getattr(factory, "on_rebuild", False))
     except Exception as problem:
         raise UnknownFilter(third_parties.refusal("enabled_filters", point, problem)) from problem
 
 
-def _guarded(name: str, ask: Filter) -> Filter:
-    """A third party's filter that fails lets nobody in, and says so: other requests are in hand
-    beside this one."""
+def _guard(name: str, apply_filter: Filter) -> Filter:
+    """Wrap a third-party filter so that an exception or a malformed check rejects all hosts.
 
-    def guarded(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
+    Why: other requests of the same call must not fail.
+    """
+
+    def apply_guarded(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
         size = len(snapshot.names)
         try:
-            checks = list(ask(snapshot, spec))
-            wrong = [
+            checks = list(apply_filter(snapshot, spec))
+            malformed = [
                 check
                 for check in checks
                 if check.passes.dtype != np.bool_ or check.passes.shape != (size,)
             ]
-            if wrong:
+            if malformed:
                 raise ValueError(
-                    f"passes must be {size} booleans, one a host, where it says: {wrong[0].text}"
+                    f"passes must be {size} booleans, one a host, where it says: {malformed[0].text}"
                 )
         except Exception:
             log.exception(
@@ -174,4 +189,4 @@ def _guarded(name: str, ask: Filter) -> Filter:
             ]
         return checks
 
-    return guarded
+    return apply_guarded

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Filters that compare the request with the metadata of the aggregates that a host is in.
+"""Filters that compare the request with the metadata of a host's aggregates.
 
-A value of metadata may be a list with commas; of several aggregates with one key all values count
-together. Each aggregate is compared once; its hosts are a mask.
+A value of metadata may be a comma-separated list. If several aggregates of a host have the same
+key, their values are combined. Each aggregate is compared once, and its hosts are a mask.
 """
 
 from __future__ import annotations
@@ -25,20 +25,25 @@ TENANTS = "filter_tenant_id"
 
 
 def extra_specs(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
-    """Each extra spec, in the scope ``aggregate_instance_extra_specs`` or in none, is met by the
-    host's aggregates."""
-    for name, wanted in sorted(spec.flavor.extra_specs.items() if spec.flavor else ()):
+    """Require that the host's aggregates match each extra spec.
+
+    Extra specs in the scope ``aggregate_instance_extra_specs`` and those without a scope count.
+    """
+    for name, requirement in sorted(spec.flavor.extra_specs.items() if spec.flavor else ()):
         scope, colon, rest = name.partition(":")
         if colon and scope != SCOPE:
             continue
         key = rest if colon else name
-        _, given = _given(snapshot, partial(eq, key), partial(meets, wanted))
-        yield Check(given, f"in no aggregate whose {key} is as the flavor wants it")
+        _, matching = _match_metadata(snapshot, partial(eq, key), partial(meets, requirement))
+        yield Check(matching, f"in no aggregate whose {key} is as the flavor wants it")
 
 
 def image_properties(conf: cfg.ConfigOpts) -> Filter:
-    """Image properties, where aggregates have a key of the same name, have one of the values that
-    they list there. With a namespace only keys in it are compared."""
+    """Require that image properties match aggregate metadata of the same name.
+
+    If a host's aggregates have the key, the image's value must be one of their values. With a
+    configured namespace, only keys in this namespace are compared.
+    """
     namespace = conf.scheduler.aggregate_image_properties_isolation_namespace
     prefix = (
         namespace + conf.scheduler.aggregate_image_properties_isolation_separator
@@ -47,51 +52,64 @@ def image_properties(conf: cfg.ConfigOpts) -> Filter:
     )
 
     def ask(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
-        found = properties(spec)
+        image = properties(spec)
         keys = {
             key
             for aggregate in snapshot.aggregates
             for key in aggregate.meta
             if key.startswith(prefix)
         }
-        for name in sorted(keys & found.keys()):
-            if found[name]:
-                asked, given = _given(snapshot, partial(eq, name), partial(eq, found[name]))
-                yield Check(~asked | given, f"kept for images with another {name[:64]}")
+        for name in sorted(keys & image.keys()):
+            if image[name]:
+                with_key, with_value = _match_metadata(
+                    snapshot, partial(eq, name), partial(eq, image[name])
+                )
+                yield Check(~with_key | with_value, f"kept for images with another {name[:64]}")
 
     return ask
 
 
 def tenants(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
-    """Where keys that begin with ``filter_tenant_id`` list projects, the request's project is one
-    of them."""
-    kept, ours = _given(snapshot, lambda key: key.startswith(TENANTS), partial(eq, spec.project_id))
-    yield Check(~kept | ours, "kept for other projects")
+    """Require that ``filter_tenant_id*`` of the aggregates, if set, lists the project."""
+    restricted, permitted = _match_metadata(
+        snapshot, lambda key: key.startswith(TENANTS), partial(eq, spec.project_id)
+    )
+    yield Check(~restricted | permitted, "kept for other projects")
 
 
 def type_affinity(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
-    """Where ``instance_type`` lists flavors by name, the request's flavor is one of them."""
+    """Require that ``instance_type`` of the aggregates, if set, lists the flavor's name."""
     name = spec.flavor.name if spec.flavor else None
-    kept, ours = _given(snapshot, partial(eq, "instance_type"), partial(eq, name))
-    yield Check(~kept | ours, "kept for other flavors")
+    restricted, permitted = _match_metadata(
+        snapshot, partial(eq, "instance_type"), partial(eq, name)
+    )
+    yield Check(~restricted | permitted, "kept for other flavors")
 
 
-def _given(
-    snapshot: Snapshot, asks: Callable[[str], bool], holds: Callable[[str], bool]
+def _match_metadata(
+    snapshot: Snapshot, key_matches: Callable[[str], bool], value_matches: Callable[[str], bool]
 ) -> tuple[Mask, Mask]:
-    """The hosts in an aggregate with a key that ``asks`` is true of, and those where ``holds`` is
-    of a value of one."""
-    asked, given = (np.zeros(len(snapshot.names), np.bool_) for _ in range(2))
+    """Return the hosts with a matching key, and the hosts with a matching value of such a key.
+
+    Args:
+        snapshot: The hosts.
+        key_matches: True for matching keys of metadata.
+        value_matches: True for matching values.
+    """
+    with_key, with_value = (np.zeros(len(snapshot.names), np.bool_) for _ in range(2))
     for aggregate in snapshot.aggregates:
         values = [
-            value for key, text in aggregate.meta.items() if asks(key) for value in _listed(text)
+            value
+            for key, text in aggregate.meta.items()
+            if key_matches(key)
+            for value in _split_list(text)
         ]
         if values:
-            asked |= aggregate.members
-            if any(holds(value) for value in values):
-                given |= aggregate.members
-    return asked, given
+            with_key |= aggregate.members
+            if any(value_matches(value) for value in values):
+                with_value |= aggregate.members
+    return with_key, with_value
 
 
-def _listed(text: str) -> Iterator[str]:
+def _split_list(text: str) -> Iterator[str]:
     return (part.strip() for part in text.split(","))

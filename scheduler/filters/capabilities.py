@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ComputeCapabilitiesFilter: extra specs of a flavor that ask something of the host's facts.
+"""ComputeCapabilitiesFilter: match the extra specs of a flavor with the host's facts.
 
-``capabilities:cpu_info:arch = x86_64`` looks into a fact; what no host tells, no host meets. A key
-without a scope counts only where it is the name of a fact, as it does in Nova for the sake of old
-flavors.
+For example, ``capabilities:cpu_info:arch = x86_64`` requires the value in the fact ``cpu_info``. A
+fact that a host does not report is never met. A key without a scope counts only if a fact has this
+name, as in Nova, for compatibility with old flavors.
 """
 
 from __future__ import annotations
@@ -24,74 +24,81 @@ from scheduler.snapshot import Mask, Numbers, Snapshot, Stock
 SCOPE = "capabilities"
 
 
-def _of(resource_class: str, what: Callable[[Stock], Numbers]) -> Callable[[Snapshot], Numbers]:
-    """A number of an inventory; 0 where no host has one."""
-    return lambda found: (
-        what(found.stock[resource_class])
-        if resource_class in found.stock
-        else np.zeros(len(found.names), np.int64)
+def _build_column(
+    resource_class: str, read_stock: Callable[[Stock], Numbers]
+) -> Callable[[Snapshot], Numbers]:
+    """Return a function that reads a number of the inventory, 0 if no host has one."""
+    return lambda snapshot: (
+        read_stock(snapshot.stock[resource_class])
+        if resource_class in snapshot.stock
+        else np.zeros(len(snapshot.names), np.int64)
     )
 
 
-def _free(stock: Stock) -> Numbers:
+def _read_free(stock: Stock) -> Numbers:
     return stock.free
 
 
-def _total(stock: Stock) -> Numbers:
+def _read_total(stock: Stock) -> Numbers:
     return stock.most
 
 
-#: Facts that are a number of each host, under the names that Nova's filters know them by.
+#: Facts that are a number per host, under the names in Nova's filters.
 COLUMNS: Mapping[str, Callable[[Snapshot], Numbers]] = {
-    "free_ram_mb": _of("MEMORY_MB", _free),
-    "total_usable_ram_mb": _of("MEMORY_MB", _total),
-    "free_disk_mb": _of("DISK_GB", lambda stock: stock.free * 1024),
-    "total_usable_disk_gb": _of("DISK_GB", _total),
-    "vcpus_total": _of("VCPU", _total),
-    "num_instances": lambda found: found.servers,
-    "num_io_ops": lambda found: found.working,
-    "failed_builds": lambda found: found.failures,
+    "free_ram_mb": _build_column("MEMORY_MB", _read_free),
+    "total_usable_ram_mb": _build_column("MEMORY_MB", _read_total),
+    "free_disk_mb": _build_column("DISK_GB", lambda stock: stock.free * 1024),
+    "total_usable_disk_gb": _build_column("DISK_GB", _read_total),
+    "vcpus_total": _build_column("VCPU", _read_total),
+    "num_instances": lambda snapshot: snapshot.servers,
+    "num_io_ops": lambda snapshot: snapshot.working,
+    "failed_builds": lambda snapshot: snapshot.failures,
 }
 
 
 def compute_capabilities(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
-    """The host's facts meet each extra spec that speaks of one."""
-    for path, wanted, scoped in _asked(spec.flavor.extra_specs if spec.flavor else {}):
+    """Require that the host's facts match each extra spec about a fact."""
+    for path, requirement, is_scoped in _parse_extra_specs(
+        spec.flavor.extra_specs if spec.flavor else {}
+    ):
         text = f"whose {':'.join(path)} is not as the flavor wants it"
         if path[0] in COLUMNS:
-            yield Check(_column_meets(snapshot, path, wanted), text)
+            yield Check(_match_column(snapshot, path, requirement), text)
         else:
-            yield Check(of_facts(snapshot, partial(_facts_meet, path, wanted, scoped)), text)
+            yield Check(
+                of_facts(snapshot, partial(_match_facts, path, requirement, is_scoped)), text
+            )
 
 
-def _asked(extra_specs: Mapping[str, str]) -> Iterator[tuple[list[str], str, bool]]:
-    """The path to each fact, what is required of it, and whether its scope says that it is one."""
-    for key, wanted in sorted(extra_specs.items()):
+def _parse_extra_specs(extra_specs: Mapping[str, str]) -> Iterator[tuple[list[str], str, bool]]:
+    """Yield the path to each fact, its requirement, and whether the key has the scope."""
+    for key, requirement in sorted(extra_specs.items()):
         scope, *path = key.split(":")
         if key == "hw:maxphysaddr_bits":
-            yield ["cpu_info", "maxphysaddr", "bits"], f">= {wanted}", True
+            yield ["cpu_info", "maxphysaddr", "bits"], f">= {requirement}", True
         elif not path:
-            yield [key], wanted, False
+            yield [key], requirement, False
         elif scope == SCOPE:
-            yield path, wanted, True
+            yield path, requirement, True
 
 
-def _column_meets(snapshot: Snapshot, path: list[str], wanted: str) -> Mask:
-    if len(path) > 1:  # a number has no parts
+def _match_column(snapshot: Snapshot, path: list[str], requirement: str) -> Mask:
+    # A number has no subordinate keys.
+    if len(path) > 1:
         return np.zeros(len(snapshot.names), np.bool_)
     values, places = np.unique(COLUMNS[path[0]](snapshot), return_inverse=True)
-    return np.array([meets(wanted, str(value)) for value in values], np.bool_)[places]
+    return np.array([meets(requirement, str(value)) for value in values], np.bool_)[places]
 
 
-def _facts_meet(path: list[str], wanted: str, scoped: bool, facts: JsonMapping) -> bool:
-    if not scoped and path[0] not in facts:
+def _match_facts(path: list[str], requirement: str, is_scoped: bool, facts: JsonMapping) -> bool:
+    if not is_scoped and path[0] not in facts:
         return True
-    found: Any = facts
+    value: Any = facts
     for name in path:
-        if isinstance(found, str):
+        if isinstance(value, str):
             try:
-                found = json.loads(found)
+                value = json.loads(value)
             except ValueError:
                 return False
-        found = found.get(name) if isinstance(found, Mapping) else None
-    return found is not None and meets(wanted, str(found))
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value is not None and meets(requirement, str(value))

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a filter is: a function that asks all hosts at once whether they may take a server.
+"""The interface of filters: a filter is a function that returns checks of all hosts.
 
-Every filter makes ``Check``s; ``scheduler.selection`` applies them in order and counts a host for
-the first that it does not pass. The texts reach tenants: they name nothing that the request did not
-name itself.
+``scheduler.selection`` applies the checks in order and counts a host for the first check that
+rejects it. Tenants read the texts. A text therefore only names objects that the request named.
 """
 
 from __future__ import annotations
@@ -18,19 +17,24 @@ from common.domain.json_types import JsonMapping
 from common.domain.models import RequestSpec
 from scheduler.snapshot import Mask, Numbers, Snapshot
 
-#: The room of a host that this check does not limit.
+#: Value of ``room`` for a host where the check does not limit the number of servers.
 UNLIMITED = 2**31
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One question to all hosts. ``text`` says what is true of hosts that do not pass; with
-    ``need``, ``free`` has each host's number beside it; ``each`` says it of the host in one row,
-    where hosts differ.
+    """One condition on all hosts.
 
-    room: how many such servers a host that passes can take, where that is limited; every server
-    that is placed there makes it one less. settles: the first server placed changes which hosts
-    pass, so ask again for the next.
+    Attributes:
+        passes: The hosts that meet the condition.
+        text: Describes the rejected hosts, for example "short of VCPU".
+        need: Required amount, shown beside ``free``.
+        free: Available amount of each host, or None if the text has no numbers.
+        room: How many such servers fit on each host, or None if the check does not limit the
+            number. Each placed server reduces the room by one.
+        each: Returns the text for the host in a row, if the text differs between hosts.
+        settles: True if the first placed server changes which hosts pass. The check is then
+            repeated for the next server.
     """
 
     passes: Mask
@@ -42,13 +46,13 @@ class Check:
     settles: bool = False
 
     def for_many(self, rejected: Mask) -> str:
-        """The text for all rejected hosts together."""
+        """Return the text for all rejected hosts together."""
         if self.free is None:
             return self.text
         return f"{self.text} (need {self.need}, most free {max(0, int(self.free[rejected].max()))})"
 
     def for_one(self, row: int) -> str:
-        """The text for the host in this row."""
+        """Return the text for the host in this row."""
         if self.each is not None:
             return self.each(row)
         if self.free is None:
@@ -58,12 +62,12 @@ class Check:
 
 Filter = Callable[[Snapshot, RequestSpec], Iterable[Check]]
 
-#: Makes a filter, once, from the process's options. What it reads of them it must have read before
-#: it returns. One with an attribute ``on_rebuild`` that is true depends on the image, so it is
-#: asked of rebuilds too.
+#: Creates a filter from the options of the process. The factory must read them before it returns. A
+#: factory with a true attribute ``on_rebuild`` creates a filter that depends on the image, and the
+#: filter then also applies to rebuilds.
 Factory = Callable[[cfg.ConfigOpts], Filter]
 
 
 def of_facts(snapshot: Snapshot, holds: Callable[[JsonMapping], bool]) -> Mask:
-    """The hosts whose facts this is true of; asked once of those that many hosts have in common."""
+    """Return the hosts whose facts meet the condition, evaluated once per distinct facts."""
     return np.array([holds(facts) for facts in snapshot.facts], np.bool_)[snapshot.kinds]

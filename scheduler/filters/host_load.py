@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Filters that limit how much goes on at a host: servers there, and work in hand.
+"""Filters that limit the number of servers or running actions per host.
 
-A limit comes from the configuration; the Aggregate filters let the metadata of a host's aggregates
-say another, of several the smallest. Metadata that is no number counts for nothing, together with
-all else said for that host.
+The limit is an option. In the Aggregate filters, metadata of the host's aggregates overrides the
+option, and the smallest value applies. If one value of a host is not a number, all its values are
+ignored and the option applies.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Column = Callable[[Snapshot], Numbers]
 
 
 def num_instances(conf: cfg.ConfigOpts, by_aggregate: bool = False) -> Filter:
-    """There are fewer servers on the host than ``max_instances_per_host``."""
+    """Require fewer servers on the host than ``max_instances_per_host``."""
     return partial(
-        _fewer,
+        _check_number,
         lambda snapshot: snapshot.servers,
         "servers",
         conf.scheduler.max_instances_per_host,
@@ -33,9 +33,12 @@ def num_instances(conf: cfg.ConfigOpts, by_aggregate: bool = False) -> Filter:
 
 
 def io_ops(conf: cfg.ConfigOpts, by_aggregate: bool = False) -> Filter:
-    """Fewer servers than ``max_io_ops_per_host`` are being built, copied or moved on the host."""
+    """Require fewer servers in work on the host than ``max_io_ops_per_host``.
+
+    A server is in work while it is built, copied or moved.
+    """
     return partial(
-        _fewer,
+        _check_number,
         lambda snapshot: snapshot.working,
         "servers in work",
         conf.scheduler.max_io_ops_per_host,
@@ -43,32 +46,32 @@ def io_ops(conf: cfg.ConfigOpts, by_aggregate: bool = False) -> Filter:
     )
 
 
-def _fewer(
-    column: Column, what: str, most: int, key: str, snapshot: Snapshot, spec: RequestSpec
+def _check_number(
+    column: Column, noun: str, default_limit: int, key: str, snapshot: Snapshot, spec: RequestSpec
 ) -> Iterable[Check]:
-    there = column(snapshot)
-    limits = _limits(snapshot, key, most)
-    room = limits - there
+    numbers = column(snapshot)
+    limits = _read_limits(snapshot, key, default_limit)
+    room = limits - numbers
     full: Mask = room <= 0
-    lowest = int(limits[full].min()) if full.any() else most
+    lowest = int(limits[full].min()) if full.any() else default_limit
     yield Check(
         ~full,
-        f"with {lowest} or more {what}",
+        f"with {lowest} or more {noun}",
         room=room,
-        each=lambda row: f"with {int(there[row])} {what} (at most {int(limits[row])})",
+        each=lambda row: f"with {int(numbers[row])} {noun} (at most {int(limits[row])})",
     )
 
 
-def _limits(snapshot: Snapshot, key: str, most: int) -> Numbers:
-    """Each host's limit; an empty key stands for no aggregate's metadata."""
+def _read_limits(snapshot: Snapshot, key: str, default_limit: int) -> Numbers:
+    """Return each host's limit. An empty key means that metadata is not used."""
     least = np.full(len(snapshot.names), UNLIMITED, np.int64)
-    wrong = np.zeros(len(snapshot.names), np.bool_)
+    invalid = np.zeros(len(snapshot.names), np.bool_)
     for aggregate in snapshot.aggregates:
         if key in aggregate.meta:
             try:
                 limit = max(0, min(int(aggregate.meta[key]), UNLIMITED - 1))
             except ValueError:
-                wrong |= aggregate.members
+                invalid |= aggregate.members
             else:
                 least = np.where(aggregate.members, np.minimum(least, limit), least)
-    return np.where(wrong | (least == UNLIMITED), most, least)
+    return np.where(invalid | (least == UNLIMITED), default_limit, least)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Filters that look at the host itself: its service, its zone."""
+"""Filters by the state of the host: its service, zone and aggregates."""
 
 from __future__ import annotations
 
@@ -14,27 +14,30 @@ from scheduler.snapshot import Snapshot
 
 
 def all_hosts(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
-    """Any host will do."""
+    """Accept every host."""
     return ()
 
 
 def compute_status(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
-    """The host's agent is known, not forced down and heard from."""
+    """Require a compute service that is up and not forced down."""
     yield Check(snapshot.served, "without a compute service")
     yield Check(~snapshot.forced_down, "forced down")
     yield Check(snapshot.up, "not heard from")
 
 
 def enabled(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
-    """Nobody has taken the host out of use. The claim holds to it, so it is asked whatever the
-    operator enables."""
+    """Require a host that is not disabled.
+
+    This check is always applied, because the claim also rejects disabled hosts.
+    """
     yield Check(~snapshot.disabled, "disabled")
 
 
 def known_aggregates(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
-    """The metadata of the host's aggregates can be read.
+    """Require that the metadata of the host's aggregates are readable.
 
-    Why: a damaged document may have kept the host for some projects, images or flavors."""
+    Why: damaged metadata may have reserved the host for certain projects, images or flavors.
+    """
     damaged = [
         aggregate.members
         for aggregate in snapshot.aggregates
@@ -46,7 +49,7 @@ def known_aggregates(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
 
 
 def availability_zone(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
-    """The host is in the zone that was asked for; any will do when none was."""
+    """Require a host in the requested zone, if the request has one."""
     if spec.availability_zone is not None:
         number = snapshot.zone_numbers.get(spec.availability_zone, -1)
         yield Check(snapshot.zones == number, f"not in zone {spec.availability_zone}")

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Filters that depend on the image: what its properties want of a host, and which hosts are kept
-for which images.
+"""Filters that depend on the image.
 
-They are asked of rebuilds too: a server may not keep its host with an image that could not have
-been started there.
+They compare the image's properties with the host, and apply reservations of hosts for images. They
+also apply to rebuilds, because a server must not stay on a host that cannot run its new image.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from common.domain.models import RequestSpec
 from scheduler.filters.check import Check, Filter, of_facts
 from scheduler.snapshot import Snapshot
 
-#: Names of image properties that are as old as the image service -> the names they have today.
+#: Current name of each legacy image property.
 OLD_NAMES = {
     "architecture": "hw_architecture",
     "hypervisor_type": "img_hv_type",
@@ -29,7 +28,7 @@ OLD_NAMES = {
     "vmware_ostype": "os_distro",
     "root_device_name": "img_root_device_name",
 }
-#: What else the values of these properties are called. The first is the one that hosts use.
+#: Synonyms for values of these properties, and the word that hosts report.
 OTHER_WORDS = {
     "hw_architecture": {
         "i386": "i686",
@@ -45,83 +44,92 @@ OTHER_WORDS = {
 
 
 def properties(spec: RequestSpec) -> dict[str, str]:
-    """The image's properties under today's names; architecture, hypervisor and mode in the words of
-    hosts."""
-    found = {
+    """Return the image's properties under their current names.
+
+    Architecture, hypervisor type and VM mode have the words that hosts report.
+    """
+    values = {
         OLD_NAMES[name]: value for name, value in spec.image_properties.items() if name in OLD_NAMES
     }
-    found |= {name: value for name, value in spec.image_properties.items() if name not in OLD_NAMES}
-    return found | {name: _word(name, found[name]) for name in OTHER_WORDS if name in found}
+    values |= {
+        name: value for name, value in spec.image_properties.items() if name not in OLD_NAMES
+    }
+    return values | {name: _normalize(name, values[name]) for name in OTHER_WORDS if name in values}
 
 
-def _word(name: str, value: object) -> str:
+def _normalize(name: str, value: object) -> str:
     lower = str(value).lower()
     return OTHER_WORDS[name].get(lower, lower)
 
 
 def image_properties(conf: cfg.ConfigOpts) -> Filter:
-    """The host runs guests of the image's architecture, hypervisor and mode, in a version that the
-    image accepts."""
+    """Require support for the image's architecture, hypervisor type and VM mode.
+
+    If the image sets any of these, a required hypervisor version and address width are compared
+    too.
+    """
     architecture = conf.scheduler.image_properties_default_architecture
 
     def ask(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
-        found = properties(spec)
+        image = properties(spec)
         if architecture:
-            found.setdefault("hw_architecture", _word("hw_architecture", architecture))
-        wanted = [found[name] for name in OTHER_WORDS if found.get(name)]
-        # then the version is not compared either: so Nova's images have always been read
-        if not wanted:
+            image.setdefault("hw_architecture", _normalize("hw_architecture", architecture))
+        required = [image[name] for name in OTHER_WORDS if image.get(name)]
+        # As in Nova, the version is only compared if another property is set.
+        if not required:
             return
         yield Check(
-            of_facts(snapshot, lambda facts: _runs(facts, wanted)),
-            f"not made for guests with {', '.join(wanted)[:200]}",
+            of_facts(snapshot, lambda facts: _supports(facts, required)),
+            f"not made for guests with {', '.join(required)[:200]}",
         )
-        version, bits = found.get("img_hv_requested_version"), found.get("hw_maxphysaddr_bits")
+        version, bits = image.get("img_hv_requested_version"), image.get("hw_maxphysaddr_bits")
         if version:
             yield Check(
-                of_facts(snapshot, lambda facts: _accepts(facts, version)),
+                of_facts(snapshot, lambda facts: _has_version(facts, version)),
                 f"with a hypervisor whose version is not {version[:64]}",
             )
         if bits:
             yield Check(
-                of_facts(snapshot, lambda facts: _addresses(facts, bits)),
+                of_facts(snapshot, lambda facts: _has_address_bits(facts, bits)),
                 f"with physical addresses of fewer than {bits[:64]} bits",
             )
 
     return ask
 
 
-def _runs(facts: JsonMapping, wanted: list[str]) -> bool:
-    """Is one of the host's supported instances (architecture, hypervisor type, vm mode) all of
-    this?"""
+def _supports(facts: JsonMapping, required: list[str]) -> bool:
+    """True if a single supported instance has all these values."""
     return any(
-        set(wanted) <= {str(word).lower() for word in supported}
+        set(required) <= {str(word).lower() for word in supported}
         for supported in facts.get("supported_instances") or ()
     )
 
 
-def _accepts(facts: JsonMapping, wanted: str) -> bool:
+def _has_version(facts: JsonMapping, required: str) -> bool:
     version = facts.get("hypervisor_version")
     if not version:
         return True
     try:
-        predicate = versionutils.VersionPredicate(wanted)
+        predicate = versionutils.VersionPredicate(required)
         return bool(predicate.satisfied_by(versionutils.convert_version_to_str(int(version))))
-    except ValueError:  # the image's own words: they make no sense, so no version is what it wants
+    except ValueError:
+        # The image's requirement cannot be parsed, so no version meets it.
         return False
 
 
-def _addresses(facts: JsonMapping, wanted: str) -> bool:
-    has = ((facts.get("cpu_info") or {}).get("maxphysaddr") or {}).get("bits")
+def _has_address_bits(facts: JsonMapping, required: str) -> bool:
+    host_bits = ((facts.get("cpu_info") or {}).get("maxphysaddr") or {}).get("bits")
     try:
-        return not has or int(has) >= int(wanted)
+        return not host_bits or int(host_bits) >= int(required)
     except ValueError:
         return False
 
 
 def isolated_hosts(conf: cfg.ConfigOpts) -> Filter:
-    """``isolated_images`` run on ``isolated_hosts`` only; with the restriction these run nothing
-    else."""
+    """Place ``isolated_images`` only on ``isolated_hosts``.
+
+    With ``restrict_isolated_hosts_to_isolated_images`` these hosts run no other images.
+    """
     hosts, images = tuple(conf.scheduler.isolated_hosts), frozenset(conf.scheduler.isolated_images)
     restricted = conf.scheduler.restrict_isolated_hosts_to_isolated_images
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an extra spec requires of a value, in Nova's small language: ``>= 4``, ``s== x``, ``<or> a
-<or> b``, ``<in> x``.
+"""Compare values with the requirements in extra specs, in Nova's syntax.
 
-Pure. A requirement that does not begin with an operator must be equal to the value. Numbers are
-compared as numbers; a word in a number's place is a requirement that nothing meets.
+For example, ``>= 4``, ``s== x``, ``<or> a <or> b`` and ``<in> x``. A requirement without an
+operator must be equal to the value. If a number is expected and either side is another text, the
+requirement is not met.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import operator
 from collections.abc import Callable
 
 _NUMBERS: dict[str, Callable[[float, float], bool]] = {
-    "=": operator.ge,  # at least: so it is in Nova, for the sake of the oldest flavors
+    # "=" means "at least", as in Nova, for compatibility with old flavors.
+    "=": operator.ge,
     "==": operator.eq,
     "!=": operator.ne,
     ">=": operator.ge,
@@ -30,21 +31,22 @@ _TEXTS: dict[str, Callable[[str, str], bool]] = {
 
 
 def meets(requirement: str, value: str) -> bool:
-    """Is this value what is required?"""
+    """True if the value meets the requirement."""
     first, *words = requirement.split() or [""]
     if first == "<or>":
-        return value in words[::2]  # the words between are <or> again
+        # The words between the values are <or> again.
+        return value in words[::2]
     if first == "<all-in>":
         return bool(words) and all(word in value for word in words)
     if first in _TEXTS:
         return bool(words) and _TEXTS[first](value, words[0])
     if first in _NUMBERS:
-        return bool(words) and _compared(_NUMBERS[first], value, words[0])
+        return bool(words) and _compare_numbers(_NUMBERS[first], value, words[0])
     return value == requirement
 
 
-def _compared(compare: Callable[[float, float], bool], value: str, wanted: str) -> bool:
+def _compare_numbers(compare: Callable[[float, float], bool], value: str, required: str) -> bool:
     try:
-        return compare(float(value), float(wanted))
+        return compare(float(value), float(required))
     except ValueError:
         return False

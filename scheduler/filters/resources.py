@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is asked of every request, whatever the operator enables: the hosts it names, traits,
-resources, group, parts.
+"""Checks of every request, whatever filters are enabled.
 
-Called by ``Filters.checks``. The arithmetic of a resource class is Placement's, and must stay the
-same as that of the claim (``common.store.placement.allocations``): a host passes here exactly when
-a claim on it would. What NUMATopologyFilter and PciPassthroughFilter ask in Nova is asked of each
-host by itself, and only when it passed all else; hosts that are alike and hold nothing are asked
-once.
+They cover the hosts that the request names, traits, resources, the server group, NUMA nodes and
+devices. ``Filters.checks`` calls them.
+
+Invariant: a host passes exactly if a claim would succeed. The arithmetic of resource classes is
+that of Placement and must equal that of the claim (``common.store.placement.allocations``).
+
+The checks of Nova's NUMATopologyFilter and PciPassthroughFilter examine hosts one by one, and only
+those that passed all other checks. Hosts with equal hardware and without holders are examined once.
 """
 
 from __future__ import annotations
@@ -25,57 +27,61 @@ from scheduler.snapshot import Mask, Parts, Snapshot
 
 
 def named_hosts(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
-    """The host that the request names is the only one; an excluded host is none."""
+    """Require the host that the request names, and reject excluded hosts."""
     for name in {spec.force_host, spec.requested_host} - {None}:
-        only = np.zeros(len(snapshot.names), np.bool_)
+        is_named = np.zeros(len(snapshot.names), np.bool_)
         if name in snapshot.rows:
-            only[snapshot.rows[name]] = True
-        yield Check(only, "not the requested host")
-    debts = set(spec.debts)
+            is_named[snapshot.rows[name]] = True
+        yield Check(is_named, "not the requested host")
+    with_cleanup = set(spec.debts)
     for text, excluded in (
-        ("where it is or was tried", set(spec.excluded) - debts),
-        ("where an old guest of it is still to be removed", debts),
+        ("where it is or was tried", set(spec.excluded) - with_cleanup),
+        ("where an old guest of it is still to be removed", with_cleanup),
     ):
         if excluded:
-            others = np.ones(len(snapshot.names), np.bool_)
-            others[[snapshot.rows[name] for name in excluded if name in snapshot.rows]] = False
-            yield Check(others, text)
+            is_other = np.ones(len(snapshot.names), np.bool_)
+            is_other[[snapshot.rows[name] for name in excluded if name in snapshot.rows]] = False
+            yield Check(is_other, text)
 
 
 def alive(snapshot: Snapshot) -> Iterable[Check]:
-    """Asked of a forced host instead of the operator's filters: it may be disabled, but something
-    must answer there."""
+    """Require a compute service that is up.
+
+    This replaces the enabled filters for a forced host, which may be disabled.
+    """
     yield Check(snapshot.served, "without a compute service")
     yield Check(~snapshot.forced_down, "forced down")
     yield Check(snapshot.up, "not heard from")
 
 
 def failing_hosts(snapshot: Snapshot, limit: int) -> Iterable[Check]:
-    """A host where builds failed in a row is left out for a while, and then tried with one
-    server."""
+    """Reject hosts with consecutive failed builds during their pause.
+
+    After the pause such a host is tried with one server.
+    """
     if not limit or not (snapshot.failures >= limit).any():
         return
-    failing = snapshot.failures >= limit
-    left_out = failing & (snapshot.waits > 0)
-    again = int(snapshot.waits[left_out].min()) if left_out.any() else 0
-    fewest = int(snapshot.failures[left_out].min()) if left_out.any() else limit
+    is_failing = snapshot.failures >= limit
+    is_paused = is_failing & (snapshot.waits > 0)
+    seconds_left = int(snapshot.waits[is_paused].min()) if is_paused.any() else 0
+    fewest_failures = int(snapshot.failures[is_paused].min()) if is_paused.any() else limit
 
     def text(failures: int, seconds: int) -> str:
         return f"left out after {failures} failed builds in a row, tried again in {seconds} s"
 
     yield Check(
-        ~left_out,
-        text(fewest, again),
-        room=np.where(failing, 1, UNLIMITED),
+        ~is_paused,
+        text(fewest_failures, seconds_left),
+        room=np.where(is_failing, 1, UNLIMITED),
         each=lambda row: text(int(snapshot.failures[row]), int(snapshot.waits[row])),
     )
 
 
 def promises(snapshot: Snapshot, spec: RequestSpec, passing: Mask, count: int) -> Iterator[Check]:
-    """What a host must have for the server to run there as promised. See ``Filters.checks`` for the
-    arguments."""
-    if spec.is_rebuild:  # it has its place; only the traits that its new image asks for are news
-        yield from traits(snapshot, *_traits_of_image(spec))
+    """Yield the checks that the claim repeats. See ``Filters.checks`` for the arguments."""
+    # The server keeps its resources, so only the traits of the new image matter.
+    if spec.is_rebuild:
+        yield from traits(snapshot, *_read_image_traits(spec))
         return
     yield from traits(snapshot, spec.required_traits, spec.forbidden_traits)
     yield from resources(snapshot, spec)
@@ -83,7 +89,7 @@ def promises(snapshot: Snapshot, spec: RequestSpec, passing: Mask, count: int) -
     yield from parts(snapshot, spec, passing, count)
 
 
-def _traits_of_image(spec: RequestSpec) -> tuple[list[str], list[str]]:
+def _read_image_traits(spec: RequestSpec) -> tuple[list[str], list[str]]:
     if spec.flavor is None:
         return [], []
     return traits_of(replace(spec.flavor, extra_specs={}), spec.image_properties)
@@ -92,16 +98,16 @@ def _traits_of_image(spec: RequestSpec) -> tuple[list[str], list[str]]:
 def traits(
     snapshot: Snapshot, required: Iterable[str], forbidden: Iterable[str]
 ) -> Iterable[Check]:
-    """The host has these traits, and not those."""
-    nobody = np.zeros(len(snapshot.names), np.bool_)
+    """Require hosts with all required traits and without forbidden traits."""
+    no_hosts = np.zeros(len(snapshot.names), np.bool_)
     for name in required:
-        yield Check(snapshot.traits.get(name, nobody), f"without the trait {name}")
+        yield Check(snapshot.traits.get(name, no_hosts), f"without the trait {name}")
     for name in forbidden:
-        yield Check(~snapshot.traits.get(name, nobody), f"with the forbidden trait {name}")
+        yield Check(~snapshot.traits.get(name, no_hosts), f"with the forbidden trait {name}")
 
 
 def resources(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
-    """The host has every resource class of the request, in this amount, free."""
+    """Require the free amount of every resource class of the request."""
     for name, amount in sorted(spec.resources.items()):
         if amount <= 0:
             continue
@@ -125,23 +131,25 @@ def resources(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
 
 
 def group(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
-    """The hard policy of the request's server group holds with one more member there. Soft ones are
-    weighed."""
-    wanted = snapshot.groups.get(spec.group or "")
-    if wanted is None or wanted.policy not in ("affinity", "anti-affinity"):
+    """Require that the hard policy of the request's server group holds with one more member.
+
+    Weighers apply the soft policies.
+    """
+    server_group = snapshot.groups.get(spec.group or "")
+    if server_group is None or server_group.policy not in ("affinity", "anti-affinity"):
         return
     members = np.zeros(len(snapshot.names), np.int64)
-    for row, number in wanted.members.items():
+    for row, number in server_group.members.items():
         members[row] = number
-    if wanted.policy == "anti-affinity":
+    if server_group.policy == "anti-affinity":
         text = (
-            f"with {wanted.most} or more servers of the group"
-            if wanted.most > 1
+            f"with {server_group.most} or more servers of the group"
+            if server_group.most > 1
             else "with a server of the group"
         )
-        yield Check(members < wanted.most, text, room=wanted.most - members)
+        yield Check(members < server_group.most, text, room=server_group.most - members)
     elif (members > 0).any():
-        # One that moves is in two places until it has moved: no host then has all of the group.
+        # While a member moves, it counts on two hosts. Then no host has all members.
         yield Check(members == members.sum(), "away from the servers of the group")
     else:
         yield Check(
@@ -151,71 +159,79 @@ def group(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
         )
 
 
-# --- what a guest needs of its host piece by piece ---
+# --- NUMA nodes, dedicated CPUs, large pages and PCI devices ---
 def parts(snapshot: Snapshot, spec: RequestSpec, passing: Mask, count: int) -> Iterable[Check]:
-    """The host has the NUMA nodes, and then the devices, that the guest needs; room up to
-    ``count``."""
+    """Require the NUMA nodes, and then the devices, for the guest.
+
+    Args:
+        snapshot: The hosts.
+        spec: The request.
+        passing: Only these hosts are examined.
+        count: Largest room that is counted per host.
+    """
     if spec.flavor is None:
         return
     try:
-        wanted = hardware(spec.flavor, spec.image_properties)
-    except (
-        errors.BadRequest
-    ) as problem:  # of an older flavor, say: no host makes it, and others are asked beside it
+        needed = hardware(spec.flavor, spec.image_properties)
+    # For example, an older flavor. Other requests of the call must not fail, so no host passes.
+    except errors.BadRequest as problem:
         yield Check(
             np.zeros(len(snapshot.names), np.bool_),
             f"not able to make its hardware: {problem.text}",
         )
         return
-    if not wanted.needs_assignment:
+    if not needed.needs_assignment:
         return
-    numa_nodes = replace(wanted, devices=())
+    numa_nodes = replace(needed, devices=())
     if numa_nodes.needs_assignment:
-        yield _check(
+        yield _check_parts(
             snapshot,
             numa_nodes,
             passing,
             count,
-            _numa_nodes_text(numa_nodes, spec.flavor.memory_mb),
+            _describe_numa_nodes(numa_nodes, spec.flavor.memory_mb),
         )
-    if wanted.devices:
-        devices = ", ".join(f"{request.count} of {request.name}" for request in wanted.devices)
-        yield _check(snapshot, wanted, passing, count, f"without free PCI devices ({devices})")
+    if needed.devices:
+        devices = ", ".join(f"{request.count} of {request.name}" for request in needed.devices)
+        yield _check_parts(
+            snapshot, needed, passing, count, f"without free PCI devices ({devices})"
+        )
 
 
-def _numa_nodes_text(wanted: Hardware, memory_mb: int) -> str:
-    number = len(wanted.numa_nodes)
+def _describe_numa_nodes(needed: Hardware, memory_mb: int) -> str:
+    number = len(needed.numa_nodes)
     needs = [f"{number} NUMA node{'s' * (number > 1)} with {memory_mb} MiB"] if number else []
-    needs += [f"{len(wanted.dedicated)} CPUs of its own"] if wanted.dedicated else []
+    needs += [f"{len(needed.dedicated)} CPUs of its own"] if needed.dedicated else []
     needs += (
-        [f"pages of {wanted.page_kb} KiB" if wanted.page_kb > 0 else "large pages"]
-        if wanted.page_kb
+        [f"pages of {needed.page_kb} KiB" if needed.page_kb > 0 else "large pages"]
+        if needed.page_kb
         else []
     )
     return f"without a place for a guest with {', '.join(needs)}"
 
 
-def _check(snapshot: Snapshot, wanted: Hardware, passing: Mask, count: int, text: str) -> Check:
+def _check_parts(
+    snapshot: Snapshot, needed: Hardware, passing: Mask, count: int, text: str
+) -> Check:
     room = np.zeros(len(snapshot.names), np.int64)
-    known: dict[
-        int, int
-    ] = {}  # hosts that are alike share one record: what fits there is found once
+    # Equal hosts share one ``Parts`` object, so the room is computed once per object.
+    rooms: dict[int, int] = {}
     for row in np.flatnonzero(passing).tolist():
         host = snapshot.parts.get(row)
         if host is not None:
-            if id(host) not in known:
-                known[id(host)] = _room(host, wanted, count)
-            room[row] = known[id(host)]
+            if id(host) not in rooms:
+                rooms[id(host)] = _count_room(host, needed, count)
+            room[row] = rooms[id(host)]
     return Check(room > 0, text, room=room)
 
 
-def _room(host: Parts, wanted: Hardware, count: int) -> int:
-    """How many such guests fit there, counted up to ``count``."""
-    held, fitted = list(host.held), 0
+def _count_room(host: Parts, needed: Hardware, count: int) -> int:
+    """Return how many such guests fit on the host, up to ``count``."""
+    assignments, number = list(host.held), 0
     while (
-        fitted < count
-        and (assignment := numa.fit(host.numa_nodes, host.devices, held, wanted)) is not None
+        number < count
+        and (assignment := numa.fit(host.numa_nodes, host.devices, assignments, needed)) is not None
     ):
-        held.append(assignment)
-        fitted += 1
-    return fitted
+        assignments.append(assignment)
+        number += 1
+    return number

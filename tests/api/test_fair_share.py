@@ -50,7 +50,7 @@ def application(environ, start_response):
     return [b"%d " % count + body]
 def fault(status, text):
     return {"serviceUnavailable": {"code": status, "message": text}}
-Server("test", "127.0.0.1", int(sys.argv[1]), lambda: fair_share.admitted(application, fault),
+Server("test", "127.0.0.1", int(sys.argv[1]), lambda: fair_share.limit_projects(application, fault),
        lambda: None, threads=4, shares_threads=True).run()
 """
 

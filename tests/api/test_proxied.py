@@ -78,7 +78,7 @@ def proxied(cloud: Cloud) -> Cloud:
     conf.register_opts([cfg.BoolOpt("enable_proxy_headers_parsing")], group="oslo_middleware")
     conf([], default_config_files=[], default_config_dirs=[])
     conf.set_override("enable_proxy_headers_parsing", True, group="oslo_middleware")
-    cloud.client.app = forwarded.parsed(cloud.client.app, conf)
+    cloud.client.app = forwarded.apply_proxy_headers(cloud.client.app, conf)
     return cloud
 
 

@@ -61,7 +61,7 @@ def main() -> None:
         def logging_at(level: str, form: str) -> Callable[[], WSGIApplication]:
             def make() -> WSGIApplication:
                 log.start(level, form)
-                return access_log.logged(least())
+                return access_log.log_requests(least())
 
             return make
 

@@ -57,7 +57,7 @@ def look(store: Store) -> Callable[..., Snapshot]:
 
     def read(*specs: RequestSpec) -> Snapshot:
         known.refresh(at_once=True)
-        return known.snapshot(known.around(specs))
+        return known.snapshot(known.read_request_facts(specs))
 
     return read
 

@@ -141,7 +141,7 @@ def by_agent(port: int, ca: str) -> None:
 
 def by_console_service(port: int, ca: str) -> None:
     with pytest.raises(OSError):
-        sessions_of(Tls("", "", ca))._connected("127.0.0.1", port).recv(1)
+        sessions_of(Tls("", "", ca))._connect("127.0.0.1", port).recv(1)
 
 
 ASKING: dict[str, Callable[[int, str], None]] = {

@@ -94,7 +94,7 @@ def act(request: Request, aggregate_id: str) -> JsonObject:
     request.require(_RULE + key)
     schema = schemas.BY_KEY[key].at(request.version)
     if request.links.legacy:
-        request.body = schema.pruned(request.body)
+        request.body = schema.prune(request.body)
     schema.check(request.body)
     given, number, zone = request.body[key], _number(aggregate_id), _default_zone(request)
 

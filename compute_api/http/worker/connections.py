@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The connections of a process: one thread has all of them and waits for none.
+"""The client connections of a process. A single thread handles all of them without blocking.
 
-A request gets a thread when it is whole, and its answer leaves the thread. A slow client is
-disconnected at its deadline. Where there are too many connections, the address with the most loses
-the one that has waited longest, so that a new client always gets in."""
+A request gets a worker thread after its last byte has arrived, or when its body exceeds the buffer.
+The thread writes the response to a buffer and is then free again. A slow client is disconnected at
+a deadline. If there are too many connections, the address with the most connections loses the
+longest waiting connection, so that a new client always gets a connection.
+"""
 
 from __future__ import annotations
 
@@ -30,31 +32,41 @@ from compute_api.http.worker.request_buffer import RequestBuffer
 from compute_api.http.worker.response_buffer import FULL_BYTES, ClientSocket, ResponseBuffer
 
 log = logging.getLogger(__name__)
-# connections accepted, bytes read, before others have their turn
-ACCEPT_BATCH, READ_BYTES = (
-    64,
-    256 * 1024,
-)
-LINGER_SECONDS = 2.0  # seconds for who still sends what nobody reads
-SPARE_DESCRIPTORS = 256  # file descriptors that are no client's
-#: What accept says when the process or the machine has too many open files.
+#: Connections to accept and bytes to read before other connections get their turn.
+ACCEPT_BATCH, READ_BYTES = 64, 256 * 1024
+#: Time for which input of a client is read and discarded after the last response.
+LINGER_SECONDS = 2.0
+#: File descriptors reserved for other uses than clients.
+SPARE_DESCRIPTORS = 256
+#: Errors of accept if the process or the machine has too many open files.
 _FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class ConnectionPhase(Enum):
-    """What a connection waits for."""
+    """The event that a connection waits for."""
 
     IDLE = "the first byte of a request"
     HEAD = "the end of its head"
     BODY = "the end of its body"
     TURN = "its turn to stream a body"
     ANSWER = "the answer, or the client to take it"
-    LINGER_SECONDS = "the client to hang up"
+    LINGER = "the client to hang up"
 
 
 class ClientConnection:
-    """One connection. Belongs to the thread of ``ClientConnections``; ``incoming`` and ``answer``
-    to who answers it meanwhile."""
+    """A connection, which belongs to the thread of ``ClientConnections``.
+
+    While a response is built, ``incoming``, ``answer`` and ``admission`` belong to the worker
+    thread.
+
+    Attributes:
+        answer: The ``PendingResponse``.
+        admission: The request's ``fair_share.Admission``.
+        is_given: The response is completely in ``out``.
+        is_paused: The response continues when the client has taken more data.
+        has_ended: The client sends no more data, but may still read.
+        is_last: The connection is closed after this response.
+    """
 
     def __init__(
         self, sock: ClientSocket, peer: object, tag: Hashable, clients: ClientConnections
@@ -66,16 +78,25 @@ class ClientConnection:
         self.phase, self.deadline, self.since, self.from_byte = ConnectionPhase.IDLE, 0.0, 0.0, 0
         self.events = selectors.EVENT_READ
         self.held, self.is_open = 0, True
-        self.answer: Any = None  #: for who answers
-        self.admission: Any = None  #: the request's ``fair_share.Admission``, for who answers
+        self.answer: Any = None
+        self.admission: Any = None
         self.stream: BodyStream | None = None
         self.is_given = self.is_paused = self.has_ended = self.is_last = False
 
 
 class ClientConnections:
-    """``begin`` is called with a request that is whole, ``go_on`` with an answer that has room
-    again; both hand it to a thread. ``refuse`` words an error; ``defer`` runs a function in this
-    thread; ``secure`` makes of a connection one that speaks TLS."""
+    """All connections of a process.
+
+    Args:
+        selector: The selector of the thread.
+        config: The configuration of gunicorn.
+        limits: The limits of clients.
+        defer: Runs a function in this thread.
+        begin: Hands a complete request to a worker thread.
+        go_on: Hands a response with room in its buffer to a worker thread.
+        refuse: Builds an error response from status and text.
+        secure: Wraps a socket with TLS, or None for plain text.
+    """
 
     def __init__(
         self,
@@ -91,10 +112,11 @@ class ClientConnections:
         self._secure = secure
         self.selector, self.config, self.limits, self.defer = selector, config, limits, defer
         self._begin, self._go_on, self._refuse = begin, go_on, refuse
-        self._most = min(limits.max_connections, _descriptors() - SPARE_DESCRIPTORS)
+        self._most = min(limits.max_connections, _raise_descriptor_limit() - SPARE_DESCRIPTORS)
         self._clients: dict[Hashable, dict[ClientConnection, None]] = {}
         self._count = self._held = 0
-        self._streaming: Counter[Hashable] = Counter()  # by address
+        #: Number of streamed bodies by address.
+        self._streaming: Counter[Hashable] = Counter()
         self._turns: list[ClientConnection] = []
         self._next_check = 0.0
         self.is_ending = False
@@ -102,15 +124,15 @@ class ClientConnections:
     def __len__(self) -> int:
         return self._count
 
-    # --- coming ---
+    # --- New connections ---
     def accept(self, listener: socket.socket, tag: Hashable = None) -> None:
-        """Take who knocks."""
+        """Accept the waiting connections of a listener."""
         for _ in range(ACCEPT_BATCH):
             try:
                 sock, peer = listener.accept()
             except OSError as problem:
-                if problem.errno in _FULL and not self._make_room(self._heaviest(len), None):
-                    log.warning("no connection can be accepted: %s", problem)
+                if problem.errno in _FULL and not self._make_room(self._find_heaviest(len), None):
+                    log.warning("cannot accept a connection: %s", problem)
                 return
             sock.setblocking(False)
             if sock.family != socket.AF_UNIX:
@@ -120,24 +142,24 @@ class ClientConnections:
                     ClientConnection(self._secure(sock) if self._secure else sock, peer, tag, self)
                 )
             except (OSError, ValueError) as problem:
-                log.warning("no TLS is spoken: %s", problem)
+                log.warning("TLS cannot be set up for a connection: %s", problem)
                 sock.close()
 
     def _add(self, client: ClientConnection) -> None:
-        own = self._clients.setdefault(client.key, {})
-        own[client] = None
+        of_address = self._clients.setdefault(client.key, {})
+        of_address[client] = None
         self._count += 1
         client.deadline = time.monotonic() + self.limits.head_seconds
-        self.selector.register(client.sock, client.events, partial(self._happened, client))
-        if len(own) > self.limits.max_connections_per_address:
-            self._make_room(own, client)
+        self.selector.register(client.sock, client.events, partial(self._handle_event, client))
+        if len(of_address) > self.limits.max_connections_per_address:
+            self._make_room(of_address, client)
         elif self._count > self._most:
-            self._make_room(self._heaviest(len), client)
+            self._make_room(self._find_heaviest(len), client)
 
     def _make_room(
         self, clients: Iterable[ClientConnection], newest: ClientConnection | None
     ) -> bool:
-        """Drop who has waited longest without anything in hand, or else the newest."""
+        """Drop the longest waiting connection without a response in progress, else the newest."""
         for client in clients:
             if client.phase is not ConnectionPhase.ANSWER and client is not newest:
                 self.drop(client)
@@ -146,7 +168,7 @@ class ClientConnections:
             self.drop(newest)
         return newest is not None
 
-    def _heaviest(
+    def _find_heaviest(
         self, weight: Callable[[dict[ClientConnection, None]], int]
     ) -> list[ClientConnection]:
         heaviest: dict[ClientConnection, None] = (
@@ -154,8 +176,8 @@ class ClientConnections:
         )
         return list(heaviest)
 
-    # --- what sockets say ---
-    def _happened(self, client: ClientConnection, sock: socket.socket) -> None:
+    # --- Input ---
+    def _handle_event(self, client: ClientConnection, sock: socket.socket) -> None:
         try:
             if client.is_open and client.events & selectors.EVENT_WRITE:
                 self.wait_for(client)
@@ -174,12 +196,12 @@ class ClientConnections:
             self.drop(client)
             return
         arrived = client.incoming.arrived
-        if client.phase is ConnectionPhase.LINGER_SECONDS:
+        if client.phase is ConnectionPhase.LINGER:
             if not data:
                 self.drop(client)
             return
         if not data:
-            self._ended(client)
+            self._handle_end(client)
             return
         arrived += data
         self._account(client)
@@ -190,8 +212,8 @@ class ClientConnections:
         elif len(arrived) > READ_BYTES:
             self._listen(client, 0)
 
-    def _ended(self, client: ClientConnection) -> None:
-        """It sends nothing more, but may still read."""
+    def _handle_end(self, client: ClientConnection) -> None:
+        """Handle the end of the input. The client may still read."""
         client.has_ended = True
         if client.phase is ConnectionPhase.BODY:
             client.incoming.cut()
@@ -202,13 +224,13 @@ class ClientConnections:
             self.drop(client)
 
     def _advance(self, client: ClientConnection) -> None:
-        """Look whether a request is whole by now."""
+        """Check whether the request is complete, and update the deadline."""
         incoming = client.incoming
         had_head = incoming.request is not None
         try:
             is_whole = incoming.advance()
         except (ParseException, OSError, StopIteration) as problem:
-            self._refused(client, problem)
+            self._refuse_invalid(client, problem)
             return
         now = time.monotonic()
         if client.phase is ConnectionPhase.IDLE:
@@ -231,7 +253,7 @@ class ClientConnections:
     def _start(self, client: ClientConnection) -> None:
         incoming = client.incoming
         if incoming.is_cut and self.limits.max_streams and not client.has_ended:
-            if not self._may_stream(client):
+            if not self._can_stream(client):
                 client.phase, client.deadline = (
                     ConnectionPhase.TURN,
                     time.monotonic() + self.limits.idle_seconds,
@@ -248,13 +270,14 @@ class ClientConnections:
         client.is_given, client.since, client.from_byte = False, 0.0, client.out.sent
         self._begin(client)
 
-    def _may_stream(self, client: ClientConnection) -> bool:
-        each = self.limits.max_streams_per_address or self.limits.max_streams
+    def _can_stream(self, client: ClientConnection) -> bool:
+        most_per_address = self.limits.max_streams_per_address or self.limits.max_streams
         return (
-            self._streaming.total() < self.limits.max_streams and self._streaming[client.key] < each
+            self._streaming.total() < self.limits.max_streams
+            and self._streaming[client.key] < most_per_address
         )
 
-    def _refused(self, client: ClientConnection, problem: Exception) -> None:
+    def _refuse_invalid(self, client: ClientConnection, problem: Exception) -> None:
         status = {
             "LimitRequestLine": 414,
             "LimitRequestHeaders": 431,
@@ -263,12 +286,12 @@ class ClientConnections:
         self.refuse(client, status, f"{str(problem)[:200]}.")
 
     def refuse(self, client: ClientConnection, status: int, text: str) -> None:
-        """Say so, and hang up."""
+        """Send an error response and close the connection."""
         with contextlib.suppress(BrokenPipeError):
             client.out.sendall(self._refuse(status, text))
             client.out.flush()
         client.phase, client.deadline = (
-            ConnectionPhase.LINGER_SECONDS,
+            ConnectionPhase.LINGER,
             time.monotonic() + LINGER_SECONDS,
         )
         with contextlib.suppress(OSError):
@@ -276,9 +299,12 @@ class ClientConnections:
         client.incoming.arrived.clear()
         self._listen(client, selectors.EVENT_READ)
 
-    # --- answers ---
+    # --- Responses ---
     def wait_for(self, client: ClientConnection) -> None:
-        """Send on what the client has not taken; it must take ``rate`` bytes a second."""
+        """Send buffered data, and update the deadline.
+
+        The client must take ``bytes_per_second``, or the connection is dropped.
+        """
         if not client.is_open:
             return
         is_done = client.out.push()
@@ -292,11 +318,11 @@ class ClientConnections:
             now = time.monotonic()
             if not client.since:
                 client.since, client.from_byte = now, client.out.sent
-            went = client.out.sent - client.from_byte
+            sent_bytes = client.out.sent - client.from_byte
             client.deadline = (
                 client.since
                 + self.limits.stall_timeout_seconds
-                + went / self.limits.bytes_per_second
+                + sent_bytes / self.limits.bytes_per_second
             )
             self._listen(client, client.events | selectors.EVENT_WRITE)
         if client.is_paused and client.out.held < FULL_BYTES:
@@ -304,27 +330,28 @@ class ClientConnections:
             client.deadline = float("inf") if is_done else client.deadline
             self._go_on(client)
         elif is_done and client.is_given:
-            self._answered(client)
+            self._complete(client)
 
-    def paused(self, client: ClientConnection) -> None:
-        """Its answer goes on when the client has taken more of it."""
+    def pause_answer(self, client: ClientConnection) -> None:
+        """Continue the response when the client has taken more data."""
         client.is_paused = True
         self.wait_for(client)
 
-    def finished(self, client: ClientConnection, is_last: bool) -> None:
-        """All of its answer was given to ``out``."""
+    def finish_answer(self, client: ClientConnection, is_last: bool) -> None:
+        """Complete the response after the last write to ``out``."""
         if client.stream is not None:
             client.stream.close()
             self._streaming[client.key] -= 1
-            self._streaming += Counter()  # drops addresses without any
-            if following := next(filter(self._may_stream, self._turns), None):
+            # This drops addresses with the count 0.
+            self._streaming += Counter()
+            if following := next(filter(self._can_stream, self._turns), None):
                 self._turns.remove(following)
                 self._start(following)
         client.answer, client.is_given, client.is_last = None, True, client.is_last or is_last
         self.wait_for(client)
 
-    def _answered(self, client: ClientConnection) -> None:
-        """The client has all of the answer."""
+    def _complete(self, client: ClientConnection) -> None:
+        """Close the connection or prepare for the next request, after the client has all data."""
         if (
             client.is_last
             or client.out.is_broken
@@ -332,8 +359,9 @@ class ClientConnections:
         ):
             self._hang_up(client)
             return
-        own = self._clients[client.key]
-        own[client] = own.pop(client)  # the newest: it was used just now
+        of_address = self._clients[client.key]
+        # The order is that of the last use.
+        of_address[client] = of_address.pop(client)
         client.incoming.forget()
         client.phase, client.deadline = (
             ConnectionPhase.IDLE,
@@ -348,7 +376,7 @@ class ClientConnections:
             self.drop(client)
             return
         client.phase, client.deadline = (
-            ConnectionPhase.LINGER_SECONDS,
+            ConnectionPhase.LINGER,
             time.monotonic() + LINGER_SECONDS,
         )
         client.incoming.arrived.clear()
@@ -356,15 +384,21 @@ class ClientConnections:
             client.sock.shutdown(socket.SHUT_WR)
         self._listen(client, selectors.EVENT_READ)
 
-    # --- going ---
+    # --- End of connections ---
     def close_late(self) -> None:
-        """Cut off who is late; at most once a second, as it looks at all."""
+        """Drop the connections that missed their deadline, at most once a second.
+
+        While the process ends, the check runs up to ten times a second.
+        """
         now = time.monotonic()
         if now < self._next_check:
             return
         self._next_check = now + (0.1 if self.is_ending else 1.0)
         for client in [
-            client for own in self._clients.values() for client in own if client.deadline < now
+            client
+            for of_address in self._clients.values()
+            for client in of_address
+            if client.deadline < now
         ]:
             if client.phase in (ConnectionPhase.HEAD, ConnectionPhase.BODY):
                 self.refuse(client, 408, "The request did not come in time.")
@@ -372,23 +406,26 @@ class ClientConnections:
                 self.drop(client)
 
     def end(self) -> None:
-        """Close connections without a request; an idle one may have a request on its way."""
+        """Close the connections without a request.
+
+        An idle connection may have a request in transit, so it gets ``LINGER_SECONDS``.
+        """
         self.is_ending, self._next_check = True, 0.0
-        for own in self._clients.values():
-            for client in own:
+        for of_address in self._clients.values():
+            for client in of_address:
                 if client.phase is not ConnectionPhase.ANSWER:
                     client.deadline = min(client.deadline, time.monotonic() + LINGER_SECONDS)
 
     def drop(self, client: ClientConnection) -> None:
-        """Close its connection, whatever it waits for."""
+        """Close the connection in any phase."""
         if not client.is_open:
             return
         client.is_open = False
         if client.events:
             self.selector.unregister(client.sock)
-        own = self._clients[client.key]
-        del own[client]
-        if not own:
+        of_address = self._clients[client.key]
+        del of_address[client]
+        if not of_address:
             del self._clients[client.key]
         self._count -= 1
         client.out.drop()
@@ -399,39 +436,44 @@ class ClientConnections:
         client.sock.close()
         if client.is_paused:
             client.is_paused = False
-            self._go_on(client)  # whoever makes the answer hears that the client has gone
+            # The thread that builds the response then gets BrokenPipeError.
+            self._go_on(client)
 
     def _listen(self, client: ClientConnection, events: int) -> None:
         if events == client.events or not client.is_open:
             return
-        happened = partial(self._happened, client)
+        handler = partial(self._handle_event, client)
         if not events:
             self.selector.unregister(client.sock)
         elif client.events:
-            self.selector.modify(client.sock, events, happened)
+            self.selector.modify(client.sock, events, handler)
         else:
-            self.selector.register(client.sock, events, happened)
+            self.selector.register(client.sock, events, handler)
         client.events = events
 
     def _account(self, client: ClientConnection) -> None:
         held = len(client.incoming.arrived) + client.out.held
         self._held, client.held = self._held + held - client.held, held
         if self._held > self.limits.max_held_bytes and held:
-            heavy = self._heaviest(lambda own: sum(each.held for each in own))
+            heavy = self._find_heaviest(lambda own: sum(each.held for each in own))
             self.drop(max(heavy, key=lambda each: each.held))
 
 
 class BodyStream:
-    """The rest of a body that is too long to be waited for, read by the thread that takes it in."""
+    """The rest of a body that exceeds the buffer, read by the worker thread."""
 
     def __init__(self, sock: ClientSocket, limits: ClientLimits) -> None:
         self._sock, self._limits = sock.dup(), limits
-        self._begun, self._read = time.monotonic(), 0
+        self._began_at, self._read = time.monotonic(), 0
 
     def read(self) -> bytes:
-        """The next bytes; empty: the end. Raises OSError when they do not come in time."""
+        """Return the next bytes, or b"" at the end.
+
+        Raises:
+            OSError: The client is too slow, or the connection is broken.
+        """
         end = (
-            self._begun
+            self._began_at
             + self._limits.stall_timeout_seconds
             + self._read / self._limits.bytes_per_second
         )
@@ -440,7 +482,7 @@ class BodyStream:
             while selector.select(
                 max(0.0, min(self._limits.stall_timeout_seconds, end - time.monotonic()))
             ):
-                # of TLS less may have come than can be read
+                # With TLS, the socket may be readable before a whole record has arrived.
                 with contextlib.suppress(BlockingIOError):
                     data: bytes = self._sock.recv(READ_BYTES)
                     self._read += len(data)
@@ -448,13 +490,12 @@ class BodyStream:
         raise TimeoutError("the body did not come in time")
 
     def close(self) -> None:
-        """The body has been read, or never will be."""
+        """Close the duplicate of the socket."""
         self._sock.close()
 
 
-def _descriptors() -> int:
-    """How many files this process may have open, after it was allowed as many as the machine lets
-    it."""
+def _raise_descriptor_limit() -> int:
+    """Raise the limit of open files to the hard limit, and return it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard if hard != resource.RLIM_INFINITY else 1 << 20

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a proxy in front of us says of the request that a client made: scheme, host, prefix and
-address.
+"""Apply the headers of a proxy in front of the API: scheme, host, prefix and client address.
 
-It is believed only with [oslo_middleware] enable_proxy_headers_parsing, as by oslo.middleware's
-HTTPProxyToWSGI: ``Forwarded`` (RFC 7239), else X-Forwarded-Proto, -Host and -For; and
-X-Forwarded-Prefix. Of several proxies the first one's words count, so the outermost must replace
-what a client sends, not add to it. What is no scheme, host, path or address is left out: links are
-made of it."""
+They are only trusted with [oslo_middleware] enable_proxy_headers_parsing, as in oslo.middleware's
+HTTPProxyToWSGI. The headers are ``Forwarded`` (RFC 7239), else X-Forwarded-Proto, -Host and -For,
+and X-Forwarded-Prefix. With several proxies, the values of the first one apply. Therefore the
+outermost proxy must replace these headers of clients. Invalid values are ignored, because links are
+built from them.
+"""
 
 from __future__ import annotations
 
@@ -25,57 +25,66 @@ _HOST = re.compile(
 _PREFIX = re.compile(r"(?:/[a-z0-9._~-]{1,64}){1,16}", re.IGNORECASE)
 
 
-def parsed(application: WSGIApplication, conf: cfg.ConfigOpts) -> WSGIApplication:
-    """The application, which is given where its clients' requests went; itself where the option is
-    off."""
+def apply_proxy_headers(application: WSGIApplication, conf: cfg.ConfigOpts) -> WSGIApplication:
+    """Wrap the application so that it sees the URL and the address of the client's request.
+
+    Without the option, return the application unchanged.
+    """
     if not conf.oslo_middleware.enable_proxy_headers_parsing:
         return application
 
     def entry(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        take_over(environ)
+        apply_headers(environ)
         return application(environ, start_response)
 
     return entry
 
 
-def take_over(environ: WSGIEnvironment) -> None:
-    """Write down what the proxy's headers say as if the client had asked us directly."""
-    given = environ.get("HTTP_FORWARDED")
+def apply_headers(environ: WSGIEnvironment) -> None:
+    """Copy the values of the proxy headers to the WSGI environment."""
+    forwarded = environ.get("HTTP_FORWARDED")
     proto, host, address = (
-        _of_forwarded(given)
-        if given
-        else (_first(environ, "PROTO"), _first(environ, "HOST"), _first(environ, "FOR"))
+        _parse_forwarded(forwarded)
+        if forwarded
+        else (
+            _read_first(environ, "PROTO"),
+            _read_first(environ, "HOST"),
+            _read_first(environ, "FOR"),
+        )
     )
     if proto.lower() in _SCHEMES:
         environ["wsgi.url_scheme"] = proto.lower()
     if _HOST.fullmatch(host):
         environ["HTTP_HOST"] = host
-    if (client := _address(address)) is not None:
+    if (client := _parse_address(address)) is not None:
         environ["REMOTE_ADDR"] = client
-    prefix = _first(environ, "PREFIX").rstrip("/")
+    prefix = _read_first(environ, "PREFIX").rstrip("/")
     if _PREFIX.fullmatch(prefix) and not {".", ".."} & set(prefix.split("/")):
         environ["SCRIPT_NAME"] = prefix + environ.get("SCRIPT_NAME", "")
 
 
-def _first(environ: WSGIEnvironment, name: str) -> str:
-    """The value that the outermost proxy gave this header."""
+def _read_first(environ: WSGIEnvironment, name: str) -> str:
+    """Return the value that the outermost proxy set."""
     return str(environ.get(f"HTTP_X_FORWARDED_{name}", "")).partition(",")[0].strip()
 
 
-def _of_forwarded(given: str) -> tuple[str, str, str]:
-    """proto, host and for of the first element of a header ``Forwarded``."""
-    pairs = (part.partition("=") for part in given.partition(",")[0].split(";"))
-    found = {name.strip().lower(): value.strip().strip('"') for name, _, value in pairs}
-    return found.get("proto", ""), found.get("host", ""), found.get("for", "")
+def _parse_forwarded(header: str) -> tuple[str, str, str]:
+    """Return proto, host and for of the first element of a ``Forwarded`` header."""
+    pairs = (part.partition("=") for part in header.partition(",")[0].split(";"))
+    values = {name.strip().lower(): value.strip().strip('"') for name, _, value in pairs}
+    return values.get("proto", ""), values.get("host", ""), values.get("for", "")
 
 
-def _address(given: str) -> str | None:
-    """The address of 192.0.2.1, 192.0.2.1:80, 2001:db8::1 or [2001:db8::1]:80; None: it is none."""
-    bracketed = re.fullmatch(r"\[([^\]]*)\](?::[0-9]{1,5})?", given)
-    with_port = re.fullmatch(r"([0-9.]+):[0-9]{1,5}", given)
-    if found := bracketed or with_port:
-        given = found[1]
+def _parse_address(text: str) -> str | None:
+    """Return the IP address of the text, or None if it is invalid.
+
+    For example, 192.0.2.1, 192.0.2.1:80, 2001:db8::1 or [2001:db8::1]:80.
+    """
+    bracketed = re.fullmatch(r"\[([^\]]*)\](?::[0-9]{1,5})?", text)
+    with_port = re.fullmatch(r"([0-9.]+):[0-9]{1,5}", text)
+    if match := bracketed or with_port:
+        text = match[1]
     try:
-        return str(ipaddress.ip_address(given))
+        return str(ipaddress.ip_address(text))
     except ValueError:
         return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits of clients: time, connections, memory."""
+"""Limits of clients: time, connections and memory."""
 
 from __future__ import annotations
 
@@ -8,16 +8,23 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ClientLimits:
-    """Of one process. An address of IPv6 stands for its /64."""
+    """The limits of one process. An IPv6 address counts as its /64 network."""
 
-    head_seconds: float = 10  #: until a request's head is here, from its first byte or connecting
-    #: for a body or an answer, beside the time that its bytes may take
+    #: From the connection or the first byte to the end of a request's head.
+    head_seconds: float = 10
+    #: For a body or a response, in addition to the time for its bytes.
     stall_timeout_seconds: float = 10
-    idle_seconds: float = 75  #: between two requests
-    bytes_per_second: int = 16 * 1024  #: the least that a body or an answer must move
+    #: Between two requests.
+    idle_seconds: float = 75
+    #: Lowest rate of a body or a response.
+    bytes_per_second: int = 16 * 1024
     max_connections: int = 4000
     max_connections_per_address: int = 500
-    max_streams: int = 0  #: bodies that stream at a time
-    max_streams_per_address: int = 0  #: 0: as many
-    max_body_bytes: int = 1024 * 1024  #: of a body that is waited for before a thread begins
-    max_held_bytes: int = 128 * 1024 * 1024  #: that all clients together may make us keep
+    #: Bodies that are streamed at the same time. 0 disables streaming.
+    max_streams: int = 0
+    #: 0 means ``max_streams``.
+    max_streams_per_address: int = 0
+    #: Largest body that is buffered before a thread begins.
+    max_body_bytes: int = 1024 * 1024
+    #: Buffered bytes of all clients together.
+    max_held_bytes: int = 128 * 1024 * 1024

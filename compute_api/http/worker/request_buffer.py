@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A request while it arrives, and whether it is whole.
+"""Buffer a request while it arrives, and detect the end.
 
-gunicorn's parser reads the head once all of it is here, and later the body, from exactly the bytes
-that were counted here. So there is one parser, and what follows a request is the next one."""
+gunicorn's parser reads the head after its last byte has arrived, and later the body from exactly
+the bytes that were counted here. There is no second parser, so the bytes after a request are always
+the next request.
+"""
 
 from __future__ import annotations
 
@@ -20,33 +22,38 @@ from gunicorn.http.errors import (
 from gunicorn.http.message import Request
 from gunicorn.http.unreader import Unreader
 
-MAX_HEAD_BYTES, MAX_LINE_BYTES = 64 * 1024, 8190  #: bytes
+MAX_HEAD_BYTES, MAX_LINE_BYTES = 64 * 1024, 8190
 _END = b"\r\n\r\n"
 
 
 class BufferedUnreader(Unreader):  # type: ignore[misc]  # gunicorn ships no types
-    """Where gunicorn reads a request from: what is here, and then ``more``, if there is such."""
+    """The source from which gunicorn reads a request: the buffered data, then ``more`` if set."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__()
-        self._here = [data]
+        self._buffered = [data]
         self.more: Callable[[], bytes] | None = None
 
     def add(self, data: bytes) -> None:
-        """This comes next."""
-        self._here.append(data)
+        """Append data."""
+        self._buffered.append(data)
 
     def chunk(self, size_hint: int | None = None) -> bytes:
-        """Called by gunicorn; empty: the end."""
-        while self._here:
-            if data := self._here.pop(0):
+        """Return the next data, or b"" at the end. gunicorn calls this."""
+        while self._buffered:
+            if data := self._buffered.pop(0):
                 return data
         return self.more() if self.more else b""
 
 
 class RequestBuffer:
-    """The requests of one connection, one after the other. ``most``: the bytes of a body that are
-    waited for."""
+    """The requests of one connection, one after the other.
+
+    Args:
+        config: The configuration of gunicorn.
+        peer: Address of the client.
+        most: Largest number of bytes of a body that are buffered.
+    """
 
     def __init__(self, config: Config, peer: object, most: int) -> None:
         self._config, self._peer, self._most = config, peer, most
@@ -54,14 +61,20 @@ class RequestBuffer:
         self._chunks: ChunkedBody | None = None
         self._length = 0
         self.arrived = bytearray()
-        self.request: Any = None  #: its head is here
-        self.is_cut = False  #: its body is not all here, and what follows is no request
+        #: The parsed head, or None until the head has arrived.
+        self.request: Any = None
+        #: The body is incomplete, so no further request can follow.
+        self.is_cut = False
 
     def advance(self) -> bool:
-        """Is a request whole? Raises what gunicorn's parser raises for a wrong one."""
+        """Return True if a request is complete, or if its body exceeds the buffer.
+
+        Raises:
+            ParseException: The request is invalid.
+        """
         if self.request is None and not self._read_head():
             return False
-        end = self._end()
+        end = self._find_end()
         if end is None and max(len(self.arrived), self._length) <= self._most:
             return False
         self.is_cut = end is None
@@ -70,13 +83,13 @@ class RequestBuffer:
         return True
 
     def cut(self) -> None:
-        """No more of the body comes: what is here is all."""
+        """End the body with the data that has arrived."""
         self.is_cut = True
         self.request.unreader.add(bytes(self.arrived))
         self.arrived.clear()
 
     def forget(self) -> None:
-        """The request has been answered."""
+        """Reset the buffer after the response."""
         self.request = self._chunks = None
         self._searched = self._length = 0
 
@@ -99,53 +112,69 @@ class RequestBuffer:
             self._length = reader.length
         return True
 
-    def _end(self) -> int | None:
-        """Where the body ends; None: it is not all here."""
+    def _find_end(self) -> int | None:
+        """Return the end of the body, or None if some of the body is missing."""
         if self._chunks is not None:
             return self._chunks.end(self.arrived)
         return self._length if len(self.arrived) >= self._length else None
 
 
 def _check_coding(headers: list[tuple[str, str]]) -> None:
-    """Raises UnsupportedTransferCoding for all but chunks. gunicorn takes more codings, which
-    nobody here decodes, and which servers before us may understand in another way."""
+    """Check that "chunked" is the only transfer coding.
+
+    gunicorn accepts further codings without decoding them, and proxies may interpret them
+    differently.
+
+    Raises:
+        UnsupportedTransferCoding: There is another coding.
+    """
     for name, value in headers:
         if name == "TRANSFER-ENCODING" and value.lower() != "chunked":
             raise UnsupportedTransferCoding(value)
 
 
 class ChunkedBody:
-    """Finds the end of a chunked body, however it arrives. As strict as gunicorn's reader: who
-    stands before us must not count otherwise."""
+    """Finds the end of a chunked body that arrives in any pieces.
+
+    Invariant: the rules are as strict as those of gunicorn's reader, because a proxy must find the
+    same end.
+    """
 
     def __init__(self) -> None:
-        self._at = self._left = 0
+        self._position = self._remaining = 0
         self._is_last = False
 
     def end(self, data: bytearray) -> int | None:
-        """Where it ends; None: not yet. Raises InvalidChunkSize, ChunkMissingTerminator."""
+        """Return the end of the body, or None if some of the body is missing.
+
+        Raises:
+            InvalidChunkSize: The size of a chunk is invalid.
+            ChunkMissingTerminator: A chunk does not end with CRLF.
+        """
         while True:
-            if self._left:
-                step = min(self._left, len(data) - self._at)
-                self._at, self._left = self._at + step, self._left - step
-                if self._left:
+            if self._remaining:
+                step = min(self._remaining, len(data) - self._position)
+                self._position, self._remaining = self._position + step, self._remaining - step
+                if self._remaining:
                     return None
-                if data[self._at - 2 : self._at] != b"\r\n":
-                    raise ChunkMissingTerminator(bytes(data[self._at - 2 : self._at]))
-            line = data.find(b"\r\n", self._at)
-            if line < 0 or line - self._at > MAX_LINE_BYTES:
-                if max(line, len(data)) - self._at > MAX_LINE_BYTES:
+                if data[self._position - 2 : self._position] != b"\r\n":
+                    raise ChunkMissingTerminator(bytes(data[self._position - 2 : self._position]))
+            line = data.find(b"\r\n", self._position)
+            if line < 0 or line - self._position > MAX_LINE_BYTES:
+                if max(line, len(data)) - self._position > MAX_LINE_BYTES:
                     raise InvalidChunkSize(b"the line is too long")
                 return None
-            text, self._at = bytes(data[self._at : line]), line + 2
+            text, self._position = bytes(data[self._position : line]), line + 2
             if self._is_last and not text:
-                return self._at
+                return self._position
             if not self._is_last:
-                self._is_last, self._left = self._next(text.partition(b";")[0].rstrip(b" \t"))
+                self._is_last, self._remaining = self._parse_size(
+                    text.partition(b";")[0].rstrip(b" \t")
+                )
 
     @staticmethod
-    def _next(size: bytes) -> tuple[bool, int]:
-        """Is this the last chunk, and how many bytes it has with its end."""
+    def _parse_size(size: bytes) -> tuple[bool, int]:
+        """Return whether this is the last chunk, and its length with the terminator."""
         if not size or len(size) > 16 or size.strip(b"0123456789abcdefABCDEF"):
             raise InvalidChunkSize(size[:16])
         length = int(size, 16)

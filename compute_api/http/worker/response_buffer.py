@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A response on its way to the client: what the socket does not take at once waits here, without a
-thread.
+"""Buffer a response for a slow client, without a thread.
 
-gunicorn writes to it as to a socket, in the thread that makes the response; the thread that has the
-sockets sends the rest. Thread-safe."""
+gunicorn writes to the buffer as to a socket, in the thread that builds the response. The thread of
+the sockets sends the rest. Thread-safe.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +15,20 @@ from collections.abc import Callable
 
 from common.security.tls_socket import TlsSocket
 
-GATHERED_BYTES = 64 * 1024  #: bytes that are sent together
+#: Small writes are collected up to this size.
+GATHERED_BYTES = 64 * 1024
 ClientSocket = socket.socket | TlsSocket
-FULL_BYTES = 1024 * 1024  #: bytes above which whoever makes the answer shall pause
+#: With more buffered bytes the response pauses.
+FULL_BYTES = 1024 * 1024
 
 
 class ResponseBuffer:
-    """Of one connection. ``wait`` is called, in any thread, when something begins to wait for the
-    client."""
+    """The responses of one connection.
+
+    Args:
+        sock: The socket.
+        wait: Called in any thread when data begins to wait for the client.
+    """
 
     def __init__(self, sock: ClientSocket, wait: Callable[[], None]) -> None:
         self._sock, self._wait = sock, wait
@@ -30,11 +36,16 @@ class ResponseBuffer:
         self._gathered: list[bytes] = []
         self._unsent: deque[memoryview] = deque()
         self._size = 0
-        self.held = self.sent = 0  #: bytes that wait; bytes that went
+        #: Number of buffered bytes, and of sent bytes.
+        self.held = self.sent = 0
         self.is_broken = False
 
     def sendall(self, data: bytes) -> None:
-        """Called by gunicorn. Raises BrokenPipeError when the client has gone."""
+        """Collect data, and send it when enough is collected. gunicorn calls this.
+
+        Raises:
+            BrokenPipeError: The client has disconnected.
+        """
         if self.is_broken:
             raise BrokenPipeError(errno.EPIPE, "the client has gone")
         self._gathered.append(data)
@@ -43,7 +54,7 @@ class ResponseBuffer:
             self.flush()
 
     def flush(self) -> None:
-        """Send what was gathered; what does not go at once waits."""
+        """Send the collected data, and buffer the data that the socket does not accept."""
         data, self._gathered, self._size = b"".join(self._gathered), [], 0
         with self._lock:
             is_first = not self._unsent
@@ -55,14 +66,14 @@ class ResponseBuffer:
         self._wait()
 
     def drop(self) -> None:
-        """Nothing more is sent; for good."""
+        """Discard all data, and refuse further data."""
         with self._lock:
             self.is_broken = True
             self._unsent.clear()
             self.held = 0
 
     def push(self) -> bool:
-        """Send what waits; has all gone?"""
+        """Send buffered data, and return True if none is left."""
         with self._lock:
             return self._send()
 

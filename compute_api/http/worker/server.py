@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gunicorn with a worker of ours, configured here alone: no command line, no file of its own.
+"""Run gunicorn with Kilonova's worker. This module sets all of gunicorn's options.
 
-Used by the ``service.py`` of the API, placement, metadata and image gateway. Each worker makes its
-application after the fork. On SIGTERM a worker finishes its requests and ends at once, whatever
-threads of libraries still run."""
+The ``service.py`` of the API, placement, metadata and image gateway use this module. Each worker
+creates an application after the fork. On SIGTERM a worker finishes the running requests and exits
+at once, even if threads of libraries still run.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +30,15 @@ from compute_api.http.worker.limits import ClientLimits
 from compute_api.http.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
-#: What a master has read for good: options, and those of a service's own section.
+#: Options that the master reads once, in shared sections and in the service's own section.
 KEPT = ("http.*", "tls.*", "tracing.*")
 KEPT_OF_SECTION = ("host", "port", "workers", "threads", "max_body", "policy_file")
-# bytes by which a body may be too long and is still read, to be told so
+#: A body that is too long by at most this is still read, so that the client gets the error.
 BODY_MARGIN_BYTES = 64 * 1024
-# seconds after which a worker that does not answer the master is replaced
+#: A worker that does not report to the master for this time is replaced.
 WORKER_TIMEOUT_SECONDS = 120
-GRACE_SECONDS = 8  # seconds for requests in hand after TERM
+#: Time for running requests after SIGTERM.
+GRACE_SECONDS = 8
 
 
 def worker(
@@ -46,44 +48,69 @@ def worker(
     waiting_threads: int = 1,
     shares_threads: bool = False,
 ) -> type[Worker]:
-    """A class for gunicorn, which makes the objects. ``fault``: the body of an error before the
-    application; ``may_wait``: whether requests for a path have the ``waiting_threads``;
-    ``shares_threads``: as ``Worker`` has it."""
-    more: dict[str, object] = {"shares_threads": shares_threads}
-    more |= {"fault": staticmethod(fault)} if fault else {}
+    """Return a worker class for gunicorn, which creates the instances.
+
+    Args:
+        limits: The limits of clients.
+        fault: Builds the body of an error outside of the application.
+        may_wait: True for paths of requests that use the waiting threads.
+        waiting_threads: Number of waiting threads.
+        shares_threads: Share the threads between projects (see ``Worker``).
+    """
+    attributes: dict[str, object] = {"shares_threads": shares_threads}
+    attributes |= {"fault": staticmethod(fault)} if fault else {}
     if may_wait:
-        more |= {"may_wait": staticmethod(may_wait), "waiting_threads": waiting_threads}
-    return type("Worker", (Worker,), {"limits": limits, **more})
+        attributes |= {"may_wait": staticmethod(may_wait), "waiting_threads": waiting_threads}
+    return type("Worker", (Worker,), {"limits": limits, **attributes})
 
 
 def limits(conf: cfg.ConfigOpts, body: int = 1024 * 1024) -> ClientLimits:
-    """What clients of an HTTP service may take; ``body``: the bytes of the longest that it
-    reads."""
-    own = conf.http
+    """Return the limits of clients of an HTTP service.
+
+    Args:
+        conf: The configuration.
+        body: Largest body in bytes.
+    """
+    options = conf.http
     return ClientLimits(
-        head_seconds=own.head_seconds,
-        stall_timeout_seconds=own.stall_timeout_seconds,
-        idle_seconds=own.idle_seconds,
-        max_connections=own.connections,
-        max_connections_per_address=own.connections_per_address,
+        head_seconds=options.head_seconds,
+        stall_timeout_seconds=options.stall_timeout_seconds,
+        idle_seconds=options.idle_seconds,
+        max_connections=options.connections,
+        max_connections_per_address=options.connections_per_address,
         max_body_bytes=body + BODY_MARGIN_BYTES,
     )
 
 
 class ServerLog(Logger):  # type: ignore[misc]  # gunicorn ships no types
-    """What gunicorn tells goes where all lines go, in the form of all (``common.service.log``)."""
+    """Sends gunicorn's log lines to the process's log, in the common format."""
 
     def setup(self, cfg: object) -> None:
-        """Called by gunicorn."""
+        """Configure the logger. gunicorn calls this."""
         super().setup(cfg)
         self.error_log.handlers.clear()
         self.error_log.propagate = True
 
 
 class Server(BaseApplication):  # type: ignore[misc]  # gunicorn ships no types
-    """A master and its workers on one address. ``load`` makes the application in a worker,
-    ``close`` is its end; ``check``: what the first worker asks before that, which may end all;
-    ``may_wait``, ``waiting_threads`` and ``shares_threads``: as ``worker`` has them."""
+    """A master and its workers on one address.
+
+    Args:
+        name: Name of the process.
+        host: Address to listen on.
+        port: Port to listen on.
+        load: Creates the application in a worker.
+        close: Releases the resources of the application.
+        workers: Number of workers.
+        threads: Threads of a worker.
+        limits: The limits of clients.
+        fault: See ``worker``.
+        tls: The certificate, or None for plain text.
+        check: Runs in the first worker. A ConfigError ends the master.
+        may_wait: See ``worker``.
+        waiting_threads: See ``worker``.
+        shares_threads: See ``worker``.
+    """
 
     def __init__(
         self,
@@ -102,13 +129,14 @@ class Server(BaseApplication):  # type: ignore[misc]  # gunicorn ships no types
         waiting_threads: int = 1,
         shares_threads: bool = False,
     ) -> None:
-        def ended(server: object, worker: object) -> None:
+        def exit_worker(server: object, worker: object) -> None:
             close()
             tracing.stop()
             logging.shutdown()
-            os._exit(self._status)  # threads of the libraries may linger
+            # Threads of libraries may still run.
+            os._exit(self._status)
 
-        def forking(server: object, worker: object) -> None:
+        def count_fork(server: object, worker: object) -> None:
             self._forks += 1
 
         self._load, self._name, self._check = load, name, check
@@ -128,12 +156,13 @@ class Server(BaseApplication):  # type: ignore[misc]  # gunicorn ships no types
             "proc_name": name,
             "sendfile": False,
             "backlog": 2048,
-            "worker_exit": ended,
-            "pre_fork": forking,
+            "worker_exit": exit_worker,
+            "pre_fork": count_fork,
             "when_ready": lambda server: metrics.serve(),
             "child_exit": lambda server, worker: metrics.ended(worker.pid),
         }
-        if tls is not None:  # who asks is known by what it brings: a signature, a ticket
+        # Clients need no certificate. A signature or a ticket authenticates them.
+        if tls is not None:
             self._settings |= {
                 "certfile": tls.cert,
                 "keyfile": tls.key,
@@ -144,39 +173,43 @@ class Server(BaseApplication):  # type: ignore[misc]  # gunicorn ships no types
         reload.takes("*")
 
     def load_config(self) -> None:
-        """Called by gunicorn."""
+        """Set the options. gunicorn calls this."""
         for name, value in self._settings.items():
             self.cfg.set(name, value)
 
     def load(self) -> WSGIApplication:
-        """Called by gunicorn in each worker."""
+        """Create the application in a worker. gunicorn calls this."""
         try:
-            if self._forks == 1:  # later ones take the place of those that served
+            # Later workers replace workers that passed the check.
+            if self._forks == 1:
                 self._check()
-            return forwarded.parsed(access_log.logged(self._load()), config.CONF)
+            return forwarded.apply_proxy_headers(access_log.log_requests(self._load()), config.CONF)
         except ConfigError as problem:
             self._status = Arbiter.APP_LOAD_ERROR
-            raise AppImportError(
-                f"{self._name}: {problem}"
-            ) from problem  # which ends the master too
+            # This also ends the master.
+            raise AppImportError(f"{self._name}: {problem}") from problem
 
     def reload(self) -> None:
-        """Called by gunicorn in the master on HUP; new workers then take the place of the old ones,
-        and read everything anew but what the master holds: ``KEPT``."""
-        own = self._name.removeprefix("kilonova-")
-        section = own.replace("-", "_")
-        if self._can_be_made_again(own):
-            reload.again(own, *KEPT, *(f"{section}.{name}" for name in KEPT_OF_SECTION))
+        """Replace the workers. gunicorn calls this in the master on SIGHUP.
+
+        New workers read the whole configuration except ``KEPT``. The old ones serve until then.
+        """
+        process = self._name.removeprefix("kilonova-")
+        section = process.replace("-", "_")
+        if self._can_start(process):
+            reload.again(process, *KEPT, *(f"{section}.{name}" for name in KEPT_OF_SECTION))
         super().reload()
 
-    def _can_be_made_again(self, own: str) -> bool:
-        """Would a worker start with the file as it is now? Tried in a child, because one that does
-        not would end the master."""
+    def _can_start(self, process: str) -> bool:
+        """True if a worker can start with the current file.
+
+        This is tried in a child process, because a worker that cannot start ends the master.
+        """
         read, write = os.pipe()
         child = os.fork()
         if child == 0:
             try:
-                config.reread(own)
+                config.reread(process)
                 self._load()
                 os.write(write, b"+")
             except ConfigError as problem:
@@ -186,15 +219,18 @@ class Server(BaseApplication):  # type: ignore[misc]  # gunicorn ships no types
             finally:
                 os._exit(0)
         os.close(write)
-        with os.fdopen(read, "rb") as answer:
-            made = answer.read() == b"+"
-        with contextlib.suppress(ChildProcessError):  # gunicorn has waited for it
+        with os.fdopen(read, "rb") as result:
+            can_start = result.read() == b"+"
+        # gunicorn may have waited for the child.
+        with contextlib.suppress(ChildProcessError):
             os.waitpid(child, 0)
-        return made
+        return can_start
 
     def run(self) -> None:
-        """Serve until a signal. What a worker finds wrong with the configuration ends the master as
-        it ends other processes."""
+        """Serve until a signal.
+
+        A configuration error in a worker ends the master with EX_CONFIG.
+        """
         master = os.getpid()
         try:
             super().run()

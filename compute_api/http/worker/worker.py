@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gunicorn's worker with threads, which only make responses: ``ClientConnections`` waits for the
-network.
+"""gunicorn's worker with threads that only build responses.
 
-What gunicorn's own gthread does while a request arrives is replaced; its arbiter, parser and WSGI
-environment stay."""
+``ClientConnections`` replaces the part of gunicorn's gthread that waits for requests. gunicorn's
+arbiter, parser and WSGI environment are used unchanged.
+"""
 
 from __future__ import annotations
 
@@ -29,39 +29,40 @@ from compute_api.http.worker.limits import ClientLimits
 from compute_api.http.worker.response_buffer import FULL_BYTES
 
 log = logging.getLogger(__name__)
-_BLOCK_BYTES = 256 * 1024  # bytes of a file that are read at a time
+#: Size of the blocks in which files are read.
+_BLOCK_BYTES = 256 * 1024
 
 
 class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
-    """``limits`` and ``fault``, which words an error in JSON, are set by ``edge.server``."""
+    """The worker. ``server.worker`` sets the class attributes in a subclass."""
 
     limits = ClientLimits()
     clients: ClientConnections
-    #: Requests that may wait, by path, have this many threads beside those of all others.
+    #: True for paths of requests that may wait. They have ``waiting_threads`` of their own.
     may_wait: Callable[[str], bool] = staticmethod(lambda path: False)
     waiting_threads = 1
-    #: Share the threads between projects. The application must be behind ``fair_share.admitted``.
+    #: Share the threads between projects. This needs ``fair_share.limit_projects``.
     shares_threads = False
     lanes: Lanes | None = None
 
     @staticmethod
     def fault(status: int, text: str) -> object:
-        """The body of an error that no application made."""
+        """Return the body of an error outside of the application."""
         return {"error": {"code": status, "title": HTTPStatus(status).phrase, "message": text}}
 
     def get_thread_pool(self) -> ThreadPoolExecutor:
-        """Called by gunicorn."""
-        return self._pool(self.cfg.threads)
+        """Create the thread pool. gunicorn calls this."""
+        return self._create_pool(self.cfg.threads)
 
-    def _pool(self, threads: int) -> ThreadPoolExecutor:
-        beside = Lanes.threads_beside(threads) if self.shares_threads else 0
-        return ThreadPoolExecutor(threads + beside)
+    def _create_pool(self, threads: int) -> ThreadPoolExecutor:
+        additional_threads = Lanes.threads_beside(threads) if self.shares_threads else 0
+        return ThreadPoolExecutor(threads + additional_threads)
 
     def run(self) -> None:
-        """Called by gunicorn: serve until it says that it is over."""
-        # no client says where in the URLs we are: SCRIPT_NAME
+        """Serve until gunicorn stops the worker. gunicorn calls this."""
+        # Clients must set neither SCRIPT_NAME nor the scheme. Proxies may (see ``forwarded``).
         self.cfg.set("forwarder_headers", "")
-        self.cfg.set("secure_scheme_headers", {})  # nor how it asked: edge.forwarded
+        self.cfg.set("secure_scheme_headers", {})
         self.clients = ClientConnections(
             self.poller,
             self.cfg,
@@ -69,32 +70,32 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
             self.method_queue.defer,
             self._begin,
             self._go_on,
-            self._refusal,
-            self._secured if self.cfg.is_ssl else None,
+            self._build_refusal,
+            self._add_tls if self.cfg.is_ssl else None,
         )
         self.poller.register(
             self.method_queue.fileno(), selectors.EVENT_READ, self.method_queue.run_callbacks
         )
-        self._waiting = self._pool(self.waiting_threads)
+        self._waiting = self._create_pool(self.waiting_threads)
         if self.shares_threads:
-            self.lanes = Lanes.sized(self.cfg.threads, self.waiting_threads)
+            self.lanes = Lanes.create(self.cfg.threads, self.waiting_threads)
         self.set_accept_enabled(True)
         while self.alive and self.is_parent_alive():
-            self._turn(1.0)
+            self._run_once(1.0)
         self.set_accept_enabled(False)
         self.clients.end()
         end = time.monotonic() + self.cfg.graceful_timeout
         while len(self.clients) and time.monotonic() < end:
-            self._turn(0.1)
+            self._run_once(0.1)
         for pool in (self.tpool, self._waiting):
             pool.shutdown(wait=False)
         for listener in self.sockets:
             listener.close()
 
-    def _secured(self, plain: socket.socket) -> TlsSocket:
-        return TlsSocket(plain, self.cfg.ssl_context(self.cfg, None))
+    def _add_tls(self, plain_socket: socket.socket) -> TlsSocket:
+        return TlsSocket(plain_socket, self.cfg.ssl_context(self.cfg, None))
 
-    def _turn(self, timeout: float) -> None:
+    def _run_once(self, timeout: float) -> None:
         self.notify()
         self.wait_for_and_dispatch_events(timeout=timeout)
         self.clients.close_late()
@@ -102,10 +103,10 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
             self.lanes.refuse_late()
 
     def accept(self, listener: socket.socket) -> None:
-        """Called by gunicorn's poller."""
+        """Accept connections. gunicorn's poller calls this."""
         self.clients.accept(listener, listener.getsockname())
 
-    # --- answers: in threads of the pool ---
+    # --- Responses, in threads of the pool ---
     def _begin(self, client: ClientConnection) -> None:
         request = client.incoming.request
         may_wait = self.may_wait(request.path)
@@ -121,12 +122,12 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
         is_last = True
         try:
             if not work(client):
-                self.method_queue.defer(self.clients.paused, client)
+                self.method_queue.defer(self.clients.pause_answer, client)
                 return
             client.out.flush()
             is_last = client.answer.response.should_close() or client.incoming.request.body.failed
         except _MustWaitError as waits:
-            # From here on another thread may have the client.
+            # After this call another thread may use the client.
             waits.admission.lane.wait(waits.admission)
             return
         except BrokenPipeError:
@@ -136,13 +137,16 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
             self._fail(client)
         if client.answer is not None:
             client.answer.close()
-        self.method_queue.defer(self.clients.finished, client, is_last)
+        self.method_queue.defer(self.clients.finish_answer, client, is_last)
 
     def _answer(self, client: ClientConnection) -> bool:
-        """Make the answer, and give as much of it to the client as it takes; is that all?
+        """Run the application, and write as much of the response as the client takes.
+
+        Returns:
+            True if the whole response is written.
 
         Raises:
-            _MustWaitError: There is no answer yet, because the project has no free place.
+            _MustWaitError: The project has no free place, so there is no response yet.
         """
         self.nr += 1
         admission = client.admission
@@ -170,30 +174,29 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
         return self._write(client)
 
     def _write(self, client: ClientConnection) -> bool:
-        answer = client.answer
-        for item in answer.items:
-            answer.response.write(item)
+        pending = client.answer
+        for item in pending.items:
+            pending.response.write(item)
             if client.out.held > FULL_BYTES:
                 return False
-        answer.response.close()
+        pending.response.close()
         return True
 
     def _fail(self, client: ClientConnection) -> None:
-        """Say that it went wrong, where nothing else was said; else what was said is all, and
-        breaks off."""
+        """Send status 500 if no headers were sent yet. Otherwise the response breaks off."""
         with contextlib.suppress(BrokenPipeError):
             if client.answer is None or not client.answer.response.headers_sent:
                 client.out.sendall(
-                    self._refusal(500, "Unexpected error. Tell your operator when it was.")
+                    self._build_refusal(500, "Unexpected error. Tell your operator when it was.")
                 )
             client.out.flush()
 
-    def _refusal(self, status: int, text: str) -> bytes:
+    def _build_refusal(self, status: int, text: str) -> bytes:
         return refusal(status, self.fault(status, text))
 
 
 class _MustWaitError(Exception):
-    """The request waits for a place of its project."""
+    """The request must wait for a free place of its project."""
 
     def __init__(self, admission: Admission) -> None:
         super().__init__()
@@ -201,7 +204,7 @@ class _MustWaitError(Exception):
 
 
 def refusal(status: int, body: object) -> bytes:
-    """A whole answer, after which the connection is closed."""
+    """Return a complete error response, after which the connection is closed."""
     content = orjson.dumps(body)
     return (
         f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
@@ -210,7 +213,7 @@ def refusal(status: int, body: object) -> bytes:
 
 
 class WsgiResponse(Protocol):
-    """What is asked of gunicorn's."""
+    """The methods of gunicorn's response that this module uses."""
 
     headers_sent: bool
 
@@ -222,19 +225,19 @@ class WsgiResponse(Protocol):
 
 
 class PendingResponse:
-    """An answer while it is made."""
+    """A response while it is being built."""
 
     def __init__(self, response: WsgiResponse) -> None:
         self.response = response
         self.items: Iterator[bytes] = iter(())
-        self._whole: Iterable[bytes] = ()
+        self._result: Iterable[bytes] = ()
 
-    def take(self, whole: Iterable[bytes]) -> None:
-        """What the application returned."""
-        self._whole, self.items = whole, iter(whole)
+    def take(self, result: Iterable[bytes]) -> None:
+        """Store the result of the application."""
+        self._result, self.items = result, iter(result)
 
     def close(self) -> None:
-        """Whoever made it may let go of what it needs."""
+        """Release the resources of the response."""
         self.items = iter(())
-        if hasattr(self._whole, "close"):
-            self._whole.close()
+        if hasattr(self._result, "close"):
+            self._result.close()

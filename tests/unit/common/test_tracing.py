@@ -183,7 +183,7 @@ def test_a_request_of_the_api_has_a_span_by_its_route(
         start_response("200 OK", [])
         return []
 
-    served: Any = access_log.logged(application)  # type: ignore[arg-type]  # of few lines
+    served: Any = access_log.log_requests(application)  # type: ignore[arg-type]  # of few lines
     for path in ("/v2.1/servers/5", "/healthcheck"):
         served(
             {"REQUEST_METHOD": "GET", "PATH_INFO": path, "HTTP_TRACEPARENT": "x"},

@@ -30,7 +30,7 @@ class Resource:
 def app() -> Any:
     made: Any = falcon.App(request_type=HttpRequest, middleware=[RequestIds("X-Id")])
     made.add_route("/things/{token}", Resource())
-    return access_log.logged(made)
+    return access_log.log_requests(made)
 
 
 def asked(
@@ -121,7 +121,7 @@ def test_what_fails_is_told_too(lines: Callable[[], list[dict[str, Any]]]) -> No
         raise ValueError("no answer at all")
 
     with pytest.raises(ValueError, match="no answer"):
-        asked(access_log.logged(broken), "/x")
+        asked(access_log.log_requests(broken), "/x")
     assert [line["status"] for line in lines()] == [500]
 
 
@@ -151,7 +151,7 @@ def test_a_stream_is_told_when_it_ends(
         start_response("200 OK", [])
         return made
 
-    _, _, items = asked(access_log.logged(application), "/file")
+    _, _, items = asked(access_log.log_requests(application), "/file")
     list(items)
     assert not lines()
     items.close()  # type: ignore[attr-defined]

@@ -47,7 +47,7 @@ SEEN = ("wsgi.url_scheme", "HTTP_HOST", "SCRIPT_NAME", "REMOTE_ADDR", "PATH_INFO
 
 def seen_with(**headers: str) -> dict[str, str]:
     environ: dict[str, Any] = {**CLIENT, **headers}
-    forwarded.take_over(environ)
+    forwarded.apply_headers(environ)
     return {name: environ[name] for name in SEEN}
 
 
@@ -79,7 +79,7 @@ def test_nothing_is_believed_while_the_option_is_off(headers: dict[str, str]) ->
         assert {name: environ[name] for name in SEEN} == {name: CLIENT[name] for name in SEEN}
         return []
 
-    made: Any = forwarded.parsed(application, conf(on=False))
+    made: Any = forwarded.apply_proxy_headers(application, conf(on=False))
     assert made is application and made({**CLIENT, **headers}, None) == []
 
 
@@ -87,7 +87,7 @@ def test_the_option_brings_them_to_the_application() -> None:
     def application(environ: dict[str, Any], start_response: object) -> list[bytes]:
         return [environ["wsgi.url_scheme"].encode()]
 
-    made: Any = forwarded.parsed(application, conf(on=True))
+    made: Any = forwarded.apply_proxy_headers(application, conf(on=True))
     assert made({**CLIENT, "HTTP_X_FORWARDED_PROTO": "HTTPS"}, None) == [b"https"]
 
 

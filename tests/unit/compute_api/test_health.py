@@ -16,7 +16,14 @@ import common.rpc  # noqa: F401  # chooses threads before oslo.messaging is impo
 from common.clients import http
 from common.domain import errors
 from common.rpc.broker import require_answer
-from compute_api.http.health import ALIVE, KEEP_SECONDS, READY, Dependency, Health, answered
+from compute_api.http.health import (
+    ALIVE,
+    KEEP_SECONDS,
+    READY,
+    Dependency,
+    Health,
+    add_health_checks,
+)
 
 
 class Counted:
@@ -135,7 +142,7 @@ def asked(
     environ: dict[str, Any] = {"PATH_INFO": path, "REQUEST_METHOD": method}
     setup_testing_defaults(environ)
     said: list[str] = []
-    items = answered(application, world.health, unless)(
+    items = add_health_checks(application, world.health, unless)(
         {**environ, **more}, lambda status, headers: said.append(status)
     )
     return said[0], b"".join(items)

@@ -100,7 +100,7 @@ def test_a_long_value_is_cut() -> None:
 
 def test_unknown_keys_can_be_dropped_at_every_depth() -> None:
     given = {"thing": {"name": "n", "what": 1, "parts": [{"tag": "t", "more": 2}]}, "else": 3}
-    assert BODY.at(5).pruned(given) == {"thing": {"name": "n", "parts": [{"tag": "t"}]}}
+    assert BODY.at(5).prune(given) == {"thing": {"name": "n", "parts": [{"tag": "t"}]}}
 
 
 def test_truth() -> None:

@@ -92,7 +92,7 @@ def test_every_filter_says_what_it_does() -> None:
     assert told.keys() == filters.BUILT_IN.keys()
     assert [name for name, cells in told.items() if not cells[0]] == []
     assert told["ComputeFilter"] == [
-        "The host's agent is known, not forced down and heard from.",
+        "Require a compute service that is up and not forced down.",
         "yes",
         "",
     ]

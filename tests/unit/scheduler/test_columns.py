@@ -400,7 +400,7 @@ def test_groups_and_places_are_read_for_those_who_name_them(cloud: Cloud) -> Non
     specs = [
         request("self", group="g", hints={"same_host": "x", "different_host": ["theirs", "nobody"]})
     ]
-    snapshot = hosts.snapshot(hosts.around(specs))
+    snapshot = hosts.snapshot(hosts.read_request_facts(specs))
     assert (
         snapshot.groups["g"].policy,
         snapshot.groups["g"].most,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from common.domain.models import Device, Flavor, HardwareAssignment, RequestSpec, Selection
 from scheduler.columns import seed
 from scheduler.filters import Check, Filters
-from scheduler.selection import SelectionOptions, _batches, examine
+from scheduler.selection import SelectionOptions, _group_equal_requests, examine
 from scheduler.selection import select as choose
 from scheduler.snapshot import Group, Parts, Snapshot, Stock
 from tests.unit.scheduler.conftest import options
@@ -386,4 +386,4 @@ OTHERS = {
 def test_requests_that_differ_in_anything_but_the_server_are_no_batch(field: Field[object]) -> None:
     spec = request()
     other = replace(spec, **{field.name: OTHERS[str(field.type)]})  # type: ignore[arg-type]  # of its type
-    assert len(_batches([spec, spec, other])) == (1 if field.name == "server" else 2)
+    assert len(_group_equal_requests([spec, spec, other])) == (1 if field.name == "server" else 2)

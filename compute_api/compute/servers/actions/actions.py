@@ -108,7 +108,7 @@ def _matching_rows(key: str, served: list[states.Action], request: Request) -> l
     """Check the body and return the rows that it selects."""
     schema = schemas.BY_KEY[key].at(request.version)
     if request.links.legacy:
-        request.body = schema.pruned(request.body)
+        request.body = schema.prune(request.body)
     schema.check(request.body)
     meant = [
         row

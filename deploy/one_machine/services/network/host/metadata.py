@@ -193,7 +193,7 @@ class MetadataListeners:
         except Exception:
             LOG.exception("a guest's request failed unexpectedly")
         finally:
-            self._calls.defer(self._clients.finished, client, True)
+            self._calls.defer(self._clients.finish_answer, client, True)
 
     def _answer_to(self, client: ClientConnection) -> bytes:
         """The whole answer to a guest's request."""
