@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS = 1.0
 
 
-def make_off(driver: Driver, server: str) -> bool:
+def power_off(driver: Driver, server: str) -> bool:
     """Power off a guest that must not run on this host.
 
     Returns:
@@ -66,10 +66,10 @@ class Fencing:
                 with self._lock:
                     self._agent.begin_fencing()
             if running is not None and not [
-                server for server in running if not make_off(self._driver, server)
+                server for server in running if not power_off(self._driver, server)
             ]:
                 with self._lock:
-                    self._agent.fenced()
+                    self._agent.end_fencing()
         except Exception:
             log.exception("the journal cannot be written; it is tried again")
 
