@@ -269,8 +269,8 @@ class AgentProcess:
         """Exchange messages with conductors until the process ends.
 
         An exchange takes place at once if there is something to report, else every five seconds.
-        Without an answer the agent retries within a second, with timeouts of 1, 2 and 4 seconds. The
-        periodic exchange requests missing commands. On a busy host this is necessary too, because
+        Without an answer the agent retries within a second, with timeouts of 1, 2 and 4 seconds.
+        The periodic exchange requests missing commands. A busy host needs this too, because
         commands to this host may have been lost.
         """
         failures, next_request_at = 0, 0.0

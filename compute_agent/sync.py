@@ -223,7 +223,7 @@ class Agent:
     def _accept(self, command: Command) -> None:
         known_fence, key = self._fences.get(command.server, 0), str(command.key)
         if command.fence < known_fence:
-            error = f"fence {command.fence} is older than {known}"
+            error = f"fence {command.fence} is older than {known_fence}"
             self._refuse(command, error, FailureReason.STALE_FENCE, known_fence)
             return
         self._raise_fence(command.server, command.fence)
