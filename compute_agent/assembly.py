@@ -46,10 +46,10 @@ def make_driver(conf: cfg.ConfigOpts) -> Driver:
 
 def _memory_driver(conf: cfg.ConfigOpts) -> Driver:
     from compute_agent.virt.memory.driver import MemoryDriver
-    from compute_agent.virt.memory.state.host import MemoryHost, described
+    from compute_agent.virt.memory.state.host import MemoryHost, make_inventory
 
     options = conf.agent
-    inventory = described(
+    inventory = make_inventory(
         conf.host,
         options.memory_vcpus,
         options.memory_mb,

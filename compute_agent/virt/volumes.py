@@ -193,7 +193,12 @@ def copyable(
         VerbFailed: The guest lacks the volume or is off, or the two sizes differ.
     """
     present_volume = next(
-        (have for have in guest_volumes if have.volume_id == volume.volume_id), None
+        (
+            guest_volume
+            for guest_volume in guest_volumes
+            if guest_volume.volume_id == volume.volume_id
+        ),
+        None,
     )
     if present_volume is None:
         raise unknown(volume.volume_id)
@@ -216,7 +221,12 @@ def snapshotted(volume: AttachedVolume, guest_volumes: Iterable[AttachedVolume])
         VerbFailed: The guest lacks the volume, or hosts cannot make snapshots of it.
     """
     present_volume = next(
-        (have for have in guest_volumes if have.volume_id == volume.volume_id), None
+        (
+            guest_volume
+            for guest_volume in guest_volumes
+            if guest_volume.volume_id == volume.volume_id
+        ),
+        None,
     )
     if present_volume is None:
         raise unknown(volume.volume_id)
