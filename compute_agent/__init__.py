@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent: it drives the hypervisor of one host by repeatable commands of conductors."""
+"""The agent, which drives the hypervisor of one host by repeatable commands of conductors."""

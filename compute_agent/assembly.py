@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Build the parts of an agent from its configuration: driver, console listener, transfer service.
+"""Build the parts of an agent from the configuration: driver, console listener, transfer service.
 
 ``compute_agent.service`` calls these functions when the process starts.
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent renews the certificate of its host.
+"""The agent renews the certificate of the host.
 
 Once an hour the agent checks [tls] cert_file. If the certificate ends within 30 days, the agent
 makes a key, conductors sign a certificate for it, and the agent replaces the file with both. New
@@ -43,7 +43,7 @@ class CertificateFile:
 
         Raises:
             Problem: Conductors refuse or do not answer.
-            OSError, ValueError: The file cannot be read or written, its key is in another file, or
+            OSError, ValueError: The file cannot be read or written, the key is in another file, or
                 the new certificate does not end later.
         """
         if not self.has_key:
@@ -61,7 +61,7 @@ class CertificateFile:
 
 
 class CertificateKeeper:
-    """Renew the certificate before its end. A thread of the process calls ``look`` each hour."""
+    """Renew the certificate before the end. A thread of the process calls ``look`` each hour."""
 
     def __init__(self, file: CertificateFile, client: HostCertificatesClient) -> None:
         self._file, self._client = file, client

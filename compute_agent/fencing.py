@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Self-fencing: a host without contact to conductors stops its guests ([agent] fence_after).
+"""Self-fencing: a host without contact to conductors stops all guests ([agent] fence_after).
 
 Fencing has a thread that needs only the clock, the hypervisor and the journal. Because: the thread
 that talks with conductors may hang in the connection that was cut.

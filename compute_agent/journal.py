@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent's journal, an SQLite file with synchronous=FULL that survives restarts.
 
-It contains the highest fence of each server, the results of commands by key, and the number of
+The journal contains the highest fence of each server, the results of commands by key, and the number of
 times that this host has fenced itself since its boot. The agent does not run a command with a
 recorded result again, and repeats the result.
 
-Fences and results are kept for a week, because a delayed command may arrive long after its result
+Fences and results are kept for a week, because a delayed command may arrive long after the result
 was acknowledged. The answer to each registration contains the fences of all existing guests.
 
 Invariant: the journal contains no secrets. Arguments of commands and tokens are not written.
@@ -67,7 +67,7 @@ class Journal:
         return from_wire(Result, json.loads(row[0])) if row else None
 
     def has_begun(self, key: str) -> bool:
-        """True if the command was begun. Its result may be missing."""
+        """True if the command was begun. The result may be missing."""
         with self._lock:
             return (
                 self._db.execute("SELECT 1 FROM results WHERE key = ?", (key,)).fetchone()
@@ -75,7 +75,7 @@ class Journal:
             )
 
     def begin(self, key: str) -> None:
-        """Record the begin of a command before its effect.
+        """Record the begin of a command before the effect.
 
         Only commands that run once, and live migrations, are recorded here.
         """
@@ -83,7 +83,7 @@ class Journal:
             self._db.execute("INSERT OR IGNORE INTO results (key) VALUES (?)", (key,))
 
     def end(self, result: Result) -> None:
-        """Record a result and the fence of its server in one transaction."""
+        """Record a result and the server's fence in one transaction."""
         with self._lock:
             self._db.execute("BEGIN IMMEDIATE")
             self._db.execute(

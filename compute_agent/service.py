@@ -60,7 +60,7 @@ HEARTBEAT_PAUSE_SECONDS = 60.0
 
 
 class AgentProcess:
-    """The operations that the process serves (``common.rpc.agent.AgentApi``) and its loops.
+    """The operations that the process serves (``common.rpc.agent.AgentApi``) and the loops.
 
     Args:
         ratios: Allocation ratios for the inventory, by resource class.
@@ -209,7 +209,7 @@ class AgentProcess:
         self._exchange_now.set()
 
     def _carry_out(self, work: Work) -> Result | None:
-        """Carry out a command and log its end.
+        """Carry out a command and log the end.
 
         Returns:
             The result. None if the command was cancelled, cannot be carried out now, or could not
@@ -394,7 +394,7 @@ class AgentProcess:
     def guard(self) -> None:
         """Start the fencing thread, which needs no broker.
 
-        A host may lose its connection before it has begun to listen.
+        A host may lose the connection before the agent has begun to listen.
         """
         self._begin("fencing", Fencing(self._agent, self._driver, self._lock).watch, self._stop)
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent's side of the exchange with conductors, and its rules for accepting commands.
+"""The agent's side of the exchange with conductors, and the rules for accepting commands.
 
-``Agent`` is a state machine without threads. It accepts commands (``accept``), hands out one at a
+``Agent`` is a state machine without threads, which accepts commands (``accept``), hands out one at a
 time for each server (``take``), records their results (``record_result``), builds the next request
 to a conductor (``request``), and processes the answer (``record_answer``). While there is nothing
 to report, heartbeats replace exchanges (``heartbeat``, ``record_heartbeat_answer``).
-``compute_agent.service`` calls these methods from its threads under one lock. Tests call them
+``compute_agent.service`` calls these methods from several threads under one lock. Tests call them
 directly.
 """
 
@@ -68,7 +68,7 @@ class Pool(Enum):
 
 @dataclass
 class Work:
-    """A command in hand, and its progress."""
+    """A command in hand, and the progress."""
 
     command: Command
     verb: Verb
@@ -85,7 +85,7 @@ class Work:
     measured: dict[str, int] = field(default_factory=dict)
     #: Monotonic time of the verb's last sign of life.
     alive_at: float = 0.0
-    #: True if the command hung and another worker has replaced its worker.
+    #: True if the command hung and another worker has taken the worker's place.
     replaced: bool = False
 
     @property
@@ -122,7 +122,7 @@ class Agent:
         copies: Limit of simultaneous copies of disks, builds included.
         migrations: Limit of simultaneous outgoing live migrations.
         hang: Seconds without a sign of life after which a command counts as hanging.
-        fence_after: Seconds without contact after which this host stops its guests. 0 means never.
+        fence_after: Seconds without contact after which this host stops all guests. 0 means never.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class Agent:
         known_fence: int | None = None,
         details: str = "",
     ) -> None:
-        """Record a refusal. The conductor repeats the command until its action is stuck."""
+        """Record a refusal. The conductor repeats the command until the action is stuck."""
         self._results[str(command.key)] = Result(
             str(command.key),
             str(command.server),
@@ -247,7 +247,7 @@ class Agent:
     def _control(self, command: Command, verb: ControlMigration) -> None:
         """Apply a control to a live migration in hand.
 
-        A requested abort is final. It ends a migration that has not begun at once.
+        A requested abort is final. An abort ends a migration that has not begun at once.
         """
         work = self._work.get(str(verb.migration))
         if work is not None and work.requested is not Control.ABORT:
@@ -294,14 +294,14 @@ class Agent:
         return None
 
     def is_alive(self, work: Work) -> None:
-        """Record a sign of life: the verb reported progress or checked for its cancellation."""
+        """Record a sign of life: the verb reported progress or checked for a cancellation."""
         work.alive_at = self._clock.monotonic()
 
     def take_hanging(self) -> list[Work]:
         """Return the commands that have begun to hang, in the hypervisor or in storage.
 
-        Each command is returned once. Its places in the pools become free. Further commands of its
-        server still wait for it.
+        Each command is returned once. The places in the pools become free. Further commands of the same
+        server still wait.
         """
         hanging_work = [
             work for work in self._work.values() if not work.replaced and self._hangs(work)
@@ -336,7 +336,7 @@ class Agent:
         return server
 
     def record_stop(self, server: str, is_off: bool) -> None:
-        """Record whether the domain of a server is off. If not, ``take_stop`` returns it again."""
+        """Record whether the domain of a server is off. If not, ``take_stop`` returns the server again."""
         self._stopping.discard(server)
         if is_off:
             self._journal.forget_running(server)
@@ -370,7 +370,7 @@ class Agent:
         )
 
     def fences_itself(self) -> bool:
-        """True if this host must stop its guests.
+        """True if this host must stop all guests.
 
         The last contact is older than ``fence_after``, so conductors may have declared the host
         dead, or a begun fencing has not ended.
@@ -381,7 +381,7 @@ class Agent:
     def begin_fencing(self) -> None:
         """Journal the begin of a fencing, and end the session.
 
-        From now on the host reports another boot, so that conductors start its guests again.
+        From now on the host reports another boot, so that conductors start the guests again.
         """
         if not self._is_fencing:
             self._journal.begin_fencing(self.boot_id)
@@ -509,7 +509,7 @@ class Agent:
             self._looked_at = None
 
     def is_working_on(self, server: str) -> bool:
-        """True if a command for this server runs. Its result will report the domain."""
+        """True if a command for this server runs. The result will report the domain."""
         return any(work.running and work.command.server == server for work in self._work.values())
 
     def in_hand(self) -> Mapping[str, Work]:

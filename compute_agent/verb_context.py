@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The context of a running verb: its progress, its end, its failures, and its data.
+"""The context of a running verb: progress, cancellation, failures and data.
 
-Drivers and all code below a verb use this file. It imports no other part of the agent, so that the
+Drivers and all code below a verb use this file, which imports no other part of the agent, so that the
 sandbox and the transfer of files do not depend on a driver.
 """
 
@@ -45,7 +45,7 @@ class VerbFailed(Exception):
 
 
 class MigrationAborted(VerbFailed):
-    """A live migration ended because a user aborted it. The guest is still on its source."""
+    """A live migration ended because a user aborted it. The guest is still on the source."""
 
     def __init__(self) -> None:
         super().__init__("The migration was aborted.", reason=FailureReason.ABORTED)
@@ -92,7 +92,7 @@ class VerbContext:
 
     #: Reports the progress of the verb.
     report_progress: Callable[[CommandProgress], None]
-    #: True when the verb must raise ``Cancelled``. A long verb calls it every few seconds.
+    #: True when the verb must raise ``Cancelled``. A long verb checks every few seconds.
     cancelled: Callable[[], bool]
     #: The last request for the running live migration, such as an abort.
     requested_control: Callable[[], Control | None] = _no_control
@@ -129,7 +129,7 @@ class Part:
 
     Attributes:
         size: Length of the file in bytes.
-        bytes: Length of its data in bytes, without holes.
+        bytes: Length of the data in bytes, without holes.
     """
 
     name: str

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent's part of the verbs: ``run`` carries out one command and journals its result.
+"""The agent's part of the verbs: ``run`` carries out one command and journals the result.
 
 ``carry_out`` calls the driver for each class of ``common.domain.verbs``. The worker threads of
 ``compute_agent.service`` and the tests call ``run``, which starts no thread. Every verb can be
@@ -77,7 +77,7 @@ log = logging.getLogger(__name__)
 #: Log line for a command that has no result and that the conductor will repeat.
 WAITS = "%s of server %s waits: %s"
 FaultPoint = Callable[[str, str, str], None]
-#: Opens a guest's files at another host: (address of its transfer service, server, secret).
+#: Opens a guest's files at another host: (address of the transfer service, server, secret).
 PeerOpener = Callable[[str, str, str], Peer]
 
 
@@ -90,7 +90,7 @@ def no_peer(address: str, server: str, secret: str) -> Peer:
 
 @dataclass(frozen=True)
 class Tools:
-    """The resources that a verb uses: the driver, images, its context, and files of other hosts."""
+    """The resources that a verb uses: the driver, images, the context, and files of other hosts."""
 
     driver: Driver
     read_image: ImageReader
@@ -222,7 +222,7 @@ def run(
     fault_point: FaultPoint = nothing,
     carry_out: CarryOut = carry_out,
 ) -> Result | None:
-    """Carry out a command and journal its result.
+    """Carry out a command and journal the result.
 
     Returns:
         None if the command was cancelled or cannot be carried out now. Then nothing is reported,
@@ -296,7 +296,7 @@ def _data_of(outcome: Outcome) -> JsonObject:
 
 
 def abort_before_begin(journal: Journal, command: Command) -> Result:
-    """Journal and return the result of a live migration that was aborted before it began."""
+    """Journal and return the result of a live migration that was aborted before the begin."""
     return _store_result(journal, _build_failure(command, MigrationAborted()))
 
 

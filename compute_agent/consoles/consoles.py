@@ -44,7 +44,7 @@ OFFER_SECONDS = 30.0
 MAX_SESSIONS = 128
 #: Limit of connections that have not sent their secret yet.
 MAX_UNPROVED = 32
-#: Time for a client to send its secret.
+#: Time for a client to send the secret.
 SECRET_TIMEOUT_SECONDS = 5.0
 #: Length of a secret.
 SECRET_BYTES = 43
@@ -75,7 +75,7 @@ class Session:
 
 
 class Consoles:
-    """The listener for consoles, and its sessions. Thread-safe.
+    """The listener for consoles, and the sessions. Thread-safe.
 
     Args:
         open_console: Opens a console, as ``Driver.console``.
@@ -127,7 +127,7 @@ class Consoles:
             self._direct.close()
 
     def offer(self, server: str, kind: str) -> JsonObject:
-        """Offer a console, and return its address.
+        """Offer a console, and return the address.
 
         Returns:
             host, port and the secret for one connection. For a direct console host, port and
@@ -242,7 +242,7 @@ class Consoles:
         return TlsSocket.proved(peer, self._tls.for_server())
 
     def _claim_session(self, peer: Side, secret: bytes) -> Session | None:
-        """Return the session with this secret and connect the client to it, or return None.
+        """Return the session with this secret and connect the client, or return None.
 
         The session must not be expired or connected.
         """

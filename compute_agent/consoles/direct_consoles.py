@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """SPICE consoles for the operator's own proxies (spice-direct).
 
-Each console has its own port, which accepts only the addresses of these proxies. ``Consoles.offer``
+Each console has a separate port, which accepts only the addresses of these proxies. ``Consoles.offer``
 requests a port. The proxy speaks SPICE from the first byte, with one connection for each channel,
 and sends no secret, because Nova's answer to the proxy has no field for a secret. So the address
 identifies the proxy, and ports are short-lived.
 
-Invariant: a port belongs to one guest. It closes when it was unused for ``OFFER_SECONDS``, or when
-its guest cannot be reached. Connections from other addresses get no answer.
+Invariant: a port belongs to one guest. The port closes when unused for ``OFFER_SECONDS``, or when
+the guest cannot be reached. Connections from other addresses get no answer.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class DirectConsoles:
         self._ports: list[_Port] = []
 
     def offer(self, server: str) -> JsonObject:
-        """Open a port for the guest's SPICE console, and return its address.
+        """Open a port for the guest's SPICE console, and return the address.
 
         Returns:
             host, port and tls_port. With TLS both ports are the same, and this port accepts TLS
@@ -113,7 +113,7 @@ class DirectConsoles:
 
 
 class _Port:
-    """A port of one guest. It listens until it is closed."""
+    """A port of one guest, which listens until ``close``."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class _Port:
         threading.Thread(target=self._listen, name="direct-console", daemon=True).start()
 
     def close(self) -> None:
-        """Close the port and its connections."""
+        """Close the port and all connections."""
         self._closed.set()
         # Wakes the thread that accepts connections.
         relay.shut(self._listener)

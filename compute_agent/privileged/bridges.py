@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The helper that makes bridges of networks, and its client in the agent.
+"""The helper that makes bridges of networks, and the client in the agent.
 
     python -m compute_agent.privileged.bridges  # kilonova-bridges.service; systemd opens the socket
 
 Like Neutron's Linux bridge agents, a network agent may leave bridges to the compute service. The
 agent may not make bridges, so this process with the one right does.
 
-A request is the name of a bridge, which is derived from the id of its network. Other names are
+A request is the name of a bridge, which is derived from the network's id. Other names are
 refused. A bridge that is up stays unchanged. A bridge that is down is half made: the helper was
 killed, or the network agent is making it now. Both take the same steps, so the helper completes the
 bridge. The helper deletes no bridge, because the network agent does so with the network, and may
@@ -90,7 +90,7 @@ def serve(where: socket.socket) -> None:
 
 
 def make(name: str) -> None:
-    """Make a bridge and set it up, unless it is up already.
+    """Make a bridge and set it up.
 
     Raises:
         NotMade: The name is not that of a network's bridge, or a step failed.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The helper that connects volumes which the host's kernel reaches, and its client in the agent.
+"""The helper that connects volumes which the host's kernel reaches, and the client in the agent.
 
     python -m compute_agent.privileged.volume_helper  # kilonova-volumes.service; systemd opens the
     socket
@@ -133,7 +133,7 @@ class Brick:
 
     Args:
         devices: Folder for the links to connected volumes.
-        state: Folder for the device info of each volume until it is disconnected.
+        state: Folder for the device info of each volume until ``disconnect``.
         execute: Replaces os-brick's function that runs programs, in tests.
     """
 
@@ -218,7 +218,7 @@ class Brick:
         self._write_info(volume, info)
         size = _size(path)
         if size < int(str(question.get("at_least") or 0)):
-            # The volume has grown since this host connected it.
+            # The volume has grown since the first connect.
             connector.extend_volume(dict(data))
             size = _size(path)
         self._link(volume, os.path.realpath(path))
@@ -308,7 +308,7 @@ def _size(path: str) -> int:
 
 
 def _serial(info: Mapping[str, Any]) -> str:
-    """Return the device's worldwide name, or "" if it has none."""
+    """Return the device's worldwide name, or "" without one."""
     serial = str(info.get("scsi_wwn") or "")
     if not serial:
         name = os.path.basename(os.path.realpath(str(info["path"])))

@@ -2,10 +2,10 @@
 """Run functions and programs on files in locked-down helper processes.
 
 ``virt.libvirt.disks`` uses this. Each process has one fork server, which starts on the first
-request, and again after its end. Helpers run as a separate user if this process may change users. A
+request, and again after a crash. Helpers run as a separate user if this process may change users. A
 file that only its owner may open belongs to that user while a helper works on it.
 
-Invariant: a helper ends when its requester leaves. A helper that crashes is a definite result.
+Invariant: a helper ends when the requester leaves. A helper that crashes is a definite result.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class HelperResult:
 
     Attributes:
         status: Exit status. 0 means success. Negative values are signals.
-        why: "time" if the helper took too long, "lost" if its end is unknown, else "".
-        output: The end of its output.
+        why: "time" if the helper took too long, "lost" if the end is unknown, else "".
+        output: The end of the output.
         cpu: Seconds of processor time used.
         memory: Maximum of memory used, in bytes.
     """
@@ -124,7 +124,7 @@ class Helpers:
         """Call a function ``module:name`` with these open files in a helper.
 
         Returns:
-            The result. Its output is the function's return value as JSON.
+            The result. The output is the function's return value as JSON.
 
         Raises:
             Cancelled: The verb was cancelled.
@@ -178,7 +178,7 @@ class Helpers:
                 ownership.close()
                 user = None
             if user is None:
-                # The helper runs as this process's user without capabilities, so it could not open
+                # The helper runs as this process's user without capabilities, and could not open
                 # files of other users.
                 for file in descriptors:
                     ownership.enter_context(_lend_file(file, os.geteuid()))
@@ -193,7 +193,7 @@ class Helpers:
         context: VerbContext | None,
         on_output: Callable[[bytes], None] | None = None,
     ) -> HelperResult:
-        """Run a request, and repeat it once if its end is unknown.
+        """Run a request, and repeat it once if the end is unknown.
 
         The end is unknown if the process that watches the helper was killed. Every request can be
         repeated.
@@ -276,7 +276,7 @@ class Helpers:
 
 
 def name(number: int) -> str:
-    """Return the path at which a program run by ``Helpers.execute`` opens one of its files.
+    """Return the path at which a program run by ``Helpers.execute`` opens a file.
 
     Args:
         number: Position of the file in the argument ``files``, counted from 0.

@@ -99,7 +99,7 @@ FORBIDDEN = (
     "rt_tgsigqueueinfo",
     "pidfd_send_signal",
 )
-#: System calls that a helper without a program does not need, because its files are open already.
+#: System calls that a helper without a program does not need, because all files are open already.
 FORBIDDEN_ALONE = (
     "execve",
     "execveat",
@@ -158,7 +158,7 @@ class HelperLimits:
 def lock_down(
     limits: HelperLimits, user: tuple[int, int] | None, program: str, files: Sequence[int]
 ) -> None:
-    """Remove all rights of this process that its work does not need.
+    """Remove all rights of this process that the work does not need.
 
     Args:
         limits: Limits of memory, time and files.
@@ -198,7 +198,7 @@ def lock_down(
 
 @functools.cache
 def build_filter(alone: bool) -> ctypes.c_void_p:
-    """Return the filter of system calls. It is cached, so that forked processes have it ready.
+    """Return the filter of system calls. The filter is cached, so that forked processes have it ready.
 
     Args:
         alone: True for a helper that runs no program.

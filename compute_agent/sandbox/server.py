@@ -3,9 +3,9 @@
 
 ``sandbox.client`` starts the server, which has loaded the modules of helpers and ends with the
 client's socket (an empty request). Each request gets two processes: the helper, and a watcher that
-ends the helper after its time or when the requester has left, and reports the end.
+ends the helper after a timeout or when the requester has left, and reports the end.
 
-Invariant: a helper is locked down before it reads a byte of its files. Server and watcher read no
+Invariant: a helper is locked down before it reads a byte of the files. Server and watcher read no
 files.
 """
 
@@ -75,7 +75,7 @@ def _run_and_exit(work: Callable[[], object]) -> None:
 
 
 def _watch(message: bytes, files: list[int]) -> None:
-    """Start the helper of a request, end it in time, and report its end to the requester."""
+    """Start the helper of a request, end it in time, and report to the requester."""
     order = json.loads(message)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     requester = socket.socket(fileno=files[0])
@@ -105,7 +105,7 @@ def _await_end(helper: int, requester: socket.socket, until: float) -> str:
     """Wait for the end of a helper.
 
     Returns:
-        "" if the helper has ended, "time" if its time is over, or "left" if the requester has left.
+        "" if the helper has ended, "time" after the timeout, or "left" if the requester has left.
     """
     poller = select.poll()
     poller.register(helper, select.POLLIN)
@@ -119,7 +119,7 @@ def _await_end(helper: int, requester: socket.socket, until: float) -> str:
 def _help(order: JsonObject, output: int, files: list[int]) -> None:
     """Run the request in the helper process.
 
-    Its files get the descriptors 3, 4 and so on. Its output goes to 1 and 2.
+    The files get the descriptors 3, 4 and so on. Output goes to 1 and 2.
     """
     descriptors = [
         fcntl.fcntl(file, fcntl.F_DUPFD, FIRST_FREE_FILE)

@@ -4,7 +4,7 @@
 ``assembly.make_transfer`` binds the TLS files to ``peer``, and verbs call ``peer(address, server,
 secret)``. The address comes from the other host's ``facts["transfer"]``. No connection is made
 before the first ``parts`` or ``read``. A broken connection is made again and the transfer resumes
-at its offset. After ``SILENCE_TIMEOUT_SECONDS`` without a byte the result is Unavailable.
+at the last offset. After ``SILENCE_TIMEOUT_SECONDS`` without a byte the result is Unavailable.
 
 Invariant: ``read`` yields only data with the checksum of the sender. With TLS the client reads only
 from a host with a valid certificate.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The protocol of a file transfer between two agents: one request, and frames in response.
 
-``service`` and ``client`` use this. A request is its length and a small JSON object. A frame is a
+``service`` and ``client`` use this. A request is a length and a small JSON object. A frame is a
 head (kind, offset, length), a SHA-256, and the data. The SHA-256 covers all heads and data of this
 connection so far. So a valid frame proves that nothing before it was changed or left out, and data
 received before a connection breaks remains valid.
@@ -88,11 +88,11 @@ class Frames:
         _send(self._connection, data, deadline)
 
     def receive(self) -> Frame:
-        """Receive the next frame and verify its checksum.
+        """Receive the next frame and verify the checksum.
 
         Raises:
             TransferInterrupted: The connection ended, or the frame took too long.
-            TransferCorrupted: The frame is malformed, or its checksum differs.
+            TransferCorrupted: The frame is malformed, or the checksum differs.
         """
         deadline = time.monotonic() + self._seconds
         kind = _receive(self._connection, 1, deadline)

@@ -162,7 +162,7 @@ class TransferService:
                 connection.close()
 
     def _wrap_tls(self, connection: socket.socket) -> socket.socket:
-        """Wrap the connection for TLS, before its handshake. Refuse a client that does not use TLS.
+        """Wrap the connection for TLS, before the handshake. Refuse a client that does not use TLS.
 
         Without TLS the connection is returned unchanged.
 
@@ -185,7 +185,7 @@ class TransferService:
         )
 
     def _answer(self, connection: socket.socket, peer: str, is_known: Callable[[], None]) -> None:
-        """Read the request and answer it. A failure is sent as a frame.
+        """Read and answer the request. A failure is sent as a frame.
 
         ``is_known`` is called once the secret is valid.
         """
@@ -267,7 +267,7 @@ def _closable(data: Iterator[tuple[int, bytes]]) -> Generator[tuple[int, bytes],
 
 
 def _failure_payload(problem: Exception) -> dict[str, object]:
-    """Encode a failure for the client: the kind, and the text if it is public."""
+    """Encode a failure for the client: the kind, and the text if public."""
     if isinstance(problem, errors.Unavailable):
         return {"kind": "unavailable", "text": problem.text}
     if isinstance(problem, (TransferCorrupted, errors.Problem, VerbFailed)):

@@ -2,7 +2,7 @@
 """Read and write sparse files without their holes.
 
 The libvirt driver uses this for cold migration. Holes are not read, sent or written, so the cost of
-a disk depends on its data and not on its size.
+a disk depends on the data and not on the size.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def proved(path: Path, stored: Iterable[Stored]) -> Iterator[int]:
 
 
 def filled(size: int, data: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
-    """Yield the whole content of a file from its pieces, with zeros for holes."""
+    """Yield the whole content of a file from pieces, with zeros for holes."""
     at = 0
     for offset, piece in data:
         yield from _zeros(offset - at)

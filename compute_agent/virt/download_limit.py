@@ -25,10 +25,10 @@ class DownloadLimit:
 
     @contextmanager
     def one(self, context: VerbContext) -> Iterator[None]:
-        """Wait for a free place, and hold it during a download.
+        """Wait for a free place, and keep the place during a download.
 
         Raises:
-            Cancelled: The command was cancelled while it waited.
+            Cancelled: The command was cancelled while waiting.
         """
         if self._free is None:
             yield

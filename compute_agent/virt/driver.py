@@ -5,10 +5,10 @@
 implementations, ``virt.memory`` and ``virt.libvirt``, pass the same contract tests
 (tests/contract/test_virt_*.py).
 
-Invariant: every method with an effect can be repeated, unless its docstring excludes this. Called
-again after a crash at any line, it leads to the same state.
+Invariant: every method with an effect can be repeated, unless the docstring excludes this. Called
+again after a crash at any line, the method leads to the same state.
 
-Invariant: every verb that defines or starts a domain writes the fence into its metadata, and
+Invariant: every verb that defines or starts a domain writes the fence into the metadata, and
 ``domains`` reports this fence.
 
 Invariant: no CPUs of a guest are started without ``VerbContext.require_lease`` right before.
@@ -57,11 +57,11 @@ VNC, SERIAL, SPICE = "vnc", "serial", "spice"
 
 @dataclass(frozen=True, slots=True)
 class VolumeMerge:
-    """A merge of files of a volume, given by name. Each file is an overlay of the file below it.
+    """A merge of files of a volume, given by name. Each file is an overlay of the next lower file.
 
     With ``into``, the data of ``file`` is merged into ``into``, the file directly below. Without
     ``into``, all files between ``file`` and the guest's active file are merged into the active
-    file, which then has ``file`` as its backing file. ``file`` None stands for no backing file.
+    file, which then has ``file`` as backing file. ``file`` None stands for no backing file.
     """
 
     file: str | None
@@ -93,7 +93,7 @@ class Driver(Protocol):
         """
 
     def server_facts(self, server: str) -> HostedServer:
-        """Return the facts about a server from the metadata of its domain.
+        """Return the facts about a server from the metadata of the domain.
 
         They date from the last verb that defined the domain, and include interfaces that were
         attached or detached since.
@@ -117,7 +117,7 @@ class Driver(Protocol):
     def ensure_running(
         self, server: str, fence: int, context: VerbContext, has: Belongings | None = None
     ) -> DomainState:
-        """Start the domain if it is off, and resume it if it is paused or suspended.
+        """Start a domain that is off, and resume a paused or suspended domain.
 
         Every start waits for a missing bridge, at most as long as ``virt.interfaces`` allows.
 
@@ -126,7 +126,7 @@ class Driver(Protocol):
             fence: Fence of the command.
             context: Context of the verb.
             has: Volumes and shares that the guest may have, or None to leave them as they are. A
-                domain that is off loses all others before it starts, and gets the missing ones of
+                domain that is off loses all others before the start, and gets the missing ones of
                 ``has.needed``.
 
         Raises:
@@ -143,7 +143,7 @@ class Driver(Protocol):
         """
 
     def pull_plug(self, server: str) -> None:
-        """Destroy the domain and delete its saved memory. Fence and files remain.
+        """Destroy the domain and delete the saved memory. Fence and files remain.
 
         Conductors decide that a guest must not run here. Without a domain nothing happens.
         """
@@ -188,9 +188,9 @@ class Driver(Protocol):
         The old disks are kept until the new image is on this host and verified.
 
         Args:
-            spec: The guest with its new image.
+            spec: The guest with the new image.
             read_image: Opens the image.
-            runs: True to start the guest afterwards, False to leave it off.
+            runs: True to start the guest afterwards, False to leave the guest off.
             context: Context of the verb.
             keep_ephemeral: True to keep existing ephemeral disks.
         """
@@ -200,7 +200,7 @@ class Driver(Protocol):
     ) -> DomainState:
         """Boot from a disk made from ``image``, with the root disk as the second disk.
 
-        ``spec`` is the guest without the rescue. Its root disk is not changed.
+        ``spec`` is the guest without the rescue. The root disk is not changed.
         """
 
     def unrescue(self, spec: GuestSpec, context: VerbContext) -> DomainState:
@@ -209,7 +209,7 @@ class Driver(Protocol):
     def attach_interface(
         self, server: str, fence: int, interface: Interface, context: VerbContext
     ) -> DomainState:
-        """Attach an interface to the running domain and to its stored definition.
+        """Attach an interface to the running domain and to the stored definition.
 
         The MAC address identifies the interface.
         """
@@ -217,7 +217,7 @@ class Driver(Protocol):
     def detach_interface(
         self, server: str, fence: int, interface: Interface, context: VerbContext
     ) -> DomainState:
-        """Detach an interface from the running domain and from its stored definition.
+        """Detach an interface from the running domain and from the stored definition.
 
         Raises:
             VerbFailed: The guest does not release the interface within 20 seconds. Both keep it.
@@ -243,7 +243,7 @@ class Driver(Protocol):
     def attach_volume(
         self, server: str, fence: int, volume: AttachedVolume, context: VerbContext
     ) -> DomainState:
-        """Connect a volume, verify its identity, and attach it to the domain.
+        """Connect a volume, verify the identity, and attach the volume to the domain.
 
         Both the running domain and the stored definition get the volume.
 
@@ -255,7 +255,7 @@ class Driver(Protocol):
     def detach_volume(
         self, server: str, fence: int, volume: AttachedVolume, context: VerbContext
     ) -> DomainState | None:
-        """Detach a volume from the running domain and its stored definition, and disconnect it.
+        """Detach a volume from the running domain and the stored definition, and disconnect it.
 
         Returns:
             The state of the domain. None if the guest is not on this host. The volume is
@@ -286,7 +286,7 @@ class Driver(Protocol):
 
         ``volume`` has the id of the present volume and the connection of the new one. When this
         method returns, both have the same data, and each later write of the guest goes to both
-        before the guest gets its confirmation. ``context.phase`` reports the percentage.
+        before the guest gets the confirmation. ``context.phase`` reports the percentage.
 
         Raises:
             VerbFailed: The guest is unchanged.
@@ -297,7 +297,7 @@ class Driver(Protocol):
     ) -> DomainState | None:
         """Switch the guest to the copy made by ``copy_volume``, and disconnect the old location.
 
-        If the copy has ended meanwhile, it is made again.
+        If the copy has ended meanwhile, the method copies again.
 
         Returns:
             The state of the domain, or None if the guest is not on this host.
@@ -317,7 +317,7 @@ class Driver(Protocol):
     ) -> DomainState:
         """Make a snapshot of a volume: the guest continues in the new file that ``volume`` names.
 
-        The file exists, is empty, and has the guest's present file as its backing file. The present
+        The file exists, is empty, and has the guest's present file as backing file. The present
         file does not change any more. If the guest's agent can, it freezes the file systems for
         this moment.
 
@@ -333,7 +333,7 @@ class Driver(Protocol):
         merge: VolumeMerge,
         context: VerbContext,
     ) -> DomainState:
-        """Merge files of a volume while the guest is active and continues in its active file.
+        """Merge files of a volume while the guest is active and continues in the active file.
 
         ``context.phase`` reports the percentage.
 
@@ -347,7 +347,7 @@ class Driver(Protocol):
     ) -> int:
         """Write the guest's disk of one moment to ``write_image``, as a qcow2 without backing file.
 
-        The guest continues. If its agent can, it freezes the file systems for this moment. Nothing
+        The guest continues. If the guest's agent can, it freezes the file systems for this moment. Nothing
         remains on the host. ``context.phase`` reports the phases of copy and upload.
 
         Returns:
@@ -379,7 +379,7 @@ class Driver(Protocol):
         """
 
     def ensure_absent(self, server: str, fence: int, keep_files: bool = False) -> None:
-        """Destroy and undefine the domain if it exists, and delete its disks and files.
+        """Destroy and undefine the domain if it exists, and delete disks and files.
 
         With ``keep_files`` the files remain, because the guest on another host uses them on shared
         storage.
@@ -400,7 +400,7 @@ class Driver(Protocol):
         """Return the files that are offered under this secret.
 
         Raises:
-            errors.Forbidden: No files are offered under it.
+            errors.Forbidden: No files are offered under this secret.
         """
 
     def read_part(self, server: str, secret: str, name: str) -> Iterator[tuple[int, bytes]]:
@@ -413,7 +413,7 @@ class Driver(Protocol):
     def prepare(
         self, spec: GuestSpec, peer: Peer | None, read_image: ImageReader, context: VerbContext
     ) -> JsonObject:
-        """Check, before the guest stops at its source, that this host can receive it.
+        """Check, before the guest stops at the source, that this host can receive it.
 
         The check covers ``receive`` and ``install``.
 
@@ -432,7 +432,7 @@ class Driver(Protocol):
     def receive(
         self, spec: GuestSpec, peer: Peer | None, read_image: ImageReader, context: VerbContext
     ) -> JsonObject:
-        """Copy the guest's files from the source, and grow its disk to ``spec.flavor``.
+        """Copy the guest's files from the source, and grow the disk to ``spec.flavor``.
 
         No domain is defined. A cancelled copy stops within five seconds.
 
@@ -447,7 +447,7 @@ class Driver(Protocol):
         """
 
     def install(self, spec: GuestSpec, runs: bool, context: VerbContext) -> DomainState:
-        """Define the domain of ``spec`` with the files on this host, and start it if ``runs``.
+        """Define the domain of ``spec`` with the files on this host, and start the domain if ``runs``.
 
         With ``spec.paused`` the CPUs stay stopped. After VerbFailed the guest does not run.
         """
@@ -459,7 +459,7 @@ class Driver(Protocol):
         The limit holds even if the agent restarts meanwhile.
 
         Raises:
-            VerbFailed: The guest does not run, or its agent cannot freeze file systems.
+            VerbFailed: The guest does not run, or the guest's agent cannot freeze file systems.
         """
 
     def unquiesce(self, server: str) -> None:
@@ -469,7 +469,7 @@ class Driver(Protocol):
     def resize_here(self, spec: GuestSpec, runs: bool, context: VerbContext) -> DomainState:
         """Resize a guest that is off to ``spec``, once for this fence.
 
-        Copies of its disks are kept. The root disk grows, the domain is defined anew, and is
+        Copies of the disks are kept. The root disk grows, the domain is defined anew, and is
         started if ``runs``. After VerbFailed the guest does not run.
         """
 
@@ -479,7 +479,7 @@ class Driver(Protocol):
         """Complete or revert a ``resize_here`` that ran under the fence ``resized``.
 
         With ``back`` False the kept disks are deleted, and the guest stays as it is. With ``back``
-        True the guest is off: its kept disks are restored, the domain is defined by ``spec``, and
+        True the guest is off: the kept disks are restored, the domain is defined by ``spec``, and
         it stays off.
 
         If no disks are kept under that fence, the present disks are right. Disks that an older
@@ -497,7 +497,7 @@ class Driver(Protocol):
         context: VerbContext,
         source: str = "",
     ) -> JsonObject:
-        """Check at the destination that the running guest can come here, and prepare its arrival.
+        """Check at the destination that the running guest can come here, and prepare the arrival.
 
         The preparation makes everything that the migration does not transfer. Without shared
         storage this includes an empty disk.
@@ -524,7 +524,7 @@ class Driver(Protocol):
         """Migrate a running or paused guest away from this host, the source.
 
         A migration that was begun before a crash is joined. The method obeys
-        ``context.requested_control``. When cancelled, it aborts the job.
+        ``context.requested_control``. When cancelled, the method aborts the job.
 
         Args:
             spec: The guest as it will be at the destination.
@@ -540,7 +540,7 @@ class Driver(Protocol):
         """
 
     def finish_incoming(self, spec: GuestSpec, context: VerbContext) -> DomainState:
-        """Define the guest that has arrived here by ``spec``, with its fence. It runs or is paused.
+        """Define the guest that has arrived here by ``spec``, with the new fence. The guest runs or is paused.
 
         Raises:
             VerbFailed: The guest is not on this host and does not run here.
@@ -582,10 +582,10 @@ class Driver(Protocol):
 
 
 def required_hardware(spec: GuestSpec) -> Hardware:
-    """Return the hardware requirements of a guest, from its flavor and image.
+    """Return the hardware requirements of a guest, from flavor and image.
 
-    Called before the verb makes or deletes anything. A guest with dedicated parts of its host runs
-    on the parts that its claim holds, or not at all.
+    Called before the verb makes or deletes anything. A guest with dedicated parts of the host runs
+    on the parts that the claim holds, or not at all.
 
     Raises:
         VerbFailed: The requirements are invalid, or the guest needs dedicated parts and the command

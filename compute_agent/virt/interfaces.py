@@ -30,14 +30,14 @@ BRIDGE_TIMEOUT_SECONDS, RETRY_SECONDS = 30.0, 0.5
 
 
 class NoBridge(VerbFailed):
-    """A bridge is missing. The network agent may still make it."""
+    """A bridge is missing. The network agent may still make the bridge."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plug:
     """The connection of an interface on this host.
 
-    ``mtu`` is 0 if it is not known. ``ovs`` is True for a bridge of Open vSwitch.
+    ``mtu`` is 0 if unknown. ``ovs`` is True for a bridge of Open vSwitch.
     """
 
     port: str
@@ -90,7 +90,7 @@ def when_bridged(
     """Call ``work``, and repeat it for at most ``seconds`` while it raises NoBridge.
 
     Raises:
-        Cancelled: The command was cancelled while it waited.
+        Cancelled: The command was cancelled while waiting.
         NoBridge: The time is over.
     """
     deadline = time.monotonic() + seconds

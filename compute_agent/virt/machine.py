@@ -89,7 +89,7 @@ class Monitor:
         return {**percents, "cpu.percent": round(100 * busy / whole, 2), **self._frequency()}
 
     def _frequency(self) -> dict[str, float]:
-        """Return the mean frequency of the CPUs in MHz, if the kernel reports it."""
+        """Return the mean frequency of the CPUs in MHz, if the kernel reports frequencies."""
         frequencies = [
             float(number)
             for number in re.findall(

@@ -23,7 +23,7 @@ from compute_agent.verb_context import VerbFailed
 PROGRAM_TIMEOUT_SECONDS = 60.0
 #: Mount options. On this host a tenant's share provides no devices, programs or setuid rights.
 OPTIONS = "nosuid,nodev,noexec"
-#: Protocol of a share -> type of its file system.
+#: Protocol of a share -> type of the file system.
 TYPES = {"NFS": "nfs"}
 #: HOST:/PATH. The host may be an IPv6 address in brackets.
 LOCATION = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9][A-Za-z0-9._-]*):/[\x21-\x2b\x2d-\x7e]*")
@@ -32,7 +32,7 @@ Program = Callable[[Sequence[str]], None]
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Run a program and wait for its end.
+    """Run a program and wait for the end.
 
     Raises:
         VerbFailed: The program fails, cannot be started, or runs for more than a minute.
@@ -106,7 +106,7 @@ class Mounts:
             self.run(["mount", "-t", kind, "-o", OPTIONS, "--", location, str(folder)])
 
     def unmount(self, folder: Path) -> None:
-        """Unmount ``folder`` and remove it. A busy mount ends when its last user does."""
+        """Unmount and remove ``folder``. A busy mount ends with the last user."""
         if folder in self.mounted():
             try:
                 self.run(

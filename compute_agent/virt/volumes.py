@@ -72,7 +72,7 @@ def link(volume: AttachedVolume, protocols: Collection[str]) -> VolumeLink:
             retryable=True,
         )
     # In the service's attachments the data is beside the protocol. In os-brick's format the data
-    # is in its own object.
+    # is in a nested object.
     flat_data = {
         name: value for name, value in volume.connection.items() if name not in PROTOCOL_KEYS
     }
@@ -130,7 +130,7 @@ def boots_from_volume(volumes: Iterable[AttachedVolume]) -> bool:
 
 
 def image_of(spec: GuestSpec) -> ImageRef | None:
-    """Return the image of the root disk, or None if a volume takes its place."""
+    """Return the image of the root disk, or None if a volume replaces this disk."""
     return None if boots_from_volume(spec.volumes) else spec.image
 
 
@@ -140,7 +140,7 @@ def grown(volume: AttachedVolume, size_gb: int) -> AttachedVolume:
 
 
 def refuse_cold_bus(volume: AttachedVolume, power_state: int) -> None:
-    """Refuse to change a volume of an active guest if its bus does not support that.
+    """Refuse to change a volume of an active guest if the bus does not support that.
 
     Raises:
         VerbFailed: The guest is active, and the bus is not in ``HOT_BUSES``.
@@ -154,7 +154,7 @@ def refuse_cold_bus(volume: AttachedVolume, power_state: int) -> None:
 def suspended() -> VerbFailed:
     """Return the failure of a volume change of a suspended guest.
 
-    Why: saved memory requires the disks that the guest had when it was saved.
+    Why: saved memory requires the disks that the guest had at that time.
     """
     return VerbFailed("The server is suspended; resume it before its volumes are changed.")
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Moves of guests in memory that are off. Their files are read through a peer.
 
-A guest's files are its record, its root disk and its ephemeral disks, one part each.
+A guest's files are the record, the root disk and the ephemeral disks, one part each.
 ``MemoryHost.files`` contains files without a domain.
 
 Invariant: incomplete files are not used.
@@ -70,7 +70,7 @@ def _require_offer(host: MemoryHost, server: str, secret: str) -> MemoryGuest:
 
 
 def _contents(guest: MemoryGuest) -> dict[str, bytes]:
-    """Return the parts of a guest by name. An active guest has only its record."""
+    """Return the parts of a guest by name. An active guest has only the record."""
     bare = {name: {**disk, "files": {}} for name, disk in guest.local.items()}
     record = json.dumps(
         asdict(replace(guest, disk={}, local=bare, offered="", volumes=[], connected=[]))
@@ -130,7 +130,7 @@ def receive(
 def _fetch_guest(
     host: MemoryHost, spec: GuestSpec, peer: Peer | None, context: VerbContext
 ) -> tuple[MemoryGuest, int]:
-    """Read the guest from its files, and return it with the number of bytes copied."""
+    """Read the guest from the files, and return the guest with the number of bytes copied."""
     if peer is None:
         with host.lock:
             return _on_storage(host, spec.server), 0

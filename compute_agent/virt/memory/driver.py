@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The virt driver for guests in memory. Each verb calls the module that implements it.
+"""The virt driver for guests in memory. Each verb calls the module that implements the verb.
 
 The agent uses this driver with [agent] driver = memory. Tests and the bench use it directly. All
 methods are thread-safe.

@@ -99,7 +99,7 @@ def rescue(
 
 
 def unrescue(host: MemoryHost, spec: GuestSpec, context: VerbContext) -> DomainState:
-    """Boot the guest from its own disk again."""
+    """Boot the guest from the root disk again."""
     with host.lock:
         guest = host.guest(spec.server)
         if guest.rescue:

@@ -24,7 +24,7 @@ def fetch(
     The result is empty without an image, and on a host that reads no images.
 
     Raises:
-        VerbFailed: The image does not exist, or its checksum differs.
+        VerbFailed: The image does not exist, or the checksum differs.
         Cancelled: The verb was cancelled.
     """
     if image is None or not host.read_images:

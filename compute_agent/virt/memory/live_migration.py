@@ -2,7 +2,7 @@
 """Live migration of guests in memory.
 
 A prepared destination has an empty record under the server's id in ``MemoryHost.incoming``. The
-source releases the guest and writes it into the record. Before its next call the destination takes
+source releases the guest and writes it into the record. Before the next call the destination takes
 the guest over.
 
 Invariant: at most one host has the guest active, and a released guest is handed over, even if calls
@@ -164,7 +164,7 @@ def progress(host: MemoryHost, server: str, shared: bool) -> Callable[[float, Ve
 def _hand_over(
     host: MemoryHost, spec: GuestSpec, guest: MemoryGuest, uri: str, shared: bool
 ) -> None:
-    """Release the guest and write its record, unless a call before has done so."""
+    """Release the guest and write the record, unless a call before has done so."""
     destination = host.reachable.get(uri)
     incoming = destination.incoming if destination is not None else folder_at(uri)
     if spec.server in host.guests:

@@ -22,7 +22,7 @@ def require_start(
 ) -> None:
     """Check the conditions of a start.
 
-    A guest that is off needs its bridges. If its CPUs do not run, the host needs a lease.
+    A guest that is off needs the bridges. If the CPUs do not run, the host needs a lease.
     """
     guest = host.guests.get(server)
     if guest is None or not guest.is_active:
@@ -75,7 +75,7 @@ def start(
     context: VerbContext,
     has: Belongings | None = None,
 ) -> DomainState:
-    """Start the server's guest, once its bridges and the lease allow.
+    """Start the server's guest, once the bridges and the lease allow.
 
     ``has`` is as in ``Driver.ensure_running``.
     """
@@ -90,7 +90,7 @@ def start(
 def run_or_stop(
     host: MemoryHost, spec: GuestSpec, guest: MemoryGuest, runs: bool, context: VerbContext
 ) -> DomainState:
-    """Start a guest with a new definition if ``runs``, else leave it off."""
+    """Start a guest with a new definition if ``runs``, else keep the guest off."""
     if runs:
         require_start(host, spec.server, spec.interfaces, context)
     with host.lock:
@@ -113,7 +113,7 @@ def await_shutdown(host: MemoryHost, server: str, timeout: float, context: VerbC
 def stop(
     host: MemoryHost, server: str, fence: int, timeout: float, context: VerbContext
 ) -> DomainState:
-    """Power the guest off and drop its saved memory."""
+    """Power the guest off and drop the saved memory."""
     await_shutdown(host, server, timeout, context)
     with host.lock:
         guest = host.guest(server)
@@ -122,7 +122,7 @@ def stop(
 
 
 def pull_plug(host: MemoryHost, server: str) -> None:
-    """Power the guest off at once, if it exists. Its fence stays."""
+    """Power an existing guest off at once. The fence stays."""
     with host.lock:
         if (guest := host.guests.get(server)) is not None:
             guest.saved = False

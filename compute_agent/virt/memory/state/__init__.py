@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host in memory, without the verbs: its guests, files and incoming migrations."""
+"""A host in memory, without the verbs: guests, files and incoming migrations."""

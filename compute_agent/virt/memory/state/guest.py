@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One guest in memory: its record, its disk as an image, and its counters.
+"""One guest in memory: the record, the disk as an image, and counters.
 
 A disk is a table of files (name -> text), so that a test sees which files an action keeps. As an
 image the disk is the header of an empty qcow2, followed by this table. The image service accepts
@@ -56,15 +56,15 @@ class MemoryGuest:
     console: str = ""
     #: True if the guest does not power off when asked. Set by tests.
     ignores_acpi: bool = False
-    #: True if the guest is suspended: its memory is saved.
+    #: True if the guest is suspended: the memory is saved.
     saved: bool = False
     #: The fence of the last rebuild. 0: none.
     made: int = 0
     #: The fence of the rescue in force. 0: none.
     rescue: int = 0
-    #: The ids of the images of its root disk and its rescue disk.
+    #: The ids of the images of the root disk and the rescue disk.
     image: str = ""
-    #: The files on its root disk: name -> text.
+    #: The files on the root disk: name -> text.
     disk: dict[str, str] = field(default_factory=dict)
     #: The salt and hash of each user's password.
     passwords: dict[str, str] = field(default_factory=dict)
@@ -79,29 +79,29 @@ class MemoryGuest:
     interfaces: list[Interface] = field(default_factory=list)
     #: True if the screen speaks SPICE beside VNC.
     spice: bool = False
-    #: True if the guest releases no interface while it runs. Set by tests.
+    #: True if the guest releases no interface while running. Set by tests.
     holds_interfaces: bool = False
     #: When the guest was started, in seconds since the epoch.
     started: float = 0.0
-    #: The options of its hardware.
+    #: The options of the hardware.
     options: dict[str, str] = field(default_factory=dict)
     #: The parts of the host that the guest has to itself.
     assignment: HardwareAssignment | None = None
-    #: GiB of its root disk.
+    #: GiB of the root disk.
     root_gb: int = 0
-    #: Texts that programs of the guest keep until it is off, by name.
+    #: Texts that programs of the guest keep until power-off, by name.
     memory: dict[str, str] = field(default_factory=dict)
-    #: The hash of the secret that opens its files to another host. Empty: they are closed.
+    #: The hash of the secret that opens the files to another host. Empty: they are closed.
     offered: str = ""
-    #: The fence under which the guest came to this host. 0: it was made here.
+    #: The fence under which the guest came to this host. 0: made on this host.
     received: int = 0
-    #: The URI of the host to which it was live-migrated. Empty: it is here.
+    #: The URI of the host that received the guest by live migration. Empty: none.
     left: str = ""
     #: The fence of the last resize on this host. 0: none.
     resized: int = 0
-    #: Its disks before that resize. None: nothing is kept.
+    #: The disks before that resize. None: no disks are kept.
     aside: JsonObject | None = None
-    #: Its ephemeral and swap disks: name -> {"size_mb", "format", "files"}.
+    #: Ephemeral and swap disks: name -> {"size_mb", "format", "files"}.
     local: dict[str, JsonObject] = field(default_factory=dict)
     shares: list[AttachedShare] = field(default_factory=list)
     #: The ids of the shares that the host has mounted for the guest.
@@ -113,15 +113,15 @@ class MemoryGuest:
     names: dict[str, str] = field(default_factory=dict)
     #: The volume to which the data of another volume is being copied.
     copied: AttachedVolume | None = None
-    #: True if the guest releases no volume while it runs. Set by tests.
+    #: True if the guest releases no volume while running. Set by tests.
     holds_volumes: bool = False
-    #: Until when its file systems are frozen, on the monotonic clock.
+    #: End of the freeze of the file systems, on the monotonic clock.
     still_until: float = 0.0
-    #: What the host remembers of the server. Its ports are in ``interfaces``.
+    #: Facts about the server. The ports are in ``interfaces``.
     facts: HostedServer = field(default_factory=HostedServer)
 
     def dress(self, spec: GuestSpec, spice: bool) -> None:
-        """Give the guest the hardware of ``spec`` and its host's screen. Disks never shrink."""
+        """Give the guest the hardware of ``spec`` and the host's screen. Disks never shrink."""
         self.spice = spice
         self.vcpus, self.memory_mb = spec.flavor.vcpus, spec.flavor.memory_mb
         if not (spec.volumes and boots_from_volume(spec.volumes)):

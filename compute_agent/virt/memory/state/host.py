@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host in memory: its size, guests and storage, and scripted behaviour for tests.
+"""A host in memory: size, guests and storage, and scripted behaviour for tests.
 
 ``memory.driver`` calls the modules that implement the verbs on a ``MemoryHost``. With a state file
 the guests survive the process, as those of a real host do: each change is written before the verb
@@ -58,14 +58,14 @@ class MemoryHost:
         memory_mb: Memory in MiB.
         disk_gb: Disk space in GiB.
         state_file: File that keeps the guests, or None.
-        script: Verb -> behaviours of its next calls.
+        script: Verb -> behaviours of the next calls.
         guests: Guests of another object, which make this the same host after a restart.
         read_images: True to download images and verify their checksums.
         inventory: Replaces the inventory made from the sizes. Tests may change ``size`` at any
             time.
         image_fetches: Limit of simultaneous downloads. 0 means no limit.
         storage: Id of the storage. Hosts of this process with the same id share it. "" gives the
-            host its own storage.
+            host a separate storage.
         spice: True if guests have SPICE consoles.
         makes_bridges: True if the host makes bridges itself, as ``BridgeHelper`` does.
     """
@@ -124,7 +124,7 @@ class MemoryHost:
         self._join(storage or self._host_id)
 
     def _join(self, storage: str) -> None:
-        """Register this host for live migrations, and take its guests' disks from the storage."""
+        """Register this host for live migrations, and take the guests' disks from the storage."""
         self.reachable[self.uri] = self
         self.storage = self.storages.setdefault(storage, MemoryStorage())
         for server, guest in (self.files | self.guests).items():
@@ -196,7 +196,7 @@ class MemoryHost:
         context: VerbContext = QUIET,
         pass_by: Callable[[float, VerbContext], None] = wait,
     ) -> Iterator[None]:
-        """Wrap a verb: record the call, apply its scripted behaviour, and notify the watchers.
+        """Wrap a verb: record the call, apply the scripted behaviour, and notify the watchers.
 
         ``pass_by`` waits for the time of a ``Slow`` behaviour before the effect.
 
@@ -273,11 +273,11 @@ class MemoryHost:
                 watcher(server)
 
     def keep_guest(self, server: str, guest: MemoryGuest) -> None:
-        """Define a domain for the guest, with its files."""
+        """Define a domain for the guest, with these files."""
         self.incoming.pop(server, None)
         self.guests[server] = self.storage[server] = guest
         if server in self.files:
-            # The guest is written before its files are removed, so that a kill loses nothing.
+            # The guest is written before the files are removed, so that a kill loses nothing.
             self.write(server, guest)
             del self.files[server]
             self.write(FILES + server, None)
@@ -288,14 +288,14 @@ class MemoryHost:
         self.write(FILES + server, guest)
 
     def drop_domain(self, server: str) -> None:
-        """Remove the domain. Its files remain."""
+        """Remove the domain. The files remain."""
         if self.guests.pop(server, None) is not None:
             self.write(server, None)
 
     def release_guest(self, server: str, guest: MemoryGuest, uri: str) -> None:
         """Release an active guest that was live-migrated to the host at ``uri``.
 
-        Its files remain on this host.
+        The files remain on this host.
         """
         with self.lock:
             self.active_guest(server)

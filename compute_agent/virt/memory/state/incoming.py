@@ -53,7 +53,7 @@ def uri_of(host: str, place: str) -> str:
 
     Args:
         host: Name of the host.
-        place: Path of its folder, or an id that distinguishes hosts with the same name.
+        place: Path of the folder, or an id that distinguishes hosts with the same name.
     """
     return f"memory://{quote(host)}/{quote(place.lstrip('/'))}"
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scripted behaviour of calls to a host in memory, for tests, and the waiting of its verbs.
+"""Scripted behaviour of calls to a host in memory, for tests, and the waiting of verbs.
 
-A verb that waits checks for its cancellation every ``LOOK_SECONDS``.
+A verb that waits checks for a cancellation every ``LOOK_SECONDS``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Slow:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """The call raises VerbFailed before it has any effect."""
+    """The call raises VerbFailed before any effect."""
 
     text: str = "The hypervisor refused."
     retryable: bool = False

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file that keeps the guests of a host in memory after its process ends.
+"""The file that keeps the guests of a host in memory after the process ends.
 
 ``memory.state.host`` uses this. Each change is appended as one line. So a change is cheap with a
 thousand guests, and lines before it stay valid if the process is killed.
