@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent's journal, an SQLite file with synchronous=FULL that survives restarts.
 
-The journal contains the highest fence of each server, the results of commands by key, and the number of
-times that this host has fenced itself since its boot. The agent does not run a command with a
-recorded result again, and repeats the result.
+The journal contains the highest fence of each server, the results of commands by key, and the
+number of times that this host has fenced itself since its boot. The agent does not run a command
+with a recorded result again, and repeats the result.
 
 Fences and results are kept for a week, because a delayed command may arrive long after the result
 was acknowledged. The answer to each registration contains the fences of all existing guests.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent's side of the exchange with conductors, and the rules for accepting commands.
 
-``Agent`` is a state machine without threads, which accepts commands (``accept``), hands out one at a
+``Agent`` is a state machine without threads. It accepts commands (``accept``), hands out one at a
 time for each server (``take``), records their results (``record_result``), builds the next request
 to a conductor (``request``), and processes the answer (``record_answer``). While there is nothing
 to report, heartbeats replace exchanges (``heartbeat``, ``record_heartbeat_answer``).
@@ -300,8 +300,8 @@ class Agent:
     def take_hanging(self) -> list[Work]:
         """Return the commands that have begun to hang, in the hypervisor or in storage.
 
-        Each command is returned once. The places in the pools become free. Further commands of the same
-        server still wait.
+        Each command is returned once. The places in the pools become free. Further commands of the
+        same server still wait.
         """
         hanging_work = [
             work for work in self._work.values() if not work.replaced and self._hangs(work)
@@ -336,7 +336,7 @@ class Agent:
         return server
 
     def record_stop(self, server: str, is_off: bool) -> None:
-        """Record whether the domain of a server is off. If not, ``take_stop`` returns the server again."""
+        """Record whether a server's domain is off. If not, ``take_stop`` returns it again."""
         self._stopping.discard(server)
         if is_off:
             self._journal.forget_running(server)

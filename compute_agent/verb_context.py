@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The context of a running verb: progress, cancellation, failures and data.
 
-Drivers and all code below a verb use this file, which imports no other part of the agent, so that the
+Drivers and all code below a verb use this file. It imports no other part of the agent, so that the
 sandbox and the transfer of files do not depend on a driver.
 """
 

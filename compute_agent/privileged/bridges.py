@@ -90,7 +90,7 @@ def serve(where: socket.socket) -> None:
 
 
 def make(name: str) -> None:
-    """Make a bridge and set it up.
+    """Make a bridge and set it up, unless it is up already.
 
     Raises:
         NotMade: The name is not that of a network's bridge, or a step failed.

@@ -276,7 +276,7 @@ class Helpers:
 
 
 def name(number: int) -> str:
-    """Return the path at which a program run by ``Helpers.execute`` opens a file.
+    """Return the path at which a program run by ``Helpers.execute`` opens one of its files.
 
     Args:
         number: Position of the file in the argument ``files``, counted from 0.

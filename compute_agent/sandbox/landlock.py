@@ -19,7 +19,7 @@ from contextlib import suppress
 CREATE, ADD, RESTRICT = 444, 445, 446
 VERSION, PATH_BENEATH = 1, 1
 EXECUTE, WRITE, READ, READ_DIR, TRUNCATE = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 14
-#: Version of Landlock -> the accesses to files under control. The newest version that the
+#: Version of Landlock -> the accesses to files that it can forbid. The newest version that the
 #: kernel supports counts.
 KNOWN = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1}
 #: Places of programs and libraries, and devices that any program may open.

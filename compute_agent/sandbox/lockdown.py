@@ -198,10 +198,13 @@ def lock_down(
 
 @functools.cache
 def build_filter(alone: bool) -> ctypes.c_void_p:
-    """Return the filter of system calls. The filter is cached, so that forked processes have it ready.
+    """Return the filter of system calls, cached so that forked processes have it ready.
 
     Args:
         alone: True for a helper that runs no program.
+
+    Raises:
+        OSError: libseccomp is missing or refuses a rule.
     """
     library = _seccomp()
     system_call_filter = ctypes.c_void_p(library.seccomp_init(ALLOW))

@@ -347,8 +347,8 @@ class Driver(Protocol):
     ) -> int:
         """Write the guest's disk of one moment to ``write_image``, as a qcow2 without backing file.
 
-        The guest continues. If the guest's agent can, it freezes the file systems for this moment. Nothing
-        remains on the host. ``context.phase`` reports the phases of copy and upload.
+        The guest continues. If the guest's agent can, it freezes the file systems for this moment.
+        No file remains on the host. ``context.phase`` reports the phases of copy and upload.
 
         Returns:
             The number of bytes written.
@@ -379,7 +379,7 @@ class Driver(Protocol):
         """
 
     def ensure_absent(self, server: str, fence: int, keep_files: bool = False) -> None:
-        """Destroy and undefine the domain if it exists, and delete disks and files.
+        """Destroy and undefine the domain if it exists, and delete its disks and files.
 
         With ``keep_files`` the files remain, because the guest on another host uses them on shared
         storage.
@@ -447,7 +447,7 @@ class Driver(Protocol):
         """
 
     def install(self, spec: GuestSpec, runs: bool, context: VerbContext) -> DomainState:
-        """Define the domain of ``spec`` with the files on this host, and start the domain if ``runs``.
+        """Define the domain of ``spec`` with the files on this host, and start it if ``runs``.
 
         With ``spec.paused`` the CPUs stay stopped. After VerbFailed the guest does not run.
         """
@@ -540,7 +540,9 @@ class Driver(Protocol):
         """
 
     def finish_incoming(self, spec: GuestSpec, context: VerbContext) -> DomainState:
-        """Define the guest that has arrived here by ``spec``, with the new fence. The guest runs or is paused.
+        """Define the guest that has arrived here by ``spec``, with the new fence.
+
+        The guest runs or is paused.
 
         Raises:
             VerbFailed: The guest is not on this host and does not run here.

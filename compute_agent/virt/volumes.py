@@ -154,7 +154,7 @@ def refuse_cold_bus(volume: AttachedVolume, power_state: int) -> None:
 def suspended() -> VerbFailed:
     """Return the failure of a volume change of a suspended guest.
 
-    Why: saved memory requires the disks that the guest had at that time.
+    Why: saved memory requires the disks that the guest had when it was saved.
     """
     return VerbFailed("The server is suspended; resume it before its volumes are changed.")
 
