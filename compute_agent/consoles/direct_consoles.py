@@ -2,9 +2,9 @@
 """SPICE consoles for the operator's own proxies (spice-direct).
 
 Each console has a separate port, which accepts only the addresses of these proxies.
-``Consoles.offer`` requests a port. The proxy speaks SPICE from the first byte, with one connection for each channel,
-and sends no secret, because Nova's answer to the proxy has no field for a secret. So the address
-identifies the proxy, and ports are short-lived.
+``Consoles.offer`` requests a port. The proxy speaks SPICE from the first byte, with one connection
+for each channel, and sends no secret, because Nova's answer to the proxy has no field for a secret.
+So the address identifies the proxy, and ports are short-lived.
 
 Invariant: a port belongs to one guest. The port closes when unused for ``OFFER_SECONDS``, or when
 the guest cannot be reached. Connections from other addresses get no answer.
