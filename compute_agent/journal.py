@@ -5,8 +5,9 @@ The journal contains the highest fence of each server, the results of commands b
 number of times that this host has fenced itself since its boot. The agent does not run a command
 with a recorded result again, and repeats the result.
 
-Fences and results are kept for a week, because a delayed command may arrive long after the result
-was acknowledged. The answer to each registration contains the fences of all existing guests.
+Fences and results are kept for at least a week, because a delayed command may arrive long after the
+result was acknowledged. A start of the agent deletes older ones. The answer to each
+registration contains the fences of all existing guests.
 
 Invariant: the journal contains no secrets. Arguments of commands and tokens are not written.
 """

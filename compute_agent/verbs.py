@@ -196,8 +196,8 @@ def carry_out(tools: Tools, command: Command, verb: Verb) -> Outcome:
             )
             return Destination(details=details)
         case LiveMigrate():
-            ended = driver.live_migrate(verb.guest, verb.to.details, verb.shared, context)
-            return from_wire(Migrated, ended)
+            figures = driver.live_migrate(verb.guest, verb.to.details, verb.shared, context)
+            return from_wire(Migrated, figures)
         case Arrived():
             return driver.finish_incoming(verb.guest, context)
         case _:

@@ -359,7 +359,9 @@ def _choose_user(user: str) -> tuple[int, int] | None:
     Raises:
         ValueError: The user does not exist.
     """
-    entry = next((known for known in map(_find_user, [user] if user else USERS) if known), None)
+    entry = next(
+        (candidate for candidate in map(_find_user, [user] if user else USERS) if candidate), None
+    )
     if entry is None:
         raise ValueError(f"there is no user {user or ' or '.join(USERS)}")
     if _capabilities() & NEEDED_CAPABILITIES != NEEDED_CAPABILITIES:

@@ -4,7 +4,8 @@
 ``assembly.make_transfer`` binds the TLS files to ``peer``, and verbs call ``peer(address, server,
 secret)``. The address comes from the other host's ``facts["transfer"]``. No connection is made
 before the first ``parts`` or ``read``. A broken connection is made again and the transfer resumes
-at the last offset. After ``SILENCE_TIMEOUT_SECONDS`` without a byte the result is Unavailable.
+at the last offset. If no frame has arrived for ``SILENCE_TIMEOUT_SECONDS``, an interruption results
+in Unavailable.
 
 Invariant: ``read`` yields only data with the checksum of the sender. With TLS the client reads only
 from a host with a valid certificate.
@@ -40,7 +41,7 @@ from compute_agent.verb_context import Part, Peer, VerbFailed
 
 log = logging.getLogger(__name__)
 Kind = TypeVar("Kind")
-#: Timeouts in seconds: to connect, and without a byte until the transfer fails. Then the pause
+#: Seconds: timeout to connect, time without a frame after which an interruption is final, and pause
 #: between two attempts.
 CONNECT_TIMEOUT_SECONDS, SILENCE_TIMEOUT_SECONDS, RETRY_SECONDS = 5.0, 15.0, 0.5
 

@@ -67,7 +67,9 @@ def _replace(
     old = host.guests.get(spec.server)
     guest = make_guest(spec, disk, host.spice)
     if old is not None and keep_ephemeral:
-        guest.local |= {name: kept for name, kept in old.ephemeral.items() if name in guest.local}
+        guest.local |= {
+            name: old_disk for name, old_disk in old.ephemeral.items() if name in guest.local
+        }
     host.keep_guest(spec.server, guest)
     guest.made = spec.fence
     if old is not None:
