@@ -142,7 +142,7 @@ def _libvirt_driver(conf: cfg.ConfigOpts) -> Driver:
 
 
 def _cpus(conf: cfg.ConfigOpts, present: Iterable[int]) -> cpu_sets.CpuSets:
-    return cpu_sets.opened(conf.agent.cpu_shared_set, conf.agent.cpu_dedicated_set, present)
+    return cpu_sets.read_cpu_sets(conf.agent.cpu_shared_set, conf.agent.cpu_dedicated_set, present)
 
 
 def make_consoles(conf: cfg.ConfigOpts, driver: Driver) -> Consoles:
