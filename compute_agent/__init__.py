@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does what it is told, repeatably: the process that drives the hypervisor of one host."""
+"""The agent, which drives the hypervisor of one host by repeatable commands of conductors."""

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the configuration of an agent names, made: its driver, its listener for consoles, its
-service for files of servers that move, its limits.
+"""Build the parts of an agent from the configuration: driver, console listener, transfer service.
 
-Called by ``compute_agent.service`` when the process starts. Must stay true: what the configuration
-asks for and this host does not have ends the process, and says what to do.
+``compute_agent.service`` calls these functions when the process starts.
+
+Invariant: if the host lacks something that the configuration requires, the process ends with a
+message that contains the remedy.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from compute_agent.transfer import service as transfer
 from compute_agent.virt import cpu_sets, machine
 from compute_agent.virt.driver import Driver
 
-#: No host has these addresses; the way to them is the way to others.
-ELSEWHERE = {socket.AF_INET: ("192.0.2.1", 9), socket.AF_INET6: ("2001:db8::1", 9)}
+#: Documentation addresses, which no host has. The default route leads to them.
+UNUSED_ADDRESSES = {socket.AF_INET: ("192.0.2.1", 9), socket.AF_INET6: ("2001:db8::1", 9)}
 
 
 def make_driver(conf: cfg.ConfigOpts) -> Driver:
-    """The driver that the configuration names."""
+    """Return the driver of ``[agent] driver``. A configuration error ends the process."""
     try:
         if conf.agent.driver == "memory":
             return _memory_driver(conf)
@@ -45,17 +46,17 @@ def make_driver(conf: cfg.ConfigOpts) -> Driver:
 
 def _memory_driver(conf: cfg.ConfigOpts) -> Driver:
     from compute_agent.virt.memory.driver import MemoryDriver
-    from compute_agent.virt.memory.state.host import MemoryHost, described
+    from compute_agent.virt.memory.state.host import MemoryHost, make_inventory
 
     options = conf.agent
-    inventory = described(
+    inventory = make_inventory(
         conf.host,
         options.memory_vcpus,
         options.memory_mb,
         options.memory_disk_gb,
         _cpus(conf, range(options.memory_vcpus)),
     )
-    # As a process it has no storage that it could share or not, whatever its guests remember.
+    # A process has no storage, so no host can share storage with it.
     inventory = replace(
         inventory, facts={**inventory.facts, "diskless": True}, host_ip=own_address(conf)
     )
@@ -87,7 +88,7 @@ def _libvirt_driver(conf: cfg.ConfigOpts) -> Driver:
             options.image_user, options.image_memory_mb << 20, options.image_cpu_seconds
         )
     )
-    about = HostOptions(
+    host_options = HostOptions(
         reserved_memory_mb=options.reserved_memory_mb,
         reserved_disk_gb=options.reserved_disk_gb,
         cpus=_cpus(conf, machine.cpus()),
@@ -95,16 +96,16 @@ def _libvirt_driver(conf: cfg.ConfigOpts) -> Driver:
         host_ip=own_address(conf),
         share_address=options.share_address or "",
     )
-    moving = conf.migration
+    section = conf.migration
     migration = MigrationOptions(
-        port=moving.live_migration_port,
+        port=section.live_migration_port,
         address=own_address(conf),
-        bandwidth=moving.live_migration_bandwidth,
-        completion_timeout=moving.live_migration_completion_timeout,
-        timeout_action=moving.live_migration_timeout_action,
-        auto_converge=moving.live_migration_permit_auto_converge,
-        post_copy=moving.live_migration_permit_post_copy,
-        native_tls=moving.live_migration_with_native_tls,
+        bandwidth=section.live_migration_bandwidth,
+        completion_timeout=section.live_migration_completion_timeout,
+        timeout_action=section.live_migration_timeout_action,
+        auto_converge=section.live_migration_permit_auto_converge,
+        post_copy=section.live_migration_permit_post_copy,
+        native_tls=section.live_migration_with_native_tls,
         plain_text=conf.tls.allow_plain_text,
         tls=_transfer_proof(conf, own_address(conf)),
     )
@@ -117,7 +118,7 @@ def _libvirt_driver(conf: cfg.ConfigOpts) -> Driver:
         options.libvirt_uri,
         conf.state_dir,
         virt_type=options.virt_type,
-        about=about,
+        about=host_options,
         image_fetches=options.max_concurrent_image_fetches,
         migration=migration,
         local_disks=LocalDisks(conf.default_ephemeral_format),
@@ -141,11 +142,14 @@ def _libvirt_driver(conf: cfg.ConfigOpts) -> Driver:
 
 
 def _cpus(conf: cfg.ConfigOpts, present: Iterable[int]) -> cpu_sets.CpuSets:
-    return cpu_sets.opened(conf.agent.cpu_shared_set, conf.agent.cpu_dedicated_set, present)
+    return cpu_sets.read_cpu_sets(conf.agent.cpu_shared_set, conf.agent.cpu_dedicated_set, present)
 
 
 def make_consoles(conf: cfg.ConfigOpts, driver: Driver) -> Consoles:
-    """The listener for consoles, where the configuration says."""
+    """Return the listener for consoles, at [agent] console_host or the host's own address.
+
+    If the address cannot be used, the process ends.
+    """
     try:
         address = conf.agent.console_host or own_address(conf)
         proof = tls.protecting(conf, "[agent] console_host", [address], listens=True)
@@ -163,7 +167,10 @@ def make_consoles(conf: cfg.ConfigOpts, driver: Driver) -> Consoles:
 def make_transfer(
     conf: cfg.ConfigOpts, driver: Driver
 ) -> tuple[transfer.TransferService, verbs.PeerOpener]:
-    """The service that gives files to other hosts, and what reads theirs."""
+    """Return the service that sends files to other hosts, and the function that opens files there.
+
+    If the address or the port cannot be used, the process ends.
+    """
     options = conf.migration
     try:
         address = own_address(conf)
@@ -171,10 +178,10 @@ def make_transfer(
         listen = functools.partial(
             transfer.TransferService, driver, address, rate=options.transfer_rate, tls=proof
         )
-        made = (
+        transfer_service = (
             listen(options.transfer_port)
             if options.transfer_port
-            else _on_port_of_before(listen, Path(conf.state_dir) / "transfer-port")
+            else _open_on_previous_port(listen, Path(conf.state_dir) / "transfer-port")
         )
     except errors.ConfigError as problem:
         service.refuse("agent", problem)
@@ -183,27 +190,36 @@ def make_transfer(
             f"kilonova-agent: [migration] transfer_port {options.transfer_port} at {address}: {problem}; give a "
             "port that is free, and as live_migration_inbound_addr an address of this host that others reach"
         )
-    return made, functools.partial(client.peer, tls=proof)
+    return transfer_service, functools.partial(client.peer, tls=proof)
 
 
-def _on_port_of_before(
-    listen: Callable[[int], transfer.TransferService], kept: Path
+def _open_on_previous_port(
+    listen: Callable[[int], transfer.TransferService], port_file: Path
 ) -> transfer.TransferService:
-    """On a free port: the one of the last start if it can be had, since a host that copies from
-    this one goes on there. Raises OSError."""
-    made = None
+    """Open the service on the port of the last start if that is free, else on any free port.
+
+    Because the port stays the same, a host that copies files from here can resume after a restart.
+
+    Raises:
+        OSError: No port can be opened, or ``port_file`` cannot be written.
+    """
+    transfer_service = None
     with suppress(OSError, ValueError, OverflowError):
-        made = listen(int(kept.read_text()))
-    if made is None:
-        made = listen(0)
-    part = kept.with_suffix(".part")
-    part.write_text(str(made.port))
-    part.replace(kept)
-    return made
+        transfer_service = listen(int(port_file.read_text()))
+    if transfer_service is None:
+        transfer_service = listen(0)
+    part = port_file.with_suffix(".part")
+    part.write_text(str(transfer_service.port))
+    part.replace(port_file)
+    return transfer_service
 
 
 def _transfer_proof(conf: cfg.ConfigOpts, address: str) -> tls.Tls | None:
-    """[migration]'s files where it has its own, else those of [tls]."""
+    """Return the TLS files of [migration] if they are configured, else those of [tls].
+
+    Raises:
+        ConfigError: [migration] names only some of the files, or a file cannot be used.
+    """
     options = conf.migration
     files = options.transfer_cert, options.transfer_key, options.transfer_ca
     if not any(files):
@@ -219,16 +235,19 @@ def _transfer_proof(conf: cfg.ConfigOpts, address: str) -> tls.Tls | None:
 
 
 def own_address(conf: cfg.ConfigOpts) -> str:
-    """Where other hosts reach this one: as configured, or the address that it would leave by.
+    """Return the address at which other hosts reach this host.
+
+    This is live_migration_inbound_addr, or else the local address of the default route.
 
     Raises:
-        ConfigError: this host has no way to others, and nobody has said that it needs none.
+        ConfigError: The option is not set, and the host has no default route.
     """
     if conf.migration.live_migration_inbound_addr:
         return str(conf.migration.live_migration_inbound_addr)
-    for family, elsewhere in ELSEWHERE.items():
+    for family, unused_address in UNUSED_ADDRESSES.items():
         with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(elsewhere)  # sends nothing
+            # Connecting a UDP socket chooses the local address, and sends no packet.
+            probe.connect(unused_address)
             return str(probe.getsockname()[0])
     raise errors.ConfigError(
         "this host has no default route that would show its address: set [migration] "
@@ -238,10 +257,18 @@ def own_address(conf: cfg.ConfigOpts) -> str:
 
 
 def copies_at_a_time(workers: int) -> int:
-    """However many whole disks are to be moved, one worker is left for what is quick."""
+    """Return the number of workers that may copy whole disks.
+
+    If there are several workers, one stays free for quick verbs.
+    """
     return max(1, workers - 1)
 
 
 def builds_at_a_time(workers: int, most: int) -> int:
-    """The copies that may be builds; ``most`` 0: all of them."""
+    """Return the number of workers that may build guests from images.
+
+    Args:
+        workers: Number of workers.
+        most: Configured limit. 0 means no limit other than ``copies_at_a_time``.
+    """
     return min(most or workers, copies_at_a_time(workers))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent renews the certificate of its host.
+"""The agent renews the certificate of the host.
 
 Once an hour the agent checks [tls] cert_file. If the certificate ends within 30 days, the agent
 makes a key, conductors sign a certificate for it, and the agent replaces the file with both. New
@@ -32,19 +32,19 @@ BY_HAND = "bring one of the cloud's authority by hand (docs/encryption.md)"
 
 @dataclass(frozen=True)
 class CertificateFile:
-    """[tls] cert_file of this host; ``has_key`` if the private key is in the same file."""
+    """[tls] cert_file of this host. ``has_key`` is True if the private key is in the same file."""
 
     host: str
     path: Path
     has_key: bool = True
 
     def renew(self, client: HostCertificatesClient) -> None:
-        """Replace the certificate by the next one.
+        """Replace the certificate with a new one that conductors sign.
 
         Raises:
-            Problem: Conductors do not sign it.
-            OSError, ValueError: The file cannot be read or written, or the new certificate does
-                not end later.
+            Problem: Conductors refuse or do not answer.
+            OSError, ValueError: The file cannot be read or written, the key is in another file, or
+                the new certificate does not end later.
         """
         if not self.has_key:
             raise ValueError("its key is in another file, and both cannot be replaced at once")
@@ -61,13 +61,13 @@ class CertificateFile:
 
 
 class CertificateKeeper:
-    """Renews the file in time; a thread of the process calls ``look`` each hour."""
+    """Renew the certificate before the end. A thread of the process calls ``look`` each hour."""
 
     def __init__(self, file: CertificateFile, client: HostCertificatesClient) -> None:
         self._file, self._client = file, client
 
     def look(self) -> None:
-        """Renew the file if it ends soon. A failure is tried again in an hour."""
+        """Renew the certificate if it ends soon. A failure is logged, and the next call retries."""
         try:
             if ends_at(str(self._file.path)) - time.time() > SOON_SECONDS:
                 return
@@ -80,7 +80,7 @@ class CertificateKeeper:
 
 
 def keeper(conf: cfg.ConfigOpts, client: HostCertificatesClient) -> CertificateKeeper | None:
-    """Return the keeper of the configured certificate; None if this host has none."""
+    """Return the keeper of [tls] cert_file, or None if no certificate is configured."""
     path = conf.tls.cert_file
     if not path:
         return None
@@ -89,7 +89,10 @@ def keeper(conf: cfg.ConfigOpts, client: HostCertificatesClient) -> CertificateK
 
 
 def facts(conf: cfg.ConfigOpts) -> JsonObject:
-    """Return the end of the certificate (seconds since 1970) for the host's inventory."""
+    """Return the end of the certificate (seconds since 1970) for the host's inventory.
+
+    The facts are empty without a readable certificate.
+    """
     try:
         return {"certificate_ends": ends_at(conf.tls.cert_file)} if conf.tls.cert_file else {}
     except (OSError, ValueError):

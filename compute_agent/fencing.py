@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host that hears no conductor stops its own guests ([agent] fence_after).
+"""Self-fencing: a host without contact to conductors stops all guests ([agent] fence_after).
 
-This has a thread of its own, which needs only the clock, the hypervisor and the journal: the thread
-that talks with the conductor may hang in the connection that is cut. Must stay true: the journal is
-written before the first guest is stopped, so that fencing goes on after a kill, and the host then
-reports another boot.
+Fencing has a thread that needs only the clock, the hypervisor and the journal. Because: the thread
+that talks with conductors may hang in the connection that was cut.
+
+Invariant: the journal is written before the first guest is stopped. So fencing continues after a
+kill, and the host afterwards reports another boot.
 """
 
 from __future__ import annotations
@@ -16,11 +17,16 @@ from compute_agent.sync import Agent
 from compute_agent.virt.driver import PAUSED, RUNNING, Driver
 
 log = logging.getLogger(__name__)
-LOOK_SECONDS = 1.0  #: between two looks at the clock
+#: Seconds between two checks of the clock.
+LOOK_SECONDS = 1.0
 
 
-def make_off(driver: Driver, server: str) -> bool:
-    """Stop a guest that must not run here, at once; False when that has to be tried again."""
+def power_off(driver: Driver, server: str) -> bool:
+    """Power off a guest that must not run on this host.
+
+    Returns:
+        False if the driver failed. The caller must then retry.
+    """
     try:
         driver.pull_plug(server)
     except Exception:
@@ -34,20 +40,23 @@ def make_off(driver: Driver, server: str) -> bool:
 
 
 class Fencing:
-    """``lock`` guards the agent."""
+    """The loop that fences this host. ``lock`` guards the agent."""
 
     def __init__(self, agent: Agent, driver: Driver, lock: threading.Lock) -> None:
         self._agent, self._driver, self._lock = agent, driver, lock
 
     def watch(self, stop: threading.Event) -> None:
-        """Loop until the process ends."""
+        """Check once a second whether the host must fence itself, until ``stop`` is set."""
         while not stop.wait(LOOK_SECONDS):
             if self._agent.fences_itself():
                 self._fence()
 
     def _fence(self) -> None:
-        """Stop all guests. What fails is tried again at the next look; where nothing runs nothing
-        is reported."""
+        """Stop all guests, and end the fencing when all are off.
+
+        If a guest cannot be stopped, the next check retries. If no guest runs, no fencing is
+        recorded as begun.
+        """
         try:
             running = self._running()
             if running != []:
@@ -57,15 +66,15 @@ class Fencing:
                 with self._lock:
                     self._agent.begin_fencing()
             if running is not None and not [
-                one for one in running if not make_off(self._driver, one)
+                server for server in running if not power_off(self._driver, server)
             ]:
                 with self._lock:
-                    self._agent.fenced()
+                    self._agent.end_fencing()
         except Exception:
             log.exception("the journal cannot be written; it is tried again")
 
     def _running(self) -> list[str] | None:
-        """The servers whose guests run here or are paused; None: the hypervisor does not answer."""
+        """Return the servers with a running or paused guest, or None if the hypervisor fails."""
         try:
             return [
                 state.server

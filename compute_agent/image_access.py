@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images as an agent gets and stores them: at the image gateway, never at the image service."""
+"""Download and upload of images for an agent, through the image gateway.
+
+The agent has no access to the image service itself.
+"""
 
 from __future__ import annotations
 
@@ -17,27 +20,41 @@ _OLD_TICKET = "the image gateway does not accept the ticket (any more)"
 
 
 class ImageGatewayAccess:
-    """The image gateway, with the access that came with a command. A ticket that is not accepted
-    any more means that the command is sent again with a new one. ``protect``: what the certificate
-    at a URL is verified with; raises ConfigError where that would be plain text to another
-    machine."""
+    """Client of the image gateway. Each call uses the access (URL and ticket) of a command.
+
+    A refused ticket raises Unavailable. The conductor then sends the command again with a new
+    ticket.
+
+    Attributes:
+        protect: Returns the CA file that verifies the certificate of a URL, or True for the
+            system's. Raises ConfigError for plain HTTP to another machine.
+    """
 
     def __init__(self, protect: Callable[[str], bool | str] = lambda url: True) -> None:
         self._protect = protect
 
     def download(self, access: Access, image: str) -> Iterator[bytes]:
-        """An image's bytes."""
+        """Yield the data of an image in chunks of at most 1 MiB.
+
+        Raises:
+            Problem: The gateway refuses or does not answer. The error occurs during iteration.
+        """
         try:
             yield from self._client(access).download(image, access.token)
         except errors.Unauthorized as problem:
             raise errors.Unavailable(_OLD_TICKET) from problem
 
     def upload(self, access: Access, image: str, chunks: Iterator[bytes]) -> None:
-        """Store an image's bytes."""
+        """Store the data of an image. An image that is active already counts as stored.
+
+        Raises:
+            Problem: The gateway refuses or does not answer.
+        """
         try:
             self._client(access).upload(image, access.token, chunks)
         except errors.Conflict:
-            # Our own bytes, when the answer to an earlier upload was lost.
+            # An active image contains the data of this upload: the response to an earlier attempt
+            # was lost.
             if not self._client(access).show(image, access.token).is_active:
                 raise
         except errors.Unauthorized as problem:

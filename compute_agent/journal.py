@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the agent keeps over restarts: the last fence of each server, the results of commands by
-key, and how often this host has fenced itself since it was booted.
+"""The agent's journal, an SQLite file with synchronous=FULL that survives restarts.
 
-SQLite with synchronous=FULL. A command whose key is here is answered again and not carried out
-again. Fences and results are kept for a week, since a delayed command may come long after its
-result was acknowledged. Fences of guests that still exist come with the answer to each
-registration. No secrets: neither arguments nor tokens are written.
+The journal contains the highest fence of each server, the results of commands by key, and the
+number of times that this host has fenced itself since its boot. The agent does not run a command
+with a recorded result again, and repeats the result.
+
+Fences and results are kept for at least a week, because a delayed command may arrive long after the
+result was acknowledged. A start of the agent deletes older ones. The answer to each
+registration contains the fences of all existing guests.
+
+Invariant: the journal contains no secrets. Arguments of commands and tokens are not written.
 """
 
 from __future__ import annotations
@@ -32,7 +36,10 @@ CREATE TABLE IF NOT EXISTS fencings (boot TEXT PRIMARY KEY, times INTEGER NOT NU
 
 
 class Journal:
-    """One file. Thread-safe: one connection behind a lock, since every write is short."""
+    """The journal in one file. Thread-safe.
+
+    All threads share one connection behind a lock, because every write is short.
+    """
 
     def __init__(self, path: str | Path) -> None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -48,12 +55,12 @@ class Journal:
             )
 
     def fences(self) -> dict[str, int]:
-        """The highest fence seen for each server."""
+        """Return the highest fence of each server."""
         with self._lock:
             return dict(self._db.execute("SELECT server, fence FROM fences"))
 
     def find(self, key: str) -> Result | None:
-        """The result of this command, if it was carried out."""
+        """Return the recorded result of a command, or None if the command has not ended."""
         with self._lock:
             row = self._db.execute(
                 "SELECT result FROM results WHERE key = ? AND result IS NOT NULL", (key,)
@@ -61,7 +68,7 @@ class Journal:
         return from_wire(Result, json.loads(row[0])) if row else None
 
     def has_begun(self, key: str) -> bool:
-        """Was this once-only command begun, whether or not it came to an end?"""
+        """True if the command was begun. The result may be missing."""
         with self._lock:
             return (
                 self._db.execute("SELECT 1 FROM results WHERE key = ?", (key,)).fetchone()
@@ -69,12 +76,15 @@ class Journal:
             )
 
     def begin(self, key: str) -> None:
-        """Remember, before its effect, that a once-only command is carried out."""
+        """Record the begin of a command before the effect.
+
+        Only commands that run once, and live migrations, are recorded here.
+        """
         with self._lock:
             self._db.execute("INSERT OR IGNORE INTO results (key) VALUES (?)", (key,))
 
     def end(self, result: Result) -> None:
-        """Remember a result and its fence, in one transaction."""
+        """Record a result and the server's fence in one transaction."""
         with self._lock:
             self._db.execute("BEGIN IMMEDIATE")
             self._db.execute(
@@ -90,8 +100,11 @@ class Journal:
             self._db.execute("COMMIT")
 
     def forget_running(self, server: str) -> None:
-        """This host has stopped a guest: drop the results that report it as running, so that a
-        repeated command is not answered with them."""
+        """Delete the results that report a server's guest as running or paused.
+
+        This host has stopped the guest, so a repeated command must not be answered with these
+        results.
+        """
         with self._lock:
             self._db.execute(
                 "DELETE FROM results WHERE json_extract(result, '$.server') = ? AND "
@@ -100,7 +113,7 @@ class Journal:
             )
 
     def fencings(self, boot: str) -> tuple[int, bool]:
-        """How often this host has fenced itself since that boot, and whether it still does."""
+        """Return the number of fencings since that boot, and True if the last is in progress."""
         with self._lock:
             row = self._db.execute(
                 "SELECT times, ended FROM fencings WHERE boot = ?", (boot,)
@@ -108,7 +121,10 @@ class Journal:
         return (row[0], row[1] == 0) if row else (0, False)
 
     def begin_fencing(self, boot: str) -> None:
-        """Write it down before the first guest is stopped, and drop the entries of other boots."""
+        """Record the begin of a fencing, and delete the entries of other boots.
+
+        Called before the first guest is stopped.
+        """
         with self._lock:
             self._db.execute("BEGIN IMMEDIATE")
             self._db.execute("DELETE FROM fencings WHERE boot <> ?", (boot,))
@@ -120,11 +136,10 @@ class Journal:
             self._db.execute("COMMIT")
 
     def end_fencing(self, boot: str) -> None:
-        """All guests are off."""
+        """Record that all guests are off."""
         with self._lock:
             self._db.execute("UPDATE fencings SET ended = 1 WHERE boot = ?", (boot,))
 
     def close(self) -> None:
-        """Close the file."""
         with self._lock:
             self._db.close()

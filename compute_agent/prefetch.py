@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images that a host fetches before a server needs them, one after the other.
+"""Download of images to a host before a server needs them, one image after the other.
 
-``service`` adds images (``add``) and runs ``work`` in a thread of its own; the outcome of each goes
-to ``report``. Nothing is kept over a restart: conductors ask again until an outcome is reported.
+``service`` adds images and runs ``work`` in a thread. Each outcome is passed to ``report``. A
+restart forgets waiting images. Conductors send them again until an outcome is reported.
 """
 
 from __future__ import annotations
@@ -21,8 +21,12 @@ Download = Callable[[Access, str], Iterator[bytes]]
 
 
 class Prefetch:
-    """``download`` reads an image from the image service. ``report(image, problem)`` is called for
-    each, ``problem`` empty when it is here. Thread-safe."""
+    """The queue of images. Thread-safe.
+
+    Attributes:
+        download: Yields the data of an image from the image gateway.
+        report: Called with the image id and the reason of the failure, which is empty on success.
+    """
 
     def __init__(
         self, driver: Driver, download: Download, report: Callable[[str, str], None]
@@ -33,19 +37,19 @@ class Prefetch:
         self._closed = False
 
     def add(self, images: Iterable[ImageRef], access: Access) -> None:
-        """Fetch these too. An image that waits already gets the newer access."""
+        """Add images to the queue. An image that waits already gets the newer access."""
         with self._changed:
             self._waiting |= {image.id: (image, access) for image in images}
             self._changed.notify()
 
     def close(self) -> None:
-        """Stop, also in the middle of an image."""
+        """Stop the worker, and cancel a running download."""
         with self._changed:
             self._closed = True
             self._changed.notify()
 
     def work(self) -> None:
-        """Loop until closed."""
+        """Download the images of the queue until ``close`` is called."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._closed)
@@ -60,10 +64,16 @@ class Prefetch:
                 self._report(key, problem)
 
     def _fetch(self, image: ImageRef, access: Access) -> str | None:
-        """Why it is not here, "" when it is; None when there is nothing to report."""
+        """Download one image.
+
+        Returns:
+            The reason of the failure, "" on success, or None if the download was cancelled.
+        """
         context = VerbContext(lambda progress: None, cancelled=lambda: self._closed)
         try:
-            self._driver.ensure_image(image, lambda wanted: self._download(access, wanted), context)
+            self._driver.ensure_image(
+                image, lambda image_id: self._download(access, image_id), context
+            )
         except Cancelled:
             return None
         except (VerbFailed, errors.Problem) as problem:

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queries of the API that a host answers at once: they are not journalled, and change nothing but
-that a guest is held still, which ends by itself.
+"""Queries of the API that a host answers at once.
 
-``service.AgentProcess.query`` passes each query to ``HostQueries.answer``; each is an entry of its
-table. Must stay true: the length of what a guest wrote is bounded, and an unknown query is refused
-with what to do.
+``service.AgentProcess.query`` passes each query to ``HostQueries.answer``, which has a table of
+them. Queries are not journalled. Only ``quiesce``, ``unquiesce`` and ``console`` have an effect,
+and this effect ends without a further query.
+
+Invariant: console output is at most ``MAX_CONSOLE_BYTES`` long, and an unknown query is refused
+with a remedy.
 """
 
 from __future__ import annotations
@@ -21,12 +23,13 @@ from compute_agent.virt import machine
 from compute_agent.virt.driver import Driver
 
 MAX_CONSOLE_BYTES = 64 * 1024
-MAX_STILL_SECONDS = 60.0  #: that a guest's file systems are held still
+#: Longest time for which a guest's file systems stay frozen.
+MAX_STILL_SECONDS = 60.0
 Arguments = JsonObject
 
 
 class HostQueries:
-    """``consoles`` None: this host offers none."""
+    """The table of queries. ``consoles`` is None on a host that offers no consoles."""
 
     def __init__(self, driver: Driver, consoles: Consoles | None) -> None:
         self._driver = driver
@@ -48,7 +51,12 @@ class HostQueries:
             )
 
     def answer(self, verb: str, arguments: Arguments) -> JsonObject:
-        """Raises the Problem that the API answers with."""
+        """Return the answer to a query.
+
+        Raises:
+            NotImplementedHere: The agent does not know the query.
+            Problem: The query failed. The API returns this error to the user.
+        """
         if verb not in self._answers:
             raise errors.NotImplementedHere(
                 f"This host does not know the query {verb}; upgrade its agent."
@@ -93,9 +101,9 @@ class HostQueries:
         return {}
 
     def _server_facts(self, arguments: Arguments) -> JsonObject:
-        """The guest of a server, with its power state and fence."""
+        """Return the facts about a server's guest, with power state and fence."""
         server = arguments["server"]
-        state = next((one for one in self._driver.domains() if one.server == server), None)
+        state = next((domain for domain in self._driver.domains() if domain.server == server), None)
         if state is None:
             raise errors.NotFound(f"This host has no guest of server {server}.")
         try:

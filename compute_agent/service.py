@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent process: the threads around ``sync`` and ``verbs``.
 
-One thread exchanges with the conductor, every five seconds and at once when there is something to
-report. Workers carry out commands. Threads of the messaging library deliver commands and queries.
-All share one ``Agent`` behind one lock.
+One thread exchanges messages with conductors, every five seconds, and at once when the host has
+something to report. Workers carry out commands. Threads of the messaging library deliver commands
+and queries. All threads share one ``Agent`` behind one lock.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from common.service.log import event, request_id
 from common.service.metrics import COMMAND_SECONDS, COMMANDS, EXCHANGE_SECONDS, LEASED, SILENCE
 from compute_agent import assembly, certificate, verbs
 from compute_agent.consoles.consoles import Consoles
-from compute_agent.fencing import Fencing, make_off
+from compute_agent.fencing import Fencing, power_off
 from compute_agent.image_access import ImageGatewayAccess
 from compute_agent.journal import Journal
 from compute_agent.prefetch import Prefetch
@@ -48,15 +48,26 @@ from compute_agent.virt import machine
 from compute_agent.virt.driver import Driver
 
 log = logging.getLogger(__name__)
-EXCHANGE_PERIOD_SECONDS = (4.5, 5.0)  #: between exchanges, with jitter
-ANSWER_TIMEOUTS_SECONDS = (1.0, 2.0, 4.0)  #: for an answer, by the number of tries
-CLOSE_TIMEOUT_SECONDS = 5.0  #: for threads to end
-#: without heartbeats after one without an answer: old conductors do not know them
+#: Bounds of the random time between two periodic exchanges.
+EXCHANGE_PERIOD_SECONDS = (4.5, 5.0)
+#: Timeouts for an answer, by the number of failures before. The last holds for all further ones.
+ANSWER_TIMEOUTS_SECONDS = (1.0, 2.0, 4.0)
+#: Time for all threads to end.
+CLOSE_TIMEOUT_SECONDS = 5.0
+#: Pause after a heartbeat without an answer. Exchanges replace heartbeats meanwhile, because
+#: conductors of an old version do not know heartbeats.
 HEARTBEAT_PAUSE_SECONDS = 60.0
 
 
 class AgentProcess:
-    """What the process serves (``common.rpc.agent.AgentApi``) and the loops of its threads."""
+    """The operations that the process serves (``common.rpc.agent.AgentApi``) and the loops.
+
+    Args:
+        ratios: Allocation ratios for the inventory, by resource class.
+        monitor: Source of CPU metrics, or None if none are reported.
+        peer: Opens a guest's files at another host.
+        facts: Returns further facts for the inventory.
+    """
 
     def __init__(
         self,
@@ -79,34 +90,36 @@ class AgentProcess:
         )
         self._images, self._ratios, self._monitor = images, ratios or {}, monitor
         self._peer, self._facts = peer, facts
-        self._questions = HostQueries(driver, consoles)
+        self._queries = HostQueries(driver, consoles)
         self._prefetch = Prefetch(
-            driver, lambda access, image: images.download(access, image), self._cached
+            driver, lambda access, image: images.download(access, image), self._record_prefetch
         )
-        self._access: dict[str, Access] = {}  # by the key of its command
-        self._beats_from = 0.0
-        self._moved: set[str] = set()
+        #: Access to images, by the key of the command.
+        self._access: dict[str, Access] = {}
+        #: Monotonic time before which no heartbeat is sent.
+        self._no_heartbeat_before = 0.0
+        #: Servers with an event of the driver since the last exchange.
+        self._servers_with_event: set[str] = set()
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
-        self._work, self._speak, self._stop = (
+        self._work, self._exchange_now, self._stop = (
             threading.Condition(self._lock),
             threading.Event(),
             threading.Event(),
         )
-        driver.watch(self._saw)
+        driver.watch(self._record_event)
 
-    # --- what others call ---
+    # --- Called by conductors and the driver ---
     def do(self, commands: list[Command], access: Access | None) -> None:
         with self._work:
             self._agent.accept(commands)
-            self._keep(commands, access)
+            self._store_access(commands, access)
             self._work.notify_all()
             if self._agent.has_news():
-                self._speak.set()
+                self._exchange_now.set()
 
-    def _keep(self, commands: list[Command], access: Access | None) -> None:
-        """Keep the access to the images of these commands. Drop the access of commands that have
-        ended."""
+    def _store_access(self, commands: list[Command], access: Access | None) -> None:
+        """Store the access to images for these commands, and drop that of ended commands."""
         if access is not None:
             self._access |= {str(command.key): access for command in commands}
         self._access = {
@@ -117,26 +130,31 @@ class AgentProcess:
         self._prefetch.add(images, access)
 
     def query(self, verb: str, arguments: JsonObject) -> JsonObject:
-        return self._questions.answer(verb, arguments)
+        return self._queries.answer(verb, arguments)
 
-    def _cached(self, image: str, problem: str) -> None:
-        """An image that was fetched ahead is here; ``problem``: why it is not."""
+    def _record_prefetch(self, image: str, problem: str) -> None:
+        """Record the outcome of a prefetch. ``problem`` is empty if the image is on this host."""
         with self._lock:
-            self._agent.cached(image, problem)
-        self._speak.set()
+            self._agent.record_prefetch(image, problem)
+        self._exchange_now.set()
 
-    def _saw(self, server: str) -> None:
-        """An event of the driver: the next exchange reports the domain's state. It takes place now,
-        or when the command that caused the event has ended."""
+    def _record_event(self, server: str) -> None:
+        """Record an event of the driver, so that the next exchange reports the domain's state.
+
+        The exchange takes place at once. If a command for the server runs, the exchange takes place
+        at the end of the command, because the command may have caused the event.
+        """
         with self._lock:
-            self._moved.add(server)
+            self._servers_with_event.add(server)
             if not self._agent.is_working_on(server):
-                self._speak.set()
+                self._exchange_now.set()
 
-    # --- the loops ---
+    # --- Loops ---
     def carry_out(self) -> None:
-        """Loop of a worker: it stops guests that must not run here, then carries out commands one
-        by one. It ends when another worker has replaced it."""
+        """Run a worker: power off guests that must not run here, then carry out commands.
+
+        The loop ends when another worker has replaced this one.
+        """
         replaced = False
         while not self._stop.is_set() and not replaced:
             with self._work:
@@ -156,15 +174,15 @@ class AgentProcess:
     def _finish(self, work: Work) -> None:
         result = self._carry_out(work)
         with self._work:
-            self._agent.ended(work, result)
+            self._agent.record_result(work, result)
             self._work.notify_all()
-        self._speak.set()
+        self._exchange_now.set()
 
     def _replace_workers(self) -> None:
-        """Start a worker in place of each one whose command hangs; that one keeps its thread."""
+        """Start a new worker for each worker whose command hangs. The hanging thread remains."""
         with self._lock:
-            hanging = self._agent.hanging()
-        for work in hanging:
+            hanging_work = self._agent.take_hanging()
+        for work in hanging_work:
             log.error(
                 "%s of server %s gives no sign of life (%s): the hypervisor or its storage hangs; see libvirt's "
                 "log, virsh domjobinfo and the disks of this host. Other servers go on, this one waits for it.",
@@ -176,19 +194,27 @@ class AgentProcess:
                 self._begin("worker-more", self.carry_out)
 
     def _pull_plug(self, server: str) -> None:
-        """Stop a guest; until this succeeds nothing is started on this host."""
-        is_off = make_off(self._driver, server)
+        """Power off a guest that must not run here.
+
+        Until this succeeds, the agent starts no guest on this host.
+        """
+        is_off = power_off(self._driver, server)
         if is_off:
             log.info("the domain of server %s must not run here: it is off", server)
         else:
             self._stop.wait(1.0)
         with self._work:
-            self._agent.stopped(server, is_off)
+            self._agent.record_stop(server, is_off)
             self._work.notify_all()
-        self._speak.set()
+        self._exchange_now.set()
 
     def _carry_out(self, work: Work) -> Result | None:
-        """The result; None when it could not be journalled: then the command is sent again."""
+        """Carry out a command and log the end.
+
+        Returns:
+            The result. None if the command was cancelled, cannot be carried out now, or could not
+            be journalled. The conductor then sends the command again if it is still valid.
+        """
         began, outer = time.monotonic(), request_id.set(work.command.request_id)
         result = None
         try:
@@ -214,9 +240,9 @@ class AgentProcess:
             self._agent.is_alive(work)
 
         def access() -> Access:
-            if (found := self._access.get(work.key)) is None:
+            if (image_access := self._access.get(work.key)) is None:
                 raise errors.Unavailable("no ticket for the image came with the command")
-            return found
+            return image_access
 
         def read_image(image: str) -> Iterator[bytes]:
             return self._images.download(access(), image)
@@ -226,11 +252,12 @@ class AgentProcess:
 
         def cancelled() -> bool:
             self._agent.is_alive(work)
-            # A migration goes on without this agent; the next agent joins it.
+            # A migration continues after this agent ends, and the next agent joins it.
             return work.cancelled or (self._stop.is_set() and not work.verb.migrates)
 
         def may_start() -> bool:
-            with self._lock:  # an answer changes lease and cancelled commands at once
+            # An answer of a conductor changes the lease and cancels commands under this lock.
+            with self._lock:
                 return self._agent.may_start(work)
 
         context = VerbContext(
@@ -239,79 +266,102 @@ class AgentProcess:
         return verbs.Tools(self._driver, read_image, write_image, context, self._peer)
 
     def talk(self) -> None:
-        """Loop: exchange at once when there is something to report, else every five seconds; repeat
-        after 1, 2, 4 s without an answer. The periodic exchange, which asks for commands, also
-        takes place on a busy host, since that one may have lost a command too."""
-        failed, ask_at = 0, 0.0
+        """Exchange messages with conductors until the process ends.
+
+        An exchange takes place at once if there is something to report, else every five seconds.
+        Without an answer the agent retries within a second, with timeouts of 1, 2 and 4 seconds.
+        The periodic exchange requests missing commands. A busy host needs this too, because
+        commands to this host may have been lost.
+        """
+        failures, next_request_at = 0, 0.0
         while not self._stop.is_set():
-            has_news = not failed and self._speak.wait(max(0.0, ask_at - time.monotonic()))
-            self._speak.clear()
-            asks = failed > 0 or time.monotonic() >= ask_at or self._agent.needs_registration()
-            if not (asks or has_news):
-                continue  # the wait may end slightly too early
+            has_news = not failures and self._exchange_now.wait(
+                max(0.0, next_request_at - time.monotonic())
+            )
+            self._exchange_now.clear()
+            is_periodic = (
+                failures > 0
+                or time.monotonic() >= next_request_at
+                or self._agent.needs_registration()
+            )
+            if not (is_periodic or has_news):
+                # The wait may end slightly too early.
+                continue
             self._replace_workers()
             try:
-                if failed or not asks or not self._is_idle():
+                if failures or not is_periodic or not self._is_idle():
                     self._exchange(
-                        asks, ANSWER_TIMEOUTS_SECONDS[min(failed, len(ANSWER_TIMEOUTS_SECONDS) - 1)]
+                        is_periodic,
+                        ANSWER_TIMEOUTS_SECONDS[min(failures, len(ANSWER_TIMEOUTS_SECONDS) - 1)],
                     )
-                failed = 0
-                if asks:
-                    ask_at = time.monotonic() + random.uniform(*EXCHANGE_PERIOD_SECONDS)  # noqa: S311 - needs no cryptography
+                failures = 0
+                if is_periodic:
+                    next_request_at = time.monotonic() + random.uniform(*EXCHANGE_PERIOD_SECONDS)  # noqa: S311 - needs no cryptography
             except errors.Problem as problem:
-                failed += 1
-                log.warning("no exchange with a conductor (%d in a row): %s", failed, problem)
-                self._stop.wait(min(failed, 3) * random.uniform(0.1, 0.3))  # noqa: S311 - needs no cryptography
+                failures += 1
+                log.warning("no exchange with a conductor (%d in a row): %s", failures, problem)
+                self._stop.wait(min(failures, 3) * random.uniform(0.1, 0.3))  # noqa: S311 - needs no cryptography
             except Exception:
-                failed += 1
+                failures += 1
                 log.exception("the exchange with the conductor failed")
                 self._stop.wait(1.0)
 
     def _is_idle(self) -> bool:
-        """Send a heartbeat: has neither this host nor the conductor anything to report?"""
-        if time.monotonic() < self._beats_from:
+        """Send a heartbeat if this host is idle. True if no exchange is needed.
+
+        False if the host has something to report, the conductor has work for it, or no answer came.
+        """
+        if time.monotonic() < self._no_heartbeat_before:
             return False
         with self._lock:
-            looks = self._agent.looks_again()
-        if looks:
-            self._look()
+            is_look_due = self._agent.is_look_due()
+        if is_look_due:
+            self._read_host()
         with self._lock:
-            beat = None if self._moved else self._agent.heartbeat()
-        if beat is None:
+            heartbeat = None if self._servers_with_event else self._agent.heartbeat()
+        if heartbeat is None:
             return False
         try:
-            answer = self._conductor.heartbeat(beat, ANSWER_TIMEOUTS_SECONDS[0])
+            answer = self._conductor.heartbeat(heartbeat, ANSWER_TIMEOUTS_SECONDS[0])
         except Exception:
             log.exception("a heartbeat failed; the host syncs in its place")
             answer = None
         with self._lock:
-            self._agent.heard(answer)
+            self._agent.record_heartbeat_answer(answer)
         if answer is None:
-            self._beats_from = time.monotonic() + HEARTBEAT_PAUSE_SECONDS
+            self._no_heartbeat_before = time.monotonic() + HEARTBEAT_PAUSE_SECONDS
         return answer is not None and answer.nothing
 
-    def _look(self) -> None:
-        """Read domains, inventory and metrics, as for a full report."""
+    def _read_host(self) -> None:
+        """Read domains, inventory, metrics and files, as for a full report."""
         domains, inventory, metrics = self._driver.domains(), self._inventory(), self._metrics()
         files = self._driver.files_alone()
         with self._lock:
-            self._agent.noticed(inventory, metrics, files)
-            self._agent.looked(domains)
+            self._agent.record_host(inventory, metrics, files)
+            self._agent.record_domains(domains)
 
     def _exchange(self, ask: bool, timeout: float) -> None:
+        """Send a request to a conductor and take the answer.
+
+        If the exchange fails, the events are reported with the next exchange.
+
+        Args:
+            ask: True to request the commands that this host lacks.
+            timeout: Seconds to wait for the answer.
+        """
         registration = self._agent.needs_registration()
         with self._lock:
-            moved, self._moved = self._moved, set()
+            servers, self._servers_with_event = self._servers_with_event, set()
             full = registration or self._agent.wants_full_report()
         try:
-            domains = self._driver.domains() if full or moved else []
+            domains = self._driver.domains() if full or servers else []
             inventory = self._inventory() if full else None
             metrics = self._metrics() if full else None
             files = self._driver.files_alone() if full else None
             with self._lock:
                 if inventory is not None:
-                    self._agent.noticed(inventory, metrics, files)
-                self._agent.changed(state for state in domains if state.server in moved)
+                    self._agent.record_host(inventory, metrics, files)
+                self._agent.record_changes(state for state in domains if state.server in servers)
                 request = self._agent.request(
                     ask, domains if full else None, inventory if registration else None
                 )
@@ -319,40 +369,45 @@ class AgentProcess:
             try:
                 answer, access = self._conductor.sync(request, timeout)
             finally:
-                reported = "none" if answer is None else "answered"
-                EXCHANGE_SECONDS.observe(time.monotonic() - began, reported)
+                outcome = "none" if answer is None else "answered"
+                EXCHANGE_SECONDS.observe(time.monotonic() - began, outcome)
         except BaseException:
             with self._lock:
-                self._moved |= moved
+                self._servers_with_event |= servers
             raise
         with self._work:
-            self._agent.answered(request, answer)
-            self._keep(answer.commands, access)
+            self._agent.record_answer(request, answer)
+            self._store_access(answer.commands, access)
             self._work.notify_all()
             if answer.session == 0 or self._agent.has_news():
-                self._speak.set()
+                self._exchange_now.set()
 
     def _metrics(self) -> dict[str, float] | None:
         return self._monitor.read() if self._monitor else None
 
     def _inventory(self) -> HostInventory:
-        has = self._driver.inventory()
-        return dataclasses.replace(has, ratios=self._ratios, facts=has.facts | self._facts())
+        inventory = self._driver.inventory()
+        return dataclasses.replace(
+            inventory, ratios=self._ratios, facts=inventory.facts | self._facts()
+        )
 
     def guard(self) -> None:
-        """Start what needs no broker: a host may be cut off before it could begin to listen."""
+        """Start the fencing thread, which needs no broker.
+
+        A host may lose the connection before the agent has begun to listen.
+        """
         self._begin("fencing", Fencing(self._agent, self._driver, self._lock).watch, self._stop)
 
     def start(self, workers: int) -> None:
-        """Start the threads."""
+        """Start the threads for exchanges and prefetch, and ``workers`` worker threads."""
         self._begin("talk", self.talk)
         self._begin("prefetch", self._prefetch.work)
         for number in range(workers):
             self._begin(f"worker-{number}", self.carry_out)
-        self._speak.set()
+        self._exchange_now.set()
 
     def repeat(self, name: str, look: Callable[[], None], seconds: float) -> None:
-        """Have a thread look at once, and then every so many seconds."""
+        """Start a thread that calls ``look`` at once and then every ``seconds`` seconds."""
 
         def loop() -> None:
             look()
@@ -365,13 +420,16 @@ class AgentProcess:
         thread = threading.Thread(target=loop, args=arguments, name=name, daemon=True)
         with self._lock:
             thread.start()
-            self._threads = [one for one in self._threads if one.is_alive()] + [thread]
+            self._threads = [started for started in self._threads if started.is_alive()] + [thread]
 
     def close(self) -> list[threading.Thread]:
-        """Cancel the commands in hand; they are sent again to the next agent. Returns the threads
-        that did not end, which are those of commands that hang."""
+        """Cancel the commands in hand. Conductors send them again to the next agent.
+
+        Returns:
+            The threads that did not end within the timeout, because their commands hang.
+        """
         self._stop.set()
-        self._speak.set()
+        self._exchange_now.set()
         self._prefetch.close()
         with self._work:
             self._work.notify_all()
@@ -382,8 +440,11 @@ class AgentProcess:
 
 
 def _log_command(command: Command, result: Result | None, seconds: float) -> None:
-    """A line for each command that is over; ``again``: nothing is reported, and a conductor sends
-    it again if it is still wanted."""
+    """Write the log line, the span and the metrics of a command that has ended.
+
+    The event ``again`` means that there is no result. The conductor then sends the command again if
+    it is still valid.
+    """
     parts: JsonObject = {
         "action": command.key.owner if command.key.is_of_action else None,
         "step": command.key.label,
@@ -406,8 +467,10 @@ def _key_file(conf: cfg.ConfigOpts) -> Path:
 
 
 def _keys(conf: cfg.ConfigOpts) -> OwnKeys:
-    """The keys of this host. Without them no conductor accepts its messages, so the agent does not
-    start."""
+    """Return the keys of this host, or end the process if they cannot be read.
+
+    Why: without them no conductor accepts the agent's messages.
+    """
     try:
         return OwnKeys.read(_key_file(conf), conf.host)
     except ValueError as problem:
@@ -419,12 +482,17 @@ def _facts(conf: cfg.ConfigOpts, more: JsonObject) -> JsonObject:
 
 
 def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
-    """Open journal, driver and broker, start the threads; returns what closes them."""
-    alone = service.only_one(conf.state_dir, "agent")
+    """Open journal, driver and broker, and start all threads.
+
+    Returns:
+        The function that closes them.
+    """
+    process_lock = service.only_one(conf.state_dir, "agent")
     driver = assembly.make_driver(conf)
     journal = Journal(Path(conf.state_dir) / "agent.db")
     keys = _keys(conf)
-    with suppress(errors.Unavailable):  # a broker that is away is waited for
+    # If the broker is unreachable, the link connects later.
+    with suppress(errors.Unavailable):
         where = f"transport_url in {_key_file(conf)}" if keys.transport_url else "transport_url"
         look_in(conf, keys.transport_url or None, where)
     link = HostSide(opener(conf, keys.transport_url or None), keys, conf.host)
@@ -466,7 +534,7 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     host.guard()
     agent_rpc.serve(link, host)
     host.start(conf.agent.workers)
-    talking = consoles.start()
+    console_thread = consoles.start()
     if keeper:
         host.repeat("certificate", keeper.look, certificate.PERIOD_SECONDS)
 
@@ -474,17 +542,17 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
         host.close()
         consoles.close()
         transfer.close()
-        talking.join(timeout=5)
+        console_thread.join(timeout=5)
         link.close()
         driver.close()
         journal.close()
-        alone.close()
+        process_lock.close()
 
     return close
 
 
 def main() -> None:
-    """The console script kilonova-agent."""
+    """Run the console script kilonova-agent."""
     service.run("agent", service.start("agent"), open_up)
 
 

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent's side of the exchange with the conductor, and the rules by which it accepts commands.
+"""The agent's side of the exchange with conductors, and the rules for accepting commands.
 
-``Agent`` is a state machine without threads. It takes commands (``accept``), gives them out one at
-a time for each server (``take``), takes their results (``ended``), makes the next request to the
-conductor (``request``) and takes the answer (``answered``). While there is nothing to report, a
-heartbeat replaces the exchange (``heartbeat``, ``heard``).
-``compute_agent.service`` calls these from its threads under one lock; tests call them directly.
+``Agent`` is a state machine without threads. It accepts commands (``accept``), hands out one at a
+time for each server (``take``), records their results (``record_result``), builds the next request
+to a conductor (``request``), and processes the answer (``record_answer``). While there is nothing
+to report, heartbeats replace exchanges (``heartbeat``, ``record_heartbeat_answer``).
+``compute_agent.service`` calls these methods from several threads under one lock. Tests call them
+directly.
 """
 
 from __future__ import annotations
@@ -35,47 +36,56 @@ from common.domain.verbs import Controlled, ControlMigration, UnknownVerb, Verb,
 from common.domain.wire import to_wire
 from compute_agent.journal import Journal
 from compute_agent.verb_context import MAX_DETAILS_CHARS
-from compute_agent.verbs import aborted
+from compute_agent.verbs import abort_before_begin
 
 log = logging.getLogger(__name__)
-LEASE_SECONDS = 30.0  #: of silence; then nothing is started, and the host registers again
-START_MARGIN_SECONDS = 5.0  #: of the lease that must be left when a guest is started
+#: Length of the lease after an answer. After it the agent starts no guest, and registers again.
+LEASE_SECONDS = 30.0
+#: Rest of the lease that is required when a guest is started.
+START_MARGIN_SECONDS = 5.0
 FULL_REPORT_SECONDS = 60.0
-MAX_BUILDS = 10  #: commands that make disks from an image, at a time
-MAX_COPIES = 10  #: commands that copy whole disks, builds included, at a time
-MAX_MIGRATIONS = 1  #: outgoing live migrations at a time
-MAX_WAITS = 64  #: commands that wait for their guest, at a time
-MAX_RESULTS = 100  #: in one exchange; the next one brings more
-MOST_FILES = 100  #: servers of which a host reports at once that it has files alone
-HANG_SECONDS = 120.0  #: without a sign of life; then a command is reported as hanging
+#: Limit of simultaneous commands that make disks from an image.
+MAX_BUILDS = 10
+#: Limit of simultaneous commands that copy whole disks, builds included.
+MAX_COPIES = 10
+#: Limit of simultaneous outgoing live migrations.
+MAX_MIGRATIONS = 1
+#: Limit of simultaneous commands that wait for their guest.
+MAX_WAITS = 64
+#: Results in one exchange. The next exchange reports the rest.
+MAX_RESULTS = 100
+#: Servers with files and no domain in one report.
+MOST_FILES = 100
+#: Time without a sign of life after which a command is reported as hanging.
+HANG_SECONDS = 120.0
 
 
 class Pool(Enum):
-    """Kinds of commands of which a limited number run at a time."""
+    """Kinds of commands with a limit on how many run at the same time."""
 
     BUILDS, COPIES, MIGRATIONS, WAITS = range(4)
 
 
 @dataclass
 class Work:
-    """A command in hand."""
+    """A command in hand, and the progress."""
 
     command: Command
     verb: Verb
-    #: A worker carries it out.
+    #: True while a worker carries the command out.
     running: bool = False
-    #: A higher fence was accepted for its server; its verb must stop.
+    #: True if the verb must stop, for example because a command with a higher fence was accepted.
     cancelled: bool = False
     progress: CommandProgress = CommandProgress(CommandPhase.QUEUED)
-    #: An agent of this host that has ended began it.
+    #: True if an earlier process of this agent has begun the command.
     begun: bool = False
     #: The control that was requested of a live migration.
     requested: Control | None = None
-    #: How far a migration is, in bytes.
+    #: Progress of a live migration in bytes, as in ``VerbContext.report_migration``.
     measured: dict[str, int] = field(default_factory=dict)
-    #: When its verb last gave a sign of life, by the monotonic clock.
+    #: Monotonic time of the verb's last sign of life.
     alive_at: float = 0.0
-    #: It hung, so that another worker replaced its worker.
+    #: True if the command hung and another worker has taken the worker's place.
     replaced: bool = False
 
     @property
@@ -85,7 +95,7 @@ class Work:
 
     @property
     def pools(self) -> set[Pool]:
-        """The pools in which it takes a place while it runs."""
+        """The pools that count this command while it runs."""
         member = {
             Pool.BUILDS: self.verb.builds,
             Pool.COPIES: self.verb.copies_disks,
@@ -95,15 +105,25 @@ class Work:
         return {pool for pool, is_member in member.items() if is_member}
 
 
-#: Servers of which a host has files alone, and what they lie between: None: they are all.
+#: Servers of which the host has files and no domain, and the bounds of this page, as in
+#: ``Sync.files`` and ``Sync.files_between``.
 _Files = tuple[list[str] | None, list[str] | None]
 
 
 class Agent:
-    """What one host knows of its commands, fences and lease. ``builds``, ``copies`` and
-    ``migrations`` limit how many of these run at a time. ``hang``: seconds without a sign of life
-    after which a command hangs. ``fence_after``: seconds of silence after which this host stops its
-    own guests; 0: never."""
+    """The commands, fences and lease of one host.
+
+    Args:
+        host: Name of the host.
+        journal: Results and fences that survive a restart.
+        clock: Source of the monotonic time.
+        boot_id: Id of the host's boot.
+        builds: Limit of simultaneous builds.
+        copies: Limit of simultaneous copies of disks, builds included.
+        migrations: Limit of simultaneous outgoing live migrations.
+        hang: Seconds without a sign of life after which a command counts as hanging.
+        fence_after: Seconds without contact after which this host stops all guests. 0 means never.
+    """
 
     def __init__(
         self,
@@ -145,9 +165,12 @@ class Agent:
         self._domains = ""
         self._number, self._cookie = 0, ""
 
-    # --- commands ---
+    # --- Commands ---
     def accept(self, commands: Iterable[Command]) -> None:
-        """Take commands in hand. Those that were carried out before are answered again."""
+        """Take commands in hand, and repeat the results of those that were carried out before.
+
+        Commands of another session are dropped. Unknown and malformed commands are refused.
+        """
         for command in commands:
             if command.session != self.session:
                 log.info(
@@ -185,7 +208,7 @@ class Agent:
         known_fence: int | None = None,
         details: str = "",
     ) -> None:
-        """Refuse a command. The conductor sends it again, until its action is stuck."""
+        """Record a refusal. The conductor repeats the command until the action is stuck."""
         self._results[str(command.key)] = Result(
             str(command.key),
             str(command.server),
@@ -198,32 +221,34 @@ class Agent:
         )
 
     def _accept(self, command: Command) -> None:
-        known, key = self._fences.get(command.server, 0), str(command.key)
-        if command.fence < known:
-            error = f"fence {command.fence} is older than {known}"
-            self._refuse(command, error, FailureReason.STALE_FENCE, known)
+        known_fence, key = self._fences.get(command.server, 0), str(command.key)
+        if command.fence < known_fence:
+            error = f"fence {command.fence} is older than {known_fence}"
+            self._refuse(command, error, FailureReason.STALE_FENCE, known_fence)
             return
-        self._learn(command.server, command.fence)
+        self._raise_fence(command.server, command.fence)
         verb = decode(command)
-        done = self._journal.find(key)
-        if done is not None:
-            self._results[key] = done
+        recorded_result = self._journal.find(key)
+        if recorded_result is not None:
+            self._results[key] = recorded_result
         elif isinstance(verb, ControlMigration):
             self._control(command, verb)
         else:
             begun = verb.migrates and self._journal.has_begun(key)
             self._work[key] = Work(command, verb, begun=begun)
 
-    def _learn(self, server: str, fence: int) -> None:
-        """A new fence of the server: its commands with an older fence are cancelled."""
+    def _raise_fence(self, server: str, fence: int) -> None:
+        """Store a new fence of a server, and cancel the server's commands with a lower fence."""
         self._fences[server] = fence
         for work in self._work.values():
             if work.command.server == server and work.command.fence < fence:
                 work.cancelled = True
 
     def _control(self, command: Command, verb: ControlMigration) -> None:
-        """Control a live migration, if it is in hand. No control replaces an abort. An abort ends a
-        migration that has not begun at once."""
+        """Apply a control to a live migration in hand.
+
+        A requested abort is final. An abort ends a migration that has not begun at once.
+        """
         work = self._work.get(str(verb.migration))
         if work is not None and work.requested is not Control.ABORT:
             work.requested = verb.control
@@ -232,15 +257,18 @@ class Agent:
                 and work.verb.migrates
                 and not (work.running or work.begun)
             ):
-                self.ended(work, aborted(self._journal, work.command))
+                self.record_result(work, abort_before_begin(self._journal, work.command))
         key, data = str(command.key), to_wire(Controlled(in_hand=work is not None))
         self._results[key] = Result(key, command.server, command.fence, ResultStatus.DONE, data)
 
     def take(self) -> Work | None:
-        """The next command that may run now, at most one for each server; cancelled ones are
-        dropped. A command whose pool is full waits, and others overtake it. A migration that
-        another agent has begun is joined in any case. Until all guests that must not run here are
-        off, nothing is started."""
+        """Return the next command to run, or None. At most one command runs for each server.
+
+        Cancelled commands are dropped, and so are commands that need a lease which has lapsed since
+        they were sent. A command waits while its pools are full, and others may overtake it. A
+        migration that an earlier agent has begun does not wait for its pool. No guest is started
+        before all guests that must not run here are off.
+        """
         running = [work for work in self._work.values() if work.running]
         busy = {work.command.server for work in running} | self._stopping
         full = {
@@ -266,16 +294,21 @@ class Agent:
         return None
 
     def is_alive(self, work: Work) -> None:
-        """Its verb gave a sign of life: it reported its progress, or asked whether to stop."""
+        """Record a sign of life: the verb reported progress or checked for a cancellation."""
         work.alive_at = self._clock.monotonic()
 
-    def hanging(self) -> list[Work]:
-        """Commands that hang, in the hypervisor or in storage, and did not at the last call. Each
-        is returned once and gives its place in the pools to others; commands of its server wait."""
-        found = [work for work in self._work.values() if not work.replaced and self._hangs(work)]
-        for work in found:
+    def take_hanging(self) -> list[Work]:
+        """Return the commands that have begun to hang, in the hypervisor or in storage.
+
+        Each command is returned once. The places in the pools become free. Further commands of the
+        same server still wait.
+        """
+        hanging_work = [
+            work for work in self._work.values() if not work.replaced and self._hangs(work)
+        ]
+        for work in hanging_work:
             work.replaced = True
-        return found
+        return hanging_work
 
     def _hangs(self, work: Work) -> bool:
         return work.running and self._clock.monotonic() - work.alive_at >= self._hang
@@ -288,8 +321,10 @@ class Agent:
         )
 
     def take_stop(self) -> str | None:
-        """A server whose domain must be stopped now. A command that is just starting it ends
-        first."""
+        """Return a server whose domain must be powered off now, or None.
+
+        A running command that starts a guest of this server ends first.
+        """
         starting = {
             work.command.server
             for work in self._work.values()
@@ -300,62 +335,75 @@ class Agent:
             self._stopping.add(server)
         return server
 
-    def stopped(self, server: str, is_off: bool) -> None:
-        """The domain of this server is off, or that has to be tried again."""
+    def record_stop(self, server: str, is_off: bool) -> None:
+        """Record whether a server's domain is off. If not, ``take_stop`` returns it again."""
         self._stopping.discard(server)
         if is_off:
             self._journal.forget_running(server)
             self._must_be_off.discard(server)
 
     def has_lease(self) -> bool:
-        """Was a conductor heard within the lease? Without a lease nothing is started."""
+        """True if a conductor answered within the lease. Without a lease no guest is started."""
         return self._clock.monotonic() - self._acknowledged_at < LEASE_SECONDS
 
     def silence(self) -> float:
-        """Seconds since a conductor was heard; -1: none was."""
+        """Return the seconds since a conductor's last answer, or -1 without a session."""
         return self._clock.monotonic() - self._acknowledged_at if self.session else -1.0
 
     def may_start(self, work: Work) -> bool:
-        """May its verb start a guest's CPUs now? The command must still be wanted, and the lease
-        under which it was sent must last for longer than a guest takes to start."""
+        """True if the verb may start the CPUs of a guest now.
+
+        The command must not be cancelled. The lease under which it was sent must last longer than
+        the start of a guest takes.
+        """
         return not work.cancelled and self._is_valid(work, START_MARGIN_SECONDS)
 
     def _is_valid(self, work: Work, left: float = 0.0) -> bool:
-        """Has the lease lasted since the command was sent, and does it last for ``left`` more
-        seconds? After a new registration a conductor may have built the server elsewhere; it sends
-        the command again if it is wanted."""
+        """True if the lease has held since the command was sent, and lasts ``left`` more seconds.
+
+        After a new registration another host may have the server. If the command is still valid, a
+        conductor sends it again in the new session.
+        """
         return (
             work.command.session == self.session
             and self._clock.monotonic() - self._acknowledged_at < LEASE_SECONDS - left
         )
 
     def fences_itself(self) -> bool:
-        """Was no conductor heard for so long that this host may have been declared dead?"""
+        """True if this host must stop all guests.
+
+        The last contact is older than ``fence_after``, so conductors may have declared the host
+        dead, or a begun fencing has not ended.
+        """
         since = max(self._acknowledged_at, self._alone_since)
         return self._is_fencing or 0 < self._fence_after <= self._clock.monotonic() - since
 
     def begin_fencing(self) -> None:
-        """The guests of this host are about to be stopped. From now on another boot is reported, so
-        that those which should run here are started again."""
+        """Journal the begin of a fencing, and end the session.
+
+        From now on the host reports another boot, so that conductors start the guests again.
+        """
         if not self._is_fencing:
             self._journal.begin_fencing(self.boot_id)
             self._fencings, self._is_fencing = self._journal.fencings(self.boot_id)
             self.session = 0
 
-    def fenced(self) -> None:
-        """All guests are off."""
+    def end_fencing(self) -> None:
+        """Record that all guests are off."""
         self._journal.end_fencing(self.boot_id)
         self._is_fencing, self._alone_since = False, self._clock.monotonic()
 
-    def ended(self, work: Work, result: Result | None) -> None:
-        """A command has ended. None: it was cancelled, or has to be sent again."""
+    def record_result(self, work: Work, result: Result | None) -> None:
+        """Record the end of a command. Without a result the conductor has to send it again."""
         self._work.pop(work.key, None)
         if result is not None:
             self._results[result.key] = result
 
-    def changed(self, states: Iterable[DomainState]) -> None:
-        """Domains whose state changed, by an event. A state that a waiting result reports already
-        is left out, as is one that was seen while the command was still running."""
+    def record_changes(self, states: Iterable[DomainState]) -> None:
+        """Record the states of domains for which the driver reported an event.
+
+        A state that a waiting result already contains is left out.
+        """
         reported = {
             (result.server, result.fence, power_state(result)) for result in self._results.values()
         }
@@ -365,59 +413,72 @@ class Agent:
             else:
                 self._changed[state.server] = state
 
-    def noticed(
+    def record_host(
         self,
         inventory: HostInventory,
         metrics: dict[str, float] | None,
         files: Iterable[str] | None = None,
     ) -> None:
-        """The present inventory and metrics of the host, and the servers of which it has files
-        alone. Inventory and files are reported when they differ from the last that the conductor
-        took; metrics are reported once. Files of servers with a command in hand, or a result that
-        nobody has heard, are in use. Of many files a page is reported at a time, over and over."""
+        """Record inventory, metrics, and the servers of which the host has files and no domain.
+
+        Inventory and files are reported if they differ from those that a conductor has acknowledged
+        last. Metrics are reported once. Files of servers with a command in hand or an
+        unacknowledged result count as in use and are left out.
+
+        Args:
+            inventory: The present inventory.
+            metrics: Metrics by name, or None if the host reports none.
+            files: Ids of the servers, or None to keep the last ones. Long lists are reported in
+                pages, in turn.
+        """
         self._inventory, self._metrics = inventory, metrics
         if files is not None:
-            self._files = self._page(sorted(set(files) - self._busy()))
+            self._files = self._select_page(sorted(set(files) - self._find_busy_servers()))
 
-    def _page(self, files: list[str]) -> _Files:
-        """The files to tell of next; when there are many, with what they lie between."""
+    def _select_page(self, files: list[str]) -> _Files:
+        """Return the files to report next, and the bounds of the page if there are several."""
         if len(files) <= MOST_FILES:
             return files, None
         after, through = self._files[1] or ("", "")
         if self._files == self._files_reported:
             after = through
-        page = [one for one in files if one > after][: MOST_FILES + 1]
+        page = [server for server in files if server > after][: MOST_FILES + 1]
         if len(page) > MOST_FILES:
             return page[:MOST_FILES], [after, page[MOST_FILES - 1]]
         return page, [after, ""]
 
-    def cached(self, image: str, problem: str) -> None:
-        """The outcome of an image that was fetched ahead; ``problem`` empty: it is here."""
+    def record_prefetch(self, image: str, problem: str) -> None:
+        """Record the outcome of a prefetched image. ``problem`` is empty if the image is here."""
         self._cached[image] = problem
 
-    # --- the exchange ---
+    # --- Exchanges ---
     def wants_full_report(self) -> bool:
-        """Is it time to report all domains with the next exchange?"""
+        """True if the next exchange must report all domains."""
         return (
             self._looked_at is None
             or self._clock.monotonic() - self._looked_at >= FULL_REPORT_SECONDS
         )
 
-    def looks_again(self) -> bool:
-        """Is it time to look at all domains for the heartbeat?"""
+    def is_look_due(self) -> bool:
+        """True if all domains must be read again for the digest of the heartbeat."""
         return (
             self._looked_at is not None
             and self.wants_full_report()
             and not self.needs_registration()
         )
 
-    def looked(self, domains: list[DomainState]) -> None:
-        """These are all domains. Only their digest is reported, with the heartbeat."""
-        self._looked_at, self._domains = self._clock.monotonic(), _digest(self._settled(domains))
+    def record_domains(self, domains: list[DomainState]) -> None:
+        """Store the digest of all domains for the heartbeat."""
+        self._looked_at, self._domains = (
+            self._clock.monotonic(),
+            _digest(self._select_settled(domains)),
+        )
 
     def heartbeat(self) -> Heartbeat | None:
-        """The heartbeat of a host that has nothing to report and no command in hand. None: an
-        exchange is needed."""
+        """Return a heartbeat, or None if an exchange is needed.
+
+        An exchange is needed if there is something to report or a command is in hand.
+        """
         idle = not (
             self.needs_registration()
             or self.wants_full_report()
@@ -434,9 +495,12 @@ class Agent:
         self._asked_at = self._clock.monotonic()
         return Heartbeat(self.host, self.session, self._domains, self._cookie)
 
-    def heard(self, answer: HeartbeatAnswer | None) -> None:
-        """The answer to the heartbeat. Without one, or with one that asks for it, all domains are
-        reported next."""
+    def record_heartbeat_answer(self, answer: HeartbeatAnswer | None) -> None:
+        """Process the answer to a heartbeat.
+
+        If the conductor has work for the host, or no answer came (None), the next exchange reports
+        all domains.
+        """
         if answer is not None:
             self._cookie = answer.cookie
         if answer is not None and answer.nothing:
@@ -445,35 +509,41 @@ class Agent:
             self._looked_at = None
 
     def is_working_on(self, server: str) -> bool:
-        """Does a command for this server run? Its result will report the domain."""
+        """True if a command for this server runs. The result will report the domain."""
         return any(work.running and work.command.server == server for work in self._work.values())
 
     def in_hand(self) -> Mapping[str, Work]:
-        """The commands that wait or run, by key."""
+        """Return the commands that wait or run, by key."""
         return self._work
 
     def has_news(self) -> bool:
-        """Is there something to report before the next periodic exchange?"""
-        return bool(self._results or self._cached or self._settled(self._changed.values()))
+        """True if there is something to report before the next periodic exchange."""
+        return bool(self._results or self._cached or self._select_settled(self._changed.values()))
 
     def needs_registration(self) -> bool:
-        """Is a new session needed? It is at start, and after a silence longer than the lease."""
+        """True if a new session is needed: at the start, and after the lease has lapsed."""
         return self.session == 0 or not self.has_lease()
 
     def request(
         self, ask: bool, domains: list[DomainState] | None, inventory: HostInventory | None
     ) -> Sync:
-        """The next request to the conductor. With ``inventory`` the host registers."""
+        """Build the next request to a conductor.
+
+        Args:
+            ask: True to request the commands that this host lacks.
+            domains: The states of all domains, or None if they are not reported.
+            inventory: The inventory for a registration, or None to stay in the session.
+        """
         session = self.session
         if inventory is not None:
             session, self._inventory, self._inventory_reported = 0, inventory, None
             self._files_reported = (None, None)
-        news = self._inventory if self._inventory != self._inventory_reported else None
+        changed_inventory = self._inventory if self._inventory != self._inventory_reported else None
         metrics, self._metrics = self._metrics, None
         self._asked_at = self._clock.monotonic()
         self._number += 1
         if domains is not None:
-            self.looked(domains)
+            self.record_domains(domains)
         return Sync(
             self.host,
             session,
@@ -481,9 +551,9 @@ class Agent:
             ask,
             list(self._work),
             list(self._results.values())[:MAX_RESULTS],
-            None if domains is None else self._settled(domains),
-            self._settled(self._changed.values()),
-            news,
+            None if domains is None else self._select_settled(domains),
+            self._select_settled(self._changed.values()),
+            changed_inventory,
             metrics,
             {
                 key: self._progress(work)
@@ -502,36 +572,39 @@ class Agent:
         )
 
     def _reported_boot_id(self) -> str:
-        """The boot id to report: a new one each time this host has fenced itself."""
+        """Return the boot id to report. Each fencing of this host changes it."""
         return f"{self.boot_id}.{self._fencings}" if self._fencings else self.boot_id
 
-    def _settled(self, domains: Iterable[DomainState]) -> list[DomainState]:
-        """Domains of servers without a command in hand or an unacknowledged result, each with the
-        highest fence that was accepted for it. A state that is seen after a failed command is true
-        under that command's fence, although the domain never carried it. A state from before a
-        result is reported after the result."""
-        busy = self._busy()
+    def _select_settled(self, domains: Iterable[DomainState]) -> list[DomainState]:
+        """Return the states of servers without a command in hand or an unacknowledged result.
+
+        Each state gets the highest fence that was accepted for its server. After a failed command
+        the state is true under that command's fence, although the domain never carried this fence.
+        For a busy server the command's result must be reported before the state.
+        """
+        busy_servers = self._find_busy_servers()
         return [
             DomainState(
                 state.server, state.power_state, max(state.fence, self._fences.get(state.server, 0))
             )
             for state in domains
-            if state.server not in busy
+            if state.server not in busy_servers
         ]
 
-    def _busy(self) -> set[str]:
-        """Servers with a command in hand, or a result that nobody has heard."""
+    def _find_busy_servers(self) -> set[str]:
+        """Return the servers with a command in hand or an unacknowledged result."""
         return {work.command.server for work in self._work.values()} | {
             result.server for result in self._results.values()
         }
 
-    def answered(self, request: Sync, answer: SyncAnswer) -> None:
-        """Take the conductor's answer to this request."""
+    def record_answer(self, request: Sync, answer: SyncAnswer) -> None:
+        """Process a conductor's answer to a request."""
         self._cookie = answer.cookie
         if answer.session == 0 or request.boot_id != self._reported_boot_id():
             self.session = 0
             return
-        self._acknowledged_at = self._asked_at  # the conductor answered after that
+        # The lease begins with the request, because the conductor answered after that time.
+        self._acknowledged_at = self._asked_at
         self.session = answer.session
         for key in answer.acknowledged:
             self._results.pop(key, None)
@@ -546,17 +619,20 @@ class Agent:
             if state is not None and state.power_state == reported.power_state:
                 del self._changed[reported.server]
         if request.session == 0:
-            self._must_stop(answer.stop)
+            self._set_stops(answer.stop)
         if answer.guests is not None:
             for server, fence in answer.guests.items():
                 if fence > self._fences.get(server, 0):
-                    self._learn(server, fence)
-                    self._looked_at = None  # states under an older fence are reported again
+                    self._raise_fence(server, fence)
+                    # States under a lower fence must be reported again.
+                    self._looked_at = None
         self.accept(answer.commands)
 
-    def _must_stop(self, servers: Iterable[str]) -> None:
-        """The servers whose guests must not run here, by the answer to this registration. Commands
-        that would start one are cancelled."""
+    def _set_stops(self, servers: Iterable[str]) -> None:
+        """Set the servers whose guests must not run here, from the answer to a registration.
+
+        Commands that would start one of them are cancelled.
+        """
         self._must_be_off = set(servers)
         for work in self._work.values():
             if work.command.server in self._must_be_off and work.verb.starts_guest:
@@ -564,6 +640,6 @@ class Agent:
 
 
 def _digest(domains: Iterable[DomainState]) -> str:
-    """The same for the same domains in the same states, in any order."""
+    """Return a digest of domains and their states that does not depend on the order."""
     reported = sorted((state.server, state.power_state, state.fence) for state in domains)
     return hashlib.blake2b(repr(reported).encode(), digest_size=8).hexdigest()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The context of a running verb: its progress, its end, its failures, and the data it reads.
+"""The context of a running verb: progress, cancellation, failures and data.
 
-Used by the drivers and by all code that a verb calls. Imports nothing else of the agent, so that
-the sandbox and the transfer of files do not depend on a driver.
+Drivers and all code below a verb use this file. It imports no other part of the agent, so that the
+sandbox and the transfer of files do not depend on a driver.
 """
 
 from __future__ import annotations
@@ -16,19 +16,18 @@ from common.domain import errors
 from common.domain.command_progress import CommandPhase, CommandProgress
 from common.domain.models import Control, FailureReason
 
-#: The longest error text of a hypervisor or a guest agent, and the longest details of a failure,
-#: that are kept.
+#: Limits for the error text of a hypervisor or a guest agent, and for the details of a failure.
 MAX_ERROR_CHARS, MAX_DETAILS_CHARS = 1000, 2000
 
 
 class VerbFailed(Exception):
-    """A definite failure: the verb did not happen and nothing of it runs.
+    """A definite failure: the verb had no effect, and the guest that it was to start does not run.
 
     Attributes:
-        details: a text for the operator. ``str()`` is the text for the tenant.
+        details: Text for the operator. ``str()`` is the text for the tenant.
         retryable: True if the verb may succeed on another host. For example, a full disk is
             retryable and a hostile image is not.
-        reason: the kind of failure, on which the conductor decides.
+        reason: Kind of failure, on which the conductor decides.
     """
 
     def __init__(
@@ -46,19 +45,22 @@ class VerbFailed(Exception):
 
 
 class MigrationAborted(VerbFailed):
-    """A live migration ended because a user aborted it. The guest is still on its source."""
+    """A live migration ended because a user aborted it. The guest is still on the source."""
 
     def __init__(self) -> None:
         super().__init__("The migration was aborted.", reason=FailureReason.ABORTED)
 
 
 class Cancelled(Exception):
-    """A higher fence arrived while the verb ran; it stopped within five seconds."""
+    """A higher fence arrived while the verb ran. The verb stops within five seconds."""
 
 
 @contextmanager
 def before_guest_is_touched() -> Iterator[None]:
-    """Mark every failure in this block as one that leaves the guest as it was before the verb."""
+    """Mark failures in this block as failures that left the guest unchanged.
+
+    An OSError becomes a VerbFailed too.
+    """
     try:
         yield
     except VerbFailed as problem:
@@ -90,27 +92,29 @@ class VerbContext:
 
     #: Reports the progress of the verb.
     report_progress: Callable[[CommandProgress], None]
-    #: True when the verb must raise ``Cancelled``. A long verb calls it every few seconds.
+    #: True when the verb must raise ``Cancelled``. A long verb checks every few seconds.
     cancelled: Callable[[], bool]
     #: The last request for the running live migration, such as an abort.
     requested_control: Callable[[], Control | None] = _no_control
     #: Reports the progress of a migration in bytes: memory_total, memory_processed,
     #: memory_remaining, and the same with disk_.
     report_migration: Callable[[Mapping[str, int]], None] = _ignore_migration
-    #: True if the command is still valid and this host holds its lease: conductors answered since
-    #: the command was sent, without a gap and recently, so that none can have started the guests
-    #: of this host elsewhere.
+    #: True if the command is still valid and this host has held its lease without a gap since the
+    #: command was sent. Then no conductor can have started the guests of this host elsewhere.
     may_start: Callable[[], bool] = _always
 
     def phase(self, phase: CommandPhase, percent: int | None = None) -> None:
-        """Report the phase that the verb is in."""
+        """Report the phase of the verb."""
         self.report_progress(CommandProgress(phase, percent))
 
     def require_lease(self) -> None:
-        """Raise Unavailable unless this host may start guests.
+        """Check, right before the CPUs of a guest start, that this host may start guests.
 
-        Called right before the CPUs of a guest start, because a long verb may outlive the lease
-        with which it began. The conductor repeats the command if it is still valid.
+        Why: a long verb may outlive the lease with which it began. The conductor repeats the
+        command if it is still valid.
+
+        Raises:
+            errors.Unavailable: The host holds no lease, or the command is not valid any more.
         """
         if not self.may_start():
             raise errors.Unavailable(
@@ -124,8 +128,8 @@ class Part:
     """A file of a guest that another host may read.
 
     Attributes:
-        size: the length of the file.
-        bytes: the length of its data, without holes.
+        size: Length of the file in bytes.
+        bytes: Length of the data in bytes, without holes.
     """
 
     name: str
@@ -140,21 +144,21 @@ class Peer(Protocol):
         """Return the files.
 
         Raises:
-            VerbFailed: the host does not offer them.
-            Unavailable: the host does not answer.
+            VerbFailed: The host does not offer them.
+            Unavailable: The host does not answer.
         """
 
     def read(self, name: str) -> Iterator[tuple[int, bytes]]:
         """Yield (offset, data) in rising order, at most 1 MiB each. Gaps are holes.
 
         Raises:
-            VerbFailed: the data differs from the data that the host sent.
-            Unavailable: the connection is lost.
+            VerbFailed: The data differs from the data that the host sent.
+            Unavailable: The connection is lost.
         """
 
 
-#: Stores an image: takes its bytes in chunks of at most 1 MiB, and returns when the image service
-#: has all of them.
+#: Stores the data of an image, given in chunks of at most 1 MiB. Returns when the image service
+#: has stored all of it.
 ImageWriter = Callable[[Iterator[bytes]], None]
 
 #: Opens an image for reading: image id -> chunks of bytes, at most 1 MiB each.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent's part of the verbs: ``run`` carries out one command and journals its result.
+"""The agent's part of the verbs: ``run`` carries out one command and journals the result.
 
 ``carry_out`` calls the driver for each class of ``common.domain.verbs``. The worker threads of
 ``compute_agent.service`` and the tests call ``run``, which starts no thread. Every verb can be
@@ -74,14 +74,15 @@ from compute_agent.verb_context import (
 from compute_agent.virt.driver import Driver, VolumeMerge
 
 log = logging.getLogger(__name__)
-WAITS = "%s of server %s waits: %s"  #: in the log: no guest was started
+#: Log line for a command that has no result and that the conductor will repeat.
+WAITS = "%s of server %s waits: %s"
 FaultPoint = Callable[[str, str, str], None]
-#: Opens a guest's files at another host: (address of its transfer service, server, secret).
+#: Opens a guest's files at another host: (address of the transfer service, server, secret).
 PeerOpener = Callable[[str, str, str], Peer]
 
 
 def no_peer(address: str, server: str, secret: str) -> Peer:
-    """This host reaches no other."""
+    """Refuse to open a guest's files, on a host without a way to other hosts."""
     raise errors.Unavailable(
         "This host does not reach others; see [migration] of its configuration."
     )
@@ -89,7 +90,7 @@ def no_peer(address: str, server: str, secret: str) -> Peer:
 
 @dataclass(frozen=True)
 class Tools:
-    """What a verb works with."""
+    """The resources that a verb uses: the driver, images, the context, and files of other hosts."""
 
     driver: Driver
     read_image: ImageReader
@@ -103,7 +104,7 @@ CarryOut = Callable[[Tools, Command, Verb], Outcome]
 
 
 def carry_out(tools: Tools, command: Command, verb: Verb) -> Outcome:
-    """Call the driver.
+    """Call the method of the driver for this verb.
 
     Raises:
         VerbFailed: The verb failed definitely.
@@ -195,8 +196,8 @@ def carry_out(tools: Tools, command: Command, verb: Verb) -> Outcome:
             )
             return Destination(details=details)
         case LiveMigrate():
-            ended = driver.live_migrate(verb.guest, verb.to.details, verb.shared, context)
-            return from_wire(Migrated, ended)
+            figures = driver.live_migrate(verb.guest, verb.to.details, verb.shared, context)
+            return from_wire(Migrated, figures)
         case Arrived():
             return driver.finish_incoming(verb.guest, context)
         case _:
@@ -210,7 +211,7 @@ def _peer(tools: Tools, server: str, verb: Prepare | Receive) -> Peer | None:
 
 
 def nothing(verb: str, step: str, where: str) -> None:
-    """The fault point of ordinary operation."""
+    """Do nothing. Fault points of ordinary operation call this."""
 
 
 def run(
@@ -221,22 +222,22 @@ def run(
     fault_point: FaultPoint = nothing,
     carry_out: CarryOut = carry_out,
 ) -> Result | None:
-    """Carry out a command and journal its result.
+    """Carry out a command and journal the result.
 
     Returns:
         None if the command was cancelled or cannot be carried out now. Then nothing is reported,
-        and the conductor sends the command again if it is still wanted.
+        and the conductor sends the command again if it is still valid.
     """
     key = str(command.key)
     if verb.runs_once and journal.has_begun(key):
-        return _journalled(
-            journal, _ended(command, "unknown", error="It was begun before a crash.")
+        return _store_result(
+            journal, _build_result(command, "unknown", error="It was begun before a crash.")
         )
     if verb.runs_once or verb.migrates:
         journal.begin(key)
     fault_point(command.verb, command.key.label, "before")
     try:
-        result = _ended(command, "done", _data_of(carry_out(tools, command, verb)))
+        result = _build_result(command, "done", _data_of(carry_out(tools, command, verb)))
     except Cancelled:
         log.info("%s of server %s was cancelled by a later action", command.verb, command.server)
         return None
@@ -251,19 +252,21 @@ def run(
                 "%s of server %s did not succeed; it is tried again", command.verb, command.server
             )
             return None
-        result = _failed(command, problem)
+        result = _build_failure(command, problem)
     fault_point(command.verb, command.key.label, "after")
-    return _journalled(journal, result)
+    return _store_result(journal, result)
 
 
-def _failed(command: Command, problem: Exception) -> Result:
-    """What is told of a failure: the verb's own words, or for one that nobody foresaw only that
-    there was one."""
+def _build_failure(command: Command, problem: Exception) -> Result:
+    """Build the result of a failed verb and log the failure.
+
+    Unexpected exceptions are reported without details to the tenant.
+    """
     if isinstance(problem, VerbFailed):
         log.warning(
             "%s of server %s failed: %s %s", command.verb, command.server, problem, problem.details
         )
-        return _ended(
+        return _build_result(
             command,
             "failed",
             error=str(problem),
@@ -273,9 +276,11 @@ def _failed(command: Command, problem: Exception) -> Result:
         )
     if isinstance(problem, errors.Problem):
         log.warning("%s of server %s failed: %s", command.verb, command.server, problem)
-        return _ended(command, "failed", error=problem.text, details=str(problem.__cause__ or ""))
+        return _build_result(
+            command, "failed", error=problem.text, details=str(problem.__cause__ or "")
+        )
     log.error("%s of server %s failed unexpectedly", command.verb, command.server, exc_info=problem)
-    return _ended(
+    return _build_result(
         command,
         "failed",
         error="The host failed unexpectedly; its log says more.",
@@ -285,18 +290,17 @@ def _failed(command: Command, problem: Exception) -> Result:
 
 
 def _data_of(outcome: Outcome) -> JsonObject:
-    """Encode what a verb returned."""
     if isinstance(outcome, DomainState):
         return dict(to_wire(GuestState(power_state=outcome.power_state)))
     return {} if outcome is None else dict(to_wire(outcome))
 
 
-def aborted(journal: Journal, command: Command) -> Result:
-    """The result of a live migration that was aborted before it began."""
-    return _journalled(journal, _failed(command, MigrationAborted()))
+def abort_before_begin(journal: Journal, command: Command) -> Result:
+    """Journal and return the result of a live migration that was aborted before the begin."""
+    return _store_result(journal, _build_failure(command, MigrationAborted()))
 
 
-def _ended(
+def _build_result(
     command: Command,
     status: str,
     data: JsonObject | None = None,
@@ -318,6 +322,6 @@ def _ended(
     )
 
 
-def _journalled(journal: Journal, result: Result) -> Result:
+def _store_result(journal: Journal, result: Result) -> Result:
     journal.end(result)
     return result

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Consoles of guests: the sessions that the console service opens, and direct ports."""
+"""Consoles of guests: sessions of the console service, and direct ports for proxies."""

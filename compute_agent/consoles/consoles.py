@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Consoles of this host's guests for the console service: one listener, and a relay of opaque bytes
-for each session.
+"""Consoles of this host's guests for the console service.
 
-``Host.query`` offers a console: the guest's side is opened at once, and whoever brings the secret
-within ``OFFER_SECONDS`` gets it, once. ``service`` starts the listener. Without a secret nothing is
-read but its length, and nothing is answered. Must stay true: sockets block, so that who reads
-slowly slows the writer and nothing piles up here; a session ends when either side does; a serial
-port has one reader, so that the newest session takes it over.
+``HostQueries`` offers a console: the connection to the guest is opened at once, and one client with
+the secret may connect within ``OFFER_SECONDS``. One listener serves all consoles, and each session
+relays opaque bytes. Without a valid secret the listener reads at most ``SECRET_BYTES`` and sends no
+answer.
+
+Invariant: sockets block, so that a slow reader slows down the writer and no data accumulates here.
+
+Invariant: a session ends when either side closes. A serial port has one reader, and a newer session
+replaces the older one.
 """
 
 from __future__ import annotations
@@ -33,17 +36,23 @@ from compute_agent.virt.driver import SERIAL, SPICE, VNC
 
 log = logging.getLogger(__name__)
 KINDS = (VNC, SERIAL, SPICE)
-DIRECT = "spice-direct"  #: asked for like a kind; ``direct`` has them
-OFFER_SECONDS = 30.0  #: that an offer stands
-MAX_SESSIONS = 128  #: offered and open, in all
-MAX_UNPROVED = 32  #: connections that have not yet said their secret
-SECRET_TIMEOUT_SECONDS = 5.0  #: for saying it
-SECRET_BYTES = 43  #: of a secret
+#: The kind of a direct console in a query. ``DirectConsoles`` serves these.
+DIRECT = "spice-direct"
+#: Validity of an offer.
+OFFER_SECONDS = 30.0
+#: Limit of offered and open sessions together.
+MAX_SESSIONS = 128
+#: Limit of connections that have not sent their secret yet.
+MAX_UNPROVED = 32
+#: Time for a client to send the secret.
+SECRET_TIMEOUT_SECONDS = 5.0
+#: Length of a secret.
+SECRET_BYTES = 43
 
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """A console that was offered (``peer`` None) until the deadline, or is open."""
+    """A console that is open, or that was offered (``peer`` None) until the deadline."""
 
     server: str
     kind: str
@@ -53,8 +62,11 @@ class Session:
     peer: Side | None = None
 
     def end(self) -> None:
-        """Both sides see the end; the sockets are closed by the threads that read them, or here
-        when none does."""
+        """Shut down both connections.
+
+        The threads that read them close the sockets. If no thread reads yet, this method closes the
+        connection to the guest.
+        """
         for side in (self.guest, self.peer):
             if side is not None:
                 relay.shut(side)
@@ -63,9 +75,17 @@ class Session:
 
 
 class Consoles:
-    """``open_console(server, kind)`` is the driver's; ``host`` is the address to listen on; an
-    offer stands for ``seconds``; ``sessions`` are offered and open in all; with ``tls`` who
-    connects must prove itself; ``direct``: has those of the operator's own proxies. Thread-safe."""
+    """The listener for consoles, and the sessions. Thread-safe.
+
+    Args:
+        open_console: Opens a console, as ``Driver.console``.
+        host: Address to listen on.
+        seconds: Validity of an offer.
+        sessions: Limit of offered and open sessions together.
+        tls: Certificates for the listener, or None. With TLS each client must present a certificate
+            of the cloud's authority.
+        direct: Direct consoles for the operator's own proxies, or None.
+    """
 
     def __init__(
         self,
@@ -89,30 +109,34 @@ class Consoles:
         self._closed = threading.Event()
 
     def start(self) -> threading.Thread:
-        """Listen, in a thread of its own."""
+        """Start the thread that listens."""
         thread = threading.Thread(target=self._listen, name="consoles", daemon=True)
         thread.start()
         return thread
 
     def close(self) -> None:
-        """End all sessions."""
         self._closed.set()
-        relay.shut(self._listener)  # wakes who accepts
+        # Wakes the thread that accepts connections.
+        relay.shut(self._listener)
         self._listener.close()
         with self._lock:
-            ended, self._sessions = self._sessions, []
-        for session in ended:
+            sessions, self._sessions = self._sessions, []
+        for session in sessions:
             session.end()
         if self._direct is not None:
             self._direct.close()
 
     def offer(self, server: str, kind: str) -> JsonObject:
-        """Where the guest's console can be reached, and the secret that opens it once: host, port,
-        secret; of one for another's proxy host, port, tls_port.
+        """Offer a console, and return the address.
+
+        Returns:
+            host, port and the secret for one connection. For a direct console host, port and
+            tls_port.
 
         Raises:
-            BadRequest: there is no such kind. Conflict: the guest does not run. Unavailable: too
-            many are open.
+            BadRequest: This host does not offer consoles of this kind.
+            Conflict: The guest does not run, or has no such console.
+            Unavailable: Too many consoles are open.
         """
         if kind == DIRECT and self._direct is not None:
             return self._direct.offer(server)
@@ -133,24 +157,28 @@ class Consoles:
         return {"host": self._host, "port": self._port, "secret": session.secret}
 
     def _make_room(self, server: str, kind: str) -> None:
-        """End what nobody came for, and the session that has the serial port."""
+        """End expired offers, and any session of the same serial port.
+
+        Raises:
+            Unavailable: Too many consoles are open.
+        """
         with self._lock:
-            ended = [
+            sessions = [
                 session
                 for session in self._sessions
                 if (session.peer is None and session.deadline < time.monotonic())
                 or (kind == SERIAL == session.kind and session.server == server)
             ]
-            self._sessions = [session for session in self._sessions if session not in ended]
+            self._sessions = [session for session in self._sessions if session not in sessions]
             full = len(self._sessions) >= self._most
-        for session in ended:
+        for session in sessions:
             session.end()
         if full:
             raise errors.Unavailable(
                 "Too many consoles are open on this host; close some and try again."
             )
 
-    # --- the threads ---
+    # --- Threads ---
     def _listen(self) -> None:
         while not self._closed.is_set():
             try:
@@ -159,7 +187,8 @@ class Consoles:
                 self._expire()
                 continue
             except OSError as error:
-                if not self._closed.wait(0.1):  # out of descriptors, say: it passes
+                # For example, the process has no free file descriptor. This may be temporary.
+                if not self._closed.wait(0.1):
                     log.warning("no console connection could be accepted: %s", error)
                 continue
             number = self._unproved.add(peer, address)
@@ -170,21 +199,23 @@ class Consoles:
     def _expire(self) -> None:
         now = time.monotonic()
         with self._lock:
-            ended = [
+            sessions = [
                 session
                 for session in self._sessions
                 if session.peer is None and session.deadline < now
             ]
-            self._sessions = [session for session in self._sessions if session not in ended]
-        for session in ended:
+            self._sessions = [session for session in self._sessions if session not in sessions]
+        for session in sessions:
             session.end()
 
     def _open_session(self, peer: Side, number: int) -> None:
-        """The thread of a connection: the secret, then what the peer sends to the guest; a second
-        thread has the other direction."""
+        """Read the secret, then copy the client's bytes to the guest. Runs in a thread.
+
+        A second thread copies the bytes of the guest.
+        """
         try:
-            said = _read_secret(peer := self._secured(peer))
-            session = self._claimed(peer, said)
+            secret = _read_secret(peer := self._accept_tls(peer))
+            session = self._claim_session(peer, secret)
         except (OSError, ValueError) as problem:
             log.warning("the console service is not proved: %s", problem)
             session = None
@@ -200,46 +231,52 @@ class Consoles:
         peer.close()
         session.guest.close()
 
-    def _secured(self, peer: Side) -> Side:
-        """With TLS: once the other side has shown a certificate of our authority."""
+    def _accept_tls(self, peer: Side) -> Side:
+        """Complete the TLS handshake, which requires a certificate of the cloud's authority.
+
+        Without TLS the connection is returned unchanged.
+        """
         if self._tls is None or not isinstance(peer, socket.socket):
             return peer
         peer.settimeout(SECRET_TIMEOUT_SECONDS)
         return TlsSocket.proved(peer, self._tls.for_server())
 
-    def _claimed(self, peer: Side, said: bytes) -> Session | None:
-        """The session whose secret this is, taken."""
+    def _claim_session(self, peer: Side, secret: bytes) -> Session | None:
+        """Return the session with this secret and connect the client, or return None.
+
+        The session must not be expired or connected.
+        """
         now = time.monotonic()
         with self._lock:
-            # Every secret is compared, so that time tells nothing of where in the list one stands.
-            found = [
+            # Every secret is compared, so that the time reveals no position in the list.
+            sessions = [
                 session
                 for session in self._sessions
-                if hmac.compare_digest(session.secret.encode(), said)
+                if hmac.compare_digest(session.secret.encode(), secret)
             ]
             if (
                 self._closed.is_set()
-                or not found
-                or found[0].peer is not None
-                or found[0].deadline < now
+                or not sessions
+                or sessions[0].peer is not None
+                or sessions[0].deadline < now
             ):
                 return None
-            found[0].peer = peer
+            sessions[0].peer = peer
         relay.stay_alive(peer)
-        return found[0]
+        return sessions[0]
 
 
 def _read_secret(peer: Side) -> bytes:
-    """What it says first; too little when it does not say enough in time."""
-    said, deadline = b"", time.monotonic() + SECRET_TIMEOUT_SECONDS
+    """Return the first bytes of a client. There may be fewer than ``SECRET_BYTES`` in time."""
+    secret, deadline = b"", time.monotonic() + SECRET_TIMEOUT_SECONDS
     try:
-        while len(said) < SECRET_BYTES and (left := deadline - time.monotonic()) > 0:
+        while len(secret) < SECRET_BYTES and (left := deadline - time.monotonic()) > 0:
             peer.settimeout(left)
-            part = peer.recv(SECRET_BYTES - len(said))
+            part = peer.recv(SECRET_BYTES - len(secret))
             if not part:
                 break
-            said += part
+            secret += part
         peer.settimeout(None)
     except OSError as error:
         log.debug("a console connection ended before its secret: %s", error)
-    return said
+    return secret

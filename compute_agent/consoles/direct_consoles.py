@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SPICE consoles for proxies of the operator's own (spice-direct): a port of its own for each, good
-for the addresses of these proxies alone.
+"""SPICE consoles for the operator's own proxies (spice-direct).
 
-``Consoles.offer`` asks for one. Such a proxy speaks SPICE from its first byte, a connection for
-each channel, and shows no secret of ours: Nova's answer to it has no place for one. So who it is
-follows from its address, and a port is short-lived. Must stay true: a port is of one guest; it is
-closed once nobody has used it for ``OFFER_SECONDS``, or its guest cannot be reached; who comes from
-elsewhere is told nothing.
+Each console has a separate port, which accepts only the addresses of these proxies.
+``Consoles.offer`` requests a port. The proxy speaks SPICE from the first byte, with one connection
+for each channel, and sends no secret, because Nova's answer to the proxy has no field for a secret.
+So the address identifies the proxy, and ports are short-lived.
+
+Invariant: a port belongs to one guest. The port closes when unused for ``OFFER_SECONDS``, or when
+the guest cannot be reached. Connections from other addresses get no answer.
 """
 
 from __future__ import annotations
@@ -28,17 +29,26 @@ from compute_agent.verb_context import VerbFailed
 from compute_agent.virt.driver import SPICE
 
 log = logging.getLogger(__name__)
-OFFER_SECONDS = 30.0  #: that a port stays open while nobody is connected
-MAX_PORTS = 32  #: of a host
-MAX_CONNECTIONS = 16  #: of a port, at a time
+#: Time for which a port stays open without a connection.
+OFFER_SECONDS = 30.0
+#: Limit of ports of a host.
+MAX_PORTS = 32
+#: Limit of simultaneous connections of a port.
+MAX_CONNECTIONS = 16
 HANDSHAKE_SECONDS = 5.0
 OpenConsole = Callable[[str, str], socket.socket]
 
 
 class DirectConsoles:
-    """``open_console(server, kind)`` is the driver's; ``host`` is the address to listen on;
-    ``proxies`` are the addresses that may connect; with ``tls`` ports are proved and encrypted.
-    Thread-safe."""
+    """The open ports. Thread-safe.
+
+    Args:
+        open_console: Opens a console, as ``Driver.console``.
+        host: Address to listen on.
+        proxies: Addresses that may connect.
+        seconds: Time for which a port stays open without a connection.
+        tls: Certificates for the ports, or None for plain connections.
+    """
 
     def __init__(
         self,
@@ -55,12 +65,16 @@ class DirectConsoles:
         self._ports: list[_Port] = []
 
     def offer(self, server: str) -> JsonObject:
-        """Where the guest's SPICE is reached: host, port, tls_port. With TLS both ports are the
-        one, which speaks nothing else.
+        """Open a port for the guest's SPICE console, and return the address.
+
+        Returns:
+            host, port and tls_port. With TLS both ports are the same, and this port accepts TLS
+            only. Without TLS tls_port is None.
 
         Raises:
-            BadRequest: no proxy is known. Conflict: the guest does not run, or has no SPICE.
-            Unavailable: too many ports are open.
+            BadRequest: No proxy is configured.
+            Conflict: The guest does not run, or has no SPICE console.
+            Unavailable: Too many ports are open.
         """
         if not self._proxies:
             raise errors.BadRequest(
@@ -75,31 +89,31 @@ class DirectConsoles:
             self._ports = [port for port in self._ports if not port.is_closed]
             if len(self._ports) >= MAX_PORTS:
                 raise errors.Unavailable("Too many direct consoles are open on this host.")
-            made = _Port(
+            new_port = _Port(
                 lambda: self._open_console(server, SPICE),
                 self._host,
                 self._proxies,
                 self._seconds,
                 self._tls,
             )
-            self._ports.append(made)
-        made.start()
+            self._ports.append(new_port)
+        new_port.start()
         return {
             "host": self._host,
-            "port": made.number,
-            "tls_port": None if self._tls is None else made.number,
+            "port": new_port.number,
+            "tls_port": None if self._tls is None else new_port.number,
         }
 
     def close(self) -> None:
-        """Close all ports, and end what goes over them."""
+        """Close all ports and their connections."""
         with self._lock:
-            ended, self._ports = self._ports, []
-        for port in ended:
+            ports, self._ports = self._ports, []
+        for port in ports:
             port.close()
 
 
 class _Port:
-    """One that listens until it is closed."""
+    """A port of one guest, which listens until ``close``."""
 
     def __init__(
         self,
@@ -131,9 +145,10 @@ class _Port:
         threading.Thread(target=self._listen, name="direct-console", daemon=True).start()
 
     def close(self) -> None:
-        """End it, and the connections over it."""
+        """Close the port and all connections."""
         self._closed.set()
-        relay.shut(self._listener)  # wakes who accepts
+        # Wakes the thread that accepts connections.
+        relay.shut(self._listener)
         self._listener.close()
         with self._lock:
             peers = list(self._peers)
@@ -150,16 +165,17 @@ class _Port:
                     deadline = time.monotonic() + self._seconds
                 continue
             except OSError as error:
-                if not self._closed.wait(0.1):  # out of descriptors, say: it passes
+                # For example, the process has no free file descriptor. This may be temporary.
+                if not self._closed.wait(0.1):
                     log.warning("no direct console connection could be accepted: %s", error)
                 continue
             with self._lock:
-                is_let_in = (
+                is_accepted = (
                     _address(address) in self._proxies and len(self._peers) < MAX_CONNECTIONS
                 )
-                if is_let_in:
+                if is_accepted:
                     self._peers.append(peer)
-            if not is_let_in:
+            if not is_accepted:
                 log.warning("a direct console was refused to %s", address)
                 peer.close()
                 continue
@@ -169,7 +185,7 @@ class _Port:
         self.close()
 
     def _carry(self, plain: socket.socket) -> None:
-        """The thread of a connection: a channel of the guest's, until one side ends."""
+        """Relay one channel of the guest until one side ends. Runs in a thread."""
         peer: Side = plain
         try:
             if self._tls is not None:
@@ -191,7 +207,7 @@ class _Port:
 
 
 def _address(text: str) -> str:
-    """The same text for the same address; one of IPv4 as such."""
-    found = ipaddress.ip_address(text.partition("%")[0])
-    mapped = getattr(found, "ipv4_mapped", None)
-    return str(mapped or found)
+    """Normalize an IP address. IPv4 addresses mapped into IPv6 become IPv4 addresses."""
+    address = ipaddress.ip_address(text.partition("%")[0])
+    mapped = getattr(address, "ipv4_mapped", None)
+    return str(mapped or address)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes between a connection and a guest's console, both ways, until either side ends.
+"""Relay bytes between a connection and a guest's console until either side ends.
 
-Used by ``consoles`` and ``direct_consoles``. Must stay true: sockets block, so that who reads
-slowly slows the writer, and nothing piles up here.
+``consoles`` and ``direct_consoles`` use this.
+
+Invariant: sockets block, so that a slow reader slows down the writer and no data accumulates here.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ Side = socket.socket | TlsSocket
 
 
 def join(peer: Side, guest: socket.socket, name: str) -> None:
-    """Carry what the peer says on this thread, and what the guest says on one of this ``name``; at
-    the end both have ended, and are still to be closed."""
+    """Relay bytes in both directions until both sides have ended. The caller closes the sockets.
+
+    This thread copies from ``peer`` to ``guest``. A second thread called ``name`` copies from
+    ``guest`` to ``peer``.
+    """
     back = threading.Thread(target=_copy, args=(guest, peer), name=name, daemon=True)
     back.start()
     _copy(peer, guest)
@@ -28,7 +32,7 @@ def join(peer: Side, guest: socket.socket, name: str) -> None:
 
 
 def _copy(source: Side, target: Side) -> None:
-    """Until the source ends or the target does; then both do."""
+    """Copy bytes until the source ends or the target fails. Then shut down both."""
     try:
         while data := source.recv(CHUNK_BYTES):
             target.sendall(data)
@@ -39,7 +43,7 @@ def _copy(source: Side, target: Side) -> None:
 
 
 def shut(side: Side) -> None:
-    """Both directions of it end; it may have ended before."""
+    """Shut down both directions of a connection, which may have ended already."""
     try:
         side.shutdown(socket.SHUT_RDWR)
     except OSError:
@@ -47,8 +51,7 @@ def shut(side: Side) -> None:
 
 
 def stay_alive(peer: Side) -> None:
-    """Small messages go at once; a console service that vanished is noticed within a minute of
-    silence."""
+    """Send small messages at once, and detect a vanished peer after a minute of silence."""
     for level, option, value in (
         (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
         (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),

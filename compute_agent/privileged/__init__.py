@@ -1,3 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes with rights that the agent lacks (kilonova-bridges, kilonova-volumes), and their
-clients."""
+"""Processes with rights that the agent lacks, and their clients in the agent."""

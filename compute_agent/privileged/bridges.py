@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bridges of networks, where the network's agent leaves them to the compute service, as Neutron's
-Linux bridge agents do: made by a process that has this one right, for the agent, which has none.
+"""The helper that makes bridges of networks, and the client in the agent.
 
     python -m compute_agent.privileged.bridges  # kilonova-bridges.service; systemd opens the socket
 
-A bridge is asked for by its name, which is made of its network's id; nothing of another name is
-made. One that is there and up is left alone, whoever made it. One that is there and down is
-half made, by a helper that was killed or by the network's agent in the same moment: both take the
-same steps, so whoever comes second completes it. None is removed: the network's agent does that
-with the network, and its own devices may be in it. It imports nothing of ours, so that it is small.
+Like Neutron's Linux bridge agents, a network agent may leave bridges to the compute service. The
+agent may not make bridges, so this process with the one right does.
+
+A request is the name of a bridge, which is derived from the network's id. Other names are
+refused. A bridge that is up stays unchanged. A bridge that is down is half made: the helper was
+killed, or the network agent is making it now. Both take the same steps, so the helper completes the
+bridge. The helper deletes no bridge, because the network agent does so with the network, and may
+have devices in the bridge.
+
+This module imports no other part of the project, so that it stays small.
 """
 
 from __future__ import annotations
@@ -29,36 +33,41 @@ SOCKET = Path("/run/kilonova-bridges.socket")
 NAME = re.compile(r"brq[0-9a-f]{8}-[0-9a-f]{2}")
 DEVICES, IPV6 = Path("/sys/class/net"), Path("/proc/sys/net/ipv6/conf")
 IFF_UP = 1
-SYSTEMD_DESCRIPTOR = 3  # the first that systemd passes (sd_listen_fds)
-#: A caller says a name and closes its end; a step may wait for the kernel's lock of networks.
+#: The first descriptor that systemd passes (sd_listen_fds).
+SYSTEMD_DESCRIPTOR = 3
+#: Limits for a request (bytes, seconds), and for one step (seconds), which may wait for a lock of
+#: the kernel.
 MOST_BYTES, CALL_SECONDS, STEP_SECONDS = 64, 5.0, 20.0
 
 
 class NotMade(Exception):
-    """There is no bridge of that name; the text says why."""
+    """The bridge does not exist and was not made. The text contains the reason."""
 
 
 class BridgeHelper:
-    """The helper, as the agent sees it."""
+    """The agent's client of the helper."""
 
     def __init__(self, path: Path = SOCKET) -> None:
         self._path = path
 
     def ensure(self, names: Iterable[str]) -> None:
-        """The bridges of networks among ``names`` are there, where this host has a helper. One
-        that cannot be made is logged: whoever needs it fails for the want of it."""
+        """Make the bridges of networks among ``names``, if this host has a helper.
+
+        A failure is logged here. A guest that needs the bridge then fails to start.
+        """
         for name in sorted({name for name in names if NAME.fullmatch(name)}):
             try:
-                refusal = self._ask(name)
+                refusal = self._request(name)
             except FileNotFoundError:
-                return  # another makes bridges on this host
+                # Without a helper the network agent makes the bridges of this host.
+                return
             except OSError as error:
                 refusal = str(error)
             if refusal:
                 LOG.warning("kilonova-bridges did not make the bridge %s: %s", name, refusal)
 
-    def _ask(self, name: str) -> str:
-        """Why there is no bridge; empty when there is one."""
+    def _request(self, name: str) -> str:
+        """Request a bridge. Return the reason of a failure, or "" on success."""
         with socket.socket(socket.AF_UNIX) as helper:
             helper.settimeout(CALL_SECONDS + 2 * STEP_SECONDS)
             helper.connect(str(self._path))
@@ -68,7 +77,7 @@ class BridgeHelper:
 
 
 def serve(where: socket.socket) -> None:
-    """Answer one caller after the other, until the process ends."""
+    """Answer the callers one after the other until the process ends."""
     while True:
         caller, _ = where.accept()
         with caller, contextlib.suppress(OSError):
@@ -81,12 +90,16 @@ def serve(where: socket.socket) -> None:
 
 
 def make(name: str) -> None:
-    """Raises NotMade."""
+    """Make a bridge and set it up, unless it is up already.
+
+    Raises:
+        NotMade: The name is not that of a network's bridge, or a step failed.
+    """
     if not NAME.fullmatch(name):
         raise NotMade(f"{name!r} is no name of a network's bridge")
     device = DEVICES / name
     if not device.exists():
-        # As Neutron makes it: no spanning tree, and a port forwards as soon as it is up.
+        # As in Neutron: no spanning tree, and a port forwards packets as soon as it is up.
         refusal = _ip("link", "add", name, "type", "bridge", "stp_state", "0", "forward_delay", "0")
         if refusal and not device.exists():
             raise NotMade(f"the bridge {name} cannot be made: {refusal}")
@@ -94,17 +107,18 @@ def make(name: str) -> None:
         return
     if not (device / "bridge").is_dir():
         raise NotMade(f"{name} is there, and is no bridge; remove it: ip link delete {name}")
-    with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
-        # The host itself must not be reached on a tenant's network.
+    # The host itself must not be reachable on a tenant's network. A kernel without IPv6 lacks the
+    # file.
+    with contextlib.suppress(FileNotFoundError):
         (IPV6 / name / "disable_ipv6").write_text("1")
     if refusal := _ip("link", "set", name, "up"):
         raise NotMade(f"the bridge {name} does not come up: {refusal}")
 
 
 def _ip(*arguments: str) -> str:
-    """What iproute2 has against it; empty: it is done."""
+    """Run ip(8). Return the reason of a failure, or "" on success."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ["ip", *arguments],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -113,19 +127,23 @@ def _ip(*arguments: str) -> str:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
-    return (done.stderr.decode(errors="replace").strip() or "no reason") if done.returncode else ""
+    return (
+        (process.stderr.decode(errors="replace").strip() or "no reason")
+        if process.returncode
+        else ""
+    )
 
 
-def _read(by: socket.socket, most: int) -> bytes:
-    """All that the other end says, if it is not more than that."""
+def _read(connection: socket.socket, most: int) -> bytes:
+    """Read until the other side ends, up to about ``most`` bytes."""
     data = b""
-    while len(data) <= most and (piece := by.recv(most)):
+    while len(data) <= most and (piece := connection.recv(most)):
         data += piece
     return data
 
 
 def main() -> int:
-    """Serve on the socket that systemd gives."""
+    """Serve the socket that systemd passes."""
     logging.basicConfig(format="%(message)s", level=logging.INFO)
     if os.environ.get("LISTEN_PID") != str(os.getpid()):
         sys.exit("There is no socket: start it by kilonova-bridges.socket.")

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Volumes that the host's kernel reaches: connected by os-brick in a process that may do so, for
-the agent, which may not.
+"""The helper that connects volumes which the host's kernel reaches, and the client in the agent.
 
     python -m compute_agent.privileged.volume_helper  # kilonova-volumes.service; systemd opens the
     socket
 
-A question is one object of JSON, and so is the answer. Its verbs: ``host`` (who this host is to the
-volume service), ``connect`` and ``disconnect``. What is connected is found as ``DEVICES``/ID,
-whatever name the kernel gave it. Must stay true: of what the volume service says only the keys of
-``SHAPES`` pass, each made of the characters that it has, because os-brick makes arguments of root's
-programs and names of files from them. It imports nothing of ours.
+The helper runs os-brick with rights that the agent lacks. Request and response are one JSON object
+each. The verbs are ``host`` (connector properties of this host), ``connect`` and ``disconnect``. A
+connected volume is available at ``DEVICES``/ID, independent of the kernel's name.
+
+Invariant: of the volume service's data only the keys of ``SHAPES`` are passed on, and each value
+must match its pattern. Why: os-brick builds arguments of root's programs and file names from them.
+
+This module imports no other part of the project.
 """
 
 from __future__ import annotations
@@ -31,12 +33,15 @@ Question = Mapping[str, object]
 
 SOCKET = Path("/run/kilonova-volumes.socket")
 DEVICES, STATE = Path("/dev/kilonova"), Path("/run/kilonova-volumes")
-SYSTEMD_DESCRIPTOR = 3  # the first that systemd passes (sd_listen_fds)
-#: A caller says its question at once; os-brick may log in to several portals and wait for each.
+#: The first descriptor that systemd passes (sd_listen_fds).
+SYSTEMD_DESCRIPTOR = 3
+#: Limits: bytes of a message, seconds for a request, and seconds for a response. os-brick may log
+#: in to several portals and wait for each.
 MOST_BYTES, SAY_SECONDS, ANSWER_SECONDS = 64 << 10, 5.0, 300.0
 SCAN_ATTEMPTS = 5
 ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-#: What a target assigns by itself: NAA 3, behind the digit that says NAA; another's some day.
+#: Prefix of a name that a target assigned itself: the digit for NAA, and NAA type 3. Such a name
+#: is not unique worldwide.
 NO_WORLD_WIDE_NAME = "33"
 
 TARGET, PORTAL = (
@@ -45,7 +50,7 @@ TARGET, PORTAL = (
 )
 HOST, NUMBER, WWN = r"\w[\w.:-]{0,252}", r"\d{1,10}", r"[0-9A-Fa-f:]{16,23}"
 WORD, PASSWORD = r"[\w.:@/][\w.:@/-]{0,254}", r"[\x21-\x2c\x2e-\x7e][\x20-\x7e]{0,254}"
-#: Of each protocol: key -> what its value, or each of its values, looks like.
+#: Protocol -> key of the connection -> pattern of its value, or of each of its values.
 SHAPES: Mapping[str, Mapping[str, str]] = {
     "iscsi": {
         "target_portal": PORTAL,
@@ -91,36 +96,46 @@ SHAPES: Mapping[str, Mapping[str, str]] = {
 
 
 class NotDone(Exception):
-    """The helper did not do it; the text says why."""
+    """The helper refused or failed. The text contains the reason."""
 
 
-# --- the agent's side ---
+# --- The agent's side ---
 class VolumeHelper:
-    """The helper, as the agent sees it."""
+    """The agent's client of the helper."""
 
     def __init__(self, path: Path = SOCKET) -> None:
         self._path = path
 
     def ask(self, question: Question) -> dict[str, object]:
-        """Its answer. Raises NotDone: it refuses or fails; OSError: it is not there."""
+        """Send a request to the helper and return the response.
+
+        Raises:
+            NotDone: The helper refuses, fails, or ends before the response is complete.
+            OSError: The helper cannot be reached, or is silent for ``ANSWER_SECONDS``.
+        """
         with socket.socket(socket.AF_UNIX) as helper:
             helper.settimeout(ANSWER_SECONDS)
             helper.connect(str(self._path))
             helper.sendall(json.dumps(dict(question)).encode())
             helper.shutdown(socket.SHUT_WR)
             try:
-                found = dict(json.loads(_read(helper)))
+                response = dict(json.loads(_read(helper)))
             except ValueError as problem:
                 raise NotDone("it ended before it answered") from problem
-        if "error" in found:
-            raise NotDone(str(found["error"]))
-        return found
+        if "error" in response:
+            raise NotDone(str(response["error"]))
+        return response
 
 
-# --- the helper's side ---
+# --- The helper's side ---
 class Brick:
-    """os-brick in this process. ``execute``: in place of its own way to run programs; ``devices``:
-    where volumes are found; ``state``: what is kept of them until they are let go."""
+    """os-brick in this process.
+
+    Args:
+        devices: Folder for the links to connected volumes.
+        state: Folder for the device info of each volume until ``disconnect``.
+        execute: Replaces os-brick's function that runs programs, in tests.
+    """
 
     def __init__(
         self,
@@ -132,7 +147,7 @@ class Brick:
         from os_brick.initiator import connector
         from oslo_config import cfg
 
-        # What os-brick would have another process do, this one does: that is what it is for.
+        # os-brick must not delegate work to a privileged process, because this process is one.
         for context in (privileged.default, privileged.brick_privsep_hide_output):
             context.set_client_mode(False)
         cfg.CONF.set_override("lock_path", str(state), "os_brick")
@@ -142,15 +157,19 @@ class Brick:
         self._lock = threading.Lock()
 
     def answer(self, question: Question) -> dict[str, object]:
-        """Raises NotDone."""
+        """Carry out a request and return the response.
+
+        Raises:
+            NotDone: The request is invalid, or os-brick failed. The text contains no password.
+        """
         verb = question.get("verb")
         try:
             if verb == "host":
                 return self._host(question)
             if verb not in ("connect", "disconnect"):
                 raise NotDone(f"there is no verb {verb!s:.20}")
-            volume, protocol, data = understood(question)
-            with self._of(volume):
+            volume, protocol, data = parse_request(question)
+            with self._lock_of(volume):
                 if verb == "connect":
                     return self._connect(volume, protocol, data, question)
                 self._disconnect(volume, protocol, data, question)
@@ -158,16 +177,16 @@ class Brick:
         except NotDone:
             raise
         except Exception as problem:  # noqa: BLE001 - os-brick's, its libraries', the kernel's
-            said = f"{type(problem).__name__}: {problem}"
-            raise NotDone(without_passwords(said, question)[:1000]) from None
+            text = f"{type(problem).__name__}: {problem}"
+            raise NotDone(without_passwords(text, question)[:1000]) from None
 
-    def _of(self, volume: str) -> threading.Lock:
+    def _lock_of(self, volume: str) -> threading.Lock:
         with self._lock:
             return self._locks.setdefault(volume, threading.Lock())
 
     def _host(self, question: Question) -> dict[str, object]:
         multipath = question.get("multipath") is True
-        found = self._library.get_connector_properties(
+        properties = self._library.get_connector_properties(
             None,
             str(question.get("ip") or ""),
             multipath,
@@ -175,7 +194,7 @@ class Brick:
             host=str(question.get("host") or ""),
             execute=self._execute,
         )
-        return {name: value for name, value in dict(found).items() if value is not None}
+        return {name: value for name, value in dict(properties).items() if value is not None}
 
     def _connector(self, protocol: str, question: Question) -> Any:  # noqa: ANN401 - os-brick declares no types
         more = {"execute": self._execute} if self._execute is not None else {}
@@ -191,14 +210,16 @@ class Brick:
         self, volume: str, protocol: str, data: dict[str, object], question: Question
     ) -> dict[str, object]:
         connector = self._connector(protocol, question)
-        self._keep(volume, self._kept(volume))  # so that what is half connected is let go of
+        # A file exists from here on, so that ``disconnect`` also cleans up a half made connection.
+        self._write_info(volume, self._read_info(volume))
         info = dict(connector.connect_volume(dict(data)))
         path = os.fsdecode(info["path"])
         info["path"] = path
-        self._keep(volume, info)
+        self._write_info(volume, info)
         size = _size(path)
         if size < int(str(question.get("at_least") or 0)):
-            connector.extend_volume(dict(data))  # it has grown since this host connected it
+            # The volume has grown since the first connect.
+            connector.extend_volume(dict(data))
             size = _size(path)
         self._link(volume, os.path.realpath(path))
         return {"size_bytes": size, "serial": _serial(info)}
@@ -206,10 +227,11 @@ class Brick:
     def _disconnect(
         self, volume: str, protocol: str, data: dict[str, object], question: Question
     ) -> None:
-        info = self._kept(volume)
+        info = self._read_info(volume)
         if info is None:
             return
-        # No cache of this host is between QEMU and the device: nothing is lost with a failed flush.
+        # ``force`` ignores a failed flush. No data is lost, because QEMU writes to the device
+        # without a cache of this host.
         self._connector(protocol, question).disconnect_volume(dict(data), info, force=True)
         (self._devices / volume).unlink(missing_ok=True)
         self._file(volume).unlink(missing_ok=True)
@@ -221,45 +243,49 @@ class Brick:
         part.symlink_to(path)
         part.replace(self._devices / volume)
 
-    # --- what is kept ---
+    # --- Device info of connected volumes ---
     def _file(self, volume: str) -> Path:
         return self._state / f"{volume}.json"
 
-    def _kept(self, volume: str) -> dict[str, Any] | None:
+    def _read_info(self, volume: str) -> dict[str, Any] | None:
         try:
             return dict(json.loads(self._file(volume).read_text()))
         except FileNotFoundError:
             return None
 
-    def _keep(self, volume: str, info: Mapping[str, Any] | None) -> None:
+    def _write_info(self, volume: str, info: Mapping[str, Any] | None) -> None:
         part = self._file(volume).with_suffix(".part")
         part.write_text(json.dumps(dict(info or {})))
         part.replace(self._file(volume))
 
 
-def understood(question: Question) -> tuple[str, str, dict[str, object]]:
-    """Volume, protocol, and what may be used of the data. Raises NotDone."""
+def parse_request(question: Question) -> tuple[str, str, dict[str, object]]:
+    """Return volume, protocol, and the permitted part of the connection's data.
+
+    Raises:
+        NotDone: The request is invalid.
+    """
     volume, protocol, data = (question.get(name) for name in ("volume", "protocol", "data"))
     if not isinstance(volume, str) or not ID.fullmatch(volume):
         raise NotDone("the volume's id is not a UUID")
     shapes = SHAPES.get(str(protocol))
     if shapes is None or not isinstance(data, Mapping):
         raise NotDone(f"volumes are not reached by {protocol!s:.40} here")
-    used: dict[str, object] = {}
+    permitted_data: dict[str, object] = {}
     for name, shape in shapes.items():
         value = data.get(name)
         if value is None:
             continue
         if not all(re.fullmatch(shape, text, re.ASCII) for text in _texts(value)):
             raise NotDone(f"{name} is not what it is in {protocol}")
-        used[name] = value
-    if not used:
+        permitted_data[name] = value
+    if not permitted_data:
         raise NotDone("the connection names nothing")
-    return volume, str(protocol), used
+    return volume, str(protocol), permitted_data
 
 
 def without_passwords(text: str, question: Question) -> str:
-    """What a failure says, without what the question holds in confidence."""
+    """Replace the passwords of the request's data in a text by ``***``."""
     data = question.get("data")
     for name, value in data.items() if isinstance(data, Mapping) else ():
         if name.endswith("password") and value:
@@ -268,7 +294,7 @@ def without_passwords(text: str, question: Question) -> str:
 
 
 def _texts(value: object) -> list[str]:
-    """All that a value holds, as text; keys of objects too."""
+    """Return all texts in a value, including the keys of objects."""
     if isinstance(value, Mapping):
         return [text for pair in value.items() for part in pair for text in _texts(part)]
     if isinstance(value, list):
@@ -282,17 +308,17 @@ def _size(path: str) -> int:
 
 
 def _serial(info: Mapping[str, Any]) -> str:
-    """The device's world-wide name; "" when it has none."""
-    found = str(info.get("scsi_wwn") or "")
-    if not found:
+    """Return the device's worldwide name, or "" without one."""
+    serial = str(info.get("scsi_wwn") or "")
+    if not serial:
         name = os.path.basename(os.path.realpath(str(info["path"])))
         with contextlib.suppress(OSError):
-            found = Path("/sys/class/block", name, "wwid").read_text().strip()
-    return "" if found.startswith(NO_WORLD_WIDE_NAME) else found
+            serial = Path("/sys/class/block", name, "wwid").read_text().strip()
+    return "" if serial.startswith(NO_WORLD_WIDE_NAME) else serial
 
 
 def serve(where: socket.socket, brick: Brick) -> None:
-    """Answer callers, each by a thread, until the process ends."""
+    """Answer each caller in its own thread until the process ends."""
     while True:
         caller, _ = where.accept()
         threading.Thread(target=_serve_one, args=(caller, brick), daemon=True).start()
@@ -303,23 +329,23 @@ def _serve_one(caller: socket.socket, brick: Brick) -> None:
         caller.settimeout(SAY_SECONDS)
         try:
             question = json.loads(_read(caller))
-            found = brick.answer(question if isinstance(question, dict) else {})
+            response = brick.answer(question if isinstance(question, dict) else {})
         except (NotDone, ValueError) as problem:
             LOG.warning("%s", problem)
-            found = {"error": str(problem)}
-        caller.sendall(json.dumps(found).encode())
+            response = {"error": str(problem)}
+        caller.sendall(json.dumps(response).encode())
 
 
-def _read(by: socket.socket) -> bytes:
-    """All that the other end says, if it is not too much."""
+def _read(connection: socket.socket) -> bytes:
+    """Read until the other side ends, up to about ``MOST_BYTES``."""
     data = b""
-    while len(data) <= MOST_BYTES and (piece := by.recv(MOST_BYTES)):
+    while len(data) <= MOST_BYTES and (piece := connection.recv(MOST_BYTES)):
         data += piece
     return data
 
 
 def main() -> int:
-    """Serve on the socket that systemd gives."""
+    """Serve the socket that systemd passes."""
     logging.basicConfig(format="%(message)s", level=logging.INFO)
     if os.environ.get("LISTEN_PID") != str(os.getpid()):
         sys.exit("There is no socket: start it by kilonova-volumes.socket.")

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Has things done to files by helper processes that may do nothing else.
+"""Run functions and programs on files in locked-down helper processes.
 
-Called by ``virt.libvirt.qemu_img`` and ``virt.libvirt.inspection``. One fork server a process,
-started when it is first needed and again when it is gone. Helpers run as a user of their own where
-the process may give them one; a file that only its owner may open is that user's while a helper
-works on it. Must stay true: a helper does not outlive whoever asked; a helper that ends badly is a
-definite answer.
+``virt.libvirt.disks`` uses this. Each process has one fork server, which starts on the first
+request, and again after a crash. Helpers run as a separate user if this process may change users. A
+file that only its owner may open belongs to that user while a helper works on it.
+
+Invariant: a helper ends when the requester leaves. A helper that crashes is a definite result.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from compute_agent.sandbox.lockdown import HelperLimits
 from compute_agent.verb_context import Cancelled, VerbContext
 
 log = logging.getLogger(__name__)
-#: Whose functions helpers run.
+#: Modules with the functions that helpers run.
 MODULES = ("compute_agent.virt.libvirt.disks.inspector",)
-#: Of what a helper says, the end is kept.
+#: Size of the end of a helper's output that is kept.
 MAX_OUTPUT_BYTES = 64 << 10
 LOOK_SECONDS = 0.5
-#: CAP_CHOWN, CAP_KILL, CAP_SETGID, CAP_SETUID: what it takes to give helpers a user of their own.
+#: CAP_CHOWN, CAP_KILL, CAP_SETGID and CAP_SETUID, which running helpers as another user requires.
 NEEDED_CAPABILITIES = 1 << 0 | 1 << 5 | 1 << 6 | 1 << 7
-#: What helpers learn of this process's environment.
+#: Variables of this process's environment that helpers get.
 ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH")
-#: Users for helpers, the first that there is.
+#: Users for helpers. The first existing user is taken.
 USERS = ("kilonova-images", "nobody")
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from compute_agent.sandbox import server; "
@@ -53,9 +53,13 @@ _START = (
 
 @dataclass(frozen=True, slots=True)
 class SandboxSettings:
-    """user: whose rights helpers have; "": the first of ``USERS`` that there is. memory: their
-    address space in bytes.
-    cpu: seconds of processor time for what is quick."""
+    """Settings for all helpers.
+
+    Attributes:
+        user: The user as whom helpers run. "" means the first existing user of ``USERS``.
+        memory: Limit of the address space in bytes.
+        cpu: Seconds of processor time for quick functions.
+    """
 
     user: str = ""
     memory: int = 1 << 30
@@ -64,9 +68,15 @@ class SandboxSettings:
 
 @dataclass(frozen=True, slots=True)
 class HelperResult:
-    """status: 0 when all is well, negative: the signal. why: "time" when it took too long, "lost"
-    when nobody knows.
-    cpu: seconds used, memory: bytes at most."""
+    """The end of a helper.
+
+    Attributes:
+        status: Exit status. 0 means success. Negative values are signals.
+        why: "time" if the helper took too long, "lost" if the end is unknown, else "".
+        output: The end of the output.
+        cpu: Seconds of processor time used.
+        memory: Maximum of memory used, in bytes.
+    """
 
     status: int
     why: str
@@ -76,24 +86,31 @@ class HelperResult:
 
     @property
     def reason(self) -> str:
-        """For operators: how it ended, and what it said."""
-        how = "took too long" if self.why == "time" else f"ended with {self.status}"
-        return f"{how}: {self.output[-1000:].decode(errors='replace').strip()}".removesuffix(": ")
+        """The outcome and the end of the output, as a text for operators."""
+        outcome = "took too long" if self.why == "time" else f"ended with {self.status}"
+        return f"{outcome}: {self.output[-1000:].decode(errors='replace').strip()}".removesuffix(
+            ": "
+        )
 
 
 class Helpers:
-    """Starts helpers. Thread-safe."""
+    """The helpers of this process, with their fork server. Thread-safe."""
 
     def __init__(self, settings: SandboxSettings) -> None:
         self.settings = settings
         self._lock = threading.Lock()
         self._server: subprocess.Popen[bytes] | None = None
         self._orders: socket.socket | None = None
-        self.user = _chosen(settings.user)
+        self.user = _choose_user(settings.user)
 
     def limits(self, *, cpu: int = 0, seconds: float = 120, file: int = 0) -> HelperLimits:
-        """Those of a helper: ``cpu`` seconds of processor time beside what is configured,
-        ``seconds`` in all."""
+        """Return the limits for a helper.
+
+        Args:
+            cpu: Seconds of processor time in addition to the configured ones.
+            seconds: Limit of the total time.
+            file: Limit in bytes of each file that the helper writes.
+        """
         return HelperLimits(self.settings.memory, self.settings.cpu + cpu, seconds, file)
 
     def call(
@@ -104,8 +121,15 @@ class Helpers:
         context: VerbContext | None = None,
         **arguments: object,
     ) -> HelperResult:
-        """Have a function of ours, ``module:name``, called with these open files; its answer is
-        JSON in the output. Raises Cancelled, OSError."""
+        """Call a function ``module:name`` with these open files in a helper.
+
+        Returns:
+            The result. The output is the function's return value as JSON.
+
+        Raises:
+            Cancelled: The verb was cancelled.
+            OSError: The fork server cannot be started.
+        """
         return self._do(
             {"call": function, "program": None, "arguments": arguments},
             files,
@@ -122,29 +146,43 @@ class Helpers:
         context: VerbContext | None = None,
         on_output: Callable[[bytes], None] | None = None,
     ) -> HelperResult:
-        """Run a program on files, which it finds as ``name(0)``, ``name(1)`` …; True: it may write
-        into that one.
-        ``on_output`` is told what the program says. Raises Cancelled, OSError."""
+        """Run a program on files in a helper.
+
+        Args:
+            program: Path and arguments. The arguments name the files as ``name(0)``, ``name(1)``
+                and so on.
+            files: Path -> True if the program may write to the file.
+            limits: Limits of the helper.
+            context: Context of the verb, whose cancellation ends the helper.
+            on_output: Called with each piece of the output.
+
+        Raises:
+            Cancelled: The verb was cancelled.
+            OSError: A file cannot be opened, or the fork server cannot be started.
+        """
         order = {"call": "", "program": list(program), "arguments": {}}
-        with contextlib.ExitStack() as opened:
-            lent = [opened.enter_context(_opened(path, write)) for path, write in files.items()]
+        with contextlib.ExitStack() as stack:
+            descriptors = [
+                stack.enter_context(_open_file(path, write)) for path, write in files.items()
+            ]
             user = self.user
-            lending = opened.enter_context(contextlib.ExitStack())
+            ownership = stack.enter_context(contextlib.ExitStack())
             if user is not None and not all(
-                lending.enter_context(_chowned(file, user[0])) for file in lent
+                ownership.enter_context(_lend_file(file, user[0])) for file in descriptors
             ):
                 log.warning(
                     "files of %s cannot change hands, so %s runs as this process's user",
                     next(iter(files)).parent,
                     program[0],
                 )
-                lending.close()
+                ownership.close()
                 user = None
             if user is None:
-                # It is ours without our capabilities: another's file is closed to it.
-                for file in lent:
-                    lending.enter_context(_chowned(file, os.geteuid()))
-            return self._do(order, lent, user, limits, context, on_output)
+                # The helper runs as this process's user without capabilities, and could not open
+                # files of other users.
+                for file in descriptors:
+                    ownership.enter_context(_lend_file(file, os.geteuid()))
+            return self._do(order, descriptors, user, limits, context, on_output)
 
     def _do(
         self,
@@ -155,13 +193,16 @@ class Helpers:
         context: VerbContext | None,
         on_output: Callable[[bytes], None] | None = None,
     ) -> HelperResult:
-        """What is asked for can be done twice: once more where whoever should have told how it
-        ended was killed."""
+        """Run a request, and repeat it once if the end is unknown.
+
+        The end is unknown if the process that watches the helper was killed. Every request can be
+        repeated.
+        """
         for _ in range(2):
-            ended = self._try(order, files, user, limits, context, on_output)
-            if ended.why != "lost":
+            result = self._try(order, files, user, limits, context, on_output)
+            if result.why != "lost":
                 break
-        return ended
+        return result
 
     def _try(
         self,
@@ -186,15 +227,16 @@ class Helpers:
             return _follow(ours, output.fileno(), context, on_output)
 
     def _send(self, order: JsonObject, files: list[int]) -> None:
-        said = json.dumps(order).encode()
+        message = json.dumps(order).encode()
         with self._lock:
             for _ in range(2):
                 orders = self._orders or self._start()
                 try:
-                    socket.send_fds(orders, [said], files)
+                    socket.send_fds(orders, [message], files)
                     return
                 except (BrokenPipeError, ConnectionResetError):
-                    self._end()  # it was killed
+                    # The fork server was killed. The next attempt starts another.
+                    self._end()
         raise OSError(
             errno.EPIPE, "the fork server of helpers ends as soon as it is started; see this log"
         )
@@ -228,13 +270,17 @@ class Helpers:
         self._orders = self._server = None
 
     def close(self) -> None:
-        """End the fork server; helpers at work end by themselves."""
+        """End the fork server. Running helpers end by themselves."""
         with self._lock:
             self._end()
 
 
 def name(number: int) -> str:
-    """The path at which a program finds its file of this number."""
+    """Return the path at which a program run by ``Helpers.execute`` opens one of its files.
+
+    Args:
+        number: Position of the file in the argument ``files``, counted from 0.
+    """
     return f"/dev/fd/{3 + number}"
 
 
@@ -244,8 +290,11 @@ def _follow(
     context: VerbContext | None,
     on_output: Callable[[bytes], None] | None,
 ) -> HelperResult:
-    """Until it has ended; whoever leaves before closes ``requester``, by which the helper ends."""
-    said, waiting = bytearray(), {requester.fileno(), output}
+    """Collect the output of a helper until the helper has ended.
+
+    If this function raises, the caller closes ``requester``, and the helper ends.
+    """
+    collected, waiting = bytearray(), {requester.fileno(), output}
     report: JsonObject = {"status": -1, "why": "lost", "cpu": 0.0, "memory": 0}
     while waiting:
         if context is not None and context.cancelled():
@@ -253,7 +302,7 @@ def _follow(
         ready, _, _ = select.select(list(waiting), [], [], LOOK_SECONDS)
         if output in ready:
             piece = os.read(output, 1 << 16)
-            said = (said + piece)[-MAX_OUTPUT_BYTES:]
+            collected = (collected + piece)[-MAX_OUTPUT_BYTES:]
             if not piece:
                 waiting.discard(output)
             elif on_output is not None:
@@ -261,11 +310,11 @@ def _follow(
         if requester.fileno() in ready:
             report = json.loads(requester.recv(4096) or json.dumps(report))
             waiting.discard(requester.fileno())
-    return HelperResult(output=bytes(said), **report)
+    return HelperResult(output=bytes(collected), **report)
 
 
 @contextlib.contextmanager
-def _opened(path: Path, write: bool) -> Iterator[int]:
+def _open_file(path: Path, write: bool) -> Iterator[int]:
     file = os.open(path, (os.O_RDWR if write else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         yield file
@@ -274,20 +323,25 @@ def _opened(path: Path, write: bool) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def _chowned(file: int, user: int) -> Iterator[bool]:
-    """The file, which a program opens by another name, is this user's meanwhile, unless all may
-    read it and nobody writes. False: it cannot be."""
-    about = os.fstat(file)
+def _lend_file(file: int, user: int) -> Iterator[bool]:
+    """Give a file to ``user`` during the block, so that a program can open it by name.
+
+    A file that all may read and that is opened for reading stays as it is.
+
+    Yields:
+        False if this process may not change the owner.
+    """
+    status = os.fstat(file)
     if (
         fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
-        and about.st_mode & stat.S_IROTH
+        and status.st_mode & stat.S_IROTH
     ):
         yield True
         return
-    # it may be lent since an agent died
-    owner = about.st_uid if about.st_uid != user else os.geteuid()
+    # A file that still belongs to the helper's user was lent by an agent that was killed.
+    owner = status.st_uid if status.st_uid != user else os.geteuid()
     try:
-        if about.st_uid != user:
+        if status.st_uid != user:
             os.fchown(file, user, -1)
     except PermissionError:
         yield False
@@ -299,10 +353,16 @@ def _chowned(file: int, user: int) -> Iterator[bool]:
             os.fchown(file, owner, -1)
 
 
-def _chosen(user: str) -> tuple[int, int] | None:
-    """(user, group) for helpers; None when they stay who this process is. Raises ValueError."""
-    found = next((one for one in map(_known, [user] if user else USERS) if one), None)
-    if found is None:
+def _choose_user(user: str) -> tuple[int, int] | None:
+    """Return (user id, group id) for helpers, or None if they run as this process's user.
+
+    Raises:
+        ValueError: The user does not exist.
+    """
+    entry = next(
+        (candidate for candidate in map(_find_user, [user] if user else USERS) if candidate), None
+    )
+    if entry is None:
         raise ValueError(f"there is no user {user or ' or '.join(USERS)}")
     if _capabilities() & NEEDED_CAPABILITIES != NEEDED_CAPABILITIES:
         log.warning(
@@ -313,10 +373,10 @@ def _chosen(user: str) -> tuple[int, int] | None:
             else "; this kernel has no Landlock, which would keep them from the files of that user",
         )
         return None
-    return found.pw_uid, found.pw_gid
+    return entry.pw_uid, entry.pw_gid
 
 
-def _known(user: str) -> pwd.struct_passwd | None:
+def _find_user(user: str) -> pwd.struct_passwd | None:
     try:
         return pwd.getpwnam(user)
     except KeyError:
@@ -333,17 +393,21 @@ _lock = threading.Lock()
 
 
 def configure(settings: SandboxSettings) -> None:
-    """What helpers of this process are allowed from now on. Raises ValueError."""
+    """Set the settings for the helpers of this process, and end the previous fork server.
+
+    Raises:
+        ValueError: The configured user does not exist.
+    """
     global _helpers
-    made = Helpers(settings)
+    new_helpers = Helpers(settings)
     with _lock:
         if _helpers is not None:
             _helpers.close()
-        _helpers = made
+        _helpers = new_helpers
 
 
 def helpers() -> Helpers:
-    """Those of this process."""
+    """Return the helpers of this process, with default settings before ``configure``."""
     global _helpers
     with _lock:
         if _helpers is None:
@@ -352,7 +416,11 @@ def helpers() -> Helpers:
 
 
 def take_back(path: Path) -> None:
-    """A file that a process which died had lent is ours again. Raises OSError."""
+    """Make this process's user the owner of a file again that a killed agent had lent.
+
+    Raises:
+        OSError: The file does not exist, or its owner cannot be changed.
+    """
     user = helpers().user
     if user is not None and path.stat().st_uid == user[0]:
         os.chown(path, os.geteuid(), -1)

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel's Landlock: from here on a process opens the files that were named, whoever it is, and
-no others.
+"""Confine a process to named files with the kernel's Landlock.
 
-Called by ``sandbox.lockdown`` for helpers that run a program, in the process itself. It takes no
-right, and is all that keeps a program that runs as the agent's own user from the agent's files.
-Kernels without it: ``version`` is 0.
+``sandbox.lockdown`` calls this in helpers that run a program. Landlock needs no privilege. For a
+program that runs as the agent's own user, it is the only protection of the agent's files. On a
+kernel without Landlock ``version`` returns 0, and nothing is confined.
 """
 
 from __future__ import annotations
@@ -16,13 +15,14 @@ import os
 from collections.abc import Iterable
 from contextlib import suppress
 
-CREATE, ADD, RESTRICT = 444, 445, 446  #: system calls, by the same numbers on all processors
+#: Numbers of the system calls, which are the same on all processors.
+CREATE, ADD, RESTRICT = 444, 445, 446
 VERSION, PATH_BENEATH = 1, 1
 EXECUTE, WRITE, READ, READ_DIR, TRUNCATE = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 14
-#: What each version of Landlock knows to forbid of files: the newest that is not newer than the
-#: kernel's counts.
+#: Version of Landlock -> the accesses to files that it can forbid. The newest version that the
+#: kernel supports counts.
 KNOWN = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1}
-#: Where programs and their libraries are, and devices that any program may want.
+#: Places of programs and libraries, and devices that any program may open.
 PROGRAMS = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/proc/self")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 
@@ -34,18 +34,24 @@ class _Beneath(ctypes.Structure):
 
 @functools.cache
 def version() -> int:
-    """Of this kernel; 0: it has none, or does not let us use it."""
+    """Return the kernel's version of Landlock, or 0 if it is missing or disabled."""
     return max(0, int(_libc().syscall(CREATE, None, ctypes.c_size_t(0), VERSION)))
 
 
 def confine(program: str, files: Iterable[int]) -> None:
-    """Nothing else can be opened but the program with its libraries, and these files as far as they
-    are open. Needs no_new_privs. Raises OSError."""
+    """Allow this process to open only the program, libraries, and these files.
+
+    Files that are open for reading only cannot be opened for writing. The process must have
+    no_new_privs set.
+
+    Raises:
+        OSError: The kernel refuses the rules.
+    """
     if not version():
         return
     handled = KNOWN[min(version(), max(KNOWN))]
     attribute = ctypes.c_uint64(handled)
-    rules = _checked(_libc().syscall(CREATE, ctypes.byref(attribute), ctypes.c_size_t(8), 0))
+    rules = _check(_libc().syscall(CREATE, ctypes.byref(attribute), ctypes.c_size_t(8), 0))
     for path in (program, *PROGRAMS):
         _allow(rules, path, handled & (EXECUTE | READ | READ_DIR))
     for path in DEVICES:
@@ -53,12 +59,12 @@ def confine(program: str, files: Iterable[int]) -> None:
     for file in files:
         writes = fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
         _add(rules, file, handled & (READ | (WRITE | TRUNCATE if writes else 0)))
-    _checked(_libc().syscall(RESTRICT, rules, 0))
+    _check(_libc().syscall(RESTRICT, rules, 0))
     os.close(rules)
 
 
 def _allow(rules: int, path: str, access: int) -> None:
-    """What is not there need not be allowed."""
+    """Allow access to a path. A missing path is ignored."""
     with suppress(FileNotFoundError):
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
         try:
@@ -69,10 +75,10 @@ def _allow(rules: int, path: str, access: int) -> None:
 
 def _add(rules: int, place: int, access: int) -> None:
     beneath = _Beneath(access, place)
-    _checked(_libc().syscall(ADD, rules, PATH_BENEATH, ctypes.byref(beneath), 0))
+    _check(_libc().syscall(ADD, rules, PATH_BENEATH, ctypes.byref(beneath), 0))
 
 
-def _checked(answer: int) -> int:
+def _check(answer: int) -> int:
     if answer < 0:
         raise OSError(ctypes.get_errno(), f"Landlock: {os.strerror(ctypes.get_errno())}")
     return answer

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a helper process gives up before it reads the first byte: rights, system calls, memory,
-time.
+"""Remove the rights of a helper process before it reads a byte: system calls, memory, time, files.
 
-Called by ``sandbox.server`` in the process itself. None of it needs a right that a plain user lacks
-but for the change of user. Must stay true: a step that fails ends the process; nothing here is left
-out in silence.
+``sandbox.server`` calls this in the helper. Only the change of user needs a privilege.
+
+Invariant: a step that fails ends the process. No step is skipped silently, except Landlock on a
+kernel without it.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from dataclasses import dataclass
 from compute_agent.sandbox import landlock
 
 PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 1, 38, 47, 4
-#: libseccomp's words: let a system call pass; let it fail with an error.
+#: Actions of libseccomp: allow a system call, or let it fail with an error.
 ALLOW, REFUSE = 0x7FFF0000, 0x00050000
-#: A comparison: the argument, masked with the first datum, is the second one.
+#: Comparison of libseccomp: true if (argument & first) == second.
 MASKED_EQUAL = 7
-#: The flag of clone with which it makes a thread. https://man7.org/linux/man-pages/man2/clone.2.html
+#: Flag of clone that makes a thread. https://man7.org/linux/man-pages/man2/clone.2.html
 CLONE_THREAD = 0x10000
 #: _LINUX_CAPABILITY_VERSION_3
 CAPABILITIES_VERSION = 0x20080522
-#: What no helper needs: other machines, other processes, the kernel's set-up, another view of the
-#: file system.
+#: System calls that no helper needs: for network, other processes, the kernel's configuration, and
+#: mounts.
 FORBIDDEN = (
     "socket",
     "socketpair",
@@ -88,10 +88,10 @@ FORBIDDEN = (
     "shmget",
     "semget",
     "mq_open",
-    # A second process would outlive the helper. Threads are made by clone.
+    # Another process would outlive the helper. Threads are made by clone.
     "fork",
     "vfork",
-    # Helpers of one host run as one user, who may signal each of them, or the agent.
+    # All helpers of a host run as one user, and could signal each other or the agent.
     "kill",
     "tkill",
     "tgkill",
@@ -99,7 +99,7 @@ FORBIDDEN = (
     "rt_tgsigqueueinfo",
     "pidfd_send_signal",
 )
-#: Nor does one that runs no other program and was given its files open.
+#: System calls that a helper without a program does not need, because all files are open already.
 FORBIDDEN_ALONE = (
     "execve",
     "execveat",
@@ -138,8 +138,15 @@ FORBIDDEN_ALONE = (
 
 @dataclass(frozen=True, slots=True)
 class HelperLimits:
-    """memory: bytes of address space; cpu: seconds of processor time; seconds: until it is ended;
-    file: how long a file that it writes may become; files: that it has open at a time."""
+    """Limits of a helper.
+
+    Attributes:
+        memory: Bytes of address space.
+        cpu: Seconds of processor time.
+        seconds: Total time in seconds. Then the helper is killed.
+        file: Bytes of each file that the helper writes.
+        files: Number of open files.
+    """
 
     memory: int
     cpu: int
@@ -151,12 +158,21 @@ class HelperLimits:
 def lock_down(
     limits: HelperLimits, user: tuple[int, int] | None, program: str, files: Sequence[int]
 ) -> None:
-    """From here on the process can do what its limits and open files allow. ``user``: who it
-    becomes (user, group);
-    None: it stays who it is, without capabilities. ``program``: what it runs, which opens these
-    files anew; empty: it opens no file and runs no program. Raises OSError."""
+    """Remove all rights of this process that the work does not need.
+
+    Args:
+        limits: Limits of memory, time and files.
+        user: (user id, group id) to change to, or None to keep the user. Capabilities are dropped
+            in both cases.
+        program: The program that the process will run, which opens ``files`` by name. "" forbids
+            opening files and running programs.
+        files: Descriptors of the files for the program.
+
+    Raises:
+        OSError: A step failed.
+    """
     os.umask(0o077)
-    for kind, most in (
+    for kind, limit in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_AS, limits.memory),
         (resource.RLIMIT_CPU, limits.cpu),
@@ -164,62 +180,75 @@ def lock_down(
         (resource.RLIMIT_NOFILE, limits.files),
     ):
         hard = resource.getrlimit(kind)[1]
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(kind, (most, most))
+        limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(kind, (limit, limit))
     if user is not None:
         os.setgroups([])
         os.setresgid(user[1], user[1], user[1])
         os.setresuid(user[0], user[0], user[0])
-    # After the change of user, which would undo it.
+    # This follows the change of user, which would reset the signal.
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     _prctl(PR_SET_NO_NEW_PRIVS, 1)
     _prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
     _drop_capabilities()
     if program:
         landlock.confine(program, files)
-    _checked(_seccomp().seccomp_load(forbidding(alone=not program)), "seccomp_load")
+    _check(_seccomp().seccomp_load(build_filter(alone=not program)), "seccomp_load")
 
 
 @functools.cache
-def forbidding(alone: bool) -> ctypes.c_void_p:
-    """The filter of system calls, made once: processes that are forked later have it ready."""
+def build_filter(alone: bool) -> ctypes.c_void_p:
+    """Return the filter of system calls, cached so that forked processes have it ready.
+
+    Args:
+        alone: True for a helper that runs no program.
+
+    Raises:
+        OSError: libseccomp is missing or refuses a rule.
+    """
     library = _seccomp()
-    made = ctypes.c_void_p(library.seccomp_init(ALLOW))
-    if not made:
+    system_call_filter = ctypes.c_void_p(library.seccomp_init(ALLOW))
+    if not system_call_filter:
         raise OSError(errno.ENOMEM, "seccomp_init")
     for name in (*FORBIDDEN, *(FORBIDDEN_ALONE if alone else ())):
         number = library.seccomp_syscall_resolve_name(name.encode())
-        if number >= 0:  # else this processor, or this libseccomp, has none of that name
-            _checked(
-                library.seccomp_rule_add_array(made, REFUSE | errno.EPERM, number, 0, None), name
+        # A negative number means that the processor or this libseccomp lacks the system call.
+        if number >= 0:
+            _check(
+                library.seccomp_rule_add_array(
+                    system_call_filter, REFUSE | errno.EPERM, number, 0, None
+                ),
+                name,
             )
     if not alone:
-        _forbid_processes(library, made)
-    return made
+        _forbid_processes(library, system_call_filter)
+    return system_call_filter
 
 
-def _forbid_processes(library: ctypes.CDLL, made: ctypes.c_void_p) -> None:
-    """Let a program make threads and no processes.
+def _forbid_processes(library: ctypes.CDLL, system_call_filter: ctypes.c_void_p) -> None:
+    """Allow a program to make threads but no processes.
 
-    The arguments of clone3 are in memory, where no filter can look. As on a kernel without clone3,
-    the C library then uses clone.
+    No filter can read the arguments of clone3, which are in memory. So clone3 fails as on a kernel
+    without it, and the C library uses clone.
     """
     resolve = library.seccomp_syscall_resolve_name
-    _checked(
-        library.seccomp_rule_add_array(made, REFUSE | errno.ENOSYS, resolve(b"clone3"), 0, None),
+    _check(
+        library.seccomp_rule_add_array(
+            system_call_filter, REFUSE | errno.ENOSYS, resolve(b"clone3"), 0, None
+        ),
         "clone3",
     )
     no_thread = _Comparison(0, MASKED_EQUAL, CLONE_THREAD, 0)
-    _checked(
+    _check(
         library.seccomp_rule_add_array(
-            made, REFUSE | errno.EPERM, resolve(b"clone"), 1, ctypes.byref(no_thread)
+            system_call_filter, REFUSE | errno.EPERM, resolve(b"clone"), 1, ctypes.byref(no_thread)
         ),
         "clone",
     )
 
 
 class _Comparison(ctypes.Structure):
-    """libseccomp's struct scmp_arg_cmp: what an argument of a system call is compared with."""
+    """The structure scmp_arg_cmp of libseccomp, which compares an argument of a system call."""
 
     _fields_ = (
         ("argument", ctypes.c_uint),
@@ -260,12 +289,15 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _drop_capabilities() -> None:
-    """Effective, permitted and inheritable ones; with no_new_privs no program brings them back."""
+    """Drop all effective, permitted and inheritable capabilities.
+
+    Because of no_new_privs, no program can regain them.
+    """
     head = (ctypes.c_uint32 * 2)(CAPABILITIES_VERSION, 0)
     if _libc().capset(head, (ctypes.c_uint32 * 6)()) != 0:
         raise OSError(ctypes.get_errno(), "capset")
 
 
-def _checked(answer: int, what: str) -> None:
+def _check(answer: int, what: str) -> None:
     if answer < 0:
         raise OSError(-answer, f"{what}: {os.strerror(-answer)}")

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fork server: a process without threads that has loaded what helpers need, and forks one for
-each order.
+"""The fork server: a process without threads that forks a helper for each request.
 
-Started by ``sandbox.client``, and ends with it: an order that is empty is the end of the socket.
-Each order gets two
-processes: the helper, and one beside it that ends the helper when its time is up or whoever asked
-is gone, and tells how it ended. Must stay true: a helper is locked down before it reads a byte of
-its files; the other two read none.
+``sandbox.client`` starts the server, which has loaded the modules of helpers and ends with the
+client's socket (an empty request). Each request gets two processes: the helper, and a watcher that
+ends the helper after a timeout or when the requester has left, and reports the end.
+
+Invariant: a helper is locked down before it reads a byte of the files. Server and watcher read no
+files.
 """
 
 from __future__ import annotations
@@ -28,19 +28,25 @@ from collections.abc import Callable, Sequence
 from common.domain.json_types import JsonObject
 from compute_agent.sandbox import lockdown
 
-#: An order and its files; the first of these is the socket of whoever asked, the second takes what
-#: the helper says.
+#: Limits of a request, and the number of a helper's first file. A request comes with descriptors:
+#: the requester's socket, the pipe for the helper's output, and the files.
 MAX_ORDER_BYTES, MAX_FILES, FIRST_FILE = 1 << 16, 32, 3
-#: Above the numbers at which a helper's files end up.
+#: Descriptors from this number on are free while the files of a helper get their numbers.
 FIRST_FREE_FILE = 64
 DIED_STATUS = 70
 
 
 def main(descriptor: int, modules: Sequence[str]) -> None:
-    """Serve the socket until it ends. ``modules``: whose functions helpers are."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that watch
+    """Serve requests from the socket until it ends.
+
+    Args:
+        descriptor: Descriptor of the socket.
+        modules: Modules with the functions of helpers, which are loaded once.
+    """
+    # The kernel reaps the watchers.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for alone in (True, False):
-        lockdown.forbidding(alone)
+        lockdown.build_filter(alone)
     for name in modules:
         importlib.import_module(name)
     with socket.socket(fileno=descriptor) as orders:
@@ -50,13 +56,13 @@ def main(descriptor: int, modules: Sequence[str]) -> None:
                 return
             if os.fork() == 0:
                 orders.close()
-                _forked(functools.partial(_watch, order, files))
+                _run_and_exit(functools.partial(_watch, order, files))
             for file in files:
                 os.close(file)
 
 
-def _forked(work: Callable[[], object]) -> None:
-    """The rest of this process."""
+def _run_and_exit(work: Callable[[], object]) -> None:
+    """Run ``work`` in this forked process, and end the process."""
     status = DIED_STATUS
     try:
         work()
@@ -68,15 +74,15 @@ def _forked(work: Callable[[], object]) -> None:
         os._exit(status)
 
 
-def _watch(said: bytes, files: list[int]) -> None:
-    """Have the order done, end it when it is time, and tell whoever asked."""
-    order = json.loads(said)
+def _watch(message: bytes, files: list[int]) -> None:
+    """Start the helper of a request, end it in time, and report to the requester."""
+    order = json.loads(message)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     requester = socket.socket(fileno=files[0])
     helper = os.fork()
     if helper == 0:
         requester.close()
-        _forked(lambda: _help(order, files[1], files[2:]))
+        _run_and_exit(lambda: _help(order, files[1], files[2:]))
     for file in files[1:]:
         os.close(file)
     why = _await_end(
@@ -96,7 +102,11 @@ def _watch(said: bytes, files: list[int]) -> None:
 
 
 def _await_end(helper: int, requester: socket.socket, until: float) -> str:
-    """Why it has to be ended; "" when it has ended by itself."""
+    """Wait for the end of a helper.
+
+    Returns:
+        "" if the helper has ended, "time" after the timeout, or "left" if the requester has left.
+    """
     poller = select.poll()
     poller.register(helper, select.POLLIN)
     poller.register(requester, select.POLLIN | select.POLLHUP)
@@ -107,17 +117,21 @@ def _await_end(helper: int, requester: socket.socket, until: float) -> str:
 
 
 def _help(order: JsonObject, output: int, files: list[int]) -> None:
-    """The helper itself: its files are 3, 4, …, its output 1 and 2."""
-    moved = [
+    """Run the request in the helper process.
+
+    The files get the descriptors 3, 4 and so on. Output goes to 1 and 2.
+    """
+    descriptors = [
         fcntl.fcntl(file, fcntl.F_DUPFD, FIRST_FREE_FILE)
         for file in (os.open(os.devnull, os.O_RDONLY), output, output, *files)
     ]
-    for number, file in enumerate(moved):
+    for number, file in enumerate(descriptors):
         os.dup2(file, number)
-    os.closerange(len(moved), os.sysconf("SC_OPEN_MAX"))
+    os.closerange(len(descriptors), os.sysconf("SC_OPEN_MAX"))
     user, program, call = order["user"], order["program"], order["call"]
     function = None
-    logging.disable()  # its output is its answer
+    # The output is the result, and must not contain log lines.
+    logging.disable()
     if call:
         module, _, name = call.partition(":")
         function = getattr(importlib.import_module(module), name)
@@ -129,8 +143,8 @@ def _help(order: JsonObject, output: int, files: list[int]) -> None:
         numbers,
     )
     if function is None:
-        # One arena of memory: each thread's own would count as used.
+        # With an arena of memory for each thread, the limit of address space would be reached.
         os.execve(program[0], program, {"PATH": os.defpath, "LC_ALL": "C", "MALLOC_ARENA_MAX": "1"})
-    said = json.dumps(function(*numbers, **order["arguments"])).encode() if function else b""
+    output_data = json.dumps(function(*numbers, **order["arguments"])).encode() if function else b""
     with open(1, "wb", closefd=False) as out:
-        out.write(said)
+        out.write(output_data)

@@ -1,3 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How files of moving servers travel: the agent that has them serves, the agent that wants them
-reads."""
+"""Transfer of a moving server's files: the source's agent serves, the destination's agent reads."""

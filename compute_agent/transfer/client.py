@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a guest at another host, read from that host's agent: ``Peer`` over the network.
+"""Read the files of a guest from the agent of another host.
 
-``compute_agent.service`` gives the verbs ``Tools.peer = functools.partial(client.peer, tls=...)``;
-called as ``peer(address, server, secret)`` with the address that the other host told in
-``facts["transfer"]``. Nothing is asked before the first ``parts`` or ``read``. Must stay true: what
-``read`` gives was sent so. A connection that breaks is made again and goes on where it was; after
-``SILENCE_TIMEOUT_SECONDS`` seconds without a byte the answer is Unavailable. A host that cannot be
-proved is not read from.
+``assembly.make_transfer`` binds the TLS files to ``peer``, and verbs call ``peer(address, server,
+secret)``. The address comes from the other host's ``facts["transfer"]``. No connection is made
+before the first ``parts`` or ``read``. A broken connection is made again and the transfer resumes
+at the last offset. If no frame has arrived for ``SILENCE_TIMEOUT_SECONDS``, an interruption results
+in Unavailable.
+
+Invariant: ``read`` yields only data with the checksum of the sender. With TLS the client reads only
+from a host with a valid certificate.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ from compute_agent.verb_context import Part, Peer, VerbFailed
 
 log = logging.getLogger(__name__)
 Kind = TypeVar("Kind")
-#: Seconds for a connection; without a byte before it is given up for now; between two tries.
+#: Seconds: timeout to connect, time without a frame after which an interruption is final, and pause
+#: between two attempts.
 CONNECT_TIMEOUT_SECONDS, SILENCE_TIMEOUT_SECONDS, RETRY_SECONDS = 5.0, 15.0, 0.5
 
 
@@ -52,7 +55,11 @@ def peer(
     silence_timeout: float = SILENCE_TIMEOUT_SECONDS,
     frame_seconds: float = FRAME_TIMEOUT_SECONDS,
 ) -> Peer:
-    """The server's files at ``address``, "ip:port". VerbFailed when that is no address."""
+    """Return the server's files at ``address``, which is "ip:port".
+
+    Raises:
+        VerbFailed: The address is empty or malformed, because the host serves no files.
+    """
     host, _, port = address.rpartition(":")
     if not host or not port.isascii() or not port.isdecimal():
         raise VerbFailed(
@@ -79,18 +86,18 @@ class _Peer:
         self._tls, self._silence_timeout, self._frame_seconds = tls, silence_timeout, frame_seconds
 
     def parts(self) -> list[Part]:
-        with self._translated_errors():
+        with self._translate_errors():
             return [part for frame in self._frames("") for part in _parts(frame)]
 
     def read(self, name: str) -> Iterator[tuple[int, bytes]]:
-        with self._translated_errors(), contextlib.closing(self._frames(name)) as frames:
+        with self._translate_errors(), contextlib.closing(self._frames(name)) as frames:
             for frame in frames:
                 if frame.kind == DATA:
                     yield frame.offset, frame.data
 
     @contextlib.contextmanager
-    def _translated_errors(self) -> Iterator[None]:
-        """What this protocol's errors are to a verb."""
+    def _translate_errors(self) -> Iterator[None]:
+        """Translate errors of the protocol into errors of a verb."""
         where = f"{self._host}:{self._port}, server {self._server}"
         try:
             yield
@@ -107,8 +114,11 @@ class _Peer:
             ) from problem
 
     def _frames(self, name: str) -> Generator[Frame, None, None]:
-        """The answer, from as many connections as it takes. Raises TransferInterrupted when they
-        were too many in a row."""
+        """Yield the frames of the response, and reconnect after each interruption.
+
+        Raises:
+            TransferInterrupted: The host was silent for too long.
+        """
         at, deadline = 0, time.monotonic() + self._silence_timeout
         while True:
             try:
@@ -138,23 +148,28 @@ class _Peer:
                 time.sleep(RETRY_SECONDS)
 
     def _exchange(self, request: TransferRequest) -> Generator[Frame, None, None]:
-        """One connection: all frames up to the last. Raises TransferInterrupted, TransferCorrupted,
-        VerbFailed."""
-        with self._connected() as connection:
+        """Yield the frames of one connection, up to the last frame of the response.
+
+        Raises:
+            TransferInterrupted: The connection ended or was silent.
+            TransferCorrupted: The data is not valid.
+            VerbFailed: The host refuses.
+        """
+        with self._connect() as connection:
             send_request(connection, request)
             frames = Frames(connection, self._frame_seconds)
-            wanted, last = (DATA, END) if request.name else (LIST, LIST)
+            expected, last = (DATA, END) if request.name else (LIST, LIST)
             while True:
                 frame = frames.receive()
                 if frame.kind == FAILURE:
-                    raise _refused(frame)
-                if frame.kind not in (wanted, last):
+                    raise _failure_of(frame)
+                if frame.kind not in (expected, last):
                     raise TransferCorrupted("another kind of answer than was asked for")
                 yield frame
                 if frame.kind == last:
                     return
 
-    def _connected(self) -> socket.socket:
+    def _connect(self) -> socket.socket:
         try:
             context = self._tls.for_client() if self._tls else None
         except (OSError, ValueError) as problem:
@@ -177,7 +192,7 @@ class _Peer:
             raise meaning(problem) from problem
 
 
-def _refused(frame: Frame) -> Exception:
+def _failure_of(frame: Frame) -> Exception:
     payload = _json(frame, dict)
     text = str(payload.get("text", ""))[:1000]
     if payload.get("kind") == "unavailable":
@@ -191,7 +206,7 @@ def _refused(frame: Frame) -> Exception:
 
 def _parts(frame: Frame) -> list[Part]:
     try:
-        found = [Part(**payload) for payload in _json(frame, list)]
+        parts = [Part(**payload) for payload in _json(frame, list)]
     except TypeError as error:
         raise TransferCorrupted("this is no list of files") from error
     if not all(
@@ -199,10 +214,10 @@ def _parts(frame: Frame) -> list[Part]:
         and type(part.size) is int
         and type(part.bytes) is int
         and min(part.bytes, part.size) >= 0
-        for part in found
+        for part in parts
     ):
         raise TransferCorrupted("this is no list of files")
-    return found
+    return parts
 
 
 def _json(frame: Frame, kind: type[Kind]) -> Kind:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What two agents say to each other while files travel: one request, and frames in answer.
+"""The protocol of a file transfer between two agents: one request, and frames in response.
 
-Used by ``service`` and ``client`` beside this file. A request is its length and a small JSON
-object. Each frame is a head (kind, offset, length), the SHA-256 of all that was sent on this
-connection so far, and the bytes: whoever has read a frame knows that nothing before it was changed
-or left out, so what has arrived is kept when a connection breaks. Must stay true: nothing that
-comes from the other side decides how much is read into memory, or for how long.
+``service`` and ``client`` use this. A request is a length and a small JSON object. A frame is a
+head (kind, offset, length), a SHA-256, and the data. The SHA-256 covers all heads and data of this
+connection so far. So a valid frame proves that nothing before it was changed or left out, and data
+received before a connection breaks remains valid.
+
+Invariant: the other side does not control the amount of memory or the time that a read takes.
 """
 
 from __future__ import annotations
@@ -20,27 +21,34 @@ from dataclasses import asdict, dataclass
 
 VERSION = 1
 MEBIBYTE = 1 << 20
-#: Bytes of a request, and of a frame; seconds for a request, and for a frame that was begun.
+#: Limits in bytes of a request and of a frame, and in seconds for a request and for each frame.
 MAX_REQUEST_BYTES, MAX_FRAME_BYTES = 4096, MEBIBYTE
 REQUEST_TIMEOUT_SECONDS, FRAME_TIMEOUT_SECONDS = 10.0, 30.0
-#: Kinds of frames: bytes of a file (none: the other side is still there), its end (the offset is
-#: its size), the list of files, why there is nothing more.
+#: Kinds of frames: data of a file (empty data is a sign of life), end of a file (the offset is the
+#: file's size), list of files, and failure.
 DATA, END, LIST, FAILURE = b"D", b"E", b"L", b"F"
 _LENGTH, _HEAD, _DIGEST = struct.Struct("!I"), struct.Struct("!cQI"), hashlib.sha256().digest_size
 
 
 class TransferInterrupted(Exception):
-    """The connection ended, or was silent for too long. What has been read before is good."""
+    """The connection ended or was silent for too long. Data received before is valid."""
 
 
 class TransferCorrupted(Exception):
-    """What came is not what this protocol says, or not what was sent."""
+    """The received data violates the protocol, or differs from the data that was sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransferRequest:
-    """Whose files, by which right, and which: ``name`` empty asks for the list; data before
-    ``start`` is left out."""
+    """A request for the data of a file, or for the list of files.
+
+    Attributes:
+        server: Id of the server.
+        secret: Secret under which the files are offered.
+        name: Name of the file. "" requests the list.
+        start: Offset of the first byte to send.
+        version: Version of the protocol.
+    """
 
     server: str
     secret: str
@@ -60,14 +68,18 @@ class Frame:
 
 
 class Frames:
-    """The frames of one connection, in one direction; each has ``seconds`` to pass."""
+    """The frames of one connection in one direction. Each frame has ``seconds`` to pass."""
 
     def __init__(self, connection: socket.socket, seconds: float = FRAME_TIMEOUT_SECONDS) -> None:
         self._connection, self._seconds = connection, seconds
         self._digest = hashlib.sha256()
 
     def send(self, kind: bytes, offset: int = 0, data: bytes = b"") -> None:
-        """Raises TransferInterrupted."""
+        """Send a frame.
+
+        Raises:
+            TransferInterrupted: The connection ended, or the frame took too long.
+        """
         head = _HEAD.pack(kind, offset, len(data))
         self._digest.update(head)
         self._digest.update(data)
@@ -76,10 +88,16 @@ class Frames:
         _send(self._connection, data, deadline)
 
     def receive(self) -> Frame:
-        """The next frame; it is what was sent. Raises TransferInterrupted, TransferCorrupted."""
+        """Receive the next frame and verify the checksum.
+
+        Raises:
+            TransferInterrupted: The connection ended, or the frame took too long.
+            TransferCorrupted: The frame is malformed, or the checksum differs.
+        """
         deadline = time.monotonic() + self._seconds
         kind = _receive(self._connection, 1, deadline)
-        if kind not in (DATA, END, LIST, FAILURE):  # TLS, say, whose refusal is shorter than a head
+        # Check the kind first: a TLS alert, for example, is shorter than a head.
+        if kind not in (DATA, END, LIST, FAILURE):
             raise TransferCorrupted("the other side does not speak this protocol")
         payload = kind + _receive(self._connection, _HEAD.size - 1 + _DIGEST, deadline)
         _, offset, length = _HEAD.unpack_from(payload)
@@ -94,7 +112,11 @@ class Frames:
 
 
 def send_request(connection: socket.socket, request: TransferRequest) -> None:
-    """Raises TransferInterrupted."""
+    """Send a request.
+
+    Raises:
+        TransferInterrupted: The connection ended, or sending took too long.
+    """
     payload = json.dumps(asdict(request)).encode()
     _send(
         connection, _LENGTH.pack(len(payload)) + payload, time.monotonic() + REQUEST_TIMEOUT_SECONDS
@@ -104,7 +126,12 @@ def send_request(connection: socket.socket, request: TransferRequest) -> None:
 def receive_request(
     connection: socket.socket, seconds: float = REQUEST_TIMEOUT_SECONDS
 ) -> TransferRequest:
-    """Raises TransferInterrupted, and TransferCorrupted when it is none of this version."""
+    """Receive a request.
+
+    Raises:
+        TransferInterrupted: The connection ended, or the request took too long.
+        TransferCorrupted: The request is malformed or of another version.
+    """
     deadline = time.monotonic() + seconds
     (length,) = _LENGTH.unpack(_receive(connection, _LENGTH.size, deadline))
     if length > MAX_REQUEST_BYTES:
@@ -128,8 +155,10 @@ def receive_request(
 
 
 def _send(connection: socket.socket, data: bytes, deadline: float) -> None:
-    """All of it before the deadline; ``sendall`` would give each part of it the whole time anew
-    over TLS."""
+    """Send all data before the deadline.
+
+    Why: over TLS, ``sendall`` applies the timeout to each part of the data.
+    """
     left = memoryview(data)
     try:
         while left:
@@ -155,8 +184,10 @@ def _receive(connection: socket.socket, length: int, deadline: float) -> bytes:
 
 
 def meaning(error: OSError) -> Exception:
-    """What an error of the connection means: TLS refuses certificates, and bytes that somebody
-    changed."""
+    """Return the transfer's error for an error of the connection.
+
+    TransferCorrupted stands for refused certificates and data that was changed on its way.
+    """
     if isinstance(error, ssl.SSLError) and not isinstance(
         error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)
     ):

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The transfer service of an agent: gives the files of this host's guests to the agents that may
-have them.
+"""The service that sends files of this host's guests to agents of other hosts.
 
-``compute_agent.service`` makes one beside its driver: ``TransferService(driver, address, port,
-rate=..., tls=...)``, tls from ``tls.opened``. ``start()`` returns "address:port", which goes into
-the inventory's ``facts["transfer"]``; ``close()`` ends it. What may be read is the driver's to say:
-``parts`` and ``read_part`` are asked with the secret that came, and a name is only ever compared
-with theirs. It keeps nothing, so that killing it loses nothing. Must stay true: whoever does not
-say a right secret reads nothing and holds a thread for some twenty seconds at most; whoever does is
-sent on only as long as they take each frame in its time.
+``assembly.make_transfer`` creates the service. ``start`` returns "address:port", which goes into
+the inventory's ``facts["transfer"]``. The driver decides which files may be read: ``parts`` and
+``read_part`` get the secret of the request, and a requested name is only compared with names of the
+driver. The service stores no state, so killing it loses nothing.
+
+Invariant: a client without a valid secret reads no file, and occupies a thread for at most some
+twenty seconds. Other clients are served while they take each frame in time.
 """
 
 from __future__ import annotations
@@ -44,28 +43,40 @@ from compute_agent.transfer.frames import (
 from compute_agent.verb_context import Part, VerbFailed
 
 log = logging.getLogger(__name__)
-#: connections that have proved their right, and that have not yet
-MAX_READERS, MAX_UNPROVED = (
-    16,
-    32,
-)
-ALIVE_SECONDS = 5.0  #: between two frames while what the reader has already is skipped
-TLS_HANDSHAKE = b"\x16"  #: how whoever speaks TLS begins
-DRAIN_TIMEOUT_SECONDS = 1.0  #: for the other side to read why it is refused
+#: Limits of connections that are sent files, and of connections without a valid secret so far.
+MAX_READERS, MAX_UNPROVED = 16, 32
+#: Seconds between two frames while data before the requested start is skipped.
+ALIVE_SECONDS = 5.0
+#: First byte of a TLS connection.
+TLS_HANDSHAKE = b"\x16"
+#: Time for a client to read the reason of a refusal.
+DRAIN_TIMEOUT_SECONDS = 1.0
 
 
 class OfferedFiles(Protocol):
-    """What it needs of a driver; see there."""
+    """The methods of a driver that the service uses."""
 
     def parts(self, server: str, secret: str) -> list[Part]: ...
     def read_part(self, server: str, secret: str, name: str) -> Iterator[tuple[int, bytes]]: ...
 
 
 class TransferService:
-    """``address`` and ``port`` (0: a free one) are where it listens; ``rate``: most MiB a second
-    for all readers together, 0: no limit. ``request_seconds`` are for the handshake of TLS, and
-    once more for the request; ``frame_seconds`` for taking a frame. Raises OSError when it cannot
-    listen there."""
+    """The listener for file transfers.
+
+    Args:
+        driver: Provides the offered files.
+        address: Address to listen on.
+        port: Port to listen on. 0 means any free port.
+        rate: Limit in MiB a second for all readers together. 0 means no limit.
+        tls: Certificates, or None for plain connections.
+        readers: Limit of connections that are sent files.
+        strangers: Limit of connections without a valid secret so far.
+        request_seconds: Time for the TLS handshake, and the same again for the request.
+        frame_seconds: Time for sending a frame.
+
+    Raises:
+        OSError: The address or port cannot be used.
+    """
 
     def __init__(
         self,
@@ -95,20 +106,21 @@ class TransferService:
         self._address = f"{shown}:{self.port}"
 
     def start(self) -> str:
-        """Listen; returns where."""
+        """Start listening, and return "address:port"."""
         threading.Thread(target=self._listen, name="transfer", daemon=True).start()
         return self._address
 
     def close(self) -> None:
-        """Cut all connections; who reads will ask the next service for the rest."""
+        """Close all connections. Readers resume at the next service."""
         self._closed.set()
-        _shut(self._listener)  # wakes who accepts
+        # Wakes the thread that accepts connections.
+        _shut(self._listener)
         self._listener.close()
         with self._lock:
             for connection in self._open:
                 _shut(connection)
 
-    # --- the threads ---
+    # --- Threads ---
     def _listen(self) -> None:
         while not self._closed.is_set():
             try:
@@ -116,7 +128,8 @@ class TransferService:
             except TimeoutError:
                 continue
             except OSError as error:
-                if not self._closed.wait(0.1):  # out of descriptors, say: it passes
+                # For example, the process has no free file descriptor. This may be temporary.
+                if not self._closed.wait(0.1):
                     log.warning("no connection for a transfer could be accepted: %s", error)
                 continue
             number = self._unproved.add(connection, peer)
@@ -128,12 +141,12 @@ class TransferService:
             ).start()
 
     def _serve(self, connection: socket.socket, peer: str, number: int) -> None:
-        """The thread of a connection."""
+        """Serve one connection. Runs in a thread."""
         with contextlib.ExitStack() as stranger:
             stranger.callback(self._unproved.remove, number)
             try:
                 connection.settimeout(self._request_seconds)
-                connection = self._wrapped(connection)
+                connection = self._wrap_tls(connection)
                 with self._lock:
                     self._open.add(connection)
                 if isinstance(connection, ssl.SSLSocket):
@@ -148,14 +161,18 @@ class TransferService:
                     self._open.discard(connection)
                 connection.close()
 
-    def _wrapped(self, connection: socket.socket) -> socket.socket:
-        """With TLS: one that will speak it, once the other side has shown a certificate of our
-        authority."""
+    def _wrap_tls(self, connection: socket.socket) -> socket.socket:
+        """Wrap the connection for TLS, before the handshake. Refuse a client that does not use TLS.
+
+        Without TLS the connection is returned unchanged.
+
+        Raises:
+            TransferInterrupted: The client does not use TLS.
+        """
         if self._tls is None:
             return connection
         if connection.recv(1, socket.MSG_PEEK) != TLS_HANDSHAKE:
-            # TLS has no words for who does not speak it, and a connection that just ends says
-            # nothing.
+            # A client without TLS understands only a frame as the reason of the refusal.
             Frames(connection).send(
                 FAILURE,
                 data=json.dumps(
@@ -168,7 +185,10 @@ class TransferService:
         )
 
     def _answer(self, connection: socket.socket, peer: str, is_known: Callable[[], None]) -> None:
-        """Read the request and answer it; a failure is an answer too."""
+        """Read and answer the request. A failure is sent as a frame.
+
+        ``is_known`` is called once the secret is valid.
+        """
         frames = Frames(connection, self._frame_seconds)
         try:
             request = receive_request(connection, self._request_seconds)
@@ -218,7 +238,7 @@ class TransferService:
 
 
 class TransferRateLimit:
-    """At most so many bytes a second (0: any number), whoever takes them. Thread-safe."""
+    """A limit of bytes a second for all readers together. 0 means no limit. Thread-safe."""
 
     def __init__(self, bytes_a_second: int, closed: threading.Event) -> None:
         self._rate, self._closed = bytes_a_second, closed
@@ -226,8 +246,11 @@ class TransferRateLimit:
         self._paid_until = 0.0
 
     def take(self, count: int) -> None:
-        """Wait until it is their turn. Raises TransferInterrupted when the service is closed
-        meanwhile."""
+        """Wait until ``count`` bytes may be sent.
+
+        Raises:
+            TransferInterrupted: The service was closed meanwhile.
+        """
         if not self._rate:
             return
         with self._lock:
@@ -239,12 +262,12 @@ class TransferRateLimit:
 
 
 def _closable(data: Iterator[tuple[int, bytes]]) -> Generator[tuple[int, bytes], None, None]:
-    """Closing it ends the reading, whatever kind of iterator a driver gives."""
+    """Wrap an iterator of a driver, so that closing the generator ends the reading."""
     yield from data
 
 
 def _failure_payload(problem: Exception) -> dict[str, object]:
-    """A failure for the other side: what kind it is, and its text if that is public."""
+    """Encode a failure for the client: the kind, and the text if public."""
     if isinstance(problem, errors.Unavailable):
         return {"kind": "unavailable", "text": problem.text}
     if isinstance(problem, (TransferCorrupted, errors.Problem, VerbFailed)):
@@ -253,8 +276,10 @@ def _failure_payload(problem: Exception) -> dict[str, object]:
 
 
 def _let_read(connection: socket.socket) -> None:
-    """Closed over bytes that nobody has read, a connection would be reset, and what we said last be
-    lost with it."""
+    """Let the client read the last frame before the connection is closed.
+
+    Why: closing a connection with unread data resets it, and the last frame would be lost.
+    """
     try:
         connection.settimeout(DRAIN_TIMEOUT_SECONDS)
         connection.shutdown(socket.SHUT_WR)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files with holes, read and written without them.
+"""Read and write sparse files without their holes.
 
-Called by ``virt.libvirt.cold_migration``. What a file system calls a hole is neither read nor sent
-nor written, so that a disk costs what it holds and not what it is large.
+The libvirt driver uses this for cold migration. Holes are not read, sent or written, so the cost of
+a disk depends on the data and not on the size.
 """
 
 from __future__ import annotations
@@ -19,20 +19,28 @@ SYNC_BYTES = 128 * MEBIBYTE
 
 
 def pieces(path: Path, size: int) -> Iterator[tuple[int, bytes]]:
-    """(offset, data) of the first ``size`` bytes, in rising order, at most a MiB each. Raises
-    OSError."""
+    """Yield (offset, data) of the first ``size`` bytes, in rising order, at most 1 MiB each.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
     with path.open("rb", buffering=0) as file:
         for begin, end in _extents(file.fileno(), size):
             while begin < end:
                 data = os.pread(file.fileno(), min(MEBIBYTE, end - begin), begin)
                 if not data:
-                    return  # cut off meanwhile: what is missing is for the reader to notice
+                    # The file was truncated meanwhile. The reader detects the missing data.
+                    return
                 yield begin, data
                 begin += len(data)
 
 
 def data_bytes(path: Path) -> int:
-    """How much of a file is data. Raises OSError."""
+    """Return the number of bytes of data in a file.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
     with path.open("rb", buffering=0) as file:
         return sum(
             end - begin for begin, end in _extents(file.fileno(), os.fstat(file.fileno()).st_size)
@@ -41,7 +49,13 @@ def data_bytes(path: Path) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A piece that was written: where, how many bytes, and their SHA-256."""
+    """A piece that was written.
+
+    Attributes:
+        offset: Offset in the file.
+        length: Length in bytes.
+        digest: SHA-256 of the data.
+    """
 
     offset: int
     length: int
@@ -49,9 +63,15 @@ class Stored:
 
 
 def write(path: Path, size: int, data: Iterable[tuple[int, bytes]]) -> list[Stored]:
-    """Make a file of ``size`` bytes from pieces, safe on the disk; returns what was written, for
-    ``proved``. ValueError when a piece lies outside. Raises OSError; then and when ``data`` raises
-    a part of the file is left."""
+    """Write a file of ``size`` bytes from pieces, and sync it to the disk.
+
+    Returns:
+        The pieces, for ``proved``.
+
+    Raises:
+        ValueError: A piece exceeds the size. A part of the file remains.
+        OSError: The file cannot be written. A part of the file remains.
+    """
     stored: list[Stored] = []
     written = 0
     with path.open("wb", buffering=0) as file:
@@ -63,22 +83,29 @@ def write(path: Path, size: int, data: Iterable[tuple[int, bytes]]) -> list[Stor
             stored.append(Stored(offset, len(piece), hashlib.sha256(piece).digest()))
             view = memoryview(piece)
             while view:
-                done = os.pwrite(file.fileno(), view, offset)
-                offset, view = offset + done, view[done:]
+                length_written = os.pwrite(file.fileno(), view, offset)
+                offset, view = offset + length_written, view[length_written:]
             written += len(piece)
             if written // SYNC_BYTES != (written - len(piece)) // SYNC_BYTES:
-                # All at the end would take longer than a cancel may.
+                # A single sync at the end would take longer than a cancellation may.
                 os.fdatasync(file.fileno())
         os.fsync(file.fileno())
     return stored
 
 
 def proved(path: Path, stored: Iterable[Stored]) -> Iterator[int]:
-    """Read back from the disk what was written; yields how many bytes of it were the same, piece by
-    piece. ValueError at the first that are not. Raises OSError."""
-    same = 0
+    """Read written pieces back from the disk and compare their digests.
+
+    Yields:
+        The number of bytes verified so far, after each piece.
+
+    Raises:
+        ValueError: A piece differs.
+        OSError: The file cannot be read.
+    """
+    verified_bytes = 0
     with path.open("rb", buffering=0) as file:
-        # What the kernel still has in memory proves nothing of the disk.
+        # Drop the page cache, so that the data is read from the disk.
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         for piece in stored:
             if (
@@ -86,12 +113,12 @@ def proved(path: Path, stored: Iterable[Stored]) -> Iterator[int]:
                 != piece.digest
             ):
                 raise ValueError(f"{piece.length} bytes at {piece.offset} are not what was written")
-            same += piece.length
-            yield same
+            verified_bytes += piece.length
+            yield verified_bytes
 
 
 def filled(size: int, data: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
-    """The whole of a file from its pieces: zeros where holes are."""
+    """Yield the whole content of a file from pieces, with zeros for holes."""
     at = 0
     for offset, piece in data:
         yield from _zeros(offset - at)
@@ -106,13 +133,14 @@ def _zeros(count: int) -> Iterator[bytes]:
 
 
 def _extents(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
-    """(begin, end) of what holds data."""
+    """Yield (begin, end) of the extents with data."""
     at = 0
     while at < size:
         try:
             begin = os.lseek(descriptor, at, os.SEEK_DATA)
         except OSError as error:
-            if error.errno == ENXIO:  # a hole up to the end
+            # ENXIO: the rest of the file is a hole.
+            if error.errno == ENXIO:
                 return
             raise
         if begin >= size:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The virt driver interface and its implementations."""
+"""The virt driver interface and the implementations."""

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which CPUs of the host guests share, and which are given to one guest each, as the operator wrote
-them.
+"""The CPUs of the host that guests share, and those that one guest at a time uses alone.
 
-Read by ``compute_agent.service`` from [agent] cpu_shared_set and cpu_dedicated_set; both drivers
-describe their host with the result. Pure. Must stay true: no CPU is in both sets.
+``compute_agent.assembly`` reads the sets from [agent] cpu_shared_set and cpu_dedicated_set. Both
+drivers describe their host with the result.
+
+Invariant: no CPU is in both sets.
 """
 
 from __future__ import annotations
@@ -19,36 +20,44 @@ PART = re.compile(r"(\^?)(\d{1,5})(?:-(\d{1,5}))?")
 
 @dataclass(frozen=True, slots=True)
 class CpuSets:
-    """``shared`` None: guests share all CPUs, or none where some are ``dedicated`` and nobody said
-    which are shared."""
+    """The shared and the dedicated CPUs.
+
+    ``shared`` is None if the option is not set. Then guests share all CPUs, or none if there are
+    dedicated CPUs.
+    """
 
     shared: frozenset[int] | None = None
     dedicated: frozenset[int] = frozenset()
 
     def split(self, cpus: Iterable[int]) -> tuple[list[int], list[int]]:
-        """Of these CPUs of the host: those that guests share, and those that are dedicated."""
-        here = sorted(cpus)
+        """Return the shared and the dedicated ones of the host's CPUs, each in rising order."""
+        present_cpus = sorted(cpus)
         if self.shared is None:
-            shared = [] if self.dedicated else here
+            shared = [] if self.dedicated else present_cpus
         else:
-            shared = [cpu for cpu in here if cpu in self.shared]
-        return shared, [cpu for cpu in here if cpu in self.dedicated]
+            shared = [cpu for cpu in present_cpus if cpu in self.shared]
+        return shared, [cpu for cpu in present_cpus if cpu in self.dedicated]
 
 
-def opened(shared: str, dedicated: str, present: Iterable[int] | None = None) -> CpuSets:
-    """As configured; ``present``: the CPUs that the host has, where that is known.
+def read_cpu_sets(shared: str, dedicated: str, present: Iterable[int] | None = None) -> CpuSets:
+    """Return the sets of these two options.
+
+    Args:
+        shared: Value of [agent] cpu_shared_set, for example "0-7,^3,12". May be empty.
+        dedicated: Value of [agent] cpu_dedicated_set.
+        present: The CPUs of the host, or None if they are not known.
 
     Raises:
-        ConfigError: a text is no list of CPUs, names one that is not there, or both name the same.
+        ConfigError: A value is malformed, names a missing CPU, or both values name the same CPU.
     """
     sets = CpuSets(
         parse(shared, "cpu_shared_set") if shared.strip() else None,
         parse(dedicated, "cpu_dedicated_set") if dedicated.strip() else frozenset(),
     )
     named = (sets.shared or frozenset()) | sets.dedicated
-    if both := sorted((sets.shared or frozenset()) & sets.dedicated):
+    if common_cpus := sorted((sets.shared or frozenset()) & sets.dedicated):
         raise ConfigError(
-            f"[agent] cpu_shared_set and cpu_dedicated_set both name {listed(both)}; a CPU can be in one"
+            f"[agent] cpu_shared_set and cpu_dedicated_set both name {listed(common_cpus)}; a CPU can be in one"
         )
     if present is not None and (missing := sorted(named - set(present))):
         raise ConfigError(
@@ -58,26 +67,31 @@ def opened(shared: str, dedicated: str, present: Iterable[int] | None = None) ->
 
 
 def parse(text: str, option: str) -> frozenset[int]:
-    """The CPUs that a text like "0-7,^3,12" names: ranges and single ones; with ^ they are left
-    out."""
-    named: set[int] = set()
-    without: set[int] = set()
+    """Return the CPUs of a list like "0-7,^3,12", in which ^ excludes a CPU or a range.
+
+    Raises:
+        ConfigError: The list is malformed or empty. ``option`` is named in the message.
+    """
+    included: set[int] = set()
+    excluded: set[int] = set()
     for part in text.split(","):
-        found = PART.fullmatch(part.strip())
-        if found is None or int(found[3] or found[2]) < int(found[2]):
+        match = PART.fullmatch(part.strip())
+        if match is None or int(match[3] or match[2]) < int(match[2]):
             raise ConfigError(
                 f"[agent] {option}: {part.strip()!r} names no CPUs; write them as 0-7,^3,12"
             )
-        (without if found[1] else named).update(range(int(found[2]), int(found[3] or found[2]) + 1))
-    if not named - without:
+        (excluded if match[1] else included).update(
+            range(int(match[2]), int(match[3] or match[2]) + 1)
+        )
+    if not included - excluded:
         raise ConfigError(
             f"[agent] {option}: {text!r} leaves no CPU; leave the option empty instead"
         )
-    return frozenset(named - without)
+    return frozenset(included - excluded)
 
 
 def listed(cpus: Iterable[int]) -> str:
-    """The shortest text for these CPUs: "0-2,7"."""
+    """Format CPUs as the shortest list, for example "0-2,7"."""
     parts: list[list[int]] = []
     for cpu in sorted(set(cpus)):
         if parts and parts[-1][1] == cpu - 1:

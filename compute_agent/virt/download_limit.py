@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The limit of images that a host downloads at a time, for both drivers.
+"""The limit of images that a host downloads at the same time, for both drivers.
 
 A command that waits reports this as its phase, and can be cancelled meanwhile.
 """
@@ -13,19 +13,23 @@ from contextlib import contextmanager
 from common.domain.command_progress import CommandPhase
 from compute_agent.verb_context import Cancelled, VerbContext
 
-#: Images at a time by default; seconds between two looks at whether the command is cancelled.
+#: Default limit of simultaneous downloads, and seconds between two checks for cancellation.
 MAX_DOWNLOADS, LOOK_SECONDS = 2, 0.5
 
 
 class DownloadLimit:
-    """``most`` 0: no limit. Thread-safe."""
+    """A limit of simultaneous downloads. 0 means no limit. Thread-safe."""
 
     def __init__(self, most: int = MAX_DOWNLOADS) -> None:
         self._free = threading.Semaphore(most) if most else None
 
     @contextmanager
     def one(self, context: VerbContext) -> Iterator[None]:
-        """Wait for a place and hold it during a download. Raises Cancelled."""
+        """Wait for a free place, and keep the place during a download.
+
+        Raises:
+            Cancelled: The command was cancelled while waiting.
+        """
         if self._free is None:
             yield
             return

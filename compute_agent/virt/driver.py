@@ -1,13 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The virt driver: what a host can do with guests.
+"""The virt driver: the operations of a host on its guests.
 
-Called by ``compute_agent.verbs`` only. Two implementations, ``virt.memory`` and ``virt.libvirt``,
-pass one contract suite (tests/contract/test_virt_*.py). Every method that changes something is
-repeatable: called again after a crash at any line, it ends in the same state. Every verb that
-defines or starts a domain writes the fence into its metadata, and ``domains`` reports it. Nothing
-is started or resumed without ``VerbContext.require_lease`` right before. A hypervisor or image
-service that does not answer is ``errors.Unavailable``: the outcome is not known, and the verb is
-repeated.
+``compute_agent.verbs`` calls the verbs, and other parts of the agent the queries. The two
+implementations, ``virt.memory`` and ``virt.libvirt``, pass the same contract tests
+(tests/contract/test_virt_*.py).
+
+Invariant: every method with an effect can be repeated, unless the docstring excludes this. Called
+again after a crash at any line, the method leads to the same state.
+
+Invariant: every verb that defines or starts a domain writes the fence into the metadata, and
+``domains`` reports this fence.
+
+Invariant: no CPUs of a guest are started without ``VerbContext.require_lease`` right before.
+
+All methods raise ``errors.Unavailable`` if the hypervisor or an image service does not answer. Then
+the outcome is unknown, and the verb is repeated. ``VerbFailed`` is a definite failure.
 """
 
 from __future__ import annotations
@@ -50,66 +57,96 @@ VNC, SERIAL, SPICE = "vnc", "serial", "spice"
 
 @dataclass(frozen=True, slots=True)
 class VolumeMerge:
-    """Files of a volume, by their names: ``file`` goes into ``into``, upon which it is made.
-    Without ``into`` all between ``file`` and the guest's own one goes into that, which then lies
-    upon ``file``; None: upon nothing."""
+    """A merge of files of a volume, given by name. Each file is an overlay of the next lower file.
+
+    With ``into``, the data of ``file`` is merged into ``into``, the file directly below. Without
+    ``into``, all files between ``file`` and the guest's active file are merged into the active
+    file, which then has ``file`` as backing file. ``file`` None stands for no backing file.
+    """
 
     file: str | None
     into: str | None
 
 
 class Driver(Protocol):
-    """What every hypervisor implements."""
+    """The interface that every hypervisor implements."""
 
     def inventory(self) -> HostInventory:
-        """The resources of this host."""
+        """Return the resources of this host."""
 
     def boot_id(self) -> str:
-        """A text that differs for every boot of the host."""
+        """Return a text that differs for every boot of the host."""
 
     def domains(self) -> list[DomainState]:
-        """The states of all domains that carry our metadata; cheap."""
+        """Return the states of all domains with Kilonova's metadata. This call is cheap."""
 
     def guests_volumes(self) -> dict[str, list[str]]:
-        """The ids of the volumes that each guest has as the hypervisor runs it, whatever is written
-        of it elsewhere; of every guest that runs or is paused, by server."""
+        """Return the ids of the volumes of each running or paused guest, by server.
+
+        The ids come from the hypervisor's live state, and not from stored definitions or records.
+        """
 
     def files_alone(self) -> list[str]:
-        """The servers of which files are here and no domain; cheap. On shared storage also those
-        whose domains other hosts have."""
+        """Return the servers of which this host has files and no domain. This call is cheap.
+
+        On shared storage the result also contains servers whose domains are on other hosts.
+        """
 
     def server_facts(self, server: str) -> HostedServer:
-        """What our metadata on the domain says of its server, as of the last verb that defined the
-        domain, and of interfaces that came and went since. VerbFailed when there is no domain."""
+        """Return the facts about a server from the metadata of the domain.
+
+        They date from the last verb that defined the domain, and include interfaces that were
+        attached or detached since.
+
+        Raises:
+            VerbFailed: There is no domain.
+        """
 
     def ensure_image(self, image: ImageRef, read_image: ImageReader, context: VerbContext) -> None:
-        """Fetch the image to this host, for later guests. Repeatable."""
+        """Fetch an image to this host for later guests."""
 
     def ensure_guest(
         self, spec: GuestSpec, read_image: ImageReader, context: VerbContext
     ) -> DomainState:
-        """Fetch the image, make disks and config drive, define and start the domain. With
-        ``spec.paused`` its CPUs stay stopped until ``ensure_running``. After VerbFailed nothing of
-        it runs."""
+        """Fetch the image, make disks and config drive, and define and start the domain.
+
+        With ``spec.paused`` the CPUs stay stopped until ``ensure_running``. After VerbFailed the
+        guest does not run.
+        """
 
     def ensure_running(
         self, server: str, fence: int, context: VerbContext, has: Belongings | None = None
     ) -> DomainState:
-        """Start the domain if it does not run, resume it if it is paused. VerbFailed when it does
-        not exist. Every start waits for a bridge that is not there yet, as long as
-        ``virt.interfaces`` says. ``has``: a domain that is off loses every volume and share that
-        is not among these before it starts, and one that is paused or suspended with such a volume
-        does not go on (VerbFailed); verbs with a spec do the same. A domain that is off gets
-        what it lacks of ``has.needed`` before it starts, or does not start (VerbFailed)."""
+        """Start a domain that is off, and resume a paused or suspended domain.
+
+        Every start waits for a missing bridge, at most as long as ``virt.interfaces`` allows.
+
+        Args:
+            server: Id of the server.
+            fence: Fence of the command.
+            context: Context of the verb.
+            has: Volumes and shares that the guest may have, or None to leave them as they are. A
+                domain that is off loses all others before the start, and gets the missing ones of
+                ``has.needed``.
+
+        Raises:
+            VerbFailed: The domain does not exist, lacks a needed volume that cannot be attached, or
+                is paused or suspended with a volume that is not in ``has``.
+        """
 
     def ensure_stopped(
         self, server: str, fence: int, timeout: float, context: VerbContext
     ) -> DomainState:
-        """Ask the guest to power off; after ``timeout`` seconds (0: at once) destroy the domain."""
+        """Shut the guest down, and destroy the domain after ``timeout`` seconds.
+
+        With 0 the domain is destroyed at once.
+        """
 
     def pull_plug(self, server: str) -> None:
-        """Destroy the domain, and drop its saved memory; fence and files stay. The conductor says
-        that it must not run here. Without a domain nothing is done. Repeatable."""
+        """Destroy the domain and delete the saved memory. Fence and files remain.
+
+        Conductors decide that a guest must not run here. Without a domain nothing happens.
+        """
 
     def reboot(
         self,
@@ -119,18 +156,24 @@ class Driver(Protocol):
         context: VerbContext,
         has: Belongings | None = None,
     ) -> DomainState:
-        """Restart the domain once for this fence: ACPI shutdown for ``timeout`` seconds, then hard.
+        """Restart the domain once for this fence: by ACPI, or hard after ``timeout`` seconds.
 
-        A domain that runs and carries this fence has been rebooted: nothing is done.
-        A domain that is off is started. ``has``: as of ``ensure_running``.
+        A running domain with this fence has been rebooted already, and stays as it is. A domain
+        that is off is started. For ``has`` see ``ensure_running``.
         """
 
     def ensure_paused(self, server: str, fence: int, context: VerbContext) -> DomainState:
-        """Stop the domain's CPUs; its memory stays. VerbFailed when it does not run."""
+        """Stop the CPUs of the domain, whose memory remains.
+
+        Raises:
+            VerbFailed: The domain does not run.
+        """
 
     def ensure_suspended(self, server: str, fence: int, context: VerbContext) -> DomainState:
-        """Save the domain's memory to disk and stop it; ``ensure_running`` restores it. An
-        interrupted save leaves the guest as it was before."""
+        """Save the memory of the domain to disk and stop the domain.
+
+        ``ensure_running`` restores the memory. An interrupted save leaves the guest unchanged.
+        """
 
     def rebuild(
         self,
@@ -140,93 +183,147 @@ class Driver(Protocol):
         context: VerbContext,
         keep_ephemeral: bool = False,
     ) -> DomainState:
-        """Replace the disks by new ones from ``spec.image``, once for this fence. ``runs``: start
-        the guest afterwards, else leave it off. ``keep_ephemeral``: ephemeral disks that are here
-        stay. Nothing of the old guest is given up before the image is here and verified."""
+        """Replace the disks by new ones from ``spec.image``, once for this fence.
+
+        The old disks are kept until the new image is on this host and verified.
+
+        Args:
+            spec: The guest with the new image.
+            read_image: Opens the image.
+            runs: True to start the guest afterwards, False to leave the guest off.
+            context: Context of the verb.
+            keep_ephemeral: True to keep existing ephemeral disks.
+        """
 
     def rescue(
         self, spec: GuestSpec, image: ImageRef, read_image: ImageReader, context: VerbContext
     ) -> DomainState:
-        """Boot from a disk made from ``image``, with the root disk as the second one. ``spec`` is
-        the guest as it is; its root disk is not changed. Repeatable."""
+        """Boot from a disk made from ``image``, with the root disk as the second disk.
+
+        ``spec`` is the guest without the rescue. The root disk is not changed.
+        """
 
     def unrescue(self, spec: GuestSpec, context: VerbContext) -> DomainState:
-        """Boot from the root disk again and remove the rescue disk. Repeatable."""
+        """Boot from the root disk again and delete the rescue disk."""
 
     def attach_interface(
         self, server: str, fence: int, interface: Interface, context: VerbContext
     ) -> DomainState:
-        """Attach the interface, identified by its MAC address, to the running domain and to its
-        stored definition. Repeatable."""
+        """Attach an interface to the running domain and to the stored definition.
+
+        The MAC address identifies the interface.
+        """
 
     def detach_interface(
         self, server: str, fence: int, interface: Interface, context: VerbContext
     ) -> DomainState:
-        """Detach the interface from both. VerbFailed when the running guest does not release it
-        within 20 seconds: then it stays in both. Repeatable."""
+        """Detach an interface from the running domain and from the stored definition.
+
+        Raises:
+            VerbFailed: The guest does not release the interface within 20 seconds. Both keep it.
+        """
 
     def attach_share(
         self, server: str, fence: int, share: AttachedShare, context: VerbContext
     ) -> DomainState:
-        """Add the share to the guest, which is off, under its tag. The host mounts it as long as
-        the guest runs. Repeatable."""
+        """Add a share, under its tag, to a guest that is off.
+
+        The host mounts the share while the guest runs.
+        """
 
     def detach_share(
         self, server: str, fence: int, share: AttachedShare, context: VerbContext
     ) -> None:
-        """Remove the share from the guest and unmount it. VerbFailed while the guest runs. A guest
-        that is not here has no share. Repeatable."""
+        """Remove a share from a guest that is off, and unmount it. A missing guest is ignored.
+
+        Raises:
+            VerbFailed: The guest runs.
+        """
 
     def attach_volume(
         self, server: str, fence: int, volume: AttachedVolume, context: VerbContext
     ) -> DomainState:
-        """Connect the volume, verify that it is the one, and attach it to the running domain and to
-        its stored definition. VerbFailed: it is not there; what was connected is let go of.
-        Repeatable."""
+        """Connect a volume, verify the identity, and attach the volume to the domain.
+
+        Both the running domain and the stored definition get the volume.
+
+        Raises:
+            VerbFailed: The volume cannot be connected or is another one. The host disconnects it
+                again.
+        """
 
     def detach_volume(
         self, server: str, fence: int, volume: AttachedVolume, context: VerbContext
     ) -> DomainState | None:
-        """Detach the volume from both, and let go of it. VerbFailed when the running guest does not
-        release it within 20 seconds: then it stays in both. Of a guest that is not here the host
-        lets go of the volume; None. Repeatable."""
+        """Detach a volume from the running domain and the stored definition, and disconnect it.
+
+        Returns:
+            The state of the domain. None if the guest is not on this host. The volume is
+            disconnected in both cases.
+
+        Raises:
+            VerbFailed: The guest does not release the volume within 20 seconds. Both keep it.
+        """
 
     def disconnect_volumes(self, server: str, fence: int) -> None:
-        """Let go of all volumes of the guest, which is off and goes elsewhere, and forget them.
-        VerbFailed while it runs. Repeatable."""
+        """Disconnect and forget all volumes of a guest that is off and leaves this host.
+
+        Raises:
+            VerbFailed: The guest runs.
+        """
 
     def extend_volume(self, server: str, volume: AttachedVolume, context: VerbContext) -> None:
-        """The volume has grown to ``volume.size_gb``: let the guest see it. VerbFailed when the
-        guest does not have it, or the host does not see the new size. Repeatable."""
+        """Make the new size of a volume, ``volume.size_gb``, visible to the guest.
+
+        Raises:
+            VerbFailed: The guest does not have the volume, or the host does not see the new size.
+        """
 
     def copy_volume(
         self, server: str, fence: int, volume: AttachedVolume, context: VerbContext
     ) -> DomainState:
-        """Copy the data of the guest's volume of this id, while the guest is active, to where
-        ``volume`` says that it will be. When this returns both have the same data, and whatever the
-        guest writes from then on is on both before it hears that it is written. VerbFailed: the
-        guest is as before. ``context.phase`` tells "copying the volume 40 %". Repeatable."""
+        """Copy the data of an active guest's volume to the new location in ``volume``.
+
+        ``volume`` has the id of the present volume and the connection of the new one. When this
+        method returns, both have the same data, and each later write of the guest goes to both
+        before the guest gets the confirmation. ``context.phase`` reports the percentage.
+
+        Raises:
+            VerbFailed: The guest is unchanged.
+        """
 
     def switch_volume(
         self, server: str, fence: int, volume: AttachedVolume, context: VerbContext
     ) -> DomainState | None:
-        """After ``copy_volume``: the guest has the volume where ``volume`` says, and no more where
-        it was, of which the host lets go. A copy that has ended meanwhile is made again. None: the
-        guest is not here. Repeatable."""
+        """Switch the guest to the copy made by ``copy_volume``, and disconnect the old location.
+
+        If the copy has ended meanwhile, the method copies again.
+
+        Returns:
+            The state of the domain, or None if the guest is not on this host.
+        """
 
     def keep_volume(
         self, server: str, fence: int, volume: AttachedVolume, context: VerbContext
     ) -> DomainState | None:
-        """Instead of ``switch_volume``: the guest has the volume where it was, and the host lets
-        go of where ``volume`` says. None: the guest is not here. Repeatable."""
+        """Undo ``copy_volume``: keep the old location of the volume and disconnect the new one.
+
+        Returns:
+            The state of the domain, or None if the guest is not on this host.
+        """
 
     def snapshot_volume(
         self, server: str, fence: int, volume: AttachedVolume, context: VerbContext
     ) -> DomainState:
-        """The guest goes on in the file that ``volume`` names, which is there, empty, and made
-        upon the one that the guest has; what that one has does not change any more. The guest's
-        file systems are still for the moment itself when its agent can. VerbFailed: the guest is as
-        before. Repeatable."""
+        """Make a snapshot of a volume: the guest continues in the new file that ``volume`` names.
+
+        The file exists, is empty, and has the guest's present file as backing file. The present
+        file does not change any more. If the guest's agent can, it freezes the file systems for
+        this moment.
+
+        Raises:
+            VerbFailed: The guest is unchanged.
+        """
 
     def merge_volume(
         self,
@@ -236,93 +333,160 @@ class Driver(Protocol):
         merge: VolumeMerge,
         context: VerbContext,
     ) -> DomainState:
-        """Merge files of the volume while the guest is active; it goes on in the one that it has.
-        VerbFailed: the files are as before, or partly copied, which changes nothing of what the
-        guest reads. ``context.phase`` tells "merging a snapshot of the volume 40 %". Repeatable."""
+        """Merge files of a volume while the guest is active and continues in the active file.
+
+        ``context.phase`` reports the percentage.
+
+        Raises:
+            VerbFailed: The files are unchanged or partly copied. The guest reads the same data in
+                both cases.
+        """
 
     def snapshot(
         self, server: str, fence: int, write_image: ImageWriter, context: VerbContext
     ) -> int:
-        """Give the bytes of the guest's disk as one moment saw it, a qcow2 that refers to nothing,
-        to ``write_image``; returns their number. The guest goes on (its file systems are frozen for
-        the moment itself when its agent can). Nothing is left on the host. ``context.phase`` tells
-        "copying disk 40 %", "uploading 70 %"."""
+        """Write the guest's disk of one moment to ``write_image``, as a qcow2 without backing file.
+
+        The guest continues. If the guest's agent can, it freezes the file systems for this moment.
+        No file remains on the host. ``context.phase`` reports the phases of copy and upload.
+
+        Returns:
+            The number of bytes written.
+        """
 
     def inject_nmi(self, server: str) -> None:
-        """Inject an NMI, so that the guest's kernel dumps. Never repeated. VerbFailed when it does
-        not run."""
+        """Inject an NMI, which makes the guest's kernel write a dump. Never repeated.
+
+        Raises:
+            VerbFailed: The guest does not run.
+        """
 
     def set_password(self, server: str, user: str, password: str) -> None:
-        """Set a password inside the guest, through its agent. Never repeated. VerbFailed when there
-        is no agent or it refuses."""
+        """Set the password of a user inside the guest, through the guest agent. Never repeated.
+
+        Raises:
+            VerbFailed: There is no agent, or it refuses.
+        """
 
     def diagnostics(self, server: str) -> JsonObject:
-        """The guest's counters in the shape of the API's 2.48: state, driver, hypervisor,
-        hypervisor_os, uptime, config_drive, num_cpus, num_disks, num_nics, memory_details,
-        cpu_details, disk_details, nic_details. VerbFailed when it does not run."""
+        """Return the guest's counters in the format of API microversion 2.48.
+
+        The keys are state, driver, hypervisor, hypervisor_os, uptime, config_drive, num_cpus,
+        num_disks, num_nics, memory_details, cpu_details, disk_details and nic_details.
+
+        Raises:
+            VerbFailed: The guest does not run.
+        """
 
     def ensure_absent(self, server: str, fence: int, keep_files: bool = False) -> None:
-        """Destroy and undefine the domain, if there is one, and remove its disks and files.
-        ``keep_files``: they belong to the guest on another host, on shared storage."""
+        """Destroy and undefine the domain if it exists, and delete its disks and files.
 
-    # --- a guest that moves while it is off ---
+        With ``keep_files`` the files remain, because the guest on another host uses them on shared
+        storage.
+        """
+
+    # --- Moves of a guest that is off ---
     def offer(self, server: str, fence: int, secret: str, context: VerbContext) -> JsonObject:
-        """Let a peer with the secret read the guest's files, until they are offered with another
-        secret or the guest is started or removed; returns {"bytes": of data}. Of a running guest
-        only files that it cannot change are offered. Repeatable."""
+        """Let other hosts with the secret read the guest's files.
+
+        The offer ends when the files are offered with another secret, or the guest is started or
+        removed. Of a running guest only files that the guest cannot change are offered.
+
+        Returns:
+            {"bytes": number of bytes of data}.
+        """
 
     def parts(self, server: str, secret: str) -> list[Part]:
-        """The files that were offered under this secret; errors.Forbidden when none were."""
+        """Return the files that are offered under this secret.
+
+        Raises:
+            errors.Forbidden: No files are offered under this secret.
+        """
 
     def read_part(self, server: str, secret: str, name: str) -> Iterator[tuple[int, bytes]]:
-        """The data of one of ``parts``, as of ``Peer.read``; errors.NotFound when there is no such
-        part."""
+        """Yield the data of one of ``parts``, as in ``Peer.read``.
+
+        Raises:
+            errors.NotFound: There is no such part.
+        """
 
     def prepare(
         self, spec: GuestSpec, peer: Peer | None, read_image: ImageReader, context: VerbContext
     ) -> JsonObject:
-        """Before the guest is stopped at its source: VerbFailed when ``receive`` or ``install``
-        could not succeed here (hardware, space). The backing file of its disk is fetched as the
-        source, the ``peer``, names it; None: it is on shared storage. No guest is made.
-        Repeatable."""
+        """Check, before the guest stops at the source, that this host can receive it.
+
+        The check covers ``receive`` and ``install``.
+
+        The backing file of the guest's disk is fetched. No guest is made.
+
+        Args:
+            spec: The guest as it will be on this host.
+            peer: The source, which names the backing file. None if the disk is on shared storage.
+            read_image: Opens an image.
+            context: Context of the verb.
+
+        Raises:
+            VerbFailed: The host lacks hardware or space, for example.
+        """
 
     def receive(
         self, spec: GuestSpec, peer: Peer | None, read_image: ImageReader, context: VerbContext
     ) -> JsonObject:
-        """Copy the guest's files from the ``peer``, and grow its disk to ``spec.flavor``; None:
-        they are here, on shared storage. No domain is made. Returns {"bytes": copied}. Stops within
-        five seconds when cancelled. Repeatable."""
+        """Copy the guest's files from the source, and grow the disk to ``spec.flavor``.
+
+        No domain is defined. A cancelled copy stops within five seconds.
+
+        Args:
+            spec: The guest as it will be on this host.
+            peer: The source. None if the files are on shared storage.
+            read_image: Opens an image.
+            context: Context of the verb.
+
+        Returns:
+            {"bytes": number of bytes copied}.
+        """
 
     def install(self, spec: GuestSpec, runs: bool, context: VerbContext) -> DomainState:
-        """Define the domain of ``spec`` with the files that are here, and start it if ``runs``
-        (with ``spec.paused`` its CPUs stay stopped). Repeatable. After VerbFailed nothing of it
-        runs."""
+        """Define the domain of ``spec`` with the files on this host, and start it if ``runs``.
 
-    # --- a guest whose volumes are snapshotted ---
+        With ``spec.paused`` the CPUs stay stopped. After VerbFailed the guest does not run.
+        """
+
+    # --- Snapshots of a guest's volumes ---
     def quiesce(self, server: str, seconds: float) -> None:
-        """Write out the guest's file systems and hold them still, until ``unquiesce``, and for at
-        most so many seconds, also when the agent is restarted meanwhile. VerbFailed: the guest does
-        not run, or its agent cannot do that."""
+        """Flush and freeze the guest's file systems until ``unquiesce``, for at most ``seconds``.
+
+        The limit holds even if the agent restarts meanwhile.
+
+        Raises:
+            VerbFailed: The guest does not run, or the guest's agent cannot freeze file systems.
+        """
 
     def unquiesce(self, server: str) -> None:
-        """Let them go on; without ``quiesce`` nothing happens."""
+        """Thaw the guest's file systems. Without a ``quiesce`` before, nothing happens."""
 
-    # --- a guest that is resized where it is ---
+    # --- Resize on the same host ---
     def resize_here(self, spec: GuestSpec, runs: bool, context: VerbContext) -> DomainState:
-        """Resize the guest, which is off, to ``spec``, once for this fence: keep copies of its
-        disks, grow the root disk, define the domain anew, and start it if ``runs``. Repeatable.
-        After VerbFailed nothing runs."""
+        """Resize a guest that is off to ``spec``, once for this fence.
+
+        Copies of the disks are kept. The root disk grows, the domain is defined anew, and is
+        started if ``runs``. After VerbFailed the guest does not run.
+        """
 
     def settle_resize(
         self, spec: GuestSpec, back: bool, resized: int, context: VerbContext
     ) -> DomainState:
-        """After ``resize_here`` under the fence ``resized``. ``back`` False: drop the kept disks;
-        the guest stays as it is. True: restore the kept disks of the guest, which is off, and
-        define its domain by ``spec``; it stays off.
-        Repeatable: without disks kept under that fence the present ones are right. Disks that an
-        older resize has kept are never restored; the next resize drops them."""
+        """Complete or revert a ``resize_here`` that ran under the fence ``resized``.
 
-    # --- a guest that moves while it runs ---
+        With ``back`` False the kept disks are deleted, and the guest stays as it is. With ``back``
+        True the guest is off: the kept disks are restored, the domain is defined by ``spec``, and
+        it stays off.
+
+        If no disks are kept under that fence, the present disks are right. Disks that an older
+        resize has kept are never restored, and the next resize deletes them.
+        """
+
+    # --- Live migration ---
     def prepare_incoming(
         self,
         spec: GuestSpec,
@@ -333,65 +497,117 @@ class Driver(Protocol):
         context: VerbContext,
         source: str = "",
     ) -> JsonObject:
-        """At the destination: check that the guest, which runs on the CPU ``cpu`` (the ``cpu_info``
-        of a host), can come here, and prepare what the migration does not transfer; without
-        ``shared`` storage also an empty disk. Only the host at the address ``source`` may send it.
-        Returns what ``live_migrate`` must know of this host. VerbFailed says why it cannot come.
-        Repeatable."""
+        """Check at the destination that the running guest can come here, and prepare the arrival.
+
+        The preparation makes everything that the migration does not transfer. Without shared
+        storage this includes an empty disk.
+
+        Args:
+            spec: The guest as it will be on this host.
+            peer: The source's files.
+            shared: True if both hosts share the storage of the disks.
+            cpu: ``cpu_info`` of the CPU that the guest runs on.
+            read_image: Opens an image.
+            context: Context of the verb.
+            source: Address of the only host that may send the guest.
+
+        Returns:
+            The details of this host that ``live_migrate`` needs.
+
+        Raises:
+            VerbFailed: The guest cannot come here. The text contains the reason.
+        """
 
     def live_migrate(
         self, spec: GuestSpec, to: JsonObject, shared: bool, context: VerbContext
     ) -> JsonObject:
-        """At the source: migrate the running or paused guest. ``spec`` is the guest as it will be
-        at the destination, ``to`` what ``prepare_incoming`` returned. Returns {"bytes",
-        "job_seconds"} when it is not here any more.
-        VerbFailed: it is here, as before. A migration that was begun before a crash is joined.
-        Obeys ``context.requested_control``; when cancelled the job is aborted."""
+        """Migrate a running or paused guest away from this host, the source.
+
+        A migration that was begun before a crash is joined. The method obeys
+        ``context.requested_control``. When cancelled, the method aborts the job.
+
+        Args:
+            spec: The guest as it will be at the destination.
+            to: The result of ``prepare_incoming``.
+            shared: True if both hosts share the storage of the disks.
+            context: Context of the verb.
+
+        Returns:
+            {"bytes", "job_seconds"} once the guest is no longer on this host.
+
+        Raises:
+            VerbFailed: The guest is still on this host and unchanged.
+        """
 
     def finish_incoming(self, spec: GuestSpec, context: VerbContext) -> DomainState:
-        """At the destination: the guest runs (or is paused) here; define it by ``spec``, with its
-        fence. VerbFailed: it is not here, and nothing of it runs. Repeatable."""
+        """Define the guest that has arrived here by ``spec``, with the new fence.
+
+        The guest runs or is paused.
+
+        Raises:
+            VerbFailed: The guest is not on this host and does not run here.
+        """
 
     def console_output(self, server: str, limit: int) -> str:
-        """The last ``limit`` bytes of the serial console, decoded with replacement; also of a
-        domain that is off. VerbFailed when the server has no console log here."""
+        """Return the last ``limit`` bytes of the serial console, decoded with replacement.
+
+        This also works for a domain that is off.
+
+        Raises:
+            VerbFailed: The server has no console log on this host.
+        """
 
     def console_kinds(self, server: str) -> list[str]:
-        """The kinds of consoles that the guest which runs has. VerbFailed when it does not run."""
+        """Return the kinds of consoles of a running guest.
+
+        Raises:
+            VerbFailed: The guest does not run.
+        """
 
     def console(self, server: str, kind: str) -> socket.socket:
-        """A connection to the guest's console. ``kind`` VNC: RFB without a password; SPICE: one of
-        its channels, without a password; SERIAL: the first serial port, for one reader at a time.
-        VerbFailed when the guest does not run, or has no such console."""
+        """Open a connection to a console of the guest.
+
+        Args:
+            server: Id of the server.
+            kind: VNC for RFB without a password, SPICE for one channel without a password, or
+                SERIAL for the first serial port, which has one reader at a time.
+
+        Raises:
+            VerbFailed: The guest does not run, or has no such console.
+        """
 
     def watch(self, changed: Callable[[str], None]) -> None:
-        """Call ``changed(server)`` from a thread of the driver whenever a domain's state
-        changed."""
+        """Call ``changed(server)`` from a thread of the driver when a domain changes state."""
 
     def close(self) -> None:
-        """Close the connection to the hypervisor; guests run on."""
+        """Close the connection to the hypervisor. Guests continue to run."""
 
 
 def required_hardware(spec: GuestSpec) -> Hardware:
-    """What flavor and image ask for, before anything of a guest is made or given up: one with
-    dedicated parts of its host runs on those that its claim holds, or not at all. VerbFailed when
-    that is impossible, or the command assigns no parts of the host."""
+    """Return the hardware requirements of a guest, from flavor and image.
+
+    Called before the verb makes or deletes anything. A guest with dedicated parts of the host runs
+    on the parts that the claim holds, or not at all.
+
+    Raises:
+        VerbFailed: The requirements are invalid, or the guest needs dedicated parts and the command
+            assigns none.
+    """
     try:
-        found = hardware(spec.flavor, spec.image.properties if spec.image else {})
+        requirements = hardware(spec.flavor, spec.image.properties if spec.image else {})
     except errors.Problem as refused:
         raise VerbFailed(refused.text) from refused
-    if found.needs_assignment and spec.assignment is None:
+    if requirements.needs_assignment and spec.assignment is None:
         raise VerbFailed(
             "The server needs CPUs, memory or devices of its own, and none are claimed for it here; "
             "rebuild or move it.",
             details=f"no assignment in the command for {spec.server}",
         )
-    return found
+    return requirements
 
 
 def quiesce_failed() -> VerbFailed:
-    """The failure of a snapshot whose file systems cannot be frozen although the image requires
-    it."""
+    """Return the failure of a snapshot without frozen file systems that the image requires."""
     return VerbFailed(
         "The guest's file systems could not be frozen, and its image requires that "
         "(os_require_quiesce); see whether qemu-guest-agent runs in it."

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A server's interfaces on a host, for both drivers.
 
-``plug`` says how a port is connected on this host, ``when_bridged`` waits for a bridge. The network
-agent of this host makes bridges seconds after a port was bound, mostly before the guest starts.
-Must stay true: a port that cannot be plugged is refused before anything of the guest is made or
-given up.
+``plug`` returns how a port is connected on this host. ``when_bridged`` waits for a bridge, which
+the network agent of the host makes seconds after a port was bound. Mostly this is before the guest
+starts.
+
+Invariant: a port that cannot be plugged is refused before anything of the guest is made or deleted.
 """
 
 from __future__ import annotations
@@ -21,21 +22,23 @@ from compute_agent.verb_context import Cancelled, VerbContext, VerbFailed
 Answer = TypeVar("Answer")
 
 BRIDGE, OVS, BINDING_FAILED = "bridge", "ovs", "binding_failed"
-#: Characters of an id in a device name: Linux takes 15 in all.
+#: Characters of an id in a device name, which Linux limits to 15 characters.
 DEVICE_ID_CHARS = 11
 OVS_BRIDGE = "br-int"
-#: How long a guest waits for a bridge, and between two tries.
+#: Seconds for which a guest waits for a bridge, and seconds between two attempts.
 BRIDGE_TIMEOUT_SECONDS, RETRY_SECONDS = 30.0, 0.5
 
 
 class NoBridge(VerbFailed):
-    """A bridge is missing, perhaps not made yet."""
+    """A bridge is missing. The network agent may still make the bridge."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plug:
-    """How an interface is connected on this host. ``mtu`` 0: not known. ``ovs``: the bridge is Open
-    vSwitch's."""
+    """The connection of an interface on this host.
+
+    ``mtu`` is 0 if unknown. ``ovs`` is True for a bridge of Open vSwitch.
+    """
 
     port: str
     mac: str
@@ -46,7 +49,11 @@ class Plug:
 
 
 def plug(interface: Interface) -> Plug:
-    """VerbFailed when the port's binding is none that this host can plug a guest into."""
+    """Return how the interface is connected on this host.
+
+    Raises:
+        VerbFailed: The binding failed, or has a type that this host does not support.
+    """
     port, kind = interface.port, interface.vif_type
     if kind == BINDING_FAILED:
         raise VerbFailed(
@@ -73,14 +80,19 @@ def plug(interface: Interface) -> Plug:
 
 
 def plugs(interfaces: Iterable[Interface]) -> tuple[Plug, ...]:
-    """All of a server's, in their order."""
+    """Return the plugs of all interfaces, in the same order."""
     return tuple(plug(interface) for interface in interfaces)
 
 
 def when_bridged(
     context: VerbContext, work: Callable[[], Answer], seconds: float = BRIDGE_TIMEOUT_SECONDS
 ) -> Answer:
-    """Do ``work``, and repeat it while it raises NoBridge, for ``seconds`` at most."""
+    """Call ``work``, and repeat it for at most ``seconds`` while it raises NoBridge.
+
+    Raises:
+        Cancelled: The command was cancelled while waiting.
+        NoBridge: The time is over.
+    """
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -95,7 +107,7 @@ def when_bridged(
 
 
 def no_bridge(details: str) -> NoBridge:
-    """The failure of a guest whose bridge is missing."""
+    """Return the failure of a guest whose bridge is missing."""
     return NoBridge(
         "The server's network is not there on this host; see whether the network's agent runs on it.",
         details=details,

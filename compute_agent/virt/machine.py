@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the machine under the hypervisor says of itself: how long it is up, how busy its CPUs are,
-its PCI devices.
+"""Data about the host's machine: uptime, CPU load and PCI devices.
 
-Called by ``compute_agent.service`` and the libvirt driver. Everything is read from the kernel's
-files; ``root`` is where they are, so that a test has its own. Must stay true: a question costs a
-few reads and starts no program.
+The agent's queries and the libvirt driver use this. All data comes from files of the kernel, and no
+program is started. Tests pass another ``root`` with their own files.
 """
 
 from __future__ import annotations
@@ -22,16 +20,19 @@ from compute_agent.virt.cpu_sets import parse
 ROOT = Path("/")
 #: Columns of /proc/stat's line of all CPUs.
 USER, NICE, KERNEL, IDLE, IOWAIT, IRQ, SOFTIRQ, STOLEN = range(8)
-#: A record of /run/utmp: its length, and the kind that is a user's session.
+#: Length of a record in /run/utmp, and the type of a record for a user's session.
 UTMP_BYTES, USER_PROCESS = 384, 7
 ADDRESS = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
 def uptime(now: datetime, root: Path = ROOT) -> str:
-    """As the command of this name prints it.
+    """Return the uptime in the format of the command ``uptime``.
 
-    For example " 14:03:12 up 3 days,  2:15,  1 user,  load average: 0.10, 0.20, 0.30". ``now`` is
-    the time on this host's clock.
+    For example " 14:03:12 up 3 days,  2:15,  1 user,  load average: 0.10, 0.20, 0.30".
+
+    Args:
+        now: Time on this host's clock.
+        root: Folder that contains proc and run.
     """
     minutes = int(float((root / "proc/uptime").read_text().split()[0])) // 60
     load = ", ".join((root / "proc/loadavg").read_text().split()[:3])
@@ -50,7 +51,7 @@ def _lasting(minutes: int) -> str:
 
 
 def _users(utmp: Path) -> int:
-    """Sessions of users; a machine that keeps no record of them has none."""
+    """Count the sessions of users. Without a record file the count is 0."""
     records = utmp.read_bytes() if utmp.exists() else b""
     return sum(
         struct.unpack_from("=h", records, at)[0] == USER_PROCESS
@@ -59,15 +60,17 @@ def _users(utmp: Path) -> int:
 
 
 class Monitor:
-    """How busy the CPUs were since the last question, in the names of Nova's monitor
-    cpu.virt_driver; the first answer is about all the time since the boot."""
+    """The CPU load since the last call, under the names of Nova's monitor cpu.virt_driver.
+
+    The first call covers the time since the boot.
+    """
 
     def __init__(self, root: Path = ROOT) -> None:
         self._root = root
         self._last = [0] * 8
 
     def read(self) -> dict[str, float]:
-        """The metrics by name, percents from 0 to 100 of all CPUs together."""
+        """Return the metrics by name. Percentages (0 to 100) cover all CPUs together."""
         line = (self._root / "proc/stat").read_text().split("\n", 1)[0]
         now = [int(number) for number in line.split()[1:9]]
         spent = [max(0, new - old) for new, old in zip(now, self._last, strict=True)]
@@ -86,8 +89,8 @@ class Monitor:
         return {**percents, "cpu.percent": round(100 * busy / whole, 2), **self._frequency()}
 
     def _frequency(self) -> dict[str, float]:
-        """The mean of the CPUs, where the kernel tells it."""
-        found = [
+        """Return the mean frequency of the CPUs in MHz, if the kernel reports frequencies."""
+        frequencies = [
             float(number)
             for number in re.findall(
                 r"^cpu MHz\s*:\s*([0-9.]+)$",
@@ -95,23 +98,27 @@ class Monitor:
                 re.MULTILINE,
             )
         ]
-        return {"cpu.frequency": round(sum(found) / len(found), 2)} if found else {}
+        return (
+            {"cpu.frequency": round(sum(frequencies) / len(frequencies), 2)} if frequencies else {}
+        )
 
 
 def cpus(root: Path = ROOT) -> list[int]:
-    """The CPUs of this host, as the kernel numbers them."""
+    """Return the kernel's numbers of the host's CPUs."""
     return sorted(parse((root / "sys/devices/system/cpu/present").read_text().strip(), "present"))
 
 
 def most_cpu_shares(root: Path = ROOT) -> int:
-    """The largest weight of CPU time that the kernel takes: version 2 of its control groups has a
-    smaller one."""
+    """Return the largest CPU weight that the kernel accepts, which is lower with cgroups v2."""
     return 10_000 if (root / "sys/fs/cgroup/cgroup.controllers").exists() else 262_144
 
 
 def devices(addresses: Iterable[str], root: Path = ROOT) -> list[Device]:
-    """The PCI devices at these addresses, in the order of their addresses. ConfigError when one is
-    not there."""
+    """Return the PCI devices at these addresses, ordered by address.
+
+    Raises:
+        ConfigError: An address is malformed, or the device does not exist.
+    """
     return [
         _device(address, root / "sys/bus/pci/devices" / address)
         for address in sorted(set(addresses))
@@ -124,7 +131,10 @@ def _device(address: str, folder: Path) -> Device:
     if not folder.exists():
         raise ConfigError(f"[agent] pci_devices: this host has no device {address}; see lspci -D")
     vendor, product = (int((folder / name).read_text(), 16) for name in ("vendor", "device"))
-    near = folder / "numa_node"
+    numa_file = folder / "numa_node"
     return Device(
-        address, f"{vendor:04x}", f"{product:04x}", int(near.read_text()) if near.exists() else -1
+        address,
+        f"{vendor:04x}",
+        f"{product:04x}",
+        int(numa_file.read_text()) if numa_file.exists() else -1,
     )

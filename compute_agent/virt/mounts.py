@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""File systems of shares that a host mounts for its guests, and whether it can.
+"""Mounts of shared file systems for the guests of a host.
 
-Called by ``virt.libvirt.shares``. Where systemd rules the host it is asked to mount: the agent
-itself may not, and what it mounted in its own namespace no guest would see. Elsewhere mount(8) does
-it. Programs are given arguments, never a shell's text. What is mounted is read from the kernel: a
-look at the folder would wait for a file server that is dead. Must stay true: nothing here removes a
-file; a folder that is not empty stays.
+The libvirt driver uses this. On a host with systemd, systemd mounts the file system, because the
+agent has no such right, and guests do not see mounts in the agent's own namespace. Other hosts use
+mount(8). Programs run without a shell. The list of mounts comes from the kernel, because a look
+into the folder would block if the file server is dead.
+
+Invariant: this module deletes no file. A folder that is not empty remains.
 """
 
 from __future__ import annotations
@@ -20,20 +21,24 @@ from pathlib import Path
 from compute_agent.verb_context import VerbFailed
 
 PROGRAM_TIMEOUT_SECONDS = 60.0
-#: Nothing on a tenant's share is a device, a program or another user's right here.
+#: Mount options. On this host a tenant's share provides no devices, programs or setuid rights.
 OPTIONS = "nosuid,nodev,noexec"
-#: Protocol of a share -> type of its file system.
+#: Protocol of a share -> type of the file system.
 TYPES = {"NFS": "nfs"}
-#: HOST:/PATH, where a host may be an address of IPv6 in brackets.
+#: HOST:/PATH. The host may be an IPv6 address in brackets.
 LOCATION = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9][A-Za-z0-9._-]*):/[\x21-\x2b\x2d-\x7e]*")
 MOUNTED, SYSTEMD = Path("/proc/self/mountinfo"), Path("/run/systemd/system")
 Program = Callable[[Sequence[str]], None]
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Run a program to its end. VerbFailed when it fails."""
+    """Run a program and wait for the end.
+
+    Raises:
+        VerbFailed: The program fails, cannot be started, or runs for more than a minute.
+    """
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             list(arguments),
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -46,24 +51,33 @@ def run(arguments: Sequence[str]) -> None:
         raise VerbFailed(
             "The host could not mount or unmount a share.", details=f"{arguments[0]}: {error}"
         ) from error
-    if done.returncode != 0:
+    if process.returncode != 0:
         raise VerbFailed(
             "The host could not mount or unmount a share.",
-            details=f"{arguments[0]} ended with {done.returncode}: {done.stderr.strip()[:1000]}",
+            details=f"{arguments[0]} ended with {process.returncode}: {process.stderr.strip()[:1000]}",
         )
 
 
 @dataclass(frozen=True)
 class Mounts:
-    """``by_systemd``: does systemd mount here? ``run`` and ``mounted`` are the host's own unless a
-    test says so."""
+    """The mounts of this host.
+
+    Attributes:
+        by_systemd: True if systemd mounts the file systems.
+        run: Runs a program. Tests replace this.
+        table: The kernel's table of mounts. Tests replace this.
+    """
 
     by_systemd: bool = False
     run: Program = run
     table: Path = MOUNTED
 
     def mount(self, protocol: str, location: str, folder: Path) -> None:
-        """Have it mounted there. Repeatable. VerbFailed: it cannot be."""
+        """Mount a share at ``folder``, unless the folder is a mount point already.
+
+        Raises:
+            VerbFailed: The protocol or the location is not supported, or the mount fails.
+        """
         kind = TYPES.get(protocol)
         if kind is None:
             raise VerbFailed(f"This host mounts no shares of protocol {protocol}.")
@@ -92,7 +106,7 @@ class Mounts:
             self.run(["mount", "-t", kind, "-o", OPTIONS, "--", location, str(folder)])
 
     def unmount(self, folder: Path) -> None:
-        """Have nothing mounted there; whatever still uses it keeps it until it ends. Repeatable."""
+        """Unmount and remove ``folder``. A busy mount ends with the last user."""
         if folder in self.mounted():
             try:
                 self.run(
@@ -107,15 +121,15 @@ class Mounts:
             folder.rmdir()
 
     def mounted(self) -> set[Path]:
-        """Where file systems are mounted."""
-        return {Path(_plain(line.split(" ")[4])) for line in self.table.read_text().splitlines()}
+        """Return all mount points."""
+        return {Path(_unescape(line.split(" ")[4])) for line in self.table.read_text().splitlines()}
 
 
 def host_mounts() -> Mounts:
-    """As this host mounts."""
+    """Return the mounts of this host."""
     return Mounts(by_systemd=SYSTEMD.is_dir())
 
 
-def _plain(name: str) -> str:
-    """A path as the kernel writes it: blanks and backslashes as octal numbers."""
-    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), name)
+def _unescape(name: str) -> str:
+    """Decode the octal escapes of spaces and backslashes in a path from the kernel's table."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), name)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The abilities of a host as traits of os-traits.
+"""The capabilities of a host as traits of os-traits, for both drivers.
 
-Used by both drivers. A feature of the processor becomes a trait when os-traits has a name for it:
-nearly always the feature's own, else the table says which. Must stay true: nothing is promised that
-the driver does not carry out for a guest.
+A feature of the processor becomes a trait if os-traits has a name for it. This is nearly always the
+name of the feature. ``OTHER_NAMES`` contains the exceptions.
+
+Invariant: a driver provides every trait that it reports.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Iterable
 import os_traits
 
 PREFIX = "HW_CPU_X86_"
-#: What every driver does.
+#: Traits of every driver.
 COMMON = frozenset(
     {
         "COMPUTE_NODE",
@@ -24,9 +25,9 @@ COMMON = frozenset(
         "COMPUTE_NET_ATTACH_INTERFACE",
     }
 )
-#: What a guest with shares needs of its host.
+#: Traits that a guest with shares needs.
 SHARES = frozenset({"COMPUTE_STORAGE_VIRTIO_FS", "COMPUTE_MEM_BACKING_FILE"})
-#: What every driver does with volumes.
+#: Traits of every driver for volumes.
 VOLUMES = frozenset(
     {
         "COMPUTE_RESCUE_BFV",
@@ -36,7 +37,7 @@ VOLUMES = frozenset(
         "COMPUTE_VOLUME_MULTI_ATTACH",
     }
 )
-#: libvirt's name of a feature -> the ends of its traits, where they are called otherwise.
+#: libvirt's name of a feature -> endings of its traits, if these differ from that name.
 OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "aes": ("AESNI",),
     "amd-no-ssb": ("AMD_NO_SSB",),
@@ -63,21 +64,21 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
 
 
 def of_processor(features: Iterable[str]) -> set[str]:
-    """The traits of a processor with these features, as libvirt names them."""
+    """Return the traits of a processor with these features, which have libvirt's names."""
     names = _names()
-    found: set[str] = set()
+    traits: set[str] = set()
     for feature in features:
         if feature in OTHER_NAMES:
-            found.update(PREFIX + end for end in OTHER_NAMES[feature])
-        elif (plain := _plain(feature)) in names:
-            found.add(names[plain])
-    return found
+            traits.update(PREFIX + end for end in OTHER_NAMES[feature])
+        elif (key := _normalize(feature)) in names:
+            traits.add(names[key])
+    return traits
 
 
 @functools.cache
 def _names() -> dict[str, str]:
-    return {_plain(trait.removeprefix(PREFIX)): trait for trait in os_traits.get_traits(PREFIX)}
+    return {_normalize(trait.removeprefix(PREFIX)): trait for trait in os_traits.get_traits(PREFIX)}
 
 
-def _plain(name: str) -> str:
+def _normalize(name: str) -> str:
     return re.sub("[^A-Z0-9]", "", name.upper())

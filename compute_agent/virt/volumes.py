@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A server's volumes on a host, for both drivers.
 
-``link`` says how a volume is reached, as the volume service said to the conductor. What the service
-says is not trusted further than that: ids are UUIDs, and a protocol is one of a table or refused
-by name.
+``link`` returns how a host reaches a volume, from the connection that the volume service gave to
+the conductor. Other data of the service is not trusted: ids must be UUIDs, and an unknown protocol
+is refused.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from common.domain.models import AttachedVolume, GuestSpec, ImageRef
 from compute_agent.verb_context import VerbFailed
 from compute_agent.virt.driver import PAUSED, RUNNING
 
-#: Protocols that need nothing but QEMU.
+#: Protocols that QEMU speaks itself.
 LOCAL, NBD, RBD = "local", "nbd", "rbd"
-#: Those that the host's kernel speaks; the first also QEMU.
+#: Protocols that the host's kernel speaks. QEMU speaks iSCSI too.
 ISCSI, FIBRE_CHANNEL, NVMEOF, NFS = "iscsi", "fibre_channel", "nvmeof", "nfs"
-#: All that the volume service may name.
+#: All protocols that this project supports.
 EVERY_PROTOCOL = frozenset({LOCAL, NBD, RBD, ISCSI, FIBRE_CHANNEL, NVMEOF, NFS})
-#: What an operator does for a host that does not know one.
+#: Remedies for a host that does not support a protocol.
 BY_QEMU = "Name it in [agent] qemu_volume_protocols of the host's configuration."
 BY_HOST = "Name it in [agent] host_volume_protocols of the host's configuration."
 REMEDIES = {
@@ -32,24 +32,31 @@ REMEDIES = {
     ISCSI: "Name it in [agent] qemu_volume_protocols or host_volume_protocols of the host's configuration.",
     **dict.fromkeys((FIBRE_CHANNEL, NVMEOF, NFS), BY_HOST),
 }
-#: Where a disk can be, and which of these a running guest can get and give back.
+#: Buses of a disk, and those on which a running guest can gain and lose a disk.
 BUSES = ("virtio", "scsi", "sata", "ide", "usb")
 HOT_BUSES = ("virtio", "scsi")
 DISK = "disk"
-#: What of a connection is not the protocol's own.
+#: Keys of a connection that are not data of the protocol.
 PROTOCOL_KEYS = ("driver_volume_type", "data")
 
 
 @dataclass(frozen=True, slots=True)
 class VolumeLink:
-    """How a host reaches a volume. ``data``: what the protocol needs, which may hold passwords."""
+    """The way in which a host reaches a volume.
+
+    ``data`` contains the parameters of the protocol, and may contain passwords.
+    """
 
     protocol: str
     data: JsonObject = field(default_factory=dict, repr=False)
 
 
 def link(volume: AttachedVolume, protocols: Collection[str]) -> VolumeLink:
-    """How the volume is reached here. VerbFailed when it is not, or cannot be a disk of a guest."""
+    """Return how this host reaches the volume.
+
+    Raises:
+        VerbFailed: The host cannot reach the volume, or a guest cannot have it as a disk.
+    """
     check_id(volume.volume_id)
     check_id(volume.stored_id)
     protocol = volume.connection.get("driver_volume_type")
@@ -64,9 +71,12 @@ def link(volume: AttachedVolume, protocols: Collection[str]) -> VolumeLink:
             f"host knows {', '.join(sorted(protocols))}. {REMEDIES.get(str(protocol), '')}".rstrip(),
             retryable=True,
         )
-    # The service's attachments have the data beside the protocol, os-brick's connectors below it.
-    rest = {name: value for name, value in volume.connection.items() if name not in PROTOCOL_KEYS}
-    data = volume.connection.get("data", rest)
+    # In the service's attachments the data is beside the protocol. In os-brick's format the data
+    # is in a nested object.
+    flat_data = {
+        name: value for name, value in volume.connection.items() if name not in PROTOCOL_KEYS
+    }
+    data = volume.connection.get("data", flat_data)
     if not isinstance(data, dict) or not data:
         raise unreadable(volume.volume_id, "the connection has no data")
     if data.get("encrypted"):
@@ -83,7 +93,7 @@ def link(volume: AttachedVolume, protocols: Collection[str]) -> VolumeLink:
 
 
 def unreadable(volume_id: str, details: str) -> VerbFailed:
-    """The failure of a volume whose connection says too little, or what it must not."""
+    """Return the failure of a volume with an incomplete or forbidden connection."""
     return VerbFailed(
         f"What the volume service says of volume {volume_id} cannot be used on this host; attach it again, "
         "or see the host's log.",
@@ -92,12 +102,20 @@ def unreadable(volume_id: str, details: str) -> VerbFailed:
 
 
 def links(volumes: Iterable[AttachedVolume], protocols: Collection[str]) -> list[VolumeLink]:
-    """Before anything of a guest is made or given up: all of its volumes can be reached here."""
+    """Return the links of all volumes. Called before anything of a guest is made or deleted.
+
+    Raises:
+        VerbFailed: The host cannot reach one of the volumes.
+    """
     return [link(volume, protocols) for volume in volumes]
 
 
 def check_id(volume_id: str) -> None:
-    """VerbFailed when the id is no UUID: it becomes part of names and of the guest's XML."""
+    """Check that the id is a UUID, because it becomes part of names and of the guest's XML.
+
+    Raises:
+        VerbFailed: The id is not a UUID.
+    """
     try:
         if str(uuid.UUID(volume_id)) == volume_id:
             return
@@ -107,22 +125,26 @@ def check_id(volume_id: str) -> None:
 
 
 def boots_from_volume(volumes: Iterable[AttachedVolume]) -> bool:
-    """Does a volume take the place of the root disk?"""
+    """True if a volume takes the place of the root disk."""
     return any(volume.boot_index == 0 for volume in volumes)
 
 
 def image_of(spec: GuestSpec) -> ImageRef | None:
-    """What the root disk is made of; None where a volume takes its place."""
+    """Return the image of the root disk, or None if a volume replaces this disk."""
     return None if boots_from_volume(spec.volumes) else spec.image
 
 
 def grown(volume: AttachedVolume, size_gb: int) -> AttachedVolume:
-    """The volume, at least so large."""
+    """Return the volume with a size of at least ``size_gb``."""
     return replace(volume, size_gb=max(volume.size_gb, size_gb))
 
 
 def refuse_cold_bus(volume: AttachedVolume, power_state: int) -> None:
-    """VerbFailed for a volume on a bus that an active guest cannot change."""
+    """Refuse to change a volume of an active guest if the bus does not support that.
+
+    Raises:
+        VerbFailed: The guest is active, and the bus is not in ``HOT_BUSES``.
+    """
     if power_state in (RUNNING, PAUSED) and volume.bus not in HOT_BUSES:
         raise VerbFailed(
             f"A volume on {volume.bus} comes and goes only while the server is off; stop it first."
@@ -130,12 +152,15 @@ def refuse_cold_bus(volume: AttachedVolume, power_state: int) -> None:
 
 
 def suspended() -> VerbFailed:
-    """Saved memory goes on with the disks that it was saved with."""
+    """Return the failure of a volume change of a suspended guest.
+
+    Why: saved memory requires the disks that the guest had when it was saved.
+    """
     return VerbFailed("The server is suspended; resume it before its volumes are changed.")
 
 
 def held(volume_id: str, power_state: int, details: str = "") -> VerbFailed:
-    """The failure of a detach that the guest did not answer."""
+    """Return the failure of a detach that the guest did not complete."""
     why = (
         "it is paused; resume it first"
         if power_state == PAUSED
@@ -147,8 +172,10 @@ def held(volume_id: str, power_state: int, details: str = "") -> VerbFailed:
 
 
 def foreign(volume_ids: Iterable[str]) -> VerbFailed:
-    """The failure of a guest that is to go on with volumes that were detached meanwhile: what it
-    has of them in its memory must not reach them."""
+    """Return the failure of a guest that would resume with volumes detached meanwhile.
+
+    Why: data in the guest's memory must not be written to these volumes.
+    """
     named = ", ".join(sorted(volume_ids))
     return VerbFailed(
         f"The guest rests with volume {named}, which is not the server's any more: it does not go on with "
@@ -158,35 +185,63 @@ def foreign(volume_ids: Iterable[str]) -> VerbFailed:
 
 
 def copyable(
-    volume: AttachedVolume, had: Iterable[AttachedVolume], power_state: int
+    volume: AttachedVolume, guest_volumes: Iterable[AttachedVolume], power_state: int
 ) -> AttachedVolume:
-    """The volume as the guest has it, which is to be copied to where ``volume`` says. VerbFailed
-    when it has none, is off, or the other one has another size."""
-    known = next((one for one in had if one.volume_id == volume.volume_id), None)
-    if known is None:
+    """Return the guest's present volume, which is to be copied to the location in ``volume``.
+
+    Raises:
+        VerbFailed: The guest lacks the volume or is off, or the two sizes differ.
+    """
+    present_volume = next(
+        (
+            guest_volume
+            for guest_volume in guest_volumes
+            if guest_volume.volume_id == volume.volume_id
+        ),
+        None,
+    )
+    if present_volume is None:
         raise unknown(volume.volume_id)
     if power_state not in (RUNNING, PAUSED):
         raise VerbFailed(
             f"The server is off, and volume {volume.volume_id} is copied only while it runs; start it, or "
             "detach the volume and migrate it then."
         )
-    if volume.size_gb != known.size_gb:
-        raise another_size(volume.volume_id, f"{known.size_gb} GiB, and {volume.size_gb} there")
-    return known
+    if volume.size_gb != present_volume.size_gb:
+        raise another_size(
+            volume.volume_id, f"{present_volume.size_gb} GiB, and {volume.size_gb} there"
+        )
+    return present_volume
 
 
-def snapshotted(volume: AttachedVolume, had: Iterable[AttachedVolume]) -> AttachedVolume:
-    """The volume as the guest has it, which is to go on in the file that ``volume`` names.
-    VerbFailed when it has none, or its volume is no file whose snapshots hosts take."""
-    known = next((one for one in had if one.volume_id == volume.volume_id), None)
-    if known is None:
+def snapshotted(volume: AttachedVolume, guest_volumes: Iterable[AttachedVolume]) -> AttachedVolume:
+    """Return the guest's present volume, of which a snapshot is to be made.
+
+    Raises:
+        VerbFailed: The guest lacks the volume, or hosts cannot make snapshots of it.
+    """
+    present_volume = next(
+        (
+            guest_volume
+            for guest_volume in guest_volumes
+            if guest_volume.volume_id == volume.volume_id
+        ),
+        None,
+    )
+    if present_volume is None:
         raise unknown(volume.volume_id)
-    refuse_no_file(known)
-    return known
+    refuse_no_file(present_volume)
+    return present_volume
 
 
 def refuse_no_file(volume: AttachedVolume) -> None:
-    """VerbFailed for a volume that is no file of an export, which its own service snapshots."""
+    """Refuse a snapshot on the host of a volume that is not a file on NFS.
+
+    Why: the volume service makes snapshots of all other volumes itself.
+
+    Raises:
+        VerbFailed: The volume is not a file.
+    """
     protocol = volume.connection.get("driver_volume_type")
     if protocol != NFS:
         raise VerbFailed(
@@ -195,9 +250,15 @@ def refuse_no_file(volume: AttachedVolume) -> None:
         )
 
 
-def mergeable(volume: AttachedVolume, had: Iterable[AttachedVolume], power_state: int) -> None:
-    """VerbFailed when the guest has no such volume, it is no file, or the guest is off."""
-    snapshotted(volume, had)
+def mergeable(
+    volume: AttachedVolume, guest_volumes: Iterable[AttachedVolume], power_state: int
+) -> None:
+    """Check that files of the guest's volume can be merged now.
+
+    Raises:
+        VerbFailed: The guest lacks the volume or is off, or the volume is not a file.
+    """
+    snapshotted(volume, guest_volumes)
     if power_state not in (RUNNING, PAUSED):
         raise VerbFailed(
             f"The server is off, and files of volume {volume.volume_id} are merged only while it runs; start "
@@ -206,7 +267,7 @@ def mergeable(volume: AttachedVolume, had: Iterable[AttachedVolume], power_state
 
 
 def another_size(volume_id: str, details: str) -> VerbFailed:
-    """A running guest's disk does not change its size by being copied."""
+    """Return the failure of a copy to a volume of another size while the guest runs."""
     return VerbFailed(
         f"Volume {volume_id} is copied while its server runs only into one of exactly its size; detach it, and "
         "migrate it then.",
@@ -215,5 +276,5 @@ def another_size(volume_id: str, details: str) -> VerbFailed:
 
 
 def unknown(volume_id: str) -> VerbFailed:
-    """The guest does not have this volume."""
+    """Return the failure of a verb for a volume that the guest does not have."""
     return VerbFailed(f"The server does not have volume {volume_id} on this host.")

@@ -195,7 +195,7 @@ class Host:
 
     def look(self) -> None:
         """What it has, as for a full report."""
-        self.agent.noticed(self.driver.inventory(), None, self.driver.files_alone())
+        self.agent.record_host(self.driver.inventory(), None, self.driver.files_alone())
 
     def power_cut(self) -> None:
         """No guest runs any more, and nobody reaches it."""
@@ -213,7 +213,7 @@ class Host:
         """Pull the plugs that must be pulled, then carry out what is in hand."""
         while (server := self.agent.take_stop()) is not None:
             self.driver.pull_plug(server)
-            self.agent.stopped(server, True)
+            self.agent.record_stop(server, True)
         while (work := self.agent.take()) is not None:
             self.carry_out(work)
 
@@ -226,7 +226,7 @@ class Host:
             may_start=lambda: self.agent.may_start(work),
         )
         tools = verbs.Tools(self.driver, lambda image: iter(()), self.images.writer, run, self.peer)
-        self.agent.ended(
+        self.agent.record_result(
             work,
             verbs.run(
                 self.journal, tools, work.command, work.verb, self.fault_point, self.carries_out
@@ -352,18 +352,18 @@ class Cloud:
         if isinstance(answer, Exception):
             raise answer
         if not self.lose("answer"):
-            host.agent.answered(request, answer)
+            host.agent.record_answer(request, answer)
 
     def _is_idle(self, host: Host) -> bool:
         """Does a heartbeat stand in for the exchange?"""
-        if host.agent.looks_again():
+        if host.agent.is_look_due():
             host.look()
-            host.agent.looked(host.driver.domains())
+            host.agent.record_domains(host.driver.domains())
         beat = host.agent.heartbeat()
         if beat is None or self.lose("heartbeat"):
             return False
         nothing = self.engine.heartbeats.answer(from_wire(Heartbeat, to_wire(beat)))
-        host.agent.heard(HeartbeatAnswer(nothing))
+        host.agent.record_heartbeat_answer(HeartbeatAnswer(nothing))
         return nothing
 
     def round(self) -> None:

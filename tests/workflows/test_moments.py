@@ -169,7 +169,7 @@ def test_a_guest_that_stops_itself_before_its_start_was_acknowledged_is_seen_at_
     host = cloud.hosts[cloud.show(trial.server).host]
     host.work()
     host.driver.host.power_off(trial.server)
-    host.agent.changed(host.driver.domains())
+    host.agent.record_changes(host.driver.domains())
     for _ in range(2):
         assert host.agent.has_news()
         cloud.sync(host, ask=False)

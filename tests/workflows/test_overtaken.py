@@ -182,7 +182,7 @@ def exchange(cloud: Cloud, name: str, bigger: int = 0) -> Sync:
     """What a host says of everything it has, on its way."""
     host = cloud.hosts[name]
     size = host.driver.inventory()
-    host.agent.noticed(
+    host.agent.record_host(
         replace(size, memory_mb=size.memory_mb + bigger), {"cpu.percent": float(bigger)}
     )
     return host.agent.request(True, host.driver.domains(), None)

@@ -444,7 +444,7 @@ def test_a_lock_on_one_server_delays_no_report_of_others_twice(cloud: Cloud) -> 
             reports.handle(cloud.engine, said)
             cloud.time.pass_by(6)
         assert len(waits) == before
-        host.agent.answered(said[0], answers[0])  # type: ignore[arg-type]  # it is an answer
+        host.agent.record_answer(said[0], answers[0])  # type: ignore[arg-type]  # it is an answer
     cloud.time.pass_by(11)
     for _ in range(3):
         cloud.round()

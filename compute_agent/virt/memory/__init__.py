@@ -1,3 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A hypervisor in memory: the second implementation of ``virt.driver``, for tests and benches. No
-guest really runs."""
+"""A hypervisor in memory: the implementation of ``virt.driver`` for tests and benchmarks.
+
+No guest really runs.
+"""

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guests in memory that move while they are off: their files, read through a peer.
+"""Moves of guests in memory that are off. Their files are read through a peer.
 
-A guest's files are its record, its root disk and its ephemeral disks, one part each. Files without
-a domain lie in ``MemoryHost.files``. Must stay true: files that came in part are not used.
+A guest's files are the record, the root disk and the ephemeral disks, one part each.
+``MemoryHost.files`` contains files without a domain.
+
+Invariant: incomplete files are not used.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ DISK, RECORD = "disk", "guest"
 CHUNK_BYTES = 1 << 20
 
 
-# --- at the source ---
+# --- At the source ---
 def offer(host: MemoryHost, server: str, secret: str, context: VerbContext) -> JsonObject:
     with host.lock:
         guest = host.guest(server)
@@ -48,19 +50,19 @@ def offer(host: MemoryHost, server: str, secret: str, context: VerbContext) -> J
 
 def parts(host: MemoryHost, server: str, secret: str) -> list[Part]:
     with host.lock:
-        contents = _contents(_offered(host, server, secret))
+        contents = _contents(_require_offer(host, server, secret))
     return [Part(name, len(content), len(content)) for name, content in contents.items()]
 
 
 def read_part(host: MemoryHost, server: str, secret: str, name: str) -> Iterator[tuple[int, bytes]]:
     with host.lock:
-        content = _contents(_offered(host, server, secret)).get(name)
+        content = _contents(_require_offer(host, server, secret)).get(name)
     if content is None:
         raise errors.NotFound("There is no such part.")
     return ((at, content[at : at + CHUNK_BYTES]) for at in range(0, len(content), CHUNK_BYTES))
 
 
-def _offered(host: MemoryHost, server: str, secret: str) -> MemoryGuest:
+def _require_offer(host: MemoryHost, server: str, secret: str) -> MemoryGuest:
     guest = host.guests.get(server)
     if guest is None or not hmac.compare_digest(guest.offered, _hash(secret)):
         raise errors.Forbidden("The server's files are not offered under this secret.")
@@ -68,7 +70,7 @@ def _offered(host: MemoryHost, server: str, secret: str) -> MemoryGuest:
 
 
 def _contents(guest: MemoryGuest) -> dict[str, bytes]:
-    """The parts of a guest; of an active one only what it cannot change."""
+    """Return the parts of a guest by name. An active guest has only the record."""
     bare = {name: {**disk, "files": {}} for name, disk in guest.local.items()}
     record = json.dumps(
         asdict(replace(guest, disk={}, local=bare, offered="", volumes=[], connected=[]))
@@ -83,7 +85,7 @@ def _hash(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
-# --- at the destination ---
+# --- At the destination ---
 def prepare(host: MemoryHost, spec: GuestSpec, peer: Peer | None, context: VerbContext) -> None:
     refuse_impossible(host, spec)
     if peer is not None:
@@ -92,7 +94,11 @@ def prepare(host: MemoryHost, spec: GuestSpec, peer: Peer | None, context: VerbC
 
 
 def refuse_impossible(host: MemoryHost, spec: GuestSpec) -> None:
-    """VerbFailed when the guest cannot be made on this host."""
+    """Check that the guest fits on this host.
+
+    Raises:
+        VerbFailed: The host lacks hardware, network bindings or disk space for the guest.
+    """
     required_hardware(spec)
     plugs(spec.interfaces)
     if spec.local_gb > host.size.disk_gb:
@@ -107,11 +113,11 @@ def receive(
     host: MemoryHost, spec: GuestSpec, peer: Peer | None, context: VerbContext
 ) -> JsonObject:
     with host.lock:
-        here = host.guests.get(spec.server) or host.files.get(spec.server)
+        present_guest = host.guests.get(spec.server) or host.files.get(spec.server)
     size = 0
-    if here is None or here.received != spec.fence:
+    if present_guest is None or present_guest.received != spec.fence:
         context.phase(CommandPhase.COPYING_DISK, 0)
-        guest, size = _fetched(host, spec, peer, context)
+        guest, size = _fetch_guest(host, spec, peer, context)
         wait(0, context)
         with host.lock:
             lay_down(host, spec, guest)
@@ -121,10 +127,10 @@ def receive(
     return {"bytes": size}
 
 
-def _fetched(
+def _fetch_guest(
     host: MemoryHost, spec: GuestSpec, peer: Peer | None, context: VerbContext
 ) -> tuple[MemoryGuest, int]:
-    """The guest as its files say, and how many bytes were copied."""
+    """Read the guest from the files, and return the guest with the number of bytes copied."""
     if peer is None:
         with host.lock:
             return _on_storage(host, spec.server), 0
@@ -142,7 +148,11 @@ def _fetched(
 
 
 def _read(peer: Peer, part: Part, context: VerbContext) -> bytes:
-    """A part, whole."""
+    """Read a whole part.
+
+    Raises:
+        VerbFailed: The part is incomplete.
+    """
     content = bytearray(part.size)
     count = 0
     for at, chunk in peer.read(part.name):
@@ -159,8 +169,11 @@ def _read(peer: Peer, part: Part, context: VerbContext) -> bytes:
 
 
 def lay_down(host: MemoryHost, spec: GuestSpec, guest: MemoryGuest) -> None:
-    """Keep the guest's files without a domain, in place of whatever was here. An active domain is
-    refused."""
+    """Store the guest's files without a domain, in place of all earlier files.
+
+    Raises:
+        VerbFailed: The guest is active on this host.
+    """
     old = host.guests.get(spec.server)
     if old is not None and old.is_active:
         raise VerbFailed(
@@ -190,19 +203,27 @@ def install(host: MemoryHost, spec: GuestSpec, runs: bool, context: VerbContext)
 
 
 def _own(host: MemoryHost, server: str) -> MemoryGuest:
-    """The guest of the files that are here. Files of a guest that was live-migrated away are not
-    used."""
-    found = host.files.get(server)
-    return found if found is not None and not found.left else _on_storage(host, server)
+    """Return the guest of the files on this host, or of the storage.
+
+    Files of a guest that has left by live migration are not used.
+    """
+    guest = host.files.get(server)
+    return guest if guest is not None and not guest.left else _on_storage(host, server)
 
 
 def _on_storage(host: MemoryHost, server: str) -> MemoryGuest:
-    """The guest on this host's storage, whichever host made it: another record of the same disk."""
-    found = host.storage.get(server)
-    if found is None or found.left:
+    """Return the guest with a disk on this host's storage, as a new record of the same disk.
+
+    Any host may have made the disk.
+
+    Raises:
+        VerbFailed: The storage has no such disk.
+    """
+    guest = host.storage.get(server)
+    if guest is None or guest.left:
         raise VerbFailed(
             "The server's files are not on this host's storage.",
             details=f"no disk of {server}",
             retryable=True,
         )
-    return replace(found, power_state=SHUTDOWN, saved=False, offered="", volumes=[], connected=[])
+    return replace(guest, power_state=SHUTDOWN, saved=False, offered="", volumes=[], connected=[])

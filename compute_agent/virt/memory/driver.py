@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The virt driver for guests in memory: the verbs, each handed to the module that does it.
+"""The virt driver for guests in memory. Each verb calls the module that implements the verb.
 
-Called by the agent where [agent] driver = memory, by tests and by the bench. All methods are
-thread-safe.
+The agent uses this driver with [agent] driver = memory. Tests and the bench use it directly. All
+methods are thread-safe.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from compute_agent.virt.memory.state.host import MemoryHost, state_of
 
 
 class MemoryDriver:
-    """Implements ``Driver`` on one host in memory."""
+    """``Driver`` for one host in memory."""
 
     def __init__(self, host: MemoryHost | None = None) -> None:
         self.host = host or MemoryHost()
@@ -62,7 +62,7 @@ class MemoryDriver:
     def guests_volumes(self) -> dict[str, list[str]]:
         with self.host.call("guests_volumes"), self.host.lock:
             return {
-                server: [one.volume_id for one in guest.volumes]
+                server: [volume.volume_id for volume in guest.volumes]
                 for server, guest in self.host.guests.items()
                 if guest.is_active
             }
@@ -79,7 +79,7 @@ class MemoryDriver:
                 ports=ports_of(guest.interfaces),
                 is_suspended=guest.saved,
                 is_rescued=bool(guest.rescue),
-                volumes=[one.volume_id for one in guest.volumes],
+                volumes=[volume.volume_id for volume in guest.volumes],
             )
 
     def ensure_image(self, image: ImageRef, read_image: ImageReader, context: VerbContext) -> None:
@@ -259,7 +259,7 @@ class MemoryDriver:
         with self.host.call("ensure_absent", server), self.host.lock:
             self.host.remove(server, keep_files)
 
-    # --- a guest that moves while it is off ---
+    # --- Moves of a guest that is off ---
     def offer(self, server: str, fence: int, secret: str, context: VerbContext) -> JsonObject:
         with self.host.call("offer", server, context):
             return cold_migration.offer(self.host, server, secret, context)
@@ -289,7 +289,7 @@ class MemoryDriver:
         with self.host.call("install", spec.server, context):
             return cold_migration.install(self.host, spec, runs, context)
 
-    # --- a guest that is resized where it is ---
+    # --- Resize on the same host ---
     def resize_here(self, spec: GuestSpec, runs: bool, context: VerbContext) -> DomainState:
         with self.host.call("resize_here", spec.server, context):
             return resizes.resize(self.host, spec, runs, context)
@@ -300,7 +300,7 @@ class MemoryDriver:
         with self.host.call("settle_resize", spec.server, context):
             return resizes.settle(self.host, spec, back, resized)
 
-    # --- a guest that moves while it runs ---
+    # --- Live migration ---
     def prepare_incoming(
         self,
         spec: GuestSpec,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent inside a guest in memory: it sets passwords, and holds file systems still."""
+"""The agent inside a guest in memory, which sets passwords and freezes file systems."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from compute_agent.virt.memory.state.host import MemoryHost
 
 def set_password(host: MemoryHost, server: str, user: str, password: str) -> None:
     with host.lock:
-        guest = _answering(host, server)
+        guest = _require_agent(host, server)
         guest.set_password(user, password)
         host.write(server, guest)
 
 
 def quiesce(host: MemoryHost, server: str, seconds: float) -> None:
     with host.lock:
-        _answering(host, server).still_until = time.monotonic() + seconds
+        _require_agent(host, server).still_until = time.monotonic() + seconds
 
 
-def _answering(host: MemoryHost, server: str) -> MemoryGuest:
+def _require_agent(host: MemoryHost, server: str) -> MemoryGuest:
     guest = host.active_guest(server)
     if not guest.has_agent or guest.power_state != RUNNING:
         raise VerbFailed(

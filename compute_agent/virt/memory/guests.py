@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guests in memory that are made, rebuilt, or booted from a rescue disk."""
+"""Create, rebuild and rescue guests in memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from compute_agent.verb_context import ImageReader, VerbContext, before_guest_is
 from compute_agent.virt.driver import SHUTDOWN
 from compute_agent.virt.interfaces import plugs
 from compute_agent.virt.memory import images, power
-from compute_agent.virt.memory.state.guest import MemoryGuest, made
+from compute_agent.virt.memory.state.guest import MemoryGuest, make_guest
 from compute_agent.virt.memory.state.host import MemoryHost, state_of
 from compute_agent.virt.memory.state.script import wait
 from compute_agent.virt.volumes import EVERY_PROTOCOL, image_of, links
@@ -18,14 +18,14 @@ from compute_agent.virt.volumes import EVERY_PROTOCOL, image_of, links
 def make(
     host: MemoryHost, spec: GuestSpec, read_image: ImageReader, context: VerbContext
 ) -> DomainState:
-    """The server's guest, started."""
+    """Make the server's guest, unless it exists, and start it."""
     links(spec.volumes, EVERY_PROTOCOL)
     disk = images.fetch(host, image_of(spec), read_image, context)
     context.phase(CommandPhase.STARTING)
     wait(0, context)
     power.require_start(host, spec.server, spec.interfaces, context)
     with host.lock:
-        guest = host.guests.get(spec.server) or made(spec, disk, host.spice)
+        guest = host.guests.get(spec.server) or make_guest(spec, disk, host.spice)
         host.keep_guest(spec.server, guest)
         guest.interfaces = list(spec.interfaces)
         guest.take_volumes(spec)
@@ -40,7 +40,7 @@ def rebuild(
     context: VerbContext,
     keep_ephemeral: bool,
 ) -> DomainState:
-    """New disks, once for this fence."""
+    """Make new disks, once for this fence, and start the guest if ``runs``."""
     guest = host.guests.get(spec.server)
     if guest is None or guest.made != spec.fence:
         plugs(spec.interfaces)
@@ -63,11 +63,13 @@ def rebuild(
 def _replace(
     host: MemoryHost, spec: GuestSpec, disk: dict[str, str], keep_ephemeral: bool
 ) -> MemoryGuest:
-    """A new guest, off; the console of the old one goes on."""
+    """Replace the guest by a new one that is off. The console output continues."""
     old = host.guests.get(spec.server)
-    guest = made(spec, disk, host.spice)
+    guest = make_guest(spec, disk, host.spice)
     if old is not None and keep_ephemeral:
-        guest.local |= {name: kept for name, kept in old.ephemeral.items() if name in guest.local}
+        guest.local |= {
+            name: old_disk for name, old_disk in old.ephemeral.items() if name in guest.local
+        }
     host.keep_guest(spec.server, guest)
     guest.made = spec.fence
     if old is not None:
@@ -84,7 +86,7 @@ def rescue(
     read_image: ImageReader,
     context: VerbContext,
 ) -> DomainState:
-    """Boot the guest from a disk that is made of ``image``."""
+    """Boot the guest from a disk made from ``image``."""
     guest = host.guest(spec.server)
     if guest.rescue != spec.fence:
         with before_guest_is_touched():
@@ -99,7 +101,7 @@ def rescue(
 
 
 def unrescue(host: MemoryHost, spec: GuestSpec, context: VerbContext) -> DomainState:
-    """Boot the guest from its own disk again."""
+    """Boot the guest from the root disk again."""
     with host.lock:
         guest = host.guest(spec.server)
         if guest.rescue:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images on a host in memory: the verified files of a disk that is made of one."""
+"""Images on a host in memory, as the verified files of a disk."""
 
 from __future__ import annotations
 
@@ -12,14 +12,21 @@ from compute_agent.verb_context import Cancelled, ImageReader, VerbContext, Verb
 from compute_agent.virt.memory.state.guest import read_disk
 from compute_agent.virt.memory.state.host import MemoryHost
 
-#: Of an image, these first bytes are searched for the files of a disk.
+#: Size of the start of an image in which the files of a disk are searched.
 MAX_KEPT_BYTES = 1 << 20
 
 
 def fetch(
     host: MemoryHost, image: ImageRef | None, read_image: ImageReader, context: VerbContext
 ) -> dict[str, str]:
-    """The files of a disk that is made of the image; none on a host that reads no images."""
+    """Download an image and return the files of a disk made from it.
+
+    The result is empty without an image, and on a host that reads no images.
+
+    Raises:
+        VerbFailed: The image does not exist, or the checksum differs.
+        Cancelled: The verb was cancelled.
+    """
     if image is None or not host.read_images:
         return {}
     with host.fetches.one(context):

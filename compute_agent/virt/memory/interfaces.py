@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Network interfaces of guests in memory: attached and detached."""
+"""Network interfaces of guests in memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def attach(
         guest = host.guest(server)
         if _mac(interface) not in map(_mac, guest.interfaces):
             guest.interfaces.append(interface)
-        return _changed(host, server, guest, fence)
+        return _store_change(host, server, guest, fence)
 
 
 def detach(
@@ -32,16 +32,16 @@ def detach(
     context.phase(CommandPhase.DETACHING_INTERFACE)
     with host.lock:
         guest = host.guest(server)
-        left = [other for other in guest.interfaces if _mac(other) != _mac(interface)]
+        remaining = [other for other in guest.interfaces if _mac(other) != _mac(interface)]
         holds = guest.power_state == PAUSED or (
             guest.power_state == RUNNING and guest.holds_interfaces
         )
-        if holds and left != guest.interfaces:
+        if holds and remaining != guest.interfaces:
             raise VerbFailed(
                 f"The guest did not let go of the interface {_mac(interface)}. The interface stays."
             )
-        guest.interfaces = left
-        return _changed(host, server, guest, fence)
+        guest.interfaces = remaining
+        return _store_change(host, server, guest, fence)
 
 
 def _refuse_suspended(host: MemoryHost, server: str) -> None:
@@ -49,7 +49,7 @@ def _refuse_suspended(host: MemoryHost, server: str) -> None:
         raise VerbFailed("The server is suspended; resume it before its interfaces are changed.")
 
 
-def _changed(host: MemoryHost, server: str, guest: MemoryGuest, fence: int) -> DomainState:
+def _store_change(host: MemoryHost, server: str, guest: MemoryGuest, fence: int) -> DomainState:
     guest.fence = fence
     host.write(server, guest)
     return state_of(server, guest)

@@ -2,9 +2,11 @@
 """Live migration of guests in memory.
 
 A prepared destination has an empty record under the server's id in ``MemoryHost.incoming``. The
-source gives the guest up and writes it into that record; before its next call the destination takes
-the guest over. Must stay true: whatever is repeated, and whichever of both processes is killed in
-between, at most one host has the guest active, and a guest that was given up is handed over.
+source releases the guest and writes it into the record. Before the next call the destination takes
+the guest over.
+
+Invariant: at most one host has the guest active, and a released guest is handed over, even if calls
+are repeated and either process is killed.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from common.domain.json_types import JsonMapping, JsonObject
 from common.domain.models import Control, DomainState, GuestSpec
 from compute_agent.verb_context import MigrationAborted, Peer, VerbContext, VerbFailed
 from compute_agent.virt.memory import cold_migration
-from compute_agent.virt.memory.state.guest import MemoryGuest, made
+from compute_agent.virt.memory.state.guest import MemoryGuest, make_guest
 from compute_agent.virt.memory.state.host import MemoryHost, state_of
 from compute_agent.virt.memory.state.incoming import EMPTY, folder_at
 from compute_agent.virt.memory.state.script import LOOK_SECONDS, wait
@@ -28,7 +30,7 @@ from compute_agent.virt.memory.state.script import LOOK_SECONDS, wait
 MEBIBYTE = 1 << 20
 
 
-# --- at the destination ---
+# --- At the destination ---
 def prepare(
     host: MemoryHost,
     spec: GuestSpec,
@@ -38,18 +40,19 @@ def prepare(
     context: VerbContext,
 ) -> JsonObject:
     cold_migration.refuse_impossible(host, spec)
-    if lacking := _lacking(host.size.cpu_info, cpu):
+    if missing_features := _lacking(host.size.cpu_info, cpu):
         raise VerbFailed(
-            f"The host's CPU lacks {', '.join(lacking)}, which the server may use.", retryable=True
+            f"The host's CPU lacks {', '.join(missing_features)}, which the server may use.",
+            retryable=True,
         )
     peer.parts()
     context.require_lease()
     with host.lock:
         if shared and spec.server not in host.storage:
             raise VerbFailed("The server's files are not on this host's storage.", retryable=True)
-        here = host.guests.get(spec.server)
-        if here is None or here.received != spec.fence:
-            guest = made(spec, {}, host.spice)
+        present_guest = host.guests.get(spec.server)
+        if present_guest is None or present_guest.received != spec.fence:
+            guest = make_guest(spec, {}, host.spice)
             cold_migration.lay_down(host, spec, guest)
             if shared:
                 guest.disk, guest.local = (
@@ -62,14 +65,18 @@ def prepare(
 
 
 def _lacking(ours: JsonObject, cpu: JsonObject) -> list[str]:
-    """What ``cpu`` has and ours has not."""
+    """Return the architecture or the features of ``cpu`` that this host's CPU lacks."""
     if "arch" in cpu and cpu["arch"] != ours.get("arch"):
         return [f"the architecture {cpu['arch']}"]
     return sorted(set(cpu.get("features", ())) - set(ours.get("features", ())))
 
 
 def finish(host: MemoryHost, spec: GuestSpec) -> DomainState:
-    """The guest that came, described as ``spec`` says. VerbFailed: none came."""
+    """Define the guest that has arrived by ``spec``.
+
+    Raises:
+        VerbFailed: No guest has arrived.
+    """
     with host.lock:
         guest = host.guests.get(spec.server)
         if guest is None:
@@ -82,7 +89,7 @@ def finish(host: MemoryHost, spec: GuestSpec) -> DomainState:
         return state_of(spec.server, guest)
 
 
-# --- at the source ---
+# --- At the source ---
 def migrate(
     host: MemoryHost,
     spec: GuestSpec,
@@ -91,11 +98,25 @@ def migrate(
     context: VerbContext,
     pass_by: Callable[[float, VerbContext], None],
 ) -> int:
-    """Hand the guest over, unless that was done before; returns how many bytes it had."""
+    """Hand the guest over, unless a call before has done so.
+
+    Args:
+        host: The source.
+        spec: The guest as it will be at the destination.
+        to: Result of ``prepare`` at the destination.
+        shared: True if both hosts share the storage.
+        context: Context of the verb.
+        pass_by: Waits for the duration of the migration, see ``progress``.
+
+    Returns:
+        The number of bytes of memory, and of the disk unless ``shared``.
+    """
     with host.lock:
-        gone = host.files.get(spec.server)
-        has_left = spec.server not in host.guests and gone is not None and bool(gone.left)
-        guest = gone if has_left and gone else host.active_guest(spec.server)
+        left_files = host.files.get(spec.server)
+        has_left = (
+            spec.server not in host.guests and left_files is not None and bool(left_files.left)
+        )
+        guest = left_files if has_left and left_files else host.active_guest(spec.server)
     if not has_left:
         context.phase(CommandPhase.MIGRATING)
         pass_by(0, context)
@@ -105,8 +126,10 @@ def migrate(
 
 
 def progress(host: MemoryHost, server: str, shared: bool) -> Callable[[float, VerbContext], None]:
-    """How time passes while the guest migrates: progress is reported, and an abort or a completion
-    is obeyed."""
+    """Return the function that waits while the guest migrates.
+
+    It reports the progress, and obeys a request to abort or to complete.
+    """
     guest = host.guests.get(server)
     totals = {
         "memory": guest.memory_mb * MEBIBYTE if guest else 0,
@@ -141,9 +164,9 @@ def progress(host: MemoryHost, server: str, shared: bool) -> Callable[[float, Ve
 def _hand_over(
     host: MemoryHost, spec: GuestSpec, guest: MemoryGuest, uri: str, shared: bool
 ) -> None:
-    """Give the guest up and write its record, each unless that was done before."""
-    there = host.reachable.get(uri)
-    incoming = there.incoming if there is not None else folder_at(uri)
+    """Release the guest and write the record, unless a call before has done so."""
+    destination = host.reachable.get(uri)
+    incoming = destination.incoming if destination is not None else folder_at(uri)
     if spec.server in host.guests:
         if incoming is None:
             raise VerbFailed(
@@ -165,5 +188,5 @@ def _hand_over(
         incoming[spec.server] = json.dumps(
             {"guest": record, "fence": spec.fence, "shared": shared}
         ).encode()
-    if there is not None:
-        there.receive_guests()
+    if destination is not None:
+        destination.receive_guests()

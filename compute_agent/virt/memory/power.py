@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Power of guests in memory: what starts, stops, pauses and suspends a guest."""
+"""Start, stop, pause and suspend guests in memory."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ from compute_agent.virt.memory.state.script import wait
 def require_start(
     host: MemoryHost, server: str, interfaces: Iterable[Interface], context: VerbContext
 ) -> None:
-    """Before a start: wait for the bridges of a guest that is off, and for a lease if its CPUs do
-    not run."""
+    """Check the conditions of a start.
+
+    A guest that is off needs the bridges. If the CPUs do not run, the host needs a lease.
+    """
     guest = host.guests.get(server)
     if guest is None or not guest.is_active:
         await_bridges(host, interfaces, context)
@@ -30,7 +32,11 @@ def require_start(
 
 
 def await_bridges(host: MemoryHost, interfaces: Iterable[Interface], context: VerbContext) -> None:
-    """Wait until the host has the bridges of these interfaces."""
+    """Wait until the host has the bridges of these interfaces.
+
+    Raises:
+        NoBridge: A bridge is still missing after the timeout.
+    """
     needed = [plug.bridge for plug in plugs(interfaces)]
 
     def look() -> None:
@@ -45,8 +51,10 @@ def await_bridges(host: MemoryHost, interfaces: Iterable[Interface], context: Ve
 def boot(
     host: MemoryHost, server: str, guest: MemoryGuest, fence: int, paused: bool = False
 ) -> DomainState:
-    """Start the guest; a paused or suspended one goes on where it was. ``paused``: its CPUs stay
-    stopped."""
+    """Start the guest. A paused or suspended guest resumes.
+
+    With ``paused`` the CPUs of a guest that was off stay stopped.
+    """
     guest.fence = fence
     stays_paused = paused and not guest.saved and guest.power_state != RUNNING
     if not guest.is_active and not guest.saved:
@@ -67,8 +75,10 @@ def start(
     context: VerbContext,
     has: Belongings | None = None,
 ) -> DomainState:
-    """Start the server's guest, after its bridges and a lease are there, with no more than it
-    ``has``."""
+    """Start the server's guest, once the bridges and the lease allow.
+
+    ``has`` is as in ``Driver.ensure_running``.
+    """
     require_start(host, server, host.guest(server).interfaces, context)
     with host.lock:
         guest = host.guest(server)
@@ -80,7 +90,7 @@ def start(
 def run_or_stop(
     host: MemoryHost, spec: GuestSpec, guest: MemoryGuest, runs: bool, context: VerbContext
 ) -> DomainState:
-    """Start a guest that was described anew if ``runs``, else leave it off."""
+    """Start a guest with a new definition if ``runs``, else keep the guest off."""
     if runs:
         require_start(host, spec.server, spec.interfaces, context)
     with host.lock:
@@ -91,7 +101,10 @@ def run_or_stop(
 
 
 def await_shutdown(host: MemoryHost, server: str, timeout: float, context: VerbContext) -> None:
-    """A guest that ignores ACPI takes the whole ``timeout``; any other powers off at once."""
+    """Wait for the guest's shutdown.
+
+    A guest that ignores ACPI takes the whole ``timeout``. Other guests power off at once.
+    """
     guest = host.guest(server)
     if guest.power_state == RUNNING and guest.ignores_acpi:
         wait(timeout, context)
@@ -100,7 +113,7 @@ def await_shutdown(host: MemoryHost, server: str, timeout: float, context: VerbC
 def stop(
     host: MemoryHost, server: str, fence: int, timeout: float, context: VerbContext
 ) -> DomainState:
-    """The guest is off, and its saved memory is lost."""
+    """Power the guest off and drop the saved memory."""
     await_shutdown(host, server, timeout, context)
     with host.lock:
         guest = host.guest(server)
@@ -109,7 +122,7 @@ def stop(
 
 
 def pull_plug(host: MemoryHost, server: str) -> None:
-    """The guest, if there is one, is off at once; its fence stays."""
+    """Power an existing guest off at once. The fence stays."""
     with host.lock:
         if (guest := host.guests.get(server)) is not None:
             guest.saved = False
@@ -155,7 +168,15 @@ def suspend(host: MemoryHost, server: str, fence: int, context: VerbContext) -> 
 
 
 def refuse_active(guest: MemoryGuest, before: str) -> None:
-    """VerbFailed when the guest runs. ``before``: what the tenant stops it for."""
+    """Refuse a change of a running guest.
+
+    Args:
+        guest: The guest.
+        before: Clause that completes the message "stop it before ...".
+
+    Raises:
+        VerbFailed: The guest is active.
+    """
     if guest.is_active:
         raise VerbFailed(
             f"The server runs; stop it before {before}.", details=f"power state {guest.power_state}"

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guests in memory that are resized on their host: what the disks were is kept until the resize is
-settled.
+"""Resize of guests in memory on their host. The old disks are kept until the resize is settled.
 
-Must stay true: what is kept is what the guest had before the first resize that was not settled,
-however often a resize is repeated.
+Invariant: repeating a resize under the same fence does not change the kept disks.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares of guests in memory. Which are mounted is written on the guest."""
+"""Shares of guests in memory.
+
+The guest's record contains the shares that the host has mounted.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +15,21 @@ def attach(host: MemoryHost, server: str, fence: int, share: AttachedShare) -> D
     with host.lock:
         guest = host.guest(server)
         refuse_active(guest, "its shares are changed")
-        guest.shares = [one for one in guest.shares if one.share_id != share.share_id] + [share]
+        guest.shares = [other for other in guest.shares if other.share_id != share.share_id] + [
+            share
+        ]
         guest.fence = fence
         host.write(server, guest)
         return state_of(server, guest)
 
 
 def detach(host: MemoryHost, server: str, fence: int, share: AttachedShare) -> None:
-    """A guest that is not here has no share."""
+    """Detach a share. A missing guest is ignored."""
     with host.lock:
         if server not in host.guests:
             return
         guest = host.guest(server)
         refuse_active(guest, "its shares are changed")
-        guest.shares = [one for one in guest.shares if one.share_id != share.share_id]
+        guest.shares = [other for other in guest.shares if other.share_id != share.share_id]
         guest.fence = fence
         host.write(server, guest)

@@ -14,7 +14,7 @@ from compute_agent.virt.memory.state.script import wait
 
 
 def snapshot(host: MemoryHost, server: str, write_image: ImageWriter, context: VerbContext) -> int:
-    """Give the disk to ``write_image``; returns its bytes."""
+    """Write the root disk to ``write_image``, and return the size in bytes."""
     with host.lock:
         guest = host.guest(server)
         if guest.is_active and not guest.can_be_still:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Volumes of guests in memory. Which the host has connected is written on the guest."""
+"""Volumes of guests in memory.
+
+The guest's record contains the volumes that the host has connected.
+"""
 
 from __future__ import annotations
 
@@ -26,50 +29,54 @@ def attach(
         guest.volumes = [*_others(guest, volume.volume_id), volume]
         guest.name_new_volume(volume)
         guest.connect()
-        return _changed(host, server, guest, fence)
+        return _store_change(host, server, guest, fence)
 
 
 def detach(
     host: MemoryHost, server: str, fence: int, volume: AttachedVolume, context: VerbContext
 ) -> DomainState | None:
-    """A guest that is not here has no volume."""
+    """Detach a volume. A missing guest is ignored."""
     volumes.check_id(volume.volume_id)
     context.phase(CommandPhase.DETACHING_VOLUME)
     with host.lock:
         if server not in host.guests:
             return None
         guest = _changeable(host, server)
-        found = [one for one in guest.volumes if one.volume_id == volume.volume_id]
-        for one in found:
-            volumes.refuse_cold_bus(one, guest.power_state)
+        attached_volumes = [
+            attached for attached in guest.volumes if attached.volume_id == volume.volume_id
+        ]
+        for attached in attached_volumes:
+            volumes.refuse_cold_bus(attached, guest.power_state)
             if guest.power_state == PAUSED or (
                 guest.power_state == RUNNING and guest.holds_volumes
             ):
-                raise volumes.held(one.volume_id, guest.power_state)
+                raise volumes.held(attached.volume_id, guest.power_state)
         guest.volumes = _others(guest, volume.volume_id)
         guest.names.pop(volume.volume_id, None)
         guest.connect()
-        return _changed(host, server, guest, fence)
+        return _store_change(host, server, guest, fence)
 
 
 def disconnect(host: MemoryHost, server: str, fence: int) -> None:
-    """The host lets go of all of them; a guest that is not here has none."""
+    """Disconnect all volumes of a guest that is off. A missing guest is ignored."""
     with host.lock:
         if server in host.guests:
             guest = host.guest(server)
             refuse_active(guest, "its volumes are disconnected")
             guest.volumes, guest.connected = [], []
-            _changed(host, server, guest, fence)
+            _store_change(host, server, guest, fence)
 
 
 def extend(host: MemoryHost, server: str, volume: AttachedVolume) -> None:
     with host.lock:
         guest = _changeable(host, server)
-        if all(one.volume_id != volume.volume_id for one in guest.volumes):
+        if all(attached.volume_id != volume.volume_id for attached in guest.volumes):
             raise volumes.unknown(volume.volume_id)
         guest.volumes = [
-            volumes.grown(one, volume.size_gb) if one.volume_id == volume.volume_id else one
-            for one in guest.volumes
+            volumes.grown(attached, volume.size_gb)
+            if attached.volume_id == volume.volume_id
+            else attached
+            for attached in guest.volumes
         ]
         host.write(server, guest)
 
@@ -77,7 +84,7 @@ def extend(host: MemoryHost, server: str, volume: AttachedVolume) -> None:
 def copy(
     host: MemoryHost, server: str, fence: int, volume: AttachedVolume, context: VerbContext
 ) -> DomainState:
-    """Both are the same when this returns, and stay so."""
+    """Record the new location of the volume, whose data counts as copied."""
     volumes.link(volume, volumes.EVERY_PROTOCOL)
     context.phase(CommandPhase.COPYING_VOLUME, 0)
     with host.lock:
@@ -87,7 +94,7 @@ def copy(
     with host.lock:
         guest = _changeable(host, server)
         guest.copied = volume
-        return _changed(host, server, guest, fence)
+        return _store_change(host, server, guest, fence)
 
 
 def switch(host: MemoryHost, server: str, fence: int, volume: AttachedVolume) -> DomainState | None:
@@ -97,9 +104,10 @@ def switch(host: MemoryHost, server: str, fence: int, volume: AttachedVolume) ->
         guest = host.guest(server)
         guest.copied = None
         guest.volumes = [
-            volume if one.volume_id == volume.volume_id else one for one in guest.volumes
+            volume if attached.volume_id == volume.volume_id else attached
+            for attached in guest.volumes
         ]
-        return _changed(host, server, guest, fence)
+        return _store_change(host, server, guest, fence)
 
 
 def keep(host: MemoryHost, server: str, fence: int) -> DomainState | None:
@@ -108,38 +116,39 @@ def keep(host: MemoryHost, server: str, fence: int) -> DomainState | None:
             return None
         guest = host.guest(server)
         guest.copied = None
-        return _changed(host, server, guest, fence)
+        return _store_change(host, server, guest, fence)
 
 
 def snapshot(
     host: MemoryHost, server: str, fence: int, volume: AttachedVolume, context: VerbContext
 ) -> DomainState:
-    """The guest goes on in the file that the volume names."""
+    """Let the guest continue in the file that ``volume`` names."""
     context.phase(CommandPhase.SNAPSHOTTING_VOLUME)
     with host.lock:
         guest = _changeable(host, server)
         volumes.snapshotted(volume, guest.volumes)
         guest.volumes = [
-            volume if one.volume_id == volume.volume_id else one for one in guest.volumes
+            volume if attached.volume_id == volume.volume_id else attached
+            for attached in guest.volumes
         ]
-        return _changed(host, server, guest, fence)
+        return _store_change(host, server, guest, fence)
 
 
 def merge(
     host: MemoryHost, server: str, fence: int, volume: AttachedVolume, context: VerbContext
 ) -> DomainState:
-    """The guest goes on in the file that it has."""
+    """Merge files of the volume. The guest's record does not change, except for the fence."""
     context.phase(CommandPhase.MERGING_VOLUME, 0)
     with host.lock:
         guest = _changeable(host, server)
         volumes.mergeable(volume, guest.volumes, guest.power_state)
     wait(0, context)
     with host.lock:
-        return _changed(host, server, _changeable(host, server), fence)
+        return _store_change(host, server, _changeable(host, server), fence)
 
 
 def _others(guest: MemoryGuest, volume_id: str) -> list[AttachedVolume]:
-    return [one for one in guest.volumes if one.volume_id != volume_id]
+    return [attached for attached in guest.volumes if attached.volume_id != volume_id]
 
 
 def _changeable(host: MemoryHost, server: str) -> MemoryGuest:
@@ -149,7 +158,7 @@ def _changeable(host: MemoryHost, server: str) -> MemoryGuest:
     return guest
 
 
-def _changed(host: MemoryHost, server: str, guest: MemoryGuest, fence: int) -> DomainState:
+def _store_change(host: MemoryHost, server: str, guest: MemoryGuest, fence: int) -> DomainState:
     guest.fence = fence
     host.write(server, guest)
     return state_of(server, guest)

@@ -88,7 +88,7 @@ def test_a_host_without_a_way_to_others_says_what_to_set(
     load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nowhere = {socket.AF_INET: ("255.255.255.255", 9)}  # which needs a right that nobody asked for
-    monkeypatch.setattr(assembly, "ELSEWHERE", nowhere)
+    monkeypatch.setattr(assembly, "UNUSED_ADDRESSES", nowhere)
     conf = load("driver = memory")
     with pytest.raises(
         ConfigError, match="no default route.*set .migration. live_migration_inbound"

@@ -13,7 +13,7 @@ import pytest
 
 from common.domain.models import Device, NumaNode
 from compute_agent.virt import traits
-from compute_agent.virt.cpu_sets import CpuSets, opened
+from compute_agent.virt.cpu_sets import CpuSets, read_cpu_sets
 from compute_agent.virt.libvirt.host import capabilities
 from compute_agent.virt.libvirt.host.host import (
     HostCapabilities,
@@ -61,7 +61,7 @@ def test_cells_have_their_cpus_threads_and_pages() -> None:
         NumaNode(0, [0, 1, 2, 3], [], 8192, [[0, 2], [1, 3]], {"4": 1048576, "2048": 1024}),
         NumaNode(1, [4, 5], [], 512, [], {}),
     ]
-    split = capabilities.numa_nodes(CAPABILITIES, opened("0-1", "2-5,^4"))
+    split = capabilities.numa_nodes(CAPABILITIES, read_cpu_sets("0-1", "2-5,^4"))
     assert [(numa_node.cpus, numa_node.pcpus) for numa_node in split] == [
         ([0, 1], [2, 3]),
         ([], [5]),
@@ -119,7 +119,7 @@ def test_features_are_those_that_guests_see() -> None:
 
 def test_inventory_of_a_host(tmp_path: Path) -> None:
     device = Device("0000:81:00.1", "8086", "1521", 1)
-    about = HostOptions(reserved_memory_mb=512, cpus=opened("0-1", "2-3"), devices=[device])
+    about = HostOptions(reserved_memory_mb=512, cpus=read_cpu_sets("0-1", "2-3"), devices=[device])
     told = inventory(FACTS, tmp_path, "qemu", about)
     assert (told.hypervisor_type, told.hypervisor_hostname, told.vcpus, told.pcpus) == (
         "QEMU",

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.domain.errors import ConfigError
-from compute_agent.virt.cpu_sets import CpuSets, listed, opened, parse
+from compute_agent.virt.cpu_sets import CpuSets, listed, parse, read_cpu_sets
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_texts(text: str, cpus: set[int]) -> None:
 )
 def test_wrong_texts_name_the_option(text: str) -> None:
     with pytest.raises(ConfigError, match=r"\[agent\] cpu_dedicated_set: "):
-        opened("", text)
+        read_cpu_sets("", text)
 
 
 @pytest.mark.parametrize(
@@ -44,15 +44,15 @@ def test_wrong_texts_name_the_option(text: str) -> None:
     ],
 )
 def test_who_shares_what(shared: str, dedicated: str, split: tuple[list[int], list[int]]) -> None:
-    assert opened(shared, dedicated, range(4)).split({3, 1, 0, 2}) == split
+    assert read_cpu_sets(shared, dedicated, range(4)).split({3, 1, 0, 2}) == split
 
 
 def test_a_cpu_is_in_one_set_and_on_the_host() -> None:
     with pytest.raises(ConfigError, match="both name 2-3"):
-        opened("0-3", "2-5")
+        read_cpu_sets("0-3", "2-5")
     with pytest.raises(ConfigError, match="no CPU 4-5"):
-        opened("0-3", "4-5", range(4))
-    assert opened("", "") == CpuSets()
+        read_cpu_sets("0-3", "4-5", range(4))
+    assert read_cpu_sets("", "") == CpuSets()
 
 
 @given(st.frozensets(st.integers(0, 99), min_size=1))

@@ -90,14 +90,14 @@ def test_guests_are_made_off_while_the_connection_hangs(monkeypatch: pytest.Monk
 def test_an_answer_to_what_was_asked_before_the_fencing_is_void() -> None:
     agent = Agent("h1", Journal(":memory:"), Hand(), "boot", fence_after=10)
     asked = agent.request(True, [], INVENTORY)
-    agent.answered(asked, SyncAnswer(5))
+    agent.record_answer(asked, SyncAnswer(5))
     late = agent.request(True, None, None)
     agent.begin_fencing()
     assert agent.session == 0
-    agent.answered(late, SyncAnswer(5))
+    agent.record_answer(late, SyncAnswer(5))
     assert agent.needs_registration()
     registration = agent.request(True, [], INVENTORY)
-    agent.answered(registration, SyncAnswer(6))
+    agent.record_answer(registration, SyncAnswer(6))
     assert (registration.session, registration.boot_id, agent.session) == (0, "boot.1", 6)
 
 
@@ -106,7 +106,7 @@ def test_a_host_goes_on_with_making_its_guests_off_after_a_kill(tmp_path: Path) 
     Agent("h1", journal, clock, "boot", fence_after=90).begin_fencing()
     killed = Agent("h1", journal, clock, "boot", fence_after=90)
     assert killed.fences_itself()
-    killed.fenced()
+    killed.end_fencing()
     again = Agent("h1", journal, clock, "boot", fence_after=90)
     assert not again.fences_itself()
     assert again.request(True, None, None).boot_id == "boot.1"

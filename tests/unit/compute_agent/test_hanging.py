@@ -31,8 +31,8 @@ def test_a_command_without_a_sign_of_life_hangs_and_leaves_its_place() -> None:
     for _ in range(int(HANG_SECONDS / 20)):
         rig.clock.seconds += 20
         rig.exchange()
-    assert rig.agent.hanging() == [work]
-    assert rig.agent.hanging() == []
+    assert rig.agent.take_hanging() == [work]
+    assert rig.agent.take_hanging() == []
     assert rig.exchange().phases[work.key] == CommandProgress(
         CommandPhase.MAKING_DISKS, stalled_verb="ensure_guest"
     )
@@ -51,4 +51,4 @@ def test_a_command_that_goes_on_does_not_hang(rig: Rig) -> None:
         rig.clock.seconds += 20
         rig.exchange()
         rig.agent.is_alive(work)
-    assert rig.agent.hanging() == []
+    assert rig.agent.take_hanging() == []

@@ -24,7 +24,7 @@ def test_a_heartbeat_stands_in_while_there_is_nothing_to_tell(rig: Rig) -> None:
     said = rig.agent.heartbeat()
     assert said is not None
     assert (said.host, said.session) == ("h1", 5)
-    rig.agent.heard(HeartbeatAnswer(True))
+    rig.agent.record_heartbeat_answer(HeartbeatAnswer(True))
     rig.agent.accept([command()])
     work = rig.agent.take()
     assert work is not None
@@ -38,11 +38,11 @@ def test_a_heartbeat_stands_in_while_there_is_nothing_to_tell(rig: Rig) -> None:
 @pytest.mark.parametrize(
     "told",
     [
-        lambda agent: agent.changed([DomainState("s", 4, 1)]),
-        lambda agent: agent.cached("image", ""),
-        lambda agent: agent.noticed(INVENTORY, {"cpu.percent": 1.0}),
-        lambda agent: agent.noticed(replace(INVENTORY, memory_mb=2), None),
-        lambda agent: agent.noticed(INVENTORY, None, ["s"]),
+        lambda agent: agent.record_changes([DomainState("s", 4, 1)]),
+        lambda agent: agent.record_prefetch("image", ""),
+        lambda agent: agent.record_host(INVENTORY, {"cpu.percent": 1.0}),
+        lambda agent: agent.record_host(replace(INVENTORY, memory_mb=2), None),
+        lambda agent: agent.record_host(INVENTORY, None, ["s"]),
     ],
     ids=["domain", "image", "metrics", "inventory", "files"],
 )
@@ -57,10 +57,10 @@ def test_files_without_a_guest_are_told_when_they_change(rig: Rig) -> None:
     """Until they have been heard; a host that has none says so once in a session."""
 
     def reported(*servers: str) -> list[str] | None:
-        rig.agent.noticed(INVENTORY, None, servers)
+        rig.agent.record_host(INVENTORY, None, servers)
         return rig.agent.request(True, None, None).files
 
-    rig.agent.noticed(INVENTORY, None, [])
+    rig.agent.record_host(INVENTORY, None, [])
     rig.exchange()
     beat, quiet = rig.agent.heartbeat(), len(json.dumps(to_wire(rig.agent.request(True, [], None))))
     assert reported() is None
@@ -77,7 +77,7 @@ def test_many_files_are_told_in_pages_over_and_over(rig: Rig) -> None:
     few."""
 
     def reported(*servers: str) -> tuple[list[str] | None, list[str] | None]:
-        rig.agent.noticed(INVENTORY, None, servers)
+        rig.agent.record_host(INVENTORY, None, servers)
         said = rig.agent.request(True, [], None)
         return said.files, said.files_between
 
@@ -103,21 +103,21 @@ def test_files_that_a_command_works_at_are_not_told(rig: Rig) -> None:
     work = rig.agent.take()
     assert work is not None
     for _ in range(2):
-        rig.agent.noticed(INVENTORY, None, [work.command.server])
+        rig.agent.record_host(INVENTORY, None, [work.command.server])
         assert rig.agent.request(True, None, None).files == []
         rig.finish(work)
     rig.exchange()
-    rig.agent.noticed(INVENTORY, None, [work.command.server])
+    rig.agent.record_host(INVENTORY, None, [work.command.server])
     assert rig.agent.request(True, None, None).files == [work.command.server]
 
 
 def test_a_heartbeat_that_is_answered_renews_the_lease_and_no_other(rig: Rig) -> None:
     for answered in (True, True, False):
         rig.clock.seconds += LEASE_SECONDS - 1
-        rig.agent.looked([])
+        rig.agent.record_domains([])
         assert rig.agent.heartbeat() is not None
         if answered:
-            rig.agent.heard(HeartbeatAnswer(True))
+            rig.agent.record_heartbeat_answer(HeartbeatAnswer(True))
     rig.clock.seconds += 2
     assert rig.agent.needs_registration()
     assert rig.agent.heartbeat() is None
@@ -125,25 +125,25 @@ def test_a_heartbeat_that_is_answered_renews_the_lease_and_no_other(rig: Rig) ->
 
 def test_a_host_that_is_waited_for_tells_all_its_domains(rig: Rig) -> None:
     assert rig.agent.heartbeat() is not None
-    rig.agent.heard(HeartbeatAnswer(False))
+    rig.agent.record_heartbeat_answer(HeartbeatAnswer(False))
     assert rig.agent.heartbeat() is None
     assert rig.agent.wants_full_report()
-    assert not rig.agent.looks_again(), "they are to be told, not only looked at"
+    assert not rig.agent.is_look_due(), "they are to be told, not only looked at"
 
 
 def test_the_heartbeat_says_when_domains_changed(rig: Rig) -> None:
     before = rig.agent.heartbeat()
     for _ in range(2):
         rig.clock.seconds += LEASE_SECONDS - 1
-        assert not rig.agent.looks_again()
+        assert not rig.agent.is_look_due()
         rig.exchange()
     rig.clock.seconds += 2
-    assert rig.agent.looks_again()
+    assert rig.agent.is_look_due()
     assert rig.agent.heartbeat() is None
-    rig.agent.looked([])
+    rig.agent.record_domains([])
     assert rig.agent.heartbeat() == before
-    rig.agent.looked([DomainState("s", 1, 1), DomainState("t", 4, 1)])
+    rig.agent.record_domains([DomainState("s", 1, 1), DomainState("t", 4, 1)])
     changed = rig.agent.heartbeat()
     assert changed != before
-    rig.agent.looked([DomainState("t", 4, 1), DomainState("s", 1, 1)])
+    rig.agent.record_domains([DomainState("t", 4, 1), DomainState("s", 1, 1)])
     assert rig.agent.heartbeat() == changed

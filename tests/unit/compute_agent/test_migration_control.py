@@ -160,11 +160,11 @@ def test_nothing_is_started_before_what_must_not_run_is_off(rig: Rig) -> None:
     assert stops == {"x", "y"}
     assert rig.agent.take_stop() is None
     assert taken(rig.agent) == ["end"], "what belongs to a server whose plug is being pulled waits"
-    rig.agent.stopped("x", True)
-    rig.agent.stopped("y", False)
+    rig.agent.record_stop("x", True)
+    rig.agent.record_stop("y", False)
     assert taken(rig.agent) == ["look"]
     assert rig.agent.take_stop() == "y", "it is tried again"
-    rig.agent.stopped("y", True)
+    rig.agent.record_stop("y", True)
     assert rig.agent.take_stop() is None
     assert taken(rig.agent) == ["start"]
 
@@ -175,9 +175,9 @@ def test_what_would_start_it_is_let_go_of_first(rig: Rig) -> None:
     rig.exchange(SyncAnswer(6, stop=["x"]), registration=True)
     assert work.cancelled
     assert rig.agent.take_stop() is None
-    rig.agent.ended(work, None)
+    rig.agent.record_result(work, None)
     assert rig.agent.take_stop() == "x"
-    rig.agent.stopped("x", True)
+    rig.agent.record_stop("x", True)
     assert rig.agent.take() is None
 
 
@@ -188,7 +188,7 @@ def test_the_newest_registration_says_what_must_be_off(rig: Rig) -> None:
     assert rig.agent.take_stop() is not None, "an ordinary answer changes nothing"
     rig.exchange(SyncAnswer(7, stop=[]), registration=True)
     assert server is not None
-    rig.agent.stopped(server, False)
+    rig.agent.record_stop(server, False)
     assert rig.agent.take_stop() is None
 
 

@@ -65,14 +65,16 @@ class Rig:
         said = self.agent.request(
             True, [] if registration else None, INVENTORY if registration else None
         )
-        self.agent.answered(said, answer or SyncAnswer(5, [result.key for result in said.results]))
+        self.agent.record_answer(
+            said, answer or SyncAnswer(5, [result.key for result in said.results])
+        )
         return said
 
     def finish(self, work: Work, status: str = "done") -> Result:
         command = work.command
         result = Result(work.key, command.server, command.fence, status)
         self.journal.end(result)
-        self.agent.ended(work, result)
+        self.agent.record_result(work, result)
         return result
 
 
@@ -138,7 +140,7 @@ def test_nothing_starts_before_what_must_be_off_is_looked_at(rig: Rig) -> None:
     rig.agent.accept([command(session=6)])
     assert rig.agent.take() is None
     assert rig.agent.take_stop() == "moved away"
-    rig.agent.stopped("moved away", True)
+    rig.agent.record_stop("moved away", True)
     assert taken(rig.agent) == ["a"]
 
 
@@ -182,7 +184,7 @@ def test_a_higher_fence_cancels_what_runs_and_drops_what_waits(rig: Rig) -> None
     assert running is not None
     rig.agent.accept([command("b", fence=2)])
     assert running.cancelled
-    rig.agent.ended(running, None)
+    rig.agent.record_result(running, None)
     assert taken(rig.agent) == ["else", "b"]
     assert rig.exchange().results == []
 
@@ -200,7 +202,7 @@ def test_a_higher_fence_that_an_answer_teaches_cancels_too(rig: Rig) -> None:
     rig.exchange(SyncAnswer(6, guests={"s": 2, "t": 1}), registration=True)
     assert running is not None
     assert running.cancelled
-    rig.agent.ended(running, None)
+    rig.agent.record_result(running, None)
     assert taken(rig.agent) == ["b"], "what is still of today goes on"
     rig.exchange(SyncAnswer(6, guests={"t": 2}))
     assert taken(rig.agent) == []
@@ -331,7 +333,7 @@ def test_an_answer_of_another_session_ends_ours_and_keeps_what_was_to_be_told(ri
     work = rig.agent.take()
     assert work is not None
     done = rig.finish(work)
-    rig.agent.changed([DomainState("s", 4, 1)])
+    rig.agent.record_changes([DomainState("s", 4, 1)])
     rig.exchange(SyncAnswer(0))
     assert rig.agent.needs_registration()
     said = rig.exchange(SyncAnswer(6, [done.key]), registration=True)
@@ -343,11 +345,11 @@ def test_an_answer_of_another_session_ends_ours_and_keeps_what_was_to_be_told(ri
 
 
 def test_a_changed_state_is_kept_until_that_very_state_was_answered(rig: Rig) -> None:
-    rig.agent.changed([DomainState("s", 4, 1)])
+    rig.agent.record_changes([DomainState("s", 4, 1)])
     said = rig.agent.request(False, None, None)
     assert (said.ask, said.changed) == (False, [DomainState("s", 4, 1)])
-    rig.agent.changed([DomainState("s", 1, 1)])
-    rig.agent.answered(said, SyncAnswer(5))
+    rig.agent.record_changes([DomainState("s", 1, 1)])
+    rig.agent.record_answer(said, SyncAnswer(5))
     assert rig.agent.has_news()
     assert rig.exchange().changed == [DomainState("s", 1, 1)]
     assert not rig.agent.has_news()
@@ -393,10 +395,10 @@ def test_a_state_that_a_result_tells_already_is_no_news(rig: Rig) -> None:
     rig.agent.accept([command(fence=2)])
     work = rig.agent.take()
     assert work is not None
-    rig.agent.ended(work, Result(work.key, "s", 2, "done", {"power_state": 1}))
-    rig.agent.changed([DomainState("s", 1, 2), DomainState("other", 4, 1)])
+    rig.agent.record_result(work, Result(work.key, "s", 2, "done", {"power_state": 1}))
+    rig.agent.record_changes([DomainState("s", 1, 2), DomainState("other", 4, 1)])
     assert rig.exchange().changed == [DomainState("other", 4, 1)]
-    rig.agent.changed([DomainState("s", 4, 2)])
+    rig.agent.record_changes([DomainState("s", 4, 2)])
     assert rig.exchange().changed == [DomainState("s", 4, 2)]
 
 
@@ -404,11 +406,13 @@ def test_what_was_seen_in_the_middle_of_a_command_is_no_news_after_it(rig: Rig) 
     rig.agent.accept([command("a", fence=2)])
     work = rig.agent.take()
     assert work is not None
-    rig.agent.changed([DomainState("s", 3, 2)])  # a domain that starts is paused for a moment
+    rig.agent.record_changes(
+        [DomainState("s", 3, 2)]
+    )  # a domain that starts is paused for a moment
     assert rig.exchange().changed == []
     done = Result(work.key, "s", 2, "done", {"power_state": 1})
-    rig.agent.ended(work, done)
-    rig.agent.changed([DomainState("s", 1, 2)])
+    rig.agent.record_result(work, done)
+    rig.agent.record_changes([DomainState("s", 1, 2)])
     said = rig.exchange(SyncAnswer(5, [done.key]))
     assert (said.results, said.changed) == ([done], [])
     assert rig.exchange().changed == []
@@ -451,29 +455,29 @@ def test_a_build_that_was_cancelled_gives_its_place_up(rig: Rig) -> None:
     rig.agent.accept(builds("a", "b"))
     work = rig.agent.take()
     assert work is not None
-    rig.agent.ended(work, None)
+    rig.agent.record_result(work, None)
     assert taken(rig.agent) == ["b"]
 
 
 def test_what_the_host_has_is_told_again_only_when_it_changed(rig: Rig) -> None:
     assert rig.exchange().inventory is None
-    rig.agent.noticed(replace(INVENTORY), None)
+    rig.agent.record_host(replace(INVENTORY), None)
     assert rig.exchange().inventory is None
     more = replace(INVENTORY, memory_mb=2)
-    rig.agent.noticed(more, None)
+    rig.agent.record_host(more, None)
     said = rig.agent.request(True, None, None)
     assert (said.session, said.inventory) == (5, more)
     assert rig.exchange().inventory == more, "told until it was acknowledged"
     assert rig.exchange().inventory is None
-    rig.agent.noticed(more, None)
+    rig.agent.record_host(more, None)
     assert rig.exchange().inventory is None
 
 
 def test_a_change_between_two_exchanges_is_not_lost(rig: Rig) -> None:
-    rig.agent.noticed(replace(INVENTORY, memory_mb=2), None)
+    rig.agent.record_host(replace(INVENTORY, memory_mb=2), None)
     said = rig.agent.request(True, None, None)
-    rig.agent.noticed(replace(INVENTORY, memory_mb=3), None)
-    rig.agent.answered(said, SyncAnswer(5))
+    rig.agent.record_host(replace(INVENTORY, memory_mb=3), None)
+    rig.agent.record_answer(said, SyncAnswer(5))
     assert rig.exchange().inventory == replace(INVENTORY, memory_mb=3)
     rig.exchange(SyncAnswer(0))
     assert rig.exchange(SyncAnswer(6), registration=True).inventory == INVENTORY
@@ -481,19 +485,19 @@ def test_a_change_between_two_exchanges_is_not_lost(rig: Rig) -> None:
 
 
 def test_metrics_are_told_once(rig: Rig) -> None:
-    rig.agent.noticed(INVENTORY, {"cpu.percent": 7.0})
+    rig.agent.record_host(INVENTORY, {"cpu.percent": 7.0})
     assert rig.exchange().metrics == {"cpu.percent": 7.0}
     assert rig.exchange().metrics is None
 
 
 def test_images_that_were_fetched_ahead_are_told_until_an_answer_comes(rig: Rig) -> None:
-    rig.agent.cached("one", "")
-    rig.agent.cached("two", "no space")
+    rig.agent.record_prefetch("one", "")
+    rig.agent.record_prefetch("two", "no space")
     assert rig.agent.has_news()
     said = rig.agent.request(True, None, None)
     assert said.cached == {"one": "", "two": "no space"}
-    rig.agent.cached("two", "")  # it was tried again meanwhile
-    rig.agent.answered(said, SyncAnswer(5))
+    rig.agent.record_prefetch("two", "")  # it was tried again meanwhile
+    rig.agent.record_answer(said, SyncAnswer(5))
     assert rig.exchange(SyncAnswer(0)).cached == {"two": ""}
     assert rig.exchange(SyncAnswer(6), registration=True).cached == {"two": ""}
     assert not rig.agent.has_news()

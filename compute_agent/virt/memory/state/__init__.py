@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host in memory: its guests, files and incoming migrations, without the verbs."""
+"""A host in memory, without the verbs: guests, files and incoming migrations."""

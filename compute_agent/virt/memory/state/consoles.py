@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Consoles of guests in memory: a VNC server that sends only its version, a SPICE server that sends
-nothing, and a terminal.
+"""Consoles of guests in memory.
 
-All send back each byte that they get, and end when the guest stops.
+A VNC console sends only its version. A SPICE console and a serial console send nothing by
+themselves. All return each byte that they receive, and end when the guest stops.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class EchoConsoles:
         self._open: list[tuple[str, socket.socket]] = []
 
     def open(self, server: str, kind: str) -> socket.socket:
-        """The near side of a new one."""
+        """Open a console and return the client's side."""
         near, far = socket.socketpair()
         with self._lock:
             self._open.append((server, far))
@@ -36,10 +36,10 @@ class EchoConsoles:
         return near
 
     def end(self, server: str) -> None:
-        """The guest stopped."""
+        """End the consoles of a guest that has stopped."""
         with self._lock:
-            for whose, far in self._open:
-                if whose == server:
+            for owner, far in self._open:
+                if owner == server:
                     far.shutdown(socket.SHUT_RDWR)
 
     def _echo(self, server: str, far: socket.socket, data: bytes) -> None:
@@ -48,7 +48,8 @@ class EchoConsoles:
             while data := far.recv(65536):
                 far.sendall(data)
         except (BrokenPipeError, ConnectionResetError):
-            data = b""  # the near side was closed: it has heard enough
+            # The client has closed its side.
+            data = b""
         with self._lock:
             self._open.remove((server, far))
             far.close()

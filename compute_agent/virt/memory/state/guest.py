@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One guest in memory: its record, its disk as an image, and its counters.
+"""One guest in memory: the record, the disk as an image, and counters.
 
-A disk is a table of files, name -> text, so that a test sees which files an action keeps. As an
-image it is the header of an empty qcow2 and that table behind it: the image service accepts it as
-qcow2, and a guest that is made of it has the files again.
+A disk is a table of files (name -> text), so that a test sees which files an action keeps. As an
+image the disk is the header of an empty qcow2, followed by this table. The image service accepts
+this as qcow2, and a guest made from the image has the same files.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ class MemoryGuest:
     console: str = ""
     #: True if the guest does not power off when asked. Set by tests.
     ignores_acpi: bool = False
-    #: True if the guest is suspended: its memory is saved.
+    #: True if the guest is suspended: the memory is saved.
     saved: bool = False
     #: The fence of the last rebuild. 0: none.
     made: int = 0
     #: The fence of the rescue in force. 0: none.
     rescue: int = 0
-    #: The ids of the images of its root disk and its rescue disk.
+    #: The ids of the images of the root disk and the rescue disk.
     image: str = ""
-    #: The files on its root disk: name -> text.
+    #: The files on the root disk: name -> text.
     disk: dict[str, str] = field(default_factory=dict)
     #: The salt and hash of each user's password.
     passwords: dict[str, str] = field(default_factory=dict)
@@ -79,29 +79,29 @@ class MemoryGuest:
     interfaces: list[Interface] = field(default_factory=list)
     #: True if the screen speaks SPICE beside VNC.
     spice: bool = False
-    #: True if the guest releases no interface while it runs. Set by tests.
+    #: True if the guest releases no interface while running. Set by tests.
     holds_interfaces: bool = False
     #: When the guest was started, in seconds since the epoch.
     started: float = 0.0
-    #: The options of its hardware.
+    #: The options of the hardware.
     options: dict[str, str] = field(default_factory=dict)
     #: The parts of the host that the guest has to itself.
     assignment: HardwareAssignment | None = None
-    #: GiB of its root disk.
+    #: GiB of the root disk.
     root_gb: int = 0
-    #: Texts that programs of the guest keep until it is off, by name.
+    #: Texts that programs of the guest keep until power-off, by name.
     memory: dict[str, str] = field(default_factory=dict)
-    #: The hash of the secret that opens its files to another host. Empty: they are closed.
+    #: The hash of the secret that opens the files to another host. Empty: they are closed.
     offered: str = ""
-    #: The fence under which the guest came to this host. 0: it was made here.
+    #: The fence under which the guest came to this host. 0: made on this host.
     received: int = 0
-    #: The URI of the host to which it was live-migrated. Empty: it is here.
+    #: The URI of the host that received the guest by live migration. Empty: none.
     left: str = ""
     #: The fence of the last resize on this host. 0: none.
     resized: int = 0
-    #: Its disks before that resize. None: nothing is kept.
+    #: The disks before that resize. None: no disks are kept.
     aside: JsonObject | None = None
-    #: Its ephemeral and swap disks: name -> {"size_mb", "format", "files"}.
+    #: Ephemeral and swap disks: name -> {"size_mb", "format", "files"}.
     local: dict[str, JsonObject] = field(default_factory=dict)
     shares: list[AttachedShare] = field(default_factory=list)
     #: The ids of the shares that the host has mounted for the guest.
@@ -113,69 +113,81 @@ class MemoryGuest:
     names: dict[str, str] = field(default_factory=dict)
     #: The volume to which the data of another volume is being copied.
     copied: AttachedVolume | None = None
-    #: True if the guest releases no volume while it runs. Set by tests.
+    #: True if the guest releases no volume while running. Set by tests.
     holds_volumes: bool = False
-    #: Until when its file systems are frozen, on the monotonic clock.
+    #: End of the freeze of the file systems, on the monotonic clock.
     still_until: float = 0.0
-    #: What the host remembers of the server. Its ports are in ``interfaces``.
+    #: Facts about the server. The ports are in ``interfaces``.
     facts: HostedServer = field(default_factory=HostedServer)
 
     def dress(self, spec: GuestSpec, spice: bool) -> None:
-        """Give it the hardware of ``spec``, and a screen as its host has them; its disks only
-        grow."""
+        """Give the guest the hardware of ``spec`` and the host's screen. Disks never shrink."""
         self.spice = spice
         self.vcpus, self.memory_mb = spec.flavor.vcpus, spec.flavor.memory_mb
         if not (spec.volumes and boots_from_volume(spec.volumes)):
             self.root_gb = max(self.root_gb, spec.flavor.root_gb)
-        self.local = {disk.name: self._fitted(disk, spec) for disk in spec.disks}
+        self.local = {disk.name: self._fit_disk(disk, spec) for disk in spec.disks}
         self.config_drive, self.interfaces = spec.config_drive, list(spec.interfaces)
         self.options, self.assignment = dict(required_hardware(spec).options), spec.assignment
         self.facts = facts_of(spec)
 
     def take_volumes(self, spec: GuestSpec) -> None:
-        """It has the volumes of ``spec`` and no others. VerbFailed when its host cannot reach
-        them."""
+        """Give the guest the volumes of ``spec`` and no others, and drop shares that are not in it.
+
+        Raises:
+            VerbFailed: The host cannot reach a volume.
+        """
         if spec.volumes:
             links(spec.volumes, EVERY_PROTOCOL)
         self.volumes = list(spec.volumes)
-        self.names = {one.volume_id: one.device for one in spec.volumes}
+        self.names = {volume.volume_id: volume.device for volume in spec.volumes}
         self.connect()
-        self.shares = [one for one in self.shares if one.share_id in spec.shares]
+        self.shares = [share for share in self.shares if share.share_id in spec.shares]
 
     def keep_only(self, has: Belongings) -> None:
-        """It has no more than this when it starts, and all that it needs. VerbFailed when it is to
-        go on with more, or its host cannot reach what it lacks."""
-        others = {one.volume_id for one in self.volumes} - set(has.volumes)
+        """Remove volumes and shares that are not in ``has``, and add missing needed volumes.
+
+        A running guest stays as it is. Needed volumes are added only to a guest that is off.
+
+        Raises:
+            VerbFailed: The guest is paused or suspended with another volume, or the host cannot
+                reach a needed volume.
+        """
+        others = {volume.volume_id for volume in self.volumes} - set(has.volumes)
         if self.power_state == RUNNING:
             return
         if others and (self.saved or self.power_state == PAUSED):
             raise foreign(others)
-        self.volumes = [one for one in self.volumes if one.volume_id not in others]
-        self.shares = [one for one in self.shares if one.share_id in has.shares]
-        self.connected = [one for one in self.connected if one not in others]
+        self.volumes = [volume for volume in self.volumes if volume.volume_id not in others]
+        self.shares = [share for share in self.shares if share.share_id in has.shares]
+        self.connected = [volume_id for volume_id in self.connected if volume_id not in others]
         if self.power_state == SHUTDOWN and not self.saved:
-            known = {one.volume_id for one in self.volumes}
-            lacks = [one for one in has.needed if one.volume_id not in known]
-            links(lacks, EVERY_PROTOCOL)
-            self.volumes += lacks
+            attached_ids = {volume.volume_id for volume in self.volumes}
+            missing_volumes = [
+                volume for volume in has.needed if volume.volume_id not in attached_ids
+            ]
+            links(missing_volumes, EVERY_PROTOCOL)
+            self.volumes += missing_volumes
 
     def name_new_volume(self, volume: AttachedVolume) -> None:
-        """Name a volume as Linux does: with the first free name."""
+        """Give a volume the first free device name, as Linux does."""
         used = {*self._local_names(), *self.names.values()}
         self.names.setdefault(volume.volume_id, device_names.next_free(used, volume.bus))
 
     def name_volumes(self) -> None:
-        """Name all volumes as Linux does at boot: by their order, which hosts keep."""
+        """Name all volumes in their order, as Linux does at boot."""
         volumes = sorted(
-            (one for one in self.volumes if one.boot_index != 0),
-            key=lambda one: self.names.get(one.volume_id, one.device),
+            (volume for volume in self.volumes if volume.boot_index != 0),
+            key=lambda volume: self.names.get(volume.volume_id, volume.device),
         )
-        names = device_names.count(self._local_names(), [one.bus for one in volumes])
-        self.names = {one.volume_id: name for one, name in zip(volumes, names, strict=True)}
-        self.names |= {one.volume_id: self._root() for one in self.volumes if one.boot_index == 0}
+        names = device_names.count(self._local_names(), [volume.bus for volume in volumes])
+        self.names = {volume.volume_id: name for volume, name in zip(volumes, names, strict=True)}
+        self.names |= {
+            volume.volume_id: self._root() for volume in self.volumes if volume.boot_index == 0
+        }
 
     def _root(self) -> str:
-        buses = [one.bus for one in self.volumes if one.boot_index == 0]
+        buses = [volume.bus for volume in self.volumes if volume.boot_index == 0]
         return device_names.root_name(buses[0] if buses else self.options.get("disk_bus"))
 
     def _local_names(self) -> list[str]:
@@ -183,12 +195,14 @@ class MemoryGuest:
         return [self._root(), *device_names.count([self._root()], [bus] * len(self.local))]
 
     def connect(self) -> None:
-        """Its host has connected its volumes, and no others."""
+        """Record all volumes of the guest as connected, and no others."""
         self.connected = [volume.volume_id for volume in self.volumes]
 
-    def _fitted(self, disk: LocalDisk, spec: GuestSpec) -> JsonObject:
-        """A disk as large as ``spec`` says: a new one, or the ephemeral one that was there, which
-        never shrinks."""
+    def _fit_disk(self, disk: LocalDisk, spec: GuestSpec) -> JsonObject:
+        """Return a disk with the size of ``spec``: the existing one or a new one.
+
+        Ephemeral disks never shrink. A swap disk of another size is made anew.
+        """
         old = self.local.get(disk.name)
         if old is not None and disk.name != local_disks.SWAP:
             return {**old, "size_mb": max(old["size_mb"], disk.size_mb)}
@@ -203,23 +217,23 @@ class MemoryGuest:
 
     @property
     def is_active(self) -> bool:
-        """It runs or is paused."""
+        """True if the guest runs or is paused."""
         return self.power_state in (RUNNING, PAUSED)
 
     @property
     def num_disks(self) -> int:
-        """Those that it has now: a rescue disk has only the own one and the volumes beside it."""
+        """The number of disks now. In a rescue the rescue disk replaces the local disks."""
         own = 0 if boots_from_volume(self.volumes) else 1
         return own + len(self.volumes) + (1 if self.rescue else len(self.local))
 
     @property
     def ephemeral(self) -> dict[str, JsonObject]:
-        """The disks beside its own one that keep what was written while it is off."""
+        """The local disks that keep their data while the guest is off, which excludes swap."""
         return {name: disk for name, disk in self.local.items() if name != local_disks.SWAP}
 
     @property
     def can_be_still(self) -> bool:
-        """For a snapshot, as its image may demand."""
+        """True if a snapshot may be made under the image's property os_require_quiesce."""
         return self.options.get("require_quiesce") != "yes" or (
             self.has_agent and self.power_state == RUNNING
         )
@@ -233,12 +247,15 @@ class MemoryGuest:
         return bool(kept) and secrets.compare_digest(kept, _hash(password, salt))
 
     def disk_image(self) -> bytes:
-        """The disk as bytes that ``read_disk`` understands."""
+        """Return the disk as an image for ``read_disk``."""
         return HEADER + MARK + json.dumps(self.disk).encode() + b"}"
 
     def diagnostics(self) -> JsonObject:
-        """The shape of the API's 2.48. Its clients know a closed list of drivers, and memory is not
-        on it."""
+        """Return the counters in the format of API microversion 2.48.
+
+        The driver is "libvirt", because clients accept only certain drivers, and memory is not
+        among them.
+        """
         return {
             "state": STATES[self.power_state],
             "driver": "libvirt",
@@ -275,8 +292,11 @@ class MemoryGuest:
         }
 
 
-def made(spec: GuestSpec, disk: dict[str, str], spice: bool) -> MemoryGuest:
-    """A guest that is off. The image says by its property when no agent runs in its guests."""
+def make_guest(spec: GuestSpec, disk: dict[str, str], spice: bool) -> MemoryGuest:
+    """Make a guest that is off.
+
+    The image property hw_qemu_guest_agent "no" means that the guest has no agent.
+    """
     image = spec.image
     guest = MemoryGuest(
         SHUTDOWN,
@@ -295,8 +315,7 @@ def _hash(password: str, salt: str) -> str:
 
 
 def read_disk(image: bytes) -> dict[str, str]:
-    """The files of a disk that was made of this image: those of a snapshot, none of any other
-    image."""
+    """Return the files of a disk made from this image. Only images of ``disk_image`` have files."""
     if not image.startswith(HEADER + MARK):
         return {}
     files: dict[str, str] = next(iter(json.loads(image[len(HEADER) :]).values()))
@@ -304,4 +323,4 @@ def read_disk(image: bytes) -> dict[str, str]:
 
 
 class MemoryStorage(dict[str, MemoryGuest]):
-    """A storage that hosts share: server -> the guest that the disk is of."""
+    """A storage that hosts share: server -> the guest that has the disk."""

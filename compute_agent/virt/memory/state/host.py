@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host in memory: its size, its guests, its storage, and the behaviour that a test scripts for
-its verbs.
+"""A host in memory: size, guests and storage, and scripted behaviour for tests.
 
-The modules beside this one do the work of the verbs on a ``MemoryHost``; ``memory.driver`` calls
-them. With a state file the guests outlive the process, as those of a real host do: each change is
-written before the verb returns. Tests do to this object what happens to a real host: it loses
-power, a guest powers off or writes to its disk.
+``memory.driver`` calls the modules that implement the verbs on a ``MemoryHost``. With a state file
+the guests survive the process, as those of a real host do: each change is written before the verb
+returns. Tests call methods of this class for events of a real host, for example a loss of power, or
+a guest that powers off.
 """
 
 from __future__ import annotations
@@ -51,13 +50,28 @@ TRAITS = COMMON.union(
 
 
 class MemoryHost:
-    """``guests`` may be given to a second object: the same host, restarted. ``inventory`` replaces
-    the one that is made of the three sizes; a test may change ``size`` at any time. Hosts of this
-    process with the same ``storage`` share it; without one a host has its own. Thread-safe with
-    ``lock``."""
+    """A host in memory. Thread-safe with ``lock``.
 
-    #: URI -> host of this process that a running guest can migrate to; a simulator may set another
-    #: mapping.
+    Args:
+        host: Name of the host.
+        vcpus: Number of CPUs.
+        memory_mb: Memory in MiB.
+        disk_gb: Disk space in GiB.
+        state_file: File that keeps the guests, or None.
+        script: Verb -> behaviours of the next calls.
+        guests: Guests of another object, which make this the same host after a restart.
+        read_images: True to download images and verify their checksums.
+        inventory: Replaces the inventory made from the sizes. Tests may change ``size`` at any
+            time.
+        image_fetches: Limit of simultaneous downloads. 0 means no limit.
+        storage: Id of the storage. Hosts of this process with the same id share it. "" gives the
+            host a separate storage.
+        spice: True if guests have SPICE consoles.
+        makes_bridges: True if the host makes bridges itself, as ``BridgeHelper`` does.
+    """
+
+    #: URI -> host of this process, as the destination of live migrations. A simulator may set
+    #: another mapping.
     reachable: MutableMapping[str, MemoryHost] = WeakValueDictionary()
     #: Id -> storage of hosts of this process.
     storages: ClassVar[WeakValueDictionary[str, MemoryStorage]] = WeakValueDictionary()
@@ -81,18 +95,17 @@ class MemoryHost:
     ) -> None:
         self.name = host
         self.spice = spice
-        self.size: HostInventory = inventory or described(host, vcpus, memory_mb, disk_gb)
+        self.size: HostInventory = inventory or make_inventory(host, vcpus, memory_mb, disk_gb)
         self.script = script if script is not None else {}
         #: The last calls: verb and server.
         self.calls: deque[tuple[str, str]] = deque(maxlen=100_000)
         self.guests: dict[str, MemoryGuest] = guests if guests is not None else {}
-        #: Guests whose files are here without a domain.
+        #: Guests with files and no domain, by server.
         self.files: dict[str, MemoryGuest] = {}
         #: Bridges that the network agent of this host has not made.
         self.missing_bridges: set[str] = set()
-        #: Does this host make those of networks itself, as ``BridgeHelper`` does?
         self.makes_bridges = makes_bridges
-        #: Ids of the images that are here.
+        #: Ids of the images on this host.
         self.images: set[str] = set()
         self.read_images = read_images
         self.fetches = DownloadLimit(image_fetches)
@@ -101,7 +114,7 @@ class MemoryHost:
         self.lock = threading.RLock()
         self.boot_id, self._host_id = str(uuid.uuid4()), str(uuid.uuid4())
         self._changed: deque[str] = deque()
-        self._file = self._restored(StateFile(Path(state_file))) if state_file else None
+        self._file = self._restore(StateFile(Path(state_file))) if state_file else None
         folder = (
             IncomingFolder(Path(state_file).resolve().with_name("arrivals")) if state_file else None
         )
@@ -111,12 +124,12 @@ class MemoryHost:
         self._join(storage or self._host_id)
 
     def _join(self, storage: str) -> None:
-        """Let other hosts find this one, and find the disks of its guests on the storage."""
+        """Register this host for live migrations, and take the guests' disks from the storage."""
         self.reachable[self.uri] = self
         self.storage = self.storages.setdefault(storage, MemoryStorage())
         for server, guest in (self.files | self.guests).items():
-            there = self.storage.setdefault(server, guest)
-            guest.disk, guest.local = there.disk, there.local
+            stored_guest = self.storage.setdefault(server, guest)
+            guest.disk, guest.local = stored_guest.disk, stored_guest.local
         self.size = dataclasses.replace(
             self.size,
             facts=self.size.facts
@@ -126,7 +139,7 @@ class MemoryHost:
         )
 
     def _connector(self) -> JsonObject:
-        """Who the host is to the volume service."""
+        """Return the connector properties for the volume service."""
         return {
             "host": self.name,
             "ip": self.size.host_ip or "127.0.0.1",
@@ -141,15 +154,15 @@ class MemoryHost:
         if self._file is not None:
             self._file.close()
 
-    # --- what happens to a real host ---
+    # --- Events of a real host, for tests ---
     def power_off(self, server: str) -> None:
-        """The guest stops by itself, as after ``poweroff`` inside it."""
+        """Stop the guest, as ``poweroff`` inside the guest does."""
         with self.lock:
             self.set_power(server, self.guest(server), SHUTDOWN)
         self.notify_watchers()
 
     def write_file(self, server: str, name: str, text: str, disk: str = "") -> None:
-        """The guest writes a file to its root disk, or to the named local disk."""
+        """Write a file to the guest's root disk, or to the named local disk."""
         with self.lock:
             guest = self.guest(server)
             files = guest.local[disk]["files"] if disk else guest.disk
@@ -157,14 +170,14 @@ class MemoryHost:
             self.write(server, guest)
 
     def write_memory(self, server: str, name: str, text: str) -> None:
-        """A program in the guest remembers a text until the guest is off."""
+        """Store a text in the guest's memory, which is lost when the guest is off."""
         with self.lock:
             guest = self.active_guest(server)
             guest.memory[name] = text
             self.write(server, guest)
 
     def reboot(self) -> None:
-        """The host loses its power and comes back with another boot id; no guest runs."""
+        """Reboot the host after a loss of power: it has a new boot id, and no guest runs."""
         with self.lock:
             self.boot_id = str(uuid.uuid4())
             if self._file is not None:
@@ -174,7 +187,7 @@ class MemoryHost:
                 self.consoles.end(server)
                 self.write(server, guest)
 
-    # --- for the verbs ---
+    # --- For the verbs ---
     @contextlib.contextmanager
     def call(
         self,
@@ -183,8 +196,13 @@ class MemoryHost:
         context: VerbContext = QUIET,
         pass_by: Callable[[float, VerbContext], None] = wait,
     ) -> Iterator[None]:
-        """A verb is carried out inside: record the call, do what is scripted for it before and
-        after, and notify the watchers. ``pass_by``: how the verb waits."""
+        """Wrap a verb: record the call, apply the scripted behaviour, and notify the watchers.
+
+        ``pass_by`` waits for the time of a ``Slow`` behaviour before the effect.
+
+        Raises:
+            VerbFailed: The script contains ``Fail`` for this call.
+        """
         self.receive_guests()
         self.calls.append((verb, server))
         with self.lock:
@@ -205,7 +223,11 @@ class MemoryHost:
             wait(behaviour.seconds, context)
 
     def guest(self, server: str) -> MemoryGuest:
-        """The server's guest. VerbFailed: there is none."""
+        """Return the server's guest.
+
+        Raises:
+            VerbFailed: The server has no guest on this host.
+        """
         with self.lock:
             if server not in self.guests:
                 raise VerbFailed(
@@ -214,14 +236,21 @@ class MemoryHost:
             return self.guests[server]
 
     def active_guest(self, server: str) -> MemoryGuest:
-        """The server's guest, which runs or is paused. VerbFailed: it does not."""
+        """Return the server's guest, which must run or be paused.
+
+        Raises:
+            VerbFailed: The guest is off or does not exist.
+        """
         guest = self.guest(server)
         if not guest.is_active:
             raise VerbFailed("The server does not run.", details=f"power state {guest.power_state}")
         return guest
 
     def set_power(self, server: str, guest: MemoryGuest, power_state: int) -> DomainState:
-        """The guest changes its power state; returns its state."""
+        """Set the power state of a guest and return the domain's state.
+
+        Shares are mounted and volumes connected while the guest is active.
+        """
         if guest.power_state != power_state:
             self._changed.append(server)
         guest.power_state = power_state
@@ -234,35 +263,40 @@ class MemoryHost:
         return state_of(server, guest)
 
     def notify_watchers(self) -> None:
-        """Call the watchers for each changed guest, without the lock: they may take locks of their
-        own."""
+        """Call the watchers for each changed guest.
+
+        This happens without the lock, because watchers may take their own locks.
+        """
         while self._changed:
             server = self._changed.popleft()
             for watcher in self.watchers:
                 watcher(server)
 
     def keep_guest(self, server: str, guest: MemoryGuest) -> None:
-        """A domain is made of these files."""
+        """Define a domain for the guest, with these files."""
         self.incoming.pop(server, None)
         self.guests[server] = self.storage[server] = guest
         if server in self.files:
-            self.write(server, guest)  # first: who is killed in between has lost nothing
+            # The guest is written before the files are removed, so that a kill loses nothing.
+            self.write(server, guest)
             del self.files[server]
             self.write(FILES + server, None)
 
     def keep_files(self, server: str, guest: MemoryGuest) -> None:
-        """These files are here without a domain."""
+        """Store files without a domain."""
         self.files[server] = guest
         self.write(FILES + server, guest)
 
     def drop_domain(self, server: str) -> None:
-        """The domain goes, its files stay where they are."""
+        """Remove the domain. The files remain."""
         if self.guests.pop(server, None) is not None:
             self.write(server, None)
 
     def release_guest(self, server: str, guest: MemoryGuest, uri: str) -> None:
-        """The guest, which runs, was handed over to the host at ``uri``: here only its files
-        stay."""
+        """Release an active guest that was live-migrated to the host at ``uri``.
+
+        The files remain on this host.
+        """
         with self.lock:
             self.active_guest(server)
             guest.left = uri
@@ -272,7 +306,7 @@ class MemoryHost:
             self.consoles.end(server)
 
     def receive_guests(self) -> None:
-        """Guests that were handed over to this host go on here."""
+        """Take over the guests that other hosts have handed over to this host."""
         with self.lock:
             records = {
                 server: record for server, record in self.incoming.items() if record != EMPTY
@@ -292,31 +326,31 @@ class MemoryHost:
         self.notify_watchers()
 
     def remove(self, server: str, keep_files: bool) -> None:
-        """Neither domain nor files stay; ``keep_files``: those on the storage do."""
+        """Remove domain and files of a server. With ``keep_files`` those on the storage remain."""
         self.incoming.pop(server, None)
         self.drop_domain(server)
         if self.files.pop(server, None) is not None:
             self.write(FILES + server, None)
-        if not keep_files and (lost := self.storage.pop(server, None)) is not None:
-            lost.disk.clear()
+        if not keep_files and (removed_guest := self.storage.pop(server, None)) is not None:
+            removed_guest.disk.clear()
         self.consoles.end(server)
 
     def write(self, key: str, guest: MemoryGuest | None) -> None:
-        """Keep a change in the state file, where there is one; None: the key is removed."""
+        """Write a change to the state file, if the host has one. None removes the key."""
         if self._file is not None:
             self._file.write(key, guest)
 
-    def _restored(self, file: StateFile) -> StateFile:
+    def _restore(self, file: StateFile) -> StateFile:
         for key, value in file.read():
-            whose, server = (
+            guests, server = (
                 (self.files, key.removeprefix(FILES))
                 if key.startswith(FILES)
                 else (self.guests, key)
             )
             if isinstance(value, MemoryGuest):
-                whose[server] = value
+                guests[server] = value
             elif value is None:
-                whose.pop(server, None)
+                guests.pop(server, None)
             elif key == BOOT_ID:
                 self.boot_id = value
             else:
@@ -326,11 +360,13 @@ class MemoryHost:
         return file
 
 
-def described(
+def make_inventory(
     host: str, cpus: int, memory_mb: int, disk_gb: int, sets: CpuSets = ALL_SHARED
 ) -> HostInventory:
-    """The inventory of a host of this size. With dedicated CPUs it has one NUMA node with all of
-    them."""
+    """Return the inventory of a host of this size.
+
+    With dedicated CPUs the host has one NUMA node with all CPUs and the whole memory.
+    """
     shared, dedicated = sets.split(range(cpus))
     return HostInventory(
         "memory",

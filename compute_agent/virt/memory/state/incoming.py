@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of incoming live migrations at a host in memory, by server; other processes can write
-them too.
+"""Records of incoming live migrations at a host in memory, by server.
 
-Used by ``memory.host`` and ``memory.live_migration``. A host with a state file keeps the records in
-a folder beside it, which any process of this machine finds by the host's URI. Any other host keeps
-them in a dictionary.
+``memory.state.host`` and ``memory.live_migration`` use this. A host with a state file keeps the
+records in a folder beside this file. Any process of the machine finds the folder by the host's URI,
+and can write records. Other hosts keep the records in a dictionary.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
-#: The record of a migration that is prepared and whose guest has not come.
+#: The record of a prepared migration before the guest arrives.
 EMPTY = b""
 
 
 class IncomingFolder(MutableMapping[str, bytes]):
-    """Records as files, each of them whole or not there."""
+    """Records as files. Each file is complete or missing."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -50,12 +49,16 @@ class IncomingFolder(MutableMapping[str, bytes]):
 
 
 def uri_of(host: str, place: str) -> str:
-    """The URI of a host. ``place``: the path of its folder, or an id that tells it from other hosts
-    of its name."""
+    """Return the URI of a host.
+
+    Args:
+        host: Name of the host.
+        place: Path of the folder, or an id that distinguishes hosts with the same name.
+    """
     return f"memory://{quote(host)}/{quote(place.lstrip('/'))}"
 
 
 def folder_at(uri: str) -> IncomingFolder | None:
-    """The folder of a host of another process; None when there is none on this machine."""
+    """Return the folder of a host of another process, or None if this machine has none."""
     path = Path(unquote(urlsplit(uri).path))
     return IncomingFolder(path) if path.is_dir() else None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The behaviour that a test scripts for a call of a host in memory, and how its verbs wait.
+"""Scripted behaviour of calls to a host in memory, for tests, and the waiting of verbs.
 
-A verb that waits asks every ``LOOK_SECONDS`` whether it is cancelled.
+A verb that waits checks for a cancellation every ``LOOK_SECONDS``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ QUIET = VerbContext(report_progress=lambda progress: None, cancelled=lambda: Fal
 
 @dataclass(frozen=True, slots=True)
 class Slow:
-    """The call takes ``seconds`` more: before its effect, or between the effect and the answer."""
+    """The call takes ``seconds`` longer.
+
+    The time passes before the effect, or with ``after`` between the effect and the return.
+    """
 
     seconds: float
     after: bool = False
@@ -26,7 +29,7 @@ class Slow:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """The call raises VerbFailed before it has any effect."""
+    """The call raises VerbFailed before any effect."""
 
     text: str = "The hypervisor refused."
     retryable: bool = False
@@ -35,7 +38,7 @@ class Fail:
 
 
 def wait(seconds: float, context: VerbContext) -> None:
-    """Raises Cancelled, also with 0 seconds."""
+    """Wait, or raise Cancelled if the verb is cancelled, even with 0 seconds."""
     deadline = time.monotonic() + seconds
     while not context.cancelled():
         left = deadline - time.monotonic()

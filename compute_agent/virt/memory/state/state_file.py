@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file that keeps the guests of a host in memory when its process ends.
+"""The file that keeps the guests of a host in memory after the process ends.
 
-Used by ``memory.host``. Each change is one line, so that a change is cheap with a thousand guests,
-and the file is whole even when the process is killed.
+``memory.state.host`` uses this. Each change is appended as one line. So a change is cheap with a
+thousand guests, and lines before it stay valid if the process is killed.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ from compute_agent.virt.memory.state.guest import MemoryGuest
 
 #: Keys of the two ids of the host.
 BOOT_ID, HOST_ID = "boot_id", "host_id"
-#: Prefix of the key of a server that has files here and no domain.
+#: Prefix of the key of a server with files and no domain.
 FILES = "files of "
 
 Value = MemoryGuest | str | None
 
 
 class StateFile:
-    """The guests and ids of one host, by key: a server, ``FILES`` and a server, ``BOOT_ID`` or
-    ``HOST_ID``."""
+    """The guests and ids of one host by key.
+
+    A key is a server, ``FILES`` and a server, ``BOOT_ID``, or ``HOST_ID``.
+    """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -35,22 +37,22 @@ class StateFile:
         self._file: FileIO | None = None
 
     def read(self) -> Iterator[tuple[str, Value]]:
-        """The changes, oldest first; None: the key was removed."""
+        """Yield the changes, oldest first. The value None removes the key."""
         for line in self._path.read_bytes().splitlines() if self._path.exists() else []:
             key, value = json.loads(line)
             yield key, from_wire(MemoryGuest, value) if isinstance(value, dict) else value
 
     def begin(self, content: Mapping[str, Value]) -> None:
-        """Write the present content alone, and keep the file open for changes."""
+        """Replace the file by the present content, and keep it open for changes."""
         part = self._path.with_name(f"{self._path.name}.part")
         part.unlink(missing_ok=True)
-        part.touch(0o600)  # connections of volumes may hold passwords
+        # Connections of volumes may contain passwords.
+        part.touch(0o600)
         part.write_bytes(b"".join(_line(key, value) for key, value in content.items()))
         os.replace(part, self._path)
         self._file = FileIO(self._path, "a")
 
     def write(self, key: str, value: Value) -> None:
-        """Append a change."""
         if self._file is not None:
             self._file.write(_line(key, value))
 
