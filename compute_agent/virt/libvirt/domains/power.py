@@ -64,7 +64,8 @@ def start(
         paused: Start with stopped CPUs, and do not resume a paused domain.
 
     Raises:
-        VerbFailed: There is no domain, a disk is damaged, or the host has no lease.
+        VerbFailed: There is no domain, a disk is damaged, or a bridge does not appear in time.
+        Unavailable: The host has no lease.
         Cancelled: Before anything was changed.
     """
     context.phase(CommandPhase.STARTING)
