@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The virt driver for QEMU and KVM through libvirt.
 
-Implements ``virt.driver.Driver`` for ``compute_agent.verbs``. Each verb is passed to the module
-that carries it out:
+Implements ``virt.driver.Driver`` for ``compute_agent.verbs``. Each verb is passed to one of these
+packages:
 
 * ``guests``: make, rebuild, rescue, resize and remove guests, and take their snapshots.
 * ``volumes``: attach, detach, copy and merge volumes, through ``guests.volume_verbs``.
@@ -257,7 +257,7 @@ class LibvirtDriver(VolumeVerbs):
             domain = power.find(self._libvirt, server)
             if (domain.power_state, domain.fence) == (RUNNING, fence):
                 return power.state(domain)
-            # A guest that may not be started again is left as it is.
+            # A guest that may not be started again must not be stopped.
             context.require_lease()
             power.off(self._libvirt, server, timeout, context)
             self._guests.settle(server, has, context)
@@ -510,7 +510,7 @@ class LibvirtDriver(VolumeVerbs):
         self._libvirt.close()
 
     def _withdraw_arrival(self, server: str) -> None:
-        """Stop expecting the guest, and stop the proxy if it was the last expected guest."""
+        """Stop expecting the guest, and stop the proxy after the last expected guest."""
         self._incoming.withdraw(server)
         self._update_proxy()
 

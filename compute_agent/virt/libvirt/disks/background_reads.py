@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads from a network in a thread, so that the verb can be cancelled meanwhile.
 
-Called by ``images`` and ``cold_migration``. A read may hang, and a cancelled verb must not wait for
-it.
+Called by ``images`` and ``cold_migration``. Because a read may hang, and a cancelled verb must not
+wait for the network.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def read_in_background(
 ) -> Generator[Item, None, None]:
     """Yield the items of ``read()``, and raise the exceptions of ``read()``.
 
-    If the caller stops early, the thread ends at its next item.
+    If the caller stops early, the thread ends at the next item.
 
     Raises:
         Cancelled: Within a second of the cancel, even if ``read()`` hangs.

@@ -2,11 +2,10 @@
 """Backing files of disks. The name of a backing file has the checksum of its content.
 
 Called by ``images``, ``disks`` and ``cold_migration``. For example, a disk's header names
-``base.sha512-….qcow2``. So the disk itself records its backing file's content, on every host to
-which it moves, and no host has to resolve an image a second time.
+``base.sha512-….qcow2``. So every disk records the content of the backing file, also after a move to
+another host, and no host has to resolve an image a second time.
 
-Invariant: a backing file is never changed. No guest starts on a backing file whose content does not
-fit its name.
+Invariant: a backing file is never changed. No guest starts on a backing file with a false name.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ HASHES = ("sha512", "sha256", "sha384", "blake2b")
 OWN_HASH = "sha256"
 CONTENT = re.compile(rf"({'|'.join(HASHES)})-([0-9a-f]{{64,128}})\.({'|'.join(FORMATS)})")
 MEBIBYTE = 1 << 20
-#: Extended attribute with size and modification time of the file at its last verification.
+#: Extended attribute with size and modification time of the file at the last verification.
 VERIFIED = "user.kilonova.verified"
 
 
@@ -126,7 +125,7 @@ def is_verified(base: Path) -> bool:
 
 
 def mark_verified(base: Path) -> None:
-    """Record that the file has been verified, after writing it."""
+    """Record that the file was verified while it was written."""
     _write_stamp(base, _read_stamp(base))
 
 

@@ -8,8 +8,8 @@ The server's folder contains a hard link to the cached image, named by its conte
 ``backing_files``), and the overlay ``disk``. The overlay's header names the link. A new disk is
 made as ``disk.part`` by ``qemu_img`` and renamed when complete.
 
-Invariant: a file named ``disk`` is complete, and only a rebuild replaces it. Its backing file is
-the one named in its header, whatever a request says.
+Invariant: a file named ``disk`` is complete, and only a rebuild replaces this file. The header
+names the backing file, and requests cannot change that.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PART = ".part"
 
 
 def make(folder: Path, image: CachedImage | None, root_gb: int, name: str = ROOT_DISK) -> Disk:
-    """Make the server's disk ``name``, unless it exists.
+    """Make the server's disk ``name`` if missing.
 
     Args:
         image: The image below the disk, or None for a disk without a backing file.
@@ -72,7 +72,7 @@ def planned(folder: Path, image: CachedImage | None, name: str = ROOT_DISK) -> D
 
 
 def existing(folder: Path, name: str = ROOT_DISK) -> Disk:
-    """Return the disk of this name, with the backing file named in its header.
+    """Return the disk of this name, with the backing file from the disk's header.
 
     Raises:
         VerbFailed: The disk or its backing file does not exist, or the header is not acceptable.
@@ -88,7 +88,7 @@ def existing(folder: Path, name: str = ROOT_DISK) -> Disk:
 
 
 def verify(disk: Disk, context: VerbContext) -> None:
-    """Check that the disk's header names this backing file, and that its content fits its name.
+    """Check that the disk's header names this backing file, and verify the content of the file.
 
     Raises:
         VerbFailed: The check failed.
@@ -109,7 +109,7 @@ def verify(disk: Disk, context: VerbContext) -> None:
 
 
 def prepare(disk: Disk, image: CachedImage | None, root_gb: int) -> None:
-    """Make the disk as ``.part``, and its backing file. Repeatable.
+    """Make the disk as ``.part``, and the backing file. Repeatable.
 
     An existing disk of this name is not changed.
     """
@@ -231,7 +231,10 @@ def _list_kept(disk: Disk) -> list[Path]:
 
 
 def grow(disk: Disk, root_gb: int) -> None:
-    """Grow the disk, which must not be in use, to ``root_gb`` GiB. It never shrinks. Repeatable."""
+    """Grow the disk to ``root_gb`` GiB, unless larger already. Repeatable.
+
+    The disk must not be in use.
+    """
     _grow_to(disk, _inspect_header(disk.path), root_gb)
 
 
@@ -269,7 +272,7 @@ def _inspect_header(path: Path) -> qcow2.Qcow2Header:
 
 
 def _link_base(disk: Disk, image: CachedImage | None) -> None:
-    """Give the image its name as the disk's backing file. No other content can have this name."""
+    """Link the image as the disk's backing file. No other content can have the same name."""
     if image is None or disk.base is None:
         return
     if disk.base.exists() and (
@@ -293,9 +296,9 @@ def _link_base(disk: Disk, image: CachedImage | None) -> None:
 
 
 def adopt(disk: Disk) -> None:
-    """Give the disk made by ``prepare`` its name.
+    """Rename the disk made by ``prepare``.
 
-    The disk that had this name is replaced, and its backing file removed.
+    An existing disk of this name is replaced, and the old backing file removed.
     """
     os.replace(aside(disk.path), disk.path)
     _sync(disk.path.parent)
@@ -303,7 +306,7 @@ def adopt(disk: Disk) -> None:
 
 
 def abandon(folder: Path, name: str = ROOT_DISK) -> None:
-    """Remove the disk made by ``prepare`` if it was not adopted."""
+    """Remove a disk made by ``prepare`` and not adopted."""
     path = folder / name
     aside(path).unlink(missing_ok=True)
     try:
@@ -311,13 +314,13 @@ def abandon(folder: Path, name: str = ROOT_DISK) -> None:
     except FileNotFoundError:
         used_base = None
     except ValueError:
-        # The file is not a disk, so it is unknown which backing file belongs to it.
+        # Without a readable header the backing file in use is unknown.
         return
     _drop_bases(path, used_base)
 
 
 def discard(folder: Path, name: str) -> None:
-    """Remove this disk, its backing file, and unfinished files of both."""
+    """Remove this disk, the backing file, and unfinished files of both."""
     aside(folder / name).unlink(missing_ok=True)
     (folder / name).unlink(missing_ok=True)
     _drop_bases(folder / name, None)
@@ -383,7 +386,7 @@ def _copy_image(source: Path, target: Path) -> None:
 
 
 def aside(path: Path) -> Path:
-    """Return the path at which a file is made before it gets its name."""
+    """Return the temporary path of a file that is being made."""
     return path.with_name(f"{path.name}{PART}")
 
 

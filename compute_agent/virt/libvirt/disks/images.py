@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The image cache: each image is fetched once, verified, inspected, and named by its checksum.
+"""The image cache: each image is fetched once, verified, inspected, and named by checksum.
 
-Called by ``virt.libvirt.driver``. An image is untrusted input. While it is received, the bytes are
-counted and hashed. Helpers inspect the beginning and then the whole (``inspection``). Only if all
-checks succeed does the file get its name, which contains its checksum (``backing_files``). No other
-program opens it before.
+Called by ``virt.libvirt.driver``. An image is untrusted input. The received bytes are counted and
+hashed. Helpers inspect the beginning and then the whole (``inspection``). Only if all checks
+succeed is the file renamed to a name with the checksum (``backing_files``). No other program opens
+the file before that.
 
-A server's folder has a hard link to its image. An image with a single link is therefore unused and
-may be evicted. Its access time records the last request.
+A server's folder has a hard link to the server's image. An image with a single link is therefore
+unused and may be evicted. The access time of the file records the last request.
 
 Invariant: a file in the cache without ``.part`` is complete, verified, independent of other files,
 and never changed.
@@ -43,7 +43,7 @@ MEBIBYTE, GIBIBYTE = 1 << 20, 1 << 30
 FIRST_INSPECTED_BYTES = MEBIBYTE
 #: Seconds after a request in which the image gets a link in a server's folder.
 UNUSED_SECONDS = 600
-#: Results of inspections in this process. They hold for the content, wherever it is stored.
+#: Results of inspections in this process. A result holds for the content, wherever the file is.
 INSPECTIONS = inspection.InspectionCache()
 
 
@@ -82,7 +82,7 @@ class ImageCache:
     def fetch(
         self, image: ImageRef, max_bytes: int, read_image: ImageReader, context: VerbContext
     ) -> CachedImage:
-        """Return the image, after fetching it if necessary.
+        """Return the image, and fetch a missing one.
 
         Args:
             max_bytes: Limit of the virtual size. 0: no limit.
@@ -222,7 +222,7 @@ def _inspect_once(
 
 
 def _link_id(name: Path, content: str) -> None:
-    """Link the name of an image without a known checksum to its content."""
+    """Link the name of an image without a known checksum to the content."""
     part = name.with_name(f"{name.name}.part")
     part.unlink(missing_ok=True)
     part.symlink_to(content)
@@ -263,7 +263,7 @@ def _check_virtual_size(virtual_size: int, max_bytes: int) -> None:
 def _read_image(
     image_id: str, read_image: ImageReader, context: VerbContext
 ) -> Generator[bytes, None, None]:
-    """Yield the reader's chunks, and turn its errors into those of a verb."""
+    """Yield the reader's chunks, and turn the reader's errors into errors of a verb."""
     try:
         with closing(
             read_in_background(f"fetch-{image_id}", lambda: read_image(image_id), context)
@@ -287,8 +287,8 @@ def _read_image(
 def _cache_name(image: ImageRef) -> str:
     """Return the name for the image in the cache.
 
-    The name contains the checksum. If the image service has none, it contains the image's id, and
-    the file is a link to the content.
+    The name contains the checksum. Without a checksum from the image service, the name contains the
+    image's id, and the file is a link to the content.
     """
     if not image.hash_value:
         if not re.fullmatch(r"[0-9a-fA-F-]{32,36}", image.id):
@@ -303,7 +303,7 @@ def _stop_if_cancelled(context: VerbContext) -> None:
 
 
 def upload(path: Path, write_image: ImageWriter, context: VerbContext) -> int:
-    """Send the file to the image service, and return its size in bytes.
+    """Send the file to the image service, and return the number of bytes.
 
     The upload has a thread of its own, so that a cancelled verb does not wait for a writer that
     hangs.

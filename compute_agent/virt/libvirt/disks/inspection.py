@@ -59,7 +59,7 @@ def begun(part: Path, declared: str, context: VerbContext) -> int | None:
 
 
 def finished(path: Path, declared: str, context: VerbContext) -> int:
-    """Inspect a complete image, and return its virtual size in bytes.
+    """Inspect a complete image, and return the virtual size in bytes.
 
     Raises:
         VerbFailed: The image cannot be used.
@@ -113,10 +113,10 @@ def require_opens(path: Path, declared: str, context: VerbContext) -> None:
 def _inspect(
     function: str, path: Path, context: VerbContext | None, **arguments: bool
 ) -> JsonObject:
-    """Call the inspector in a helper, and return its checked report.
+    """Call the inspector in a helper, and return the checked report.
 
     Raises:
-        VerbFailed: The helper exceeded its limits, failed, or returned an invalid report.
+        VerbFailed: The helper exceeded a limit, failed, or returned an invalid report.
     """
     helpers = client.helpers()
     file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)

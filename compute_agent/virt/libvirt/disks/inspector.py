@@ -29,7 +29,7 @@ def image(file: int, whole: bool) -> JsonObject:
 
     Args:
         file: Descriptor of the open file.
-        whole: The file is complete. Otherwise it is the beginning of an image.
+        whole: The file is complete. Otherwise only the beginning of an image is inspected.
 
     Returns:
         ``formats``: possible formats, sorted, or [] if more data is needed. ``unsafe``: the reason

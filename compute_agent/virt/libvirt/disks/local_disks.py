@@ -79,8 +79,7 @@ def lay_out(folder: Path, spec: GuestSpec) -> None:
 class LocalDisks:
     """Makes local disks on this host.
 
-    ``default`` is the file system for disks without a requested one. "" selects it by the image's
-    OS.
+    ``default`` is the file system for disks without a requested one. "" selects by the image's OS.
     """
 
     default: str = ""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs qemu-img, always with the format of every file that it opens.
 
-Called by ``disks`` and ``inspection``. No other module runs qemu-img. Except for Ceph images, it
-runs in a helper process (``compute_agent.sandbox``), gets its files as open descriptors, and can
-open no other file.
+Called by ``disks`` and ``inspection``. No other module runs qemu-img. Except for Ceph images,
+qemu-img runs in a helper process (``compute_agent.sandbox``), gets open descriptors of the files,
+and can open no other file.
 
 Invariant: no call lets qemu-img detect a format (tests/unit/compute_agent/test_qemu_img.py).
 """
@@ -29,7 +29,7 @@ PROGRAM_TIMEOUT_SECONDS = 120.0
 #: librbd itself would wait much longer for monitors that do not answer.
 NETWORK_TIMEOUT_SECONDS = 30.0
 MEBIBYTE = 1 << 20
-#: Minimum rates for the copy of a whole disk. They determine its time limits only.
+#: Minimum rates for the copy of a whole disk. They only determine time limits.
 MIN_COPY_BYTES_PER_SECOND, MIN_CPU_BYTES_PER_SECOND = 4 * MEBIBYTE, 64 * MEBIBYTE
 
 
@@ -119,7 +119,7 @@ def copy(disk: Disk, target: Path, size: int, context: VerbContext) -> None:
 
 
 def opens(path: Path, kind: str, context: VerbContext) -> client.HelperResult:
-    """Let qemu-img open a file of this format without its backing file, and return the result.
+    """Let qemu-img open a file of this format without the backing file, and return the result.
 
     Raises:
         OSError: qemu-img is not installed or cannot be run.
@@ -232,7 +232,7 @@ def _find_program() -> str:
 
 
 def _max_length(size: int) -> int:
-    """Return the maximum length of a qcow2 file, with its tables, for ``size`` bytes of content."""
+    """Return the maximum length of a qcow2 file, tables included, for ``size`` bytes of content."""
     return size + size // 64 + 64 * MEBIBYTE
 
 
@@ -244,9 +244,9 @@ def _create_empty(path: Path) -> Path:
 
 
 def describe_chain(disk: Disk) -> str:
-    """Return the disk and its backing file as a JSON filename of QEMU, with descriptors as paths.
+    """Return the disk and the backing file as a JSON filename of QEMU, with descriptors as paths.
 
-    Every file has its format, so that no header decides which files QEMU opens.
+    Every file has a format, so that no header decides which files QEMU opens.
     """
     base = _describe_layer(1, disk.base_format, None) if disk.base else None
     return f"json:{json.dumps(_describe_layer(0, 'qcow2', base))}"

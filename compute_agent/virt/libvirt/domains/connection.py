@@ -2,9 +2,9 @@
 """The connection to libvirt. No other module imports libvirt.
 
 The other modules work on a domain through ``Connection.on``. The connection is opened on first use
-and again after libvirtd went away. It is kept alive, translates errors, and calls watchers for
-libvirt's events. libvirt needs one thread for its event loop. Watchers are called in another
-thread, so that they may call libvirt.
+and again after libvirtd went away. ``Connection`` keeps the connection alive, translates errors,
+and calls watchers for libvirt's events. libvirt needs one thread for its event loop. Watchers are
+called in another thread, so that they may call libvirt.
 
 Invariant: VerbFailed is raised only if libvirtd answered, errors.NoAnswer if not.
 """
@@ -66,7 +66,7 @@ UNDEFINE_FLAGS = (
     | libvirt.VIR_DOMAIN_UNDEFINE_SNAPSHOTS_METADATA
     | libvirt.VIR_DOMAIN_UNDEFINE_NVRAM
 )
-#: The domain changed its state in the meantime, so that the call has become unnecessary.
+#: The domain changed its state in the meantime, so that the call is unnecessary.
 STATE_CHANGED_ERRORS = (libvirt.VIR_ERR_OPERATION_INVALID, libvirt.VIR_ERR_NO_DOMAIN)
 #: The hypervisor does not support the call, as often with libvirt's test driver.
 NO_SUPPORT_ERRORS = (libvirt.VIR_ERR_NO_SUPPORT,)
@@ -103,8 +103,8 @@ JOB_OPERATION_MIGRATION_OUT, JOB_OPERATION_SAVE = (
     libvirt.VIR_DOMAIN_JOB_OPERATION_MIGRATION_OUT,
     libvirt.VIR_DOMAIN_JOB_OPERATION_SAVE,
 )
-#: Flags of a migration. The libvirtds carry it out between themselves, so it continues when the
-#: agent dies. Afterwards the domain is defined only at the destination.
+#: Flags of a migration. The libvirtds carry out the migration between themselves, even if the agent
+#: dies. Afterwards the domain is defined only at the destination.
 MIGRATE_FLAGS = (
     libvirt.VIR_MIGRATE_LIVE
     | libvirt.VIR_MIGRATE_PEER2PEER
@@ -138,9 +138,9 @@ class GuestDomain:
     """A domain with our metadata.
 
     Attributes:
-        saved: The domain is off and its memory is saved.
+        saved: The domain is off, with saved memory.
         is_incoming: The guest's memory is still arriving from another host, which has the guest.
-        postcopy_failed: The guest runs at another host that lacks part of its memory, which is
+        postcopy_failed: The guest runs at another host without part of the memory, which is still
             here.
     """
 
@@ -176,7 +176,7 @@ class Connection:
         #: Servers whose domain changed. None: the connection was lost.
         self._events: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._watchers: list[Callable[[str], None]] = []
-        #: Server -> statistics at the end of its last migration.
+        #: Server -> statistics at the end of the last migration.
         self._ended_jobs: dict[str, JobStats] = {}
         _start_event_loop()
 
@@ -207,7 +207,7 @@ class Connection:
         )
 
     def start(self, server: str, paused: bool = False) -> None:
-        """Start the domain, unless it is active. With ``paused`` its CPUs stay stopped.
+        """Start the domain, unless already active. With ``paused`` the CPUs stay stopped.
 
         Raises:
             NoBridge: A bridge of the domain does not exist.
@@ -259,7 +259,7 @@ class Connection:
         self.on(server, "plug in the interface", plug)
 
     def pause(self, server: str) -> None:
-        """Stop the domain's CPUs. Its memory stays."""
+        """Stop the domain's CPUs, and keep the memory."""
         self.on(server, "pause the guest", lambda domain: domain.suspend(), STATE_CHANGED_ERRORS)
 
     def resume(self, server: str) -> None:
@@ -268,7 +268,7 @@ class Connection:
     def open_screen(self, server: str, number: int = 0) -> socket.socket:
         """Return a connection to a graphics server of the guest.
 
-        QEMU passes the connection, because it does not listen on any address.
+        QEMU passes the connection, because the screen listens on no address.
 
         Args:
             number: Index of the graphics device in the domain's XML.
@@ -283,7 +283,7 @@ class Connection:
         return socket.socket(fileno=descriptor)
 
     def press_power_button(self, server: str) -> None:
-        """Request a shutdown by ACPI. The guest may take its time or ignore the request."""
+        """Request a shutdown by ACPI, which the guest may delay or ignore."""
         self.on(
             server,
             "ask the guest to power off",
@@ -360,7 +360,7 @@ class Connection:
     def watch(self, changed: Callable[[str], None]) -> None:
         """Call ``changed(server)`` for each change of a domain's state.
 
-        After a reconnect it is called for all domains.
+        After a reconnect, call ``changed`` for all domains.
         """
         self._watchers.append(changed)
         if len(self._watchers) == 1:
@@ -493,12 +493,12 @@ class Connection:
 
 
 def _read_domain(domain: Domain) -> GuestDomain | None:
-    """Return the domain with our metadata, or None if it has none or has just ended."""
+    """Return the domain with our metadata, or None for a foreign or ended domain."""
     try:
         state, reason = domain.state()
         marks = read_metadata(domain.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, NAMESPACE, 0))
         saved = state == libvirt.VIR_DOMAIN_SHUTOFF and bool(domain.hasManagedSaveImage(0))
-        # This host defines a domain before its start, but defines an incoming domain only after its
+        # This host defines a domain before the start, but defines an incoming domain only after the
         # arrival.
         postcopy_failed = (state, reason) == (
             libvirt.VIR_DOMAIN_PAUSED,

@@ -2,8 +2,8 @@
 """Sets passwords and freezes file systems through the agent inside a guest (qemu-guest-agent).
 
 Called by ``virt.libvirt.driver``, ``snapshots`` and ``still_guests``. The agent is a program of the
-tenant, reached through libvirt. It may be absent, hang, or send false answers, so each call has a
-time limit and no answer is shown to users.
+tenant, reached through libvirt. The agent may be absent, hang, or send false answers. Therefore
+each call has a time limit and no answer is shown to users.
 
 Invariant: file systems that were frozen here are thawed, or the log reports the failure.
 """
@@ -34,10 +34,10 @@ ABSENT = "The guest has no agent that answers; install and start qemu-guest-agen
 def set_password(libvirt: Connection, server: str, user: str, password: str) -> None:
     """Set a user's password in the guest.
 
-    The agent's error text is dropped, because it may contain the password.
+    The agent's error text may contain the password and is dropped.
 
     Raises:
-        VerbFailed: There is no agent, or it refuses.
+        VerbFailed: There is no agent, or the agent refuses.
     """
     if power.find_active(libvirt, server).power_state != RUNNING or not is_there(libvirt, server):
         raise VerbFailed(ABSENT)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""libvirt's jobs on a domain: saving its memory and copying its disk.
+"""libvirt's jobs on a domain: saving the memory and copying the disk.
 
 Called by ``power`` and ``snapshots``. Both jobs report progress. A cancel ends them within seconds
 and leaves the guest as before. A job of an agent that died is aborted first. ``live_migration``
-uses ``stats_of``, ``request_abort`` and ``BackgroundCall`` for its own job.
+uses ``stats_of``, ``request_abort`` and ``BackgroundCall`` for migrations.
 
 Invariant: when a function here has returned or raised, no job of ours runs on the domain. The
 exception is ``errors.NoAnswer``, after which one may still run.
@@ -33,7 +33,7 @@ LOOK_SECONDS, ABORT_TIMEOUT_SECONDS = 0.1, 5.0
 
 
 def save(libvirt: Connection, server: str, context: VerbContext) -> None:
-    """Save the memory of the running or paused domain and stop it.
+    """Save the memory of the running or paused domain, and stop the domain.
 
     After a restore the domain's CPUs run.
 
@@ -90,7 +90,7 @@ def backup(libvirt: Connection, server: str, context: VerbContext) -> None:
 
 
 def abort(libvirt: Connection, server: str) -> None:
-    """Abort the domain's job, if there is one, and wait for its end.
+    """Abort the domain's job, if there is one, and wait until no job runs.
 
     Raises:
         VerbFailed: The job does not end.
@@ -121,7 +121,7 @@ def is_abortable(stats: JobStats) -> bool:
     """False while QEMU sets up a migration to a host or a file.
 
     Why: libvirt 9 misses the end of a migration that is aborted in that phase. The phase is between
-    the copies of the disks and of the memory. The statistics of the disks stay during it.
+    the copies of the disks and of the memory. The statistics of the disks stay meanwhile.
     """
     if stats.get("operation") not in (JOB_OPERATION_MIGRATION_OUT, JOB_OPERATION_SAVE):
         return True
@@ -143,7 +143,7 @@ def stats_of(libvirt: Connection, server: str, flags: int = 0) -> JobStats:
 
 
 class BackgroundCall:
-    """A call to libvirt in a thread. ``error`` is the exception that ended it, if any."""
+    """A call to libvirt in a thread. ``error`` is the exception of a failed call."""
 
     def __init__(self, name: str, work: Callable[[], object]) -> None:
         self.error: Exception | None = None

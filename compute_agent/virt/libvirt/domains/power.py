@@ -23,7 +23,7 @@ from compute_agent.virt.libvirt.domains.connection import Connection, GuestDomai
 from compute_agent.virt.libvirt.xml import running_domain, volume_xml
 
 #: Seconds between two polls of a domain that should power off, and between two ACPI requests. The
-#: guest may miss a request at the beginning of its boot.
+#: guest may miss a request at the beginning of the boot.
 LOOK_SECONDS, PRESS_SECONDS = 0.1, 5.0
 
 
@@ -38,7 +38,7 @@ def find(libvirt: Connection, server: str) -> GuestDomain:
 
 
 def find_active(libvirt: Connection, server: str) -> GuestDomain:
-    """Return the server's domain, or raise VerbFailed unless it is active."""
+    """Return the server's domain if active, else raise VerbFailed."""
     domain = find(libvirt, server)
     if not domain.active:
         raise VerbFailed("The server does not run.", details=f"power state {domain.power_state}")
@@ -46,7 +46,7 @@ def find_active(libvirt: Connection, server: str) -> GuestDomain:
 
 
 def refuse_active(libvirt: Connection, server: str) -> None:
-    """Raise VerbFailed if the server's domain is active, so that QEMU has its disks open."""
+    """Raise VerbFailed if the server's domain is active, so that QEMU has the disks open."""
     domain = libvirt.find(server)
     if domain and domain.active:
         raise VerbFailed(
@@ -115,7 +115,7 @@ def suspend(libvirt: Connection, server: str, fence: int, context: VerbContext) 
 
 
 def off(libvirt: Connection, server: str, timeout: float, context: VerbContext) -> None:
-    """Shut the domain down by ACPI, and destroy it after ``timeout`` seconds.
+    """Shut the domain down by ACPI, and destroy a remaining domain after ``timeout`` seconds.
 
     A domain whose CPUs do not run is destroyed at once. Saved memory is dropped.
     """
@@ -133,7 +133,7 @@ def off(libvirt: Connection, server: str, timeout: float, context: VerbContext) 
 
 
 def pull_plug(libvirt: Connection, server: str) -> None:
-    """Destroy the domain, and drop its saved memory."""
+    """Destroy the domain, and drop the saved memory."""
     domain = find(libvirt, server)
     if domain.power_state != SHUTDOWN:
         libvirt.destroy(server)

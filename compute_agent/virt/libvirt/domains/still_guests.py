@@ -47,7 +47,7 @@ class StillGuests:
         """Freeze the guest's file systems until ``let_go``, for at most ``seconds``.
 
         Raises:
-            VerbFailed: The guest does not run, or its agent cannot freeze the file systems.
+            VerbFailed: The guest does not run, or the agent cannot freeze the file systems.
         """
         if power.find(self._libvirt, server).power_state != RUNNING:
             raise VerbFailed("The guest does not run, so its file systems cannot be frozen.")

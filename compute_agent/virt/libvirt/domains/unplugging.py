@@ -14,7 +14,7 @@ from compute_agent.virt.driver import PAUSED
 from compute_agent.virt.libvirt.domains.connection import AFFECT_LIVE, Connection, GuestDomain
 
 #: Seconds in which a guest must release a device, between two requests, and between two polls. A
-#: booting guest answers only when its kernel runs. Nova waits as long.
+#: booting guest answers only when the kernel runs. Nova waits as long.
 RELEASE_SECONDS, REQUEST_SECONDS, LOOK_SECONDS = 160.0, 4.0, 0.2
 
 
@@ -28,14 +28,14 @@ def unplug(
     context: VerbContext,
     seconds: float = RELEASE_SECONDS,
 ) -> None:
-    """Request repeatedly that the running guest releases a device, until it does.
+    """Request a device from the running guest, repeatedly until the guest has released it.
 
     Why: a booting guest may miss a request.
 
     Args:
         what: The device in the text of errors, "volume" or "interface".
-        changeable: Returns the domain, or raises VerbFailed if it must not be changed.
-        alias: Returns libvirt's name of the device in the domain's XML, or None without it.
+        changeable: Returns the domain, or raises VerbFailed if changes are not possible.
+        alias: Returns libvirt's name of the device in the domain's XML, or None.
         held: Makes the error from the domain and libvirt's last refusal.
         seconds: The time limit.
 

@@ -4,9 +4,9 @@
 Called by ``virt.libvirt.guests.volume_verbs`` for a volume that a guest has, for example on NFS.
 
 To take a snapshot, the volume service makes a new, empty file whose backing file is the present
-file of the guest. The guest reads the same data through either file until it writes. Therefore the
-stored definition and the record in the guest's folder name the new file first. Whatever is killed
-in between, a guest that starts has all its data.
+file of the guest. Until the guest writes, both files show the same data. Therefore the stored
+definition and the record in the guest's folder name the new file first. Whatever is killed in
+between, a guest that starts has all data.
 
 To delete a snapshot, QEMU merges files in a block job that outlives this agent. A repeated command
 joins the running job.
@@ -63,7 +63,7 @@ class AssistedSnapshots:
         """Switch the guest to the new file that ``volume`` names.
 
         Raises:
-            VerbFailed: The guest does not have the volume, or the new file is not based on its
+            VerbFailed: The guest does not have the volume, or the new file is not based on the
                 present file. The guest is as before.
             Cancelled: Before anything was changed.
         """
@@ -88,7 +88,7 @@ class AssistedSnapshots:
         return power.state(power.find(self.libvirt, self.server))
 
     def _check_new_file(self, volume: AttachedVolume, old: VolumeSource, new: VolumeSource) -> None:
-        """Raise VerbFailed unless the new file is based on the guest's file and records its format.
+        """Raise VerbFailed unless the new file is based on the guest's file and records the format.
 
         Because QEMU would otherwise detect the format from data that the guest wrote.
         """
@@ -123,7 +123,7 @@ class AssistedSnapshots:
     def merge(
         self, fence: int, volume: AttachedVolume, merge: VolumeMerge, context: VerbContext
     ) -> DomainState:
-        """Merge files of the volume. The guest keeps its present file.
+        """Merge files of the volume. The guest's present file stays in use.
 
         Raises:
             VerbFailed: The files are as before, or partly copied, which does not change the guest's
@@ -233,7 +233,7 @@ def is_merged(paths: Sequence[str], merge: VolumeMerge) -> bool:
     """True if the merge has been done.
 
     Args:
-        paths: The disk's files, the guest's own file first, each followed by its backing file.
+        paths: The disk's files, each followed by the next backing file.
     """
     names = [Path(path).name for path in paths]
     if merge.into is None:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The config drive: a small disk with the metadata of its guest.
+"""The config drive: a small disk with a guest's metadata.
 
-The virt drivers build one for each server that requests it. Its files come from
+The virt drivers build one for each server with this option. The files come from
 ``common.domain.instance_data``, which also serves the metadata service. This module writes them to
 a disk labelled ``config-2``, in the format that the operator chose: ISO 9660 with Joliet and Rock
 Ridge (a CD-ROM), or VFAT (a disk).
 
-Invariant: the image file appears complete or not at all, and only its owner may read it. A path in
-the image never comes from a tenant.
+Invariant: the image file appears complete or not at all, and only the owner may read the file. A
+path in the image never comes from a tenant.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def _run_program(*command: str) -> None:
 
     Raises:
         OSError: The program fails or takes longer than ``PROGRAM_TIMEOUT_SECONDS``. The text has
-            the end of its error output.
+            the end of the error output.
     """
     try:
         result = subprocess.run(

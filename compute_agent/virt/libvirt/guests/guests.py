@@ -4,9 +4,9 @@
 Called by ``virt.libvirt.driver``, which repeats a verb after libvirtd was away. A guest is a domain
 and the folder ``<instances>/<id>/``. Without both, the server is not on this host.
 
-Invariant: a verb removes an old disk only when the verified replacement is stored beside it. The
-domain's metadata records whether the replacement is in use, so that a verb interrupted at any line
-can be repeated.
+Invariant: a verb removes an old disk only when the verified replacement is complete. The domain's
+metadata records whether the replacement is in use, so that a verb interrupted at any line can be
+repeated.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class LibvirtGuests:
     def install(self, spec: GuestSpec, runs: bool, context: VerbContext) -> DomainState:
         """Define the domain with the files that are here, and start the guest if ``runs``.
 
-        After VerbFailed the guest does not run, unless it was running with another fence.
+        After VerbFailed the guest does not run, unless started before with another fence.
         """
         required_hardware(spec)
         if (disk := root_disk(self.folder(spec.server), spec)) is not None:
@@ -252,7 +252,7 @@ class LibvirtGuests:
     ) -> DomainState:
         """Boot the guest from a disk made from ``image``, once for this fence.
 
-        The root disk becomes the second disk. It stays the first if the image has the property
+        The root disk becomes the second disk, or stays the first if the image has the property
         hw_rescue_bus or hw_rescue_device.
         """
         folder = self.folder(spec.server)
@@ -297,16 +297,16 @@ class LibvirtGuests:
             self.shares.keep_only(self._libvirt, server, has.shares)
 
     def settle(self, server: str, has: Belongings | None, context: VerbContext) -> None:
-        """Let the guest have exactly the volumes and shares that it may and must have.
+        """Remove volumes and shares that are not in ``has``, and attach missing ones.
 
-        As ``keep_only``. In addition, missing volumes of ``has.needed`` are attached.
+        Only missing volumes of ``has.needed`` are attached.
         """
         self.keep_only(server, has)
         if has is not None and has.needed:
             self.volumes.complete(self._libvirt, server, has.needed, context)
 
     def facts(self, server: str) -> HostedServer:
-        """Return the facts of the server, from the domain's metadata and its present state."""
+        """Return the facts of the server, from the domain's metadata and present state."""
         domain = power.find(self._libvirt, server)
         return replace(
             _read_facts(domain.marks.facts),
@@ -333,16 +333,16 @@ class LibvirtGuests:
         )
 
     def pull_plug(self, server: str) -> None:
-        """Destroy the domain, if there is one, and drop its saved memory."""
+        """Destroy the domain, if there is one, and drop the saved memory."""
         self._libvirt.destroy(server)
         self._libvirt.drop_saved(server)
         self.shares.unmount(server)
 
     def remove(self, server: str, keep_files: bool = False) -> None:
-        """Remove the domain, its saved memory, disks and files, and disconnect its volumes.
+        """Remove domain, saved memory, disks and files, and disconnect the volumes.
 
         Args:
-            keep_files: Keep the folder, because another host uses its files on shared storage.
+            keep_files: Keep the folder, because another host uses the files on shared storage.
         """
         folder = self.folder(server)
         self.pull_plug(server)
@@ -452,7 +452,7 @@ class LibvirtGuests:
         self._libvirt.define(self.shares.dress(spec.server, xml))
 
     def _stop(self, server: str) -> None:
-        """Stop the domain, if there is one, and drop its saved memory."""
+        """Stop the domain, if there is one, and drop the saved memory."""
         if self._libvirt.find(server) is not None:
             power.pull_plug(self._libvirt, server)
 
@@ -489,7 +489,7 @@ def root_disk(folder: Path, spec: GuestSpec) -> Disk | None:
 
 
 def open_folder(folder: Path) -> None:
-    """Make a server's folder so that QEMU can enter it as any user."""
+    """Make a server's folder, which QEMU can enter as any user."""
     folder.mkdir(exist_ok=True)
     folder.chmod(0o711)
 

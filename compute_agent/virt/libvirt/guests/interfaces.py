@@ -48,7 +48,7 @@ def attach(
             raise Cancelled
         if is_missing_live or is_missing_stored:
             # An interrupted attach may have left the interface in the running guest only. Store the
-            # device address that it has there.
+            # device address from there.
             place = interface_xml.addresses(xml).get(plug.mac)
             description = interface_xml.text(
                 interface_xml.element(plug, place, domain.marks.options)
@@ -132,7 +132,7 @@ def _not_released(domain: GuestDomain, mac: str, refusal: str) -> VerbFailed:
 
 
 def _find_changeable(libvirt: Connection, server: str) -> GuestDomain:
-    """Return the domain, or raise VerbFailed if it is suspended.
+    """Return the domain, or raise VerbFailed if suspended.
 
     Because saved memory can be restored only with the interfaces that were saved.
     """

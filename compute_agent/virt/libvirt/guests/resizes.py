@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resizes a guest on its host, with copies of its disks until the resize is settled.
+"""Resizes a guest in place, with copies of the disks until the resize is settled.
 
-Called by ``virt.libvirt.driver``. A copy carries the fence of its resize.
+Called by ``virt.libvirt.driver``. The name of a copy has the fence of the resize.
 
-Invariant: a copy is the complete disk as it was before that resize, however often a verb is
-repeated. The copy is removed when the resize is settled, or by the next resize.
+Invariant: a copy is the complete disk before that resize, however often a verb is repeated. The
+copy is removed when the resize is settled, or by the next resize.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def resize(
     Nothing is changed if the guest already runs with the fence of ``spec``.
 
     Raises:
-        VerbFailed: The guest runs with another fence, or the host cannot make its new hardware.
+        VerbFailed: The guest runs with another fence, or the host cannot make the new hardware.
     """
     if power.find(libvirt, spec.server).fence != spec.fence:
         power.refuse_active(libvirt, spec.server)

@@ -2,12 +2,12 @@
 """Records which shares each guest on this host has, and mounts them while the guest runs.
 
 Called by ``virt.libvirt.driver`` and ``guests``. The record is a file in the guest's folder, so
-that a guest that is defined anew, for example for a rescue, keeps its shares. Each guest has mount
-points of its own, ``<shares>/<server>/<share>``, so that the removal of one guest does not affect
-another.
+that a new definition of the guest, for example for a rescue, has the same shares. Each guest has
+separate mount points, ``<shares>/<server>/<share>``, so that the removal of one guest does not
+affect another.
 
 Invariant: data of a share is never deleted from here. Therefore no mount point is inside a folder
-that is removed with its content.
+that is removed with all content.
 """
 
 from __future__ import annotations
@@ -88,9 +88,9 @@ class GuestShares:
         self._remove_folder(server)
 
     def keep_only(self, libvirt: Connection, server: str, ids: Collection[str]) -> None:
-        """Remove all other shares from the guest before its start.
+        """Remove all other shares from a guest that is about to start.
 
-        An active guest keeps its shares.
+        An active guest is not changed.
         """
         domain = power.find(libvirt, server)
         if domain.active or all(share.share_id in ids for share in self.of(server)):
@@ -112,7 +112,7 @@ class GuestShares:
         return [share for share in self.of(server) if share.share_id in ids]
 
     def dress(self, server: str, xml: str) -> str:
-        """Return the guest's domain XML with its shares added."""
+        """Return the guest's domain XML with the shares added."""
         shares = self.of(server)
         if not shares:
             return xml
@@ -121,7 +121,7 @@ class GuestShares:
         )
 
     def mount(self, server: str, context: VerbContext) -> None:
-        """Mount the guest's shares, before it starts.
+        """Mount the guest's shares, before the guest starts.
 
         Raises:
             VerbFailed: A share cannot be mounted.
@@ -165,7 +165,7 @@ class GuestShares:
     ) -> None:
         """Record the shares, then update the stored definition.
 
-        Why: if the guest is defined anew in between, it already gets the recorded shares.
+        Why: a new definition in between already has the recorded shares.
         """
         self._write_record(server, shares)
         tags = {share.tag: str(self._mount_point(server, share.share_id)) for share in shares}

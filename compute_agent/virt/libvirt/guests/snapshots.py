@@ -28,9 +28,9 @@ def copy(libvirt: Connection, server: str, own: Path, target: Path, context: Ver
     """Copy the server's disk ``own`` to ``target``, replacing the result of an earlier attempt.
 
     Raises:
-        VerbFailed: The server has no such disk, or its image requires a freeze of the file systems,
+        VerbFailed: The server has no such disk, or the image requires a freeze of the file systems,
             which failed.
-        Cancelled: Before the copy began or while it was made.
+        Cancelled: Before or during the copy.
     """
     guest = power.find(libvirt, server)
     jobs.abort(libvirt, server)
@@ -51,7 +51,7 @@ def copy(libvirt: Connection, server: str, own: Path, target: Path, context: Ver
 
 
 def own_disk(described: str, own: Path) -> tuple[str, Disk]:
-    """Return libvirt's name of the disk ``own``, and the disk with its backing file.
+    """Return libvirt's name of the disk ``own``, and the disk with the backing file.
 
     Args:
         described: The domain's XML.

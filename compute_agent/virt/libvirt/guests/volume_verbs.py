@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The libvirt driver's verbs about volumes.
 
-``virt.libvirt.driver`` inherits them. Each verb is passed to the class that carries it out:
-``GuestVolumes`` attaches, detaches and extends volumes, ``VolumeCopies`` copies a volume to another
-place, and ``AssistedSnapshots`` takes and merges snapshots of volumes that are files.
+``virt.libvirt.driver`` inherits them. Each verb is passed to a class: ``GuestVolumes`` attaches,
+detaches and extends volumes, ``VolumeCopies`` copies a volume to another place, and
+``AssistedSnapshots`` takes and merges snapshots of volumes that are files.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def cpu_info(capabilities: str) -> JsonObject:
 
 
 def cpu_xml(cpu: JsonObject) -> str:
-    """Return libvirt's XML of the CPU's architecture and model, without its features."""
+    """Return libvirt's XML of the CPU's architecture and model, without features."""
     root = Element("cpu")
     SubElement(root, "arch").text = cpu.get("arch", "")
     SubElement(root, "model").text = cpu.get("model", "")
@@ -84,7 +84,7 @@ class GuestCpu:
         """Return all features, sorted.
 
         Args:
-            of_model: The model's XML with all its features, from libvirt.
+            of_model: The model's XML with all features, from libvirt.
         """
         own = {
             name

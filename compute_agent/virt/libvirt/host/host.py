@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host's inventory, its boot id, and whether KVM works.
+"""The host's inventory, boot id, and whether KVM works.
 
 Called by ``virt.libvirt.driver``. /dev/kvm may exist although every guest hangs. Therefore KVM is
-used only after a probe guest has run under it. The probe (probe.S) is a boot sector that enters the
-CPU modes of a kernel and then makes QEMU exit. The result is stored in the state folder and is
+used only after a successful run of a probe guest. The probe (probe.S) is a boot sector that enters
+the CPU modes of a kernel and then makes QEMU exit. The result is stored in the state folder and is
 valid until the next boot.
 """
 
@@ -39,13 +39,13 @@ from compute_agent.virt.libvirt.xml.hardware_xml import (
 )
 from compute_agent.virt.traits import COMMON, VOLUMES, of_processor
 
-#: Mode of the folder of the guests' folders. QEMU's group may pass through to its files, other
+#: Mode of the folder of the guests' folders. QEMU's group may pass through to the files, other
 #: users may not.
 FOLDER_MODE = 0o710
 LOG = logging.getLogger(__name__)
 GIBIBYTE = 1 << 30
 PROBE_TIMEOUT_SECONDS = 5.0
-#: probe.S, assembled. It writes 0x10 to isa-debug-exit, so that QEMU exits with status 33.
+#: probe.S, assembled. The probe writes 0x10 to isa-debug-exit, so that QEMU exits with status 33.
 PROBE = (
     bytes.fromhex(
         "fa31c08ed88ec08ed0bc007cfcbf0010b90018f3abc70600100320c70600200330c706003083000f0116c07c0f20c00c"
@@ -155,7 +155,7 @@ def has_virtiofsd(folders: tuple[Path, ...] = VHOST_USER_FOLDERS) -> bool:
 def inventory(
     facts: HostCapabilities, state_dir: Path, virt_type: str, about: HostOptions
 ) -> HostInventory:
-    """Return the host's inventory. Its disk is the file system of ``state_dir``."""
+    """Return the host's inventory. The disk is the file system of ``state_dir``."""
     disk = os.statvfs(state_dir)
     numa_nodes = capabilities.numa_nodes(facts.capabilities, about.cpus)
     shared, dedicated = about.cpus.split(range(facts.cpus))
@@ -201,7 +201,7 @@ def close_to_others(instances: Path, host_capabilities: str) -> None:
 
 
 def give_to_guest(libvirt: Connection, files: Iterable[Path]) -> None:
-    """Make QEMU's user the owner of these files, as libvirt does when it starts a guest.
+    """Make QEMU's user the owner of these files, as libvirt does at the start of a guest.
 
     Why: after a migration over storage that libvirt does not know to be shared, the source's
     libvirt takes the files back.
@@ -318,7 +318,7 @@ def kvm_works(state_dir: Path) -> bool:
 
 
 def probe(accelerator: str, seconds: float = PROBE_TIMEOUT_SECONDS) -> bool:
-    """Run the probe guest, and return True if it succeeds.
+    """Run the probe guest, and return True on success.
 
     Args:
         accelerator: QEMU's accelerator, "kvm" or "tcg".

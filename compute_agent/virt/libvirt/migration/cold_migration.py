@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies a guest's files from one host to another.
 
-Called by ``virt.libvirt.driver``. ``incoming_migration`` uses it for the backing file and the
-config drive of a guest that is live-migrated.
+Called by ``virt.libvirt.driver``. ``incoming_migration`` copies the backing file and the config
+drive of a live-migrated guest with this module.
 
 The files are called parts: ``config``, ``disk`` (the overlay only), the ephemeral disks, and the
-overlay's backing file. The name of the backing file identifies its content (see ``backing_files``),
+overlay's backing file. The name of the backing file identifies the content (see ``backing_files``),
 so the server's image in the API does not matter. Swap is not copied but made anew.
 
 The source permits the reading with a file in the server's folder, the offer. This contains the hash
 of a secret and the fence at the time of the offer.
 
-Invariant: a disk is sent only while no QEMU on this host uses it. The source checks this repeatedly
-during the transfer.
+Invariant: a disk is sent only while no QEMU on this host has the disk open. The source checks this
+repeatedly during the transfer.
 
-Invariant: a received file gets its final name only when it is complete, inspected, and based on
-this host's own backing file.
+Invariant: a received file gets the final name only when complete, inspected, and based on this
+host's own backing file.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _describe_part(name: str, path: Path) -> Part:
 def read_part(
     libvirt: Connection, folder: Path, server: str, secret: str, name: str
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield (offset, data) of a part while its offer is valid.
+    """Yield (offset, data) of a part while the offer is valid.
 
     Raises:
         NotFound: There is no part of this name.
@@ -129,7 +129,7 @@ def _check_offer(libvirt: Connection, folder: Path, server: str, secret: str, na
 
 
 def _list_offered(libvirt: Connection, folder: Path, server: str, secret: str) -> dict[str, Path]:
-    """Return the offered parts by name. For an active guest, only files that it cannot change.
+    """Return the offered parts by name. For an active guest, only files that do not change.
 
     Raises:
         Forbidden: The secret is wrong, or a later command has raised the guest's fence.
@@ -231,7 +231,7 @@ def receive(
 
     Raises:
         VerbFailed: There is not enough space, or a file is missing or damaged.
-        Cancelled: Before any file got its final name.
+        Cancelled: Before any file got the final name.
     """
     if peer is None:
         if (shared_disk := root_disk(folder, spec)) is not None:
@@ -308,7 +308,7 @@ def fetch_base(
     """Return the backing file of the server's root disk in the cache, or None without one.
 
     The content comes from the cache, else from the image service if the server's image has the same
-    content, else from the source. In every case it is verified like an image.
+    content, else from the source. In every case the content is verified like an image.
     """
     base = copy.base
     if base is None:
@@ -358,7 +358,7 @@ class Copy:
 
     @property
     def base(self) -> tuple[str, ImageRef] | None:
-        """Return the name of the disk's backing file and its content, or None without one."""
+        """Return name and content of the disk's backing file, or None without one."""
         for name in self._list_offered:
             if content := backing_files.image_of(name):
                 return name, content
@@ -373,9 +373,9 @@ class Copy:
         return self._describe_part(name).size > 0
 
     def fetch(self, name: str, path: Path) -> None:
-        """Write a part to a file, with its holes, and read the file back.
+        """Write a part to a file, with holes, and read the file back.
 
-        Why: the source may remove its file afterwards, so this host must be able to read every
+        Why: the source may remove the original afterwards, so this host must be able to read every
         byte.
 
         Raises:

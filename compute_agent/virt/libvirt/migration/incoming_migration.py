@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The destination of a live migration: its preparation and its completion.
+"""The destination of a live migration: preparation and completion.
 
 Called by ``virt.libvirt.driver``. ``live_migration`` is the source. Before the migration begins,
-this module refuses every guest that cannot arrive, with the reason. Then it prepares the files that
-the migration does not transfer: the backing file, the config drive and empty disks.
+this module refuses every guest that cannot arrive, with the reason. Then the files that the
+migration does not transfer are prepared: the backing file, the config drive and empty disks.
 
-Invariant: no guest is started from its disk here, and the files of a running guest are not touched.
+Invariant: no guest is started from a disk here, and the files of a running guest are not touched.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def describe_at_destination(
 
 
 def _move_to_folder(disk: Disk, folder: Path) -> Disk:
-    """Return the disk with the paths that it has in the destination's folder."""
+    """Return the disk with the paths in the destination's folder."""
     base = folder / disk.base.name if disk.base else None
     return replace(disk, path=folder / disk.path.name, base=base)
 
@@ -183,13 +183,13 @@ def _move_to_folder(disk: Disk, folder: Path) -> Disk:
 def finish(
     libvirt: Connection, guests: LibvirtGuests, spec: GuestSpec, context: VerbContext
 ) -> GuestDomain:
-    """Complete the arrival: resume the guest if it ran, and define it by ``spec``.
+    """Complete the arrival: resume a guest that ran before, and define the domain by ``spec``.
 
     Returns:
         The guest's domain.
 
     Raises:
-        VerbFailed: The guest did not arrive. It is at its source.
+        VerbFailed: The guest did not arrive. The source has the guest.
         Cancelled: While the arrival was awaited.
     """
     domain, deadline = libvirt.find(spec.server), time.monotonic() + SETTLE_SECONDS
@@ -199,7 +199,7 @@ def finish(
         time.sleep(LOOK_SECONDS)
         domain = libvirt.find(spec.server)
     if domain is not None and domain.is_incoming:
-        # The guest never ran here. Its source has it.
+        # The guest never ran here. The source has the guest.
         libvirt.destroy(spec.server)
         domain = None
     if domain is None:
@@ -246,7 +246,7 @@ def _check_arrival(
         )
     domain = libvirt.find(spec.server)
     if domain and domain.is_incoming and domain.fence < spec.fence:
-        # An attempt that was given up may still be ending. Its guest never ran here.
+        # An attempt that was given up may still be ending. The guest never ran here.
         libvirt.destroy(spec.server)
         domain = libvirt.find(spec.server)
     if domain and domain.active:
@@ -282,7 +282,7 @@ def lacks(libvirt: Connection, cpu: JsonObject) -> list[str]:
 
 
 def _list_features(libvirt: Connection, cpu: JsonObject) -> set[str]:
-    """Return the listed features of a CPU and those of its model."""
+    """Return the listed features of a CPU and the features of the CPU's model."""
     named = set(cpu.get("features", ()))
     if not cpu.get("model"):
         return named

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The source of a live migration: begins it, or joins it after the agent died, and concludes it.
+"""The source of a live migration: begins or joins a migration, and concludes the move.
 
 Called by ``virt.libvirt.driver``. ``incoming_migration`` is the destination. The libvirtds of the
-two hosts carry out the migration, so it continues when the agent dies. The domain's metadata
-records that it has begun. This host's libvirtd calls the destination's proxy (``incoming``), and
-both hosts authenticate each other.
+two hosts carry out the migration, which continues when the agent dies. The domain's metadata
+records the beginning, and the next agent joins the migration. This host's libvirtd calls the
+destination's proxy (``incoming``), and both hosts authenticate each other.
 
 Invariant: the guest never runs on both hosts. VerbFailed means that the guest is here, as before,
-and its CPUs run if they ran before. Success means that it is not here any more. If libvirtd died in
-the last moments, the state here does not show which host has the guest. Then this host queries the
-destination, and does not resume or remove the guest until it answers.
+and running if the CPUs ran before. Success means that the guest is not here any more. If libvirtd
+died in the last moments, the state here does not show which host has the guest. Then this host
+queries the destination, and does not resume or remove the guest before the answer.
 """
 
 from __future__ import annotations
@@ -104,10 +104,9 @@ class MigrationOptions:
     proof: str = ""
 
     def plain_text_to(self, to: JsonObject) -> str:
-        """Return why the transfer to that host would be plain text, or "" if it is permitted.
+        """Return why the transfer to that host must be refused as plain text, or "".
 
-        The transfer is permitted if it is encrypted, if ``plain_text`` is set, or within one
-        machine.
+        A transfer is permitted if encrypted, if ``plain_text`` is set, or within one machine.
         """
         way = Way.of(to)
         if self.plain_text or (is_loopback(to["address"]) and is_loopback(way.host)):
@@ -147,7 +146,7 @@ class Way:
 
         Raises:
             VerbFailed: The URI has another scheme or no plain host name. Because a URI of libvirt
-                can name programs to run, only host and port are taken from it.
+                can name programs to run, only host and port are used.
         """
         try:
             parts = urlsplit(to["uri"])
@@ -181,7 +180,7 @@ def lay_proof(folder: Path, tls: Tls) -> str:
     return str(folder)
 
 
-#: Returns the domain XML for the destination, from the running domain's XML and its state.
+#: Returns the domain XML for the destination, from the running domain's XML and state.
 Describe = Callable[[str, GuestDomain], str]
 
 
@@ -247,10 +246,10 @@ class _Migration:
     def await_earlier(self) -> GuestDomain | None:
         """Abort earlier migrations of the guest and wait for their end.
 
-        An earlier migration has another fence. It was given up and may still be ending.
+        An earlier migration has another fence, was given up, and may still be ending.
 
         Returns:
-            The guest, or None if it has left with an earlier migration.
+            The guest, or None if an earlier migration has succeeded.
 
         Raises:
             VerbFailed: The earlier migration does not end.
@@ -289,7 +288,7 @@ class _Migration:
         self._raise_if_stopped()
 
     def begin(self, guest: GuestDomain, describe: Describe) -> None:
-        """Start the migration and follow it to its end."""
+        """Start the migration and follow the job to the end."""
         self._context.require_lease()
         self._libvirt.mark(
             self._server, moving=self._spec.fence, resumes=int(guest.power_state == RUNNING)
@@ -314,7 +313,7 @@ class _Migration:
             parameters[PARAM_MIGRATE_DISKS] = copied
         if not copied or volume_xml.found(running):
             # libvirt recognizes shared storage only by the type of the file system. Here both
-            # agents have read the same marker file in it, and a volume is the same on both hosts.
+            # agents have read the same marker file there, and a volume is the same on both hosts.
             # QEMU 3 and later drops the host's cache of a disk before the other host opens the
             # disk.
             flags |= MIGRATE_UNSAFE
@@ -366,7 +365,7 @@ class _Migration:
 
         Raises:
             VerbFailed: The guest is here.
-            NoAnswer: It is unknown which host has the guest.
+            NoAnswer: The state does not show which host has the guest.
         """
         domain, deadline = self._libvirt.find(self._server), time.monotonic() + VANISH_SECONDS
         while domain is not None and not domain.active and time.monotonic() < deadline:
@@ -420,7 +419,7 @@ class _Migration:
     def _enforce_timeout(self) -> None:
         """Abort or force the migration after a time that grows with the guest's size.
 
-        libvirt counts the time, so a restart of the agent does not prolong it.
+        libvirt counts the time, so that a restart of the agent does not change the limit.
         """
         size = self._spec.flavor.memory_mb / 1024 + (0 if self._shared else self._spec.local_gb)
         max_seconds = self._options.completion_timeout * max(MIN_COUNTED_GIBIBYTES, size)
@@ -439,7 +438,7 @@ class _Migration:
     def _abort(self, reason: Exception) -> None:
         """Request the abort of the job.
 
-        The request is repeated at each poll, because libvirt ignores it in some phases.
+        The request is repeated at each poll, because libvirt ignores requests in some phases.
         """
         if self._abort_reason is None:
             self._abort_reason, self._aborted_at = reason, time.monotonic()
@@ -490,7 +489,7 @@ class _Migration:
                 raise Cancelled
 
     def _settle_guest(self, domain: GuestDomain, is_here: bool) -> bool:
-        """Resume a paused guest if this host has it, and return whether its state is settled.
+        """Resume a paused guest that belongs to this host, and return whether the state is settled.
 
         libvirt may leave the guest paused if the migration failed during the handover. Returns
         False while the destination does not answer.
@@ -508,9 +507,9 @@ class _Migration:
     def _force(self) -> None:
         """Make the migration complete, once.
 
-        With post-copy the guest continues at the destination and its memory follows. Otherwise the
-        guest is paused, so that no memory changes any more, and libvirt resumes it at the
-        destination.
+        With post-copy the guest continues at the destination before all memory has arrived.
+        Otherwise the guest is paused, so that no memory changes any more, and libvirt resumes the
+        guest at the destination.
         """
         if self._is_forced:
             return
@@ -531,7 +530,7 @@ class _Migration:
         self._is_forced = True
 
     def _fail_at_source(self, reason: Exception) -> NoReturn:
-        """Resume the guest here if it ran, and raise ``reason`` or the reason of the abort."""
+        """Resume a guest that ran before, and raise ``reason`` or the reason of the abort."""
         domain = power.find(self._libvirt, self._server)
         if domain.postcopy_failed:
             raise _postcopy_failed() from reason
@@ -559,8 +558,8 @@ def in_url(address: str) -> str:
 def _postcopy_failed() -> errors.NoAnswer:
     """Return the error of a failed post-copy.
 
-    Until the rest of its memory has been transferred, neither host has the whole guest. It must not
-    be resumed.
+    Until the rest of the memory has been transferred, neither host has the whole guest, and the
+    guest must not be resumed.
     """
     return errors.NoAnswer(
         "The server went on at its destination, and the connection broke before all of its memory "

@@ -2,8 +2,8 @@
 """The interface of a connector: how a host reaches the volumes of one protocol.
 
 ``connectors`` has the table of the connectors. A connector returns the place of a volume for QEMU
-without accessing it. It connects the volume before a guest uses it, and disconnects it after the
-last guest.
+without accessing the volume, connects the volume before the first guest, and disconnects the volume
+after the last.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Found:
 
 
 class Secrets(Protocol):
-    """A store of credentials for QEMU, so that the definitions of guests contain none."""
+    """A store of credentials for QEMU, so that the definitions of guests contain no passwords."""
 
     def keep(self, key: str, kind: str, value: str) -> None:
         """Store the secret under this UUID until libvirtd ends."""
 
     def drop(self, key: str) -> None:
-        """Remove the secret, if it exists."""
+        """Remove the secret, if there is one."""
 
     def read(self, key: str) -> bytes:
         """Return the value of a secret that the operator has defined, or raise VerbFailed."""
@@ -73,7 +73,7 @@ class NoSecrets:
         raise VerbFailed("This hypervisor keeps no secrets, which the volume needs.")
 
     def drop(self, key: str) -> None:
-        """Do nothing, because no secret can exist."""
+        """Return at once, because no secret can exist."""
 
     def read(self, key: str) -> bytes:
         raise VerbFailed("This hypervisor keeps no secrets, which the volume needs.")

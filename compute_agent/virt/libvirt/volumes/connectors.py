@@ -2,7 +2,7 @@
 """The connectors of this host, by protocol.
 
 Called by ``volumes``. A connector returns a volume's place for QEMU without accessing the volume,
-and verifies the volume before a guest uses it.
+and verifies the volume before any use by a guest.
 
 Invariant: connection data of the volume service can never name another file of this host. For
 example, a local path must be in a configured folder and contain the volume's id.
@@ -92,7 +92,7 @@ class LocalConnector:
         raise not_there(volume, f"{source.path} is neither a file nor a block device")
 
     def disconnect(self, volume: AttachedVolume, link: VolumeLink, secrets: Secrets) -> None:
-        """Do nothing, because only QEMU had the volume open."""
+        """Return at once, because only QEMU had the volume open."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class NbdConnector:
         )
 
     def disconnect(self, volume: AttachedVolume, link: VolumeLink, secrets: Secrets) -> None:
-        """Do nothing, because only QEMU had the volume open."""
+        """Return at once, because only QEMU had the volume open."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class Connectors:
     secrets: Secrets = field(default_factory=NoSecrets)
 
     def source(self, volume: AttachedVolume) -> VolumeSource:
-        """Return the volume's place for QEMU, with its limits and block sizes.
+        """Return the volume's place for QEMU, with limits and block sizes.
 
         Raises:
             VerbFailed: This host cannot reach the volume.
@@ -180,10 +180,10 @@ class Connectors:
         )
 
     def connect(self, volume: AttachedVolume) -> Found:
-        """Connect the volume and check its size.
+        """Connect the volume and check the size.
 
         Raises:
-            VerbFailed: The volume is not available, or is smaller than its record in the API.
+            VerbFailed: The volume is not available, or is smaller than recorded in the API.
         """
         link = volumes.link(volume, self.table)
         device = self.table[link.protocol].connect(volume, link, self.secrets)
@@ -276,7 +276,7 @@ def describe_host(name: str, address: str) -> dict[str, object]:
     """Return this host's connector properties for the volume service, in os-brick's format.
 
     Args:
-        name: The host's name, as the volume service knows it.
+        name: The host's name at the volume service.
         address: The host's IP address.
     """
     properties: dict[str, object] = {

@@ -2,10 +2,10 @@
 """Volumes that the host itself reaches: devices of os-brick, and files of NFS exports.
 
 Made by ``connectors.of_host`` if the operator names the protocols in [agent] host_volume_protocols.
-The agent makes no device and mounts nothing: ``kilonova-volumes``
+The agent itself makes no device and no mount: ``kilonova-volumes``
 (``compute_agent.privileged.volume_helper``) makes devices and systemd mounts exports.
 
-Invariant: QEMU finds a device by the id of its volume, not by the name that the kernel gave it.
+Invariant: QEMU finds a device by the volume's id, not by the kernel's device name.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class DeviceConnector:
 class NfsConnector:
     """Files of NFS exports, mounted below ``folder``.
 
-    A mount stays until the host restarts, because it may have other volumes.
+    A mount stays until the host restarts, because other volumes may be there.
     """
 
     folder: Path
@@ -126,17 +126,17 @@ class NfsConnector:
             raise not_there(volume, f"{path}: {problem}") from problem
 
     def disconnect(self, volume: AttachedVolume, link: VolumeLink, secrets: Secrets) -> None:
-        """Do nothing, because only QEMU had the volume open."""
+        """Return at once, because only QEMU had the volume open."""
 
     def _mount_point(self, export: str) -> Path:
         return self.folder / hashlib.sha256(export.encode()).hexdigest()[:32]
 
 
 def checked(path: Path, volume_id: str) -> int:
-    """Return the virtual size of a qcow2 volume in bytes, after checking its backing chain.
+    """Check the backing chain of a qcow2 volume, and return the virtual size in bytes.
 
-    Every backing file must be in the same folder, with the volume's id in its name and its format
-    in the header above it.
+    Every backing file must be in the same folder, with the volume's id in the name. The header
+    above must record the format.
 
     Raises:
         ValueError: A header is malformed, or names a file that does not fit these rules.

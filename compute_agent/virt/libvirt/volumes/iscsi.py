@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """An iSCSI client that reads the size and serial of a logical unit, before any guest uses the unit.
 
-Called by ``network_connectors``. It logs in (RFC 7143, with CHAP if there is a password), sends two
-commands and logs out. QEMU reads the data itself.
+Called by ``network_connectors``. The client logs in (RFC 7143, with CHAP if there is a password),
+sends two commands and logs out. QEMU reads the data itself.
 
-Invariant: each session has a new ISID, so that it ends no session of QEMU. The password never
+Invariant: each session has a new ISID, and therefore ends no session of QEMU. The password never
 leaves this process.
 """
 
@@ -56,7 +56,7 @@ class UnitAddress:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A logical unit. ``serial`` is its world-wide name, or "" if it has none."""
+    """A logical unit. ``serial`` is the unit's world-wide name, or "" without one."""
 
     size_bytes: int
     serial: str
@@ -212,7 +212,7 @@ class _Session:
         return int((last_block + 1) * block_bytes)
 
     def serial(self) -> str:
-        """Return the unit's world-wide name, or "" if it has none."""
+        """Return the unit's world-wide name, or "" without one."""
         try:
             page = self._send_command(struct.pack(">BBBHB", 0x12, 1, NAMES_PAGE, 1024, 0), 1024)
         except UnitRefused:
@@ -324,8 +324,8 @@ def _read_sense_key(data: bytes) -> int:
 def world_wide_name(names: bytes) -> str:
     """Return the globally unique name among the unit's names (page 0x83), or "" without one.
 
-    A name that the target assigned locally does not count, because the target may assign it to
-    another unit after a restart.
+    A name that the target assigned locally does not count, because another unit may get that name
+    after the target's restart.
     """
     names_by_kind: dict[int, str] = {}
     while len(names) >= 4:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """An NBD client that reads the size of an export, before any guest uses the export.
 
-Called by ``connectors``. It speaks the fixed newstyle negotiation, with TLS if the connection
-requires it. QEMU reads the data itself.
+Called by ``connectors``. The client speaks the fixed newstyle negotiation, with TLS if required.
+QEMU reads the data itself.
 
 Invariant: if TLS is required, the export's name is sent only over TLS. A server without TLS is
 refused.

@@ -2,8 +2,8 @@
 """Volumes that QEMU reaches over the network by itself: iSCSI by libiscsi, Ceph by librbd.
 
 Made by ``connectors.of_host`` if the operator names the protocol in [agent] qemu_volume_protocols.
-The host's kernel is not involved and no privilege is needed. A password is stored as a secret of
-libvirt, from which QEMU gets it.
+The host's kernel is not involved and no privilege is needed. QEMU gets a password from a secret of
+libvirt.
 
 Invariant: values of the volume service enter XML or options of qemu-img only if they consist of
 permitted characters.
@@ -65,7 +65,7 @@ class IscsiConnector:
         except (OSError, ValueError) as problem:
             raise not_there(volume, f"{target.host}:{target.port}: {problem}") from problem
         if target.user:
-            # libvirtd loses the secret when it ends. It is stored again before each start of the
+            # The secret is lost when libvirtd ends, and stored again before each start of the
             # guest.
             secrets.keep(volume.volume_id, volume_xml.SECRETS[volume_xml.ISCSI], target.password)
         return Found(unit.size_bytes, unit.serial)
@@ -146,4 +146,4 @@ class RbdConnector:
             raise not_there(volume, str(problem)) from problem
 
     def disconnect(self, volume: AttachedVolume, link: VolumeLink, secrets: Secrets) -> None:
-        """Do nothing, because only QEMU had the volume open. The secret belongs to the operator."""
+        """Keep the operator's secret. Only QEMU had the volume open."""

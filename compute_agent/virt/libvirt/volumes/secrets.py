@@ -25,7 +25,7 @@ class LibvirtSecrets:
         self._libvirt = libvirt
 
     def keep(self, key: str, kind: str, value: str) -> None:
-        """Define the secret with the UUID ``key``, or replace its value."""
+        """Define the secret with the UUID ``key``, or replace the value."""
         root = Element("secret", ephemeral="yes", private="yes")
         SubElement(root, "uuid").text = key
         usage = SubElement(root, "usage", type=kind)
@@ -37,7 +37,7 @@ class LibvirtSecrets:
         )
 
     def drop(self, key: str) -> None:
-        """Remove the secret, if it exists."""
+        """Remove the secret, if there is one."""
         for secret in self._find(key):
             self._libvirt.ask("forget a secret", functools.partial(_undefine, secret))
 

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies a guest's volume to another place while the guest uses it, and switches the guest to it.
+"""Copies a volume that a guest uses to another place, and switches the guest to the copy.
 
 Called by ``virt.libvirt.guests.volume_verbs``. A block job of QEMU copies the data, and outlives
 this agent and libvirtd. When source and copy are identical, the job mirrors: a write of the guest
-completes when it is on both. A file in the guest's folder records the new place once the copy is
-complete, until the guest uses it or the copy is dropped.
+completes when both have the data. A file in the guest's folder records the new place once the copy
+is complete, until the switch or until the copy is dropped.
 
-Invariant: the guest uses one of the two places. Only ``switch`` changes it to the new place, and
-only when both are identical.
+Invariant: the guest uses one of the two places. Only ``switch`` changes the place, and only when
+both are identical.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class VolumeCopies:
         return power.state(power.find(self.libvirt, self.server))
 
     def keep(self, fence: int | None, volume: AttachedVolume) -> DomainState | None:
-        """Drop the copy and disconnect its place. The guest keeps its present place.
+        """Drop the copy and disconnect the new place. The guest keeps the present place.
 
         Returns None without a guest.
         """
@@ -118,7 +118,7 @@ class VolumeCopies:
         return power.state(power.find(self.libvirt, self.server))
 
     def _list_recorded(self, volume_id: str) -> list[AttachedVolume]:
-        """Return the recorded volume of the guest, and its recorded copy if complete."""
+        """Return the guest's recorded volume, and the recorded copy if complete."""
         recorded_volumes = [*self.kept.of(self.server), *self.kept.copied(self.server)]
         return [recorded for recorded in recorded_volumes if recorded.volume_id == volume_id]
 
@@ -153,7 +153,7 @@ class VolumeCopies:
         self.kept.keep_copied(self.server, [volume])
 
     def _check_size(self, volume: AttachedVolume, name: str, size: int) -> None:
-        """Raise VerbFailed if the new place has another size. QEMU then copies nothing."""
+        """Raise VerbFailed if the new place has another size. QEMU cannot copy to another size."""
         sizes = self.libvirt.on(
             self.server, "report the volume's size", lambda domain: domain.blockInfo(name)
         )

@@ -2,12 +2,12 @@
 """Records which volumes each guest on this host has, and attaches and detaches them.
 
 Called by ``virt.libvirt.driver`` and ``guests``. The record is a file in the guest's folder with
-the volumes and their connections, which only the agent may read. A volume is recorded before it is
-connected, and removed from the record after it is disconnected. So whatever is killed in between,
+the volumes and their connections, which only the agent may read. A volume is recorded before the
+connection, and removed from the record after the disconnection. So whatever is killed in between,
 every connected volume is in a record.
 
-Invariant: a guest gets a volume only after its verification. A volume leaves the stored definition
-only after the running guest has released it.
+Invariant: a guest gets only verified volumes. A volume leaves the stored definition only after the
+release by the running guest.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from compute_agent.virt.libvirt.xml.volume_xml import VolumeSource
 log = logging.getLogger(__name__)
 FILE, COPIED_FILE = "volumes{}.json", "volume-copied{}.json"
 NOT_IN_NAME = re.compile(r"[^\w.-]", re.ASCII)
-#: Model of the controller that a guest gets with its first SCSI disk.
+#: Model of the controller that a guest gets with the first SCSI disk.
 SCSI_MODEL = "virtio-scsi"
 NO_SERIALS: Mapping[str, str] = {}
 
@@ -54,8 +54,8 @@ NO_SERIALS: Mapping[str, str] = {}
 class GuestVolumes:
     """The volumes of all guests.
 
-    ``instances`` is the folder of the guests' folders. If hosts share it, each host has a record of
-    its own in a guest's folder, because connections differ by host.
+    ``instances`` is the folder of the guests' folders. If hosts share this folder, each host has a
+    separate record of a guest, because connections differ by host.
     """
 
     instances: Path
@@ -74,7 +74,7 @@ class GuestVolumes:
         return [from_wire(AttachedVolume, entry) for entry in _read_entries(self.file(server))]
 
     def copied(self, server: str) -> list[AttachedVolume]:
-        """Return the volume that is being copied, with the connection of its new place.
+        """Return the volume that is being copied, with the connection of the new place.
 
         The list has at most one element. See ``volume_copies``.
         """
@@ -92,7 +92,7 @@ class GuestVolumes:
     def placed(
         self, requested_volumes: Iterable[AttachedVolume]
     ) -> tuple[tuple[AttachedVolume, VolumeSource], ...]:
-        """Return each volume with its place for QEMU.
+        """Return each volume with the place for QEMU.
 
         Raises:
             VerbFailed: This host cannot reach a volume.
@@ -135,7 +135,9 @@ class GuestVolumes:
         )
 
     def keep_only(self, libvirt: Connection, server: str, ids: Collection[str]) -> None:
-        """Remove all other volumes from the guest before its start. A running guest is not changed.
+        """Remove all other volumes from a guest that is about to start.
+
+        A running guest is not changed.
 
         Raises:
             VerbFailed: The guest is paused or suspended and has another volume.
@@ -162,7 +164,7 @@ class GuestVolumes:
         needed: Iterable[AttachedVolume],
         context: VerbContext,
     ) -> None:
-        """Attach the missing volumes of ``needed`` to a guest that is off, before its start.
+        """Attach the missing volumes of ``needed`` to a guest that is off and about to start.
 
         The boot order of the stored definition is updated too.
 
@@ -186,7 +188,7 @@ class GuestVolumes:
                 libvirt.define(ordered)
 
     def connect(self, server: str, context: VerbContext) -> None:
-        """Connect and verify the guest's volumes, before its start.
+        """Connect and verify the volumes of a guest that is about to start.
 
         The record of a copy is dropped, because the copy becomes outdated when the guest writes.
 
@@ -201,7 +203,7 @@ class GuestVolumes:
             self._connect(server, volume)
 
     def _connect(self, server: str, volume: AttachedVolume) -> int:
-        """Connect the volume and return its size in bytes.
+        """Connect the volume and return the size in bytes.
 
         Raises:
             VerbFailed: The volume is not available, or is another device than before.
@@ -220,7 +222,7 @@ class GuestVolumes:
         return device.size_bytes
 
     def _release(self, server: str, volume: AttachedVolume) -> None:
-        """Disconnect the volume, unless another guest on this host has it too."""
+        """Disconnect the volume, unless another guest on this host uses the same volume."""
         with self._locks[volume.volume_id]:
             if not (volume.multiattach and self._is_elsewhere(server, volume.volume_id)):
                 self.connectors.disconnect(volume)
@@ -250,11 +252,11 @@ class GuestVolumes:
         volume: AttachedVolume,
         context: VerbContext,
     ) -> DomainState:
-        """Connect the volume, and attach it to the active guest and to the stored definition.
+        """Connect the volume, and attach the disk to the active guest and to the stored definition.
 
         Raises:
-            VerbFailed: The volume is not available or cannot be attached. It is disconnected again
-                unless the guest has it.
+            VerbFailed: The volume is not available or cannot be attached. Unless the guest has the
+                volume, the connection is closed.
             Cancelled: After the volume was connected.
         """
         context.phase(CommandPhase.ATTACHING_VOLUME)
@@ -305,7 +307,7 @@ class GuestVolumes:
             )
             running = libvirt.describe(server)
         if volume.volume_id not in volume_xml.found(stored):
-            # The guest may already have the volume. Store the name and address that it has there.
+            # The guest may already have the volume. Store the name and address from there.
             running_disk = volume_xml.found(running).get(volume.volume_id) if guest.active else None
             name = name if running_disk is None else volume_xml.name_of(running_disk)
             place = volume_xml.addresses(running).get(volume.volume_id) if guest.active else None
@@ -326,7 +328,7 @@ class GuestVolumes:
         context: VerbContext,
         seconds: float = RELEASE_SECONDS,
     ) -> DomainState | None:
-        """Detach the volume from the guest and disconnect it. Returns None without a guest.
+        """Detach the volume from the guest, and disconnect. Returns None without a guest.
 
         Raises:
             VerbFailed: The guest does not release the volume in time, or is suspended. The volume
@@ -396,7 +398,7 @@ class GuestVolumes:
         )
 
     def _forget_after_failure(self, server: str, volume_id: str) -> None:
-        """Disconnect the volume and remove it from the record, and log a failure.
+        """Disconnect the volume and remove the record, and log a failure.
 
         After a failure the volume stays in the record and is disconnected with the guest.
         """
@@ -467,7 +469,7 @@ def _connection_key(volume: AttachedVolume) -> str:
 
 
 def changeable(libvirt: Connection, server: str) -> GuestDomain:
-    """Return the domain, or raise VerbFailed if it is suspended."""
+    """Return the domain, or raise VerbFailed if suspended."""
     domain = power.find(libvirt, server)
     if domain.saved:
         raise volumes.suspended()

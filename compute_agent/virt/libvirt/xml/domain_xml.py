@@ -4,7 +4,7 @@
 Called by ``virt.libvirt.guests``. For the hardware that flavor and image request, see
 ``hardware_xml``. All XML is built from elements, so that the library escapes text of tenants.
 Characters that XML cannot contain are replaced. The default machine is ``pc``, because every guest
-can read the config drive from its IDE CD-ROM (Debian's cloud kernel has no AHCI).
+can read the config drive from an IDE CD-ROM (Debian's cloud kernel has no AHCI).
 
 Invariant: the XML has each disk's complete backing chain, so that QEMU never detects a format.
 """
@@ -45,14 +45,15 @@ NUMBER_FIELDS = ("fence", "made", "rescue", "started", "moving", "resumes")
 #: Buses of a rescue disk that is added to the other disks.
 RESCUE_BUSES = ("virtio", "ide", "sata", "scsi", "usb")
 RESCUE_DEVICES = ("disk", "cdrom")
-#: First letter for the name of an added rescue disk, so that the root disk keeps its name.
+#: First letter for the name of an added rescue disk, so that the name of the root disk stays.
 FIRST_RESCUE_LETTER = {"virtio": "b", "ide": "b"}
 #: Architecture, default machine, and CPU of emulated guests.
 ARCH, MACHINE, EMULATED_CPU = "x86_64", "pc", "qemu64"
 AGENT_CHANNEL = "org.qemu.guest_agent.0"
-#: Name of the serial console's socket, beside its log. It is short because the path of a socket is
-#: limited. During a live migration over shared storage, two QEMUs use the same folder, and the
-#: source's QEMU removes its socket at its end. Therefore the destination uses the other name.
+#: Name of the serial console's socket, beside the log. The name is short because the path of a
+#: socket is limited. During a live migration over shared storage, two QEMUs use the same folder,
+#: and the source's QEMU finally removes the socket there. Therefore the destination uses the other
+#: name.
 SERIAL_SOCKETS = ("tty", "tty2")
 #: Seconds between the balloon's reports of memory statistics, as Nova's mem_stats_period_seconds.
 MEMORY_STATS_SECONDS = "10"
@@ -80,7 +81,7 @@ class DomainMetadata:
         rescue: Fence of the present rescue, 0 without one.
         started: Time of the start, in seconds since the epoch.
         moving: Fence of the present live migration, 0 without one.
-        resumes: 1 if the CPUs ran when that migration began, so that they must run at its end.
+        resumes: 1 if the CPUs ran when that migration began, so that they must run afterwards.
         options: Hardware options of ``KEPT_OPTIONS``.
         facts: ``server_facts`` as JSON, "" without them.
     """
@@ -100,7 +101,7 @@ class DomainMetadata:
 class Rescue:
     """The disk from which a rescued guest boots.
 
-    Without ``bus`` it becomes the first disk, and the root disk the second. With ``bus`` the root
+    Without ``bus`` this disk becomes the first, and the root disk the second. With ``bus`` the root
     disk stays the first, and the rescue disk is added there as a ``device`` ("disk" or "cdrom").
     """
 
@@ -148,7 +149,7 @@ class Domain:
     def orders_disks(self) -> bool:
         """True if the disk elements need a boot order.
 
-        Otherwise the guest boots from its first disk.
+        Otherwise the guest boots from the first disk.
         """
         return bool(
             (self.rescue and (self.rescue.bus or self.volumes))
@@ -183,7 +184,7 @@ def metadata(marks: DomainMetadata) -> str:
 
 
 def _add_marks(element: Element, marks: DomainMetadata) -> Element:
-    """Set the element's attributes and child from the marks, and return it."""
+    """Set the element's attributes and child from the marks, and return the element."""
     element.attrib.update(_list_attributes(marks))
     if marks.facts:
         _add_text(element, FACTS, marks.facts)
@@ -291,7 +292,7 @@ def _add_consoles(devices: Element, log: Path, *, spice: bool) -> None:
     """Add the serial console and the screens.
 
     The screens listen on no address, because libvirt passes connections. Keyboard and mouse come
-    with them on PS/2, which every guest supports. The serial output goes to its log even while a
+    with them on PS/2, which every guest supports. The serial output goes to the log even while a
     reader is connected. VNC is always the first screen. SPICE adds no device that a guest could
     see, so the guest can move to a host without SPICE.
     """
@@ -306,7 +307,7 @@ def _add_consoles(devices: Element, log: Path, *, spice: bool) -> None:
 def _add_disks(devices: Element, domain: Domain) -> set[str]:
     """Add all disks, and return their buses.
 
-    The root disk always has its complete definition, so that it can be copied in every state.
+    The root disk always has a complete definition, so that a snapshot is possible in every state.
     During a rescue without ``bus`` the local disks are left out.
     """
     options, rescue = domain.options, domain.rescue
@@ -374,7 +375,7 @@ def _add_volume(
 
 
 def volume_name(volume: AttachedVolume, taken: set[str]) -> str:
-    """Return a device name for the volume that is not in ``taken``, and add it there."""
+    """Return a device name for the volume that is not in ``taken``, and add the name there."""
     name = volume_xml.wanted_name(volume)
     if not name or name in taken:
         return volume_xml.free_name(volume.bus, taken)
@@ -399,7 +400,7 @@ def _add_rescue_disk(
 
 
 def _build_config_drive(domain: Domain, disk_bus: str, taken: set[str]) -> tuple[Element, str]:
-    """Return the config drive and its bus.
+    """Return the config drive and the name of the bus.
 
     A disk uses the bus of the other disks, a CD-ROM the bus of the machine's CD-ROM drive.
     """

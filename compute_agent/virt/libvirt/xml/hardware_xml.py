@@ -47,7 +47,7 @@ Options = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class HostPlacement:
-    """The CPUs, memory and devices of its host that a guest uses.
+    """The CPUs, memory and devices of the host that a guest uses.
 
     Attributes:
         numa_nodes: The guest's NUMA nodes, each on a NUMA node of the host.
@@ -64,7 +64,7 @@ class HostPlacement:
     most_shares: int = 262144
 
     def runs_on(self) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """Yield (guest CPU, host CPUs on which it may run), in the order of the guest's CPUs."""
+        """Yield each guest CPU, in order, with the host CPUs on which that CPU may run."""
         for cpu, numa_node in sorted(
             (cpu, number)
             for number, guest_node in enumerate(self.numa_nodes)
@@ -134,7 +134,7 @@ def cpus(root: Element, vcpus: int, options: Options, place: HostPlacement) -> N
 
 
 def topology(root: Element, cpu: Element | None, hardware: Hardware, place: HostPlacement) -> None:
-    """Add sockets, cores, threads and NUMA nodes to ``cpu``, which is made if it is None."""
+    """Add sockets, cores, threads and NUMA nodes to ``cpu``. With None, an element is made."""
     if not hardware.sockets and not place.numa_nodes:
         return
     cpu = SubElement(root, "cpu") if cpu is None else cpu
@@ -193,7 +193,7 @@ def disk_limits(disk: Element, options: Options) -> None:
 
 
 def interface(vif: Element, options: Options) -> None:
-    """Add queues and bandwidth to an interface, which has its model already."""
+    """Add queues and bandwidth to an interface."""
     if "vif_queues" in options:
         SubElement(vif, "driver", queues=options["vif_queues"])
     bandwidth = Element("bandwidth")

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Network interfaces as libvirt's XML. Pure functions, tested against golden files.
 
-Called by ``domain_xml``, ``interfaces`` and ``connection``. An interface is identified by its MAC
+Called by ``domain_xml``, ``interfaces`` and ``connection``. An interface is identified by the MAC
 address.
 
-Invariant: an existing interface keeps its PCI address in a new definition, because guests name
+Invariant: an existing interface keeps the PCI address in a new definition, because guests name
 interfaces by PCI address. libvirt assigns the addresses of new interfaces in the order of the XML.
 """
 
@@ -22,7 +22,7 @@ def element(plug: Plug, address: Mapping[str, str] | None, options: Mapping[str,
     """Return the element of an interface.
 
     Args:
-        address: Its PCI address, or None if libvirt assigns one.
+        address: The PCI address, or None if libvirt assigns one.
         options: Options of the hardware.
     """
     root = Element("interface", type="bridge")
@@ -55,7 +55,7 @@ def alias(interface: Element) -> str:
 
 
 def alias_of(xml: str, mac: str) -> str | None:
-    """Return libvirt's name of the interface with this MAC address, or None without it."""
+    """Return libvirt's name of the interface with this MAC address, or None."""
     interface = found(xml).get(mac)
     return None if interface is None else alias(interface)
 

@@ -49,7 +49,7 @@ def dressed(xml: str, folders: Mapping[str, str]) -> str:
 
 
 def _read_share(device: Element) -> tuple[str, str]:
-    """Return the device's tag in the guest and its folder on the host."""
+    """Return the device's tag in the guest and the folder on the host."""
     target, source = device.find("target"), device.find("source")
     return "" if target is None else target.get("dir", ""), "" if source is None else source.get(
         "dir", ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""QoS limits and block sizes of a volume, from its connection data. Pure functions.
+"""QoS limits and block sizes of a volume, from the connection data. Pure functions.
 
 Called by ``connectors``. The QoS of a volume type is either applied or refused by name. Names that
 neither QEMU nor Nova knows belong to the volume service's back end (consumer "both") and are
@@ -64,8 +64,8 @@ def block_sizes(volume_id: str, link: VolumeLink) -> dict[str, int]:
 def _check_combination(volume_id: str, name: str, limits: Mapping[str, int]) -> None:
     """Refuse combinations that QEMU refuses.
 
-    These are a total limit with a limit for reads or writes, and a burst without its average or
-    below it.
+    These are a total limit with a limit for reads or writes, and a burst without an average or
+    below the average.
     """
     if name.startswith("total"):
         for direction in ("read", "write"):

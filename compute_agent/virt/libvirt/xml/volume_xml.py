@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Volumes of a guest as libvirt's XML. Pure functions.
 
-Called by ``domain_xml`` and ``volumes``. A volume is identified by its id, which is the serial of
-its disk. So the guest can find the disk by serial, whatever its device name is.
+Called by ``domain_xml`` and ``volumes``. A volume is identified by the id, which is the serial of
+the disk. So the guest can find the disk by serial, whatever the device name is.
 
 Invariant: the XML has each volume's format, so that data written by a guest cannot make QEMU open
-another file. An existing volume keeps its PCI address in a new definition.
+another file. An existing volume keeps the PCI address in a new definition.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _build_source(source: VolumeSource) -> Element:
 
 
 def place(source: VolumeSource) -> Element:
-    """Return a disk element with the place only, as a block copy needs it."""
+    """Return a disk element with the place only, for a block copy."""
     root = Element("disk", type=source.kind, device="disk")
     cache = "none" if source.direct else "writeback"
     SubElement(root, "driver", name="qemu", type=source.format, cache=cache, discard="unmap")
@@ -199,7 +199,7 @@ def names(*xmls: str) -> set[str]:
 
 
 def in_order(xml: str) -> str:
-    """Return the definition of a domain that is off with its disks in the order of their names.
+    """Return the definition of a domain that is off with the disks in the order of their names.
 
     A guest names its disks by their addresses, for example on the PCI bus. Detached volumes leave
     gaps in the names, and new disks may get addresses before older ones. The volumes get the first
@@ -274,7 +274,7 @@ def has_scsi(xml: str) -> bool:
 
 
 def scsi_controller(model: str) -> str:
-    """Return the XML of the controller that a running guest gets before its first SCSI disk."""
+    """Return the XML of the controller that a running guest gets before the first SCSI disk."""
     return text(Element("controller", type="scsi", index="0", model=model))
 
 
@@ -295,7 +295,7 @@ def with_disk(xml: str, disk: Element, scsi_model: str) -> str:
 
 
 def with_place(xml: str, volume_id: str, source: VolumeSource) -> str:
-    """Return the domain's XML with this volume at another place. Its name and address stay."""
+    """Return the domain's XML with this volume at another place. Name and address stay."""
     root = ElementTree.fromstring(xml)
     for disk in root.iterfind("devices/disk"):
         if disk.findtext("serial") != volume_id:
@@ -311,7 +311,7 @@ def with_place(xml: str, volume_id: str, source: VolumeSource) -> str:
 
 
 def booted_from(xml: str, boot_volumes: Sequence[AttachedVolume]) -> str:
-    """Return the domain's XML with these volumes in its boot order.
+    """Return the domain's XML with these volumes in the boot order.
 
     A volume with boot index 0 comes first, then the disks that are in the boot order already, then
     the other volumes. If all volumes have an order already, the XML is not changed.

@@ -2,11 +2,11 @@
 """Builds the description of an incoming guest for the local libvirtd. Pure functions.
 
 Called by ``filter``. The domain is this host's own, made from the spec in the command that
-announced the guest. From the XML of the other host it takes only the parts that must not change
+announced the guest. From the XML of the other host only those parts are copied that must not change
 under a running guest: machine type, CPU model and features, device addresses, controllers, and some
 of our marks. Of libvirt's migration cookie only the elements in ``COOKIE`` are kept.
 
-Invariant: no XML of the other host is forwarded. Only single words of it are copied into new XML.
+Invariant: no XML of the other host is forwarded. Only single words are copied into new XML.
 """
 
 from __future__ import annotations

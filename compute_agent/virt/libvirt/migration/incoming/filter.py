@@ -4,7 +4,7 @@
 Called by ``proxy`` with each packet of a connection. Each call is parsed completely and written
 anew. Permitted are the calls that begin and end a migration, for one expected guest. They get this
 host's own description, address and disks of the guest. The numbers are libvirt's
-(remote_protocol.x, libvirt-domain.h) and stay the same in all its releases.
+(remote_protocol.x, libvirt-domain.h) and stay the same in all releases.
 
 Invariant: every forwarded byte was written here. Every other call is Refused.
 """
@@ -51,7 +51,8 @@ class Filter:
     """Rewrites the calls of one connection.
 
     Args:
-        expected: Returns the record of a server, or None if the connected host may not send it.
+        expected: Returns the record of a server, or None if the connected host may not send this
+            server.
         uri: The URI under which the local libvirtd is opened.
     """
 

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The proxy process between another host's libvirtd and this host's.
 
-Started by ``records`` while a guest is expected. It listens over TLS and accepts hosts whose
-certificate names the source of an expected guest. It forwards their calls to the local libvirtd
-after ``filter`` has rewritten them, and returns the answers. It also answers the question of the
-source whether the guest is here.
+Started by ``records`` while a guest is expected. The proxy listens over TLS and accepts the hosts
+from which guests are expected, by their certificates. After ``filter`` has rewritten a call, the
+proxy forwards the call to the local libvirtd and returns the answer. The proxy also answers the
+source's question whether the guest is here.
 
-A connection ends when its guest's record is removed. When the process's standard input ends, the
-proxy stops listening and exits after its last connection. Therefore a restart of the agent breaks
+A connection ends when the guest's record is removed. When the process's standard input ends, the
+proxy stops listening and exits after the last connection. Therefore a restart of the agent breaks
 no migration.
 
 Invariant: an unauthenticated peer has a connection for at most ``HANDSHAKE_SECONDS``, and no slow
@@ -43,8 +43,8 @@ from compute_agent.virt.libvirt.migration.incoming.rpc import (
 )
 
 log = logging.getLogger(__name__)
-#: Time limits for the handshake, for one packet in either direction once it has begun, and for a
-#: connection to name its guest.
+#: Time limits for the handshake, for one packet in either direction, and for a connection to name a
+#: guest.
 HANDSHAKE_SECONDS, PACKET_SECONDS, NAME_SECONDS = 10.0, 30.0, 60.0
 LOOK_EVERY, BIND_SECONDS = 0.25, 3.0
 MOST_CONNECTIONS, CHUNK = 32, 64 << 10
@@ -193,7 +193,7 @@ class _Connection:
         self.is_over = ""
 
     def run(self) -> None:
-        """Serve the connection to its end.
+        """Serve the connection until the end.
 
         Raises:
             Refused: The peer may not make this call, or sends none.
@@ -223,7 +223,7 @@ class _Connection:
             answers.join()
 
     def look(self, now: float) -> None:
-        """End the connection if a time limit has passed or its guest is not expected any more."""
+        """End the connection if a time limit has passed or the guest is not expected any more."""
         arrival = self._filter.arrival
         if (self._read_by is not None and now > self._read_by) or (
             self._sent_by is not None and now > self._sent_by
@@ -391,12 +391,12 @@ def _make_finder(uri: str) -> Callable[[str], bytes]:
 def main(settings: str) -> None:
     """Run the process.
 
-    The first line of its output is ``READY``, or the reason why it cannot listen.
+    The first line of the output is ``READY``, or the reason why the proxy cannot listen.
     """
     start_log()
     for number in (signal.SIGTERM, signal.SIGINT):
-        # A service manager sends the signal to all processes of the agent. This one must not break
-        # a migration, so it ends by ``drain`` only.
+        # A service manager signals all processes of the agent. To break no migration, this process
+        # ends by ``drain`` only.
         signal.signal(number, signal.SIG_IGN)
     proxy_settings = Settings.read(settings)
     try:

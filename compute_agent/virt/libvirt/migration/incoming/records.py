@@ -2,9 +2,9 @@
 """Records of the guests expected from other hosts, and the proxy process that admits them.
 
 Called by ``virt.libvirt.driver`` and ``incoming_migration``. Each expected guest is a file. The
-proxy reads the file for each call, so its removal revokes the permission at once, and a restarted
-agent continues with the existing records. The agent stops the proxy with the last record. If the
-agent dies, the proxy exits after its last connection.
+proxy reads the file for each call, so the removal of the file revokes the permission at once, and a
+restarted agent continues with the existing records. The agent stops the proxy with the last record.
+If the agent dies, the proxy exits after the last connection.
 
 Invariant: a record holds for one guest, one fence and one source, for at most ``LONGEST_SECONDS``.
 """
@@ -28,7 +28,7 @@ from common.security.tls import Tls
 from compute_agent.verb_context import VerbFailed
 
 log = logging.getLogger(__name__)
-#: The longest life of a record. No migration takes longer, including its time in the queue.
+#: The longest life of a record. No migration takes longer, including the time in the queue.
 LONGEST_SECONDS = 7 * 86400.0
 READY = "listens"
 #: Sockets of libvirtd, and of the daemon for QEMU alone.
@@ -180,7 +180,7 @@ class Incoming:
         self._records.remove(server)
 
     def keep(self) -> None:
-        """Start or stop the proxy, so that it runs exactly while a guest is expected.
+        """Start the proxy if a guest is expected, else stop the proxy.
 
         Raises:
             VerbFailed: The proxy does not start.
@@ -194,7 +194,7 @@ class Incoming:
                 self._proxy = self._start_proxy()
 
     def close(self) -> None:
-        """Stop admitting guests. A running migration continues to its end."""
+        """Stop admitting guests. A running migration continues."""
         with self._lock:
             self._stop_proxy()
 
@@ -207,8 +207,7 @@ class Incoming:
             self._settings.written(),
         ]
         environment = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
-        # In a session of its own, so that a kill of the agent's process group does not break a
-        # migration.
+        # In a new session, so that a kill of the agent's process group does not break a migration.
         process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -231,7 +230,10 @@ class Incoming:
         )
 
     def _stop_proxy(self) -> None:
-        """Close the proxy's input. It then stops listening, and exits after its last connection."""
+        """Close the proxy's input.
+
+        The proxy then stops listening, and exits after the last connection.
+        """
         if self._proxy is None:
             return
         assert self._proxy.stdin is not None and self._proxy.stdout is not None

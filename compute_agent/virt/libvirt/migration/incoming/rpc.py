@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The wire format of libvirt's RPC, as far as a migration uses it: packets and their XDR values.
 
-Used by ``filter``, ``proxy`` and ``question``. A packet is its length, a header of six numbers, and
-a body. Numbers have four bytes, the most significant first. Strings are padded to a multiple of
-four bytes.
+Used by ``filter``, ``proxy`` and ``question``. A packet is a length, a header of six numbers, and a
+body. Numbers have four bytes, the most significant first. Strings are padded to a multiple of four
+bytes.
 
 Invariant: a read never exceeds the packet. The caller limits the size of the packet.
 """
@@ -14,7 +14,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-#: Program numbers: libvirt's own, its keepalive, and the one of ``question``.
+#: Program numbers: libvirt's calls, libvirt's keepalive, and ``question``.
 REMOTE, KEEPALIVE, QUESTION = 0x20008086, 0x6B656570, 0x4B4E5641
 VERSION = 1
 #: Kinds and statuses of packets.
