@@ -193,7 +193,7 @@ class LibvirtDriver(VolumeVerbs):
 
     def guests_volumes(self) -> dict[str, list[str]]:
         return {
-            domain.server: list(volume_xml.found(xml))
+            domain.server: list(volume_xml.find_disks(xml))
             for domain in self._libvirt.domains()
             if domain.active
             and not domain.is_incoming
@@ -304,7 +304,7 @@ class LibvirtDriver(VolumeVerbs):
 
         def work() -> DomainState:
             state = interfaces.attach(self._libvirt, server, fence, plugged, context)
-            self._guests.plugged(server, interface)
+            self._guests.record_interface(server, interface)
             return state
 
         return self._retry(context, work)
@@ -317,7 +317,7 @@ class LibvirtDriver(VolumeVerbs):
 
         def work() -> DomainState:
             state = interfaces.detach(self._libvirt, server, fence, mac, context)
-            self._guests.unplugged(server, interface.port)
+            self._guests.forget_interface(server, interface.port)
             return state
 
         return self._retry(context, work)
@@ -454,7 +454,9 @@ class LibvirtDriver(VolumeVerbs):
                 context,
             )
             self._incoming.expect(
-                incoming_migration.expected(self._guests, self._migration, spec, source, shared)
+                incoming_migration.build_arrival(
+                    self._guests, self._migration, spec, source, shared
+                )
             )
             return prepared
 

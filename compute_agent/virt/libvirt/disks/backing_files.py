@@ -57,7 +57,7 @@ def image_of(name: str) -> ImageRef | None:
     return ImageRef("", kind, hash_algo=algorithm, hash_value=value)
 
 
-def named(base: Path, disk: str) -> Path:
+def path_for(base: Path, disk: str) -> Path:
     """Return the path of the backing file for a disk of this name.
 
     Args:

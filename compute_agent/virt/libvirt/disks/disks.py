@@ -49,7 +49,7 @@ def make(folder: Path, image: CachedImage | None, root_gb: int, name: str = ROOT
         VerbFailed: The disk cannot be written, or the existing disk has another backing file.
             Another host may succeed.
     """
-    disk = planned(folder, image, name)
+    disk = plan(folder, image, name)
     if not disk.path.exists():
         prepare(disk, image, root_gb)
         adopt(disk)
@@ -64,11 +64,11 @@ def make(folder: Path, image: CachedImage | None, root_gb: int, name: str = ROOT
     return existing_disk
 
 
-def planned(folder: Path, image: CachedImage | None, name: str = ROOT_DISK) -> Disk:
+def plan(folder: Path, image: CachedImage | None, name: str = ROOT_DISK) -> Disk:
     """Return the disk that ``prepare`` would make from the image."""
     if image is None:
         return Disk(folder / name)
-    return Disk(folder / name, backing_files.named(folder / image.path.name, name), image.format)
+    return Disk(folder / name, backing_files.path_for(folder / image.path.name, name), image.format)
 
 
 def existing(folder: Path, name: str = ROOT_DISK) -> Disk:
@@ -396,7 +396,7 @@ def _create(disk: Path, base: Path | None, base_format: str, size: int) -> None:
     _sync(part)
 
 
-def bounded(program: str, *arguments: str) -> None:
+def run_bounded(program: str, *arguments: str) -> None:
     """Run a program on files written by this host, with limits on memory and time.
 
     Raises:

@@ -184,7 +184,8 @@ class ImageCache:
                     if file.tell() - len(chunk) < FIRST_INSPECTED_BYTES <= file.tell():
                         file.flush()
                         _check_virtual_size(
-                            inspection.begun(part, image.disk_format, context) or 0, max_bytes
+                            inspection.inspect_beginning(part, image.disk_format, context) or 0,
+                            max_bytes,
                         )
                 _check_digest(image, digest.hexdigest())
                 file.flush()
@@ -213,7 +214,11 @@ def _inspect_once(
 ) -> int:
     """Return the virtual size of the content, which is inspected once in this process."""
     recorded_size = INSPECTIONS.get(content)
-    size = inspection.finished(path, declared, context) if recorded_size is None else recorded_size
+    size = (
+        inspection.inspect_whole(path, declared, context)
+        if recorded_size is None
+        else recorded_size
+    )
     _check_virtual_size(size, max_bytes)
     if recorded_size is None:
         inspection.require_opens(path, declared, context)

@@ -45,7 +45,7 @@ class InspectionCache:
             self._sizes.popitem(last=False)
 
 
-def begun(part: Path, declared: str, context: VerbContext) -> int | None:
+def inspect_beginning(part: Path, declared: str, context: VerbContext) -> int | None:
     """Inspect the beginning of an image.
 
     Returns:
@@ -58,7 +58,7 @@ def begun(part: Path, declared: str, context: VerbContext) -> int | None:
     return _check_size(report, declared) if report["formats"] else None
 
 
-def finished(path: Path, declared: str, context: VerbContext) -> int:
+def inspect_whole(path: Path, declared: str, context: VerbContext) -> int:
     """Inspect a complete image, and return the virtual size in bytes.
 
     Raises:

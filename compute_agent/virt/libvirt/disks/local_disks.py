@@ -134,7 +134,7 @@ class LocalDisks:
             raw.touch(0o600)
             with raw.open("r+b") as file:
                 file.truncate(disk.size_mb * MEBIBYTE)
-            disks.bounded(program, *options, disk.name, str(raw))
+            disks.run_bounded(program, *options, disk.name, str(raw))
             disks.fill(new_disk, raw)
         except OSError as error:
             raise VerbFailed(

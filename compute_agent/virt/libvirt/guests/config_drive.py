@@ -88,7 +88,7 @@ class ConfigDrives:
             raise OSError(problem.text) from problem
 
 
-def opened(
+def open_config_drives(
     drive_format: str, vendor: JsonObject | None, dynamic: Dynamic | None = None
 ) -> ConfigDrives:
     """Return config drives as configured.

@@ -177,7 +177,7 @@ class LibvirtGuests:
         )
         home = replace(home, volumes=volumes_without_secrets)
         planned = None if boots_from_volume(spec.volumes) else Disk(home.folder / disks.ROOT_DISK)
-        xml = described(spec, home, planned, made=0, rescue=rescue)
+        xml = build_definition(spec, home, planned, made=0, rescue=rescue)
         if self._virt_type() == "test":
             # libvirt's test driver builds no command line of QEMU.
             return
@@ -318,14 +318,14 @@ class LibvirtGuests:
     def remember(self, server: str, changed: Callable[[HostedServer], HostedServer]) -> None:
         """Replace the facts in the domain's metadata with the result of ``changed``."""
         text = power.find(self._libvirt, server).marks.facts
-        self._libvirt.mark(server, facts=written(changed(_read_facts(text))))
+        self._libvirt.mark(server, facts=write_facts(changed(_read_facts(text))))
 
-    def plugged(self, server: str, interface: Interface) -> None:
+    def record_interface(self, server: str, interface: Interface) -> None:
         """Record in the domain's metadata that the guest has an interface."""
         self.remember(server, lambda facts: facts.plugged(interface))
         self._libvirt.change_metadata(server, lambda text: nova_xml.with_interface(text, interface))
 
-    def unplugged(self, server: str, port_id: str) -> None:
+    def forget_interface(self, server: str, port_id: str) -> None:
         """Record in the domain's metadata that the guest has no interface of this port."""
         self.remember(server, lambda facts: facts.unplugged(port_id))
         self._libvirt.change_metadata(
@@ -416,7 +416,7 @@ class LibvirtGuests:
         """
         cached = self._fetch_image(spec, image, read_image, context)
         context.phase(CommandPhase.MAKING_DISKS)
-        disk = disks.planned(self.folder(spec.server), cached, name)
+        disk = disks.plan(self.folder(spec.server), cached, name)
         disks.prepare(disk, cached, spec.flavor.root_gb)
         if context.cancelled():
             raise Cancelled
@@ -448,7 +448,7 @@ class LibvirtGuests:
         home = self.home(spec)
         self.volumes.keep(spec.server, spec.volumes)
         self.shares.keep(spec.server, spec.shares)
-        xml = described(spec, home, root_disk(home.folder, spec), made, rescue, addresses)
+        xml = build_definition(spec, home, root_disk(home.folder, spec), made, rescue, addresses)
         self._libvirt.define(self.shares.dress(spec.server, xml))
 
     def _stop(self, server: str) -> None:
@@ -494,7 +494,7 @@ def open_folder(folder: Path) -> None:
     folder.chmod(0o711)
 
 
-def described(
+def build_definition(
     spec: GuestSpec,
     home: HostDetails,
     disk: Disk | None,
@@ -529,7 +529,7 @@ def described(
             required_hardware(spec),
             home.place,
             tuple(Disk(folder / local_disk.name) for local_disk in spec.disks),
-            written(facts_of(spec)),
+            write_facts(facts_of(spec)),
             home.spice,
             home.volumes,
             nova_xml.qualify(nova_xml.instance(spec)),
@@ -537,7 +537,7 @@ def described(
     )
 
 
-def written(facts: HostedServer) -> str:
+def write_facts(facts: HostedServer) -> str:
     """Return the facts as text for the domain's metadata.
 
     The text is ASCII JSON. Because a tenant may use letters that XML cannot contain.

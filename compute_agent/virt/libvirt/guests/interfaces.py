@@ -40,8 +40,8 @@ def attach(
 
     def work() -> None:
         domain, xml = _find_changeable(libvirt, server), libvirt.describe(server)
-        is_missing_live = domain.active and plug.mac not in interface_xml.found(xml)
-        is_missing_stored = plug.mac not in interface_xml.found(
+        is_missing_live = domain.active and plug.mac not in interface_xml.find_interfaces(xml)
+        is_missing_stored = plug.mac not in interface_xml.find_interfaces(
             libvirt.describe(server, stored=True)
         )
         if context.cancelled():
@@ -91,7 +91,7 @@ def detach(
         seconds,
     )
     if (
-        interface := interface_xml.found(libvirt.describe(server, stored=True)).get(mac)
+        interface := interface_xml.find_interfaces(libvirt.describe(server, stored=True)).get(mac)
     ) is not None:
         description = interface_xml.text(interface)
         libvirt.on(
@@ -111,7 +111,7 @@ def settle(
     present_macs = {
         mac
         for stored in (False, True)
-        for mac in interface_xml.found(libvirt.describe(server, stored=stored))
+        for mac in interface_xml.find_interfaces(libvirt.describe(server, stored=stored))
     }
     for mac in present_macs - set(plugs_by_mac):
         detach(libvirt, server, fence, mac, context)

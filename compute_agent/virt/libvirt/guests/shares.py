@@ -116,7 +116,7 @@ class GuestShares:
         shares = self.of(server)
         if not shares:
             return xml
-        return share_xml.dressed(
+        return share_xml.with_shares(
             xml, {share.tag: str(self._mount_point(server, share.share_id)) for share in shares}
         )
 
@@ -169,7 +169,7 @@ class GuestShares:
         """
         self._write_record(server, shares)
         tags = {share.tag: str(self._mount_point(server, share.share_id)) for share in shares}
-        libvirt.define(share_xml.dressed(libvirt.describe(server, stored=True), tags))
+        libvirt.define(share_xml.with_shares(libvirt.describe(server, stored=True), tags))
         libvirt.mark(server, fence=fence)
 
     def _write_record(self, server: str, shares: list[AttachedShare]) -> None:

@@ -108,7 +108,7 @@ def host_model(domain_capabilities: str) -> GuestCpu | None:
     return GuestCpu(model, features["require"], features["disable"])
 
 
-def offered(domain_capabilities: str, device: str, property_name: str) -> set[str]:
+def find_values(domain_capabilities: str, device: str, property_name: str) -> set[str]:
     """Return the emulator's values for a property of a device, for example ("disk", "bus").
 
     Without domain capabilities the result is empty.

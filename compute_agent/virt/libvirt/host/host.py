@@ -268,14 +268,14 @@ def traits(facts: HostCapabilities, has_threads: bool) -> list[str]:
     names |= {
         f"COMPUTE_STORAGE_BUS_{bus.upper()}"
         for bus in DISK_BUSES
-        if bus in capabilities.offered(facts.domain_capabilities, "disk", "bus")
+        if bus in capabilities.find_values(facts.domain_capabilities, "disk", "bus")
     }
     names |= {
         f"COMPUTE_GRAPHICS_MODEL_{model.upper()}"
         for model in VIDEO_MODELS
-        if model in capabilities.offered(facts.domain_capabilities, "video", "modelType")
+        if model in capabilities.find_values(facts.domain_capabilities, "video", "modelType")
     }
-    if facts.serves_folders and "virtiofs" in capabilities.offered(
+    if facts.serves_folders and "virtiofs" in capabilities.find_values(
         facts.domain_capabilities, "filesystem", "driverType"
     ):
         names.add("COMPUTE_STORAGE_VIRTIO_FS")
@@ -289,7 +289,7 @@ def traits(facts: HostCapabilities, has_threads: bool) -> list[str]:
 
 def has_spice(facts: HostCapabilities) -> bool:
     """True if this host's QEMU supports SPICE. Otherwise the log has the remedy."""
-    if SPICE in capabilities.offered(facts.domain_capabilities, "graphics", "type"):
+    if SPICE in capabilities.find_values(facts.domain_capabilities, "graphics", "type"):
         return True
     LOG.error(
         "[spice] enabled: the QEMU of this host has no SPICE, so its guests get VNC only; install one that "

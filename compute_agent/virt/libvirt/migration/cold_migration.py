@@ -255,7 +255,7 @@ def receive(
         image = fetch_base(images, spec, copy, read_image) if has_disk else None
         if spec.config_drive:
             copy.fetch(CONFIG, disks.aside(drive))
-        root = disks.planned(folder, image)
+        root = disks.plan(folder, image)
         if has_disk:
             copy.fetch(DISK, disks.aside(root.path))
             disks.take_in(root, image, spec.flavor.root_gb)

@@ -34,10 +34,10 @@ from compute_agent.virt.libvirt.domains.connection import (
 from compute_agent.virt.libvirt.guests.guests import (
     HostDetails,
     LibvirtGuests,
-    described,
+    build_definition,
     open_folder,
     root_disk,
-    written,
+    write_facts,
 )
 from compute_agent.virt.libvirt.host import capabilities, host
 from compute_agent.virt.libvirt.migration import cold_migration, live_migration
@@ -103,7 +103,7 @@ def prepare(
     }
 
 
-def expected(
+def build_arrival(
     guests: LibvirtGuests,
     options: live_migration.MigrationOptions,
     spec: GuestSpec,
@@ -116,7 +116,7 @@ def expected(
         spec.server,
         spec.fence,
         source,
-        described(spec, home, root_disk(home.folder, spec), made=0),
+        build_definition(spec, home, root_disk(home.folder, spec), made=0),
         live_migration.in_url(options.address),
         shared,
         options.native_tls,
@@ -168,7 +168,7 @@ def describe_at_destination(
     )
     root = None if boots_from_volume(spec.volumes) else _move_to_folder(next(own), home.folder)
     return running_domain.at_destination(
-        described(spec, home, root, domain.marks.made),
+        build_definition(spec, home, root, domain.marks.made),
         running,
         replace(domain.marks, fence=spec.fence),
     )
@@ -215,8 +215,14 @@ def finish(
     spec = replace(spec, volumes=guests.volumes.of(spec.server))
     home = guests.home(spec)
     disk = root_disk(home.folder, spec)
-    libvirt.define(running_domain.placed(described(spec, home, disk, domain.marks.made), running))
-    libvirt.mark(spec.server, fence=spec.fence, moving=0, resumes=0, facts=written(facts_of(spec)))
+    libvirt.define(
+        running_domain.with_addresses(
+            build_definition(spec, home, disk, domain.marks.made), running
+        )
+    )
+    libvirt.mark(
+        spec.server, fence=spec.fence, moving=0, resumes=0, facts=write_facts(facts_of(spec))
+    )
     libvirt.change_metadata(
         spec.server, lambda old_metadata: nova_xml.write(nova_xml.instance(spec))
     )
@@ -318,7 +324,7 @@ def _prepare_files(
     own = not boots_from_volume(spec.volumes)
     image = cold_migration.fetch_base(images, spec, copy, read_image) if own else None
     context.phase(CommandPhase.MAKING_DISKS)
-    disk, drive = disks.planned(folder, image), folder / cold_migration.CONFIG
+    disk, drive = disks.plan(folder, image), folder / cold_migration.CONFIG
     try:
         if own:
             disks.prepare(disk, image, spec.flavor.root_gb)

@@ -311,7 +311,7 @@ class _Migration:
             # Both hosts reach the volumes. Without a list libvirt would copy them too.
             flags |= MIGRATE_NON_SHARED_INC
             parameters[PARAM_MIGRATE_DISKS] = copied
-        if not copied or volume_xml.found(running):
+        if not copied or volume_xml.find_disks(running):
             # libvirt recognizes shared storage only by the type of the file system. Here both
             # agents have read the same marker file there, and a volume is the same on both hosts.
             # QEMU 3 and later drops the host's cache of a disk before the other host opens the

@@ -37,7 +37,7 @@ from compute_agent.virt.libvirt.volumes.connector import (
 from compute_agent.virt.libvirt.volumes.host_connectors import (
     DeviceConnector,
     NfsConnector,
-    described_by_helper,
+    describe_by_helper,
 )
 from compute_agent.virt.libvirt.volumes.network_connectors import IscsiConnector, RbdConnector
 from compute_agent.virt.libvirt.xml import volume_tuning, volume_xml
@@ -261,7 +261,7 @@ def of_host(
 
 def _add_helper_properties(allowed: Protocols, about: Mapping[str, object]) -> Mapping[str, object]:
     try:
-        return described_by_helper(allowed.helper, dict(about), allowed.multipath)
+        return describe_by_helper(allowed.helper, dict(about), allowed.multipath)
     except (NotDone, OSError) as problem:
         LOG.warning("kilonova-volumes does not say who this host is to volumes: %s", problem)
         return about

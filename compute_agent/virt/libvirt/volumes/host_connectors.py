@@ -121,7 +121,7 @@ class NfsConnector:
         if self.source(volume, link).format == volume_xml.RAW:
             return Found(status.st_size)
         try:
-            return Found(checked(path, volume.volume_id))
+            return Found(check_chain(path, volume.volume_id))
         except (OSError, ValueError) as problem:
             raise not_there(volume, f"{path}: {problem}") from problem
 
@@ -132,7 +132,7 @@ class NfsConnector:
         return self.folder / hashlib.sha256(export.encode()).hexdigest()[:32]
 
 
-def checked(path: Path, volume_id: str) -> int:
+def check_chain(path: Path, volume_id: str) -> int:
     """Check the backing chain of a qcow2 volume, and return the virtual size in bytes.
 
     Every backing file must be in the same folder, with the volume's id in the name. The header
@@ -169,9 +169,7 @@ def checked(path: Path, volume_id: str) -> int:
     raise ValueError(f"it has more than {MOST_FILES} files")
 
 
-def described_by_helper(
-    helper: VolumeHelper, properties: JsonObject, multipath: bool
-) -> JsonObject:
+def describe_by_helper(helper: VolumeHelper, properties: JsonObject, multipath: bool) -> JsonObject:
     """Return this host's connector properties for the volume service, completed by os-brick.
 
     Raises:

@@ -108,7 +108,7 @@ class VolumeCopies:
             self.kept.connectors.disconnect(volume)
             self.kept.keep_copied(self.server, [])
             return None
-        disk = volume_xml.found(self.libvirt.describe(self.server)).get(volume.volume_id)
+        disk = volume_xml.find_disks(self.libvirt.describe(self.server)).get(volume.volume_id)
         if disk is not None and disk.find("mirror") is not None:
             self._end_job(volume_xml.name_of(disk), 0)
         self.kept.connectors.disconnect(volume)
@@ -201,7 +201,7 @@ class VolumeCopies:
             time.sleep(LOOK_SECONDS)
 
     def _has_mirror(self, name: str) -> bool:
-        disks = volume_xml.found(self.libvirt.describe(self.server)).values()
+        disks = volume_xml.find_disks(self.libvirt.describe(self.server)).values()
         return any(
             volume_xml.name_of(disk) == name and disk.find("mirror") is not None for disk in disks
         )

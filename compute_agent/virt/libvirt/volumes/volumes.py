@@ -144,7 +144,10 @@ class GuestVolumes:
         """
         domain = power.find(libvirt, server)
         stored = libvirt.describe(server, stored=True)
-        present_ids = {*volume_xml.found(stored), *(volume.volume_id for volume in self.of(server))}
+        present_ids = {
+            *volume_xml.find_disks(stored),
+            *(volume.volume_id for volume in self.of(server)),
+        }
         others = sorted(present_ids - set(ids))
         if not others or domain.power_state == RUNNING:
             return
@@ -174,7 +177,7 @@ class GuestVolumes:
         domain = power.find(libvirt, server)
         if domain.active or domain.saved:
             return
-        present_ids = volume_xml.found(libvirt.describe(server, stored=True))
+        present_ids = volume_xml.find_disks(libvirt.describe(server, stored=True))
         missing_volumes = [
             candidate for candidate in needed if candidate.volume_id not in present_ids
         ]
@@ -262,7 +265,7 @@ class GuestVolumes:
         context.phase(CommandPhase.ATTACHING_VOLUME)
         source = self.connectors.source(volume)
         domain = changeable(libvirt, server)
-        if volume.volume_id not in volume_xml.found(libvirt.describe(server)):
+        if volume.volume_id not in volume_xml.find_disks(libvirt.describe(server)):
             volumes.refuse_cold_bus(volume, domain.power_state)
         recorded_volumes = self.of(server)
         others = [
@@ -291,7 +294,7 @@ class GuestVolumes:
     ) -> None:
         running, stored = libvirt.describe(server), libvirt.describe(server, stored=True)
         name = domain_xml.volume_name(volume, volume_xml.names(running, stored))
-        if guest.active and volume.volume_id not in volume_xml.found(running):
+        if guest.active and volume.volume_id not in volume_xml.find_disks(running):
             if volume.bus == "scsi" and not volume_xml.has_scsi(running):
                 controller = volume_xml.scsi_controller(SCSI_MODEL)
                 libvirt.on(
@@ -306,9 +309,11 @@ class GuestVolumes:
                 lambda domain: domain.attachDeviceFlags(disk, AFFECT_LIVE),
             )
             running = libvirt.describe(server)
-        if volume.volume_id not in volume_xml.found(stored):
+        if volume.volume_id not in volume_xml.find_disks(stored):
             # The guest may already have the volume. Store the name and address from there.
-            running_disk = volume_xml.found(running).get(volume.volume_id) if guest.active else None
+            running_disk = (
+                volume_xml.find_disks(running).get(volume.volume_id) if guest.active else None
+            )
             name = name if running_disk is None else volume_xml.name_of(running_disk)
             place = volume_xml.addresses(running).get(volume.volume_id) if guest.active else None
             libvirt.define(
@@ -353,7 +358,7 @@ class GuestVolumes:
             seconds,
         )
         stored = libvirt.describe(server, stored=True)
-        if volume_id in volume_xml.found(stored):
+        if volume_id in volume_xml.find_disks(stored):
             libvirt.define(volume_xml.without(stored, volume_id))
         self._forget(server, volume_id)
         libvirt.mark(server, fence=fence)
@@ -384,7 +389,7 @@ class GuestVolumes:
             raise volumes.unknown(volume.volume_id)
         new_volume = volumes.grown(old_volume, volume.size_gb)
         size = self._connect(server, new_volume)
-        disk = volume_xml.found(libvirt.describe(server)).get(volume.volume_id)
+        disk = volume_xml.find_disks(libvirt.describe(server)).get(volume.volume_id)
         if domain.active and disk is not None:
             name = volume_xml.name_of(disk)
             libvirt.on(
@@ -478,7 +483,7 @@ def changeable(libvirt: Connection, server: str) -> GuestDomain:
 
 def disk_of(libvirt: Connection, server: str, volume_id: str) -> Element:
     """Return the guest's disk element for this volume, or raise VerbFailed."""
-    disk = volume_xml.found(libvirt.describe(server)).get(volume_id)
+    disk = volume_xml.find_disks(libvirt.describe(server)).get(volume_id)
     if disk is None:
         raise volumes.unknown(volume_id)
     return disk
@@ -487,11 +492,11 @@ def disk_of(libvirt: Connection, server: str, volume_id: str) -> Element:
 def _has_volume(libvirt: Connection, server: str, volume_id: str) -> bool:
     """True if the running or the stored domain has the volume."""
     return any(
-        volume_id in volume_xml.found(libvirt.describe(server, stored=stored))
+        volume_id in volume_xml.find_disks(libvirt.describe(server, stored=stored))
         for stored in (False, True)
     )
 
 
 def _read_alias(xml: str, volume_id: str) -> str | None:
-    disk = volume_xml.found(xml).get(volume_id)
+    disk = volume_xml.find_disks(xml).get(volume_id)
     return None if disk is None else volume_xml.alias(disk)

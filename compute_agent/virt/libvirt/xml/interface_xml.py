@@ -56,11 +56,11 @@ def alias(interface: Element) -> str:
 
 def alias_of(xml: str, mac: str) -> str | None:
     """Return libvirt's name of the interface with this MAC address, or None."""
-    interface = found(xml).get(mac)
+    interface = find_interfaces(xml).get(mac)
     return None if interface is None else alias(interface)
 
 
-def found(xml: str) -> dict[str, Element]:
+def find_interfaces(xml: str) -> dict[str, Element]:
     """Return the interfaces in a domain's XML by MAC address. The XML may be ""."""
     return {
         mac.get("address", "").lower(): interface
@@ -73,7 +73,7 @@ def addresses(xml: str) -> dict[str, dict[str, str]]:
     """Return the PCI addresses of interfaces by MAC address."""
     return {
         mac: dict(address.attrib)
-        for mac, interface in found(xml).items()
+        for mac, interface in find_interfaces(xml).items()
         if (address := interface.find("address")) is not None
     }
 

@@ -29,7 +29,7 @@ BLOCK_SIZES = "blockio"
 SERIAL = "devices/serial[@type='unix']/source"
 
 
-def placed(xml: str, running: str) -> str:
+def with_addresses(xml: str, running: str) -> str:
     """Return the definition with the device addresses of the running guest."""
     root = ElementTree.fromstring(xml)
     _copy_addresses(root, ElementTree.fromstring(running))

@@ -22,7 +22,7 @@ VIRTIOFS = "virtiofs"
 BACKING = {"source": {"type": "memfd"}, "access": {"mode": "shared"}}
 
 
-def dressed(xml: str, folders: Mapping[str, str]) -> str:
+def with_shares(xml: str, folders: Mapping[str, str]) -> str:
     """Return the domain's XML with exactly these shares.
 
     Args:

@@ -170,7 +170,7 @@ def text(disk: Element) -> str:
     return ElementTree.tostring(disk, encoding="unicode")
 
 
-def found(xml: str) -> dict[str, Element]:
+def find_disks(xml: str) -> dict[str, Element]:
     """Return the disks with a serial in a domain's XML by serial. The XML may be ""."""
     return {
         serial: disk
@@ -183,7 +183,7 @@ def addresses(xml: str) -> dict[str, dict[str, str]]:
     """Return the PCI addresses of volumes by id. On other buses the name determines the address."""
     return {
         serial: dict(address.attrib)
-        for serial, disk in found(xml).items()
+        for serial, disk in find_disks(xml).items()
         if (address := disk.find("address")) is not None and address.get("type") == "pci"
     }
 
@@ -316,7 +316,7 @@ def booted_from(xml: str, boot_volumes: Sequence[AttachedVolume]) -> str:
     A volume with boot index 0 comes first, then the disks that are in the boot order already, then
     the other volumes. If all volumes have an order already, the XML is not changed.
     """
-    disks, root = found(xml), ElementTree.fromstring(xml)
+    disks, root = find_disks(xml), ElementTree.fromstring(xml)
     if all(
         (disk := disks.get(volume.volume_id)) is None or has_order(disk) for volume in boot_volumes
     ):

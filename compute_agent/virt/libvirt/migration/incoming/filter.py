@@ -77,7 +77,7 @@ class Filter:
         """True if a packet with this header may have more than ``MOST_PLAIN`` bytes."""
         return header[1] == REMOTE and header[3] in (PREPARE, FINISH)
 
-    def passed(self, data: bytes) -> bytes:
+    def rewrite(self, data: bytes) -> bytes:
         """Return the packet to send to the local libvirtd in place of ``data``.
 
         Raises:
@@ -95,7 +95,7 @@ class Filter:
         if (packet.program, packet.kind) == (KEEPALIVE, MESSAGE):
             if packet.procedure not in (PING, PONG) or packet.body:
                 raise Refused("it keeps alive in its own way")
-            return Packet(KEEPALIVE, packet.procedure, MESSAGE, packet.serial).written()
+            return Packet(KEEPALIVE, packet.procedure, MESSAGE, packet.serial).to_bytes()
         if (packet.program, packet.kind) != (REMOTE, CALL) or packet.procedure not in self._calls:
             raise Refused(
                 f"program {packet.program:#x}, procedure {packet.procedure}, kind {packet.kind}"
@@ -103,7 +103,7 @@ class Filter:
         reader = Reader(packet.body)
         body = self._calls[packet.procedure](reader)
         reader.end()
-        return Packet(REMOTE, packet.procedure, CALL, packet.serial, body).written()
+        return Packet(REMOTE, packet.procedure, CALL, packet.serial, body).to_bytes()
 
     def _rewrite_open(self, reader: Reader) -> bytes:
         reader.optional()
@@ -153,7 +153,7 @@ class Filter:
 
 def _check_flags(arrival: Arrival, flags: int) -> None:
     copies = not arrival.shared and bool(running_domain.disks(arrival.xml))
-    unchecked = not copies or bool(volume_xml.found(arrival.xml))
+    unchecked = not copies or bool(volume_xml.find_disks(arrival.xml))
     needed = ALWAYS | ENCRYPTED * arrival.encrypted | WITH_DISKS * copies
     allowed = needed | PAUSED | AUTO_CONVERGE | POST_COPY | ENCRYPTED | UNCHECKED * unchecked
     if flags & needed != needed or flags & ~allowed:

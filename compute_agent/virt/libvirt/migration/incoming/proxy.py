@@ -216,7 +216,7 @@ class _Connection:
         try:
             packet: bytes | None = first
             while packet is not None:
-                self._local.sendall(self._filter.passed(packet))
+                self._local.sendall(self._filter.rewrite(packet))
                 packet = self._receive()
         finally:
             _shut(self._local)
@@ -326,7 +326,7 @@ class _Connection:
         reader.end()
         if self._find_expected(server) is None:
             raise Refused(f"domain {server[:40]!r} is not expected from this host")
-        self._send(packet.reply(rpc.opaque(self._proxy.find(server))).written())
+        self._send(packet.reply(rpc.opaque(self._proxy.find(server))).to_bytes())
 
 
 def _is_same(now: Arrival | None, then: Arrival) -> bool:

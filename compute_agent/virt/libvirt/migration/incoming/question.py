@@ -59,7 +59,7 @@ def _query(host: str, port: int, server: str, tls: Tls | None) -> bytes:
             if context is not None and side.recv(len(WELCOME)) != WELCOME:
                 raise Malformed("the destination does not speak as it should")
             question = Packet(rpc.QUESTION, 1, body=rpc.opaque(server.encode()))
-            side.sendall(question.written())
+            side.sendall(question.to_bytes())
             data = b""
             while len(data) < MOST and time.monotonic() < deadline and (chunk := side.recv(MOST)):
                 data += chunk

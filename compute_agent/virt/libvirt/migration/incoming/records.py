@@ -85,7 +85,7 @@ class Settings:
     uri: str
     tls: Tls | None = None
 
-    def written(self) -> str:
+    def to_json(self) -> str:
         return json.dumps(asdict(self))
 
     @classmethod
@@ -204,7 +204,7 @@ class Incoming:
             "-c",
             _PROXY_PROGRAM,
             json.dumps(sys.path),
-            self._settings.written(),
+            self._settings.to_json(),
         ]
         environment = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
         # In a new session, so that a kill of the agent's process group does not break a migration.

@@ -59,7 +59,7 @@ class Packet:
             raise Malformed("not as long as it says")
         return cls(program, procedure, kind, serial, data[HEADER.size :], status, version)
 
-    def written(self) -> bytes:
+    def to_bytes(self) -> bytes:
         """Return the bytes of the packet."""
         return (
             HEADER.pack(
