@@ -180,13 +180,13 @@ class Connection:
         self._ended_jobs: dict[str, JobStats] = {}
         _start_event_loop()
 
-    def ask(self, what: str, work: Callable[[Any], Answer]) -> Answer:
+    def ask(self, purpose: str, work: Callable[[Any], Answer]) -> Answer:
         """Call ``work`` with libvirt's connection.
 
         Args:
-            what: Completes "The hypervisor could not …" in an error.
+            purpose: Completes "The hypervisor could not …" in an error.
         """
-        return self._call(what, work)
+        return self._call(purpose, work)
 
     def domains(self) -> list[GuestDomain]:
         """Return all domains with our metadata."""
@@ -380,12 +380,16 @@ class Connection:
                 LOG.debug("libvirt was gone already: %s", error)
 
     def on(
-        self, server: str, what: str, work: Callable[[Any], Answer], ignored: tuple[int, ...] = ()
+        self,
+        server: str,
+        purpose: str,
+        work: Callable[[Any], Answer],
+        ignored: tuple[int, ...] = (),
     ) -> Answer | None:
         """Call ``work`` with the server's domain.
 
         Args:
-            what: Completes "The hypervisor could not …" in an error.
+            purpose: Completes "The hypervisor could not …" in an error.
             ignored: libvirt's error codes that count as success.
 
         Returns:
@@ -406,18 +410,22 @@ class Connection:
                     return None
                 raise
 
-        return self._call(what, find_and_work)
+        return self._call(purpose, find_and_work)
 
-    def _call(self, what: str, work: Callable[[Any], Answer]) -> Answer:
+    def _call(self, purpose: str, work: Callable[[Any], Answer]) -> Answer:
         connection = self._connect()
         try:
             return work(connection)
         except libvirt.libvirtError as error:
             if not _is_alive(connection):
                 self._handle_loss(connection)
-                raise errors.NoAnswer(f"libvirt went away while it was asked to {what}.") from error
+                raise errors.NoAnswer(
+                    f"libvirt went away while it was asked to {purpose}."
+                ) from error
             raise VerbFailed(
-                f"The hypervisor could not {what}; try again.", details=str(error), retryable=True
+                f"The hypervisor could not {purpose}; try again.",
+                details=str(error),
+                retryable=True,
             ) from error
 
     def _connect(self) -> LibvirtConnection:

@@ -116,10 +116,10 @@ def _limit_response_time(libvirt: Connection, server: str) -> None:
     )
 
 
-def _call_agent(libvirt: Connection, server: str, what: str, work: Callable[[Any], Any]) -> bool:
+def _call_agent(libvirt: Connection, server: str, purpose: str, work: Callable[[Any], Any]) -> bool:
     try:
-        libvirt.on(server, what, work)
+        libvirt.on(server, purpose, work)
     except VerbFailed as error:
-        LOG.warning("the agent in server %s did not %s: %s", server, what, error.details[:300])
+        LOG.warning("the agent in server %s did not %s: %s", server, purpose, error.details[:300])
         return False
     return True

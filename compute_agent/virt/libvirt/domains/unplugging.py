@@ -21,7 +21,7 @@ RELEASE_SECONDS, REQUEST_SECONDS, LOOK_SECONDS = 160.0, 4.0, 0.2
 def unplug(
     libvirt: Connection,
     server: str,
-    what: str,
+    kind: str,
     changeable: Callable[[], GuestDomain],
     alias: Callable[[str], str | None],
     held: Callable[[GuestDomain, str], VerbFailed],
@@ -33,7 +33,7 @@ def unplug(
     Why: a booting guest may miss a request.
 
     Args:
-        what: The device in the text of errors, "volume" or "interface".
+        kind: The device in the text of errors, "volume" or "interface".
         changeable: Returns the domain, or raises VerbFailed if changes are not possible.
         alias: Returns libvirt's name of the device in the domain's XML, or None.
         held: Makes the error from the domain and libvirt's last refusal.
@@ -57,7 +57,7 @@ def unplug(
         if now >= request_at:
             request_at = now + REQUEST_SECONDS
             try:
-                _request(libvirt, server, what, device)
+                _request(libvirt, server, kind, device)
             except VerbFailed as error:
                 # QEMU refuses a second request while the first is in progress. The refusal is
                 # reported only if the guest does not release the device.
@@ -65,9 +65,9 @@ def unplug(
         time.sleep(LOOK_SECONDS)
 
 
-def _request(libvirt: Connection, server: str, what: str, device: str) -> None:
+def _request(libvirt: Connection, server: str, kind: str, device: str) -> None:
     libvirt.on(
         server,
-        f"pull out the {what}",
+        f"pull out the {kind}",
         lambda domain: domain.detachDeviceAlias(device, AFFECT_LIVE),
     )

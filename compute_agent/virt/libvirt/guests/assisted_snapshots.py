@@ -70,7 +70,7 @@ class AssistedSnapshots:
         context.phase(CommandPhase.SNAPSHOTTING_VOLUME)
         domain = changeable(self.libvirt, self.server)
         old_volume = volumes.snapshotted(volume, self.kept.of(self.server))
-        old, new = (self.kept.connectors.source(place) for place in (old_volume, volume))
+        old, new = (self.kept.connectors.source(attached) for attached in (old_volume, volume))
         disk = disk_of(self.libvirt, self.server, volume.volume_id) if domain.active else None
         if old.path != new.path:
             self._check_new_file(volume, old, new)

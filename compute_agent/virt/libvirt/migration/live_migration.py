@@ -145,8 +145,8 @@ class Way:
         """Parse the URI in the facts of a host.
 
         Raises:
-            VerbFailed: The URI has another scheme or no plain host name. Because a URI of libvirt
-                can name programs to run, only host and port are used.
+            VerbFailed: The URI has no plain host name, or neither a port nor a known scheme.
+                Because a URI of libvirt can name programs to run, only host and port are used.
         """
         try:
             parts = urlsplit(to["uri"])
