@@ -526,7 +526,7 @@ class LibvirtDriver(VolumeVerbs):
             self._incoming.keep()
         except (VerbFailed, OSError) as error:
             LOG.error(
-                "servers that move while they run cannot come: %s %s",
+                "the proxy for incoming live migrations does not run: %s %s",
                 error,
                 getattr(error, "details", ""),
             )

@@ -84,7 +84,10 @@ class StillGuests:
 
     def _schedule_thaw(self, server: str, seconds: float) -> None:
         def work() -> None:
-            LOG.warning("the guest of server %s was held still long enough: it goes on", server)
+            LOG.warning(
+                "the time limit for frozen file systems of server %s has passed: they are thawed",
+                server,
+            )
             self.let_go(server)
 
         timer = self._timer(seconds, work)

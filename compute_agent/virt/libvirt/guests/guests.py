@@ -550,7 +550,8 @@ def _read_facts(text: str) -> HostedServer:
         return from_wire(HostedServer, json.loads(text))
     except (ValueError, TypeError, AttributeError) as problem:
         raise VerbFailed(
-            "What the guest's metadata says of its server cannot be read.", details=str(problem)
+            "The facts about the server in the guest's metadata cannot be read.",
+            details=str(problem),
         ) from problem
 
 

@@ -217,9 +217,7 @@ def give_to_guest(libvirt: Connection, files: Iterable[Path]) -> None:
             try:
                 os.chown(file, *user, follow_symlinks=False)
             except PermissionError as problem:
-                LOG.warning(
-                    "the guest may not be able to go on, for QEMU cannot open its file: %s", problem
-                )
+                LOG.warning("the guest may fail, because QEMU cannot open its file: %s", problem)
 
 
 def storage_id(instances: Path) -> str:

@@ -153,15 +153,15 @@ class Way:
             host, port = parts.hostname or "", parts.port or PORTS[parts.scheme]
         except (ValueError, KeyError) as problem:
             raise VerbFailed(
-                "The destination does not say where it takes servers in.",
+                "The destination reports no valid address for live migrations.",
                 retryable=True,
-                details=f"it says {to.get('uri')!r}",
+                details=f"reported URI: {to.get('uri')!r}",
             ) from problem
         if not HOST.fullmatch(host):
             raise VerbFailed(
-                "The destination does not say where it takes servers in.",
+                "The destination reports no valid address for live migrations.",
                 retryable=True,
-                details=f"it says {to['uri']!r}",
+                details=f"reported URI: {to['uri']!r}",
             )
         return cls(host, port, parts.scheme == TLS)
 
@@ -446,8 +446,8 @@ class _Migration:
         if time.monotonic() > self._aborted_at + ABORT_SECONDS:
             self._aborted_at = time.monotonic()
             LOG.error(
-                "libvirt does not abort the migration of server %s, which runs on here. If that lasts: systemctl "
-                "restart libvirtd, which harms no guest and ends it",
+                "libvirt does not abort the migration of server %s, which still runs on this host. If that lasts: "
+                "systemctl restart libvirtd, which harms no guest and ends it",
                 self._server,
             )
 
@@ -500,7 +500,9 @@ class _Migration:
             if is_here or not self._is_at_destination():
                 self._libvirt.resume(self._server)
         except errors.NoAnswer as problem:
-            LOG.warning("server %s waits, paused: %s", self._server, problem)
+            LOG.warning(
+                "server %s stays paused until the destination answers: %s", self._server, problem
+            )
             return False
         return True
 

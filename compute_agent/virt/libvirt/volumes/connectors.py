@@ -263,7 +263,9 @@ def _add_helper_properties(allowed: Protocols, about: Mapping[str, object]) -> M
     try:
         return describe_by_helper(allowed.helper, dict(about), allowed.multipath)
     except (NotDone, OSError) as problem:
-        LOG.warning("kilonova-volumes does not say who this host is to volumes: %s", problem)
+        LOG.warning(
+            "kilonova-volumes does not report this host's connector properties: %s", problem
+        )
         return about
 
 

@@ -115,7 +115,7 @@ class Proxy:
             was_logged, self._log_at = self._log_at > now, max(self._log_at, now + LOG_EVERY)
         if not was_logged:
             log.warning(
-                "incoming migrations: what %s wants is refused (%d so far): %s",
+                "incoming migrations: a request from %s is refused (%d so far): %s",
                 peer,
                 self.refused,
                 reason,
@@ -228,9 +228,9 @@ class _Connection:
         if (self._read_by is not None and now > self._read_by) or (
             self._sent_by is not None and now > self._sent_by
         ):
-            self.end("it is too slow")
+            self.end("a time limit has passed")
         elif arrival is None and now > self._name_by:
-            self.end("it does not say what it is about")
+            self.end("it names no guest in time")
         elif arrival is not None and not _is_same(self._find_expected(arrival.server), arrival):
             self.end("")
 
@@ -317,7 +317,7 @@ class _Connection:
             while data := local.recv(CHUNK):
                 self._send(data)
         except OSError as problem:
-            log.info("incoming migrations: %s takes no more answers: %s", self.peer, problem)
+            log.info("incoming migrations: no answer can be sent to %s: %s", self.peer, problem)
         _shut(self._client)
 
     def _answer(self, packet: Packet) -> None:

@@ -44,7 +44,7 @@ def has_arrived(host: str, port: int, server: str, tls: Tls | None) -> bool:
         )
     if reply not in (ABSENT, HERE):
         raise errors.NoAnswer(
-            "It is not known whether the guest has arrived: the destination speaks otherwise."
+            "It is not known whether the guest has arrived: the destination's answer is not valid."
         )
     return reply == HERE
 

@@ -135,9 +135,7 @@ class Records:
         except FileNotFoundError:
             return None
         except (ValueError, TypeError) as problem:
-            log.warning(
-                "what is written of the expected server %s cannot be read: %s", server, problem
-            )
+            log.warning("the arrival record of server %s cannot be read: %s", server, problem)
             return None
         return arrival if time.time() < arrival.until else None
 
