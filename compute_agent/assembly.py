@@ -122,7 +122,7 @@ def _libvirt_driver(conf: cfg.ConfigOpts) -> Driver:
         image_fetches=options.max_concurrent_image_fetches,
         migration=migration,
         local_disks=LocalDisks(conf.default_ephemeral_format),
-        config_drives=config_drive.opened(
+        config_drives=config_drive.open_config_drives(
             options.config_drive_format, vendor_data.static(conf), vendor_data.configured(conf)
         ),
         connectors=connectors.of_host(

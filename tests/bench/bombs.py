@@ -63,7 +63,7 @@ class Attack:
             self.done += 1
 
     def _inspect(self, bomb: Path) -> None:
-        inspection.finished(bomb, "qcow2", QUIET)
+        inspection.inspect_whole(bomb, "qcow2", QUIET)
         inspection.require_opens(bomb, "qcow2", QUIET)
 
     def _unpack(self, folder: Path, number: int) -> None:
@@ -129,7 +129,7 @@ def main() -> None:
             attack = Attack(folder, inspecting, unpacking)
             for what, work in (
                 ("exchange", exchange),
-                ("sound image", lambda: inspection.finished(folder / "sound", "qcow2", QUIET)),
+                ("sound image", lambda: inspection.inspect_whole(folder / "sound", "qcow2", QUIET)),
             ):
                 print(
                     f"{inspecting} inspected, {unpacking} unpacked at a time: {what:12} {measured(work)}",

@@ -84,7 +84,7 @@ class Volume:
                 one.connection["data"]["name"]
                 for one in self.rig.driver.host.guests[self.server].volumes
             ]
-        disk = volume_xml.found(self.rig.describe(self.server, stored))[self.key]
+        disk = volume_xml.find_disks(self.rig.describe(self.server, stored))[self.key]
         driver = disk.find("driver")
         found = [Path(path).name for path in volume_xml.files(disk)]
         assert driver is not None
@@ -95,7 +95,7 @@ class Volume:
         """Through the guest's device; the command's pattern must be there when it reads."""
         if not self.is_real:
             return
-        disk = volume_xml.found(self.rig.describe(self.server))[self.key]
+        disk = volume_xml.find_disks(self.rig.describe(self.server))[self.key]
         device = f"/machine/peripheral/{volume_xml.alias(disk)}/virtio-backend"
         said = virsh(
             self.rig,

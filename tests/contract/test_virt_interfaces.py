@@ -139,7 +139,9 @@ def test_interface_that_the_guest_does_not_release_stays(rig: Rig, private_libvi
         interfaces.detach(libvirt, spec.server, 2, nic.mac, QUIET, seconds=5)
     assert 5 < time.monotonic() - began < 10
     for stored in (False, True):
-        assert set(interface_xml.found(libvirt.describe(spec.server, stored=stored))) == {nic.mac}
+        assert set(interface_xml.find_interfaces(libvirt.describe(spec.server, stored=stored))) == {
+            nic.mac
+        }
     with pytest.raises(Cancelled):
         rig.driver.detach_interface(
             spec.server, 3, nic, VerbContext(lambda name: None, lambda: True)
@@ -169,7 +171,7 @@ def test_change_that_was_cut_short_is_completed(rig: Rig, private_libvirtd: Path
     assert set(both[0]) == {nic.mac for nic in nics} and both[0] == both[1]
     rig.await_boots(spec.server, 1)
     left = interface_xml.text(
-        interface_xml.found(libvirt.describe(spec.server, stored=True))[nics[1].mac]
+        interface_xml.find_interfaces(libvirt.describe(spec.server, stored=True))[nics[1].mac]
     )
     libvirt.on(
         spec.server,

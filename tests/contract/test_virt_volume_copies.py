@@ -56,7 +56,7 @@ def places(rig: Rig, server: str) -> set[str]:
         return {one.stored_id for one in rig.driver.host.guests[server].volumes}
     found = set()
     for stored in (True, False):
-        for disk in volume_xml.found(rig.describe(server, stored)).values():
+        for disk in volume_xml.find_disks(rig.describe(server, stored)).values():
             source = disk.find("source")
             assert source is not None
             found.add((source.get("file") or source.get("dev", "")).rpartition("volume-")[2])

@@ -172,7 +172,7 @@ def test_a_guest_writes_on_an_export_while_it_moves(world: ServingWorld) -> None
     source.driver.ensure_absent(guest.server, guest.spec.fence)
     world.end(first)
     world.writes(guest.here)
-    assert set(volume_xml.found(guest.here.describe(guest.server, stored=True))) == {
+    assert set(volume_xml.find_disks(guest.here.describe(guest.server, stored=True))) == {
         first.volume_id
     }
     guest.here.driver.detach_volume(guest.server, guest.spec.fence, second, QUIET)
@@ -238,5 +238,5 @@ def test_an_export_of_another_authority_is_not_taken(world: ServingWorld) -> Non
     plain = replace(bad, connection={**bad.connection, "tls": False})
     with pytest.raises(VerbFailed, match="would travel as plain text"):
         guest.here.driver.attach_volume(guest.server, guest.spec.fence, plain, QUIET)
-    assert bad.volume_id not in volume_xml.found(guest.here.describe(guest.server))
+    assert bad.volume_id not in volume_xml.find_disks(guest.here.describe(guest.server))
     world.end(bad)

@@ -81,7 +81,7 @@ class FileWorld(ServingWorld):
 
     def files(self, rig: Rig, volume: AttachedVolume, stored: bool = False) -> list[str]:
         """Those of the guest's disk, its own first."""
-        disk = volume_xml.found(rig.describe(self.guest.server, stored))[volume.volume_id]
+        disk = volume_xml.find_disks(rig.describe(self.guest.server, stored))[volume.volume_id]
         return [Path(path).name for path in volume_xml.files(disk)]
 
 

@@ -86,7 +86,7 @@ def test_a_guest_writes_on_a_unit_while_it_moves(world: IscsiWorld) -> None:
     source.driver.ensure_absent(guest.server, guest.spec.fence)
     assert key not in world.secrets(source)
     world.writes(guest.here)
-    assert set(volume_xml.found(guest.here.describe(guest.server, stored=True))) == {key}
+    assert set(volume_xml.find_disks(guest.here.describe(guest.server, stored=True))) == {key}
     guest.here.driver.detach_volume(guest.server, guest.spec.fence, volume, QUIET)
     count = world.wrote(guest.here)
     assert count > 10
@@ -107,7 +107,7 @@ def test_another_password_or_target_is_no_volume(world: IscsiWorld) -> None:
         bad = replace(volume, connection={**volume.connection, **changed})
         with pytest.raises(VerbFailed, match=said):
             guest.here.driver.attach_volume(guest.server, guest.spec.fence, bad, QUIET)
-    assert volume.volume_id not in volume_xml.found(guest.here.describe(guest.server))
+    assert volume.volume_id not in volume_xml.find_disks(guest.here.describe(guest.server))
     assert volume.volume_id not in world.secrets(guest.here)
     assert world.target.sessions(volume.volume_id) == []
 

@@ -80,7 +80,9 @@ def has(rig: Rig, server: str) -> set[str]:
     """The ids of the volumes of a guest: of a running one and of its stored definition."""
     if isinstance(rig.driver, MemoryDriver):
         return {one.volume_id for one in rig.driver.host.guests[server].volumes}
-    stored, running = (set(volume_xml.found(rig.describe(server, one))) for one in (True, False))
+    stored, running = (
+        set(volume_xml.find_disks(rig.describe(server, one))) for one in (True, False)
+    )
     assert stored == running
     return stored
 
@@ -128,7 +130,7 @@ def in_guest(rig: Rig, server: str) -> dict[str, str]:
     """Device name of each volume, as Linux counts the disks of a guest that has booted."""
     if isinstance(rig.driver, MemoryDriver):
         return dict(rig.driver.host.guests[server].names)
-    disks = volume_xml.found(rig.describe(server, False))
+    disks = volume_xml.find_disks(rig.describe(server, False))
     places = volume_xml.addresses(rig.describe(server, False))
     ordered = sorted(disks, key=lambda one: (places[one]["bus"], places[one]["slot"]))
     return {one: f"/dev/vd{letter}" for one, letter in zip(ordered, "bcdef", strict=False)}
@@ -164,7 +166,7 @@ def test_running_guest_gets_qos_and_block_sizes_of_volume(plugging: Rig) -> None
     plugging.driver.attach_volume(server, 2, given, QUIET)
     assert has(plugging, server) == {given.volume_id}
     if plugging.real:
-        disk = volume_xml.found(plugging.describe(server))[given.volume_id]
+        disk = volume_xml.find_disks(plugging.describe(server))[given.volume_id]
         tuned = {rate.tag: rate.text for rate in disk.iterfind("iotune/*")}
         assert tuned == {name: str(number) for name, number in rates.items()}
         sizes = disk.find("blockio")
@@ -329,7 +331,7 @@ def sizes(rig: Rig, server: str) -> dict[str, int]:
     told = virsh(rig, "domblkinfo", server, "--all").split()
     return {
         serial: int(told[told.index(volume_xml.name_of(disk)) + 1]) // GIBIBYTE
-        for serial, disk in volume_xml.found(rig.describe(server)).items()
+        for serial, disk in volume_xml.find_disks(rig.describe(server)).items()
     }
 
 
@@ -537,7 +539,9 @@ def test_an_agent_that_dies_in_between_goes_on(rig: Rig, monkeypatch: pytest.Mon
                 died += 1
             rig.restart()
             # Nothing is there that no file names.
-            running, stored = (volume_xml.found(rig.describe(server, one)) for one in (False, True))
+            running, stored = (
+                volume_xml.find_disks(rig.describe(server, one)) for one in (False, True)
+            )
             assert {*running, *stored} <= connected(rig, server)
             # And from here the other way, or on.
             if died % 3 == 0:

@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The virt driver for QEMU and KVM through libvirt: the verbs, each handed to the file that does
-it.
+"""The virt driver for QEMU and KVM through libvirt.
 
-Called by ``compute_agent.verbs`` through ``virt.driver.Driver``. Beside this file: guests makes and
-changes what a server is here, power starts and stops it, jobs runs what takes long, snapshots,
-guest_agent and diagnostics do what they are called; images and disks make files, domain_xml
-describes, connection asks libvirt; volume_verbs has the verbs about volumes. Must stay true: a verb
-looks first and then does what is missing, so that it can be repeated after any crash; while
-libvirtd is away it waits and repeats by itself, unless the verb must never be repeated.
+Implements ``virt.driver.Driver`` for ``compute_agent.verbs``. Each verb is passed to one of these
+packages:
+
+* ``guests``: make, rebuild, rescue, resize and remove guests, and take their snapshots.
+* ``volumes``: attach, detach, copy and merge volumes, through ``guests.volume_verbs``.
+* ``migration``: move guests to and from other hosts.
+* ``domains``: start and stop domains, run long jobs, and call libvirt.
+* ``disks``: images and disk files. ``xml``: definitions of domains.
+
+Invariant: a verb first checks the present state and then does only what is missing, so that the
+agent can repeat it after a crash at any line. While libvirtd is away a verb waits and repeats
+itself, except a verb that must run at most once.
 """
 
 from __future__ import annotations
@@ -73,13 +78,19 @@ RETRY_SECONDS = 0.5
 
 
 class LibvirtDriver(VolumeVerbs):
-    """Implements ``Driver`` on one libvirtd. Thread-safe for different servers.
+    """Implements ``Driver`` with one libvirtd. Thread-safe for different servers.
 
-    ``state_dir`` holds instances/ and images/ and must be readable to QEMU's user. ``virt_type``:
-    auto takes kvm where a probe guest runs under it, else qemu; test is for libvirt's ``test:///``.
-    ``spice``: guests that are defined from now on speak SPICE beside VNC.
-    ``image_ttl`` and ``patience`` (how long a verb waits for a libvirtd that does not answer) are
-    seconds.
+    Args:
+        uri: libvirt's connection URI, for example ``qemu:///system``.
+        state_dir: Folder of ``instances`` and ``images``. QEMU's user must be able to read the
+            files below.
+        virt_type: ``kvm``, ``qemu``, or ``test`` for libvirt's ``test:///``. ``auto`` selects kvm
+            if a probe guest runs under KVM, else qemu.
+        about: Options of the host's inventory and of the placement of guests.
+        image_ttl: Seconds for which an unused image stays in the cache.
+        image_fetches: Number of images that are downloaded at the same time.
+        libvirt_timeout: Seconds for which a verb waits for a libvirtd that does not answer.
+        spice: Guests defined from now on have a SPICE screen in addition to VNC.
     """
 
     def __init__(
@@ -104,14 +115,14 @@ class LibvirtDriver(VolumeVerbs):
         instances = self._state_dir / "instances"
         for folder in (self._state_dir, instances):
             folder.mkdir(parents=True, exist_ok=True)
-            # QEMU may run as another user: it must reach its files, and need not list its
-            # neighbours'.
+            # QEMU may run as another user. That user must be able to enter the folder, and need not
+            # list the folders of other servers.
             if folder.stat().st_mode & 0o777 != host.FOLDER_MODE:
                 folder.chmod(folder.stat().st_mode | 0o711)
-        self._asked_type = virt_type
+        self._configured_virt_type = virt_type
         self._about = about or host.HostOptions()
         self._libvirt_timeout = libvirt_timeout
-        self._migration = _with_proof(
+        self._migration = _add_proof(
             migration or live_migration.MigrationOptions(), self._state_dir
         )
         self._incoming = Incoming(
@@ -146,21 +157,25 @@ class LibvirtDriver(VolumeVerbs):
 
     @functools.cached_property
     def virt_type(self) -> str:
-        """kvm, qemu or test. The first ask may take ``host.PROBE_TIMEOUT_SECONDS``."""
-        if self._asked_type != "auto":
-            return self._asked_type
+        """Return ``kvm``, ``qemu`` or ``test``.
+
+        With ``auto`` the first call starts a probe guest, which may take
+        ``host.PROBE_TIMEOUT_SECONDS``.
+        """
+        if self._configured_virt_type != "auto":
+            return self._configured_virt_type
         return "kvm" if host.kvm_works(self._state_dir) else "qemu"
 
     def inventory(self) -> HostInventory:
-        facts = self._patiently(QUIET, lambda: host.facts(self._libvirt, self.virt_type))
+        facts = self._retry(QUIET, lambda: host.facts(self._libvirt, self.virt_type))
         host.close_to_others(self._state_dir / "instances", facts.capabilities)
         if self._guests.spice and not host.has_spice(facts):
             self._guests.spice = False
-        found = host.inventory(facts, self._state_dir, self.virt_type, self._about)
+        host_inventory = host.inventory(facts, self._state_dir, self.virt_type, self._about)
         return replace(
-            found,
+            host_inventory,
             facts={
-                **found.facts,
+                **host_inventory.facts,
                 "spice": self._guests.spice,
                 "migration": self._migration.facts,
                 "storage": host.storage_id(self._state_dir / "instances"),
@@ -173,21 +188,23 @@ class LibvirtDriver(VolumeVerbs):
         return host.boot_id()
 
     def domains(self) -> list[DomainState]:
-        self._keep_incoming()
-        return [power.state(found) for found in self._libvirt.domains() if not found.is_incoming]
+        self._update_proxy()
+        return [power.state(domain) for domain in self._libvirt.domains() if not domain.is_incoming]
 
     def guests_volumes(self) -> dict[str, list[str]]:
         return {
-            found.server: list(volume_xml.found(described))
-            for found in self._libvirt.domains()
-            if found.active
-            and not found.is_incoming
-            and (described := self._libvirt.describe(found.server))  # it may have gone meanwhile
+            domain.server: list(volume_xml.find_disks(xml))
+            for domain in self._libvirt.domains()
+            if domain.active
+            and not domain.is_incoming
+            # The domain may have ended since the list was read.
+            and (xml := self._libvirt.describe(domain.server))
         }
 
     def files_alone(self) -> list[str]:
-        found = self._guests.folders()  # before the domains: who is made meanwhile has both
-        return sorted(found - {domain.server for domain in self._libvirt.domains()})
+        # Read the folders before the domains: a guest that is made in between then has both.
+        servers = self._guests.folders()
+        return sorted(servers - {domain.server for domain in self._libvirt.domains()})
 
     def server_facts(self, server: str) -> HostedServer:
         self._guests.folder(server)
@@ -199,7 +216,7 @@ class LibvirtDriver(VolumeVerbs):
     def ensure_guest(
         self, spec: GuestSpec, read_image: ImageReader, context: VerbContext
     ) -> DomainState:
-        return self._patiently(context, lambda: self._guests.make(spec, read_image, context))
+        return self._retry(context, lambda: self._guests.make(spec, read_image, context))
 
     def ensure_running(
         self, server: str, fence: int, context: VerbContext, has: Belongings | None = None
@@ -211,7 +228,7 @@ class LibvirtDriver(VolumeVerbs):
             return power.start(self._libvirt, server, fence, context)
 
         self._guests.folder(server)
-        return self._patiently(context, work)
+        return self._retry(context, work)
 
     def ensure_stopped(
         self, server: str, fence: int, timeout: float, context: VerbContext
@@ -223,10 +240,10 @@ class LibvirtDriver(VolumeVerbs):
             return power.state(power.find(self._libvirt, server))
 
         self._guests.folder(server)
-        return self._patiently(context, work)
+        return self._retry(context, work)
 
     def pull_plug(self, server: str) -> None:
-        self._patiently(QUIET, lambda: self._guests.pull_plug(server))
+        self._retry(QUIET, lambda: self._guests.pull_plug(server))
 
     def reboot(
         self,
@@ -237,10 +254,11 @@ class LibvirtDriver(VolumeVerbs):
         has: Belongings | None = None,
     ) -> DomainState:
         def work() -> DomainState:
-            found = power.find(self._libvirt, server)
-            if (found.power_state, found.fence) == (RUNNING, fence):
-                return power.state(found)
-            context.require_lease()  # one that may not be started again is left as it is
+            domain = power.find(self._libvirt, server)
+            if (domain.power_state, domain.fence) == (RUNNING, fence):
+                return power.state(domain)
+            # A guest that may not be started again must not be stopped.
+            context.require_lease()
             power.off(self._libvirt, server, timeout, context)
             self._guests.settle(server, has, context)
             self._guests.shares.mount(server, context)
@@ -248,17 +266,15 @@ class LibvirtDriver(VolumeVerbs):
             return power.start(self._libvirt, server, fence, context)
 
         self._guests.folder(server)
-        return self._patiently(context, work)
+        return self._retry(context, work)
 
     def ensure_paused(self, server: str, fence: int, context: VerbContext) -> DomainState:
         self._guests.folder(server)
-        return self._patiently(context, lambda: power.pause(self._libvirt, server, fence))
+        return self._retry(context, lambda: power.pause(self._libvirt, server, fence))
 
     def ensure_suspended(self, server: str, fence: int, context: VerbContext) -> DomainState:
         self._guests.folder(server)
-        return self._patiently(
-            context, lambda: power.suspend(self._libvirt, server, fence, context)
-        )
+        return self._retry(context, lambda: power.suspend(self._libvirt, server, fence, context))
 
     def rebuild(
         self,
@@ -268,19 +284,17 @@ class LibvirtDriver(VolumeVerbs):
         context: VerbContext,
         keep_ephemeral: bool = False,
     ) -> DomainState:
-        return self._patiently(
+        return self._retry(
             context, lambda: self._guests.rebuild(spec, read_image, runs, context, keep_ephemeral)
         )
 
     def rescue(
         self, spec: GuestSpec, image: ImageRef, read_image: ImageReader, context: VerbContext
     ) -> DomainState:
-        return self._patiently(
-            context, lambda: self._guests.rescue(spec, image, read_image, context)
-        )
+        return self._retry(context, lambda: self._guests.rescue(spec, image, read_image, context))
 
     def unrescue(self, spec: GuestSpec, context: VerbContext) -> DomainState:
-        return self._patiently(context, lambda: self._guests.unrescue(spec, context))
+        return self._retry(context, lambda: self._guests.unrescue(spec, context))
 
     def attach_interface(
         self, server: str, fence: int, interface: Interface, context: VerbContext
@@ -290,10 +304,10 @@ class LibvirtDriver(VolumeVerbs):
 
         def work() -> DomainState:
             state = interfaces.attach(self._libvirt, server, fence, plugged, context)
-            self._guests.plugged(server, interface)
+            self._guests.record_interface(server, interface)
             return state
 
-        return self._patiently(context, work)
+        return self._retry(context, work)
 
     def detach_interface(
         self, server: str, fence: int, interface: Interface, context: VerbContext
@@ -303,16 +317,16 @@ class LibvirtDriver(VolumeVerbs):
 
         def work() -> DomainState:
             state = interfaces.detach(self._libvirt, server, fence, mac, context)
-            self._guests.unplugged(server, interface.port)
+            self._guests.forget_interface(server, interface.port)
             return state
 
-        return self._patiently(context, work)
+        return self._retry(context, work)
 
     def attach_share(
         self, server: str, fence: int, share: AttachedShare, context: VerbContext
     ) -> DomainState:
         self._guests.folder(server)
-        return self._patiently(
+        return self._retry(
             context, lambda: self._guests.shares.attach(self._libvirt, server, fence, share)
         )
 
@@ -320,7 +334,7 @@ class LibvirtDriver(VolumeVerbs):
         self, server: str, fence: int, share: AttachedShare, context: VerbContext
     ) -> None:
         self._guests.folder(server)
-        self._patiently(
+        self._retry(
             context,
             lambda: self._guests.shares.detach(self._libvirt, server, fence, share.share_id),
         )
@@ -331,7 +345,7 @@ class LibvirtDriver(VolumeVerbs):
         folder = self._guests.folder(server)
         target = folder / "snapshot.part"
         try:
-            self._patiently(
+            self._retry(
                 context,
                 lambda: snapshots.copy(self._libvirt, server, folder / "disk", target, context),
             )
@@ -348,26 +362,26 @@ class LibvirtDriver(VolumeVerbs):
         self._still.let_go(server)
 
     def inject_nmi(self, server: str) -> None:
-        self._found_active(server)
+        self._require_active(server)
         self._libvirt.on(server, "interrupt the guest", lambda domain: domain.injectNMI(0))
 
     def set_password(self, server: str, user: str, password: str) -> None:
-        self._found_active(server)
+        self._require_active(server)
         guest_agent.set_password(self._libvirt, server, user, password)
 
     def diagnostics(self, server: str) -> JsonObject:
         config = str(self._guests.folder(server) / "config")
-        return self._patiently(QUIET, lambda: diagnostics.of(self._libvirt, server, config))
+        return self._retry(QUIET, lambda: diagnostics.of(self._libvirt, server, config))
 
     def ensure_absent(self, server: str, fence: int, keep_files: bool = False) -> None:
         self._guests.folder(server)
-        self._withdraw(server)
-        self._patiently(QUIET, lambda: self._guests.remove(server, keep_files))
+        self._withdraw_arrival(server)
+        self._retry(QUIET, lambda: self._guests.remove(server, keep_files))
         self._images.evict()
 
     def offer(self, server: str, fence: int, secret: str, context: VerbContext) -> JsonObject:
         folder = self._guests.folder(server)
-        return self._patiently(
+        return self._retry(
             context, lambda: cold_migration.offer(self._libvirt, folder, server, fence, secret)
         )
 
@@ -383,7 +397,7 @@ class LibvirtDriver(VolumeVerbs):
         self, spec: GuestSpec, peer: Peer | None, read_image: ImageReader, context: VerbContext
     ) -> JsonObject:
         folder = self._guests.folder(spec.server)
-        self._patiently(context, lambda: self._guests.check(replace(spec, volumes=[])))
+        self._retry(context, lambda: self._guests.check(replace(spec, volumes=[])))
         cold_migration.prepare(self._images, folder, spec, peer, read_image, context)
         return {}
 
@@ -391,24 +405,24 @@ class LibvirtDriver(VolumeVerbs):
         self, spec: GuestSpec, peer: Peer | None, read_image: ImageReader, context: VerbContext
     ) -> JsonObject:
         folder = self._guests.folder(spec.server)
-        self._patiently(context, lambda: power.refuse_active(self._libvirt, spec.server))
+        self._retry(context, lambda: power.refuse_active(self._libvirt, spec.server))
         return cold_migration.receive(
             self._images, folder, spec, peer, read_image, context, self._guests.local
         )
 
     def install(self, spec: GuestSpec, runs: bool, context: VerbContext) -> DomainState:
         cold_migration.withdraw(self._guests.folder(spec.server))
-        return self._patiently(context, lambda: self._guests.install(spec, runs, context))
+        return self._retry(context, lambda: self._guests.install(spec, runs, context))
 
     def resize_here(self, spec: GuestSpec, runs: bool, context: VerbContext) -> DomainState:
-        return self._patiently(
+        return self._retry(
             context, lambda: resizes.resize(self._libvirt, self._guests, spec, runs, context)
         )
 
     def settle_resize(
         self, spec: GuestSpec, back: bool, resized: int, context: VerbContext
     ) -> DomainState:
-        return self._patiently(
+        return self._retry(
             context,
             lambda: resizes.settle(self._libvirt, self._guests, spec, back, resized, context),
         )
@@ -440,18 +454,20 @@ class LibvirtDriver(VolumeVerbs):
                 context,
             )
             self._incoming.expect(
-                incoming_migration.expected(self._guests, self._migration, spec, source, shared)
+                incoming_migration.build_arrival(
+                    self._guests, self._migration, spec, source, shared
+                )
             )
             return prepared
 
-        return self._patiently(context, work)
+        return self._retry(context, work)
 
     def live_migrate(
         self, spec: GuestSpec, to: JsonObject, shared: bool, context: VerbContext
     ) -> JsonObject:
         self._guests.folder(spec.server)
         describe = functools.partial(incoming_migration.describe_at_destination, spec, to)
-        return self._patiently(
+        return self._retry(
             context,
             lambda: live_migration.migrate(
                 self._libvirt, spec, to, shared, describe, self._migration, context
@@ -461,31 +477,31 @@ class LibvirtDriver(VolumeVerbs):
     def finish_incoming(self, spec: GuestSpec, context: VerbContext) -> DomainState:
         self._guests.folder(spec.server)
         try:
-            found = self._patiently(
+            domain = self._retry(
                 context,
                 lambda: incoming_migration.finish(self._libvirt, self._guests, spec, context),
             )
         except VerbFailed:
-            self._withdraw(spec.server)
+            self._withdraw_arrival(spec.server)
             raise
-        self._withdraw(spec.server)
-        return power.state(found)
+        self._withdraw_arrival(spec.server)
+        return power.state(domain)
 
     def console_output(self, server: str, limit: int) -> str:
         return consoles.output(self._guests.folder(server), limit)
 
     def console_kinds(self, server: str) -> list[str]:
-        self._found_active(server)
+        self._require_active(server)
         return [*running_domain.screens(self._libvirt.describe(server)), SERIAL]
 
     def console(self, server: str, kind: str) -> socket.socket:
-        self._found_active(server)
+        self._require_active(server)
         if kind == VNC:
             return self._libvirt.open_screen(server)
-        described = self._libvirt.describe(server)
+        xml = self._libvirt.describe(server)
         if kind == SERIAL:
-            return consoles.open_serial(running_domain.serial_socket(described))
-        return self._libvirt.open_screen(server, consoles.screen(described, kind))
+            return consoles.open_serial(running_domain.serial_socket(xml))
+        return self._libvirt.open_screen(server, consoles.screen(xml, kind))
 
     def watch(self, changed: Callable[[str], None]) -> None:
         self._libvirt.watch(changed)
@@ -495,29 +511,40 @@ class LibvirtDriver(VolumeVerbs):
         self._still.close()
         self._libvirt.close()
 
-    def _withdraw(self, server: str) -> None:
-        """The guest is not expected any more, whether it has come or not."""
+    def _withdraw_arrival(self, server: str) -> None:
+        """Stop expecting the guest, and stop the proxy after the last expected guest."""
         self._incoming.withdraw(server)
-        self._keep_incoming()
+        self._update_proxy()
 
-    def _keep_incoming(self) -> None:
-        """After a restart of the agent, or an end of the proxy that nobody asked for."""
+    def _update_proxy(self) -> None:
+        """Start or stop the proxy for incoming migrations as the records require.
+
+        Because the proxy may have ended by itself, or with the previous agent, every report of the
+        domains calls this. A failure is logged and not raised.
+        """
         try:
             self._incoming.keep()
-        except (VerbFailed, OSError) as failed:
+        except (VerbFailed, OSError) as error:
             LOG.error(
-                "servers that move while they run cannot come: %s %s",
-                failed,
-                getattr(failed, "details", ""),
+                "the proxy for incoming live migrations does not run: %s %s",
+                error,
+                getattr(error, "details", ""),
             )
 
-    def _found_active(self, server: str) -> None:
-        """Before a verb that is done at most once: libvirtd is there and the guest runs."""
-        self._guests.folder(server)
-        self._patiently(QUIET, lambda: power.find_active(self._libvirt, server))
+    def _require_active(self, server: str) -> None:
+        """Raise VerbFailed unless the guest runs, and wait until libvirtd answers.
 
-    def _patiently(self, context: VerbContext, work: Callable[[], Answer]) -> Answer:
-        """Repeat while libvirtd is away: what became of the last try is seen by looking again."""
+        For verbs that run at most once: they do not repeat themselves if libvirtd goes away.
+        """
+        self._guests.folder(server)
+        self._retry(QUIET, lambda: power.find_active(self._libvirt, server))
+
+    def _retry(self, context: VerbContext, work: Callable[[], Answer]) -> Answer:
+        """Call ``work`` until libvirtd answers, for at most ``libvirt_timeout`` seconds.
+
+        ``work`` must check the present state first, because a call without an answer may have
+        succeeded.
+        """
         deadline = time.monotonic() + self._libvirt_timeout
         while True:
             try:
@@ -530,7 +557,7 @@ class LibvirtDriver(VolumeVerbs):
                 time.sleep(RETRY_SECONDS)
 
 
-def _with_proof(
+def _add_proof(
     migration: live_migration.MigrationOptions, state_dir: Path
 ) -> live_migration.MigrationOptions:
     if migration.tls is None:

@@ -90,7 +90,7 @@ def text(root: ElementTree.Element) -> bytes:
 def call(procedure: int, body: bytes = b"", **more: Any) -> bytes:
     return Packet(
         **{"program": REMOTE, "procedure": procedure, "serial": 7, "body": body, **more}
-    ).written()
+    ).to_bytes()
 
 
 def params(*found: tuple[str, str | bytes]) -> bytes:
@@ -150,7 +150,7 @@ class Local:
             while begun := data.read(4):
                 packet = Packet.read(begun + data.read(int.from_bytes(begun, "big") - 4))
                 self.heard.append(packet)
-                connection.sendall(packet.reply(self.answer).written())
+                connection.sendall(packet.reply(self.answer).to_bytes())
         self.ended.set()
 
     def close(self) -> None:

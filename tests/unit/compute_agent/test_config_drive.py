@@ -21,7 +21,12 @@ from common.domain.errors import ConfigError
 from common.domain.instance_data import InstanceData
 from common.domain.models import Flavor, GuestSpec
 from compute_agent.virt.libvirt.guests import config_drive
-from compute_agent.virt.libvirt.guests.config_drive import ISO9660, VFAT, ConfigDrives, opened
+from compute_agent.virt.libvirt.guests.config_drive import (
+    ISO9660,
+    VFAT,
+    ConfigDrives,
+    open_config_drives,
+)
 from compute_agent.virt.libvirt.xml.domain_xml import Disk, Domain, domain_xml
 
 SERVER = str(uuid.UUID(int=5))
@@ -151,9 +156,9 @@ def test_missing_programs_are_said_at_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert opened(ISO9660, VENDOR) == ConfigDrives(ISO9660, VENDOR)
+    assert open_config_drives(ISO9660, VENDOR) == ConfigDrives(ISO9660, VENDOR)
     with pytest.raises(ConfigError, match=r"mkfs.vfat, mcopy; install dosfstools, mtools"):
-        opened(VFAT, {})
+        open_config_drives(VFAT, {})
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def test_replaced_only_when_its_successor_is_adopted(tmp_path: Path, disk_format
     own = disks.make(home, cached(tmp_path), 1)
     first = (home / "disk").stat().st_ino
     image = cached(tmp_path, disk_format, 5 * MIB)
-    successor = disks.planned(home, image)
+    successor = disks.plan(home, image)
     for _ in range(2):
         disks.prepare(successor, image, 2)
     assert own.path.stat().st_ino == first and info(own.path)["virtual-size"] == GIB

@@ -16,7 +16,7 @@ from compute_agent.verb_context import VerbFailed
 from compute_agent.virt.libvirt.volumes import connectors
 from compute_agent.virt.libvirt.volumes.connector import Found
 from compute_agent.virt.libvirt.volumes.connectors import Protocols
-from compute_agent.virt.libvirt.volumes.host_connectors import NfsConnector, checked
+from compute_agent.virt.libvirt.volumes.host_connectors import NfsConnector, check_chain
 from compute_agent.virt.mounts import Mounts
 from tests.unit.compute_agent.test_qcow2 import extension, header
 from tests.unit.compute_agent.test_volumes import GIBIBYTE, KEY
@@ -107,9 +107,9 @@ def test_a_qcow2_volume_is_as_big_as_its_guest_sees_it(tmp_path: Path) -> None:
     (tmp_path / names[0]).write_bytes(b"whatever a guest wrote")
     (tmp_path / names[1]).write_bytes(image(names[0]))
     (tmp_path / names[2]).write_bytes(image(names[1], "qcow2"))
-    assert checked(tmp_path / names[2], KEY) == GIBIBYTE
+    assert check_chain(tmp_path / names[2], KEY) == GIBIBYTE
     (tmp_path / names[1]).write_bytes(image())
-    assert checked(tmp_path / names[2], KEY) == GIBIBYTE
+    assert check_chain(tmp_path / names[2], KEY) == GIBIBYTE
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_what_a_header_names_is_a_file_of_the_volume(tmp_path: Path, below: str,
     (tmp_path / f"volume-{KEY}").touch()
     (tmp_path / f"volume-{KEY}.link").symlink_to("/etc/passwd")
     with pytest.raises((ValueError, OSError)):
-        checked(path, KEY)
+        check_chain(path, KEY)
 
 
 def test_an_export_is_no_option_of_mount(exports: Exports) -> None:

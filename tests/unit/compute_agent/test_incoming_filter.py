@@ -41,7 +41,7 @@ def made(**changed: Any) -> Filter:
 
 
 def passed(packet: bytes, found: Filter | None = None) -> Packet:
-    return Packet.read((found or made()).passed(packet))
+    return Packet.read((found or made()).rewrite(packet))
 
 
 def prepared(packet: Packet) -> tuple[dict[str, list[str]], str, int]:
@@ -310,14 +310,14 @@ REFUSED = {
 @pytest.mark.parametrize("what", REFUSED)
 def test_everything_else_is_refused(what: str) -> None:
     with pytest.raises(Refused):
-        made().passed(REFUSED[what])
+        made().rewrite(REFUSED[what])
 
 
 def test_no_other_procedure_passes() -> None:
     known = {1, 2, 60, 66, 70, 303, 306, 360, 361}
     for procedure in set(range(-1, 600)) - known:
         with pytest.raises(Refused):
-            made().passed(call(procedure))
+            made().rewrite(call(procedure))
 
 
 def test_a_connection_is_about_one_guest() -> None:
@@ -326,15 +326,15 @@ def test_a_connection_is_about_one_guest() -> None:
         ANOTHER: arrival(server=ANOTHER, xml=described("/here", ANOTHER)),
     }
     found = Filter(expected.get, "qemu:///system")
-    found.passed(preparing())
+    found.rewrite(preparing())
     with pytest.raises(Refused, match="not expected"):
-        found.passed(preparing(text(running(ANOTHER))))
-    found.passed(preparing())
+        found.rewrite(preparing(text(running(ANOTHER))))
+    found.rewrite(preparing())
 
 
 def test_the_end_is_of_the_guest_that_came() -> None:
     found = made()
-    found.passed(preparing())
+    found.rewrite(preparing())
     cookie = COOKIE.replace(
         "</qemu-migration>",
         f"<feature name='persistent'/>{described('/theirs')}"
@@ -346,7 +346,7 @@ def test_the_end_is_of_the_guest_that_came() -> None:
     assert "domain" not in kept and "persistent" not in kept and "3921" in kept
     assert (reader.number(), reader.number()) == (FLAGS, 1)
     with pytest.raises(Refused):
-        found.passed(finishing(flags=FLAGS | 4))
+        found.rewrite(finishing(flags=FLAGS | 4))
 
 
 def test_whatever_is_opened_is_the_local_hypervisor() -> None:

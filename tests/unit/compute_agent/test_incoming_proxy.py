@@ -418,4 +418,4 @@ def test_the_proxy_of_the_last_agent_is_waited_for(rig: Rig) -> None:
 
 def test_a_packet_is_what_it_says() -> None:
     packet = Packet(REMOTE, 303, serial=9, body=b"body")
-    assert Packet.read(packet.written()) == packet and packet.reply(b"x").serial == 9
+    assert Packet.read(packet.to_bytes()) == packet and packet.reply(b"x").serial == 9

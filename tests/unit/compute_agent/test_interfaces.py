@@ -93,8 +93,8 @@ def test_interfaces_are_read_back_from_what_libvirt_describes() -> None:
     placed, fresh = plug(WIRED), plug(replace(WIRED, mac="fa:16:3e:00:00:02", bridge="brq-other"))
     elements = [interface_xml.element(placed, place, {}), interface_xml.element(fresh, None, {})]
     described = f"<domain><devices>{''.join(map(interface_xml.text, elements))}</devices></domain>"
-    assert set(interface_xml.found(described)) == {placed.mac, fresh.mac}
+    assert set(interface_xml.find_interfaces(described)) == {placed.mac, fresh.mac}
     assert interface_xml.addresses(described) == {placed.mac: place}
     assert interface_xml.bridges(described) == {"brq-told", "brq-other"}
     assert interface_xml.bridges(interface_xml.text(elements[0])) == {"brq-told"}
-    assert interface_xml.found("") == interface_xml.addresses("") == {}
+    assert interface_xml.find_interfaces("") == interface_xml.addresses("") == {}

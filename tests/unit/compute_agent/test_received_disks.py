@@ -40,7 +40,7 @@ def disk(tmp_path: Path, image: CachedImage) -> Disk:
     """A server's disk, not made yet."""
     home = tmp_path / "instances" / "server"
     home.mkdir(parents=True)
-    return disks.planned(home, image)
+    return disks.plan(home, image)
 
 
 def came(
@@ -104,7 +104,7 @@ def test_it_stands_on_our_base_and_is_large_enough(
 
 
 def test_one_without_an_image_stands_on_nothing(tmp_path: Path) -> None:
-    disk = disks.planned(tmp_path, None)
+    disk = disks.plan(tmp_path, None)
     came(disk, backing="")
     disks.take_in(disk, None, 2)
     disks.adopt(disk)
@@ -142,7 +142,7 @@ def test_hostile_one_is_opened_by_nobody(
     "backing", ["/other/instances/server/BASE", "/other/instances/server/base"]
 )
 def test_hostile_one_without_an_image_is_opened_by_nobody(tmp_path: Path, backing: str) -> None:
-    disk = disks.planned(tmp_path, None)
+    disk = disks.plan(tmp_path, None)
     came(disk, backing=backing)
     with pytest.raises(VerbFailed, match="may open"):
         disks.take_in(disk, None, 3)

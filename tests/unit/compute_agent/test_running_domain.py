@@ -80,7 +80,9 @@ def slot(root: ElementTree.Element, path: str) -> str | None:
 
 def test_devices_are_where_the_running_guest_has_them() -> None:
     made = ElementTree.fromstring(
-        running_domain.placed(described("/there", interfaces=(FIRST, SECOND)), text(running()))
+        running_domain.with_addresses(
+            described("/there", interfaces=(FIRST, SECOND)), text(running())
+        )
     )
     assert [slot(made, tag) for tag in ("disk", "video", "rng", "memballoon")] == [
         "0x04",
@@ -100,15 +102,15 @@ def test_devices_are_where_the_running_guest_has_them() -> None:
     )
     assert made.find("os/type").get("machine") == "pc"  # type: ignore[union-attr]
     assert made.find("cpu").get("mode") == "host-model"  # type: ignore[union-attr]
-    assert running_domain.placed(described("/there"), text(running())).count("<controller") == text(
-        running()
-    ).count("<controller")
+    assert running_domain.with_addresses(described("/there"), text(running())).count(
+        "<controller"
+    ) == text(running()).count("<controller")
 
 
 def test_place_that_is_known_already_stays() -> None:
     known = {SECOND.mac: {"type": "pci", "slot": "0x0c"}}
     made = ElementTree.fromstring(
-        running_domain.placed(described("/there", addresses=known), text(running()))
+        running_domain.with_addresses(described("/there", addresses=known), text(running()))
     )
     assert [nic.get("slot") for nic in made.iterfind("devices/interface/address")] == ["0x0c"]
 

@@ -44,25 +44,27 @@ def parts(described: str) -> tuple[list[tuple[str, str]], list[str]]:
 
 def test_a_domain_has_these_folders_and_no_others() -> None:
     shared = ['<source type="memfd" />', '<access mode="shared" />']
-    one = share_xml.dressed(BARE, {"a": "/1"})
+    one = share_xml.with_shares(BARE, {"a": "/1"})
     assert parts(one) == ([("a", "/1")], shared)
-    two = share_xml.dressed(one, {"a": "/1", "b": "/2"})
+    two = share_xml.with_shares(one, {"a": "/1", "b": "/2"})
     assert parts(two) == ([("a", "/1"), ("b", "/2")], shared)
-    assert share_xml.dressed(two, {"a": "/1", "b": "/2"}) == two
-    assert parts(share_xml.dressed(two, {"a": "/3"})) == ([("a", "/3")], shared)
-    assert share_xml.dressed(two, {}) == share_xml.dressed(BARE, {}), "as if it never had one"
+    assert share_xml.with_shares(two, {"a": "/1", "b": "/2"}) == two
+    assert parts(share_xml.with_shares(two, {"a": "/3"})) == ([("a", "/3")], shared)
+    assert share_xml.with_shares(two, {}) == share_xml.with_shares(BARE, {}), (
+        "as if it never had one"
+    )
 
 
 def test_huge_pages_stay() -> None:
     paged = BARE.replace("<devices>", "<memoryBacking><hugepages /></memoryBacking><devices>")
-    assert parts(share_xml.dressed(paged, {"a": "/1"}))[1] == [
+    assert parts(share_xml.with_shares(paged, {"a": "/1"}))[1] == [
         "<hugepages />",
         '<source type="memfd" />',
         '<access mode="shared" />',
     ]
-    assert share_xml.dressed(share_xml.dressed(paged, {"a": "/1"}), {}) == share_xml.dressed(
-        paged, {}
-    )
+    assert share_xml.with_shares(
+        share_xml.with_shares(paged, {"a": "/1"}), {}
+    ) == share_xml.with_shares(paged, {})
 
 
 def test_mount_and_umount_are_told_once(tmp_path: Path) -> None:

@@ -301,10 +301,10 @@ def test_a_disk_goes_into_a_description_and_out_again() -> None:
     once = volume_xml.with_disk(described, disk, "virtio-scsi")
     twice = volume_xml.with_disk(once, disk, "virtio-scsi")
     assert once == twice
-    assert set(volume_xml.found(once)) == {KEY}
+    assert set(volume_xml.find_disks(once)) == {KEY}
     assert volume_xml.names(once, "") == {"vda", "sda"}
     assert volume_xml.has_scsi(once) and not volume_xml.has_scsi(described)
-    assert volume_xml.found(volume_xml.without(once, KEY)) == {}
+    assert volume_xml.find_disks(volume_xml.without(once, KEY)) == {}
 
 
 def domain(*disks: tuple[str, str, str, str]) -> str:
@@ -325,7 +325,7 @@ def places(described: str) -> dict[str, tuple[str, str | None]]:
     """Name and slot of each volume."""
     return {
         serial: (volume_xml.name_of(disk), None if place is None else place.get("slot"))
-        for serial, disk in volume_xml.found(described).items()
+        for serial, disk in volume_xml.find_disks(described).items()
         for place in [disk.find("address")]
     }
 

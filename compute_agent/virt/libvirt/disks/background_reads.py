@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes that come from a network, handed to a verb that may be cancelled meanwhile.
+"""Reads from a network in a thread, so that the verb can be cancelled meanwhile.
 
-Called by ``images`` and ``cold_migration``. A thread of its own reads them, because one that hangs
-must not outlast a cancel.
+Called by ``images`` and ``cold_migration``. Because a read may hang, and a cancelled verb must not
+wait for the network.
 """
 
 from __future__ import annotations
@@ -15,27 +15,33 @@ from typing import TypeVar
 from compute_agent.verb_context import Cancelled, VerbContext
 
 Item = TypeVar("Item")
-#: Seconds to wait for the next item before asking whether to go on; items that wait for the verb.
+#: Seconds between checks for a cancel, and the number of items that may wait for the verb.
 LOOK_SECONDS, MAX_WAITING_ITEMS = 0.5, 4
 
 
 def read_in_background(
     name: str, read: Callable[[], Iterator[Item]], context: VerbContext
 ) -> Generator[Item, None, None]:
-    """What ``read()`` gives, and raises. Cancelled within a second, whatever the reader does; it
-    ends at its next item when nobody wants more."""
+    """Yield the items of ``read()``, and raise the exceptions of ``read()``.
+
+    If the caller stops early, the thread ends at the next item.
+
+    Raises:
+        Cancelled: Within a second of the cancel, even if ``read()`` hangs.
+    """
     box: queue.Queue[tuple[Item] | Exception | None] = queue.Queue(maxsize=MAX_WAITING_ITEMS)
-    left = threading.Event()
+    has_ended = threading.Event()
 
     def pump() -> None:
-        last: Exception | None = None
+        last_item: Exception | None = None
         try:
             for item in read():
-                if not _put(box, (item,), left):
+                if not _put(box, (item,), has_ended):
                     return
-        except Exception as error:  # noqa: BLE001 - told to the verb's thread, which raises it
-            last = error
-        _put(box, last, left)
+        # The verb's thread raises the exception.
+        except Exception as error:  # noqa: BLE001
+            last_item = error
+        _put(box, last_item, has_ended)
 
     threading.Thread(target=pump, name=name, daemon=True).start()
     try:
@@ -52,16 +58,16 @@ def read_in_background(
                 raise item
             yield item[0]
     finally:
-        left.set()
+        has_ended.set()
 
 
 def _put(
     box: queue.Queue[tuple[Item] | Exception | None],
     item: tuple[Item] | Exception | None,
-    left: threading.Event,
+    has_ended: threading.Event,
 ) -> bool:
-    """Put, unless the verb has left meanwhile."""
-    while not left.is_set():
+    """Put the item into the queue. Return False if the verb has ended meanwhile."""
+    while not has_ended.is_set():
         try:
             box.put(item, timeout=LOOK_SECONDS)
             return True

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The disks of a server: a qcow2 overlay on its image.
+"""The disks of a server. The root disk is a qcow2 overlay on the server's image.
 
-Called by ``guests``, ``cold_migration``, ``incoming_migration``, ``snapshots`` and ``local_disks``,
-whose disks stand on nothing. The server's folder holds a hard link to the cached image, named by
-its content (``backing_files``), and the overlay ``disk`` on it, whose header names that link. What
-is made is ``disk.part``, which is renamed when it is whole; ``qemu_img`` makes it. Must stay true:
-a file named ``disk`` is complete, and only a rebuild makes it again; what lies under it is what its
-header says, never what a request says.
+Called by ``guests``, ``cold_migration``, ``incoming_migration``, ``snapshots`` and ``local_disks``.
+The disks of ``local_disks`` have no backing file.
+
+The server's folder contains a hard link to the cached image, named by its content (see
+``backing_files``), and the overlay ``disk``. The overlay's header names the link. A new disk is
+made as ``disk.part`` by ``qemu_img`` and renamed when complete.
+
+Invariant: a file named ``disk`` is complete, and only a rebuild replaces this file. The header
+names the backing file, and requests cannot change that.
 """
 
 from __future__ import annotations
@@ -29,65 +32,75 @@ from compute_agent.virt.libvirt.xml.domain_xml import Disk
 
 LIMITS = ("prlimit", "--as=2147483648", "--cpu=60", "setpriv", "--pdeathsig", "KILL", "--")
 PROGRAM_TIMEOUT_SECONDS = 120
-#: The server's own disk, the first of its disks.
+#: The name of the root disk.
 ROOT_DISK = "disk"
-#: The end of a file's name as long as it is made.
+#: The suffix of a file that is not complete.
 PART = ".part"
 
 
 def make(folder: Path, image: CachedImage | None, root_gb: int, name: str = ROOT_DISK) -> Disk:
-    """The server's disk ``name`` of ``root_gb`` GiB (0: as large as the image), made unless it
-    exists.
+    """Make the server's disk ``name`` if missing.
 
-    VerbFailed (another host may do) when it cannot be written, or when one is there that was made
-    of something else.
+    Args:
+        image: The image below the disk, or None for a disk without a backing file.
+        root_gb: Size in GiB. 0: the image's size.
+
+    Raises:
+        VerbFailed: The disk cannot be written, or the existing disk has another backing file.
+            Another host may succeed.
     """
-    made = planned(folder, image, name)
-    if not made.path.exists():
-        prepare(made, image, root_gb)
-        adopt(made)
-        return made
-    there = existing(folder, name)
-    if there != made:
+    disk = plan(folder, image, name)
+    if not disk.path.exists():
+        prepare(disk, image, root_gb)
+        adopt(disk)
+        return disk
+    existing_disk = existing(folder, name)
+    if existing_disk != disk:
         raise VerbFailed(
             "The host has another disk of the server already.",
             retryable=True,
-            details=f"{there.path} stands on {there.base}; it is not removed, see what it holds",
+            details=f"{existing_disk.path} stands on {existing_disk.base}; it is not removed, see what it holds",
         )
-    return there
+    return existing_disk
 
 
-def planned(folder: Path, image: CachedImage | None, name: str = ROOT_DISK) -> Disk:
-    """The disk of that name as it is when it is made of this image; None: one without a base."""
+def plan(folder: Path, image: CachedImage | None, name: str = ROOT_DISK) -> Disk:
+    """Return the disk that ``prepare`` would make from the image."""
     if image is None:
         return Disk(folder / name)
-    return Disk(folder / name, backing_files.named(folder / image.path.name, name), image.format)
+    return Disk(folder / name, backing_files.path_for(folder / image.path.name, name), image.format)
 
 
 def existing(folder: Path, name: str = ROOT_DISK) -> Disk:
-    """The disk of that name with its base, as its header says. VerbFailed when its files are not
-    here, or when the header names another file."""
+    """Return the disk of this name, with the backing file from the disk's header.
+
+    Raises:
+        VerbFailed: The disk or its backing file does not exist, or the header is not acceptable.
+    """
     path = folder / name
     if not path.exists():
         raise VerbFailed("The server's files are not on this host's storage.", details=f"no {path}")
-    known = _inspected(path)
-    base = folder / Path(known.backing).name if known.backing else None
+    header = _inspect_header(path)
+    base = folder / Path(header.backing).name if header.backing else None
     if base and not base.exists():
         raise VerbFailed("The server's files are not on this host's storage.", details=f"no {base}")
-    return Disk(path, base, known.backing_format or "qcow2")
+    return Disk(path, base, header.backing_format or "qcow2")
 
 
 def verify(disk: Disk, context: VerbContext) -> None:
-    """VerbFailed unless the disk stands on this base by its own header, and the base holds what its
-    name says."""
+    """Check that the disk's header names this backing file, and verify the content of the file.
+
+    Raises:
+        VerbFailed: The check failed.
+    """
     with contextlib.suppress(FileNotFoundError):
         client.take_back(disk.path)
-    found = existing(disk.path.parent, disk.path.name)
-    if found != disk:
+    disk_on_storage = existing(disk.path.parent, disk.path.name)
+    if disk_on_storage != disk:
         raise VerbFailed(
             "What lies under the server's disk is not what the disk was made on; the server is not "
             "started.",
-            details=f"{disk.path} stands on {found.base} ({found.base_format}), not on "
+            details=f"{disk.path} stands on {disk_on_storage.base} ({disk_on_storage.base_format}), not on "
             f"{disk.base} ({disk.base_format}); rebuild the server, or define its "
             "domain as the disk says",
         )
@@ -96,39 +109,49 @@ def verify(disk: Disk, context: VerbContext) -> None:
 
 
 def prepare(disk: Disk, image: CachedImage | None, root_gb: int) -> None:
-    """Make the disk and its base aside, as ``.part``; what has their names stays. Repeatable."""
+    """Make the disk as ``.part``, and the backing file. Repeatable.
+
+    An existing disk of this name is not changed.
+    """
     size = root_gb * GIBIBYTE or (image.virtual_size if image else 0)
     if size == 0:
         raise VerbFailed("A server without an image needs a flavor with a root disk.")
-    _link(disk, image)
+    _link_base(disk, image)
     _create(disk.path, disk.base, disk.base_format, size)
 
 
 def take_in(disk: Disk, image: CachedImage | None, root_gb: int) -> None:
-    """What another host sent, aside as ``.part``, becomes a disk over our own base, of at least
-    ``root_gb`` GiB. Its header is inspected before any program opens it: VerbFailed when that says
-    more than it should. Repeatable."""
-    _link(disk, image)
+    """Turn the received file ``.part`` into a disk on this host's backing file. Repeatable.
+
+    The header is inspected before any program opens the file. Then the disk is grown to ``root_gb``
+    GiB.
+
+    Raises:
+        VerbFailed: The header is malformed or names another backing file.
+    """
+    _link_base(disk, image)
     part = aside(disk.path)
-    known = _inspected(part)
+    header = _inspect_header(part)
     inspection.require_sound(part)
-    if Path(known.backing).name != (disk.base.name if disk.base else "") or (
-        disk.base and known.backing_format != disk.base_format
+    if Path(header.backing).name != (disk.base.name if disk.base else "") or (
+        disk.base and header.backing_format != disk.base_format
     ):
         raise VerbFailed(
             "The server's disk is not one that this host may open.",
-            details=f"{part} stands on {known.backing!r} ({known.backing_format}), not on {disk.base} "
+            details=f"{part} stands on {header.backing!r} ({header.backing_format}), not on {disk.base} "
             f"({disk.base_format}); see what wrote it",
         )
-    if disk.base and known.backing != str(disk.base):
+    if disk.base and header.backing != str(disk.base):
         qemu_img.rebase(part, disk.base, disk.base_format)
-    _grow(Disk(part, disk.base, disk.base_format), known, root_gb)
+    _grow_to(Disk(part, disk.base, disk.base_format), header, root_gb)
     _sync(part)
 
 
 def require_space(folder: Path, count: int) -> None:
-    """VerbFailed unless the file system that has (or will have) the folder has so many bytes
-    free."""
+    """Raise VerbFailed unless the folder's file system has ``count`` bytes free.
+
+    The folder need not exist.
+    """
     free = shutil.disk_usage(folder if folder.exists() else folder.parent).free
     if free < count:
         raise VerbFailed(
@@ -140,18 +163,20 @@ def require_space(folder: Path, count: int) -> None:
 
 
 def keep(disk: Disk, name: str, context: VerbContext) -> None:
-    """Keep the disk, which is not in use, as it is, under a name; what has that name already stays.
-    Of other names nothing is kept."""
-    kept = _kept(disk, name)
-    for path in _all_kept(disk):
-        if path != kept:
+    """Copy the disk, which must not be in use, and keep the copy under this name.
+
+    An existing copy of this name stays. Copies under other names are removed.
+    """
+    copy = _kept_path(disk, name)
+    for path in _list_kept(disk):
+        if path != copy:
             path.unlink()
-    if not kept.exists():
-        _keep(disk, kept, context)
+    if not copy.exists():
+        _copy_to_kept(disk, copy, context)
 
 
-def _keep(disk: Disk, kept: Path, context: VerbContext) -> None:
-    part = aside(kept)
+def _copy_to_kept(disk: Disk, copy: Path, context: VerbContext) -> None:
+    part = aside(copy)
     size, count = disk.path.stat().st_size, sparse.data_bytes(disk.path)
     require_space(disk.path.parent, count)
 
@@ -168,77 +193,86 @@ def _keep(disk: Disk, kept: Path, context: VerbContext) -> None:
         for _ in sparse.proved(part, sparse.write(part, size, pieces())):
             if context.cancelled():
                 raise Cancelled
-        os.replace(part, kept)
+        os.replace(part, copy)
     except (OSError, ValueError) as error:
         raise VerbFailed(
             "The host could not keep the server's disk as it was.",
             retryable=True,
-            details=f"{kept}: {error}",
+            details=f"{copy}: {error}",
         ) from error
     finally:
         part.unlink(missing_ok=True)
-    _sync(kept.parent)
+    _sync(copy.parent)
 
 
 def take_back(disk: Disk, name: str) -> None:
-    """The disk, which is not in use, is what was kept under this name; with nothing kept it
-    stays."""
-    if _kept(disk, name).exists():
-        os.replace(_kept(disk, name), disk.path)
+    """Replace the disk, which must not be in use, by the copy kept under this name, if any.
+
+    All copies are removed.
+    """
+    if _kept_path(disk, name).exists():
+        os.replace(_kept_path(disk, name), disk.path)
         _sync(disk.path.parent)
     forget(disk)
 
 
 def forget(disk: Disk) -> None:
-    """Keep nothing."""
-    for path in _all_kept(disk):
+    """Remove all copies of the disk."""
+    for path in _list_kept(disk):
         path.unlink()
 
 
-def _kept(disk: Disk, name: str) -> Path:
+def _kept_path(disk: Disk, name: str) -> Path:
     return disk.path.with_name(f"{disk.path.name}.{name}.kept")
 
 
-def _all_kept(disk: Disk) -> list[Path]:
+def _list_kept(disk: Disk) -> list[Path]:
     return list(disk.path.parent.glob(f"{disk.path.name}.*.kept*"))
 
 
 def grow(disk: Disk, root_gb: int) -> None:
-    """The disk, which is not in use, has at least ``root_gb`` GiB; it never shrinks. Repeatable."""
-    _grow(disk, _inspected(disk.path), root_gb)
+    """Grow the disk to ``root_gb`` GiB, unless larger already. Repeatable.
+
+    The disk must not be in use.
+    """
+    _grow_to(disk, _inspect_header(disk.path), root_gb)
 
 
-def _grow(disk: Disk, known: qcow2.Qcow2Header, root_gb: int) -> None:
-    if known.virtual_size < root_gb * GIBIBYTE:
+def _grow_to(disk: Disk, header: qcow2.Qcow2Header, root_gb: int) -> None:
+    if header.virtual_size < root_gb * GIBIBYTE:
         qemu_img.resize(disk, root_gb * GIBIBYTE)
 
 
-def _inspected(path: Path) -> qcow2.Qcow2Header:
-    """The header of the disk in this file: it refers to a base as the server's disk has it on any
-    host, or to nothing."""
+def _inspect_header(path: Path) -> qcow2.Qcow2Header:
+    """Return the header of the disk in this file.
+
+    Raises:
+        VerbFailed: The header is malformed, or names a backing file that does not belong to this
+            disk.
+    """
     try:
-        known = qcow2.read(path)
-        # Where the folders of servers are is each host's own; what is below is not.
-        base, name = Path(known.backing), path.name.removesuffix(PART)
-        if known.backing and not (
-            known.backing == str(base)
+        header = qcow2.read(path)
+        # The path of the instances folder differs by host. The path below that is the same.
+        base, name = Path(header.backing), path.name.removesuffix(PART)
+        if header.backing and not (
+            header.backing == str(base)
             and base.parent.name == path.parent.name
             and backing_files.belongs(base, name)
         ):
-            raise ValueError(f"it stands on {known.backing!r}")
+            raise ValueError(f"it stands on {header.backing!r}")
         content = backing_files.image_of(base.name)
-        if content and known.backing_format != content.disk_format:
-            raise ValueError(f"its base is said to be {known.backing_format!r}")
+        if content and header.backing_format != content.disk_format:
+            raise ValueError(f"its base is said to be {header.backing_format!r}")
     except ValueError as problem:
         raise VerbFailed(
             "The server's disk is not one that this host may open.",
             details=f"{path}: {problem}; see what wrote it",
         ) from problem
-    return known
+    return header
 
 
-def _link(disk: Disk, image: CachedImage | None) -> None:
-    """The base has its name here, which no other content can have."""
+def _link_base(disk: Disk, image: CachedImage | None) -> None:
+    """Link the image as the disk's backing file. No other content can have the same name."""
     if image is None or disk.base is None:
         return
     if disk.base.exists() and (
@@ -248,13 +282,13 @@ def _link(disk: Disk, image: CachedImage | None) -> None:
     part = aside(disk.base)
     part.unlink(missing_ok=True)
     try:
-        # The second name also tells the cache that the image is used.
+        # The additional link also shows the cache that the image is used.
         os.link(image.path, part)
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        # the servers' folders are on another file system, which hosts may share
-        _copy(image.path, part)
+        # The folders of servers may be on another file system, for example on shared storage.
+        _copy_image(image.path, part)
         backing_files.mark_verified(part)
     os.replace(part, disk.base)
     # Renaming onto another name of the same file leaves both, by POSIX.
@@ -262,72 +296,85 @@ def _link(disk: Disk, image: CachedImage | None) -> None:
 
 
 def adopt(disk: Disk) -> None:
-    """Give what ``prepare`` made its name, in place of what had it; what lay under that one
-    goes."""
+    """Rename the disk made by ``prepare``.
+
+    An existing disk of this name is replaced, and the old backing file removed.
+    """
     os.replace(aside(disk.path), disk.path)
     _sync(disk.path.parent)
     _drop_bases(disk.path, disk.base)
 
 
 def abandon(folder: Path, name: str = ROOT_DISK) -> None:
-    """Remove what ``prepare`` made and nobody adopted."""
+    """Remove a disk made by ``prepare`` and not adopted."""
     path = folder / name
     aside(path).unlink(missing_ok=True)
     try:
-        keep = folder / Path(qcow2.read(path).backing).name
+        used_base = folder / Path(qcow2.read(path).backing).name
     except FileNotFoundError:
-        keep = None
+        used_base = None
     except ValueError:
-        return  # not a disk: it is not known what belongs to it
-    _drop_bases(path, keep)
+        # Without a readable header the backing file in use is unknown.
+        return
+    _drop_bases(path, used_base)
 
 
 def discard(folder: Path, name: str) -> None:
-    """Remove this disk, its base, and what was being made of them."""
+    """Remove this disk, the backing file, and unfinished files of both."""
     aside(folder / name).unlink(missing_ok=True)
     (folder / name).unlink(missing_ok=True)
     _drop_bases(folder / name, None)
 
 
 def _drop_bases(path: Path, keep: Path | None) -> None:
-    """Remove the bases of this disk but for one."""
-    for found in path.parent.iterdir() if path.parent.exists() else ():
-        if found != keep and backing_files.belongs(
-            found.with_name(found.name.removesuffix(PART)), path.name
+    """Remove all backing files of this disk except ``keep``."""
+    for candidate in path.parent.iterdir() if path.parent.exists() else ():
+        if candidate != keep and backing_files.belongs(
+            candidate.with_name(candidate.name.removesuffix(PART)), path.name
         ):
-            found.unlink()
+            candidate.unlink()
 
 
 def blank(disk: Disk, size: int) -> None:
-    """Make a disk of so many bytes aside that stands on nothing. Repeatable."""
+    """Make an empty disk of ``size`` bytes without a backing file, as ``.part``. Repeatable."""
     _create(disk.path, None, disk.base_format, size)
 
 
 def fill(disk: Disk, raw: Path) -> None:
-    """Make a disk aside that shows the bytes of a raw file of ours. Repeatable."""
+    """Make a disk with the content of a raw file, as ``.part``. Repeatable.
+
+    The raw file must have been written by this host.
+    """
     part = aside(disk.path)
     qemu_img.fill(part, raw)
     _sync(part)
 
 
 def size(disk: Disk) -> int:
-    """How many bytes the disk shows."""
-    return _inspected(disk.path).virtual_size
+    """Return the disk's virtual size in bytes."""
+    return _inspect_header(disk.path).virtual_size
 
 
 def convert(disk: Disk, target: Path, context: VerbContext) -> None:
-    """Write all that the disk shows into ``target``, a qcow2 that refers to nothing. The disk must
-    not be in use."""
+    """Copy the content of the disk to ``target``, a qcow2 file without a backing file.
+
+    The disk must not be in use.
+
+    Raises:
+        VerbFailed: The disk cannot be read, or the copy failed.
+        Cancelled: While the disk was copied.
+    """
     try:
-        shown = qcow2.read(disk.path).virtual_size  # what else the header says nobody believes
+        # Only the size is taken from this header.
+        virtual_size = qcow2.read(disk.path).virtual_size
     except (OSError, ValueError) as problem:
         raise VerbFailed(
             "The host could not copy the disk.", details=f"{disk.path}: {problem}"
         ) from problem
-    qemu_img.copy(disk, target, shown, context)
+    qemu_img.copy(disk, target, virtual_size, context)
 
 
-def _copy(source: Path, target: Path) -> None:
+def _copy_image(source: Path, target: Path) -> None:
     try:
         shutil.copyfile(source, target)
         target.chmod(0o644)
@@ -339,7 +386,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def aside(path: Path) -> Path:
-    """Where a file is made before it has its name."""
+    """Return the temporary path of a file that is being made."""
     return path.with_name(f"{path.name}{PART}")
 
 
@@ -349,11 +396,14 @@ def _create(disk: Path, base: Path | None, base_format: str, size: int) -> None:
     _sync(part)
 
 
-def bounded(program: str, *arguments: str) -> None:
-    """Run a program on files of ours, with limits on its memory and time. VerbFailed when it
-    fails."""
+def run_bounded(program: str, *arguments: str) -> None:
+    """Run a program on files written by this host, with limits on memory and time.
+
+    Raises:
+        VerbFailed: The program failed or took too long.
+    """
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             [*LIMITS, program, *arguments],
             capture_output=True,
             text=True,
@@ -366,12 +416,12 @@ def bounded(program: str, *arguments: str) -> None:
         raise VerbFailed(
             "The host could not make the disk.", details=f"{program}: {error}", retryable=True
         ) from error
-    if done.returncode != 0:
+    if result.returncode != 0:
         raise VerbFailed(
             "The host could not make the disk.",
             retryable=True,
             details=(
-                f"{program} {arguments[0]} ended with {done.returncode}: {done.stderr.strip()[:1000]}"
+                f"{program} {arguments[0]} ended with {result.returncode}: {result.stderr.strip()[:1000]}"
             ),
         )
 

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cache of images: each fetched once, verified, inspected, and named by its checksum.
+"""The image cache: each image is fetched once, verified, inspected, and named by checksum.
 
-Called by ``virt.libvirt.driver``. An image is hostile until proved otherwise: while its bytes
-stream in they are counted and hashed, helpers inspect the beginning and then the whole
-(``inspection``), and only when all agree does the file get its name, which is its checksum
-(``backing_files``). Until then no other program opens it. A server's folder holds a hard link to
-its image, so an image with one name only is not used by anybody and may be evicted; that it was
-asked for is kept as its access time. Must stay true: a file in the cache without ``.part`` is
-whole, verified, refers to no other file, and is never written again.
+Called by ``virt.libvirt.driver``. An image is untrusted input. The received bytes are counted and
+hashed. Helpers inspect the beginning and then the whole (``inspection``). Only if all checks
+succeed is the file renamed to a name with the checksum (``backing_files``). No other program opens
+the file before that.
+
+A server's folder has a hard link to the server's image. An image with a single link is therefore
+unused and may be evicted. The access time of the file records the last request.
+
+Invariant: a file in the cache without ``.part`` is complete, verified, independent of other files,
+and never changed.
 """
 
 from __future__ import annotations
@@ -36,21 +39,21 @@ from compute_agent.virt.libvirt.disks.background_reads import LOOK_SECONDS, read
 
 log = logging.getLogger(__name__)
 MEBIBYTE, GIBIBYTE = 1 << 20, 1 << 30
-#: Of a longer image so much is inspected before the rest is fetched.
+#: An image is inspected when this many bytes have arrived, before the rest is fetched.
 FIRST_INSPECTED_BYTES = MEBIBYTE
-#: Seconds in which an image that was asked for gets its link in a server's folder.
+#: Seconds after a request in which the image gets a link in a server's folder.
 UNUSED_SECONDS = 600
-#: What this process has inspected; the same content has the same verdict wherever it is.
+#: Results of inspections in this process. A result holds for the content, wherever the file is.
 INSPECTIONS = inspection.InspectionCache()
 
 
 class ImageMissing(VerbFailed):
-    """The image service does not have the image, or does not give it away."""
+    """The image service does not have the image, or refuses access."""
 
 
 @dataclass(frozen=True, slots=True)
 class CachedImage:
-    """A verified image in the cache; ``virtual_size`` in bytes is what the guest will see."""
+    """A verified image in the cache. ``virtual_size`` is the size in bytes that the guest sees."""
 
     path: Path
     format: str
@@ -58,8 +61,13 @@ class CachedImage:
 
 
 class ImageCache:
-    """``folder`` is this host's alone. ``ttl``: seconds that an image nobody uses stays.
-    ``fetches``: images fetched at a time. Thread-safe."""
+    """The images of this host. Thread-safe.
+
+    Args:
+        folder: Folder of the cache, which no other host uses.
+        ttl: Seconds for which an unused image stays.
+        fetches: Number of images fetched at the same time.
+    """
 
     def __init__(self, folder: Path, ttl: float = 24 * 3600, fetches: int = MAX_DOWNLOADS) -> None:
         self._folder = folder
@@ -74,23 +82,27 @@ class ImageCache:
     def fetch(
         self, image: ImageRef, max_bytes: int, read_image: ImageReader, context: VerbContext
     ) -> CachedImage:
-        """The image, fetched unless it is here. ``max_bytes`` bounds its virtual size (0: no
-        bound).
+        """Return the image, and fetch a missing one.
 
-        VerbFailed says why it cannot be used; Cancelled within five seconds, even when no byte
-        arrives; Unavailable when the image service is.
+        Args:
+            max_bytes: Limit of the virtual size. 0: no limit.
+
+        Raises:
+            VerbFailed: The image cannot be used.
+            Cancelled: Within five seconds of the cancel, even if no byte arrives.
+            Unavailable: The image service does not answer.
         """
         if image.disk_format not in inspection.FORMATS:
             raise VerbFailed(
                 f"Images of format {image.disk_format!r} are not supported here; "
                 f"convert it to one of {', '.join(inspection.FORMATS)}."
             )
-        name = _key(image)
+        name = _cache_name(image)
         lock = self._locks[name]
         while not lock.acquire(timeout=LOOK_SECONDS):
             _stop_if_cancelled(context)
         try:
-            path = self._cached(name, context)
+            path = self._find_cached(name, context)
             if path is None:
                 with self._fetches.one(context):
                     context.phase(CommandPhase.FETCHING_IMAGE)
@@ -98,20 +110,23 @@ class ImageCache:
             os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
         finally:
             lock.release()
-        size = _inspected(path, path.name, image.disk_format, max_bytes, context)
+        size = _inspect_once(path, path.name, image.disk_format, max_bytes, context)
         return CachedImage(path, image.disk_format, size)
 
     def evict(self, now: float | None = None) -> list[str]:
-        """Remove what no server links to and was not asked for within the TTL; returns the
-        names."""
+        """Remove images that no server uses and that were not requested for ``ttl`` seconds.
+
+        Returns:
+            The names of the removed files.
+        """
         now = time.time() if now is None else now
         evicted = []
         for path in self._folder.iterdir():
-            about = path.lstat()
+            status = path.lstat()
             lock = self._locks[path.name]
-            used = max(about.st_atime, about.st_mtime)
+            used = max(status.st_atime, status.st_mtime)
             if (
-                about.st_nlink == 1
+                status.st_nlink == 1
                 and now - used > max(self._ttl, UNUSED_SECONDS)
                 and lock.acquire(blocking=False)
             ):
@@ -122,9 +137,8 @@ class ImageCache:
                     lock.release()
         return evicted
 
-    def _cached(self, name: str, context: VerbContext) -> Path | None:
-        """The file that is here under this name, or that an image's id leads to; one that was
-        changed goes."""
+    def _find_cached(self, name: str, context: VerbContext) -> Path | None:
+        """Return the file of this name, or of this image id, or None. A changed file is removed."""
         path = self._folder / name
         if path.is_symlink():
             path = self._folder / os.readlink(path)
@@ -132,10 +146,10 @@ class ImageCache:
             return None
         try:
             backing_files.verify(path, context)
-        except VerbFailed as changed:
+        except VerbFailed as error:
             log.error(
                 "an image in the cache is not what was fetched and is fetched again: %s",
-                changed.details,
+                error.details,
             )
             path.unlink()
             return None
@@ -160,31 +174,32 @@ class ImageCache:
         try:
             with (
                 part.open("wb") as file,
-                closing(_fetched(image.id, read_image, context)) as chunks,
+                closing(_read_image(image.id, read_image, context)) as chunks,
             ):
-                for chunk in _checked(image, chunks):
+                for chunk in _check_length(image, chunks):
                     digest.update(chunk)
                     file.write(chunk)
                     if image.size:
                         context.phase(CommandPhase.FETCHING_IMAGE, 100 * file.tell() // image.size)
                     if file.tell() - len(chunk) < FIRST_INSPECTED_BYTES <= file.tell():
                         file.flush()
-                        _refuse_too_large(
-                            inspection.begun(part, image.disk_format, context) or 0, max_bytes
+                        _check_virtual_size(
+                            inspection.inspect_beginning(part, image.disk_format, context) or 0,
+                            max_bytes,
                         )
-                _refuse_altered(image, digest.hexdigest())
+                _check_digest(image, digest.hexdigest())
                 file.flush()
                 content = backing_files.content_name(
                     replace(image, hash_algo=digest.name, hash_value=digest.hexdigest())
                 )
-                _inspected(part, content, image.disk_format, max_bytes, context)
+                _inspect_once(part, content, image.disk_format, max_bytes, context)
                 os.fchmod(file.fileno(), 0o644)
                 os.fsync(file.fileno())
             path = self._folder / content
             os.replace(part, path)
             backing_files.mark_verified(path)
             if path.name != name:
-                _lead(self._folder / name, path.name)
+                _link_id(self._folder / name, path.name)
             return path
         except OSError as error:
             raise VerbFailed(
@@ -194,29 +209,33 @@ class ImageCache:
             part.unlink(missing_ok=True)
 
 
-def _inspected(
+def _inspect_once(
     path: Path, content: str, declared: str, max_bytes: int, context: VerbContext
 ) -> int:
-    """The virtual size of what is in this file; what was found good before is not read again."""
-    known = INSPECTIONS.get(content)
-    size = inspection.finished(path, declared, context) if known is None else known
-    _refuse_too_large(size, max_bytes)
-    if known is None:
+    """Return the virtual size of the content, which is inspected once in this process."""
+    recorded_size = INSPECTIONS.get(content)
+    size = (
+        inspection.inspect_whole(path, declared, context)
+        if recorded_size is None
+        else recorded_size
+    )
+    _check_virtual_size(size, max_bytes)
+    if recorded_size is None:
         inspection.require_opens(path, declared, context)
         INSPECTIONS.add(content, size)
     return size
 
 
-def _lead(name: Path, content: str) -> None:
-    """From the name of an image whose checksum nobody knew to its content."""
+def _link_id(name: Path, content: str) -> None:
+    """Link the name of an image without a known checksum to the content."""
     part = name.with_name(f"{name.name}.part")
     part.unlink(missing_ok=True)
     part.symlink_to(content)
     os.replace(part, name)
 
 
-def _checked(image: ImageRef, chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Hand the chunks on; raise VerbFailed as soon as they are not as many as were promised."""
+def _check_length(image: ImageRef, chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield the chunks. Raise VerbFailed if the image is longer or shorter than announced."""
     size = 0
     for chunk in chunks:
         size += len(chunk)
@@ -229,16 +248,16 @@ def _checked(image: ImageRef, chunks: Iterator[bytes]) -> Iterator[bytes]:
         raise VerbFailed(f"The image ended after {size} of {image.size} bytes.", retryable=True)
 
 
-def _refuse_altered(image: ImageRef, found: str) -> None:
-    if image.hash_value and found != image.hash_value.lower():
+def _check_digest(image: ImageRef, digest: str) -> None:
+    if image.hash_value and digest != image.hash_value.lower():
         raise VerbFailed(
             f"The image does not have the {image.hash_algo} checksum that the image service gave for it; "
             "upload it again.",
-            details=f"found {found}, expected {image.hash_value}",
+            details=f"found {digest}, expected {image.hash_value}",
         )
 
 
-def _refuse_too_large(virtual_size: int, max_bytes: int) -> None:
+def _check_virtual_size(virtual_size: int, max_bytes: int) -> None:
     if max_bytes and virtual_size > max_bytes:
         raise VerbFailed(
             f"The image's disk of {virtual_size / GIBIBYTE:.2f} GiB does not fit into the flavor's root "
@@ -246,10 +265,10 @@ def _refuse_too_large(virtual_size: int, max_bytes: int) -> None:
         )
 
 
-def _fetched(
+def _read_image(
     image_id: str, read_image: ImageReader, context: VerbContext
 ) -> Generator[bytes, None, None]:
-    """The reader's chunks, and its errors in a verb's words."""
+    """Yield the reader's chunks, and turn the reader's errors into errors of a verb."""
     try:
         with closing(
             read_in_background(f"fetch-{image_id}", lambda: read_image(image_id), context)
@@ -270,9 +289,12 @@ def _fetched(
         ) from problem
 
 
-def _key(image: ImageRef) -> str:
-    """The file's name in the cache: by checksum; when the image service has none, by id, which
-    leads to the file."""
+def _cache_name(image: ImageRef) -> str:
+    """Return the name for the image in the cache.
+
+    The name contains the checksum. Without a checksum from the image service, the name contains the
+    image's id, and the file is a link to the content.
+    """
     if not image.hash_value:
         if not re.fullmatch(r"[0-9a-fA-F-]{32,36}", image.id):
             raise VerbFailed("The image's id is not a UUID.", details=f"id {image.id!r}")
@@ -286,17 +308,24 @@ def _stop_if_cancelled(context: VerbContext) -> None:
 
 
 def upload(path: Path, write_image: ImageWriter, context: VerbContext) -> int:
-    """Hand the file's bytes to the image service; returns their number. A writer that hangs does
-    not outlast a
-    cancel: it has a thread of its own."""
+    """Send the file to the image service, and return the number of bytes.
+
+    The upload has a thread of its own, so that a cancelled verb does not wait for a writer that
+    hangs.
+
+    Raises:
+        VerbFailed: The image service refuses the image.
+        Cancelled: While the image was sent.
+        Unavailable: The image service does not answer.
+    """
     box: queue.Queue[Exception | None] = queue.Queue()
-    left, size, sent = threading.Event(), path.stat().st_size, 0
+    has_ended, size, sent = threading.Event(), path.stat().st_size, 0
 
     def chunks() -> Iterator[bytes]:
         nonlocal sent
         with path.open("rb") as file:
             while chunk := file.read(MEBIBYTE):
-                if left.is_set():
+                if has_ended.is_set():
                     raise Cancelled
                 yield chunk
                 sent += len(chunk)
@@ -305,7 +334,8 @@ def upload(path: Path, write_image: ImageWriter, context: VerbContext) -> int:
         try:
             write_image(chunks())
             box.put(None)
-        except Exception as error:  # noqa: BLE001 - told to the verb's thread, which raises it
+        # The verb's thread raises the exception.
+        except Exception as error:  # noqa: BLE001
             box.put(error)
 
     context.phase(CommandPhase.UPLOADING, 0)
@@ -320,7 +350,7 @@ def upload(path: Path, write_image: ImageWriter, context: VerbContext) -> int:
                 continue
             break
     finally:
-        left.set()
+        has_ended.set()
     if error is None:
         context.phase(CommandPhase.UPLOADING, 100)
         return size

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether an image, or a disk from another host, may be used: asked of helpers, before any program
-opens it.
+"""Checks images, and disks from other hosts, before any program opens them.
 
-Called by ``images`` and ``disks``. A helper reads the bytes (``inspector``); then QEMU's own
-reader, in another helper, opens a qcow2 image once, because what it cannot open no guest starts
-from. What helpers answer is bounded and checked. Must stay true: what is refused here is the
-image's fault and no host's, so nobody tries it on another host.
+Called by ``images`` and ``disks``. A helper process reads the bytes (``inspector``). Then QEMU
+itself opens a qcow2 image once, in another helper, because a guest could not start from an image
+that QEMU cannot open. The answers of helpers are limited and checked.
+
+Invariant: a refusal is the fault of the image, so the conductor does not try another host.
 """
 
 from __future__ import annotations
@@ -20,18 +20,17 @@ from compute_agent.sandbox import client
 from compute_agent.verb_context import VerbContext, VerbFailed
 from compute_agent.virt.libvirt.disks import qemu_img
 
-#: Declared format -> what the inspector may call its content (a partitioned raw disk is "gpt" to
-#: it).
+#: Declared format -> names of the inspector for its content. For example, a raw disk with a
+#: partition table is "gpt".
 FORMATS = {"qcow2": {"qcow2"}, "raw": {"raw", "gpt"}}
 MAX_REASON_CHARS, MAX_VIRTUAL_BYTES = 500, 1 << 62
 INSPECTION_TIMEOUT_SECONDS = 120.0
-#: What a user can do about it.
+#: Advice for the user.
 NEXT_STEP = "make it anew with: qemu-img convert -O qcow2"
 
 
 class InspectionCache:
-    """Virtual sizes of content that was found good in this process, by its name, which is its
-    checksum."""
+    """Virtual sizes of accepted images, by the name of their content, which has the checksum."""
 
     def __init__(self, most: int = 1024) -> None:
         self._most = most
@@ -46,20 +45,30 @@ class InspectionCache:
             self._sizes.popitem(last=False)
 
 
-def begun(part: Path, declared: str, context: VerbContext) -> int | None:
-    """The virtual size that an image of which the beginning is here says; None: not known yet.
-    VerbFailed says why it cannot be used."""
+def inspect_beginning(part: Path, declared: str, context: VerbContext) -> int | None:
+    """Inspect the beginning of an image.
+
+    Returns:
+        The virtual size in bytes, or None if more data is needed.
+
+    Raises:
+        VerbFailed: The image cannot be used.
+    """
     report = _inspect("image", part, context, whole=False)
-    return _accepted_size(report, declared) if report["formats"] else None
+    return _check_size(report, declared) if report["formats"] else None
 
 
-def finished(path: Path, declared: str, context: VerbContext) -> int:
-    """The virtual size of an image that is here. VerbFailed says why it cannot be used."""
-    return _accepted_size(_inspect("image", path, context, whole=True), declared)
+def inspect_whole(path: Path, declared: str, context: VerbContext) -> int:
+    """Inspect a complete image, and return the virtual size in bytes.
+
+    Raises:
+        VerbFailed: The image cannot be used.
+    """
+    return _check_size(_inspect("image", path, context, whole=True), declared)
 
 
 def require_sound(disk: Path, context: VerbContext | None = None) -> None:
-    """VerbFailed when a server's own disk, which came from another host, is malformed."""
+    """Raise VerbFailed if a server's disk from another host is malformed."""
     if reason := _inspect("disk", disk, context)["unsafe"]:
         raise VerbFailed(
             "The server's disk is not one that this host may open.",
@@ -67,8 +76,12 @@ def require_sound(disk: Path, context: VerbContext | None = None) -> None:
         )
 
 
-def _accepted_size(report: JsonMapping, declared: str) -> int:
-    """The content is what was declared, only that, and refers to nothing outside itself."""
+def _check_size(report: JsonMapping, declared: str) -> int:
+    """Return the virtual size from the inspector's report.
+
+    Raises:
+        VerbFailed: The content is not exactly the declared format, or refers to other files.
+    """
     names = report["formats"]
     if len(names) != 1 or names[0] not in FORMATS[declared]:
         raise VerbFailed(
@@ -82,28 +95,33 @@ def _accepted_size(report: JsonMapping, declared: str) -> int:
 
 
 def require_opens(path: Path, declared: str, context: VerbContext) -> None:
-    """VerbFailed when QEMU's own reader, which knows more than ours, does not open the image."""
+    """Raise VerbFailed if QEMU cannot open the image. QEMU checks more than the inspector."""
     if declared == "raw":
         return
     try:
-        ended = qemu_img.opens(path, declared, context)
+        result = qemu_img.opens(path, declared, context)
     except FileNotFoundError:
-        return  # there is no qemu-img, and disks say so
-    if ended.status != 0:
+        # qemu-img is not installed. Making the disk will report that.
+        return
+    if result.status != 0:
         raise VerbFailed(
             f"The image is damaged: no guest could start from it; {NEXT_STEP}, and upload it again.",
-            details=f"{path}: qemu-img {ended.reason}",
+            details=f"{path}: qemu-img {result.reason}",
         )
 
 
 def _inspect(
     function: str, path: Path, context: VerbContext | None, **arguments: bool
 ) -> JsonObject:
-    """What a helper says of a file, as far as it can be believed."""
+    """Call the inspector in a helper, and return the checked report.
+
+    Raises:
+        VerbFailed: The helper exceeded a limit, failed, or returned an invalid report.
+    """
     helpers = client.helpers()
     file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        ended = helpers.call(
+        result = helpers.call(
             f"compute_agent.virt.libvirt.disks.inspector:{function}",
             [file],
             helpers.limits(seconds=INSPECTION_TIMEOUT_SECONDS),
@@ -112,15 +130,15 @@ def _inspect(
         )
     finally:
         os.close(file)
-    if ended.status < 0 or ended.why:
+    if result.status < 0 or result.why:
         raise VerbFailed(
             f"The image could not be inspected within its limits; {NEXT_STEP}, and upload it again.",
-            details=f"{path}: the inspector {ended.reason}",
+            details=f"{path}: the inspector {result.reason}",
         )
     try:
-        if ended.status != 0:
-            raise ValueError(ended.reason)
-        return check_report(json.loads(ended.output))
+        if result.status != 0:
+            raise ValueError(result.reason)
+        return check_report(json.loads(result.output))
     except (ValueError, TypeError, KeyError) as problem:
         raise VerbFailed(
             "The image could not be inspected.", details=f"{path}: {problem}", retryable=True
@@ -128,6 +146,7 @@ def _inspect(
 
 
 def check_report(report: JsonObject) -> JsonObject:
+    """Return the inspector's report without control characters, or raise ValueError."""
     formats, reason, size = (
         report.get("formats", []),
         report["unsafe"],
@@ -138,8 +157,10 @@ def check_report(report: JsonObject) -> JsonObject:
         and isinstance(size, int)
         and 0 <= size < MAX_VIRTUAL_BYTES
         and isinstance(formats, list)
-        and all(isinstance(one, str) and one.isalnum() and len(one) < 16 for one in formats)
+        and all(isinstance(name, str) and name.isalnum() and len(name) < 16 for name in formats)
     ):
         raise ValueError("the inspector's answer is not one")
-    said = "".join(letter if letter.isprintable() else "?" for letter in reason[:MAX_REASON_CHARS])
-    return {"formats": formats, "unsafe": said, "virtual_size": size}
+    printable_reason = "".join(
+        letter if letter.isprintable() else "?" for letter in reason[:MAX_REASON_CHARS]
+    )
+    return {"formats": formats, "unsafe": printable_reason, "virtual_size": size}

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an image is, read from its bytes. Runs in a helper process that may do nothing else
-(``compute_agent.sandbox``).
+"""Inspects images and disks, in a helper process without other rights (``compute_agent.sandbox``).
 
-Called by ``inspection``, in the helper. Returns plain values, which the agent does not trust
-either.
+Called by ``inspection`` through the helper. The functions return plain values, which the agent
+checks again, because an image could take over the helper.
 """
 
 from __future__ import annotations
@@ -19,16 +18,24 @@ from common.domain.json_types import JsonObject
 from compute_agent.virt.libvirt.disks import qcow2
 
 FIRST_BYTES, PIECE_BYTES = 64 << 10, 1 << 20
-#: A VMDK descriptor, which is text that names other files; the inspector overlooks one padded with
+#: Text of a VMDK descriptor, which can name other files. The library's inspector does not recognize
+#: a descriptor that is padded with zeros.
 #: zeros.
 DESCRIPTOR = re.compile(rb"disk descriptorfile|createtype\s*=", re.IGNORECASE)
 
 
 def image(file: int, whole: bool) -> JsonObject:
-    """formats: what the content may be, sorted; empty: not known yet. unsafe: why nobody may use it
-    as what it is.
-    virtual_size: bytes that a guest would see. ``whole``: the file will not grow."""
-    inspectors = format_inspector.InspectWrapper(cast("IO[bytes]", _pieces(file)))
+    """Inspect an image.
+
+    Args:
+        file: Descriptor of the open file.
+        whole: The file is complete. Otherwise only the beginning of an image is inspected.
+
+    Returns:
+        ``formats``: possible formats, sorted, or [] if more data is needed. ``unsafe``: the reason
+        not to use the image, or "". ``virtual_size``: bytes that a guest would see.
+    """
+    inspectors = format_inspector.InspectWrapper(cast("IO[bytes]", _read_pieces(file)))
     size, head = 0, b""
     for piece in inspectors:
         size += len(piece)
@@ -37,43 +44,47 @@ def image(file: int, whole: bool) -> JsonObject:
             break
     if whole:
         inspectors.close()
-    found = {str(match) for match in inspectors.formats or ()}
-    if "raw" in found and DESCRIPTOR.search(head):
-        found = {"vmdk"}
+    formats = {str(match) for match in inspectors.formats or ()}
+    if "raw" in formats and DESCRIPTOR.search(head):
+        formats = {"vmdk"}
     report: JsonObject = {
-        "formats": sorted(found),
+        "formats": sorted(formats),
         "unsafe": "",
         "virtual_size": os.fstat(file).st_size,
     }
-    if found == {"qcow2"} and inspectors.format is not None:
+    if formats == {"qcow2"} and inspectors.format is not None:
         inspector = inspectors.format
-        unsafe = _unsafe(inspector) or _malformed(file, whole)
+        unsafe = _check_safety(inspector) or _check_qcow2(file, whole)
         report |= {"unsafe": unsafe, "virtual_size": 0 if unsafe else inspector.virtual_size}
     return report
 
 
 def disk(file: int) -> JsonObject:
-    """unsafe: why a server's own disk, which another host sent, is not one that QEMU may open."""
-    return {"unsafe": _malformed(file, whole=True)}
+    """Inspect a server's disk that another host sent.
+
+    Returns:
+        ``unsafe``: the reason why QEMU may not open the disk, or "".
+    """
+    return {"unsafe": _check_qcow2(file, whole=True)}
 
 
-def _pieces(file: int) -> Iterator[bytes]:
-    """The bytes of the file; first what most formats need."""
+def _read_pieces(file: int) -> Iterator[bytes]:
+    """Yield the file's bytes, beginning with a piece that suffices for most formats."""
     at, length = 0, FIRST_BYTES
     while piece := os.pread(file, length, at):
         yield piece
         at, length = at + len(piece), PIECE_BYTES
 
 
-def _unsafe(inspector: format_inspector.FileInspector) -> str:
+def _check_safety(inspector: format_inspector.FileInspector) -> str:
     try:
         inspector.safety_check()
-    except format_inspector.SafetyCheckFailed as failed:
-        return "; ".join(str(reason) for reason in failed.failures.values())
+    except format_inspector.SafetyCheckFailed as error:
+        return "; ".join(str(reason) for reason in error.failures.values())
     return ""
 
 
-def _malformed(file: int, whole: bool) -> str:
+def _check_qcow2(file: int, whole: bool) -> str:
     try:
         if whole:
             qcow2.check(file)

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The header of a qcow2 file and the tables that it points to, read by ourselves before any other
-program opens it.
+"""Parses and checks the header and tables of qcow2 files, before any other program opens them.
 
-Called by ``disks`` for the header of a server's own disk, which takes one bounded read; by
-``inspector``, in a helper process, for all that a tenant or another host sent. A header can make
-QEMU open other files or fail to start, so nothing is passed over: what is not understood is
-refused, and the field is named.
+Called by ``disks`` for the header of a server's disk, with one read of limited size. Called by
+``inspector`` in a helper process for complete files of tenants and other hosts. A header can make
+QEMU open other files or fail to start. Therefore unknown fields are refused, and the error names
+the field.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from pathlib import Path
 
 MAGIC, VERSIONS, CLUSTER_BITS = b"QFI\xfb", (2, 3), range(9, 22)
 HEADER_BYTES, LONGEST_NAME, V2_LENGTH, V3_LENGTH = 64 << 10, 1023, 72, 104
-#: magic, version, where and how long the backing file's name is, cluster bits, virtual size,
+#: Fields: magic, version, offset and length of the backing file's name, cluster bits, virtual size,
 #: encryption.
 FIXED, LENGTH, EXTENSION = (struct.Struct(form) for form in (">4sIQIIQI", ">I", ">II"))
-#: How many entries the L1 table has and where it is, where the refcount table is and how many
-#: clusters it has, how many snapshots there are and where.
+#: Fields: L1 entries, L1 offset, refcount table offset, refcount table clusters, number of
+#: snapshots, snapshots offset.
 TABLES, TABLES_AT = struct.Struct(">IQQIIQ"), 36
-#: Incompatible, compatible and autoclear features, the width of refcounts, the header's length.
+#: Fields: incompatible, compatible and autoclear features, refcount order, header length.
 FEATURES, FEATURES_AT = struct.Struct(">QQQII"), 72
 COMPRESSION_AT, ZSTD = 104, 1
-#: Features that change how the file is read, and that we know: dirty (it is repaired when opened),
-#: how clusters are compressed, extended L2 entries. Not among them: a corrupt file, data in another
+#: Incompatible features that are permitted: dirty (QEMU repairs the file when opening), the
+#: compression type, and extended L2 entries. Not permitted are a corrupt file and data in another
 #: file.
 DIRTY, COMPRESSION, EXTENDED_L2 = 1 << 0, 1 << 3, 1 << 4
 #: An autoclear feature.
@@ -41,7 +40,7 @@ END_OF_EXTENSIONS, BACKING_FORMAT, DATA_FILE, ENCRYPTION, BITMAPS = (
     0x23852875,
 )
 MAX_FORMAT_BYTES, MAX_REFCOUNT_ORDER, EXTENDED_CLUSTER_BITS = 15, 6, 14
-#: As many bytes as QEMU takes.
+#: Limits in bytes, the same as QEMU's.
 LARGEST_L1, LARGEST_REFCOUNTS, LARGEST_SNAPSHOTS, LARGEST_BITMAPS = (
     32 << 20,
     8 << 20,
@@ -49,19 +48,21 @@ LARGEST_L1, LARGEST_REFCOUNTS, LARGEST_SNAPSHOTS, LARGEST_BITMAPS = (
     64 << 20,
 )
 MAX_SNAPSHOTS, MAX_BITMAPS, MAX_EXTRA_BYTES = 65536, 65535, 1024
-#: What of an entry is an offset; what must be zero in entries of the L1 table and of the refcount
-#: table.
+#: The bits of a table entry with the offset, and the bits that must be zero in L1 and refcount
+#: table entries.
 OFFSET, L1_RESERVED, REFCOUNTS_RESERVED = 0x00FFFFFFFFFFFE00, 0x7F000000000001FF, 0x1FF
-#: How many bitmaps there are, how long their directory is and where; an entry of the table of
-#: snapshots begins with where and how long its L1 table is, the lengths of id and name, and after
-#: times the length of what else there is.
+#: Bitmap directory: number of bitmaps, reserved, size, offset. Snapshot entry: L1 offset, L1
+#: entries, lengths of id and name, times, state size, and length of the extra data.
 BITMAP_DIRECTORY, SNAPSHOT = struct.Struct(">IIQQ"), struct.Struct(">QIHHIIQII")
 PIECE_BYTES, MAX_OFFSET = 1 << 20, 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
 class Qcow2Header:
-    """``virtual_size`` is in bytes; ``backing`` is empty when the file refers to no other."""
+    """Values of a qcow2 header.
+
+    ``virtual_size`` is in bytes. ``backing`` is "" without a backing file.
+    """
 
     virtual_size: int
     backing: str = ""
@@ -77,32 +78,45 @@ class _Parsed:
 
 
 def read(path: Path) -> Qcow2Header:
-    """ValueError says what is wrong with the header. Raises OSError."""
+    """Read and parse the header of a file.
+
+    Raises:
+        ValueError: The header is not acceptable.
+        OSError: The file cannot be read.
+    """
     with path.open("rb") as file:
         return header(file.read(HEADER_BYTES))
 
 
 def header(head: bytes) -> Qcow2Header:
-    """What the first bytes of a file say. ValueError says what is wrong with them."""
-    return _parsed(head).header
+    """Parse a header from the first bytes of a file.
+
+    Raises:
+        ValueError: The header is not acceptable.
+    """
+    return _parse(head).header
 
 
 def check(file: int) -> Qcow2Header:
-    """The header of this open file, of which all tables that QEMU reads when it opens it are sound
-    too. ValueError says which field is not. Raises OSError."""
+    """Parse the header of an open file, and check all tables that QEMU reads when opening the file.
+
+    Raises:
+        ValueError: A field or a table is not acceptable. The text names the field.
+        OSError: The file cannot be read.
+    """
     head = os.pread(file, HEADER_BYTES, 0)
-    found = _parsed(head)
-    length, cluster = os.fstat(file).st_size, 1 << found.cluster_bits
+    parsed = _parse(head)
+    length, cluster = os.fstat(file).st_size, 1 << parsed.cluster_bits
     l1_size, l1_at, refcounts_at, refcount_clusters, snapshots, snapshots_at = TABLES.unpack_from(
         head, TABLES_AT
     )
-    per_table = cluster // (16 if found.extended else 8)
-    if l1_size < -(-found.header.virtual_size // (cluster * per_table)):
-        raise ValueError(f"l1_size {l1_size} is too small for {found.header.virtual_size} bytes")
-    _placed("l1_table_offset", l1_at, l1_size * 8, LARGEST_L1, cluster, length)
+    per_table = cluster // (16 if parsed.extended else 8)
+    if l1_size < -(-parsed.header.virtual_size // (cluster * per_table)):
+        raise ValueError(f"l1_size {l1_size} is too small for {parsed.header.virtual_size} bytes")
+    _check_table("l1_table_offset", l1_at, l1_size * 8, LARGEST_L1, cluster, length)
     if not refcount_clusters:
         raise ValueError("refcount_table_clusters is 0")
-    _placed(
+    _check_table(
         "refcount_table_offset",
         refcounts_at,
         refcount_clusters * cluster,
@@ -110,8 +124,8 @@ def check(file: int) -> Qcow2Header:
         cluster,
         length,
     )
-    _entries(file, "l1_table", l1_at, l1_size, L1_RESERVED, cluster, length)
-    _entries(
+    _check_entries(file, "l1_table", l1_at, l1_size, L1_RESERVED, cluster, length)
+    _check_entries(
         file,
         "refcount_table",
         refcounts_at,
@@ -120,20 +134,20 @@ def check(file: int) -> Qcow2Header:
         cluster,
         length,
     )
-    _snapshots(file, snapshots, snapshots_at, cluster, length)
-    if BITMAPS in found.extensions:
-        _bitmaps(found.extensions[BITMAPS], cluster, length)
-    return found.header
+    _check_snapshots(file, snapshots, snapshots_at, cluster, length)
+    if BITMAPS in parsed.extensions:
+        _check_bitmaps(parsed.extensions[BITMAPS], cluster, length)
+    return parsed.header
 
 
-def _parsed(head: bytes) -> _Parsed:
+def _parse(head: bytes) -> _Parsed:
     try:
-        return _header(head)
+        return _parse_header(head)
     except struct.error as error:
         raise ValueError("it ends within its header") from error
 
 
-def _header(head: bytes) -> _Parsed:
+def _parse_header(head: bytes) -> _Parsed:
     magic, version, name_at, name_length, cluster_bits, size, encryption = FIXED.unpack_from(head)
     TABLES.unpack_from(head, TABLES_AT)
     if magic != MAGIC or version not in VERSIONS or cluster_bits not in CLUSTER_BITS:
@@ -144,7 +158,7 @@ def _header(head: bytes) -> _Parsed:
         raise ValueError(f"it is encrypted: crypt_method {encryption}")
     length, features = V2_LENGTH, 0
     if version == max(VERSIONS):
-        features, length = _features(head, cluster_bits)
+        features, length = _parse_features(head, cluster_bits)
     backing = b""
     if name_at:
         if (
@@ -157,17 +171,17 @@ def _header(head: bytes) -> _Parsed:
         backing = head[name_at : name_at + name_length]
         if len(backing) != name_length or b"\0" in backing:
             raise ValueError("the name of its backing file is cut off: backing_file_size")
-    found = _extensions(head, length, name_at or min(len(head), 1 << cluster_bits))
-    known = Qcow2Header(
+    extensions = _parse_extensions(head, length, name_at or min(len(head), 1 << cluster_bits))
+    values = Qcow2Header(
         size,
         backing.decode(errors="replace"),
-        found.get(BACKING_FORMAT, b"").decode(errors="replace"),
+        extensions.get(BACKING_FORMAT, b"").decode(errors="replace"),
     )
-    return _Parsed(known, cluster_bits, bool(features & EXTENDED_L2), found)
+    return _Parsed(values, cluster_bits, bool(features & EXTENDED_L2), extensions)
 
 
-def _features(head: bytes, cluster_bits: int) -> tuple[int, int]:
-    """(incompatible features, header_length) of version 3."""
+def _parse_features(head: bytes, cluster_bits: int) -> tuple[int, int]:
+    """Return (incompatible features, header_length) of a version 3 header."""
     features, _, autoclear, refcount_order, length = FEATURES.unpack_from(head, FEATURES_AT)
     if features & ~KNOWN_FEATURES:
         raise ValueError(
@@ -187,40 +201,40 @@ def _features(head: bytes, cluster_bits: int) -> tuple[int, int]:
     return features, length
 
 
-def _extensions(head: bytes, at: int, end: int) -> dict[int, bytes]:
-    found: dict[int, bytes] = {}
+def _parse_extensions(head: bytes, at: int, end: int) -> dict[int, bytes]:
+    extensions: dict[int, bytes] = {}
     while at + EXTENSION.size <= end:
         kind, length = EXTENSION.unpack_from(head, at)
         at += EXTENSION.size
         if kind == END_OF_EXTENSIONS:
-            return found
+            return extensions
         if kind == DATA_FILE:
             raise ValueError("its data is in another file")
         if kind == ENCRYPTION:
             raise ValueError("it is encrypted: a header extension says so")
         if (
-            kind in found
+            kind in extensions
             or at + length > end
             or (kind == BACKING_FORMAT and length > MAX_FORMAT_BYTES)
         ):
             raise ValueError(f"its header's extensions cannot be read: {kind:#x} of {length} bytes")
-        found[kind] = head[at : at + length]
+        extensions[kind] = head[at : at + length]
         at += (length + 7) & ~7
-    return found
+    return extensions
 
 
-def _placed(name: str, at: int, size: int, most: int, cluster: int, length: int) -> None:
-    """A table of so many bytes is where it can be: aligned, and in the file."""
-    if size > most:
+def _check_table(name: str, at: int, size: int, max_bytes: int, cluster: int, length: int) -> None:
+    """Check that a table is aligned to a cluster, inside the file, and not too large."""
+    if size > max_bytes:
         raise ValueError(f"{name}: its table has {size} bytes")
     if at % cluster or at > MAX_OFFSET or (size and not cluster <= at <= length - size):
         raise ValueError(f"{name} {at:#x} is not in the file, or not at the beginning of a cluster")
 
 
-def _entries(
+def _check_entries(
     file: int, name: str, at: int, count: int, reserved: int, cluster: int, length: int
 ) -> None:
-    """Each entry of a table points into the file, or nowhere."""
+    """Check that each entry of a table is empty or points into the file."""
     for start in range(0, count * 8, PIECE_BYTES):
         piece = os.pread(file, min(PIECE_BYTES, count * 8 - start), at + start)
         for number, (entry,) in enumerate(
@@ -234,10 +248,10 @@ def _entries(
                 raise ValueError(f"{name}[{number}] {entry:#x} does not point into the file")
 
 
-def _snapshots(file: int, count: int, at: int, cluster: int, length: int) -> None:
+def _check_snapshots(file: int, count: int, at: int, cluster: int, length: int) -> None:
     if count > MAX_SNAPSHOTS:
         raise ValueError(f"nb_snapshots is {count}")
-    _placed("snapshots_offset", at, count * SNAPSHOT.size, LARGEST_SNAPSHOTS, cluster, length)
+    _check_table("snapshots_offset", at, count * SNAPSHOT.size, LARGEST_SNAPSHOTS, cluster, length)
     end = min(length, at + LARGEST_SNAPSHOTS)
     for number in range(count):
         entry = os.pread(file, SNAPSHOT.size, at)
@@ -246,7 +260,7 @@ def _snapshots(file: int, count: int, at: int, cluster: int, length: int) -> Non
         l1_at, l1_size, id_length, name_length, _, _, _, _, extra = SNAPSHOT.unpack(entry)
         if extra > MAX_EXTRA_BYTES:
             raise ValueError(f"snapshot {number}: extra_data_size is {extra}")
-        _placed(
+        _check_table(
             f"snapshot {number}: l1_table_offset", l1_at, l1_size * 8, LARGEST_L1, cluster, length
         )
         at += -(-(SNAPSHOT.size + extra + id_length + name_length) // 8) * 8
@@ -254,10 +268,10 @@ def _snapshots(file: int, count: int, at: int, cluster: int, length: int) -> Non
             raise ValueError(f"snapshot {number} is not in the file")
 
 
-def _bitmaps(extension: bytes, cluster: int, length: int) -> None:
+def _check_bitmaps(extension: bytes, cluster: int, length: int) -> None:
     if len(extension) != BITMAP_DIRECTORY.size:
         raise ValueError(f"the header extension of bitmaps has {len(extension)} bytes")
     count, reserved, size, at = BITMAP_DIRECTORY.unpack(extension)
     if not 0 < count <= MAX_BITMAPS or reserved:
         raise ValueError(f"nb_bitmaps is {count}")
-    _placed("bitmap_directory_offset", at, size, LARGEST_BITMAPS, cluster, length)
+    _check_table("bitmap_directory_offset", at, size, LARGEST_BITMAPS, cluster, length)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The only door to qemu-img: each use of it, with the format of every file that it opens.
+"""Runs qemu-img, always with the format of every file that it opens.
 
-Called by ``disks`` and ``inspection``. It runs in a helper process (``compute_agent.sandbox``),
-finds its files as open descriptors, and gets nothing else: no other file has a name that it was
-told, and where its user is its own it could open none. Must stay true: no call leaves a format to
-be guessed (tests/unit/compute_agent/test_qemu_img.py).
+Called by ``disks`` and ``inspection``. No other module runs qemu-img. Except for Ceph images,
+qemu-img runs in a helper process (``compute_agent.sandbox``), gets open descriptors of the files,
+and can open no other file.
+
+Invariant: no call lets qemu-img detect a format (tests/unit/compute_agent/test_qemu_img.py).
 """
 
 from __future__ import annotations
@@ -25,27 +26,26 @@ from compute_agent.virt.libvirt.xml.volume_xml import VolumeSource
 
 PERCENT = re.compile(rb"\((\d+)\.\d+/100%\)")
 PROGRAM_TIMEOUT_SECONDS = 120.0
-#: A cluster whose monitors do not answer is waited for much longer by librbd itself.
+#: librbd itself would wait much longer for monitors that do not answer.
 NETWORK_TIMEOUT_SECONDS = 30.0
 MEBIBYTE = 1 << 20
-#: A whole disk is copied at least as fast; slower storage needs larger limits on nothing else.
+#: Minimum rates for the copy of a whole disk. They only determine time limits.
 MIN_COPY_BYTES_PER_SECOND, MIN_CPU_BYTES_PER_SECOND = 4 * MEBIBYTE, 64 * MEBIBYTE
 
 
 def create(target: Path, size: int, base: Path | None, base_format: str) -> None:
-    """A new disk of so many bytes, over a base, which is not opened, or nothing."""
+    """Make a new disk of ``size`` bytes. The backing file, if any, is not opened."""
     backing = ["-u", "-b", str(base), "-F", base_format] if base else []
-    _do(
+    _run(
         ["create", "-q", "-f", "qcow2", *backing, client.name(0), str(size)],
-        {_empty(target): True},
-        _written(size),
+        {_create_empty(target): True},
+        _max_length(size),
     )
 
 
 def rebase(disk: Path, base: Path, base_format: str) -> None:
-    """The disk says that it stands on this base; neither that one nor the one it named is
-    opened."""
-    _do(
+    """Change the backing file in the disk's header. No backing file is opened."""
+    _run(
         ["rebase", "-u", "-f", "qcow2", "-b", str(base), "-F", base_format, client.name(0)],
         {disk: True},
         disk.stat().st_size + MEBIBYTE,
@@ -53,29 +53,36 @@ def rebase(disk: Path, base: Path, base_format: str) -> None:
 
 
 def resize(disk: Disk, size: int) -> None:
-    """The disk, which is not in use, has so many bytes."""
+    """Change the size of the disk, which must not be in use, to ``size`` bytes."""
     files = {disk.path: True, **({disk.base: False} if disk.base else {})}
-    _do(
+    _run(
         ["resize", "-q", describe_chain(disk), str(size)],
         files,
-        disk.path.stat().st_size + _written(size),
+        disk.path.stat().st_size + _max_length(size),
     )
 
 
 def fill(target: Path, raw: Path) -> None:
-    """A new disk that shows the bytes of a raw file."""
+    """Make a new disk with the content of a raw file."""
     size = raw.stat().st_size
-    _do(
+    _run(
         ["convert", "-f", "raw", "-O", "qcow2", client.name(1), client.name(0)],
-        {_empty(target): True, raw: False},
-        _written(size),
+        {_create_empty(target): True, raw: False},
+        _max_length(size),
         size,
     )
 
 
 def copy(disk: Disk, target: Path, size: int, context: VerbContext) -> None:
-    """A new disk that refers to nothing, with all that this one shows, which are ``size`` bytes and
-    which nobody writes. Tells how far it is; VerbFailed, Cancelled."""
+    """Copy the content of a disk to a new disk without a backing file, and report progress.
+
+    Args:
+        size: Virtual size of the disk in bytes. The disk must not be in use.
+
+    Raises:
+        VerbFailed: qemu-img failed.
+        Cancelled: While the disk was copied.
+    """
 
     def on_output(output: bytes) -> None:
         if percent := PERCENT.findall(output):
@@ -86,11 +93,11 @@ def copy(disk: Disk, target: Path, size: int, context: VerbContext) -> None:
         limits = client.helpers().limits(
             cpu=size // MIN_CPU_BYTES_PER_SECOND,
             seconds=PROGRAM_TIMEOUT_SECONDS + size / MIN_COPY_BYTES_PER_SECOND,
-            file=_written(size),
+            file=_max_length(size),
         )
-        ended = client.helpers().execute(
+        result = client.helpers().execute(
             [
-                _program(),
+                _find_program(),
                 "convert",
                 "-p",
                 "-O",
@@ -98,7 +105,7 @@ def copy(disk: Disk, target: Path, size: int, context: VerbContext) -> None:
                 describe_chain(disk),
                 client.name(len(files)),
             ],
-            {**files, _empty(target): True},
+            {**files, _create_empty(target): True},
             limits,
             context,
             on_output,
@@ -107,15 +114,18 @@ def copy(disk: Disk, target: Path, size: int, context: VerbContext) -> None:
         raise VerbFailed(
             "The host could not copy the disk.", details=f"{target}: {error}"
         ) from error
-    if ended.status != 0:
-        raise VerbFailed("The host could not copy the disk.", details=f"qemu-img {ended.reason}")
+    if result.status != 0:
+        raise VerbFailed("The host could not copy the disk.", details=f"qemu-img {result.reason}")
 
 
 def opens(path: Path, kind: str, context: VerbContext) -> client.HelperResult:
-    """How an attempt to open a file of this format ends; nothing that it may refer to is opened.
-    Raises OSError."""
+    """Let qemu-img open a file of this format without the backing file, and return the result.
+
+    Raises:
+        OSError: qemu-img is not installed or cannot be run.
+    """
     return client.helpers().execute(
-        [_program(), "info", "--output=json", "-f", kind, client.name(0)],
+        [_find_program(), "info", "--output=json", "-f", kind, client.name(0)],
         {path: False},
         client.helpers().limits(seconds=PROGRAM_TIMEOUT_SECONDS),
         context,
@@ -123,16 +133,26 @@ def opens(path: Path, kind: str, context: VerbContext) -> client.HelperResult:
 
 
 def size_of_rbd(source: VolumeSource, key: bytes) -> int:
-    """Bytes of an image of a Ceph cluster, which ``key`` opens. No helper does it: what is told of
-    is a number that librbd gives. Raises OSError."""
+    """Return the size of a Ceph image in bytes.
+
+    No helper is used, because qemu-img parses no file here and only needs the cluster's answer.
+
+    Args:
+        key: The secret of the cluster's user, or b"".
+
+    Raises:
+        OSError: qemu-img failed, or the cluster does not answer.
+    """
     pool, _, image = source.export.partition("/")
-    about = {"driver": "rbd", "pool": pool}
+    properties = {"driver": "rbd", "pool": pool}
     if "/" in image:
-        about["namespace"], _, image = image.partition("/")
-    about["image"] = image
+        properties["namespace"], _, image = image.partition("/")
+    properties["image"] = image
     servers = [f"{source.host}:{source.port}", *source.beside]
-    for number, one in enumerate(servers):
-        about[f"server.{number}.host"], _, about[f"server.{number}.port"] = one.rpartition(":")
+    for number, server in enumerate(servers):
+        properties[f"server.{number}.host"], _, properties[f"server.{number}.port"] = (
+            server.rpartition(":")
+        )
     secret: list[str] = []
     read, write = os.pipe()
     try:
@@ -140,10 +160,21 @@ def size_of_rbd(source: VolumeSource, key: bytes) -> int:
         os.close(write)
         if source.secret:
             secret = ["--object", f"secret,id=key,file=/proc/self/fd/{read}"]
-            about |= {"user": source.user, "key-secret": "key", "auth-client-required.0": "cephx"}
-        options = ",".join(f"file.{name}={value}" for name, value in about.items())
-        ended = subprocess.run(
-            [_program(), "info", "--output=json", *secret, "--image-opts", f"driver=raw,{options}"],
+            properties |= {
+                "user": source.user,
+                "key-secret": "key",
+                "auth-client-required.0": "cephx",
+            }
+        options = ",".join(f"file.{name}={value}" for name, value in properties.items())
+        result = subprocess.run(
+            [
+                _find_program(),
+                "info",
+                "--output=json",
+                *secret,
+                "--image-opts",
+                f"driver=raw,{options}",
+            ],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=NETWORK_TIMEOUT_SECONDS,
@@ -154,18 +185,25 @@ def size_of_rbd(source: VolumeSource, key: bytes) -> int:
         raise OSError(f"qemu-img did not end within {error.timeout:.0f} seconds") from error
     finally:
         os.close(read)
-    if ended.returncode != 0:
-        raise OSError(f"qemu-img: {ended.stderr.decode(errors='replace').strip()[-500:]}")
-    return int(json.loads(ended.stdout)["virtual-size"])
+    if result.returncode != 0:
+        raise OSError(f"qemu-img: {result.stderr.decode(errors='replace').strip()[-500:]}")
+    return int(json.loads(result.stdout)["virtual-size"])
 
 
-def _do(arguments: list[str], files: Mapping[Path, bool], file: int, work: int = 0) -> None:
-    """VerbFailed when it fails. ``file``: how long what it writes may become; ``work``: bytes that
-    it reads."""
+def _run(arguments: list[str], files: Mapping[Path, bool], file: int, work: int = 0) -> None:
+    """Run qemu-img in a helper.
+
+    Args:
+        file: Limit of the written file in bytes.
+        work: Bytes to read, which determine the time limits.
+
+    Raises:
+        VerbFailed: qemu-img failed.
+    """
     helpers = client.helpers()
     try:
-        ended = helpers.execute(
-            [_program(), *arguments],
+        result = helpers.execute(
+            [_find_program(), *arguments],
             files,
             helpers.limits(
                 cpu=work // MIN_CPU_BYTES_PER_SECOND,
@@ -177,42 +215,45 @@ def _do(arguments: list[str], files: Mapping[Path, bool], file: int, work: int =
         raise VerbFailed(
             "The host could not make the disk.", details=f"qemu-img: {error}", retryable=True
         ) from error
-    if ended.status != 0:
+    if result.status != 0:
         raise VerbFailed(
             "The host could not make the disk.",
             retryable=True,
-            details=f"qemu-img {arguments[0]} {ended.reason}",
+            details=f"qemu-img {arguments[0]} {result.reason}",
         )
 
 
-def _program() -> str:
-    found = shutil.which("qemu-img")
-    if found is None:
+def _find_program() -> str:
+    path = shutil.which("qemu-img")
+    if path is None:
         raise FileNotFoundError("there is no qemu-img; install qemu-utils")
-    return os.path.realpath(found)  # its helper may be unable to follow links in private folders
+    # The helper may be unable to follow links in private folders.
+    return os.path.realpath(path)
 
 
-def _written(size: int) -> int:
-    """How long a qcow2 file for so many bytes may become, its tables included."""
+def _max_length(size: int) -> int:
+    """Return the maximum length of a qcow2 file, tables included, for ``size`` bytes of content."""
     return size + size // 64 + 64 * MEBIBYTE
 
 
-def _empty(path: Path) -> Path:
-    """A new file that only its owner may open, for a helper to fill."""
+def _create_empty(path: Path) -> Path:
+    """Make a new file for a helper to fill, which only the owner may open."""
     path.unlink(missing_ok=True)
     path.touch(0o600, exist_ok=False)
     return path
 
 
 def describe_chain(disk: Disk) -> str:
-    """The disk as its helper finds it, first its own file, then its base, in QEMU's words: every
-    file with its format, so that no header decides what is opened."""
-    base = _layer(1, disk.base_format, None) if disk.base else None
-    return f"json:{json.dumps(_layer(0, 'qcow2', base))}"
+    """Return the disk and the backing file as a JSON filename of QEMU, with descriptors as paths.
+
+    Every file has a format, so that no header decides which files QEMU opens.
+    """
+    base = _describe_layer(1, disk.base_format, None) if disk.base else None
+    return f"json:{json.dumps(_describe_layer(0, 'qcow2', base))}"
 
 
-def _layer(number: int, kind: str, backing: dict[str, object] | None) -> dict[str, object]:
-    """A file of a chain; one of a kind that can have a backing file is told when it has none."""
+def _describe_layer(number: int, kind: str, backing: dict[str, object] | None) -> dict[str, object]:
+    """Return one file of the chain. "backing": None makes QEMU ignore the header's backing file."""
     layer: dict[str, object] = {
         "driver": kind,
         "file": {"driver": "file", "filename": client.name(number)},

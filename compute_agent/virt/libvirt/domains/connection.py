@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The connection to libvirt: the only module that imports it.
+"""The connection to libvirt. No other module imports libvirt.
 
-The other modules here work on a domain through ``Connection.on``. The connection is opened when it
-is first needed, and again after libvirtd went away. It is kept alive, translates errors, and calls
-watchers for libvirt's events. libvirt needs one thread for its event loop; watchers are called from
-another thread, so that they may call libvirt. Must stay true: VerbFailed is raised only while
-libvirtd answers, errors.NoAnswer when it does not.
+The other modules work on a domain through ``Connection.on``. The connection is opened on first use
+and again after libvirtd went away. ``Connection`` keeps the connection alive, translates errors,
+and calls watchers for libvirt's events. libvirt needs one thread for its event loop. Watchers are
+called in another thread, so that they may call libvirt.
+
+Invariant: VerbFailed is raised only if libvirtd answered, errors.NoAnswer if not.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ Answer = TypeVar("Answer")
 Domain: TypeAlias = libvirt.virDomain
 LibvirtConnection: TypeAlias = libvirt.virConnect
 Secret: TypeAlias = libvirt.virSecret
-#: What libvirt reports of a job, by its names (virDomainGetJobStats).
+#: Statistics of a job by libvirt's names (virDomainGetJobStats).
 JobStats = dict[str, int | str | bool]
 
-#: libvirt's states in the API's numbers. A domain that is shutting down still runs.
+#: libvirt's states -> power states of the Compute API. A domain that is shutting down still runs.
 POWER_STATES = {
     libvirt.VIR_DOMAIN_NOSTATE: NOSTATE,
     libvirt.VIR_DOMAIN_RUNNING: RUNNING,
@@ -65,34 +66,34 @@ UNDEFINE_FLAGS = (
     | libvirt.VIR_DOMAIN_UNDEFINE_SNAPSHOTS_METADATA
     | libvirt.VIR_DOMAIN_UNDEFINE_NVRAM
 )
-#: The domain changed its state between our look and our call: there is nothing left to do.
+#: The domain changed its state in the meantime, so that the call is unnecessary.
 STATE_CHANGED_ERRORS = (libvirt.VIR_ERR_OPERATION_INVALID, libvirt.VIR_ERR_NO_DOMAIN)
-#: The hypervisor does not support the call; libvirt's test driver often does not.
+#: The hypervisor does not support the call, as often with libvirt's test driver.
 NO_SUPPORT_ERRORS = (libvirt.VIR_ERR_NO_SUPPORT,)
-#: The guest's agent is not there, or does not answer in its time.
+#: The guest's agent is absent or does not answer in time.
 AGENT_UNRESPONSIVE_ERRORS = (
     libvirt.VIR_ERR_AGENT_UNRESPONSIVE,
     libvirt.VIR_ERR_AGENT_UNSYNCED,
     libvirt.VIR_ERR_OPERATION_INVALID,
 )
-#: Flags and numbers of libvirt that the modules beside this one hand to ``on``.
+#: libvirt's constants for the modules that call ``Connection.on``.
 SAVE_RUNNING = libvirt.VIR_DOMAIN_SAVE_RUNNING
 AFFECT_LIVE, AFFECT_CONFIG = libvirt.VIR_DOMAIN_AFFECT_LIVE, libvirt.VIR_DOMAIN_AFFECT_CONFIG
 BLOCK_RESIZE_BYTES = libvirt.VIR_DOMAIN_BLOCK_RESIZE_BYTES
-#: Into a volume that is there; of a domain that is stored too; what is written is written to both.
+#: Copy to an existing volume, also for a persistent domain, and mirror writes synchronously.
 BLOCK_COPY_FLAGS = (
     libvirt.VIR_DOMAIN_BLOCK_COPY_REUSE_EXT
     | libvirt.VIR_DOMAIN_BLOCK_COPY_TRANSIENT_JOB
     | libvirt.VIR_DOMAIN_BLOCK_COPY_SYNCHRONOUS_WRITES
 )
-#: Into a file that is there, of this one disk alone; libvirt keeps no record of it.
+#: Switch one disk to an existing file. libvirt keeps no record of the snapshot.
 SNAPSHOT_FLAGS = (
     libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_DISK_ONLY
     | libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_REUSE_EXT
     | libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_NO_METADATA
     | libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_ATOMIC
 )
-#: Files go on to name each other without their folder, which is another one elsewhere.
+#: Keep the names of backing files relative, because the folder's path differs by host.
 REBASE_RELATIVE = libvirt.VIR_DOMAIN_BLOCK_REBASE_RELATIVE
 COMMIT_RELATIVE = libvirt.VIR_DOMAIN_BLOCK_COMMIT_RELATIVE
 BLOCK_JOB_PIVOT = libvirt.VIR_DOMAIN_BLOCK_JOB_ABORT_PIVOT
@@ -102,8 +103,8 @@ JOB_OPERATION_MIGRATION_OUT, JOB_OPERATION_SAVE = (
     libvirt.VIR_DOMAIN_JOB_OPERATION_MIGRATION_OUT,
     libvirt.VIR_DOMAIN_JOB_OPERATION_SAVE,
 )
-#: A migration: between the two libvirtds, so that it outlives the agent; afterwards the domain is
-#: there and not here.
+#: Flags of a migration. The libvirtds carry out the migration between themselves, even if the agent
+#: dies. Afterwards the domain is defined only at the destination.
 MIGRATE_FLAGS = (
     libvirt.VIR_MIGRATE_LIVE
     | libvirt.VIR_MIGRATE_PEER2PEER
@@ -119,7 +120,7 @@ MIGRATE_AUTO_CONVERGE, MIGRATE_POSTCOPY = (
     libvirt.VIR_MIGRATE_POSTCOPY,
 )
 MIGRATE_TLS = libvirt.VIR_MIGRATE_TLS
-#: Its parameters.
+#: Parameters of a migration.
 PARAM_URI, PARAM_DEST_XML, PARAM_PERSIST_XML = (
     libvirt.VIR_MIGRATE_PARAM_URI,
     libvirt.VIR_MIGRATE_PARAM_DEST_XML,
@@ -134,9 +135,14 @@ PARAM_MIGRATE_DISKS, PARAM_BANDWIDTH, PARAM_BANDWIDTH_POSTCOPY = (
 
 @dataclass(frozen=True, slots=True)
 class GuestDomain:
-    """A domain that carries our metadata; ``saved``: its memory is saved, it is off and can go on.
-    ``is_incoming``: it is still another host's, from which its memory comes. ``postcopy_failed``:
-    it goes on at another host, which lacks memory that is here."""
+    """A domain with our metadata.
+
+    Attributes:
+        saved: The domain is off, with saved memory.
+        is_incoming: The guest's memory is still arriving from another host, which has the guest.
+        postcopy_failed: The guest runs at another host without part of the memory, which is still
+            here.
+    """
 
     marks: DomainMetadata
     power_state: int
@@ -154,12 +160,12 @@ class GuestDomain:
 
     @property
     def active(self) -> bool:
-        """A QEMU holds its disks."""
+        """True if a QEMU process has the domain's disks open."""
         return self.power_state in (RUNNING, PAUSED, SUSPENDED, CRASHED)
 
 
 class Connection:
-    """One libvirtd. Thread-safe."""
+    """A connection to one libvirtd. Thread-safe."""
 
     def __init__(self, uri: str, bridges: BridgeHelper | None = None) -> None:
         self._uri = uri
@@ -167,27 +173,32 @@ class Connection:
         self._lock = threading.Lock()
         self._open: Any = None
         self._closed = False
-        #: Servers whose domain changed; None when the connection was lost.
+        #: Servers whose domain changed. None: the connection was lost.
         self._events: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._watchers: list[Callable[[str], None]] = []
-        #: Server -> what libvirt told at the end of its migration.
+        #: Server -> statistics at the end of the last migration.
         self._ended_jobs: dict[str, JobStats] = {}
         _start_event_loop()
 
-    def ask(self, what: str, work: Callable[[Any], Answer]) -> Answer:
-        """Do ``work`` with the connection itself."""
-        return self._call(what, work)
+    def ask(self, purpose: str, work: Callable[[Any], Answer]) -> Answer:
+        """Call ``work`` with libvirt's connection.
+
+        Args:
+            purpose: Completes "The hypervisor could not …" in an error.
+        """
+        return self._call(purpose, work)
 
     def domains(self) -> list[GuestDomain]:
-        """All domains of ours."""
-        found = self._call(
-            "list its guests", lambda connection: [_found(d) for d in connection.listAllDomains()]
+        """Return all domains with our metadata."""
+        guests = self._call(
+            "list its guests",
+            lambda connection: [_read_domain(d) for d in connection.listAllDomains()],
         )
-        return [domain for domain in found if domain]
+        return [domain for domain in guests if domain]
 
     def find(self, server: str) -> GuestDomain | None:
-        """The server's domain, None when there is none."""
-        return self.on(server, "look for the guest", _found)
+        """Return the server's domain, or None."""
+        return self.on(server, "look for the guest", _read_domain)
 
     def define(self, xml: str) -> None:
         self._call(
@@ -196,59 +207,72 @@ class Connection:
         )
 
     def start(self, server: str, paused: bool = False) -> None:
-        """Nothing happens when it is active. ``paused``: its CPUs wait. NoBridge when one that it
-        needs is missing."""
+        """Start the domain, unless already active. With ``paused`` the CPUs stay stopped.
+
+        Raises:
+            NoBridge: A bridge of the domain does not exist.
+        """
 
         def create(domain: Domain) -> None:
             if domain.isActive():
                 return
-            described = domain.XMLDesc(0)
-            self.ensure_bridges(interface_xml.bridges(described))
-            with _bridges_of(described):
+            xml = domain.XMLDesc(0)
+            self.ensure_bridges(interface_xml.bridges(xml))
+            with _translate_missing_bridge(xml):
                 _start_paused(domain) if paused else domain.create()
 
         self.on(server, "start the guest", create)
 
     def move(self, server: str, uri: str, parameters: JsonObject, flags: int) -> None:
-        """Move the guest to the libvirtd at ``uri``; lasts until it is there. NoBridge when one
-        that it needs there is missing."""
+        """Migrate the guest to the libvirtd at ``uri``, and return when the migration has ended.
+
+        Raises:
+            NoBridge: A bridge does not exist at the destination.
+        """
 
         def migrate(domain: Domain) -> None:
-            with _bridges_of(parameters[PARAM_DEST_XML]):
+            with _translate_missing_bridge(parameters[PARAM_DEST_XML]):
                 domain.migrateToURI3(uri, parameters, flags)
 
         self.on(server, "move the guest", migrate)
 
     def ensure_bridges(self, names: Iterable[str]) -> None:
-        """These bridges are there, where making them is the compute service's."""
+        """Make missing bridges, if the compute service is responsible for them."""
         self._bridges.ensure(names)
 
     def take_ended_job(self, server: str) -> JobStats:
-        """What libvirt told at the end of the guest's last migration from here, once; empty when it
-        told nothing."""
+        """Return and forget the final statistics of the guest's last migration, or {}."""
         return self._ended_jobs.pop(server, {})
 
     def attach(self, server: str, interface: str, flags: int) -> None:
-        """Plug an interface into what ``flags`` says: LIVE, STORED or both. NoBridge when its
-        bridge is missing."""
+        """Attach an interface to the running domain, the stored definition, or both, by ``flags``.
+
+        Raises:
+            NoBridge: The interface's bridge does not exist.
+        """
 
         def plug(domain: Domain) -> None:
             self.ensure_bridges(interface_xml.bridges(interface))
-            with _bridges_of(interface):
+            with _translate_missing_bridge(interface):
                 domain.attachDeviceFlags(interface, flags)
 
         self.on(server, "plug in the interface", plug)
 
     def pause(self, server: str) -> None:
-        """Stop the CPUs; the memory stays."""
+        """Stop the domain's CPUs, and keep the memory."""
         self.on(server, "pause the guest", lambda domain: domain.suspend(), STATE_CHANGED_ERRORS)
 
     def resume(self, server: str) -> None:
         self.on(server, "resume the guest", lambda domain: domain.resume(), STATE_CHANGED_ERRORS)
 
     def open_screen(self, server: str, number: int = 0) -> socket.socket:
-        """A connection to a graphics server of the guest, the first, second … of its description,
-        handed over by QEMU: it listens nowhere."""
+        """Return a connection to a graphics server of the guest.
+
+        QEMU passes the connection, because the screen listens on no address.
+
+        Args:
+            number: Index of the graphics device in the domain's XML.
+        """
         descriptor = self.on(
             server, "open the guest's screen", lambda domain: domain.openGraphicsFD(number)
         )
@@ -259,7 +283,7 @@ class Connection:
         return socket.socket(fileno=descriptor)
 
     def press_power_button(self, server: str) -> None:
-        """ACPI; the guest may take its time, or ignore it."""
+        """Request a shutdown by ACPI, which the guest may delay or ignore."""
         self.on(
             server,
             "ask the guest to power off",
@@ -289,9 +313,12 @@ class Connection:
         )
 
     def describe(self, server: str, stored: bool = False, portable: bool = False) -> str:
-        """The domain's XML: of the running guest when it runs, else (or when asked so) as it is
-        stored. ``portable``: in the words of another libvirtd that takes it over. Empty when there
-        is none."""
+        """Return the domain's XML, or "" without a domain.
+
+        Args:
+            stored: Return the stored definition, even if the domain is active.
+            portable: Return the XML in a form for other versions of libvirt, as for a migration.
+        """
         flags = (libvirt.VIR_DOMAIN_XML_INACTIVE * stored) | (
             libvirt.VIR_DOMAIN_XML_MIGRATABLE * portable
         )
@@ -300,17 +327,17 @@ class Connection:
         )
 
     def mark(self, server: str, **changed: Any) -> None:  # noqa: ANN401 - fields of DomainMetadata
-        """Change our metadata in the stored definition, and in the running domain."""
+        """Change our metadata in the stored definition and in the running domain."""
 
         def write(domain: Domain) -> None:
-            known = read_metadata(
+            marks = read_metadata(
                 domain.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, NAMESPACE, 0)
             )
             flags = libvirt.VIR_DOMAIN_AFFECT_CONFIG
             flags |= libvirt.VIR_DOMAIN_AFFECT_LIVE if domain.isActive() else 0
             domain.setMetadata(
                 libvirt.VIR_DOMAIN_METADATA_ELEMENT,
-                metadata(replace(known, **changed)),
+                metadata(replace(marks, **changed)),
                 PREFIX,
                 NAMESPACE,
                 flags,
@@ -319,7 +346,7 @@ class Connection:
         self.on(server, "mark the guest", write)
 
     def change_metadata(self, server: str, changed: Callable[[str], str]) -> None:
-        """Change Nova's element in the stored definition, and in the running domain."""
+        """Change Nova's metadata in the stored definition and in the running domain."""
 
         def write(domain: Domain) -> None:
             kind = libvirt.VIR_DOMAIN_METADATA_ELEMENT
@@ -331,8 +358,10 @@ class Connection:
         self.on(server, "describe the guest", write)
 
     def watch(self, changed: Callable[[str], None]) -> None:
-        """Call ``changed(server)`` whenever a domain's state changed, and for all after a
-        reconnect."""
+        """Call ``changed(server)`` for each change of a domain's state.
+
+        After a reconnect, call ``changed`` for all domains.
+        """
         self._watchers.append(changed)
         if len(self._watchers) == 1:
             threading.Thread(
@@ -351,12 +380,23 @@ class Connection:
                 LOG.debug("libvirt was gone already: %s", error)
 
     def on(
-        self, server: str, what: str, work: Callable[[Any], Answer], ignored: tuple[int, ...] = ()
+        self,
+        server: str,
+        purpose: str,
+        work: Callable[[Any], Answer],
+        ignored: tuple[int, ...] = (),
     ) -> Answer | None:
-        """Do ``work`` with the server's domain; None when there is no domain or the error says it
-        is done."""
+        """Call ``work`` with the server's domain.
 
-        def look_and_work(connection: LibvirtConnection) -> Answer | None:
+        Args:
+            purpose: Completes "The hypervisor could not …" in an error.
+            ignored: libvirt's error codes that count as success.
+
+        Returns:
+            The result of ``work``. None if there is no domain, or after an ignored error.
+        """
+
+        def find_and_work(connection: LibvirtConnection) -> Answer | None:
             try:
                 domain = connection.lookupByUUIDString(server)
             except libvirt.libvirtError as error:
@@ -370,74 +410,80 @@ class Connection:
                     return None
                 raise
 
-        return self._call(what, look_and_work)
+        return self._call(purpose, find_and_work)
 
-    def _call(self, what: str, work: Callable[[Any], Answer]) -> Answer:
-        connection = self._connected()
+    def _call(self, purpose: str, work: Callable[[Any], Answer]) -> Answer:
+        connection = self._connect()
         try:
             return work(connection)
         except libvirt.libvirtError as error:
             if not _is_alive(connection):
-                self._lost(connection)
-                raise errors.NoAnswer(f"libvirt went away while it was asked to {what}.") from error
+                self._handle_loss(connection)
+                raise errors.NoAnswer(
+                    f"libvirt went away while it was asked to {purpose}."
+                ) from error
             raise VerbFailed(
-                f"The hypervisor could not {what}; try again.", details=str(error), retryable=True
+                f"The hypervisor could not {purpose}; try again.",
+                details=str(error),
+                retryable=True,
             ) from error
 
-    def _connected(self) -> LibvirtConnection:
+    def _connect(self) -> LibvirtConnection:
         with self._lock:
             if self._closed:
                 raise errors.NoAnswer("The connection to libvirt was closed.")
             if self._open is None:
                 try:
-                    self._open = self._new()
+                    self._open = self._open_connection()
                 except libvirt.libvirtError as error:
                     raise errors.NoAnswer(
                         f"libvirt at {self._uri} does not answer; see whether libvirtd runs."
                     ) from error
             return self._open
 
-    def _new(self) -> LibvirtConnection:
+    def _open_connection(self) -> LibvirtConnection:
         connection = libvirt.open(self._uri)
         try:
             connection.setKeepAlive(KEEPALIVE_SECONDS, KEEPALIVE_COUNT)
             connection.registerCloseCallback(
-                lambda closed, reason, opaque: self._lost(closed), None
+                lambda closed, reason, opaque: self._handle_loss(closed), None
             )
         except libvirt.libvirtError as error:
             if error.get_error_code() != libvirt.VIR_ERR_NO_SUPPORT:
                 raise
         connection.domainEventRegisterAny(
-            None, libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, self._changed, None
+            None, libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, self._handle_event, None
         )
         connection.domainEventRegisterAny(
-            None, libvirt.VIR_DOMAIN_EVENT_ID_JOB_COMPLETED, self._job_ended, None
+            None, libvirt.VIR_DOMAIN_EVENT_ID_JOB_COMPLETED, self._handle_ended_job, None
         )
         return connection
 
-    def _lost(self, connection: LibvirtConnection) -> None:
+    def _handle_loss(self, connection: LibvirtConnection) -> None:
         with self._lock:
             if self._open is not connection and self._open is not None:
                 return
             self._open = None
         self._events.put(None)
 
-    def _changed(
+    def _handle_event(
         self, connection: object, domain: Domain, event: int, detail: int, opaque: object
     ) -> None:
         server = domain.UUIDString()
         if domain.name() == domain_name(server):
             self._events.put(server)
 
-    def _job_ended(
+    def _handle_ended_job(
         self, connection: object, domain: Domain, stats: JobStats, opaque: object
     ) -> None:
         if stats.get("operation") == JOB_OPERATION_MIGRATION_OUT:
             self._ended_jobs[domain.UUIDString()] = stats
 
     def _notify_watchers(self) -> None:
-        """The watchers' thread: events one by one; after a loss it reconnects and tells of all
-        domains."""
+        """Call the watchers for each event, in a thread.
+
+        After a lost connection, reconnect and call them for all domains.
+        """
         while True:
             server = self._events.get()
             if self._closed:
@@ -454,14 +500,14 @@ class Connection:
                     watcher(changed)
 
 
-def _found(domain: Domain) -> GuestDomain | None:
-    """None for a domain that is not ours or has just gone."""
+def _read_domain(domain: Domain) -> GuestDomain | None:
+    """Return the domain with our metadata, or None for a foreign or ended domain."""
     try:
         state, reason = domain.state()
         marks = read_metadata(domain.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, NAMESPACE, 0))
         saved = state == libvirt.VIR_DOMAIN_SHUTOFF and bool(domain.hasManagedSaveImage(0))
-        # What we start is defined first; what comes from elsewhere is defined when all of it is
-        # here.
+        # This host defines a domain before the start, but defines an incoming domain only after the
+        # arrival.
         postcopy_failed = (state, reason) == (
             libvirt.VIR_DOMAIN_PAUSED,
             libvirt.VIR_DOMAIN_PAUSED_POSTCOPY_FAILED,
@@ -481,13 +527,13 @@ def _found(domain: Domain) -> GuestDomain | None:
 
 
 @contextlib.contextmanager
-def _bridges_of(described: str) -> Iterator[None]:
-    """Raises NoBridge in place of libvirt's error about a bridge of what is described."""
+def _translate_missing_bridge(xml: str) -> Iterator[None]:
+    """Turn libvirt's error about a missing bridge of this XML into NoBridge."""
     try:
         yield
     except libvirt.libvirtError as error:
         if error.get_int1() == errno.ENODEV and any(
-            name in str(error) for name in interface_xml.bridges(described)
+            name in str(error) for name in interface_xml.bridges(xml)
         ):
             raise no_bridge(str(error)) from error
         raise
@@ -499,7 +545,7 @@ def _start_paused(domain: Domain) -> None:
     except libvirt.libvirtError as error:
         if error.get_error_code() != libvirt.VIR_ERR_INVALID_ARG:
             raise
-        # libvirt's mock-up does not know the flag.
+        # libvirt's test driver does not support the flag.
         domain.create()
         domain.suspend()
 
@@ -523,13 +569,13 @@ def _is_alive(connection: LibvirtConnection) -> bool:
 
 @functools.cache
 def _start_event_loop() -> None:
-    """Once in a process, before the first connection is opened."""
+    """Start libvirt's event loop, once and before the first connection."""
 
     def run_loop() -> None:
         while True:
             libvirt.virEventRunDefaultImpl()
 
-    # Errors reach us as exceptions; libvirt would print them to stderr as well.
+    # Errors are raised as exceptions. libvirt would also print them to stderr.
     libvirt.registerErrorHandler(lambda context, error: None, None)
     libvirt.virEventRegisterDefaultImpl()
     threading.Thread(target=run_loop, name="libvirt-events", daemon=True).start()

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent inside a guest (qemu-guest-agent), reached through libvirt: passwords, and still file
-systems.
+"""Sets passwords and freezes file systems through the agent inside a guest (qemu-guest-agent).
 
-Called by ``virt.libvirt.driver`` and ``snapshots``. The agent is a program of the tenant's: it may
-be absent, hang or lie, so each question has a time limit and what it says is not passed on. Must
-stay true: file systems that were frozen here are thawed, or it is said in the log that they may not
-be.
+Called by ``virt.libvirt.driver``, ``snapshots`` and ``still_guests``. The agent is a program of the
+tenant, reached through libvirt. The agent may be absent, hang, or send false answers. Therefore
+each call has a time limit and no answer is shown to users.
+
+Invariant: file systems that were frozen here are thawed, or the log reports the failure.
 """
 
 from __future__ import annotations
@@ -32,13 +32,18 @@ ABSENT = "The guest has no agent that answers; install and start qemu-guest-agen
 
 
 def set_password(libvirt: Connection, server: str, user: str, password: str) -> None:
-    """VerbFailed when there is no agent or it refuses; its words could hold the password, so they
-    are dropped."""
+    """Set a user's password in the guest.
+
+    The agent's error text may contain the password and is dropped.
+
+    Raises:
+        VerbFailed: There is no agent, or the agent refuses.
+    """
     if power.find_active(libvirt, server).power_state != RUNNING or not is_there(libvirt, server):
         raise VerbFailed(ABSENT)
-    _limit(libvirt, server)
+    _limit_response_time(libvirt, server)
     try:
-        answered = libvirt.on(
+        is_set = libvirt.on(
             server,
             "set the password in the guest",
             lambda domain: domain.setUserPassword(user, password, 0) == 0,
@@ -49,55 +54,60 @@ def set_password(libvirt: Connection, server: str, user: str, password: str) -> 
             "The guest's agent did not set the password; see whether the user exists in the guest.",
             details="what the agent said is not kept: it might be the password",
         ) from None
-    if not answered:
+    if not is_set:
         raise VerbFailed(ABSENT)
 
 
 @contextmanager
 def frozen(libvirt: Connection, server: str) -> Iterator[bool]:
-    """The guest's file systems are written out and still meanwhile; False when its agent cannot do
-    that."""
-    still = freeze(libvirt, server)
+    """Freeze the guest's file systems for the duration of the context.
+
+    Yields:
+        False if the guest's agent cannot freeze them.
+    """
+    is_frozen = freeze(libvirt, server)
     try:
-        yield still
+        yield is_frozen
     finally:
-        if still:
+        if is_frozen:
             thaw(libvirt, server)
 
 
 def freeze(libvirt: Connection, server: str) -> bool:
-    """Write the guest's file systems out and hold them still until ``thaw``; False when its agent
-    cannot do that."""
+    """Flush and freeze the guest's file systems until ``thaw``. Return False if that fails."""
     if power.find(libvirt, server).power_state != RUNNING or not is_there(libvirt, server):
         return False
-    _limit(libvirt, server)
-    # A guest that was frozen by a process of ours that died stays frozen until it is told; one that
-    # does not even answer this is not asked for more.
+    _limit_response_time(libvirt, server)
+    # An earlier process may have died and left the guest frozen. If the agent does not answer even
+    # this call, do not try further.
     if not thaw(libvirt, server):
         return False
-    if _try(libvirt, server, "freeze the guest's file systems", lambda domain: domain.fsFreeze()):
+    if _call_agent(
+        libvirt, server, "freeze the guest's file systems", lambda domain: domain.fsFreeze()
+    ):
         return True
-    thaw(libvirt, server)  # it may be frozen all the same
+    # The freeze may have happened although the call failed.
+    thaw(libvirt, server)
     return False
 
 
 def thaw(libvirt: Connection, server: str) -> bool:
-    return _try(libvirt, server, "thaw the guest's file systems", lambda domain: domain.fsThaw())
+    return _call_agent(
+        libvirt, server, "thaw the guest's file systems", lambda domain: domain.fsThaw()
+    )
 
 
 def is_there(libvirt: Connection, server: str) -> bool:
-    """Whether a program in the guest listens on the agent's channel."""
-    described = libvirt.describe(server)
-    if not described:
+    """True if a program in the guest listens on the agent's channel."""
+    xml = libvirt.describe(server)
+    if not xml:
         return False
-    target = ElementTree.fromstring(described).find(
-        f"devices/channel/target[@name='{AGENT_CHANNEL}']"
-    )
-    # libvirt's mock-up, which answers for its agent itself, does not tell of a state.
+    target = ElementTree.fromstring(xml).find(f"devices/channel/target[@name='{AGENT_CHANNEL}']")
+    # libvirt's test driver simulates the agent and reports no state.
     return target is not None and target.get("state", "connected") == "connected"
 
 
-def _limit(libvirt: Connection, server: str) -> None:
+def _limit_response_time(libvirt: Connection, server: str) -> None:
     libvirt.on(
         server,
         "limit the agent's time",
@@ -106,10 +116,10 @@ def _limit(libvirt: Connection, server: str) -> None:
     )
 
 
-def _try(libvirt: Connection, server: str, what: str, work: Callable[[Any], Any]) -> bool:
+def _call_agent(libvirt: Connection, server: str, purpose: str, work: Callable[[Any], Any]) -> bool:
     try:
-        libvirt.on(server, what, work)
-    except VerbFailed as failed:
-        LOG.warning("the agent in server %s did not %s: %s", server, what, failed.details[:300])
+        libvirt.on(server, purpose, work)
+    except VerbFailed as error:
+        LOG.warning("the agent in server %s did not %s: %s", server, purpose, error.details[:300])
         return False
     return True

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs of libvirt on a domain: saving its memory, copying its disk while it runs.
+"""libvirt's jobs on a domain: saving the memory and copying the disk.
 
-Called by ``power`` and ``snapshots``. Both report their progress. A cancel ends them within
-seconds, and the guest is as it was before. A job that a dead agent has left running is aborted
-first. ``live_migration`` follows its own job with ``stats_of``, ``request_abort`` and
-``BackgroundCall``. Must stay true: when a function here has returned or raised, no job of ours runs
-on the domain. Only a libvirtd that went away meanwhile (``errors.NoAnswer``) may have left one.
+Called by ``power`` and ``snapshots``. Both jobs report progress. A cancel ends them within seconds
+and leaves the guest as before. A job of an agent that died is aborted first. ``live_migration``
+uses ``stats_of``, ``request_abort`` and ``BackgroundCall`` for migrations.
+
+Invariant: when a function here has returned or raised, no job of ours runs on the domain. The
+exception is ``errors.NoAnswer``, after which one may still run.
 """
 
 from __future__ import annotations
@@ -32,8 +33,14 @@ LOOK_SECONDS, ABORT_TIMEOUT_SECONDS = 0.1, 5.0
 
 
 def save(libvirt: Connection, server: str, context: VerbContext) -> None:
-    """Save the memory of the running or paused domain and stop it. When it is started again, its
-    CPUs run."""
+    """Save the memory of the running or paused domain, and stop the domain.
+
+    After a restore the domain's CPUs run.
+
+    Raises:
+        VerbFailed: The memory could not be saved.
+        Cancelled: The job was aborted. The guest is as before.
+    """
     abort(libvirt, server)
     call = BackgroundCall(
         f"save-{server}",
@@ -47,22 +54,28 @@ def save(libvirt: Connection, server: str, context: VerbContext) -> None:
         if cancelled:
             abort(libvirt, server)
         else:
-            context.phase(CommandPhase.SAVING_MEMORY, _percent(stats_of(libvirt, server)))
+            context.phase(CommandPhase.SAVING_MEMORY, _compute_percent(stats_of(libvirt, server)))
     if call.error is None:
-        # A cancel may have come too late: then the memory is saved.
+        # The cancel came too late. The memory is saved.
         return
     raise Cancelled if cancelled else call.error
 
 
 def backup(libvirt: Connection, server: str, context: VerbContext) -> None:
-    """Wait until the backup that was begun has ended. VerbFailed when it did not succeed."""
+    """Block until the running backup job has ended.
+
+    Raises:
+        VerbFailed: The backup failed.
+        Cancelled: The job was aborted.
+    """
     try:
         while copying := stats_of(libvirt, server):
-            context.phase(CommandPhase.COPYING_DISK, _percent(copying))
+            context.phase(CommandPhase.COPYING_DISK, _compute_percent(copying))
             if context.cancelled():
                 raise Cancelled
             time.sleep(LOOK_SECONDS)
-        if context.cancelled():  # since the last look
+        # The cancel may have come after the last poll.
+        if context.cancelled():
             raise Cancelled
     except BaseException:
         abort(libvirt, server)
@@ -77,7 +90,11 @@ def backup(libvirt: Connection, server: str, context: VerbContext) -> None:
 
 
 def abort(libvirt: Connection, server: str) -> None:
-    """Abort the job that runs on the domain, if there is one, and wait until it has ended."""
+    """Abort the domain's job, if there is one, and wait until no job runs.
+
+    Raises:
+        VerbFailed: The job does not end.
+    """
     deadline = time.monotonic() + ABORT_TIMEOUT_SECONDS
     while stats := stats_of(libvirt, server):
         if time.monotonic() > deadline:
@@ -90,8 +107,7 @@ def abort(libvirt: Connection, server: str) -> None:
 
 
 def request_abort(libvirt: Connection, server: str, stats: JobStats) -> None:
-    """Ask libvirt once to abort the job with these statistics, unless libvirt would lose track of
-    its end."""
+    """Request once the abort of the job with these statistics, if ``is_abortable``."""
     if is_abortable(stats):
         libvirt.on(
             server,
@@ -102,16 +118,18 @@ def request_abort(libvirt: Connection, server: str, stats: JobStats) -> None:
 
 
 def is_abortable(stats: JobStats) -> bool:
-    """False while QEMU sets up a migration, to a host or into a file: libvirt 9 misses the end of
-    one that is aborted then. Before that disks are copied, and their statistics stay afterwards;
-    after that memory is copied."""
+    """False while QEMU sets up a migration to a host or a file.
+
+    Why: libvirt 9 misses the end of a migration that is aborted in that phase. The phase is between
+    the copies of the disks and of the memory. The statistics of the disks stay meanwhile.
+    """
     if stats.get("operation") not in (JOB_OPERATION_MIGRATION_OUT, JOB_OPERATION_SAVE):
         return True
     return bool(stats.get("memory_processed") or stats.get("disk_remaining"))
 
 
 def stats_of(libvirt: Connection, server: str, flags: int = 0) -> JobStats:
-    """The statistics of the domain's job as libvirt names them; empty when there is no job."""
+    """Return the statistics of the domain's job by libvirt's names, or {} without a job."""
     stats: JobStats = (
         libvirt.on(
             server,
@@ -125,8 +143,7 @@ def stats_of(libvirt: Connection, server: str, flags: int = 0) -> JobStats:
 
 
 class BackgroundCall:
-    """A call to libvirt that lasts as long as its job, in a thread of its own. ``error``: the
-    exception that ended it."""
+    """A call to libvirt in a thread. ``error`` is the exception of a failed call."""
 
     def __init__(self, name: str, work: Callable[[], object]) -> None:
         self.error: Exception | None = None
@@ -135,18 +152,19 @@ class BackgroundCall:
         self._thread.start()
 
     def lasts(self, seconds: float) -> bool:
-        """Whether it still runs after at most that long."""
+        """True if the call still runs after at most ``seconds``."""
         self._thread.join(seconds)
         return self._thread.is_alive()
 
     def _run(self) -> None:
         try:
             self._work()
-        except Exception as error:  # noqa: BLE001 - the verb's thread raises it
+        # The verb's thread raises the exception.
+        except Exception as error:  # noqa: BLE001
             self.error = error
 
 
-def _percent(stats: JobStats) -> int:
+def _compute_percent(stats: JobStats) -> int:
     total = int(stats.get("data_total") or stats.get("disk_total") or 0)
-    done = int(stats.get("data_processed") or stats.get("disk_processed") or 0)
-    return min(100, 100 * done // total) if total else 0
+    processed = int(stats.get("data_processed") or stats.get("disk_processed") or 0)
+    return min(100, 100 * processed // total) if total else 0

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Power: starts, stops, pauses and suspends an existing domain.
+"""Starts, stops, pauses and suspends an existing domain.
 
-Called by ``virt.libvirt.driver`` and ``guests``. Each function checks the state first and does what
-is missing. Must stay true: no domain starts before its disks were verified; the fence is written
-before a domain starts and is valid once it runs; only a stop drops saved memory.
+Called by ``virt.libvirt.driver`` and ``guests``. Each function checks the state first and does only
+what is missing.
+
+Invariant: a domain starts only after the verification of its disks. The fence is written before the
+start and is valid when the domain runs. Saved memory is dropped only by a stop.
 """
 
 from __future__ import annotations
@@ -20,68 +22,76 @@ from compute_agent.virt.libvirt.domains import jobs
 from compute_agent.virt.libvirt.domains.connection import Connection, GuestDomain
 from compute_agent.virt.libvirt.xml import running_domain, volume_xml
 
-#: Between two looks at a domain that should power off, and between two ACPI requests: a guest that
-#: has just begun to boot misses the first.
+#: Seconds between two polls of a domain that should power off, and between two ACPI requests. The
+#: guest may miss a request at the beginning of the boot.
 LOOK_SECONDS, PRESS_SECONDS = 0.1, 5.0
 
 
 def find(libvirt: Connection, server: str) -> GuestDomain:
-    """The server's domain. VerbFailed when there is none."""
-    found = libvirt.find(server)
-    if found is None:
+    """Return the server's domain, or raise VerbFailed without one."""
+    domain = libvirt.find(server)
+    if domain is None:
         raise VerbFailed(
             "The server has no guest on this host.", details=f"libvirt knows no domain {server}"
         )
-    return found
+    return domain
 
 
 def find_active(libvirt: Connection, server: str) -> GuestDomain:
-    """The server's domain, which runs or is paused. VerbFailed when it is off."""
-    found = find(libvirt, server)
-    if not found.active:
-        raise VerbFailed("The server does not run.", details=f"power state {found.power_state}")
-    return found
+    """Return the server's domain if active, else raise VerbFailed."""
+    domain = find(libvirt, server)
+    if not domain.active:
+        raise VerbFailed("The server does not run.", details=f"power state {domain.power_state}")
+    return domain
 
 
 def refuse_active(libvirt: Connection, server: str) -> None:
-    """VerbFailed when the server's domain is active here, so that a QEMU has its disk open."""
-    found = libvirt.find(server)
-    if found and found.active:
+    """Raise VerbFailed if the server's domain is active, so that QEMU has the disks open."""
+    domain = libvirt.find(server)
+    if domain and domain.active:
         raise VerbFailed(
             "The server runs on this host; stop it first.",
-            details=f"power state {found.power_state}, fence {found.fence}",
+            details=f"power state {domain.power_state}, fence {domain.fence}",
         )
 
 
 def start(
     libvirt: Connection, server: str, fence: int, context: VerbContext, paused: bool = False
 ) -> DomainState:
-    """Start the domain under this fence; a paused one is resumed, a saved one restored. With
-    ``paused`` a domain that is off is started with stopped CPUs, and a paused one stays paused."""
+    """Start the domain under this fence. A paused domain is resumed, a saved one restored.
+
+    Args:
+        paused: Start with stopped CPUs, and do not resume a paused domain.
+
+    Raises:
+        VerbFailed: There is no domain, a disk is damaged, or a bridge does not appear in time.
+        Unavailable: The host has no lease.
+        Cancelled: Before anything was changed.
+    """
     context.phase(CommandPhase.STARTING)
-    found = find(libvirt, server)
+    domain = find(libvirt, server)
     if context.cancelled():
         raise Cancelled
-    if not found.active:
-        stored = libvirt.describe(server, stored=True)
-        if not found.saved and (ordered := volume_xml.in_order(stored)) != stored:
-            libvirt.define(ordered)
-        for disk in running_domain.disks(stored).values():
+    if not domain.active:
+        stored_xml = libvirt.describe(server, stored=True)
+        if not domain.saved and (ordered_xml := volume_xml.in_order(stored_xml)) != stored_xml:
+            libvirt.define(ordered_xml)
+        for disk in running_domain.disks(stored_xml).values():
             disks.verify(disk, context)
         libvirt.mark(server, fence=fence, started=int(time.time()))
 
         def begin() -> None:
             context.require_lease()
-            libvirt.start(server, paused and not found.saved)
+            libvirt.start(server, paused and not domain.saved)
 
         when_bridged(context, begin)
-    elif found.fence != fence:
+    elif domain.fence != fence:
         libvirt.mark(server, fence=fence)
     if find(libvirt, server).power_state == PAUSED and not paused:
         context.require_lease()
         libvirt.resume(server)
-    if found.saved:
-        # The restored domain has the metadata that it was saved with.
+    if domain.saved:
+        # The restored domain has the metadata from the time of the save.
         libvirt.mark(server, fence=fence, started=int(time.time()))
     return state(find(libvirt, server))
 
@@ -105,8 +115,10 @@ def suspend(libvirt: Connection, server: str, fence: int, context: VerbContext) 
 
 
 def off(libvirt: Connection, server: str, timeout: float, context: VerbContext) -> None:
-    """Stop by ACPI within ``timeout`` seconds, else destroy; at once when its CPUs do not run.
-    Saved memory is lost."""
+    """Shut the domain down by ACPI, and destroy a remaining domain after ``timeout`` seconds.
+
+    A domain whose CPUs do not run is destroyed at once. Saved memory is dropped.
+    """
     deadline, press_at = time.monotonic() + timeout, 0.0
     while (now := time.monotonic()) < deadline and find(libvirt, server).power_state == RUNNING:
         if context.cancelled():
@@ -121,15 +133,14 @@ def off(libvirt: Connection, server: str, timeout: float, context: VerbContext) 
 
 
 def pull_plug(libvirt: Connection, server: str) -> None:
-    """Destroy the domain, and drop its saved memory."""
-    found = find(libvirt, server)
-    if found.power_state != SHUTDOWN:
+    """Destroy the domain, and drop the saved memory."""
+    domain = find(libvirt, server)
+    if domain.power_state != SHUTDOWN:
         libvirt.destroy(server)
-    if found.saved:
+    if domain.saved:
         libvirt.drop_saved(server)
 
 
-def state(found: GuestDomain) -> DomainState:
-    """The state to report. A domain with saved memory is off: SHUTDOWN, as the Compute API shows
-    it."""
-    return DomainState(found.server, found.power_state, found.fence)
+def state(domain: GuestDomain) -> DomainState:
+    """Return the state to report. A domain with saved memory is reported as SHUTDOWN."""
+    return DomainState(domain.server, domain.power_state, domain.fence)

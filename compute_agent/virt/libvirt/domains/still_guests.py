@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guests whose file systems are held still for somebody else: while snapshots of their volumes are
-made at the block storage service.
+"""Freezes the file systems of guests while the volume service takes snapshots of their volumes.
 
-Must stay true: each is let go after its time whatever happens. A timer does it when nobody else
-has; a file beside the guest's disks says it to the next process when this one dies.
+Invariant: each guest is thawed after a time limit. A timer ensures this. If the process dies, the
+mark file in the guest's folder makes the next process thaw the guest.
 """
 
 from __future__ import annotations
@@ -20,12 +19,17 @@ from compute_agent.virt.libvirt.domains import guest_agent, power
 from compute_agent.virt.libvirt.domains.connection import Connection
 
 LOG = logging.getLogger(__name__)
-MARK = "still"  #: the file's name in the guest's folder
-RETRY_SECONDS = 5.0  #: while libvirtd is away
+#: Name of the mark file in the guest's folder.
+MARK = "still"
+#: Seconds between attempts while libvirtd is away.
+RETRY_SECONDS = 5.0
 
 
 class StillGuests:
-    """Those of one host. ``timer`` calls a function after so many seconds."""
+    """The frozen guests of this host. Thaws guests that an earlier process left frozen.
+
+    ``timer`` makes a timer that calls a function after a number of seconds.
+    """
 
     def __init__(
         self,
@@ -37,28 +41,32 @@ class StillGuests:
         self._timers: dict[str, threading.Timer] = {}
         self._lock = threading.Lock()
         for mark in sorted(instances.glob(f"*/{MARK}")):
-            self._later(mark.parent.name, 0)
+            self._schedule_thaw(mark.parent.name, 0)
 
     def hold(self, server: str, seconds: float) -> None:
-        """Write out the guest's file systems and hold them still. VerbFailed: it cannot be done."""
+        """Freeze the guest's file systems until ``let_go``, for at most ``seconds``.
+
+        Raises:
+            VerbFailed: The guest does not run, or the agent cannot freeze the file systems.
+        """
         if power.find(self._libvirt, server).power_state != RUNNING:
             raise VerbFailed("The guest does not run, so its file systems cannot be frozen.")
         mark = self._instances / server / MARK
         mark.touch()
-        self._later(server, seconds)
+        self._schedule_thaw(server, seconds)
         if not guest_agent.freeze(self._libvirt, server):
             self.let_go(server)
             raise VerbFailed(guest_agent.ABSENT)
 
     def let_go(self, server: str) -> None:
-        """The guest goes on; one that is not held does so already."""
+        """Thaw the guest's file systems, if they are frozen."""
         mark = self._instances / server / MARK
         if not mark.exists():
             return
         try:
             guest_agent.thaw(self._libvirt, server)
         except errors.NoAnswer:
-            self._later(server, RETRY_SECONDS)
+            self._schedule_thaw(server, RETRY_SECONDS)
             return
         with self._lock:
             timer = self._timers.pop(server, None)
@@ -67,16 +75,19 @@ class StillGuests:
         mark.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """The next process lets those go that are held."""
+        """Stop the timers. The next process thaws the guests."""
         with self._lock:
             timers = list(self._timers.values())
             self._timers.clear()
         for timer in timers:
             timer.cancel()
 
-    def _later(self, server: str, seconds: float) -> None:
+    def _schedule_thaw(self, server: str, seconds: float) -> None:
         def work() -> None:
-            LOG.warning("the guest of server %s was held still long enough: it goes on", server)
+            LOG.warning(
+                "the time limit for frozen file systems of server %s has passed: they are thawed",
+                server,
+            )
             self.let_go(server)
 
         timer = self._timer(seconds, work)

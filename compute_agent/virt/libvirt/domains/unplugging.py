@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A device that a running guest is asked to let go of.
+"""Detaches a device from a running guest.
 
 Called by ``interfaces`` and ``volumes``.
 """
@@ -13,50 +13,61 @@ from compute_agent.verb_context import Cancelled, VerbContext, VerbFailed
 from compute_agent.virt.driver import PAUSED
 from compute_agent.virt.libvirt.domains.connection import AFFECT_LIVE, Connection, GuestDomain
 
-#: Seconds in which a guest must let go of a device: one that boots answers only when it has, and
-#: Nova waits as long; between two requests; and between two looks.
+#: Seconds in which a guest must release a device, between two requests, and between two polls. A
+#: booting guest answers only when the kernel runs. Nova waits as long.
 RELEASE_SECONDS, REQUEST_SECONDS, LOOK_SECONDS = 160.0, 4.0, 0.2
 
 
 def unplug(
     libvirt: Connection,
     server: str,
-    what: str,
+    kind: str,
     changeable: Callable[[], GuestDomain],
     alias: Callable[[str], str | None],
     held: Callable[[GuestDomain, str], VerbFailed],
     context: VerbContext,
     seconds: float = RELEASE_SECONDS,
 ) -> None:
-    """Ask the running guest, again and again, until it has let go; a request may be missed by one
-    that boots. ``alias``: what libvirt calls the device in a description of the guest, None when it
-    has none. Raises what ``held`` makes of libvirt's refusal when the guest does not let go in
-    time."""
-    deadline, ask_at, refusal = time.monotonic() + seconds, 0.0, ""
+    """Request a device from the running guest, repeatedly until the guest has released it.
+
+    Why: a booting guest may miss a request.
+
+    Args:
+        kind: The device in the text of errors, "volume" or "interface".
+        changeable: Returns the domain, or raises VerbFailed if changes are not possible.
+        alias: Returns libvirt's name of the device in the domain's XML, or None.
+        held: Makes the error from the domain and libvirt's last refusal.
+        seconds: The time limit.
+
+    Raises:
+        VerbFailed: The error from ``held``. The guest is paused or did not release the device.
+        Cancelled: While waiting.
+    """
+    deadline, request_at, refusal = time.monotonic() + seconds, 0.0, ""
     while True:
-        found = changeable()
-        device = alias(libvirt.describe(server)) if found.active else None
+        domain = changeable()
+        device = alias(libvirt.describe(server)) if domain.active else None
         if device is None:
             return
         if context.cancelled():
             raise Cancelled
         now = time.monotonic()
-        if now > deadline or found.power_state == PAUSED:
-            raise held(found, refusal)
-        if now >= ask_at:
-            ask_at = now + REQUEST_SECONDS
+        if now > deadline or domain.power_state == PAUSED:
+            raise held(domain, refusal)
+        if now >= request_at:
+            request_at = now + REQUEST_SECONDS
             try:
-                _request(libvirt, server, what, device)
-            except VerbFailed as refused:
-                # QEMU refuses a second request while it deals with the first; told if nothing comes
-                # of either.
-                refusal = refused.details
+                _request(libvirt, server, kind, device)
+            except VerbFailed as error:
+                # QEMU refuses a second request while the first is in progress. The refusal is
+                # reported only if the guest does not release the device.
+                refusal = error.details
         time.sleep(LOOK_SECONDS)
 
 
-def _request(libvirt: Connection, server: str, what: str, device: str) -> None:
+def _request(libvirt: Connection, server: str, kind: str, device: str) -> None:
     libvirt.on(
         server,
-        f"pull out the {what}",
+        f"pull out the {kind}",
         lambda domain: domain.detachDeviceAlias(device, AFFECT_LIVE),
     )

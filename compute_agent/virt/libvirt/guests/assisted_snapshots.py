@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots of volumes that are files, which a host takes for the volume service while a guest has
-them, and merges again when they are deleted.
+"""Snapshots of volumes that are files, taken by the host on request of the volume service.
 
-Called by ``virt.libvirt.volume_verbs``. The service has made the new file, empty and upon the one
-that the guest has: until the guest writes into it, the one is as good as the other. So the stored
-definition and the guest's folder name it first, and whatever is killed in between, a guest that
-starts finds all that it wrote. QEMU merges as a job of its own that outlives this agent, and is
-joined when asked again. Must stay true: no file is written upon which another one lies that is not
-merged with it; nothing that a header names is opened but files of the volume beside it.
+Called by ``virt.libvirt.guests.volume_verbs`` for a volume that a guest has, for example on NFS.
+
+To take a snapshot, the volume service makes a new, empty file whose backing file is the present
+file of the guest. Until the guest writes, both files show the same data. Therefore the stored
+definition and the record in the guest's folder name the new file first. Whatever is killed in
+between, a guest that starts has all data.
+
+To delete a snapshot, QEMU merges files in a block job that outlives this agent. A repeated command
+joins the running job.
+
+Invariant: QEMU writes to a file that another file is based on only to merge those two. Only files
+of the volume are opened, never a path from a header.
 """
 
 from __future__ import annotations
@@ -39,91 +44,109 @@ from compute_agent.virt.libvirt.xml import volume_xml
 from compute_agent.virt.libvirt.xml.volume_xml import VolumeSource
 
 LOOK_SECONDS, END_SECONDS = 0.25, 20.0
-#: As long as Cinder waits for a merge.
+#: The time that Cinder waits for a merge.
 MERGE_SECONDS = 7200.0
 
 
 @dataclass(frozen=True)
 class AssistedSnapshots:
-    """Those of the volumes of one guest; ``kept``: which volumes it has."""
+    """The snapshots of the volumes of one guest.
+
+    ``kept`` records which volumes each guest has.
+    """
 
     libvirt: Connection
     kept: GuestVolumes
     server: str
 
     def take(self, fence: int, volume: AttachedVolume, context: VerbContext) -> DomainState:
-        """The guest goes on in the file that ``volume`` names."""
+        """Switch the guest to the new file that ``volume`` names.
+
+        Raises:
+            VerbFailed: The guest does not have the volume, or the new file is not based on the
+                present file. The guest is as before.
+            Cancelled: Before anything was changed.
+        """
         context.phase(CommandPhase.SNAPSHOTTING_VOLUME)
-        found = changeable(self.libvirt, self.server)
-        known = volumes.snapshotted(volume, self.kept.of(self.server))
-        old, new = (self.kept.connectors.source(one) for one in (known, volume))
-        disk = disk_of(self.libvirt, self.server, volume.volume_id) if found.active else None
+        domain = changeable(self.libvirt, self.server)
+        old_volume = volumes.snapshotted(volume, self.kept.of(self.server))
+        old, new = (self.kept.connectors.source(attached) for attached in (old_volume, volume))
+        disk = disk_of(self.libvirt, self.server, volume.volume_id) if domain.active else None
         if old.path != new.path:
-            self._refuse_foreign(volume, old, new)
+            self._check_new_file(volume, old, new)
         if context.cancelled():
             raise Cancelled
         self.kept.relocate(self.libvirt, self.server, volume, new)
         if disk is not None and not volume_xml.is_at(disk, new):
             try:
-                self._go_over(volume_xml.name_of(disk), new)
+                self._switch_file(volume_xml.name_of(disk), new)
             except VerbFailed:
                 if not volume_xml.is_at(disk_of(self.libvirt, self.server, volume.volume_id), new):
-                    self.kept.relocate(self.libvirt, self.server, known, old)
+                    self.kept.relocate(self.libvirt, self.server, old_volume, old)
                     raise
         self.libvirt.mark(self.server, fence=fence)
         return power.state(power.find(self.libvirt, self.server))
 
-    def _refuse_foreign(self, volume: AttachedVolume, old: VolumeSource, new: VolumeSource) -> None:
-        """VerbFailed unless the new file is made upon the one that the guest has, and says its
-        format: what a guest wrote is never taken for a header."""
+    def _check_new_file(self, volume: AttachedVolume, old: VolumeSource, new: VolumeSource) -> None:
+        """Raise VerbFailed unless the new file is based on the guest's file and records the format.
+
+        Because QEMU would otherwise detect the format from data that the guest wrote.
+        """
         self.kept.connectors.connect(volume)
         try:
             header = qcow2.read(Path(new.path))
         except (OSError, ValueError) as problem:
-            raise _unusable(volume.volume_id, f"{new.path}: {problem}") from problem
+            raise _unusable_file(volume.volume_id, f"{new.path}: {problem}") from problem
         if (header.backing, header.backing_format) != (Path(old.path).name, old.format):
-            raise _unusable(
+            raise _unusable_file(
                 volume.volume_id,
                 f"{new.path} is made upon {header.backing[:200]!r} of format "
                 f"{header.backing_format!r}, and the guest has {old.path} of format {old.format}",
             )
 
-    def _go_over(self, name: str, new: VolumeSource) -> None:
-        order = volume_xml.snapshot_order(self.libvirt.describe(self.server), name, new)
-        if (self.kept.instances / self.server / MARK).exists():  # it is held still already
-            self._snapshot(order)
+    def _switch_file(self, name: str, new: VolumeSource) -> None:
+        xml = volume_xml.snapshot_order(self.libvirt.describe(self.server), name, new)
+        # The guest's file systems are frozen already, for a snapshot of several volumes.
+        if (self.kept.instances / self.server / MARK).exists():
+            self._snapshot(xml)
             return
         with guest_agent.frozen(self.libvirt, self.server):
-            self._snapshot(order)
+            self._snapshot(xml)
 
-    def _snapshot(self, order: str) -> None:
+    def _snapshot(self, xml: str) -> None:
         self.libvirt.on(
             self.server,
             "take a snapshot of the volume",
-            lambda domain: domain.snapshotCreateXML(order, SNAPSHOT_FLAGS),
+            lambda domain: domain.snapshotCreateXML(xml, SNAPSHOT_FLAGS),
         )
 
     def merge(
         self, fence: int, volume: AttachedVolume, merge: VolumeMerge, context: VerbContext
     ) -> DomainState:
-        """One file less; the guest goes on in the one that it has."""
+        """Merge files of the volume. The guest's present file stays in use.
+
+        Raises:
+            VerbFailed: The files are as before, or partly copied, which does not change the guest's
+                data.
+            Cancelled: The block job was ended.
+        """
         context.phase(CommandPhase.MERGING_VOLUME, 0)
-        found = changeable(self.libvirt, self.server)
-        volumes.mergeable(volume, self.kept.of(self.server), found.power_state)
+        domain = changeable(self.libvirt, self.server)
+        volumes.mergeable(volume, self.kept.of(self.server), domain.power_state)
         disk = disk_of(self.libvirt, self.server, volume.volume_id)
         name, paths = volume_xml.name_of(disk), volume_xml.files(disk)
         if not is_merged(paths, merge):
             refuse_merge(volume.volume_id, paths, merge)
-            if self._job(name) is None:
+            if self._read_job(name) is None:
                 if context.cancelled():
                     raise Cancelled
-                self._start(name, paths, merge)
-            self._await(name, context)
+                self._start_job(name, paths, merge)
+            self._await_job(name, context)
             self._await_merged(volume.volume_id, merge)
         self.libvirt.mark(self.server, fence=fence)
         return power.state(power.find(self.libvirt, self.server))
 
-    def _start(self, name: str, paths: Sequence[str], merge: VolumeMerge) -> None:
+    def _start_job(self, name: str, paths: Sequence[str], merge: VolumeMerge) -> None:
         by_name = {Path(path).name: path for path in paths}
         if merge.into is None:
             base = by_name[merge.file] if merge.file is not None else None
@@ -141,16 +164,16 @@ class AssistedSnapshots:
             lambda domain: domain.blockCommit(name, into, top, 0, COMMIT_RELATIVE),
         )
 
-    def _await(self, name: str, context: VerbContext) -> None:
-        """Until QEMU has no job with the disk any more."""
+    def _await_job(self, name: str, context: VerbContext) -> None:
+        """Block until QEMU has no job on the disk, and report progress."""
         deadline = time.monotonic() + MERGE_SECONDS
-        while (job := self._job(name)) is not None:
+        while (job := self._read_job(name)) is not None:
             end = int(job.get("end") or 0)
-            done = min(99, 100 * int(job.get("cur") or 0) // end) if end else 0
-            context.phase(CommandPhase.MERGING_VOLUME, done)
+            percent = min(99, 100 * int(job.get("cur") or 0) // end) if end else 0
+            context.phase(CommandPhase.MERGING_VOLUME, percent)
             is_late = time.monotonic() > deadline
             if is_late or context.cancelled():
-                self._end(name)
+                self._abort_job(name)
                 if not is_late:
                     raise Cancelled
                 raise VerbFailed(
@@ -159,8 +182,11 @@ class AssistedSnapshots:
                 )
             time.sleep(LOOK_SECONDS)
 
-    def _end(self, name: str) -> None:
-        """What was copied so far changes nothing of what the guest reads."""
+    def _abort_job(self, name: str) -> None:
+        """Abort the block job.
+
+        Data copied so far does not change what the guest reads.
+        """
         self.libvirt.on(
             self.server,
             "end the merge of the volume's files",
@@ -168,7 +194,7 @@ class AssistedSnapshots:
             STATE_CHANGED_ERRORS,
         )
         deadline = time.monotonic() + END_SECONDS
-        while self._job(name) is not None:
+        while self._read_job(name) is not None:
             if time.monotonic() > deadline:
                 raise VerbFailed(
                     "The merge of the volume's files does not end; see the host's log, virsh blockjob and its "
@@ -177,7 +203,10 @@ class AssistedSnapshots:
             time.sleep(LOOK_SECONDS)
 
     def _await_merged(self, volume_id: str, merge: VolumeMerge) -> None:
-        """Of a job that has just ended libvirt tells a moment later which files there are."""
+        """Block until libvirt reports the merged files.
+
+        Because libvirt updates the list of files a moment after the job has ended.
+        """
         deadline = time.monotonic() + END_SECONDS
         while not is_merged(volume_xml.files(disk_of(self.libvirt, self.server, volume_id)), merge):
             if time.monotonic() > deadline:
@@ -189,43 +218,47 @@ class AssistedSnapshots:
                 )
             time.sleep(LOOK_SECONDS)
 
-    def _job(self, name: str) -> dict[str, Any] | None:
-        """What QEMU does with the disk; None: nothing."""
-        found = self.libvirt.on(
+    def _read_job(self, name: str) -> dict[str, Any] | None:
+        """Return libvirt's data about the block job on the disk, or None without a job."""
+        job = self.libvirt.on(
             self.server,
             "report the merge of the volume's files",
             lambda domain: domain.blockJobInfo(name, 0),
             STATE_CHANGED_ERRORS,
         )
-        return found or None
+        return job or None
 
 
 def is_merged(paths: Sequence[str], merge: VolumeMerge) -> bool:
-    """Are a disk's files as they are after this? ``paths``: its own first."""
-    there = [Path(path).name for path in paths]
+    """True if the merge has been done.
+
+    Args:
+        paths: The disk's files, each followed by the next backing file.
+    """
+    names = [Path(path).name for path in paths]
     if merge.into is None:
-        return there[1:2] == ([] if merge.file is None else [merge.file])
-    return merge.file not in there and merge.into in there[1:]
+        return names[1:2] == ([] if merge.file is None else [merge.file])
+    return merge.file not in names and merge.into in names[1:]
 
 
 def refuse_merge(volume_id: str, paths: Sequence[str], merge: VolumeMerge) -> None:
-    """VerbFailed for files that do not lie so one upon the other."""
-    there = [Path(path).name for path in paths]
-    under = there[1:]
+    """Raise VerbFailed unless ``merge`` names backing files in the required order."""
+    names = [Path(path).name for path in paths]
+    backing_names = names[1:]
     if merge.into is None:
-        fits = merge.file is None or merge.file in under
+        is_possible = merge.file is None or merge.file in backing_names
     else:
-        # Into the file below, and never the one into which the guest writes.
-        fits = (merge.file, merge.into) in list(itertools.pairwise(under))
-    if not fits:
+        # A file is merged into the file below, and never into the file that the guest writes to.
+        is_possible = (merge.file, merge.into) in list(itertools.pairwise(backing_names))
+    if not is_possible:
         raise VerbFailed(
             f"The files of volume {volume_id} are not such that they could be merged so; see the volume "
             "service. The server has the volume as before.",
-            details=f"{merge} of {', '.join(there)[:1000]}",
+            details=f"{merge} of {', '.join(names)[:1000]}",
         )
 
 
-def _unusable(volume_id: str, details: str) -> VerbFailed:
+def _unusable_file(volume_id: str, details: str) -> VerbFailed:
     return VerbFailed(
         f"The file in which volume {volume_id} was to go on is not one for its snapshot; see the volume "
         "service. The server has the volume as before.",

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The config drive: a small disk that tells a guest who it is.
+"""The config drive: a small disk with a guest's metadata.
 
-Made by the virt drivers when a server asks for one. What it holds, path by path, comes from
-``common.domain.instance_data``, which serves the metadata service too; here it is written as a disk
-labelled ``config-2``: ISO 9660 with Joliet and Rock Ridge (a CD-ROM), or VFAT (a disk), as the
-operator chose. Must stay true: the image appears whole or not at all, readable to its owner alone;
-paths are ours, never a tenant's.
+The virt drivers build one for each server with this option. The files come from
+``common.domain.instance_data``, which also serves the metadata service. This module writes them to
+a disk labelled ``config-2``, in the format that the operator chose: ISO 9660 with Joliet and Rock
+Ridge (a CD-ROM), or VFAT (a disk).
+
+Invariant: the image file appears complete or not at all, and only the owner may read the file. A
+path in the image never comes from a tenant.
 """
 
 from __future__ import annotations
@@ -31,17 +33,22 @@ from common.domain.models import GuestSpec
 
 LABEL = "config-2"
 ISO9660, VFAT = "iso9660", "vfat"
-#: The programs that make VFAT, and Debian's packages of them.
+#: The programs that make a VFAT image, and their Debian packages.
 PROGRAMS = {"mkfs.vfat": "dosfstools", "mcopy": "mtools"}
-# sparse; user data and five files of 10 KiB, in eleven versions, fit many times
+# The file is sparse. User data and five files of 10 KiB in eleven versions need much less.
 VFAT_BYTES = 64 * 1024**2
 PROGRAM_TIMEOUT_SECONDS = 60
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigDrives:
-    """How config drives are made on this host: their ``format``, what the operator tells all guests
-    (None: nothing), and the services that are asked for each."""
+    """How this host builds config drives.
+
+    Attributes:
+        format: ``ISO9660`` or ``VFAT``.
+        vendor: Static vendor data of the operator for all guests, or None.
+        dynamic: Services that are called for vendor data of each guest, or None.
+    """
 
     format: str = ISO9660
     vendor: JsonObject | None = field(default_factory=dict)
@@ -49,12 +56,16 @@ class ConfigDrives:
 
     @property
     def is_disk(self) -> bool:
-        """Whether guests find it as a disk instead of a CD-ROM."""
+        """True if guests see the drive as a disk, False for a CD-ROM."""
         return self.format == VFAT
 
     def build(self, spec: GuestSpec, path: Path) -> None:
-        """Write the drive to ``path``. OSError when the disk is full, a program that makes it
-        fails, or a service that must be asked says nothing."""
+        """Write the guest's config drive to ``path``.
+
+        Raises:
+            OSError: The disk is full, a program fails, or a required vendor data service is
+                unavailable.
+        """
         dynamic_data = self._dynamic_data(spec)
         files = InstanceData(spec, self.vendor, lambda: dynamic_data).drive(
             secrets.token_bytes(SEED_BYTES)
@@ -68,7 +79,7 @@ class ConfigDrives:
         os.replace(part, path)
 
     def _dynamic_data(self, spec: GuestSpec) -> JsonObject:
-        """What the services say, asked once for all versions of the document."""
+        """Request the vendor data of the services, once for all versions of the document."""
         if self.dynamic is None:
             return {}
         try:
@@ -77,10 +88,14 @@ class ConfigDrives:
             raise OSError(problem.text) from problem
 
 
-def opened(
+def open_config_drives(
     drive_format: str, vendor: JsonObject | None, dynamic: Dynamic | None = None
 ) -> ConfigDrives:
-    """As configured. ConfigError names what is missing and what to do."""
+    """Return config drives as configured.
+
+    Raises:
+        ConfigError: A program for VFAT is missing. The text names the package to install.
+    """
     missing = (
         [name for name in PROGRAMS if shutil.which(name) is None] if drive_format == VFAT else []
     )
@@ -102,18 +117,22 @@ def _write_iso9660(files: Mapping[str, bytes], part: Path) -> None:
         sys_ident="LINUX",
         app_ident_str="KILONOVA",
     )
-    short: dict[str, str] = {}
+    short_paths: dict[str, str] = {}
     for name, data in files.items():
         *folders, leaf = name.split("/")
         for depth in range(1, len(folders) + 1):
             folder = "/".join(folders[:depth])
-            if folder not in short:
-                short[folder] = f"{short.get('/'.join(folders[: depth - 1]), '')}/D{len(short):05d}"
-                image.add_directory(
-                    short[folder], rr_name=folders[depth - 1], joliet_path=f"/{folder}"
+            if folder not in short_paths:
+                short_paths[folder] = (
+                    f"{short_paths.get('/'.join(folders[: depth - 1]), '')}/D{len(short_paths):05d}"
                 )
-        short[name] = f"{short['/'.join(folders)]}/F{len(short):05d}.;1"
-        image.add_fp(io.BytesIO(data), len(data), short[name], rr_name=leaf, joliet_path=f"/{name}")
+                image.add_directory(
+                    short_paths[folder], rr_name=folders[depth - 1], joliet_path=f"/{folder}"
+                )
+        short_paths[name] = f"{short_paths['/'.join(folders)]}/F{len(short_paths):05d}.;1"
+        image.add_fp(
+            io.BytesIO(data), len(data), short_paths[name], rr_name=leaf, joliet_path=f"/{name}"
+        )
     with part.open("wb") as file:
         image.write_fp(file)
     image.close()
@@ -121,23 +140,38 @@ def _write_iso9660(files: Mapping[str, bytes], part: Path) -> None:
 
 def _write_vfat(files: Mapping[str, bytes], part: Path) -> None:
     os.truncate(part, VFAT_BYTES)
-    _call("mkfs.vfat", "-n", LABEL, str(part))
+    _run_program("mkfs.vfat", "-n", LABEL, str(part))
     with tempfile.TemporaryDirectory(dir=part.parent, prefix=f"{part.name}-") as folder:
         for name, data in files.items():
             file = Path(folder, name)
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(data)
-        tops = sorted({name.split("/")[0] for name in files})
-        _call("mcopy", "-s", "-Q", "-i", str(part), *(str(Path(folder, top)) for top in tops), "::")
+        top_names = sorted({name.split("/")[0] for name in files})
+        _run_program(
+            "mcopy",
+            "-s",
+            "-Q",
+            "-i",
+            str(part),
+            *(str(Path(folder, name)) for name in top_names),
+            "::",
+        )
 
 
-def _call(*command: str) -> None:
-    """Raises OSError with the program's own words."""
+def _run_program(*command: str) -> None:
+    """Run a program.
+
+    Raises:
+        OSError: The program fails or takes longer than ``PROGRAM_TIMEOUT_SECONDS``. The text has
+            the end of the error output.
+    """
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             command, capture_output=True, timeout=PROGRAM_TIMEOUT_SECONDS, check=False
         )
     except subprocess.TimeoutExpired as problem:
         raise OSError(f"{command[0]} did not end within {PROGRAM_TIMEOUT_SECONDS} s") from problem
-    if done.returncode:
-        raise OSError(f"{command[0]} failed: {done.stderr.decode(errors='replace')[-500:].strip()}")
+    if result.returncode:
+        raise OSError(
+            f"{command[0]} failed: {result.stderr.decode(errors='replace')[-500:].strip()}"
+        )

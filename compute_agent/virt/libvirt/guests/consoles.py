@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The serial console's socket and log in a server's folder, and which of a guest's screens is
-meant.
+"""The serial console's socket and log in a server's folder, and the choice of a guest's screen.
 
 Called by ``virt.libvirt.driver``. QEMU serves one reader of a serial console at a time. A second
 reader waits until the first one has gone, which ``compute_agent.consoles.consoles`` ensures. The
@@ -23,7 +22,7 @@ CONNECT_TIMEOUT_SECONDS = 5.0
 
 
 def check_length(instances: Path) -> None:
-    """Raises ValueError when the servers' folders below ``instances`` are too deep for a socket."""
+    """Raise ValueError if the sockets of guests below ``instances`` would have too long a path."""
     excess = len(bytes(instances)) + ID_BYTES + max(map(len, SERIAL_SOCKETS)) + 2 - MAX_PATH_BYTES
     if excess > 0:
         raise ValueError(
@@ -33,7 +32,15 @@ def check_length(instances: Path) -> None:
 
 
 def screen(described: str, kind: str) -> int:
-    """libvirt's number of the screen that speaks ``kind``. VerbFailed when the guest has none."""
+    """Return libvirt's index of the guest's screen of this kind.
+
+    Args:
+        described: The running domain's XML.
+        kind: ``VNC`` or ``SPICE``.
+
+    Raises:
+        VerbFailed: The guest has no such screen.
+    """
     try:
         return running_domain.screens(described).index(kind)
     except ValueError:
@@ -44,38 +51,44 @@ def screen(described: str, kind: str) -> int:
 
 
 def open_serial(path: str) -> socket.socket:
-    """A connection to the serial console of the guest that runs, whose socket is there. VerbFailed
-    when it has none."""
-    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    found.settimeout(CONNECT_TIMEOUT_SECONDS)
+    """Return a connection to the running guest's serial console, whose socket is at ``path``.
+
+    Raises:
+        VerbFailed: The connection fails, or ``path`` is "" because the guest has no such console.
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(CONNECT_TIMEOUT_SECONDS)
     try:
-        found.connect(path)
+        connection.connect(path)
     except OSError as error:
-        found.close()
+        connection.close()
         raise VerbFailed(
             "The server's serial console cannot be reached; a guest that was made before it had one gets "
             "it by a rebuild.",
             details=f"{path or 'no socket'}: {error}",
         ) from error
-    found.settimeout(None)
-    return found
+    connection.settimeout(None)
+    return connection
 
 
 def output(folder: Path, limit: int) -> str:
-    """The last ``limit`` bytes of what the guest wrote to its console. VerbFailed when it has
-    written nothing on this host."""
+    """Return the last ``limit`` bytes of the console log, decoded with replacement characters.
+
+    Raises:
+        VerbFailed: There is no console log on this host.
+    """
     log = folder / "console.log"
-    # virtlogd turns the log over when it is long: the end of the older part stands in ".0".
-    text = _tail(log, limit)
+    # virtlogd rotates a long log. The end of the older part is in ".0".
+    text = _read_tail(log, limit)
     if text is None:
         raise VerbFailed("The server has no console log on this host.", details=f"no file {log}")
     if len(text) < limit:
-        text = (_tail(log.with_name("console.log.0"), limit - len(text)) or b"") + text
+        text = (_read_tail(log.with_name("console.log.0"), limit - len(text)) or b"") + text
     return text.decode(errors="replace")
 
 
-def _tail(path: Path, limit: int) -> bytes | None:
-    """The last bytes of a file; None when there is no such file."""
+def _read_tail(path: Path, limit: int) -> bytes | None:
+    """Return the last ``limit`` bytes of a file, or None if the file does not exist."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A running guest's counters, in the shape of the API's microversion 2.48.
+"""A running guest's counters, in the format of the Compute API's microversion 2.48.
 
 Called by ``virt.libvirt.driver``. Memory is in MiB, CPU time in nanoseconds, uptime in seconds
-since QEMU started. What libvirt does not count is None.
+since QEMU started. A counter that libvirt does not have is None.
 """
 
 from __future__ import annotations
@@ -31,8 +31,15 @@ NIC_COUNTERS = (
 
 
 def of(libvirt: Connection, server: str, config_drive: str) -> JsonObject:
-    """VerbFailed when the server does not run. ``config_drive`` is the file that would be one."""
-    found = power.find_active(libvirt, server)
+    """Return the guest's diagnostics.
+
+    Args:
+        config_drive: Path that a config drive of the server would have.
+
+    Raises:
+        VerbFailed: The guest does not run.
+    """
+    guest = power.find_active(libvirt, server)
     counters = libvirt.on(server, "read the guest's counters", _read_counters)
     root, (_, maximum, used, cpus, _), times, disks, nics = counters or (
         Element("domain"),
@@ -43,18 +50,19 @@ def of(libvirt: Connection, server: str, config_drive: str) -> JsonObject:
     )
     sources = {source.get("file") for source in root.iterfind("devices/disk/source")}
     return {
-        "state": STATES.get(found.power_state, "running"),
+        "state": STATES.get(guest.power_state, "running"),
         "driver": "libvirt",
         "hypervisor": root.get("type"),
         "hypervisor_os": "linux",
-        "uptime": max(0, int(time.time()) - found.marks.started),
+        "uptime": max(0, int(time.time()) - guest.marks.started),
         "config_drive": config_drive in sources,
         "num_cpus": cpus,
         "num_disks": len(disks),
         "num_nics": len(nics),
         "memory_details": {"maximum": maximum // 1024, "used": used // 1024},
         "cpu_details": [
-            {"id": number, "time": spent, "utilisation": None} for number, spent in times
+            {"id": number, "time": nanoseconds, "utilisation": None}
+            for number, nanoseconds in times
         ],
         "disk_details": disks,
         "nic_details": nics,
@@ -65,30 +73,32 @@ def _read_counters(
     domain: Domain,
 ) -> tuple[Element, tuple[int, ...], list[tuple[int, int]], list[JsonObject], list[JsonObject]]:
     root = ElementTree.fromstring(domain.XMLDesc(0))
-    times = [(number, spent) for number, _, spent, *_ in domain.vcpus()[0]]
+    times = [(number, nanoseconds) for number, _, nanoseconds, *_ in domain.vcpus()[0]]
     disks = [
-        _counted(DISK_COUNTERS, domain.blockStats(target.get("dev")))
+        _name_counters(DISK_COUNTERS, domain.blockStats(target.get("dev")))
         for target in root.iterfind("devices/disk/target")
     ]
     nics = [
         {
-            "mac_address": _attribute(nic, "mac", "address"),
+            "mac_address": _read_attribute(nic, "mac", "address"),
             "rx_rate": None,
             "tx_rate": None,
-            **_counted(NIC_COUNTERS, domain.interfaceStats(_attribute(nic, "target", "dev"))),
+            **_name_counters(
+                NIC_COUNTERS, domain.interfaceStats(_read_attribute(nic, "target", "dev"))
+            ),
         }
         for nic in root.iterfind("devices/interface[target]")
     ]
     return root, tuple(domain.info()), times, disks, nics
 
 
-def _attribute(parent: Element, tag: str, name: str) -> str:
+def _read_attribute(parent: Element, tag: str, name: str) -> str:
     child = parent.find(tag)
     return "" if child is None else child.get(name, "")
 
 
-def _counted(names: tuple[str, ...], numbers: tuple[int, ...]) -> dict[str, int | None]:
-    """libvirt says -1 for what it does not know."""
+def _name_counters(names: tuple[str, ...], numbers: tuple[int, ...]) -> dict[str, int | None]:
+    """Return the counters by name, with None for -1, which libvirt reports if unknown."""
     return {
         name: number if number >= 0 else None for name, number in zip(names, numbers, strict=True)
     }

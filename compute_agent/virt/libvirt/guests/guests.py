@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guests on this host, each a domain and a folder: they are made, rebuilt, rescued and removed.
+"""Makes, rebuilds, rescues and removes the guests of this host.
 
-Called by ``virt.libvirt.driver``, which repeats a verb after libvirtd was away. A server has the
-folder ``<instances>/<id>/``; without that folder and the domain it is not on this host. Must stay
-true: a verb gives up what it replaces only when the replacement lies beside it, verified. The
-domain's metadata says whether the replacement is in use, so that a verb that was interrupted at any
-line can be repeated.
+Called by ``virt.libvirt.driver``, which repeats a verb after libvirtd was away. A guest is a domain
+and the folder ``<instances>/<id>/``. Without both, the server is not on this host.
+
+Invariant: a verb removes an old disk only when the verified replacement is complete. The domain's
+metadata records whether the replacement is in use, so that a verb interrupted at any line can be
+repeated.
 """
 
 from __future__ import annotations
@@ -67,15 +68,21 @@ from compute_agent.virt.volumes import boots_from_volume
 
 RESCUE = "rescue"
 _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-#: libvirt's name of the format of QEMU's command line.
+#: libvirt's name for the format of QEMU's command line.
 COMMAND_LINE = "qemu-argv"
 
 
 @dataclass(frozen=True, slots=True)
 class HostDetails:
-    """What a guest's definition takes from its host: its folder, the virt type, its dedicated parts
-    of the host, whether config drives are disks, whether screens speak SPICE, and where its volumes
-    are."""
+    """The host's part of a guest's definition.
+
+    Attributes:
+        folder: The server's folder.
+        place: CPUs and devices of the host that the guest gets.
+        config_drive_is_disk: True if config drives are disks, False for CD-ROMs.
+        spice: True if guests get a SPICE screen in addition to VNC.
+        volumes: The guest's volumes and their places on this host.
+    """
 
     folder: Path
     virt_type: str
@@ -86,8 +93,11 @@ class HostDetails:
 
 
 class LibvirtGuests:
-    """The guests in ``instances``. ``virt_type`` and ``place`` are called when a domain is defined;
-    ``place`` says which parts of the host it gets. Thread-safe for different servers."""
+    """The guests in the folder ``instances``. Thread-safe for different servers.
+
+    ``virt_type`` and ``place`` are called when a domain is defined. ``place`` returns the CPUs and
+    devices of the host for an assignment.
+    """
 
     def __init__(
         self,
@@ -115,8 +125,11 @@ class LibvirtGuests:
         self.spice = spice
 
     def folder(self, server: str) -> Path:
-        """The server's folder. VerbFailed when the id is no UUID, so that none becomes another
-        path."""
+        """Return the server's folder, which need not exist.
+
+        Raises:
+            VerbFailed: The id is not a UUID. Because of this check an id cannot name another path.
+        """
         try:
             if str(uuid.UUID(server)) == server:
                 return self._instances / server
@@ -125,50 +138,59 @@ class LibvirtGuests:
         raise VerbFailed("The server's id is not a UUID.", details=f"id {server!r}")
 
     def folders(self) -> set[str]:
-        """The servers that have a folder here, whatever is in it."""
+        """Return the ids of all servers that have a folder here, even an empty one."""
         return {name for name in os.listdir(self._instances) if _UUID.fullmatch(name)}
 
     def make(self, spec: GuestSpec, read_image: ImageReader, context: VerbContext) -> DomainState:
-        """Make and start the server's guest. After VerbFailed nothing of it is left."""
+        """Make and start the server's guest. After VerbFailed the host has no part of the guest."""
         self.folder(spec.server)
         required_hardware(spec)
-        with self._definite(spec.server, self.remove):
+        with self._make_failure_definite(spec.server, self.remove):
             return self._make(spec, read_image, context)
 
     def install(self, spec: GuestSpec, runs: bool, context: VerbContext) -> DomainState:
-        """Define the domain with the files that are here. After VerbFailed nothing of it runs."""
+        """Define the domain with the files that are here, and start the guest if ``runs``.
+
+        After VerbFailed the guest does not run, unless started before with another fence.
+        """
         required_hardware(spec)
         if (disk := root_disk(self.folder(spec.server), spec)) is not None:
             disks.verify(disk, context)
-        found = self._libvirt.find(spec.server)
-        if found and found.active and found.fence != spec.fence:
+        domain = self._libvirt.find(spec.server)
+        if domain and domain.active and domain.fence != spec.fence:
             raise VerbFailed(
                 "The server's guest was started on this host meanwhile; stop it first.",
-                details=f"it runs with fence {found.fence}, not {spec.fence}",
+                details=f"it runs with fence {domain.fence}, not {spec.fence}",
             )
-        with self._definite(spec.server, self._end):
-            return self._install(spec, found, runs, context)
+        with self._make_failure_definite(spec.server, self._stop):
+            return self._install(spec, domain, runs, context)
 
     def check(self, spec: GuestSpec, rescue: Rescue | None = None) -> None:
-        """VerbFailed when this host cannot make the server's hardware; nothing is made."""
+        """Raise VerbFailed if this host cannot make the server's hardware. Nothing is changed.
+
+        The check lets libvirt build QEMU's command line from the definition.
+        """
         home = self.home(spec)
-        # Secrets come with the volumes, which are not connected yet.
-        open_to_all = tuple((one, replace(source, secret="")) for one, source in home.volumes)
-        home = replace(home, volumes=open_to_all)
+        # Secrets of volumes are defined when the volumes are connected, which has not happened yet.
+        volumes_without_secrets = tuple(
+            (volume, replace(source, secret="")) for volume, source in home.volumes
+        )
+        home = replace(home, volumes=volumes_without_secrets)
         planned = None if boots_from_volume(spec.volumes) else Disk(home.folder / disks.ROOT_DISK)
-        xml = described(spec, home, planned, made=0, rescue=rescue)
+        xml = build_definition(spec, home, planned, made=0, rescue=rescue)
         if self._virt_type() == "test":
-            return  # libvirt's mock-up has no command line of QEMU
+            # libvirt's test driver builds no command line of QEMU.
+            return
         try:
             self._libvirt.ask(
                 "make the hardware", lambda libvirt: libvirt.domainXMLToNative(COMMAND_LINE, xml, 0)
             )
-        except VerbFailed as refused:
+        except VerbFailed as error:
             raise VerbFailed(
                 "The host cannot make the server's hardware.",
-                details=refused.details,
+                details=error.details,
                 retryable=True,
-            ) from refused
+            ) from error
 
     def rebuild(
         self,
@@ -178,18 +200,22 @@ class LibvirtGuests:
         context: VerbContext,
         keep_ephemeral: bool,
     ) -> DomainState:
-        """Replace disks and config drive by new ones, once for this fence."""
+        """Replace disks and config drive by new ones, once for this fence, and start if ``runs``.
+
+        Args:
+            keep_ephemeral: Keep the ephemeral disks that exist.
+        """
         folder = self.folder(spec.server)
-        found = self._libvirt.find(spec.server)
-        if found is None or found.marks.made != spec.fence:
+        domain = self._libvirt.find(spec.server)
+        if domain is None or domain.marks.made != spec.fence:
             required_hardware(spec)
             plugs(spec.interfaces)
             self.volumes.placed(spec.volumes)
             open_folder(folder)
             drive = folder / "config.new"
             try:
-                made = [
-                    *self._prepare_root(spec, read_image, context),
+                new_disks = [
+                    *self._prepare_root_disks(spec, read_image, context),
                     *self.local.prepare(
                         folder,
                         spec,
@@ -206,8 +232,8 @@ class LibvirtGuests:
                 ]
                 if spec.config_drive:
                     self._config_drives.build(spec, drive)
-                self._end(spec.server)
-                for disk in made:
+                self._stop(spec.server)
+                for disk in new_disks:
                     disks.adopt(disk)
             finally:
                 disks.abandon(folder)
@@ -224,8 +250,11 @@ class LibvirtGuests:
     def rescue(
         self, spec: GuestSpec, image: ImageRef, read_image: ImageReader, context: VerbContext
     ) -> DomainState:
-        """Boot from a disk made from ``image``. The root disk becomes the second one, or stays the
-        first when the image has the properties hw_rescue_bus or hw_rescue_device."""
+        """Boot the guest from a disk made from ``image``, once for this fence.
+
+        The root disk becomes the second disk, or stays the first if the image has the property
+        hw_rescue_bus or hw_rescue_device.
+        """
         folder = self.folder(spec.server)
         marks = power.find(self._libvirt, spec.server).marks
         if marks.rescue != spec.fence:
@@ -236,7 +265,7 @@ class LibvirtGuests:
             try:
                 with before_guest_is_touched():
                     disk = self._prepare(spec, image, RESCUE, read_image, context)
-                self._end(spec.server)
+                self._stop(spec.server)
                 disks.adopt(disk)
             finally:
                 disks.abandon(folder, RESCUE)
@@ -254,7 +283,7 @@ class LibvirtGuests:
             self.volumes.placed(spec.volumes)
             if context.cancelled():
                 raise Cancelled
-            self._end(spec.server)
+            self._stop(spec.server)
             self._define(spec, made=marks.made)
         disks.discard(self.folder(spec.server), RESCUE)
         self.shares.mount(spec.server, context)
@@ -262,38 +291,41 @@ class LibvirtGuests:
         return power.start(self._libvirt, spec.server, spec.fence, context)
 
     def keep_only(self, server: str, has: Belongings | None) -> None:
-        """The guest starts with no more than it ``has``, see ``Driver.ensure_running``."""
+        """Remove volumes and shares that are not in ``has``, see ``Driver.ensure_running``."""
         if has is not None:
             self.volumes.keep_only(self._libvirt, server, has.volumes)
             self.shares.keep_only(self._libvirt, server, has.shares)
 
     def settle(self, server: str, has: Belongings | None, context: VerbContext) -> None:
-        """The same, and with all that it needs."""
+        """Remove volumes and shares that are not in ``has``, and attach missing ones.
+
+        Only missing volumes of ``has.needed`` are attached.
+        """
         self.keep_only(server, has)
         if has is not None and has.needed:
             self.volumes.complete(self._libvirt, server, has.needed, context)
 
     def facts(self, server: str) -> HostedServer:
-        """Return the facts of the server, from the domain's metadata and its present state."""
-        found = power.find(self._libvirt, server)
+        """Return the facts of the server, from the domain's metadata and present state."""
+        domain = power.find(self._libvirt, server)
         return replace(
-            _read(found.marks.facts),
-            is_suspended=found.saved,
-            is_rescued=bool(found.marks.rescue),
-            volumes=[one.volume_id for one in self.volumes.of(server)],
+            _read_facts(domain.marks.facts),
+            is_suspended=domain.saved,
+            is_rescued=bool(domain.marks.rescue),
+            volumes=[volume.volume_id for volume in self.volumes.of(server)],
         )
 
     def remember(self, server: str, changed: Callable[[HostedServer], HostedServer]) -> None:
         """Replace the facts in the domain's metadata with the result of ``changed``."""
-        known = power.find(self._libvirt, server).marks.facts
-        self._libvirt.mark(server, facts=written(changed(_read(known))))
+        text = power.find(self._libvirt, server).marks.facts
+        self._libvirt.mark(server, facts=write_facts(changed(_read_facts(text))))
 
-    def plugged(self, server: str, interface: Interface) -> None:
+    def record_interface(self, server: str, interface: Interface) -> None:
         """Record in the domain's metadata that the guest has an interface."""
         self.remember(server, lambda facts: facts.plugged(interface))
         self._libvirt.change_metadata(server, lambda text: nova_xml.with_interface(text, interface))
 
-    def unplugged(self, server: str, port_id: str) -> None:
+    def forget_interface(self, server: str, port_id: str) -> None:
         """Record in the domain's metadata that the guest has no interface of this port."""
         self.remember(server, lambda facts: facts.unplugged(port_id))
         self._libvirt.change_metadata(
@@ -301,14 +333,17 @@ class LibvirtGuests:
         )
 
     def pull_plug(self, server: str) -> None:
-        """Destroy the domain, if there is one, and drop its saved memory."""
+        """Destroy the domain, if there is one, and drop the saved memory."""
         self._libvirt.destroy(server)
         self._libvirt.drop_saved(server)
         self.shares.unmount(server)
 
     def remove(self, server: str, keep_files: bool = False) -> None:
-        """Remove domain, saved memory, disks and files; ``keep_files``: the files belong to another
-        host too."""
+        """Remove domain, saved memory, disks and files, and disconnect the volumes.
+
+        Args:
+            keep_files: Keep the folder, because another host uses the files on shared storage.
+        """
         folder = self.folder(server)
         self.pull_plug(server)
         self._libvirt.undefine(server)
@@ -318,8 +353,8 @@ class LibvirtGuests:
 
     def _make(self, spec: GuestSpec, read_image: ImageReader, context: VerbContext) -> DomainState:
         folder = self.folder(spec.server)
-        found, plugged = self._libvirt.find(spec.server), plugs(spec.interfaces)
-        if found is None or not (found.active or found.saved):
+        domain, interface_plugs = self._libvirt.find(spec.server), plugs(spec.interfaces)
+        if domain is None or not (domain.active or domain.saved):
             self.volumes.placed(spec.volumes)
             open_folder(folder)
             self.volumes.keep(spec.server, spec.volumes)
@@ -327,41 +362,42 @@ class LibvirtGuests:
             if boots_from_volume(spec.volumes):
                 context.phase(CommandPhase.MAKING_DISKS)
             else:
-                image = self._fetch(spec, spec.image, read_image, context)
+                image = self._fetch_image(spec, spec.image, read_image, context)
                 context.phase(CommandPhase.MAKING_DISKS)
                 disks.make(folder, image, spec.flavor.root_gb)
             self.local.make(folder, spec)
             if spec.config_drive:
                 self._config_drives.build(spec, folder / "config")
-            self._define(spec, made=found.marks.made if found else 0)
+            self._define(spec, made=domain.marks.made if domain else 0)
         else:
             self.keep_only(spec.server, spec.belongings)
-            if found.active:
-                interfaces.settle(self._libvirt, spec.server, spec.fence, plugged, context)
+            if domain.active:
+                interfaces.settle(self._libvirt, spec.server, spec.fence, interface_plugs, context)
         return power.start(self._libvirt, spec.server, spec.fence, context, spec.paused)
 
     def _install(
-        self, spec: GuestSpec, found: GuestDomain | None, runs: bool, context: VerbContext
+        self, spec: GuestSpec, domain: GuestDomain | None, runs: bool, context: VerbContext
     ) -> DomainState:
-        plugged = plugs(spec.interfaces)
-        if found is None or not found.active:
-            self._end(spec.server)  # memory that was saved is another description's
+        interface_plugs = plugs(spec.interfaces)
+        if domain is None or not domain.active:
+            # Saved memory does not fit the new definition.
+            self._stop(spec.server)
             self.local.fit(self.folder(spec.server), spec)
             drive = self.folder(spec.server) / "config"
             if spec.config_drive and not drive.exists():
                 self._config_drives.build(spec, drive)
-            self._define(spec, made=found.marks.made if found else 0)
+            self._define(spec, made=domain.marks.made if domain else 0)
         elif runs:
-            interfaces.settle(self._libvirt, spec.server, spec.fence, plugged, context)
+            interfaces.settle(self._libvirt, spec.server, spec.fence, interface_plugs, context)
         if runs:
             self.volumes.connect(spec.server, context)
             return power.start(self._libvirt, spec.server, spec.fence, context, spec.paused)
         return power.state(power.find(self._libvirt, spec.server))
 
-    def _prepare_root(
+    def _prepare_root_disks(
         self, spec: GuestSpec, read_image: ImageReader, context: VerbContext
     ) -> list[Disk]:
-        """The root disk, aside; none where a volume takes its place."""
+        """Prepare the new root disk, or return an empty list if the server boots from a volume."""
         if boots_from_volume(spec.volumes):
             return []
         return [self._prepare(spec, spec.image, disks.ROOT_DISK, read_image, context)]
@@ -374,17 +410,19 @@ class LibvirtGuests:
         read_image: ImageReader,
         context: VerbContext,
     ) -> Disk:
-        """Fetch the image and make the disk of this name as ``.part``; afterwards the verb is not
-        cancelled any more."""
-        cached = self._fetch(spec, image, read_image, context)
+        """Fetch the image and make the disk of this name as ``.part``.
+
+        This is the last point at which the caller's verb can be cancelled.
+        """
+        cached = self._fetch_image(spec, image, read_image, context)
         context.phase(CommandPhase.MAKING_DISKS)
-        disk = disks.planned(self.folder(spec.server), cached, name)
+        disk = disks.plan(self.folder(spec.server), cached, name)
         disks.prepare(disk, cached, spec.flavor.root_gb)
         if context.cancelled():
             raise Cancelled
         return disk
 
-    def _fetch(
+    def _fetch_image(
         self, spec: GuestSpec, image: ImageRef | None, read_image: ImageReader, context: VerbContext
     ) -> CachedImage | None:
         return (
@@ -394,7 +432,7 @@ class LibvirtGuests:
         )
 
     def home(self, spec: GuestSpec) -> HostDetails:
-        """What the server's definition takes from this host."""
+        """Return the host's part of the server's definition."""
         return HostDetails(
             self.folder(spec.server),
             self._virt_type(),
@@ -405,23 +443,26 @@ class LibvirtGuests:
         )
 
     def _define(self, spec: GuestSpec, made: int, rescue: Rescue | None = None) -> None:
-        before = self._libvirt.describe(spec.server, stored=True)
-        known = {**interface_xml.addresses(before), **volume_xml.addresses(before)}
+        old_xml = self._libvirt.describe(spec.server, stored=True)
+        addresses = {**interface_xml.addresses(old_xml), **volume_xml.addresses(old_xml)}
         home = self.home(spec)
         self.volumes.keep(spec.server, spec.volumes)
         self.shares.keep(spec.server, spec.shares)
-        xml = described(spec, home, root_disk(home.folder, spec), made, rescue, known)
+        xml = build_definition(spec, home, root_disk(home.folder, spec), made, rescue, addresses)
         self._libvirt.define(self.shares.dress(spec.server, xml))
 
-    def _end(self, server: str) -> None:
-        """Stop the domain, if there is one, and drop its saved memory."""
+    def _stop(self, server: str) -> None:
+        """Stop the domain, if there is one, and drop the saved memory."""
         if self._libvirt.find(server) is not None:
             power.pull_plug(self._libvirt, server)
 
     @contextmanager
-    def _definite(self, server: str, undo: Callable[[str], None]) -> Iterator[None]:
-        """Turn a failure into VerbFailed, after what was made is undone; NoAnswer when it cannot be
-        undone."""
+    def _make_failure_definite(self, server: str, undo: Callable[[str], None]) -> Iterator[None]:
+        """Turn an exception into VerbFailed after calling ``undo``. Cancelled and Unavailable pass.
+
+        Raises:
+            NoAnswer: ``undo`` failed, so that the outcome is unknown and the verb must be repeated.
+        """
         try:
             yield
         except (Cancelled, errors.Unavailable):
@@ -429,10 +470,10 @@ class LibvirtGuests:
         except Exception as error:
             try:
                 undo(server)
-            except (VerbFailed, OSError) as another:
+            except (VerbFailed, OSError) as undo_error:
                 raise errors.NoAnswer(
-                    f"{error}; and what was made could not be removed: {another}"
-                ) from another
+                    f"{error}; and what was made could not be removed: {undo_error}"
+                ) from undo_error
             if isinstance(error, VerbFailed):
                 raise
             raise VerbFailed(
@@ -443,17 +484,17 @@ class LibvirtGuests:
 
 
 def root_disk(folder: Path, spec: GuestSpec) -> Disk | None:
-    """The server's own disk, which is here; None where a volume takes its place."""
+    """Return the server's root disk on this host, or None if the server boots from a volume."""
     return None if boots_from_volume(spec.volumes) else disks.existing(folder)
 
 
 def open_folder(folder: Path) -> None:
-    """Make a server's folder, which QEMU may enter whichever user it runs as."""
+    """Make a server's folder, which QEMU can enter as any user."""
     folder.mkdir(exist_ok=True)
     folder.chmod(0o711)
 
 
-def described(
+def build_definition(
     spec: GuestSpec,
     home: HostDetails,
     disk: Disk | None,
@@ -461,7 +502,13 @@ def described(
     rescue: Rescue | None = None,
     addresses: Mapping[str, Mapping[str, str]] | None = None,
 ) -> str:
-    """The definition of a server's domain on a host, with the root disk that it has there."""
+    """Return the XML of a server's domain on a host.
+
+    Args:
+        disk: The root disk, or None if the server boots from a volume.
+        made: Fence under which the disks were made, 0 for the first ones.
+        addresses: Device addresses to keep, by MAC address or volume id.
+    """
     folder = home.folder
     return domain_xml(
         Domain(
@@ -481,8 +528,8 @@ def described(
             addresses or {},
             required_hardware(spec),
             home.place,
-            tuple(Disk(folder / one.name) for one in spec.disks),
-            written(facts_of(spec)),
+            tuple(Disk(folder / local_disk.name) for local_disk in spec.disks),
+            write_facts(facts_of(spec)),
             home.spice,
             home.volumes,
             nova_xml.qualify(nova_xml.instance(spec)),
@@ -490,23 +537,30 @@ def described(
     )
 
 
-def written(facts: HostedServer) -> str:
-    """As our metadata has them: ASCII, which XML can hold whatever a tenant wrote."""
+def write_facts(facts: HostedServer) -> str:
+    """Return the facts as text for the domain's metadata.
+
+    The text is ASCII JSON. Because a tenant may use letters that XML cannot contain.
+    """
     return json.dumps(to_wire(facts), separators=(",", ":"))
 
 
-def _read(text: str) -> HostedServer:
+def _read_facts(text: str) -> HostedServer:
     try:
         return from_wire(HostedServer, json.loads(text))
     except (ValueError, TypeError, AttributeError) as problem:
         raise VerbFailed(
-            "What the guest's metadata says of its server cannot be read.", details=str(problem)
+            "The facts about the server in the guest's metadata cannot be read.",
+            details=str(problem),
         ) from problem
 
 
-def _rescue_place(image: ImageRef, guest: Hardware) -> tuple[str, str]:
-    """(device, bus) for a rescue disk; ("disk", "") when the image does not ask for a place of its
-    own."""
+def _rescue_place(image: ImageRef, hardware: Hardware) -> tuple[str, str]:
+    """Return (device, bus) of a rescue disk, or ("disk", "") if the image does not specify them.
+
+    Raises:
+        VerbFailed: The image's values do not fit the machine.
+    """
     device, bus = (
         image.properties.get("hw_rescue_device", ""),
         image.properties.get("hw_rescue_bus", ""),
@@ -514,9 +568,9 @@ def _rescue_place(image: ImageRef, guest: Hardware) -> tuple[str, str]:
     if not device and not bus:
         return "disk", ""
     device = device or "disk"
-    is_q35 = guest.options.get("machine_type") == "q35"
+    is_q35 = hardware.options.get("machine_type") == "q35"
     bus = bus or (("sata" if is_q35 else "ide") if device == "cdrom" else "virtio")
-    buses = [one for one in RESCUE_BUSES if one != "ide" or not is_q35]
+    buses = [bus_name for bus_name in RESCUE_BUSES if bus_name != "ide" or not is_q35]
     if device not in RESCUE_DEVICES or bus not in buses or (device, bus) == ("cdrom", "virtio"):
         raise VerbFailed(
             f"A rescue disk cannot be a {device} on {bus} here; set the image's hw_rescue_device to one "

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Network interfaces of a domain that exists: plugged in and pulled out.
+"""Plugs and unplugs the network interfaces of an existing domain.
 
-Called by ``virt.libvirt.driver`` and ``guests``. Each function looks first, at the running domain
-and at its stored definition, and does what is missing in either. Must stay true: an interface
-leaves the stored definition only when the running guest has let go of it, so that what libvirt
-tells is what the guest has.
+Called by ``virt.libvirt.driver`` and ``guests``. Each function first checks the running domain and
+the stored definition, and changes only the definition that differs.
+
+Invariant: an interface leaves the stored definition only after the running guest has released it,
+so that the stored definition always lists all interfaces of the guest.
 """
 
 from __future__ import annotations
@@ -30,22 +31,33 @@ from compute_agent.virt.libvirt.xml import interface_xml
 def attach(
     libvirt: Connection, server: str, fence: int, plug: Plug, context: VerbContext
 ) -> DomainState:
-    """The domain has the interface: at once when it is active, else from its next start on."""
+    """Attach the interface: at once to an active domain, and to the stored definition.
+
+    Raises:
+        VerbFailed: The server is suspended, or the interface's bridge does not appear in time.
+        Cancelled: Before anything was changed.
+    """
 
     def work() -> None:
-        found, described = _changeable(libvirt, server), libvirt.describe(server)
-        live = found.active and plug.mac not in interface_xml.found(described)
-        stored = plug.mac not in interface_xml.found(libvirt.describe(server, stored=True))
+        domain, xml = _find_changeable(libvirt, server), libvirt.describe(server)
+        is_missing_live = domain.active and plug.mac not in interface_xml.find_interfaces(xml)
+        is_missing_stored = plug.mac not in interface_xml.find_interfaces(
+            libvirt.describe(server, stored=True)
+        )
         if context.cancelled():
             raise Cancelled
-        if live or stored:
-            # One that an attach which was cut off has left in the guest alone is stored with the
-            # place that it has.
-            place = interface_xml.addresses(described).get(plug.mac)
+        if is_missing_live or is_missing_stored:
+            # An interrupted attach may have left the interface in the running guest only. Store the
+            # device address from there.
+            place = interface_xml.addresses(xml).get(plug.mac)
             description = interface_xml.text(
-                interface_xml.element(plug, place, found.marks.options)
+                interface_xml.element(plug, place, domain.marks.options)
             )
-            libvirt.attach(server, description, AFFECT_LIVE * live | AFFECT_CONFIG * stored)
+            libvirt.attach(
+                server,
+                description,
+                AFFECT_LIVE * is_missing_live | AFFECT_CONFIG * is_missing_stored,
+            )
 
     context.phase(CommandPhase.ATTACHING_INTERFACE)
     when_bridged(context, work)
@@ -61,21 +73,25 @@ def detach(
     context: VerbContext,
     seconds: float = RELEASE_SECONDS,
 ) -> DomainState:
-    """The domain has the interface no more. VerbFailed when the guest does not let go of it in
-    time: then it stays."""
+    """Detach the interface from the running domain and from the stored definition.
+
+    Raises:
+        VerbFailed: The server is suspended, or the guest does not release the interface within
+            ``seconds``. The interface stays in both definitions.
+    """
     context.phase(CommandPhase.DETACHING_INTERFACE)
     unplug(
         libvirt,
         server,
         "interface",
-        lambda: _changeable(libvirt, server),
-        lambda described: interface_xml.alias_of(described, mac),
-        lambda found, refusal: _held(found, mac, refusal),
+        lambda: _find_changeable(libvirt, server),
+        lambda xml: interface_xml.alias_of(xml, mac),
+        lambda domain, refusal: _not_released(domain, mac, refusal),
         context,
         seconds,
     )
     if (
-        interface := interface_xml.found(libvirt.describe(server, stored=True)).get(mac)
+        interface := interface_xml.find_interfaces(libvirt.describe(server, stored=True)).get(mac)
     ) is not None:
         description = interface_xml.text(interface)
         libvirt.on(
@@ -90,35 +106,37 @@ def detach(
 def settle(
     libvirt: Connection, server: str, fence: int, plugs: Iterable[Plug], context: VerbContext
 ) -> None:
-    """The active domain has these interfaces and no others."""
-    wanted = {plug.mac: plug for plug in plugs}
-    has = {
+    """Attach and detach interfaces until the active domain has exactly ``plugs``."""
+    plugs_by_mac = {plug.mac: plug for plug in plugs}
+    present_macs = {
         mac
         for stored in (False, True)
-        for mac in interface_xml.found(libvirt.describe(server, stored=stored))
+        for mac in interface_xml.find_interfaces(libvirt.describe(server, stored=stored))
     }
-    for mac in has - set(wanted):
+    for mac in present_macs - set(plugs_by_mac):
         detach(libvirt, server, fence, mac, context)
-    for plug in wanted.values():
+    for plug in plugs_by_mac.values():
         attach(libvirt, server, fence, plug, context)
 
 
-def _held(found: GuestDomain, mac: str, refusal: str) -> VerbFailed:
-    why = (
+def _not_released(domain: GuestDomain, mac: str, refusal: str) -> VerbFailed:
+    advice = (
         "it is paused; resume it first"
-        if found.power_state == PAUSED
+        if domain.power_state == PAUSED
         else "try again when it has booted"
     )
     return VerbFailed(
-        f"The guest did not let go of the interface {mac}: {why}. The interface stays.",
+        f"The guest did not let go of the interface {mac}: {advice}. The interface stays.",
         details=refusal,
     )
 
 
-def _changeable(libvirt: Connection, server: str) -> GuestDomain:
-    """The domain, unless it is suspended: saved memory goes on with the interfaces that it was
-    saved with."""
-    found = power.find(libvirt, server)
-    if found.saved:
+def _find_changeable(libvirt: Connection, server: str) -> GuestDomain:
+    """Return the domain, or raise VerbFailed if suspended.
+
+    Because saved memory can be restored only with the interfaces that were saved.
+    """
+    domain = power.find(libvirt, server)
+    if domain.saved:
         raise VerbFailed("The server is suspended; resume it before its interfaces are changed.")
-    return found
+    return domain

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A guest that is resized where it is: what its disks were is kept aside until that is settled.
+"""Resizes a guest in place, with copies of the disks until the resize is settled.
 
-Called by ``virt.libvirt.driver``. Must stay true: what is kept aside are the disks as they were
-before the resize whose fence it carries, whole, however often a verb is repeated; it is given up by
-settling, or by the next resize.
+Called by ``virt.libvirt.driver``. The name of a copy has the fence of the resize.
+
+Invariant: a copy is the complete disk before that resize, however often a verb is repeated. The
+copy is removed when the resize is settled, or by the next resize.
 """
 
 from __future__ import annotations
@@ -22,13 +23,19 @@ from compute_agent.virt.libvirt.xml.domain_xml import Disk
 def resize(
     libvirt: Connection, guests: LibvirtGuests, spec: GuestSpec, runs: bool, context: VerbContext
 ) -> DomainState:
-    """The guest as ``spec`` says; one that runs already is so."""
+    """Resize the guest to ``spec``, and start it if ``runs``.
+
+    Nothing is changed if the guest already runs with the fence of ``spec``.
+
+    Raises:
+        VerbFailed: The guest runs with another fence, or the host cannot make the new hardware.
+    """
     if power.find(libvirt, spec.server).fence != spec.fence:
         power.refuse_active(libvirt, spec.server)
     if not power.find(libvirt, spec.server).active:
         guests.check(spec)
         folder = guests.folder(spec.server)
-        for disk in _all(folder, spec):
+        for disk in _list_kept_disks(folder, spec):
             disks.keep(disk, str(spec.fence), context)
         if (own := root_disk(folder, spec)) is not None:
             disks.grow(own, spec.flavor.root_gb)
@@ -36,8 +43,8 @@ def resize(
     return guests.install(spec, runs, context)
 
 
-def _all(folder: Path, spec: GuestSpec) -> list[Disk]:
-    """The disks whose content counts."""
+def _list_kept_disks(folder: Path, spec: GuestSpec) -> list[Disk]:
+    """Return the root disk and the ephemeral disks. The content of swap need not be kept."""
     own = root_disk(folder, spec)
     return [
         *([own] if own else []),
@@ -53,18 +60,22 @@ def settle(
     resized: int,
     context: VerbContext,
 ) -> DomainState:
-    """Forget what was kept aside, or take ``back`` what the resize under the fence ``resized`` has
-    kept."""
+    """Confirm or revert a resize.
+
+    Args:
+        back: False drops the copies. True restores the copies made under the fence ``resized``, and
+            defines the domain by ``spec``. The guest must be off and stays off.
+    """
     power.find(libvirt, spec.server)
     folder = guests.folder(spec.server)
     if back:
         power.refuse_active(libvirt, spec.server)
-        for disk in _all(folder, spec):
+        for disk in _list_kept_disks(folder, spec):
             disks.take_back(disk, str(resized))
         state = guests.install(spec, False, context)
         local_disks.drop_others(folder, spec)
         return state
-    for disk in _all(folder, spec):
+    for disk in _list_kept_disks(folder, spec):
         disks.forget(disk)
     local_disks.drop_others(folder, spec)
     libvirt.mark(spec.server, fence=spec.fence)

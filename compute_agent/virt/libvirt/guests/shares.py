@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shares of guests on this host: which each has, and when they are mounted.
+"""Records which shares each guest on this host has, and mounts them while the guest runs.
 
-Called by ``virt.libvirt.driver`` and ``guests``. Which shares a guest has stands in a file of its
-folder, so that a guest that is described anew, to be rescued, keeps them. They are mounted in a
-folder of their own for each guest, so that no guest's end concerns another's:
-``<shares>/<server>/<share>``. Must stay true: nothing of a share is ever removed from here, so what
-is mounted never lies below what is removed.
+Called by ``virt.libvirt.driver`` and ``guests``. The record is a file in the guest's folder, so
+that a new definition of the guest, for example for a rescue, has the same shares. Each guest has
+separate mount points, ``<shares>/<server>/<share>``, so that the removal of one guest does not
+affect another.
+
+Invariant: data of a share is never deleted from here. Therefore no mount point is inside a folder
+that is removed with all content.
 """
 
 from __future__ import annotations
@@ -33,18 +35,23 @@ FILE = "shares.json"
 
 @dataclass(frozen=True)
 class GuestShares:
-    """``instances``: the folders of guests; ``folder``: where their shares are mounted."""
+    """The shares of all guests.
+
+    Attributes:
+        instances: Folder of the guests' folders.
+        folder: Folder of the mount points.
+    """
 
     instances: Path
     folder: Path
     mounts: Mounts = field(default_factory=host_mounts)
 
     def of(self, server: str) -> list[AttachedShare]:
-        """A guest's, in the order in which it got them."""
+        """Return the guest's shares, in the order of their attachment."""
         try:
             return [
-                from_wire(AttachedShare, one)
-                for one in json.loads((self.instances / server / FILE).read_text())
+                from_wire(AttachedShare, fields)
+                for fields in json.loads((self.instances / server / FILE).read_text())
             ]
         except FileNotFoundError:
             return []
@@ -52,99 +59,121 @@ class GuestShares:
     def attach(
         self, libvirt: Connection, server: str, fence: int, share: AttachedShare
     ) -> DomainState:
-        """The guest, which is off, has the share."""
+        """Add the share to the guest, which must be off.
+
+        Raises:
+            VerbFailed: The guest is active or does not exist.
+        """
         power.refuse_active(libvirt, server)
         power.find(libvirt, server)
-        kept = [one for one in self.of(server) if one.share_id != share.share_id]
-        self._write(libvirt, server, fence, [*kept, share])
+        others = [other for other in self.of(server) if other.share_id != share.share_id]
+        self._update_guest(libvirt, server, fence, [*others, share])
         return power.state(power.find(libvirt, server))
 
     def detach(self, libvirt: Connection, server: str, fence: int, share_id: str) -> None:
-        """It has it no more, nor is it mounted for it."""
+        """Unmount the share and remove it from the guest, if the guest exists.
+
+        Raises:
+            VerbFailed: The guest is active.
+        """
         power.refuse_active(libvirt, server)
-        self.mounts.unmount(self._place(server, share_id))
+        self.mounts.unmount(self._mount_point(server, share_id))
         if libvirt.find(server) is not None:
-            self._write(
-                libvirt, server, fence, [one for one in self.of(server) if one.share_id != share_id]
+            self._update_guest(
+                libvirt,
+                server,
+                fence,
+                [share for share in self.of(server) if share.share_id != share_id],
             )
-        self._leave(server)
+        self._remove_folder(server)
 
     def keep_only(self, libvirt: Connection, server: str, ids: Collection[str]) -> None:
-        """Before the guest is started: one that is off has no other shares than these any more."""
-        found = power.find(libvirt, server)
-        if found.active or all(one.share_id in ids for one in self.of(server)):
+        """Remove all other shares from a guest that is about to start.
+
+        An active guest is not changed.
+        """
+        domain = power.find(libvirt, server)
+        if domain.active or all(share.share_id in ids for share in self.of(server)):
             return
-        self._write(libvirt, server, found.fence, self._kept(server, ids))
+        self._update_guest(libvirt, server, domain.fence, self._drop_others(server, ids))
 
     def keep(self, server: str, ids: Collection[str]) -> None:
-        """The same of a guest that is about to be described anew."""
-        if any(one.share_id not in ids for one in self.of(server)):
-            self._note(server, self._kept(server, ids))
+        """Remove all other shares from the record of a guest that is about to be defined anew."""
+        if any(share.share_id not in ids for share in self.of(server)):
+            self._write_record(server, self._drop_others(server, ids))
 
-    def _kept(self, server: str, ids: Collection[str]) -> list[AttachedShare]:
-        for one in self.of(server):
-            if one.share_id not in ids:
+    def _drop_others(self, server: str, ids: Collection[str]) -> list[AttachedShare]:
+        for share in self.of(server):
+            if share.share_id not in ids:
                 log.warning(
-                    "server %s starts without share %s, which it lost", server, one.share_id
+                    "server %s starts without share %s, which it lost", server, share.share_id
                 )
-                self.mounts.unmount(self._place(server, one.share_id))
-        return [one for one in self.of(server) if one.share_id in ids]
+                self.mounts.unmount(self._mount_point(server, share.share_id))
+        return [share for share in self.of(server) if share.share_id in ids]
 
-    def dress(self, server: str, described: str) -> str:
-        """The guest's description with its shares."""
-        found = self.of(server)
-        if not found:
-            return described
-        return share_xml.dressed(
-            described, {one.tag: str(self._place(server, one.share_id)) for one in found}
+    def dress(self, server: str, xml: str) -> str:
+        """Return the guest's domain XML with the shares added."""
+        shares = self.of(server)
+        if not shares:
+            return xml
+        return share_xml.with_shares(
+            xml, {share.tag: str(self._mount_point(server, share.share_id)) for share in shares}
         )
 
     def mount(self, server: str, context: VerbContext) -> None:
-        """Before the guest is started: VerbFailed when one cannot be mounted."""
+        """Mount the guest's shares, before the guest starts.
+
+        Raises:
+            VerbFailed: A share cannot be mounted.
+        """
         for share in self.of(server):
             context.phase(CommandPhase.MOUNTING_SHARES)
             try:
                 self.mounts.mount(
-                    share.protocol, share.export_location, self._place(server, share.share_id)
+                    share.protocol, share.export_location, self._mount_point(server, share.share_id)
                 )
-            except VerbFailed as failed:
+            except VerbFailed as error:
                 raise VerbFailed(
                     f"The host could not mount share {share.share_id} of the server; detach it or try "
                     "again.",
-                    details=f"{failed} {failed.details}",
+                    details=f"{error} {error.details}",
                     retryable=False,
-                ) from failed
+                ) from error
 
     def unmount(self, server: str) -> None:
-        """When the guest is off."""
-        for place in self._places(server):
+        """Unmount the shares of a guest that is off."""
+        for place in self._list_mount_points(server):
             self.mounts.unmount(place)
-        self._leave(server)
+        self._remove_folder(server)
 
-    def _places(self, server: str) -> list[Path]:
-        """Where something may be mounted for the guest, whatever its file says."""
+    def _list_mount_points(self, server: str) -> list[Path]:
+        """Return all mount points of the guest, including any that the record does not list."""
         with suppress(FileNotFoundError):
             return sorted(self.folder / server / name for name in os.listdir(self.folder / server))
         return []
 
-    def _place(self, server: str, share_id: str) -> Path:
+    def _mount_point(self, server: str, share_id: str) -> Path:
         return self.folder / server / share_id
 
-    def _leave(self, server: str) -> None:
-        with suppress(OSError):  # another share is still there
+    def _remove_folder(self, server: str) -> None:
+        # The folder stays while another share is mounted there.
+        with suppress(OSError):
             (self.folder / server).rmdir()
 
-    def _write(
+    def _update_guest(
         self, libvirt: Connection, server: str, fence: int, shares: list[AttachedShare]
     ) -> None:
-        """The file first: a guest that is described anew meanwhile has what it is to have."""
-        self._note(server, shares)
-        tags = {one.tag: str(self._place(server, one.share_id)) for one in shares}
-        libvirt.define(share_xml.dressed(libvirt.describe(server, stored=True), tags))
+        """Record the shares, then update the stored definition.
+
+        Why: a new definition in between already has the recorded shares.
+        """
+        self._write_record(server, shares)
+        tags = {share.tag: str(self._mount_point(server, share.share_id)) for share in shares}
+        libvirt.define(share_xml.with_shares(libvirt.describe(server, stored=True), tags))
         libvirt.mark(server, fence=fence)
 
-    def _note(self, server: str, shares: list[AttachedShare]) -> None:
+    def _write_record(self, server: str, shares: list[AttachedShare]) -> None:
         path = self.instances / server / FILE
         part = path.with_name(f"{FILE}.part")
-        part.write_text(json.dumps([asdict(one) for one in shares]))
+        part.write_text(json.dumps([asdict(share) for share in shares]))
         os.replace(part, path)

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A copy of a server's disk as one moment saw it: one qcow2 file that refers to nothing.
+"""Copies a server's disk, as of one moment, to a single qcow2 file without a backing file.
 
-Called by ``virt.libvirt.driver``. Of a domain that runs or is paused QEMU itself copies the disk,
-by a backup job, while the guest goes on; of one that is off qemu-img does, told the format of each
-file. Must stay true: the guest's own disk is only read, and a copy that was cut short is made anew.
+Called by ``virt.libvirt.driver``. The disk of an active domain is copied by a backup job of QEMU
+while the guest runs. The disk of a domain that is off is copied by qemu-img, which gets the format
+of each file as an argument.
+
+Invariant: the guest's own disk is only read. An incomplete copy is discarded and made anew.
 """
 
 from __future__ import annotations
@@ -23,31 +25,40 @@ from compute_agent.virt.libvirt.xml.domain_xml import Disk
 
 
 def copy(libvirt: Connection, server: str, own: Path, target: Path, context: VerbContext) -> None:
-    """Copy the disk ``own`` of the server's domain into ``target``, which may be what an earlier
-    try has left."""
-    found = power.find(libvirt, server)
+    """Copy the server's disk ``own`` to ``target``, replacing the result of an earlier attempt.
+
+    Raises:
+        VerbFailed: The server has no such disk, or the image requires a freeze of the file systems,
+            which failed.
+        Cancelled: Before or during the copy.
+    """
+    guest = power.find(libvirt, server)
     jobs.abort(libvirt, server)
     target.unlink(missing_ok=True)
     name, disk = own_disk(libvirt.describe(server), own)
     context.phase(CommandPhase.COPYING_DISK, 0)
     if context.cancelled():
         raise Cancelled
-    if not found.active:
+    if not guest.active:
         disks.convert(disk, target, context)
         return
-    with guest_agent.frozen(libvirt, server) as still:
-        if not still and found.marks.options.get("require_quiesce") == "yes":
+    with guest_agent.frozen(libvirt, server) as is_frozen:
+        if not is_frozen and guest.marks.options.get("require_quiesce") == "yes":
             raise quiesce_failed()
-        order = backup_xml(name, target)
-        libvirt.on(
-            server, "copy the guest's disk", lambda domain: domain.backupBegin(order, None, 0)
-        )
+        xml = backup_xml(name, target)
+        libvirt.on(server, "copy the guest's disk", lambda domain: domain.backupBegin(xml, None, 0))
     jobs.backup(libvirt, server, context)
 
 
 def own_disk(described: str, own: Path) -> tuple[str, Disk]:
-    """(what the domain calls it, the disk with its base) as the domain's XML says. VerbFailed when
-    it has none."""
+    """Return libvirt's name of the disk ``own``, and the disk with the backing file.
+
+    Args:
+        described: The domain's XML.
+
+    Raises:
+        VerbFailed: The domain has no such disk.
+    """
     for name, disk in running_domain.disks(described).items():
         if disk.path == own:
             return name, disk
@@ -57,7 +68,7 @@ def own_disk(described: str, own: Path) -> tuple[str, Disk]:
 
 
 def backup_xml(name: str, target: Path) -> str:
-    """The order to copy one disk, and no other, into a new file."""
+    """Return the XML of a backup job that copies only this disk to a new file."""
     root = Element("domainbackup", mode="push")
     disk = SubElement(SubElement(root, "disks"), "disk", name=name, type="file")
     SubElement(disk, "target", file=str(target))

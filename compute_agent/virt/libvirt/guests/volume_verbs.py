@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The libvirt driver's verbs about volumes, each handed to the file that does it.
+"""The libvirt driver's verbs about volumes.
 
-``virt.libvirt.driver`` takes them over. ``volumes`` attaches, detaches and extends,
-``volume_copies`` copies one to another place, ``assisted_snapshots`` takes and merges snapshots of
-one that is a file.
+``virt.libvirt.driver`` inherits them. Each verb is passed to a class: ``GuestVolumes`` attaches,
+detaches and extends volumes, ``VolumeCopies`` copies a volume to another place, and
+``AssistedSnapshots`` takes and merges snapshots of volumes that are files.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ QUIET = VerbContext(report_progress=lambda progress: None, cancelled=lambda: Fal
 
 
 class VolumeVerbs(ABC):
-    """The verbs of ``Driver`` about volumes; the driver below has the rest, and sets these."""
+    """The verbs of ``Driver`` about volumes. The subclass sets the attributes."""
 
     _libvirt: Connection
     _guests: LibvirtGuests
 
     @abstractmethod
-    def _patiently(self, context: VerbContext, work: Callable[[], Answer]) -> Answer:
-        """Repeat while libvirtd is away."""
+    def _retry(self, context: VerbContext, work: Callable[[], Answer]) -> Answer:
+        """Call ``work`` until libvirtd answers."""
 
     def attach_volume(
         self, server: str, fence: int, volume: AttachedVolume, context: VerbContext
     ) -> DomainState:
         self._guests.folder(server)
-        return self._patiently(
+        return self._retry(
             context,
             lambda: self._guests.volumes.attach(self._libvirt, server, fence, volume, context),
         )
@@ -47,7 +47,7 @@ class VolumeVerbs(ABC):
         self, server: str, fence: int, volume: AttachedVolume, context: VerbContext
     ) -> DomainState | None:
         self._guests.folder(server)
-        return self._patiently(
+        return self._retry(
             context,
             lambda: self._guests.volumes.detach(
                 self._libvirt, server, fence, volume.volume_id, context
@@ -56,31 +56,29 @@ class VolumeVerbs(ABC):
 
     def disconnect_volumes(self, server: str, fence: int) -> None:
         self._guests.folder(server)
-        self._patiently(
-            QUIET, lambda: self._guests.volumes.disconnect(self._libvirt, server, fence)
-        )
+        self._retry(QUIET, lambda: self._guests.volumes.disconnect(self._libvirt, server, fence))
 
     def extend_volume(self, server: str, volume: AttachedVolume, context: VerbContext) -> None:
         self._guests.folder(server)
-        self._patiently(context, lambda: self._guests.volumes.extend(self._libvirt, server, volume))
+        self._retry(context, lambda: self._guests.volumes.extend(self._libvirt, server, volume))
 
     def copy_volume(
         self, server: str, fence: int, volume: AttachedVolume, context: VerbContext
     ) -> DomainState:
         copies = self._copies(server)
-        return self._patiently(context, lambda: copies.copy(fence, volume, context))
+        return self._retry(context, lambda: copies.copy(fence, volume, context))
 
     def switch_volume(
         self, server: str, fence: int, volume: AttachedVolume, context: VerbContext
     ) -> DomainState | None:
         copies = self._copies(server)
-        return self._patiently(context, lambda: copies.switch(fence, volume, context))
+        return self._retry(context, lambda: copies.switch(fence, volume, context))
 
     def keep_volume(
         self, server: str, fence: int, volume: AttachedVolume, context: VerbContext
     ) -> DomainState | None:
         copies = self._copies(server)
-        return self._patiently(context, lambda: copies.keep(fence, volume))
+        return self._retry(context, lambda: copies.keep(fence, volume))
 
     def _copies(self, server: str) -> VolumeCopies:
         self._guests.folder(server)
@@ -90,7 +88,7 @@ class VolumeVerbs(ABC):
         self, server: str, fence: int, volume: AttachedVolume, context: VerbContext
     ) -> DomainState:
         snapshots = self._snapshots(server)
-        return self._patiently(context, lambda: snapshots.take(fence, volume, context))
+        return self._retry(context, lambda: snapshots.take(fence, volume, context))
 
     def merge_volume(
         self,
@@ -101,7 +99,7 @@ class VolumeVerbs(ABC):
         context: VerbContext,
     ) -> DomainState:
         snapshots = self._snapshots(server)
-        return self._patiently(context, lambda: snapshots.merge(fence, volume, merge, context))
+        return self._retry(context, lambda: snapshots.merge(fence, volume, merge, context))
 
     def _snapshots(self, server: str) -> AssistedSnapshots:
         self._guests.folder(server)

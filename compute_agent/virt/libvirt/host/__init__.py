@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host: its capabilities, its inventory, and whether KVM works."""
+"""The host: capabilities, inventory, and whether KVM works."""

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What libvirt's capabilities say of the host: its processor, its NUMA nodes, which guests it runs.
-Pure functions.
+"""Reads libvirt's capabilities of the host: CPU, NUMA nodes and supported guests. Pure functions.
 
-Called by ``virt.libvirt.host``. Must stay true: NUMA nodes are what the claim gives out piece by
-piece, so the same host in the same state is always described alike, in the order of its numbers.
+Called by ``virt.libvirt.host``.
+
+Invariant: the same state of the host always gives the same result, in the order of the numbers,
+because claims refer to NUMA nodes and CPUs by number.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from common.domain.json_types import JsonObject
 from common.domain.models import NumaNode
 from compute_agent.virt.cpu_sets import CpuSets, parse
 
-#: A user and a group in numbers.
+#: A numeric user and group.
 LABEL = re.compile(r"\+(\d+):\+(\d+)")
-#: Kinds of domains that we define, as supported_instances calls their hypervisor.
+#: Domain types that we define, by the names in supported_instances.
 KINDS = ("kvm", "qemu", "test")
-#: Bytes of libvirt's units of memory.
+#: libvirt's units of memory, in bytes.
 UNITS = {
     "b": 1,
     "bytes": 1,
@@ -36,7 +37,7 @@ MEBIBYTE = 1 << 20
 
 
 def cpu_info(capabilities: str) -> JsonObject:
-    """The host's processor in the words of the hypervisors API."""
+    """Return the host's CPU in the format of the hypervisors API."""
     cpu = ElementTree.fromstring(capabilities).find("host/cpu")
     if cpu is None:
         return {}
@@ -64,7 +65,7 @@ def cpu_info(capabilities: str) -> JsonObject:
 
 
 def cpu_xml(cpu: JsonObject) -> str:
-    """A processor that ``cpu_info`` describes, in libvirt's words, its model alone."""
+    """Return libvirt's XML of the CPU's architecture and model, without features."""
     root = Element("cpu")
     SubElement(root, "arch").text = cpu.get("arch", "")
     SubElement(root, "model").text = cpu.get("model", "")
@@ -73,15 +74,18 @@ def cpu_xml(cpu: JsonObject) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GuestCpu:
-    """The processor that guests see: a model of libvirt's, with more features and without some of
-    its own."""
+    """The CPU of guests: one of libvirt's models, with additional and without disabled features."""
 
     model: str
     more: frozenset[str] = frozenset()
     without: frozenset[str] = frozenset()
 
     def features(self, of_model: str) -> list[str]:
-        """All of its features; ``of_model``: the model as libvirt spells it out."""
+        """Return all features, sorted.
+
+        Args:
+            of_model: The model's XML with all features, from libvirt.
+        """
         own = {
             name
             for feature in ElementTree.fromstring(of_model).iter("feature")
@@ -91,104 +95,112 @@ class GuestCpu:
 
 
 def host_model(domain_capabilities: str) -> GuestCpu | None:
-    """What ``<cpu mode="host-model">`` gives a guest; None when it gives nothing."""
+    """Return the CPU that ``<cpu mode="host-model">`` gives a guest, or None if not supported."""
     mode = ElementTree.fromstring(domain_capabilities).find("cpu/mode[@name='host-model']")
     if mode is None or not (model := mode.findtext("model")):
         return None
-    asked = {
+    features = {
         policy: frozenset(
             feature.get("name", "") for feature in mode.iterfind(f"feature[@policy='{policy}']")
         )
         for policy in ("require", "disable")
     }
-    return GuestCpu(model, asked["require"], asked["disable"])
+    return GuestCpu(model, features["require"], features["disable"])
 
 
-def offered(domain_capabilities: str, device: str, what: str) -> set[str]:
-    """The values that the emulator has for a property of a kind of device: ("disk", "bus")."""
+def find_values(domain_capabilities: str, device: str, property_name: str) -> set[str]:
+    """Return the emulator's values for a property of a device, for example ("disk", "bus").
+
+    Without domain capabilities the result is empty.
+    """
     if not domain_capabilities:
         return set()
-    found = ElementTree.fromstring(domain_capabilities).iterfind(
-        f"devices/{device}/enum[@name='{what}']/value"
+    elements = ElementTree.fromstring(domain_capabilities).iterfind(
+        f"devices/{device}/enum[@name='{property_name}']/value"
     )
-    return {value.text or "" for value in found}
+    return {value.text or "" for value in elements}
 
 
 def memory_sources(domain_capabilities: str) -> set[str]:
-    """What can lie under the memory of guests."""
+    """Return the types of memory that the emulator supports, for example {"memfd", "file"}."""
     if not domain_capabilities:
         return set()
-    found = ElementTree.fromstring(domain_capabilities).iterfind(
+    elements = ElementTree.fromstring(domain_capabilities).iterfind(
         "memoryBacking/enum[@name='sourceType']/value"
     )
-    return {value.text or "" for value in found}
+    return {value.text or "" for value in elements}
 
 
 def supported_instances(capabilities: str, virt_type: str) -> list[list[str]]:
-    """[architecture, hypervisor, mode] of the guests that this host runs; kvm only where guests run
-    under it."""
-    runs = {kind for kind in KINDS if kind != "kvm" or virt_type == "kvm"}
-    found = set()
+    """Return [architecture, hypervisor, mode] of the guests that this host supports.
+
+    kvm is included only if ``virt_type`` is kvm.
+    """
+    supported_kinds = {kind for kind in KINDS if kind != "kvm" or virt_type == "kvm"}
+    instances = set()
     for guest in ElementTree.fromstring(capabilities).iter("guest"):
         for arch in guest.iter("arch"):
-            found |= {
+            instances |= {
                 (arch.get("name", ""), kind, guest.findtext("os_type", ""))
                 for domain in arch.iter("domain")
-                if (kind := domain.get("type", "")) in runs
+                if (kind := domain.get("type", "")) in supported_kinds
             }
-    return [list(one) for one in sorted(found)]
+    return [list(instance) for instance in sorted(instances)]
 
 
 def guests_user(capabilities: str) -> tuple[int, int] | None:
-    """The numbers of the user and group that guests' processes run as, where libvirt says them:
-    "+64055:+110"."""
+    """Return user and group ids of guests' processes, or None if libvirt does not report them.
+
+    libvirt reports them as text, for example "+64055:+110".
+    """
     for model in ElementTree.fromstring(capabilities).iterfind("host/secmodel"):
         if model.findtext("model") == "dac" and (
-            found := LABEL.fullmatch(model.findtext("baselabel", ""))
+            match := LABEL.fullmatch(model.findtext("baselabel", ""))
         ):
-            return int(found[1]), int(found[2])
+            return int(match[1]), int(match[2])
     return None
 
 
 def numa_nodes(capabilities: str, cpus: CpuSets) -> list[NumaNode]:
-    """The NUMA nodes, with the CPUs and pages of each."""
+    """Return the NUMA nodes, with the CPUs and pages of each."""
     host = ElementTree.fromstring(capabilities).find("host")
     return (
         []
         if host is None
-        else [_numa_node(element, cpus) for element in host.iterfind("topology/cells/cell")]
+        else [_parse_numa_node(element, cpus) for element in host.iterfind("topology/cells/cell")]
     )
 
 
-def _numa_node(element: Element, cpus: CpuSets) -> NumaNode:
-    here = {
+def _parse_numa_node(element: Element, cpus: CpuSets) -> NumaNode:
+    siblings_by_cpu = {
         int(cpu.get("id", "")): cpu.get("siblings", cpu.get("id", ""))
         for cpu in element.iterfind("cpus/cpu")
     }
-    shared, dedicated = cpus.split(here)
+    shared, dedicated = cpus.split(siblings_by_cpu)
     pages = {
-        str(_size(page, "size") >> 10): int(page.text or 0) for page in element.iterfind("pages")
+        str(_read_size(page, "size") >> 10): int(page.text or 0)
+        for page in element.iterfind("pages")
     }
     memory = element.find("memory")
     return NumaNode(
         int(element.get("id", "")),
         shared,
         dedicated,
-        0 if memory is None else _memory_mb(memory),
-        _siblings(here.values()),
+        0 if memory is None else _read_memory_mb(memory),
+        _list_siblings(siblings_by_cpu.values()),
         {size: number for size, number in pages.items() if number},
     )
 
 
-def _siblings(groups: Iterable[str]) -> list[list[int]]:
-    """Threads that share a core, where more than one does."""
+def _list_siblings(groups: Iterable[str]) -> list[list[int]]:
+    """Return the groups of threads that share a core, without cores of one thread."""
     cores = {frozenset(parse(group, "siblings")) for group in groups}
     return sorted(sorted(core) for core in cores if len(core) > 1)
 
 
-def _size(element: Element, attribute: str) -> int:
+def _read_size(element: Element, attribute: str) -> int:
     return int(element.get(attribute, "0")) * UNITS[element.get("unit", "KiB")]
 
 
-def _memory_mb(memory: Element) -> int:
+def _read_memory_mb(memory: Element) -> int:
     return int(memory.text or 0) * UNITS[memory.get("unit", "KiB")] // MEBIBYTE

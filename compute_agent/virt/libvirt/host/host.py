@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host itself: what it has, which boot this is, and whether KVM works on it.
+"""The host's inventory, boot id, and whether KVM works.
 
-Called by ``virt.libvirt.driver``. KVM is believed only after a probe guest has run under it:
-/dev/kvm may exist and yet hang every guest. The probe (probe.S) is a boot sector that enters the
-modes a kernel needs and then makes QEMU exit; its answer holds until the host boots again and is
-kept in the state folder.
+Called by ``virt.libvirt.driver``. /dev/kvm may exist although every guest hangs. Therefore KVM is
+used only after a successful run of a probe guest. The probe (probe.S) is a boot sector that enters
+the CPU modes of a kernel and then makes QEMU exit. The result is stored in the state folder and is
+valid until the next boot.
 """
 
 from __future__ import annotations
@@ -39,12 +39,13 @@ from compute_agent.virt.libvirt.xml.hardware_xml import (
 )
 from compute_agent.virt.traits import COMMON, VOLUMES, of_processor
 
-#: Of the folder of guests' folders: QEMU's group goes through it to its files, and nobody else.
+#: Mode of the folder of the guests' folders. QEMU's group may pass through to the files, other
+#: users may not.
 FOLDER_MODE = 0o710
 LOG = logging.getLogger(__name__)
 GIBIBYTE = 1 << 30
 PROBE_TIMEOUT_SECONDS = 5.0
-#: probe.S as assembled; it writes 0x10 to isa-debug-exit, which makes QEMU end with 33.
+#: probe.S, assembled. The probe writes 0x10 to isa-debug-exit, so that QEMU exits with status 33.
 PROBE = (
     bytes.fromhex(
         "fa31c08ed88ec08ed0bc007cfcbf0010b90018f3abc70600100320c70600200330c706003083000f0116c07c0f20c00c"
@@ -57,20 +58,25 @@ PROBE = (
 )
 PROBE_STATUS = 33
 STORAGE_ID = ".storage-id"
-#: Folders in which packages describe the programs that serve devices of guests.
+#: Folders in which packages describe vhost-user programs, for example virtiofsd.
 VHOST_USER_FOLDERS = (Path("/etc/qemu/vhost-user"), Path("/usr/share/qemu/vhost-user"))
 
 
 def boot_id() -> str:
-    """Changes whenever the kernel of this host boots."""
+    """Return a text that changes with every boot of the host's kernel."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 @dataclass(frozen=True, slots=True)
 class HostCapabilities:
-    """What libvirt says about its host; memory in MiB. domain_capabilities: what its guests can
-    have, empty where libvirt does not say (its mock-up); cpu_features: those that guests see;
-    serves_folders: has it a virtiofsd?"""
+    """The host, as reported by libvirt.
+
+    Attributes:
+        memory_mb: In MiB.
+        domain_capabilities: XML of the emulator's capabilities, or "" with libvirt's test driver.
+        cpu_features: Features of the guests' CPU.
+        serves_folders: The host has a virtiofsd.
+    """
 
     hypervisor: str
     version: int
@@ -85,7 +91,7 @@ class HostCapabilities:
 
 @dataclass(frozen=True, slots=True)
 class HostOptions:
-    """What the operator says of this host."""
+    """The operator's configuration of this host."""
 
     hostname: str = ""
     host_ip: str = "127.0.0.1"
@@ -97,9 +103,13 @@ class HostOptions:
 
 
 def facts(libvirt: Connection, virt_type: str) -> HostCapabilities:
-    """Ask libvirt; ``virt_type``: what guests run under."""
+    """Query libvirt for the capabilities of this host.
 
-    def ask(connection: LibvirtConnection) -> HostCapabilities:
+    Args:
+        virt_type: Domain type of the guests: kvm, qemu or test.
+    """
+
+    def query(connection: LibvirtConnection) -> HostCapabilities:
         _, memory_mb, cpus, *_ = connection.getInfo()
         domain_capabilities = ""
         features: tuple[str, ...] = ()
@@ -125,7 +135,7 @@ def facts(libvirt: Connection, virt_type: str) -> HostCapabilities:
             bool(domain_capabilities) and has_virtiofsd(),
         )
 
-    return libvirt.ask("describe the host", ask)
+    return libvirt.ask("describe the host", query)
 
 
 def has_virtiofsd(folders: tuple[Path, ...] = VHOST_USER_FOLDERS) -> bool:
@@ -145,7 +155,7 @@ def has_virtiofsd(folders: tuple[Path, ...] = VHOST_USER_FOLDERS) -> bool:
 def inventory(
     facts: HostCapabilities, state_dir: Path, virt_type: str, about: HostOptions
 ) -> HostInventory:
-    """All that this host has; the disk is the file system that holds ``state_dir``."""
+    """Return the host's inventory. The disk is the file system of ``state_dir``."""
     disk = os.statvfs(state_dir)
     numa_nodes = capabilities.numa_nodes(facts.capabilities, about.cpus)
     shared, dedicated = about.cpus.split(range(facts.cpus))
@@ -172,8 +182,10 @@ def inventory(
 
 
 def close_to_others(instances: Path, host_capabilities: str) -> None:
-    """Of all users but ours only QEMU's group, which libvirt's capabilities say, may go through to
-    guests' files."""
+    """Restrict the folder of the guests' folders to the agent and QEMU's group.
+
+    Without a group in libvirt's capabilities the folder is not changed.
+    """
     user = capabilities.guests_user(host_capabilities)
     if user is None:
         return
@@ -189,28 +201,30 @@ def close_to_others(instances: Path, host_capabilities: str) -> None:
 
 
 def give_to_guest(libvirt: Connection, files: Iterable[Path]) -> None:
-    """These files are QEMU's, as libvirt makes them when it starts a guest. For one that came over
-    storage which libvirt does not know to be shared: there its source takes them back when the
-    guest has gone."""
+    """Make QEMU's user the owner of these files, as libvirt does at the start of a guest.
+
+    Why: after a migration over storage that libvirt does not know to be shared, the source's
+    libvirt takes the files back.
+    """
     user = capabilities.guests_user(
-        libvirt.ask("describe its users", lambda one: str(one.getCapabilities()))
+        libvirt.ask("describe its users", lambda connection: str(connection.getCapabilities()))
     )
     if user is None:
         return
     for file in files:
-        about = file.stat()
-        if (about.st_uid, about.st_gid) != user:
+        status = file.stat()
+        if (status.st_uid, status.st_gid) != user:
             try:
                 os.chown(file, *user, follow_symlinks=False)
             except PermissionError as problem:
-                LOG.warning(
-                    "the guest may not be able to go on, for QEMU cannot open its file: %s", problem
-                )
+                LOG.warning("the guest may fail, because QEMU cannot open its file: %s", problem)
 
 
 def storage_id(instances: Path) -> str:
-    """Whose servers' folders these are: the same text on two hosts if and only if they share them.
-    Written once."""
+    """Return an id of the storage: equal on two hosts exactly if they share the folder.
+
+    The first host writes the id.
+    """
     path = instances / STORAGE_ID
     if not path.exists():
         part = path.with_name(f"{STORAGE_ID}.{uuid.uuid4().hex}.part")
@@ -219,7 +233,8 @@ def storage_id(instances: Path) -> str:
             file.flush()
             os.fsync(file.fileno())
         try:
-            os.link(part, path)  # unlike a rename it never takes the place of another host's
+            # Unlike a rename, a link never replaces the file of another host.
+            os.link(part, path)
         except FileExistsError:
             LOG.debug("another host wrote %s first", path)
         finally:
@@ -228,15 +243,13 @@ def storage_id(instances: Path) -> str:
 
 
 def place(libvirt: Connection, about: HostOptions, assignment: HardwareAssignment) -> HostPlacement:
-    """Where on this host a guest with this assignment is."""
+    """Return the CPUs and devices of this host for a guest with this assignment."""
     shared: dict[int, tuple[int, ...]] = {}
     if assignment.numa_nodes:
-        described = libvirt.ask(
-            "describe the host", lambda connection: str(connection.getCapabilities())
-        )
+        xml = libvirt.ask("describe the host", lambda connection: str(connection.getCapabilities()))
         shared = {
             numa_node.id: tuple(numa_node.cpus)
-            for numa_node in capabilities.numa_nodes(described, about.cpus)
+            for numa_node in capabilities.numa_nodes(xml, about.cpus)
         }
     return HostPlacement(
         tuple(assignment.numa_nodes),
@@ -248,33 +261,33 @@ def place(libvirt: Connection, about: HostOptions, assignment: HardwareAssignmen
 
 
 def traits(facts: HostCapabilities, has_threads: bool) -> list[str]:
-    """What guests of this host can have, sorted."""
-    found = {*COMMON, *VOLUMES, *of_processor(facts.cpu_features)}
-    found |= {
+    """Return the traits of the host, sorted."""
+    names = {*COMMON, *VOLUMES, *of_processor(facts.cpu_features)}
+    names |= {
         f"COMPUTE_STORAGE_BUS_{bus.upper()}"
         for bus in DISK_BUSES
-        if bus in capabilities.offered(facts.domain_capabilities, "disk", "bus")
+        if bus in capabilities.find_values(facts.domain_capabilities, "disk", "bus")
     }
-    found |= {
+    names |= {
         f"COMPUTE_GRAPHICS_MODEL_{model.upper()}"
         for model in VIDEO_MODELS
-        if model in capabilities.offered(facts.domain_capabilities, "video", "modelType")
+        if model in capabilities.find_values(facts.domain_capabilities, "video", "modelType")
     }
-    if facts.serves_folders and "virtiofs" in capabilities.offered(
+    if facts.serves_folders and "virtiofs" in capabilities.find_values(
         facts.domain_capabilities, "filesystem", "driverType"
     ):
-        found.add("COMPUTE_STORAGE_VIRTIO_FS")
+        names.add("COMPUTE_STORAGE_VIRTIO_FS")
     if "memfd" in capabilities.memory_sources(facts.domain_capabilities):
-        found.add("COMPUTE_MEM_BACKING_FILE")
+        names.add("COMPUTE_MEM_BACKING_FILE")
     if facts.domain_capabilities:
-        found |= {f"COMPUTE_NET_VIF_MODEL_{model.upper()}" for model in VIF_MODELS}
-        found |= {"HW_ARCH_X86_64", "COMPUTE_ARCH_X86_64", "COMPUTE_FIRMWARE_BIOS"}
-    return sorted(found | ({"HW_CPU_HYPERTHREADING"} if has_threads else set()))
+        names |= {f"COMPUTE_NET_VIF_MODEL_{model.upper()}" for model in VIF_MODELS}
+        names |= {"HW_ARCH_X86_64", "COMPUTE_ARCH_X86_64", "COMPUTE_FIRMWARE_BIOS"}
+    return sorted(names | ({"HW_CPU_HYPERTHREADING"} if has_threads else set()))
 
 
 def has_spice(facts: HostCapabilities) -> bool:
-    """Whether QEMU here can show screens by SPICE; the log says what to do where it cannot."""
-    if SPICE in capabilities.offered(facts.domain_capabilities, "graphics", "type"):
+    """True if this host's QEMU supports SPICE. Otherwise the log has the remedy."""
+    if SPICE in capabilities.find_values(facts.domain_capabilities, "graphics", "type"):
         return True
     LOG.error(
         "[spice] enabled: the QEMU of this host has no SPICE, so its guests get VNC only; install one that "
@@ -284,7 +297,10 @@ def has_spice(facts: HostCapabilities) -> bool:
 
 
 def kvm_works(state_dir: Path) -> bool:
-    """Whether a guest runs under KVM: asked once a boot, at most ``PROBE_TIMEOUT_SECONDS`` long."""
+    """True if guests run under KVM. The probe guest runs once per boot.
+
+    The first call after a boot may take ``PROBE_TIMEOUT_SECONDS``.
+    """
     answer_file, boot = state_dir / "kvm.json", boot_id()
     try:
         answer = json.loads(answer_file.read_text())
@@ -300,8 +316,12 @@ def kvm_works(state_dir: Path) -> bool:
 
 
 def probe(accelerator: str, seconds: float = PROBE_TIMEOUT_SECONDS) -> bool:
-    """Run the probe guest under an accelerator of QEMU ("kvm" or "tcg"); False when it does not end
-    well."""
+    """Run the probe guest, and return True on success.
+
+    Args:
+        accelerator: QEMU's accelerator, "kvm" or "tcg".
+        seconds: The time limit.
+    """
     emulator = shutil.which("qemu-system-x86_64")
     if emulator is None:
         return False
@@ -329,17 +349,17 @@ def probe(accelerator: str, seconds: float = PROBE_TIMEOUT_SECONDS) -> bool:
             f"file={sector.name},format=raw,if=ide,snapshot=on",
         ]
         try:
-            done = subprocess.run(
+            result = subprocess.run(
                 command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             LOG.warning("no probe guest ran under %s: %s", accelerator, error)
             return False
-    if done.returncode != PROBE_STATUS:
+    if result.returncode != PROBE_STATUS:
         LOG.info(
             "the probe guest under %s ended with %s: %s",
             accelerator,
-            done.returncode,
-            done.stderr.decode(errors="replace").strip()[:300],
+            result.returncode,
+            result.stderr.decode(errors="replace").strip()[:300],
         )
-    return done.returncode == PROBE_STATUS
+    return result.returncode == PROBE_STATUS

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guests that move between hosts: off, running, and arriving."""
+"""Moves of guests between hosts, while they are off or while they run."""

@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A guest's files on their way between hosts: what one host gives, and what becomes of it at the
-other.
+"""Copies a guest's files from one host to another.
 
-Called by ``virt.libvirt.driver``; ``incoming_migration`` takes base and config drive of a guest
-that comes while it runs. The parts are ``config``, ``disk``, the overlay alone, as the file it is,
-the ephemeral disks, and what lies under the overlay, whose name says its content
-(``backing_files``): which image the server is of now, or was made of, is not asked. Swap is made
-anew. The offer is a file in the server's
-folder: who may read, by the hash of a secret, and the fence under which it was made.
-Must stay true: a disk is given away only while no QEMU of ours has it, which is seen again and
-again while it is read; and what another host sent has its own name here only when it is whole,
-inspected, and stands on our own base.
+Called by ``virt.libvirt.driver``. ``incoming_migration`` copies the backing file and the config
+drive of a live-migrated guest with this module.
+
+The files are called parts: ``config``, ``disk`` (the overlay only), the ephemeral disks, and the
+overlay's backing file. The name of the backing file identifies the content (see ``backing_files``),
+so the server's image in the API does not matter. Swap is not copied but made anew.
+
+The source permits the reading with a file in the server's folder, the offer. This contains the hash
+of a secret and the fence at the time of the offer.
+
+Invariant: a disk is sent only while no QEMU on this host has the disk open. The source checks this
+repeatedly during the transfer.
+
+Invariant: a received file gets the final name only when complete, inspected, and based on this
+host's own backing file.
 """
 
 from __future__ import annotations
@@ -49,9 +54,16 @@ MAX_OFFER_BYTES, LOOK_SECONDS = 4096, 1.0
 
 # --- at the source ---
 def offer(libvirt: Connection, folder: Path, server: str, fence: int, secret: str) -> JsonObject:
-    """Let whoever brings the secret read; how much there is."""
-    found = power.find(libvirt, server)
-    if found.saved:
+    """Permit every holder of the secret to read the guest's files.
+
+    Returns:
+        ``{"bytes": size of the data without holes}``.
+
+    Raises:
+        VerbFailed: The server is suspended or does not exist.
+    """
+    domain = power.find(libvirt, server)
+    if domain.saved:
         raise VerbFailed(
             "The server is suspended, and its memory cannot move with its files; resume it first."
         )
@@ -60,17 +72,27 @@ def offer(libvirt: Connection, folder: Path, server: str, fence: int, secret: st
 
 
 def withdraw(folder: Path) -> None:
-    """Nobody may read any more."""
+    """Remove the offer, so that no host may read the files any more."""
     (folder / OFFER).unlink(missing_ok=True)
 
 
 def parts(libvirt: Connection, folder: Path, server: str, secret: str) -> list[Part]:
-    """What may be read with the secret. Raises errors.Forbidden."""
-    return [_part(name, path) for name, path in _offered(libvirt, folder, server, secret).items()]
+    """Return the parts that a holder of the secret may read.
+
+    Raises:
+        Forbidden: There is no offer under this secret.
+    """
+    return [
+        _describe_part(name, path)
+        for name, path in _list_offered(libvirt, folder, server, secret).items()
+    ]
 
 
-def _part(name: str, path: Path) -> Part:
-    """What is gone here has no bytes; of a base another host may have them, by its name."""
+def _describe_part(name: str, path: Path) -> Part:
+    """Describe a part. A missing file has size 0.
+
+    A missing backing file is offered because the destination may have one of this name.
+    """
     return (
         Part(name, path.stat().st_size, sparse.data_bytes(path))
         if path.exists()
@@ -81,51 +103,66 @@ def _part(name: str, path: Path) -> Part:
 def read_part(
     libvirt: Connection, folder: Path, server: str, secret: str, name: str
 ) -> Iterator[tuple[int, bytes]]:
-    """The data of a part, as long as it may be read. Raises errors.Forbidden, errors.NotFound."""
-    path = _offered(libvirt, folder, server, secret).get(name)
+    """Yield (offset, data) of a part while the offer is valid.
+
+    Raises:
+        NotFound: There is no part of this name.
+        Forbidden: There is no offer under this secret, or the guest was started meanwhile.
+    """
+    path = _list_offered(libvirt, folder, server, secret).get(name)
     if path is None:
         raise errors.NotFound("The server has no such file.")
-    looked = time.monotonic()
+    checked_at = time.monotonic()
     for piece in sparse.pieces(path, path.stat().st_size):
-        if time.monotonic() - looked > LOOK_SECONDS:
-            _still_offered(libvirt, folder, server, secret, name)
-            looked = time.monotonic()
+        if time.monotonic() - checked_at > LOOK_SECONDS:
+            _check_offer(libvirt, folder, server, secret, name)
+            checked_at = time.monotonic()
         yield piece
-    # Once more, so that whoever has read to the end knows that nothing was written meanwhile.
-    _still_offered(libvirt, folder, server, secret, name)
+    # Check again at the end. The reader then knows that the guest wrote nothing during the
+    # transfer.
+    _check_offer(libvirt, folder, server, secret, name)
 
 
-def _still_offered(libvirt: Connection, folder: Path, server: str, secret: str, name: str) -> None:
-    if name not in _offered(libvirt, folder, server, secret):
+def _check_offer(libvirt: Connection, folder: Path, server: str, secret: str, name: str) -> None:
+    if name not in _list_offered(libvirt, folder, server, secret):
         raise errors.Forbidden("The server was started while its disk was read.")
 
 
-def _offered(libvirt: Connection, folder: Path, server: str, secret: str) -> dict[str, Path]:
-    """Name -> file. Of a guest that is active only what it cannot change."""
+def _list_offered(libvirt: Connection, folder: Path, server: str, secret: str) -> dict[str, Path]:
+    """Return the offered parts by name. For an active guest, only files that do not change.
+
+    Raises:
+        Forbidden: The secret is wrong, or a later command has raised the guest's fence.
+    """
     try:
         with (folder / OFFER).open("rb") as file:
             offer_record = json.loads(file.read(MAX_OFFER_BYTES))
     except FileNotFoundError:
         offer_record = {"sha256": "", "fence": -1}
-    found = libvirt.find(server)
-    is_right = hmac.compare_digest(offer_record["sha256"], _hash(secret))
-    if not is_right or found is None or found.fence > offer_record["fence"]:
+    domain = libvirt.find(server)
+    is_secret_right = hmac.compare_digest(offer_record["sha256"], _hash(secret))
+    if not is_secret_right or domain is None or domain.fence > offer_record["fence"]:
         raise errors.Forbidden("Nothing of the server is offered under this secret.")
-    described = libvirt.describe(server, stored=True)
-    # One that boots from a volume has none of its own.
+    xml = libvirt.describe(server, stored=True)
+    # A guest that boots from a volume has no root disk.
     disk = next(
-        (one for one in running_domain.disks(described).values() if one.path == folder / DISK), None
+        (
+            disk_entry
+            for disk_entry in running_domain.disks(xml).values()
+            if disk_entry.path == folder / DISK
+        ),
+        None,
     )
-    files = {CONFIG: folder / CONFIG, **({DISK: disk.path} if disk and not found.active else {})}
-    # One that is lost is offered too, and refused there: it must not be taken for one that never
-    # was.
+    files = {CONFIG: folder / CONFIG, **({DISK: disk.path} if disk and not domain.active else {})}
+    # A lost ephemeral disk is offered too. The destination then fails, instead of making a new,
+    # empty disk.
     ephemeral = (
         {}
-        if found.active
+        if domain.active
         else {
-            one.path.name: one.path
-            for one in running_domain.disks(described).values()
-            if local_disks.is_ephemeral(one.path.name)
+            disk_entry.path.name: disk_entry.path
+            for disk_entry in running_domain.disks(xml).values()
+            if local_disks.is_ephemeral(disk_entry.path.name)
         }
     )
     return {
@@ -158,8 +195,14 @@ def prepare(
     read_image: ImageReader,
     context: VerbContext,
 ) -> None:
-    """Space, and what lies under the disk; ``peer`` None: storage is shared, and the files are
-    here."""
+    """Check the free space and fetch the backing file of the root disk.
+
+    Args:
+        peer: The source, or None if storage is shared and the files are here.
+
+    Raises:
+        VerbFailed: There is not enough space, or a file is missing or damaged.
+    """
     if peer is None:
         if (own := root_disk(folder, spec)) is not None:
             disks.verify(own, context)
@@ -178,11 +221,22 @@ def receive(
     context: VerbContext,
     local: LocalDisks,
 ) -> JsonObject:
-    """The server's files here, whole; nobody has them open."""
+    """Copy the server's files from the source and grow the root disk to the flavor's size.
+
+    Args:
+        peer: The source, or None if storage is shared and the files are here.
+
+    Returns:
+        ``{"bytes": number of bytes transferred}``.
+
+    Raises:
+        VerbFailed: There is not enough space, or a file is missing or damaged.
+        Cancelled: Before any file got the final name.
+    """
     if peer is None:
-        if (here := root_disk(folder, spec)) is not None:
-            disks.verify(here, context)
-            disks.grow(here, spec.flavor.root_gb)
+        if (shared_disk := root_disk(folder, spec)) is not None:
+            disks.verify(shared_disk, context)
+            disks.grow(shared_disk, spec.flavor.root_gb)
         open_folder(folder)
         local.fit(folder, spec, new=True)
         return {"bytes": 0}
@@ -192,7 +246,7 @@ def receive(
         spec.server,
         context,
         (*((CONFIG,) if spec.config_drive else ()), *((DISK,) if has_disk else ())),
-        tuple(one.name for one in spec.disks if local_disks.is_ephemeral(one.name)),
+        tuple(extra.name for extra in spec.disks if local_disks.is_ephemeral(extra.name)),
     )
     disks.require_space(folder, copy.left)
     open_folder(folder)
@@ -201,17 +255,17 @@ def receive(
         image = fetch_base(images, spec, copy, read_image) if has_disk else None
         if spec.config_drive:
             copy.fetch(CONFIG, disks.aside(drive))
-        disk = disks.planned(folder, image)
+        root = disks.plan(folder, image)
         if has_disk:
-            copy.fetch(DISK, disks.aside(disk.path))
-            disks.take_in(disk, image, spec.flavor.root_gb)
-        beside = _beside(folder, spec, copy, local)
+            copy.fetch(DISK, disks.aside(root.path))
+            disks.take_in(root, image, spec.flavor.root_gb)
+        extra_disks = _prepare_extra_disks(folder, spec, copy, local)
         if context.cancelled():
             raise Cancelled
         if spec.config_drive:
             os.replace(disks.aside(drive), drive)
-        for one in (*([disk] if has_disk else []), *beside):
-            disks.adopt(one)
+        for disk in (*([root] if has_disk else []), *extra_disks):
+            disks.adopt(disk)
     finally:
         disks.abandon(folder)
         local_disks.abandon(folder, spec)
@@ -219,52 +273,69 @@ def receive(
     return {"bytes": copy.travelled}
 
 
-def _beside(folder: Path, spec: GuestSpec, copy: Copy, local: LocalDisks) -> list[Disk]:
-    """The disks beside the root disk, aside: those that the other host offers, and new ones where
-    it has none."""
-    there = [
-        one for one in spec.disks if local_disks.is_ephemeral(one.name) and copy.offers(one.name)
+def _prepare_extra_disks(
+    folder: Path, spec: GuestSpec, copy: Copy, local: LocalDisks
+) -> list[Disk]:
+    """Prepare the disks other than the root disk, under temporary names.
+
+    Ephemeral disks that the source offers are copied. The others, and swap, are made anew.
+    """
+    copied_specs = [
+        disk_spec
+        for disk_spec in spec.disks
+        if local_disks.is_ephemeral(disk_spec.name) and copy.offers(disk_spec.name)
     ]
-    for one in there:
-        disk = Disk(folder / one.name)
-        if not copy.has(one.name):
+    for disk_spec in copied_specs:
+        disk = Disk(folder / disk_spec.name)
+        if not copy.has(disk_spec.name):
             raise VerbFailed(
                 "A disk of the server is not on its host's storage any more.",
-                details=f"no {one.name}",
+                details=f"no {disk_spec.name}",
             )
-        copy.fetch(one.name, disks.aside(disk.path))
-        disks.take_in(disk, None, one.size_mb // 1024)
+        copy.fetch(disk_spec.name, disks.aside(disk.path))
+        disks.take_in(disk, None, disk_spec.size_mb // 1024)
     return [
-        *(Disk(folder / one.name) for one in there),
-        *local.prepare(folder, spec, [one for one in spec.disks if one not in there]),
+        *(Disk(folder / disk_spec.name) for disk_spec in copied_specs),
+        *local.prepare(
+            folder, spec, [disk_spec for disk_spec in spec.disks if disk_spec not in copied_specs]
+        ),
     ]
 
 
 def fetch_base(
     images: ImageCache, spec: GuestSpec, copy: Copy, read_image: ImageReader
 ) -> CachedImage | None:
-    """What lies under the server's disk, as the host that has it says: from the cache, from the
-    image service where the server's image has the same content, or from that host. Whoever it came
-    from, it is verified like any image."""
+    """Return the backing file of the server's root disk in the cache, or None without one.
+
+    The content comes from the cache, else from the image service if the server's image has the same
+    content, else from the source. In every case the content is verified like an image.
+    """
     base = copy.base
     if base is None:
         return None
     name, content = base
-    most = spec.flavor.root_gb * GIBIBYTE
+    max_bytes = spec.flavor.root_gb * GIBIBYTE
     if spec.image and backing_files.same_content(spec.image, content):
         try:
-            return images.fetch(spec.image, most, read_image, copy.context)
+            return images.fetch(spec.image, max_bytes, read_image, copy.context)
         except (ImageMissing, errors.Unavailable) as problem:
             if not copy.has(name):
                 raise
             LOG.info("the image of server %s comes from its host: %s", spec.server, problem)
-    return images.fetch(content, most, lambda image: copy.whole(name), copy.context)
+    return images.fetch(content, max_bytes, lambda image: copy.whole(name), copy.context)
 
 
 class Copy:
-    """Files of one server that come from a peer. ``names``: those that it must have, and ``others``
-    that it may have, of which progress is told; ``left``: how much of them is still to come;
-    ``travelled``: all that came, in bytes."""
+    """A copy of one server's files from another host, with progress.
+
+    Args:
+        names: Parts that the source must offer. The progress counts them.
+        others: Parts that the progress counts if the source offers them.
+
+    Attributes:
+        left: Bytes of these parts still to copy.
+        travelled: All bytes received so far.
+    """
 
     def __init__(
         self,
@@ -276,48 +347,55 @@ class Copy:
     ) -> None:
         self._peer, self._server, self.context = peer, server, context
         context.phase(CommandPhase.COPYING_FILES, 0)
-        self._offered = {
+        self._list_offered = {
             part.name: part
             for part in read_in_background(f"parts-{server}", lambda: iter(peer.parts()), context)
         }
         self._total = self.left = sum(
-            self._part(name).bytes for name in (*names, *filter(self.offers, others))
+            self._describe_part(name).bytes for name in (*names, *filter(self.offers, others))
         )
         self.travelled = 0
 
     @property
     def base(self) -> tuple[str, ImageRef] | None:
-        """The part that lies under the disk, and its content; None when the disk stands on
-        nothing."""
-        for name in self._offered:
+        """Return name and content of the disk's backing file, or None without one."""
+        for name in self._list_offered:
             if content := backing_files.image_of(name):
                 return name, content
         return None
 
     def offers(self, name: str) -> bool:
-        """Whether the peer says that it has the part."""
-        return name in self._offered
+        """True if the source lists the part."""
+        return name in self._list_offered
 
     def has(self, name: str) -> bool:
-        """Whether there is something of the part."""
-        return self._part(name).size > 0
+        """True if the source has data of the part. A listed part may have been lost."""
+        return self._describe_part(name).size > 0
 
     def fetch(self, name: str, path: Path) -> None:
-        """Write a part into a file of ours, with its holes, and read it back: that the host can
-        read every byte of it is known before the other host may remove its own."""
-        size = self._part(name).size
+        """Write a part to a file, with holes, and read the file back.
+
+        Why: the source may remove the original afterwards, so this host must be able to read every
+        byte.
+
+        Raises:
+            VerbFailed: The file cannot be written or read.
+            Cancelled: While the file was read back.
+        """
+        size = self._describe_part(name).size
         try:
             with closing(
                 read_in_background(
                     f"copy-{self._server}", lambda: self._peer.read(name), self.context
                 )
             ) as pieces:
-                stored = sparse.write(path, size, self._counted(pieces))
+                stored = sparse.write(path, size, self._count(pieces))
             for count in sparse.proved(path, stored):
                 if self.context.cancelled():
                     raise Cancelled
                 self.context.phase(
-                    CommandPhase.VERIFYING_FILES, 100 * count // max(self._part(name).bytes, 1)
+                    CommandPhase.VERIFYING_FILES,
+                    100 * count // max(self._describe_part(name).bytes, 1),
                 )
         except (OSError, ValueError) as error:
             raise VerbFailed(
@@ -327,26 +405,26 @@ class Copy:
             ) from error
 
     def whole(self, name: str) -> Iterator[bytes]:
-        """All bytes of a part."""
-        for data in sparse.filled(self._part(name).size, self._peer.read(name)):
+        """Yield all bytes of a part, with zeros for the holes."""
+        for data in sparse.filled(self._describe_part(name).size, self._peer.read(name)):
             self.travelled += len(data)
             yield data
 
-    def _counted(self, pieces: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+    def _count(self, pieces: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
         for offset, data in pieces:
             yield offset, data
             self.travelled += len(data)
             self.left = max(0, self.left - len(data))
-            done = self._total - self.left
-            self.context.phase(CommandPhase.COPYING_FILES, 100 * done // max(self._total, 1))
+            copied = self._total - self.left
+            self.context.phase(CommandPhase.COPYING_FILES, 100 * copied // max(self._total, 1))
             self.context.report_migration(
-                {"disk_total": self._total, "disk_processed": done, "disk_remaining": self.left}
+                {"disk_total": self._total, "disk_processed": copied, "disk_remaining": self.left}
             )
 
-    def _part(self, name: str) -> Part:
-        if name not in self._offered:
+    def _describe_part(self, name: str) -> Part:
+        if name not in self._list_offered:
             raise VerbFailed(
                 "The host that has the server does not offer all of its files.",
-                details=f"no part {name!r} among {', '.join(sorted(self._offered)) or 'none'}",
+                details=f"no part {name!r} among {', '.join(sorted(self._list_offered)) or 'none'}",
             )
-        return self._offered[name]
+        return self._list_offered[name]

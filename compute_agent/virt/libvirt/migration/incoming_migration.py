@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A guest that comes while it runs: what must be here before, and what it becomes when it is here.
+"""The destination of a live migration: preparation and completion.
 
-Called by ``virt.libvirt.driver``; ``live_migration`` is the other end. Before the migration begins
-whatever could keep it from ending well is refused with its reason, and what it does not bring is
-laid out: base image, config drive, a disk to be filled. Must stay true: nothing here starts a guest
-from its disk, and files under a running guest are not touched.
+Called by ``virt.libvirt.driver``. ``live_migration`` is the source. Before the migration begins,
+this module refuses every guest that cannot arrive, with the reason. Then the files that the
+migration does not transfer are prepared: the backing file, the config drive and empty disks.
+
+Invariant: no guest is started from a disk here, and the files of a running guest are not touched.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from compute_agent.virt.libvirt.domains.connection import (
 from compute_agent.virt.libvirt.guests.guests import (
     HostDetails,
     LibvirtGuests,
-    described,
+    build_definition,
     open_folder,
     root_disk,
-    written,
+    write_facts,
 )
 from compute_agent.virt.libvirt.host import capabilities, host
 from compute_agent.virt.libvirt.migration import cold_migration, live_migration
@@ -47,7 +48,7 @@ from compute_agent.virt.libvirt.xml.hardware_xml import HostPlacement
 from compute_agent.virt.libvirt.xml.volume_xml import VolumeSource
 from compute_agent.virt.volumes import boots_from_volume
 
-#: Seconds in which a guest whose migration is over must be here, whole.
+#: Seconds after the end of a migration in which the guest must have arrived.
 SETTLE_SECONDS, LOOK_SECONDS = 10.0, 0.2
 
 
@@ -63,19 +64,27 @@ def prepare(
     read_image: ImageReader,
     context: VerbContext,
 ) -> JsonObject:
-    """Whether the guest can come; if so its files are here but for what the migration brings.
-    Returns what the source needs to know."""
+    """Check that the guest can come here, and prepare what the migration does not transfer.
+
+    Returns:
+        The facts about this host that ``live_migrate`` at the source needs.
+
+    Raises:
+        VerbFailed: The guest cannot come here.
+        Cancelled: Before anything was changed.
+    """
     home = guests.home(spec)
-    _refuse(libvirt, guests, options, spec, cpu)
+    _check_arrival(libvirt, guests, options, spec, cpu)
     if context.cancelled():
         raise Cancelled
     if shared:
         own = [] if boots_from_volume(spec.volumes) else [disks.ROOT_DISK]
-        for name in (*own, *(one.name for one in spec.disks)):
+        for name in (*own, *(disk.name for disk in spec.disks)):
             disks.verify(disks.existing(home.folder, name), context)
     else:
-        _lay_out(home.folder, images, spec, peer, read_image, context)
-    libvirt.undefine(spec.server)  # a description of when it was here before
+        _prepare_files(home.folder, images, spec, peer, read_image, context)
+    # Remove the definition from an earlier time on this host.
+    libvirt.undefine(spec.server)
     libvirt.ensure_bridges(plug.bridge for plug in plugs(spec.interfaces))
     guests.volumes.keep(spec.server, spec.volumes)
     guests.volumes.connect(spec.server, context)
@@ -90,24 +99,24 @@ def prepare(
         "cpus": list(place.cpus),
         "shared_cpus": {str(numa_node): list(cpus) for numa_node, cpus in place.shared.items()},
         "most_shares": place.most_shares,
-        "volumes": {one.volume_id: to_wire(source) for one, source in home.volumes},
+        "volumes": {volume.volume_id: to_wire(source) for volume, source in home.volumes},
     }
 
 
-def expected(
+def build_arrival(
     guests: LibvirtGuests,
     options: live_migration.MigrationOptions,
     spec: GuestSpec,
     source: str,
     shared: bool,
 ) -> Arrival:
-    """The guest that was prepared, as it may come from the host whose address is ``source``."""
+    """Return the record that permits the prepared guest to come from the host at ``source``."""
     home = guests.home(spec)
     return Arrival(
         spec.server,
         spec.fence,
         source,
-        described(spec, home, root_disk(home.folder, spec), made=0),
+        build_definition(spec, home, root_disk(home.folder, spec), made=0),
         live_migration.in_url(options.address),
         shared,
         options.native_tls,
@@ -115,10 +124,17 @@ def expected(
 
 
 def describe_at_destination(
-    spec: GuestSpec, to: JsonMapping, running: str, found: GuestDomain
+    spec: GuestSpec, to: JsonMapping, running: str, domain: GuestDomain
 ) -> str:
-    """The guest that runs here as the host which said ``to`` shall have it. VerbFailed when it
-    cannot."""
+    """Return the domain XML of the running guest for the destination. Called at the source.
+
+    Args:
+        to: The result of ``prepare`` at the destination.
+        running: The running domain's XML.
+
+    Raises:
+        VerbFailed: The destination uses another hypervisor type, for example qemu instead of kvm.
+    """
     kind = running_domain.virt_type(running)
     if kind != to["virt_type"]:
         raise VerbFailed(
@@ -134,7 +150,7 @@ def describe_at_destination(
         tuple(to["cpus"]),
         to["most_shares"],
     )
-    there = to.get("volumes", {})
+    volume_sources = to.get("volumes", {})
     home = HostDetails(
         Path(to["folder"]),
         kind,
@@ -142,24 +158,24 @@ def describe_at_destination(
         to["config_drive_is_disk"],
         to.get("spice", False),
         tuple(
-            (one, from_wire(VolumeSource, there[one.volume_id]))
-            for one in spec.volumes
-            if one.volume_id in there
+            (volume, from_wire(VolumeSource, volume_sources[volume.volume_id]))
+            for volume in spec.volumes
+            if volume.volume_id in volume_sources
         ),
     )
     own = (
-        one for one in running_domain.disks(running).values() if one.path.name == disks.ROOT_DISK
+        disk for disk in running_domain.disks(running).values() if disk.path.name == disks.ROOT_DISK
     )
-    disk = None if boots_from_volume(spec.volumes) else _there(next(own), home.folder)
+    root = None if boots_from_volume(spec.volumes) else _move_to_folder(next(own), home.folder)
     return running_domain.at_destination(
-        described(spec, home, disk, found.marks.made),
+        build_definition(spec, home, root, domain.marks.made),
         running,
-        replace(found.marks, fence=spec.fence),
+        replace(domain.marks, fence=spec.fence),
     )
 
 
-def _there(disk: Disk, folder: Path) -> Disk:
-    """The disk as its destination has it in this folder."""
+def _move_to_folder(disk: Disk, folder: Path) -> Disk:
+    """Return the disk with the paths in the destination's folder."""
     base = folder / disk.base.name if disk.base else None
     return replace(disk, path=folder / disk.path.name, base=base)
 
@@ -167,43 +183,60 @@ def _there(disk: Disk, folder: Path) -> Disk:
 def finish(
     libvirt: Connection, guests: LibvirtGuests, spec: GuestSpec, context: VerbContext
 ) -> GuestDomain:
-    """The guest that came runs here, or waits as it did there, and is defined as ``spec`` says."""
-    found, deadline = libvirt.find(spec.server), time.monotonic() + SETTLE_SECONDS
-    while found is not None and found.is_incoming and time.monotonic() < deadline:
+    """Complete the arrival: resume a guest that ran before, and define the domain by ``spec``.
+
+    Returns:
+        The guest's domain.
+
+    Raises:
+        VerbFailed: The guest did not arrive. The source has the guest.
+        Cancelled: While the arrival was awaited.
+    """
+    domain, deadline = libvirt.find(spec.server), time.monotonic() + SETTLE_SECONDS
+    while domain is not None and domain.is_incoming and time.monotonic() < deadline:
         if context.cancelled():
             raise Cancelled
         time.sleep(LOOK_SECONDS)
-        found = libvirt.find(spec.server)
-    if found is not None and found.is_incoming:
-        libvirt.destroy(spec.server)  # it never ran here: its source has it, whole
-        found = None
-    if found is None:
+        domain = libvirt.find(spec.server)
+    if domain is not None and domain.is_incoming:
+        # The guest never ran here. The source has the guest.
+        libvirt.destroy(spec.server)
+        domain = None
+    if domain is None:
         raise VerbFailed(
             "The server did not arrive on this host.",
             details=f"libvirt knows no domain {spec.server}",
         )
     running = libvirt.describe(spec.server)
-    host.give_to_guest(libvirt, [one.path for one in running_domain.disks(running).values()])
-    if found.power_state == PAUSED and found.marks.resumes:
+    host.give_to_guest(libvirt, [own.path for own in running_domain.disks(running).values()])
+    if domain.power_state == PAUSED and domain.marks.resumes:
         context.require_lease()
         libvirt.resume(spec.server)
     spec = replace(spec, volumes=guests.volumes.of(spec.server))
     home = guests.home(spec)
     disk = root_disk(home.folder, spec)
-    libvirt.define(running_domain.placed(described(spec, home, disk, found.marks.made), running))
-    libvirt.mark(spec.server, fence=spec.fence, moving=0, resumes=0, facts=written(facts_of(spec)))
-    libvirt.change_metadata(spec.server, lambda known: nova_xml.write(nova_xml.instance(spec)))
+    libvirt.define(
+        running_domain.with_addresses(
+            build_definition(spec, home, disk, domain.marks.made), running
+        )
+    )
+    libvirt.mark(
+        spec.server, fence=spec.fence, moving=0, resumes=0, facts=write_facts(facts_of(spec))
+    )
+    libvirt.change_metadata(
+        spec.server, lambda old_metadata: nova_xml.write(nova_xml.instance(spec))
+    )
     return power.find(libvirt, spec.server)
 
 
-def _refuse(
+def _check_arrival(
     libvirt: Connection,
     guests: LibvirtGuests,
     options: live_migration.MigrationOptions,
     spec: GuestSpec,
     cpu: JsonObject,
 ) -> None:
-    """All that could be known now to go wrong later."""
+    """Raise VerbFailed for every reason known now for which the migration could not succeed."""
     if not options.port:
         raise VerbFailed(
             "The host takes no servers in while they run.",
@@ -217,27 +250,33 @@ def _refuse(
             "The server holds a device of its host and cannot be moved while it runs.",
             details=", ".join(spec.assignment.devices),
         )
-    found = libvirt.find(spec.server)
-    if found and found.is_incoming and found.fence < spec.fence:
-        # an attempt that was given up, and may still be ending; it never ran here
+    domain = libvirt.find(spec.server)
+    if domain and domain.is_incoming and domain.fence < spec.fence:
+        # An attempt that was given up may still be ending. The guest never ran here.
         libvirt.destroy(spec.server)
-        found = libvirt.find(spec.server)
-    if found and found.active:
+        domain = libvirt.find(spec.server)
+    if domain and domain.active:
         raise VerbFailed(
             "A guest of the server is on the host already.",
             retryable=True,
-            details=f"power state {found.power_state}, fence {found.fence}",
+            details=f"power state {domain.power_state}, fence {domain.fence}",
         )
-    if lacking := lacks(libvirt, cpu):
+    if missing_features := lacks(libvirt, cpu):
         raise VerbFailed(
-            f"The host's CPU lacks {', '.join(lacking)}, which the server may use.", retryable=True
+            f"The host's CPU lacks {', '.join(missing_features)}, which the server may use.",
+            retryable=True,
         )
     guests.check(spec)
 
 
 def lacks(libvirt: Connection, cpu: JsonObject) -> list[str]:
-    """What a CPU, as ``cpu_info`` describes it, has and this host's has not; sorted. Of the
-    features of its model only those that libvirt knows of count."""
+    """Return the CPU features that this host lacks, sorted.
+
+    Args:
+        cpu: ``cpu_info`` of the source, with the features and the model that the guest may use.
+            Features of the model that this host's libvirt does not know are left out. {} requires
+            no features.
+    """
     if not cpu:
         return []
     ours = capabilities.cpu_info(
@@ -245,11 +284,11 @@ def lacks(libvirt: Connection, cpu: JsonObject) -> list[str]:
     )
     if cpu.get("arch") != ours.get("arch"):
         return [f"the architecture {cpu.get('arch')}"]
-    return sorted(_features(libvirt, cpu) - _features(libvirt, ours))
+    return sorted(_list_features(libvirt, cpu) - _list_features(libvirt, ours))
 
 
-def _features(libvirt: Connection, cpu: JsonObject) -> set[str]:
-    """Those that are named, and those of the model."""
+def _list_features(libvirt: Connection, cpu: JsonObject) -> set[str]:
+    """Return the listed features of a CPU and the features of the CPU's model."""
     named = set(cpu.get("features", ()))
     if not cpu.get("model"):
         return named
@@ -264,7 +303,7 @@ def _features(libvirt: Connection, cpu: JsonObject) -> set[str]:
     )
 
 
-def _lay_out(
+def _prepare_files(
     folder: Path,
     images: ImageCache,
     spec: GuestSpec,
@@ -272,8 +311,11 @@ def _lay_out(
     read_image: ImageReader,
     context: VerbContext,
 ) -> None:
-    """Base, empty disks of their sizes, and the config drive as the guest knows it. What an earlier
-    try has left of the disks goes: the migration fills in only what the guest has written."""
+    """Fetch the backing file and the config drive, and make empty disks of the right sizes.
+
+    Disks of an earlier attempt are replaced, because the migration writes only blocks that the
+    guest has written.
+    """
     disks.require_space(folder, local_disks.room(spec))
     open_folder(folder)
     copy = cold_migration.Copy(
@@ -282,7 +324,7 @@ def _lay_out(
     own = not boots_from_volume(spec.volumes)
     image = cold_migration.fetch_base(images, spec, copy, read_image) if own else None
     context.phase(CommandPhase.MAKING_DISKS)
-    disk, drive = disks.planned(folder, image), folder / cold_migration.CONFIG
+    disk, drive = disks.plan(folder, image), folder / cold_migration.CONFIG
     try:
         if own:
             disks.prepare(disk, image, spec.flavor.root_gb)

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A guest that leaves while it runs: one migration of libvirt's, from its beginning or from where a
-dead agent left it.
+"""The source of a live migration: begins or joins a migration, and concludes the move.
 
-Called by ``virt.libvirt.driver``; ``incoming_migration`` is the other end. The two libvirtds do the
-work between them, so that it goes on whatever becomes of the agent; that it has begun is marked on
-the domain. This host's calls the other's proxy (``incoming``), which proves both. Must stay true:
-VerbFailed is said only of a guest that is here, as before, its CPUs running if they ran; success
-only when it is not here any more. Where that is not plain, because libvirtd died in the last
-moments, the destination is asked, and while it does not answer nothing is resumed and nothing
-removed: never do both run.
+Called by ``virt.libvirt.driver``. ``incoming_migration`` is the destination. The libvirtds of the
+two hosts carry out the migration, which continues when the agent dies. The domain's metadata
+records the beginning, and the next agent joins the migration. This host's libvirtd calls the
+destination's proxy (``incoming``), and both hosts authenticate each other.
+
+Invariant: the guest never runs on both hosts. VerbFailed means that the guest is here, as before,
+and running if the CPUs ran before. Success means that the guest is not here any more. If libvirtd
+died in the last moments, the state here does not show which host has the guest. Then this host
+queries the destination, and does not resume or remove the guest before the answer.
 """
 
 from __future__ import annotations
@@ -61,28 +62,34 @@ LOOK_SECONDS, CANCEL_SECONDS, VANISH_SECONDS, EARLIER_MIGRATION_SECONDS, ABORT_S
     60.0,
 )
 GIBIBYTE = 1 << 30
-#: Time is given for at least this many GiB.
+#: The completion timeout of a smaller guest is computed for this size.
 MIN_COUNTED_GIBIBYTES = 2
-#: How one libvirtd calls another: over TLS or in plain text, with the ports on which earlier
-#: releases listened.
+#: Schemes of the URI by which a libvirtd calls another, and the default ports of earlier releases.
 TLS, PLAIN = "qemu+tls", "qemu+tcp"
 PORTS = {TLS: 16514, PLAIN: 16509}
-#: What libvirt's clients call their files, and whose they are here.
+#: File names that libvirt's clients expect, and the fields of ``Tls`` with our paths.
 PROOF = {"cacert.pem": "ca", "clientcert.pem": "cert", "clientkey.pem": "key"}
 HOST = re.compile(r"[\w.:-]{1,253}", re.ASCII)
 COUNTED = tuple(
-    f"{what}_{part}" for what in ("memory", "disk") for part in ("total", "processed", "remaining")
+    f"{kind}_{part}" for kind in ("memory", "disk") for part in ("total", "processed", "remaining")
 )
 
 
 @dataclass(frozen=True, slots=True)
 class MigrationOptions:
-    """How this host's guests move, as [migration] has it. port: where the libvirtd of another host
-    reaches this one's (0: no guest comes here), address: where that is, and where this host takes
-    their memory in; bandwidth in MiB/s (0: no limit); completion_timeout in seconds for each GiB
-    (0: none); timeout_action: abort or force_complete;
-    plain_text: whether guests may travel so to other machines; tls: how hosts prove themselves,
-    proof: a folder with the same files under libvirt's names."""
+    """How this host's guests move, from the section [migration] of the configuration.
+
+    Attributes:
+        port: Port at which other hosts reach this host's proxy. 0 if no guest may come here.
+        address: Address of that port, and of the transfer of memory to this host.
+        bandwidth: MiB/s, or 0 for no limit.
+        completion_timeout: Seconds for each GiB, or 0 for no timeout.
+        timeout_action: ``abort`` or ``force_complete``.
+        native_tls: QEMU encrypts the transfer.
+        plain_text: Guests may travel to other machines without encryption.
+        tls: The hosts' certificates and key, or None.
+        proof: Folder with the files of ``tls`` under libvirt's names.
+    """
 
     port: int = 0
     address: str = ""
@@ -97,33 +104,37 @@ class MigrationOptions:
     proof: str = ""
 
     def plain_text_to(self, to: JsonObject) -> str:
-        """Why what goes to that host would be plain text on its way; "" when it is not, or may
-        be."""
-        where = Way.of(to)
-        if self.plain_text or (is_loopback(to["address"]) and is_loopback(where.host)):
+        """Return why the transfer to that host must be refused as plain text, or "".
+
+        A transfer is permitted if encrypted, if ``plain_text`` is set, or within one machine.
+        """
+        way = Way.of(to)
+        if self.plain_text or (is_loopback(to["address"]) and is_loopback(way.host)):
             return ""
-        if not where.encrypted or self.tls is None:
-            return f"[tls] ca_file is not set {'here' if where.encrypted else 'there'}"
+        if not way.encrypted or self.tls is None:
+            return f"[tls] ca_file is not set {'here' if way.encrypted else 'there'}"
         return "" if self.native_tls else "[migration] live_migration_with_native_tls is false"
 
     @property
     def facts(self) -> dict[str, str]:
-        """What others need to know of this host."""
+        """Return the part of the host's facts that other hosts need for live migrations."""
         uri = f"{TLS if self.tls else PLAIN}://{in_url(self.address)}:{self.port}/system"
         return {"uri": uri if self.port else "", "address": self.address if self.port else ""}
 
     def uri(self, to: JsonObject) -> str:
-        """What this host's libvirtd calls the other as; of what the other says of itself only host
-        and port count."""
-        where = Way.of(to)
-        return f"{TLS if where.encrypted else PLAIN}://{in_url(where.host)}:{where.port}/system" + (
-            f"?pkipath={quote(self.proof)}" if where.encrypted and self.proof else ""
+        """Return the URI by which this host's libvirtd calls the destination's.
+
+        Only host, port and encryption come from the destination.
+        """
+        way = Way.of(to)
+        return f"{TLS if way.encrypted else PLAIN}://{in_url(way.host)}:{way.port}/system" + (
+            f"?pkipath={quote(self.proof)}" if way.encrypted and self.proof else ""
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """Where the libvirtd of another host is reached."""
+    """The address of another host's proxy."""
 
     host: str
     port: int
@@ -131,29 +142,35 @@ class Way:
 
     @classmethod
     def of(cls, to: JsonObject) -> Way:
-        """As the host itself says. VerbFailed when that is no address: a URI can name programs to
-        be run."""
+        """Parse the URI in the facts of a host.
+
+        Raises:
+            VerbFailed: The URI has no plain host name, or neither a port nor a known scheme.
+                Because a URI of libvirt can name programs to run, only host and port are used.
+        """
         try:
-            where = urlsplit(to["uri"])
-            host, port = where.hostname or "", where.port or PORTS[where.scheme]
+            parts = urlsplit(to["uri"])
+            host, port = parts.hostname or "", parts.port or PORTS[parts.scheme]
         except (ValueError, KeyError) as problem:
             raise VerbFailed(
-                "The destination does not say where it takes servers in.",
+                "The destination reports no valid address for live migrations.",
                 retryable=True,
-                details=f"it says {to.get('uri')!r}",
+                details=f"reported URI: {to.get('uri')!r}",
             ) from problem
         if not HOST.fullmatch(host):
             raise VerbFailed(
-                "The destination does not say where it takes servers in.",
+                "The destination reports no valid address for live migrations.",
                 retryable=True,
-                details=f"it says {to['uri']!r}",
+                details=f"reported URI: {to['uri']!r}",
             )
-        return cls(host, port, where.scheme == TLS)
+        return cls(host, port, parts.scheme == TLS)
 
 
 def lay_proof(folder: Path, tls: Tls) -> str:
-    """A folder in which libvirtd finds the files of ``tls`` under its own names; new ones count at
-    once."""
+    """Link the files of ``tls`` in a folder under libvirt's names, and return the folder.
+
+    The links are replaced atomically. libvirtd uses new files at the next connection.
+    """
     folder.mkdir(mode=0o711, exist_ok=True)
     for name, kind in PROOF.items():
         link = folder / f"{name}.new"
@@ -163,7 +180,7 @@ def lay_proof(folder: Path, tls: Tls) -> str:
     return str(folder)
 
 
-#: The guest as the destination's libvirt shall have it, from its running description and its marks.
+#: Returns the domain XML for the destination, from the running domain's XML and state.
 Describe = Callable[[str, GuestDomain], str]
 
 
@@ -176,13 +193,24 @@ def migrate(
     options: MigrationOptions,
     context: VerbContext,
 ) -> JsonObject:
-    """Move the guest, with its disks unless storage is ``shared``; returns {"bytes",
-    "job_seconds"}. VerbFailed: it is here as before."""
+    """Move the guest, with its disks unless storage is ``shared``.
+
+    A migration that an earlier agent began under this fence is joined.
+
+    Returns:
+        ``{"bytes": transferred, "job_seconds": duration}``.
+
+    Raises:
+        VerbFailed: The guest is here, as before.
+        MigrationAborted: As VerbFailed, after an abort by request.
+        NoAnswer: Which host has the guest is unknown.
+        Cancelled: The abort has been requested, and may still be in progress.
+    """
     migration = _Migration(libvirt, spec, to, shared, options, context)
-    found = libvirt.find(spec.server)
-    if found is not None and found.marks.moving == spec.fence:
+    domain = libvirt.find(spec.server)
+    if domain is not None and domain.marks.moving == spec.fence:
         migration.follow(None)
-    elif found is not None and (guest := migration.await_earlier()) is not None:
+    elif domain is not None and (guest := migration.await_earlier()) is not None:
         migration.check(guest)
         when_bridged(context, lambda: migration.begin(guest, describe))
     migration.conclude()
@@ -190,7 +218,7 @@ def migrate(
 
 
 class _Migration:
-    """One guest on its way out."""
+    """One outgoing migration of a guest."""
 
     def __init__(
         self,
@@ -204,19 +232,28 @@ class _Migration:
         self._libvirt, self._spec, self._server = libvirt, spec, spec.server
         self._to, self._shared, self._options, self._context = to, shared, options, context
         self._stats: JobStats = {}
-        #: Why it is being aborted, if it is; and whether it was forced to come to its end.
-        self._aborted: Exception | None = None
+        #: The exception to raise when the requested abort has ended the job.
+        self._abort_reason: Exception | None = None
         self._aborted_at = 0.0
-        self._forced = False
+        #: The guest was paused or switched to post-copy, so that the migration completes.
+        self._is_forced = False
 
     def job(self) -> JobStats:
-        """The migration that runs; empty when none does."""
+        """Return the figures of the running migration job, or {} without one."""
         stats = jobs.stats_of(self._libvirt, self._server)
         return stats if stats.get("operation") == JOB_OPERATION_MIGRATION_OUT else {}
 
     def await_earlier(self) -> GuestDomain | None:
-        """The guest, once no earlier migration is under way: one of another fence was given up, and
-        may still be ending. None when it has left with that."""
+        """Abort earlier migrations of the guest and wait for their end.
+
+        An earlier migration has another fence, was given up, and may still be ending.
+
+        Returns:
+            The guest, or None if an earlier migration has succeeded.
+
+        Raises:
+            VerbFailed: The earlier migration does not end.
+        """
         deadline = time.monotonic() + EARLIER_MIGRATION_SECONDS
         while stats := self.job():
             self._raise_if_stopped()
@@ -231,12 +268,12 @@ class _Migration:
             time.sleep(LOOK_SECONDS)
         return self._libvirt.find(self._server)
 
-    def check(self, found: GuestDomain) -> None:
-        """Whether it can begin."""
-        if not found.active:
+    def check(self, guest: GuestDomain) -> None:
+        """Raise VerbFailed if the migration cannot begin."""
+        if not guest.active:
             raise VerbFailed(
                 "The server does not run; it can be moved without live migration.",
-                details=f"power state {found.power_state}",
+                details=f"power state {guest.power_state}",
             )
         if not self._to.get("uri"):
             raise VerbFailed(
@@ -250,18 +287,18 @@ class _Migration:
             )
         self._raise_if_stopped()
 
-    def begin(self, found: GuestDomain, describe: Describe) -> None:
-        """Start the migration and follow it to its end."""
+    def begin(self, guest: GuestDomain, describe: Describe) -> None:
+        """Start the migration and follow the job to the end."""
         self._context.require_lease()
         self._libvirt.mark(
-            self._server, moving=self._spec.fence, resumes=int(found.power_state == RUNNING)
+            self._server, moving=self._spec.fence, resumes=int(guest.power_state == RUNNING)
         )
         running = self._libvirt.describe(self._server, portable=True)
-        described = describe(running, power.find_active(self._libvirt, self._server))
+        destination_xml = describe(running, power.find_active(self._libvirt, self._server))
         parameters: JsonObject = {
             PARAM_URI: f"tcp://{in_url(self._to['address'])}",
-            PARAM_DEST_XML: described,
-            PARAM_PERSIST_XML: described,
+            PARAM_DEST_XML: destination_xml,
+            PARAM_PERSIST_XML: destination_xml,
         }
         flags = (
             MIGRATE_FLAGS
@@ -271,13 +308,14 @@ class _Migration:
         flags |= MIGRATE_TLS * self._options.native_tls
         copied = [] if self._shared else list(running_domain.disks(running))
         if copied:
-            # Volumes are reached from both hosts; without a list libvirt would copy them too.
+            # Both hosts reach the volumes. Without a list libvirt would copy them too.
             flags |= MIGRATE_NON_SHARED_INC
             parameters[PARAM_MIGRATE_DISKS] = copied
-        if not copied or volume_xml.found(running):
-            # libvirt knows shared storage by the kind of its file system alone; both agents have
-            # read the same mark in it, and a volume is the same wherever it is served from. QEMU 3
-            # and later drops what the host has cached of a disk before the other host opens it.
+        if not copied or volume_xml.find_disks(running):
+            # libvirt recognizes shared storage only by the type of the file system. Here both
+            # agents have read the same marker file there, and a volume is the same on both hosts.
+            # QEMU 3 and later drops the host's cache of a disk before the other host opens the
+            # disk.
             flags |= MIGRATE_UNSAFE
         if self._options.bandwidth:
             limits = (
@@ -286,7 +324,8 @@ class _Migration:
                 else [PARAM_BANDWIDTH]
             )
             parameters |= dict.fromkeys(limits, self._options.bandwidth)
-        self._libvirt.take_ended_job(self._server)  # what an earlier one has left
+        # Discard the figures of an earlier job.
+        self._libvirt.take_ended_job(self._server)
         call = jobs.BackgroundCall(
             f"move-{self._server}",
             lambda: self._libvirt.move(
@@ -300,8 +339,11 @@ class _Migration:
             raise call.error
 
     def follow(self, call: jobs.BackgroundCall | None) -> None:
-        """Until the call, or the job that another agent began, is over: tell how far it is, do what
-        is requested."""
+        """Report progress and apply controls until the migration is over.
+
+        Args:
+            call: The call that began the migration, or None to follow a job of an earlier agent.
+        """
         while call.lasts(LOOK_SECONDS) if call else self.job():
             if self._context.cancelled():
                 self._cancel(call)
@@ -317,16 +359,24 @@ class _Migration:
                 time.sleep(LOOK_SECONDS)
 
     def conclude(self) -> None:
-        """Nothing happens any more: whose is the guest? Returns when it is gone from here."""
-        found, deadline = self._libvirt.find(self._server), time.monotonic() + VANISH_SECONDS
-        while found is not None and not found.active and time.monotonic() < deadline:
-            time.sleep(LOOK_SECONDS)  # libvirt may be about to forget it
-            found = self._libvirt.find(self._server)
-        if found is None:
+        """Decide which host has the guest after the job has ended.
+
+        Return if the guest is not here.
+
+        Raises:
+            VerbFailed: The guest is here.
+            NoAnswer: The state does not show which host has the guest.
+        """
+        domain, deadline = self._libvirt.find(self._server), time.monotonic() + VANISH_SECONDS
+        while domain is not None and not domain.active and time.monotonic() < deadline:
+            # libvirt may be about to remove the domain.
+            time.sleep(LOOK_SECONDS)
+            domain = self._libvirt.find(self._server)
+        if domain is None:
             return
-        if found.postcopy_failed:
+        if domain.postcopy_failed:
             raise _postcopy_failed()
-        if found.power_state == RUNNING or not self._is_at_destination():
+        if domain.power_state == RUNNING or not self._is_at_destination():
             self._fail_at_source(
                 VerbFailed(
                     "The migration ended before its time; the server stays where it is. Try again.",
@@ -338,17 +388,17 @@ class _Migration:
         self._libvirt.undefine(self._server)
 
     def totals(self) -> JsonObject:
-        """What has travelled, and how long libvirt was at it."""
+        """Report the final figures, and return the bytes transferred and the duration."""
         stats = self._libvirt.take_ended_job(self._server) or self._stats
         if stats:
-            self._context.report_migration(_counted(stats))
+            self._context.report_migration(_select_counters(stats))
         return {
             "bytes": int(stats.get("memory_processed", 0)) + int(stats.get("disk_processed", 0)),
             "job_seconds": int(stats.get("time_elapsed", 0)) / 1000,
         }
 
     def _raise_if_stopped(self) -> None:
-        """Raises what ends it before it has begun."""
+        """Raise Cancelled or MigrationAborted on request."""
         if self._context.cancelled():
             raise Cancelled
         if self._context.requested_control() is Control.ABORT:
@@ -358,58 +408,66 @@ class _Migration:
         if not (stats := self.job()):
             return
         self._stats = stats
-        self._context.report_migration(_counted(stats))
-        what = "memory" if stats.get("memory_total") else "disk"
-        total, left = (int(stats.get(f"{what}_{part}", 0)) for part in ("total", "remaining"))
+        self._context.report_migration(_select_counters(stats))
+        kind = "memory" if stats.get("memory_total") else "disk"
+        total, remaining = (int(stats.get(f"{kind}_{part}", 0)) for part in ("total", "remaining"))
         self._context.phase(
-            CommandPhase.MOVING_MEMORY if what == "memory" else CommandPhase.MOVING_DISK,
-            100 * (total - left) // total if total else 0,
+            CommandPhase.MOVING_MEMORY if kind == "memory" else CommandPhase.MOVING_DISK,
+            100 * (total - remaining) // total if total else 0,
         )
 
     def _enforce_timeout(self) -> None:
-        """More time for a larger guest; counted by libvirt, so that an agent that died does not
-        prolong it."""
+        """Abort or force the migration after a time that grows with the guest's size.
+
+        libvirt counts the time, so that a restart of the agent does not change the limit.
+        """
         size = self._spec.flavor.memory_mb / 1024 + (0 if self._shared else self._spec.local_gb)
-        most = self._options.completion_timeout * max(MIN_COUNTED_GIBIBYTES, size)
-        if not most or int(self._stats.get("time_elapsed", 0)) <= most * 1000:
+        max_seconds = self._options.completion_timeout * max(MIN_COUNTED_GIBIBYTES, size)
+        if not max_seconds or int(self._stats.get("time_elapsed", 0)) <= max_seconds * 1000:
             return
         if self._options.timeout_action == "force_complete":
             self._force()
         else:
             self._abort(
                 VerbFailed(
-                    f"The migration did not come to its end within {most:.0f} seconds and was aborted; "
+                    f"The migration did not come to its end within {max_seconds:.0f} seconds and was aborted; "
                     "try again when the server is less busy, or force it to complete."
                 )
             )
 
     def _abort(self, reason: Exception) -> None:
-        """Asked for at each look: libvirt does not hear it in each phase of its job."""
-        if self._aborted is None:
-            self._aborted, self._aborted_at = reason, time.monotonic()
+        """Request the abort of the job.
+
+        The request is repeated at each poll, because libvirt ignores requests in some phases.
+        """
+        if self._abort_reason is None:
+            self._abort_reason, self._aborted_at = reason, time.monotonic()
         jobs.request_abort(self._libvirt, self._server, self._stats)
         if time.monotonic() > self._aborted_at + ABORT_SECONDS:
             self._aborted_at = time.monotonic()
             LOG.error(
-                "libvirt does not abort the migration of server %s, which runs on here. If that lasts: systemctl "
-                "restart libvirtd, which harms no guest and ends it",
+                "libvirt does not abort the migration of server %s, which still runs on this host. If that lasts: "
+                "systemctl restart libvirtd, which harms no guest and ends it",
                 self._server,
             )
 
     def _cancel(self, call: jobs.BackgroundCall | None) -> None:
-        """Within seconds, also when QEMU is too busy to answer libvirt: then the job is still being
-        ended, and the guest goes on after that."""
-        self._aborted, now = Cancelled(), time.monotonic()
-        stop_at, give_up_at = now + CANCEL_SECONDS, now + ABORT_SECONDS
-        before = self._libvirt.find(self._server)
+        """Abort the job, and raise Cancelled if that takes longer than ``CANCEL_SECONDS``.
 
-        def is_ours(found: GuestDomain | None) -> TypeGuard[GuestDomain]:
-            """Whether no later command has had to do with it."""
+        If QEMU is too busy to answer, a thread continues to abort the job and then resumes the
+        guest.
+        """
+        self._abort_reason, now = Cancelled(), time.monotonic()
+        stop_at, give_up_at = now + CANCEL_SECONDS, now + ABORT_SECONDS
+        domain_before = self._libvirt.find(self._server)
+
+        def is_ours(domain: GuestDomain | None) -> TypeGuard[GuestDomain]:
+            """True if no later command has changed the domain."""
             return (
-                found is not None
-                and before is not None
-                and found.marks.moving == self._spec.fence
-                and found.marks.fence == before.marks.fence
+                domain is not None
+                and domain_before is not None
+                and domain.marks.moving == self._spec.fence
+                and domain.marks.fence == domain_before.marks.fence
             )
 
         def end() -> None:
@@ -420,8 +478,8 @@ class _Migration:
                     jobs.request_abort(self._libvirt, self._server, stats)
                 time.sleep(LOOK_SECONDS)
             is_here = call is not None and isinstance(call.error, VerbFailed)
-            while is_ours(found := self._libvirt.find(self._server)):
-                if self._goes_on(found, is_here) or time.monotonic() > give_up_at:
+            while is_ours(domain := self._libvirt.find(self._server)):
+                if self._settle_guest(domain, is_here) or time.monotonic() > give_up_at:
                     return
                 time.sleep(LOOK_SECONDS)
 
@@ -430,23 +488,32 @@ class _Migration:
             if time.monotonic() > stop_at:
                 raise Cancelled
 
-    def _goes_on(self, found: GuestDomain, is_here: bool) -> bool:
-        """libvirt may leave a guest paused whose migration broke off as it was handed over: resume
-        it where it is surely the source's. False while the destination does not say."""
-        if found.power_state != PAUSED or not found.marks.resumes or found.postcopy_failed:
+    def _settle_guest(self, domain: GuestDomain, is_here: bool) -> bool:
+        """Resume a paused guest that belongs to this host, and return whether the state is settled.
+
+        libvirt may leave the guest paused if the migration failed during the handover. Returns
+        False while the destination does not answer.
+        """
+        if domain.power_state != PAUSED or not domain.marks.resumes or domain.postcopy_failed:
             return True
         try:
             if is_here or not self._is_at_destination():
                 self._libvirt.resume(self._server)
         except errors.NoAnswer as problem:
-            LOG.warning("server %s waits, paused: %s", self._server, problem)
+            LOG.warning(
+                "server %s stays paused until the destination answers: %s", self._server, problem
+            )
             return False
         return True
 
     def _force(self) -> None:
-        """The guest goes on at the destination at once, its memory following, or else it stands
-        still, so that nothing changes any more; then libvirt lets it go on there."""
-        if self._forced:
+        """Make the migration complete, once.
+
+        With post-copy the guest continues at the destination before all memory has arrived.
+        Otherwise the guest is paused, so that no memory changes any more, and libvirt resumes the
+        guest at the destination.
+        """
+        if self._is_forced:
             return
         if self._options.post_copy and self._stats.get("memory_total"):
             try:
@@ -455,30 +522,34 @@ class _Migration:
                     "let the guest run at its destination",
                     lambda domain: domain.migrateStartPostCopy(0),
                 )
-                self._forced = True
+                self._is_forced = True
                 return
             except VerbFailed as refused:
                 LOG.info(
                     "%s is paused to complete its migration: %s", self._server, refused.details
                 )
         self._libvirt.pause(self._server)
-        self._forced = True
+        self._is_forced = True
 
     def _fail_at_source(self, reason: Exception) -> NoReturn:
-        """The guest is here, and goes on if it ran."""
-        found = power.find(self._libvirt, self._server)
-        if found.postcopy_failed:
+        """Resume a guest that ran before, and raise ``reason`` or the reason of the abort."""
+        domain = power.find(self._libvirt, self._server)
+        if domain.postcopy_failed:
             raise _postcopy_failed() from reason
-        if found.power_state == PAUSED and found.marks.resumes:
+        if domain.power_state == PAUSED and domain.marks.resumes:
             self._libvirt.resume(self._server)
         self._libvirt.mark(self._server, moving=0, resumes=0)
-        raise self._aborted or reason
+        raise self._abort_reason or reason
 
     def _is_at_destination(self) -> bool:
-        """Whether it is the destination's; NoAnswer while that is not known."""
-        where = Way.of(self._to)
+        """Return whether the destination has the guest.
+
+        Raises:
+            NoAnswer: The destination does not answer, or still waits for the guest.
+        """
+        way = Way.of(self._to)
         return has_arrived(
-            where.host, where.port, self._server, self._options.tls if where.encrypted else None
+            way.host, way.port, self._server, self._options.tls if way.encrypted else None
         )
 
 
@@ -487,13 +558,16 @@ def in_url(address: str) -> str:
 
 
 def _postcopy_failed() -> errors.NoAnswer:
-    """Until the rest of its memory has followed it the guest is neither here nor there: nothing may
-    be resumed."""
+    """Return the error of a failed post-copy.
+
+    Until the rest of the memory has been transferred, neither host has the whole guest, and the
+    guest must not be resumed.
+    """
     return errors.NoAnswer(
         "The server went on at its destination, and the connection broke before all of its memory "
         "had followed: repair the network, then virsh migrate --postcopy-resume; or delete it."
     )
 
 
-def _counted(stats: JobStats) -> dict[str, int]:
+def _select_counters(stats: JobStats) -> dict[str, int]:
     return {name: int(stats.get(name, 0)) for name in COUNTED}

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a connector is: how a host reaches the volumes of one protocol.
+"""The interface of a connector: how a host reaches the volumes of one protocol.
 
-``connectors`` has the table of them. A connector says where QEMU finds a volume, which needs no
-look at it; it reaches the volume before a guest sees it, and lets go of it when no guest has it.
+``connectors`` has the table of the connectors. A connector returns the place of a volume for QEMU
+without accessing the volume, connects the volume before the first guest, and disconnects the volume
+after the last.
 """
 
 from __future__ import annotations
@@ -21,55 +22,65 @@ HOST = re.compile(r"[\w.:-]{1,253}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What this host sees of a volume. ``serial``: by what its device is known wherever it is seen;
-    "" where it has none."""
+    """A connected volume. ``serial`` is the same on every host, or "" without one."""
 
     size_bytes: int
     serial: str = ""
 
 
 class Secrets(Protocol):
-    """What libvirt keeps for QEMU, so that no description of a guest has it."""
+    """A store of credentials for QEMU, so that the definitions of guests contain no passwords."""
 
     def keep(self, key: str, kind: str, value: str) -> None:
-        """Under this UUID, until libvirtd ends."""
+        """Store the secret under this UUID until libvirtd ends."""
 
     def drop(self, key: str) -> None:
-        """One that is gone is fine."""
+        """Remove the secret, if there is one."""
 
     def read(self, key: str) -> bytes:
-        """One that the operator has made. VerbFailed when there is none."""
+        """Return the value of a secret that the operator has defined, or raise VerbFailed."""
 
 
 class Connector(Protocol):
-    """One protocol."""
+    """Reaches the volumes of one protocol."""
 
     def source(self, volume: AttachedVolume, link: VolumeLink) -> VolumeSource:
-        """Where QEMU finds the volume. VerbFailed when that is none that this host may use."""
+        """Return the place of the volume for QEMU.
+
+        Raises:
+            VerbFailed: The connection data is not valid or not permitted on this host.
+        """
 
     def connect(self, volume: AttachedVolume, link: VolumeLink, secrets: Secrets) -> Found:
-        """Reach it. VerbFailed when it is not there. Repeatable."""
+        """Connect the volume. Repeatable.
+
+        Raises:
+            VerbFailed: The volume is not available.
+        """
 
     def disconnect(self, volume: AttachedVolume, link: VolumeLink, secrets: Secrets) -> None:
-        """No guest of this host has it any more. VerbFailed when the host does not let go of it.
-        Repeatable."""
+        """Disconnect the volume, which no guest of this host uses any more. Repeatable.
+
+        Raises:
+            VerbFailed: The volume stays connected.
+        """
 
 
 class NoSecrets:
-    """Of a hypervisor that keeps none."""
+    """The store of a hypervisor without secrets."""
 
     def keep(self, key: str, kind: str, value: str) -> None:
         raise VerbFailed("This hypervisor keeps no secrets, which the volume needs.")
 
     def drop(self, key: str) -> None:
-        """There are none."""
+        """Return at once, because no secret can exist."""
 
     def read(self, key: str) -> bytes:
         raise VerbFailed("This hypervisor keeps no secrets, which the volume needs.")
 
 
 def not_there(volume: AttachedVolume, details: str) -> VerbFailed:
-    """The failure of a volume that this host was told of and does not see."""
+    """Return the error for a volume that this host does not find."""
     return VerbFailed(
         f"This host does not find volume {volume.volume_id}; see the volume service, and try again.",
         details=details,

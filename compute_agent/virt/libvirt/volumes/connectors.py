@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How this host reaches volumes: a connector for each protocol that it knows.
+"""The connectors of this host, by protocol.
 
-Called by ``volumes``. A connector says where QEMU finds a volume, which needs no look at it, and
-verifies that it is there and the right one, before a guest sees it. Must stay true: what the volume
-service says names a volume by its id, and never another file of this host.
+Called by ``volumes``. A connector returns a volume's place for QEMU without accessing the volume,
+and verifies the volume before any use by a guest.
+
+Invariant: connection data of the volume service can never name another file of this host. For
+example, a local path must be in a configured folder and contain the volume's id.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from compute_agent.virt.libvirt.volumes.connector import (
 from compute_agent.virt.libvirt.volumes.host_connectors import (
     DeviceConnector,
     NfsConnector,
-    described_by_helper,
+    describe_by_helper,
 )
 from compute_agent.virt.libvirt.volumes.network_connectors import IscsiConnector, RbdConnector
 from compute_agent.virt.libvirt.xml import volume_tuning, volume_xml
@@ -44,25 +46,25 @@ from compute_agent.virt.volumes import VolumeLink
 
 LOG = logging.getLogger(__name__)
 
-#: Where open-iscsi has this host's name.
+#: The file with this host's iSCSI name, of open-iscsi.
 INITIATOR = Path("/etc/iscsi/initiatorname.iscsi")
 EXPORT = re.compile(r"[\w.:@/-]{1,255}", re.ASCII)
 
 
 @dataclass(frozen=True)
 class LocalConnector:
-    """Files and block devices of this host, below ``folders`` alone."""
+    """Files and block devices of this host, only in ``folders``."""
 
     folders: Sequence[Path]
 
     def source(self, volume: AttachedVolume, link: VolumeLink) -> VolumeSource:
         path = Path(str(link.data.get("device_path") or ""))
-        there = Path(os.path.realpath(path.parent))
+        real_folder = Path(os.path.realpath(path.parent))
         if (
             not path.is_absolute()
             or ".." in path.parts
             or volume.stored_id not in path.name
-            or not any(there.is_relative_to(folder.resolve()) for folder in self.folders)
+            or not any(real_folder.is_relative_to(folder.resolve()) for folder in self.folders)
         ):
             raise volumes.unreadable(
                 volume.volume_id,
@@ -70,17 +72,19 @@ class LocalConnector:
             )
         is_block = path.is_block_device()
         return VolumeSource(
-            volume_xml.BLOCK if is_block else volume_xml.FILE, str(path), direct=_is_direct(path)
+            volume_xml.BLOCK if is_block else volume_xml.FILE,
+            str(path),
+            direct=_supports_direct_io(path),
         )
 
     def connect(self, volume: AttachedVolume, link: VolumeLink, secrets: Secrets) -> Found:
         source = self.source(volume, link)
         try:
-            # A symbolic link may be a logical volume's name, but a file's own name is no link.
-            about = os.stat(source.path, follow_symlinks=source.kind == volume_xml.BLOCK)
-            if stat.S_ISREG(about.st_mode):
-                return Found(about.st_size)
-            if stat.S_ISBLK(about.st_mode):
+            # The name of a logical volume may be a symbolic link. The name of a file may not.
+            status = os.stat(source.path, follow_symlinks=source.kind == volume_xml.BLOCK)
+            if stat.S_ISREG(status.st_mode):
+                return Found(status.st_size)
+            if stat.S_ISBLK(status.st_mode):
                 with open(source.path, "rb") as device:
                     return Found(device.seek(0, os.SEEK_END))
         except OSError as problem:
@@ -88,13 +92,17 @@ class LocalConnector:
         raise not_there(volume, f"{source.path} is neither a file nor a block device")
 
     def disconnect(self, volume: AttachedVolume, link: VolumeLink, secrets: Secrets) -> None:
-        """It was QEMU alone that had it open."""
+        """Return at once, because only QEMU had the volume open."""
 
 
 @dataclass(frozen=True)
 class NbdConnector:
-    """Exports of NBD servers, which QEMU reaches by itself. ``tls``: with what this host proves
-    itself; ``plain_text``: whether data may travel without TLS to other machines."""
+    """Exports of NBD servers, which QEMU reaches by itself.
+
+    Attributes:
+        tls: This host's certificates and key, or None.
+        plain_text: Data may travel to other machines without TLS.
+    """
 
     tls: Tls | None = None
     plain_text: bool = False
@@ -106,7 +114,7 @@ class NbdConnector:
             str(data.get("export") or ""),
             data.get("port"),
         )
-        encrypted = data.get("tls") is True
+        is_encrypted = data.get("tls") is True
         if (
             not HOST.fullmatch(host)
             or not EXPORT.fullmatch(export)
@@ -118,19 +126,19 @@ class NbdConnector:
                 volume.volume_id,
                 f"host {host[:80]!r}, port {str(port)[:20]!r}, export {export[:80]!r} do not name it",
             )
-        if encrypted and self.tls is None:
+        if is_encrypted and self.tls is None:
             raise VerbFailed(
                 f"Volume {volume.volume_id} is served over TLS and this host has no certificate; set [tls] "
                 "ca_file, cert_file and key_file.",
                 retryable=True,
             )
-        if not encrypted and not (self.plain_text or is_loopback(host)):
+        if not is_encrypted and not (self.plain_text or is_loopback(host)):
             raise VerbFailed(
                 f"Volume {volume.volume_id} would travel as plain text; give its service certificates, or "
                 "set [tls] allow_plain_text = true where nobody else reaches that network.",
                 retryable=True,
             )
-        return VolumeSource(volume_xml.NETWORK, "", host, port, export, encrypted)
+        return VolumeSource(volume_xml.NETWORK, "", host, port, export, is_encrypted)
 
     def connect(self, volume: AttachedVolume, link: VolumeLink, secrets: Secrets) -> Found:
         source = self.source(volume, link)
@@ -141,42 +149,60 @@ class NbdConnector:
         )
 
     def disconnect(self, volume: AttachedVolume, link: VolumeLink, secrets: Secrets) -> None:
-        """It was QEMU alone that had it open."""
+        """Return at once, because only QEMU had the volume open."""
 
 
 @dataclass(frozen=True)
 class Connectors:
-    """Those of this host, by what the volume service calls their protocols. ``about``: who the host
-    is to that service; ``secrets``: libvirt's."""
+    """The connectors of this host, by the volume service's names of protocols.
+
+    Attributes:
+        about: This host's connector properties for the volume service.
+        secrets: libvirt's store of credentials.
+    """
 
     table: Mapping[str, Connector] = field(default_factory=lambda: {volumes.NBD: NbdConnector()})
     about: Mapping[str, object] = field(default_factory=dict)
     secrets: Secrets = field(default_factory=NoSecrets)
 
     def source(self, volume: AttachedVolume) -> VolumeSource:
-        """Where QEMU finds it. VerbFailed when this host cannot reach it."""
+        """Return the volume's place for QEMU, with limits and block sizes.
+
+        Raises:
+            VerbFailed: This host cannot reach the volume.
+        """
         link = volumes.link(volume, self.table)
-        found = self.table[link.protocol].source(volume, link)
+        place = self.table[link.protocol].source(volume, link)
         return replace(
-            found,
+            place,
             limits=volume_tuning.rates(volume.volume_id, link),
             block_sizes=volume_tuning.block_sizes(volume.volume_id, link),
         )
 
     def connect(self, volume: AttachedVolume) -> Found:
-        """Reach it and verify that it is the one."""
+        """Connect the volume and check the size.
+
+        Raises:
+            VerbFailed: The volume is not available, or is smaller than recorded in the API.
+        """
         link = volumes.link(volume, self.table)
-        found = self.table[link.protocol].connect(volume, link, self.secrets)
-        if found.size_bytes < volume.size_gb * GIBIBYTE:
+        device = self.table[link.protocol].connect(volume, link, self.secrets)
+        if device.size_bytes < volume.size_gb * GIBIBYTE:
             raise VerbFailed(
                 f"What this host found as volume {volume.volume_id} is not that volume: it has "
-                f"{found.size_bytes} bytes, not {volume.size_gb} GiB. The server does not get it.",
+                f"{device.size_bytes} bytes, not {volume.size_gb} GiB. The server does not get it.",
                 details=f"over {link.protocol}",
             )
-        return found
+        return device
 
     def disconnect(self, volume: AttachedVolume) -> None:
-        """No guest of this host has it any more. VerbFailed when the host does not let go of it."""
+        """Disconnect the volume, which no guest of this host uses any more.
+
+        A protocol that this host does not support is ignored.
+
+        Raises:
+            VerbFailed: The volume stays connected.
+        """
         if volume.connection.get("driver_volume_type") in self.table:
             link = volumes.link(volume, self.table)
             self.table[link.protocol].disconnect(volume, link, self.secrets)
@@ -184,8 +210,14 @@ class Connectors:
 
 @dataclass(frozen=True)
 class Protocols:
-    """What the operator allows beside NBD. ``by_qemu`` and ``by_host``: names of protocols, as the
-    volume service has them; ``mounts``: where exports are mounted."""
+    """The protocols that the operator permits in addition to NBD.
+
+    Attributes:
+        folders: Folders of local volumes.
+        by_qemu: Protocols that QEMU speaks, by the volume service's names.
+        by_host: Protocols that the host's kernel speaks.
+        mounts: Folder of the mount points of exports.
+    """
 
     folders: Sequence[str] = ()
     by_qemu: Collection[str] = ()
@@ -198,14 +230,14 @@ class Protocols:
 def of_host(
     allowed: Protocols, tls: Tls | None, plain_text: bool, about: Mapping[str, object]
 ) -> Connectors:
-    """As the operator allows them.
+    """Return this host's connectors for the permitted protocols.
 
     Raises:
-        ConfigError: one protocol is to be spoken by both QEMU and the host.
+        ConfigError: A protocol is configured for both QEMU and the host.
     """
-    if both := set(allowed.by_qemu) & set(allowed.by_host):
+    if duplicates := set(allowed.by_qemu) & set(allowed.by_host):
         raise ConfigError(
-            f"[agent] qemu_volume_protocols and host_volume_protocols both name {', '.join(sorted(both))}; "
+            f"[agent] qemu_volume_protocols and host_volume_protocols both name {', '.join(sorted(duplicates))}; "
             "take one of them out"
         )
     table: dict[str, Connector] = {volumes.NBD: NbdConnector(tls, plain_text)}
@@ -223,27 +255,33 @@ def of_host(
             else DeviceConnector(allowed.helper, allowed.multipath)
         )
     if set(allowed.by_host) - {volumes.NFS}:
-        about = _as_helper_says(allowed, about)
+        about = _add_helper_properties(allowed, about)
     return Connectors(table, about)
 
 
-def _as_helper_says(allowed: Protocols, about: Mapping[str, object]) -> Mapping[str, object]:
+def _add_helper_properties(allowed: Protocols, about: Mapping[str, object]) -> Mapping[str, object]:
     try:
-        return described_by_helper(allowed.helper, dict(about), allowed.multipath)
+        return describe_by_helper(allowed.helper, dict(about), allowed.multipath)
     except (NotDone, OSError) as problem:
-        LOG.warning("kilonova-volumes does not say who this host is to volumes: %s", problem)
+        LOG.warning(
+            "kilonova-volumes does not report this host's connector properties: %s", problem
+        )
         return about
 
 
 def initiator_of(name: str) -> str:
-    """A name in iSCSI for a host that open-iscsi has given none."""
+    """Return an iSCSI name for a host without a name from open-iscsi."""
     return f"iqn.2026-11.org.kilonova:{re.sub(r'[^a-z0-9.-]', '-', name.lower())}"
 
 
 def describe_host(name: str, address: str) -> dict[str, object]:
-    """Who a host is to the volume service, in os-brick's words; the name is the service's own for a
-    host whose files it serves."""
-    about: dict[str, object] = {
+    """Return this host's connector properties for the volume service, in os-brick's format.
+
+    Args:
+        name: The host's name at the volume service.
+        address: The host's IP address.
+    """
+    properties: dict[str, object] = {
         "host": name,
         "ip": address,
         "platform": os.uname().machine,
@@ -254,13 +292,13 @@ def describe_host(name: str, address: str) -> dict[str, object]:
     try:
         text = INITIATOR.read_text()
     except OSError:
-        return about
-    found = re.search(r"^InitiatorName=(\S+)$", text, re.MULTILINE)
-    return about | ({"initiator": found[1]} if found else {})
+        return properties
+    match = re.search(r"^InitiatorName=(\S+)$", text, re.MULTILINE)
+    return properties | ({"initiator": match[1]} if match else {})
 
 
-def _is_direct(path: Path) -> bool:
-    """Can it be opened past the host's cache? Not on every file system."""
+def _supports_direct_io(path: Path) -> bool:
+    """True if the file can be opened with O_DIRECT. Some file systems do not support that."""
     try:
         os.close(os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_NOFOLLOW | os.O_NONBLOCK))
     except OSError:

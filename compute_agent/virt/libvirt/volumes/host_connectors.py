@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Volumes that the host itself reaches: devices that os-brick makes, and files of NFS exports.
+"""Volumes that the host itself reaches: devices of os-brick, and files of NFS exports.
 
-Made by ``connectors.of_host`` if the operator names the protocols in [agent]
-host_volume_protocols. The agent makes no device and mounts nothing: ``kilonova-volumes``
-(``compute_agent.privileged.volume_helper``) makes devices and systemd mounts exports. Invariant:
-QEMU finds a device by the id of its volume, not by the name that the kernel gave it.
+Made by ``connectors.of_host`` if the operator names the protocols in [agent] host_volume_protocols.
+The agent itself makes no device and no mount: ``kilonova-volumes``
+(``compute_agent.privileged.volume_helper``) makes devices and systemd mounts exports.
+
+Invariant: QEMU finds a device by the volume's id, not by the kernel's device name.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ NO_HELPER = (
 )
 FILE_NAME = re.compile(r"\w[\w.-]{0,199}", re.ASCII)
 FORMATS = (volume_xml.RAW, volume_xml.QCOW2)
-#: What lies one upon the other at most.
+#: Limit of the files in a backing chain.
 MOST_FILES = 256
 
 
 @dataclass(frozen=True)
 class DeviceConnector:
-    """Devices that os-brick makes in the host's kernel. ``multipath``: over all their paths."""
+    """Devices that os-brick makes in the host's kernel. ``multipath`` uses all their paths."""
 
     helper: VolumeHelper = field(default_factory=VolumeHelper)
     multipath: bool = False
@@ -49,17 +50,17 @@ class DeviceConnector:
         return VolumeSource(volume_xml.BLOCK, str(DEVICES / volume.volume_id))
 
     def connect(self, volume: AttachedVolume, link: VolumeLink, secrets: Secrets) -> Found:
-        wanted = {"at_least": volume.size_gb * GIBIBYTE}
-        found = self._ask("connect", volume, link, wanted)
-        return Found(int(str(found["size_bytes"])), str(found["serial"]))
+        arguments = {"at_least": volume.size_gb * GIBIBYTE}
+        reply = self._call_helper("connect", volume, link, arguments)
+        return Found(int(str(reply["size_bytes"])), str(reply["serial"]))
 
     def disconnect(self, volume: AttachedVolume, link: VolumeLink, secrets: Secrets) -> None:
-        self._ask("disconnect", volume, link, {})
+        self._call_helper("disconnect", volume, link, {})
 
-    def _ask(
-        self, verb: str, volume: AttachedVolume, link: VolumeLink, more: JsonObject
+    def _call_helper(
+        self, verb: str, volume: AttachedVolume, link: VolumeLink, arguments: JsonObject
     ) -> JsonObject:
-        about = {
+        request = {
             "verb": verb,
             "volume": volume.volume_id,
             "protocol": link.protocol,
@@ -67,7 +68,7 @@ class DeviceConnector:
             "multipath": self.multipath,
         }
         try:
-            return self.helper.ask(about | more)
+            return self.helper.ask(request | arguments)
         except FileNotFoundError as problem:
             raise VerbFailed(NO_HELPER, retryable=True) from problem
         except (NotDone, OSError) as problem:
@@ -81,65 +82,72 @@ class DeviceConnector:
 
 @dataclass(frozen=True)
 class NfsConnector:
-    """Files of NFS exports, mounted below ``folder``. A mount stays until the host restarts: other
-    volumes may be in it."""
+    """Files of NFS exports, mounted below ``folder``.
+
+    A mount stays until the host restarts, because other volumes may be there.
+    """
 
     folder: Path
     mounts: Mounts = field(default_factory=host_mounts)
 
     def source(self, volume: AttachedVolume, link: VolumeLink) -> VolumeSource:
         export, name = (str(link.data.get(part) or "") for part in ("export", "name"))
-        form = str(link.data.get("format") or volume_xml.RAW)
+        disk_format = str(link.data.get("format") or volume_xml.RAW)
         if (
             not export
             or not FILE_NAME.fullmatch(name)
             or volume.volume_id not in name
-            or form not in FORMATS
+            or disk_format not in FORMATS
         ):
             raise volumes.unreadable(
                 volume.volume_id,
-                f"export {export[:80]!r}, name {name[:80]!r}, format {form:.20} are no file of "
+                f"export {export[:80]!r}, name {name[:80]!r}, format {disk_format:.20} are no file of "
                 f"{' or '.join(FORMATS)} that it names",
             )
-        return VolumeSource(volume_xml.FILE, str(self._place(export) / name), format=form)
+        return VolumeSource(
+            volume_xml.FILE, str(self._mount_point(export) / name), format=disk_format
+        )
 
     def connect(self, volume: AttachedVolume, link: VolumeLink, secrets: Secrets) -> Found:
         path, export = Path(self.source(volume, link).path), str(link.data["export"])
         self.folder.mkdir(mode=0o711, exist_ok=True)
-        self.mounts.mount("NFS", export, self._place(export))
+        self.mounts.mount("NFS", export, self._mount_point(export))
         try:
-            about = path.lstat()
+            status = path.lstat()
         except OSError as problem:
             raise not_there(volume, str(problem)) from problem
-        if not stat.S_ISREG(about.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             raise not_there(volume, f"{path} is no file")
         if self.source(volume, link).format == volume_xml.RAW:
-            return Found(about.st_size)
+            return Found(status.st_size)
         try:
-            return Found(checked(path, volume.volume_id))
+            return Found(check_chain(path, volume.volume_id))
         except (OSError, ValueError) as problem:
             raise not_there(volume, f"{path}: {problem}") from problem
 
     def disconnect(self, volume: AttachedVolume, link: VolumeLink, secrets: Secrets) -> None:
-        """It was QEMU alone that had it open."""
+        """Return at once, because only QEMU had the volume open."""
 
-    def _place(self, export: str) -> Path:
+    def _mount_point(self, export: str) -> Path:
         return self.folder / hashlib.sha256(export.encode()).hexdigest()[:32]
 
 
-def checked(path: Path, volume_id: str) -> int:
-    """How many bytes a guest sees of a qcow2 file. Whatever it is made upon is a file of the same
-    folder that the volume names too, and says its format.
+def check_chain(path: Path, volume_id: str) -> int:
+    """Check the backing chain of a qcow2 volume, and return the virtual size in bytes.
+
+    Every backing file must be in the same folder, with the volume's id in the name. The header
+    above must record the format.
 
     Raises:
-        ValueError: it refers to something else, or cannot be read as qcow2. OSError.
+        ValueError: A header is malformed, or names a file that does not fit these rules.
+        OSError: A file cannot be read.
     """
-    size, seen = 0, set[str]()
-    while len(seen) < MOST_FILES:
-        about = path.lstat()
-        if not stat.S_ISREG(about.st_mode) or path.name in seen:
+    size, names = 0, set[str]()
+    while len(names) < MOST_FILES:
+        status = path.lstat()
+        if not stat.S_ISREG(status.st_mode) or path.name in names:
             raise ValueError(f"{path.name} is no file, or lies upon itself")
-        seen.add(path.name)
+        names.add(path.name)
         header = qcow2.read(path)
         size = size or header.virtual_size
         if not header.backing:
@@ -161,8 +169,17 @@ def checked(path: Path, volume_id: str) -> int:
     raise ValueError(f"it has more than {MOST_FILES} files")
 
 
-def described_by_helper(helper: VolumeHelper, about: JsonObject, multipath: bool) -> JsonObject:
-    """Who this host is to the volume service, as os-brick says it. Raises NotDone; OSError: no
-    helper is there."""
-    question = {"verb": "host", "host": about["host"], "ip": about["ip"], "multipath": multipath}
-    return {**about, **helper.ask(question)}
+def describe_by_helper(helper: VolumeHelper, properties: JsonObject, multipath: bool) -> JsonObject:
+    """Return this host's connector properties for the volume service, completed by os-brick.
+
+    Raises:
+        NotDone: The helper failed.
+        OSError: The helper is not reachable.
+    """
+    request = {
+        "verb": "host",
+        "host": properties["host"],
+        "ip": properties["ip"],
+        "multipath": multipath,
+    }
+    return {**properties, **helper.ask(request)}

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an iSCSI target says of a logical unit: its size and its serial, before any guest sees it.
+"""An iSCSI client that reads the size and serial of a logical unit, before any guest uses the unit.
 
-Called by ``network_connectors``. A client that logs in (RFC 7143, with CHAP where there is a
-password), asks two questions and logs out; the data itself is QEMU's to read. Must stay true: a
-session of ours has an ISID of its own each time, so that it ends no session of QEMU's; no password
+Called by ``network_connectors``. The client logs in (RFC 7143, with CHAP if there is a password),
+sends two commands and logs out. QEMU reads the data itself.
+
+Invariant: each session has a new ISID, and therefore ends no session of QEMU. The password never
 leaves this process.
 """
 
@@ -22,25 +23,27 @@ LOGIN_ANSWER, COMMAND_ANSWER, DATA_IN, PING = 0x23, 0x21, 0x25, 0x20
 IMMEDIATE, FINAL, READS, HAS_STATUS, SIMPLE = 0x40, 0x80, 0x40, 0x01, 0x01
 SECURITY, OPERATIONAL, FULL = 0, 1, 3
 HEADER = 48
-#: Of an answer: the login's class "elsewhere"; SCSI's statuses; the sense of a fresh session.
+#: Values in answers: the login class for a redirection, SCSI statuses, and the sense key of a unit
+#: that was reset.
 ELSEWHERE, GOOD, CHECK_CONDITION, UNIT_ATTENTION = 1, 0, 2, 6
-#: Seconds for each answer, the longest that is read, and how often a question is asked.
+#: Seconds for each answer, bytes of an answer, and attempts for each command.
 TIMEOUT_SECONDS, MAX_ANSWER_BYTES, ATTEMPTS = 10.0, 1 << 16, 4
 MAX_LOGIN_STEPS, MAX_REDIRECTIONS = 8, 2
 MD5 = "5"
-#: The page of a unit's names, the kinds of them that are unique, and what begins one that is not.
+#: The page of a unit's names, the kinds of names that are unique, and the prefix of a local NAA
+#: name.
 NAMES_PAGE, OF_THE_UNIT = 0x83, 0
 NAA, EUI64, NAA_LOCAL = 3, 2, "3"
 LONGEST_LUN, FLAT = 1 << 14, 0x4000
 
 
 class UnitRefused(Exception):
-    """The target does not give the unit to this host; the text says why, in iSCSI's terms."""
+    """The target refuses this host the unit. The text has the reason in terms of iSCSI."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnitAddress:
-    """A logical unit: where it is, and who asks. ``user``: "" where the target asks for no name."""
+    """A logical unit, and the initiator's identity. ``user`` is "" for a target without CHAP."""
 
     host: str
     port: int
@@ -53,30 +56,38 @@ class UnitAddress:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What a unit says of itself; ``serial`` is its world-wide name, "" where it has none."""
+    """A logical unit. ``serial`` is the unit's world-wide name, or "" without one."""
 
     size_bytes: int
     serial: str
 
 
 def look_at(target: UnitAddress) -> Unit:
-    """Log in, ask, log out. Raises UnitRefused; OSError, ValueError: whatever is there does not
-    answer as iSCSI does."""
+    """Log in, read size and serial of the unit, and log out.
+
+    Raises:
+        UnitRefused: The target refuses the login or a command.
+        OSError, ValueError: The target is unreachable or does not speak iSCSI.
+    """
     host, port = target.host, target.port
     for _ in range(MAX_REDIRECTIONS + 1):
         with closing(socket.create_connection((host, port), TIMEOUT_SECONDS)) as connection:
             session = _Session(connection, target)
-            elsewhere = session.log_in()
-            if not elsewhere:
+            other_portal = session.log_in()
+            if not other_portal:
                 unit = Unit(session.size(), session.serial())
                 session.log_out()
                 return unit
-        host, port = address(elsewhere)
+        host, port = address(other_portal)
     raise UnitRefused("it sends this host from one portal to the next")
 
 
 def address(portal: str) -> tuple[str, int]:
-    """Host and port of a portal, with 3260 where it names none; raises ValueError."""
+    """Return host and port of a portal. The default port is 3260.
+
+    Raises:
+        ValueError: The text is not a portal.
+    """
     text = portal.partition(",")[0]
     if text.startswith("["):
         host, _, rest = text[1:].partition("]")
@@ -92,58 +103,62 @@ def address(portal: str) -> tuple[str, int]:
 class _Session:
     def __init__(self, connection: socket.socket, target: UnitAddress) -> None:
         self._connection, self._target = connection, target
-        self._isid = b"\x80" + os.urandom(5)  # 0x80: a random one
+        # 0x80 marks a random ISID.
+        self._isid = b"\x80" + os.urandom(5)
         self._command, self._last_status, self._task = 1, 0, 0
 
     # --- login ---
     def log_in(self) -> str:
-        """Where to log in instead; "" when this host is in."""
+        """Log in. Return the portal to use instead, or "" if the login succeeded."""
         target = self._target
-        said = {
+        credentials = {
             "InitiatorName": target.initiator,
             "TargetName": target.name,
             "SessionType": "Normal",
             "AuthMethod": "CHAP" if target.user else "None",
         }
-        stage, wanted = SECURITY, said
+        stage, fields = SECURITY, credentials
         for _ in range(MAX_LOGIN_STEPS):
-            goes_on = stage == OPERATIONAL or not target.user or "CHAP_R" in wanted
-            answer, flags = self._login(stage, wanted, goes_on)
+            is_last = stage == OPERATIONAL or not target.user or "CHAP_R" in fields
+            answer, flags = self._send_login(stage, fields, is_last)
             if "TargetAddress" in answer:
                 return answer["TargetAddress"]
             if flags & FINAL:
                 stage = flags & 3
                 if stage == FULL:
                     return ""
-                wanted = {
+                fields = {
                     "HeaderDigest": "None",
                     "DataDigest": "None",
                     "MaxRecvDataSegmentLength": str(MAX_ANSWER_BYTES),
                     "ErrorRecoveryLevel": "0",
                 }
             else:
-                wanted = self._proof(answer) if stage == SECURITY else {}
+                fields = self._answer_challenge(answer) if stage == SECURITY else {}
         raise UnitRefused("its login does not end")
 
-    def _proof(self, answer: dict[str, str]) -> dict[str, str]:
+    def _answer_challenge(self, answer: dict[str, str]) -> dict[str, str]:
         if answer.get("AuthMethod") == "CHAP":
             return {"CHAP_A": MD5}
         if "CHAP_C" not in answer:
             return {}
         if answer.get("CHAP_A") != MD5:
             raise UnitRefused("its CHAP has no algorithm in common with this host's, which is MD5")
-        number = int(answer["CHAP_I"])
-        challenge = _challenge(answer["CHAP_C"])
+        identifier = int(answer["CHAP_I"])
+        challenge = _parse_challenge(answer["CHAP_C"])
+        # CHAP requires MD5.
         proof = hashlib.md5(
-            bytes([number & 0xFF]) + self._target.password.encode() + challenge,
-            usedforsecurity=False,  # the protocol's choice
+            bytes([identifier & 0xFF]) + self._target.password.encode() + challenge,
+            usedforsecurity=False,
         )
         return {"CHAP_N": self._target.user, "CHAP_R": f"0x{proof.hexdigest()}"}
 
-    def _login(self, stage: int, said: dict[str, str], goes_on: bool) -> tuple[dict[str, str], int]:
-        after = OPERATIONAL if stage == SECURITY else FULL
-        flags = stage << 2 | (FINAL | after if goes_on else 0)
-        text = "".join(f"{name}={value}\0" for name, value in said.items()).encode()
+    def _send_login(
+        self, stage: int, fields: dict[str, str], is_last: bool
+    ) -> tuple[dict[str, str], int]:
+        next_stage = OPERATIONAL if stage == SECURITY else FULL
+        flags = stage << 2 | (FINAL | next_stage if is_last else 0)
+        text = "".join(f"{name}={value}\0" for name, value in fields.items()).encode()
         head = struct.pack(
             ">BBBBI6sHIHHII16x",
             IMMEDIATE | LOGIN,
@@ -160,7 +175,7 @@ class _Session:
             self._last_status,
         )
         self._send(head, text)
-        head, data = self._read()
+        head, data = self._receive()
         if head[0] & 0x3F != LOGIN_ANSWER:
             raise ValueError("it does not speak iSCSI")
         (status_number,) = struct.unpack(">I", head[24:28])
@@ -187,61 +202,61 @@ class _Session:
             self._last_status,
         )
         self._send(head, b"")
-        self._read()
+        self._receive()
 
     # --- questions ---
     def size(self) -> int:
-        """Its bytes."""
-        data = self._ask(struct.pack(">BB8xIBB", 0x9E, 0x10, 32, 0, 0), 32)
-        last, block = struct.unpack(">QI", data[:12])
-        return int((last + 1) * block)
+        """Return the unit's size in bytes."""
+        data = self._send_command(struct.pack(">BB8xIBB", 0x9E, 0x10, 32, 0, 0), 32)
+        last_block, block_bytes = struct.unpack(">QI", data[:12])
+        return int((last_block + 1) * block_bytes)
 
     def serial(self) -> str:
-        """By what the unit is known in the whole world; "" when it has no such name."""
+        """Return the unit's world-wide name, or "" without one."""
         try:
-            page = self._ask(struct.pack(">BBBHB", 0x12, 1, NAMES_PAGE, 1024, 0), 1024)
+            page = self._send_command(struct.pack(">BBBHB", 0x12, 1, NAMES_PAGE, 1024, 0), 1024)
         except UnitRefused:
             return ""
         return world_wide_name(page[4:])
 
-    def _ask(self, question: bytes, most: int) -> bytes:
-        """What the unit answers; one that was reset says that first."""
+    def _send_command(self, command: bytes, max_bytes: int) -> bytes:
+        """Send a command and return the unit's data. A unit that was reset reports that first."""
         for _ in range(ATTEMPTS):
-            data, status, sense = self._command_once(question, most)
+            data, status, sense = self._send_command_once(command, max_bytes)
             if status == GOOD:
                 return data
-            key = _sense_key(sense)
+            key = _read_sense_key(sense)
             if status != CHECK_CONDITION or key != UNIT_ATTENTION:
                 break
         raise UnitRefused(
             f"its unit {self._target.lun} answers with status {status:#04x}, sense {key}"
         )
 
-    def _command_once(self, question: bytes, most: int) -> tuple[bytes, int, bytes]:
+    def _send_command_once(self, command: bytes, max_bytes: int) -> tuple[bytes, int, bytes]:
         self._task += 1
         head = struct.pack(
             ">BB6xHH4xIIII16s",
             COMMAND,
             FINAL | READS | SIMPLE,
-            _lun(self._target.lun),
+            _encode_lun(self._target.lun),
             0,
             self._task,
-            most,
+            max_bytes,
             self._command,
             self._last_status,
-            question,
+            command,
         )
         self._command = (self._command + 1) & 0xFFFFFFFF
         self._send(head, b"")
         data = b""
         while True:
-            head, piece = self._read()
+            head, piece = self._receive()
             kind = head[0] & 0x3F
             if kind in (DATA_IN, COMMAND_ANSWER):
                 (status_number,) = struct.unpack(">I", head[24:28])
             if kind == DATA_IN:
                 data += piece
-                if len(data) > most:
+                if len(data) > max_bytes:
                     raise ValueError("it says more than it was asked")
                 if head[1] & HAS_STATUS:
                     self._last_status = (status_number + 1) & 0xFFFFFFFF
@@ -256,22 +271,22 @@ class _Session:
     def _send(self, head: bytes, data: bytes) -> None:
         self._connection.sendall(head + data + b"\0" * (-len(data) % 4))
 
-    def _read(self) -> tuple[bytes, bytes]:
-        head = self._bytes(HEADER)
+    def _receive(self) -> tuple[bytes, bytes]:
+        head = self._receive_bytes(HEADER)
         length = int.from_bytes(head[5:8], "big")
         if length > MAX_ANSWER_BYTES:
             raise ValueError("it does not speak iSCSI")
-        self._bytes(head[4] * 4)
-        return head, self._bytes(length + -length % 4)[:length]
+        self._receive_bytes(head[4] * 4)
+        return head, self._receive_bytes(length + -length % 4)[:length]
 
-    def _bytes(self, count: int) -> bytes:
-        found = b""
-        while len(found) < count:
-            piece = self._connection.recv(count - len(found))
+    def _receive_bytes(self, count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            piece = self._connection.recv(count - len(data))
             if not piece:
                 raise ValueError("it ended the connection")
-            found += piece
-        return found
+            data += piece
+        return data
 
 
 _REFUSALS = {
@@ -283,39 +298,42 @@ _REFUSALS = {
 }
 
 
-def _lun(number: int) -> int:
-    """As the first two bytes of SAM's address of a unit."""
+def _encode_lun(number: int) -> int:
+    """Return the first two bytes of the unit's address, by the SCSI Architecture Model."""
     if not 0 <= number < LONGEST_LUN:
         raise ValueError(f"{number} is no number of a unit")
     return number if number < 256 else FLAT | number
 
 
-def _challenge(text: str) -> bytes:
-    how, digits = text[:2].lower(), text[2:]
-    if how == "0x":
+def _parse_challenge(text: str) -> bytes:
+    prefix, digits = text[:2].lower(), text[2:]
+    if prefix == "0x":
         return bytes.fromhex("0" * (len(digits) % 2) + digits)
-    if how == "0b":
+    if prefix == "0b":
         return base64.b64decode(digits, validate=True)
     raise ValueError("its challenge is written in no way that iSCSI has")
 
 
-def _sense_key(data: bytes) -> int:
-    """Of sense data in either of its forms, behind its length."""
+def _read_sense_key(data: bytes) -> int:
+    """Return the sense key from sense data of either format, which follow a length."""
     if len(data) < 5:
         return 0
     return (data[3] if data[2] & 0x7E == 0x72 else data[4]) & 0xF
 
 
 def world_wide_name(names: bytes) -> str:
-    """Of the unit's names (page 0x83) the one that no other unit has; "" when there is none. One
-    that the target assigns by itself is none: it is another's when the target begins anew."""
-    found: dict[int, str] = {}
+    """Return the globally unique name among the unit's names (page 0x83), or "" without one.
+
+    A name that the target assigned locally does not count, because another unit may get that name
+    after the target's restart.
+    """
+    names_by_kind: dict[int, str] = {}
     while len(names) >= 4:
         kind, length = names[1], names[3]
         name, names = names[4 : 4 + length], names[4 + length :]
         if kind >> 4 & 3 == OF_THE_UNIT and name:
-            found.setdefault(kind & 0xF, name.hex())
-    registered = found.get(NAA, "")
+            names_by_kind.setdefault(kind & 0xF, name.hex())
+    registered = names_by_kind.get(NAA, "")
     if registered.startswith(NAA_LOCAL):
         registered = ""
-    return registered or found.get(EUI64, "")
+    return registered or names_by_kind.get(EUI64, "")

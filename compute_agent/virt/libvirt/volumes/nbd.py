@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an NBD server says of an export: its size, asked before any guest sees it.
+"""An NBD client that reads the size of an export, before any guest uses the export.
 
-Called by ``connectors``. A client of the protocol's negotiation (fixed newstyle), with TLS where
-the connection says so; the data itself is QEMU's to read. Must stay true: where TLS is wanted
-nothing is said of the export before it is there, and a server that has none is refused.
+Called by ``connectors``. The client speaks the fixed newstyle negotiation, with TLS if required.
+QEMU reads the data itself.
+
+Invariant: if TLS is required, the export's name is sent only over TLS. A server without TLS is
+refused.
 """
 
 from __future__ import annotations
@@ -20,19 +22,26 @@ FIXED_NEWSTYLE, NO_ZEROES = 1, 2
 ABORT, STARTTLS, INFO = 2, 5, 6
 ACK, INFO_REPLY = 1, 3
 INFO_EXPORT = 0
-#: Seconds for each answer, and the longest that is read.
+#: Seconds for each answer, and bytes of an answer.
 TIMEOUT_SECONDS, MAX_ANSWER_BYTES = 10.0, 4096
 
 
 def export_size(host: str, port: int, export: str, tls: Tls | None) -> int:
-    """Bytes of the export. VerbFailed when the server does not have it, or not as ``tls`` says, or
-    does not answer."""
+    """Return the size of the export in bytes.
+
+    Args:
+        tls: This host's certificates and key, or None for plain text.
+
+    Raises:
+        VerbFailed: The server is unreachable, has no such export, or does not speak TLS as
+            required.
+    """
     try:
         with closing(socket.create_connection((host, port), TIMEOUT_SECONDS)) as plain:
-            connection = _greeted(plain)
+            connection = _negotiate(plain)
             if tls is None:
-                return _size(connection, export)
-            kind, _ = _asked(connection, STARTTLS, b"")
+                return _read_size(connection, export)
+            kind, _ = _send_option(connection, STARTTLS, b"")
             if kind != ACK:
                 raise VerbFailed(
                     f"The server of the volume at {host}:{port} speaks no TLS, and this host no plain text; "
@@ -40,8 +49,9 @@ def export_size(host: str, port: int, export: str, tls: Tls | None) -> int:
                     details=f"it answers {kind:#x}",
                 )
             with tls.for_client().wrap_socket(plain, server_hostname=host) as encrypted:
-                return _size(encrypted, export)
-    except (OSError, ValueError) as problem:  # ssl.SSLError is an OSError
+                return _read_size(encrypted, export)
+    # ssl.SSLError is an OSError too.
+    except (OSError, ValueError) as problem:
         raise VerbFailed(
             f"The server of volume {export} at {host}:{port} does not answer this host; see whether it runs, "
             "and try again.",
@@ -50,7 +60,7 @@ def export_size(host: str, port: int, export: str, tls: Tls | None) -> int:
         ) from problem
 
 
-def _greeted(connection: socket.socket) -> socket.socket:
+def _negotiate(connection: socket.socket) -> socket.socket:
     magic, option, flags = struct.unpack(">8s8sH", _read(connection, 18))
     if (magic, option) != (MAGIC, OPTION_MAGIC) or not flags & FIXED_NEWSTYLE:
         raise ValueError("it does not speak NBD")
@@ -58,40 +68,40 @@ def _greeted(connection: socket.socket) -> socket.socket:
     return connection
 
 
-def _size(connection: socket.socket, export: str) -> int:
+def _read_size(connection: socket.socket, export: str) -> int:
     name, size = export.encode(), -1
-    question = struct.pack(">I", len(name)) + name + struct.pack(">H", 0)
-    kind, answer = _asked(connection, INFO, question)
+    request = struct.pack(">I", len(name)) + name + struct.pack(">H", 0)
+    kind, reply = _send_option(connection, INFO, request)
     while kind == INFO_REPLY:
-        if len(answer) >= 12 and struct.unpack(">H", answer[:2])[0] == INFO_EXPORT:
-            size = struct.unpack(">Q", answer[2:10])[0]
-        kind, answer = _reply(connection, INFO)
+        if len(reply) >= 12 and struct.unpack(">H", reply[:2])[0] == INFO_EXPORT:
+            size = struct.unpack(">Q", reply[2:10])[0]
+        kind, reply = _read_reply(connection, INFO)
     if kind != ACK or size < 0:
         raise VerbFailed(
             f"Volume {export} is not served where the volume service says; attach it again.",
-            details=f"the server answers {kind:#x} {answer[:200].decode(errors='replace')}",
+            details=f"the server answers {kind:#x} {reply[:200].decode(errors='replace')}",
         )
     connection.sendall(struct.pack(">8sII", OPTION_MAGIC, ABORT, 0))
     return size
 
 
-def _asked(connection: socket.socket, option: int, data: bytes) -> tuple[int, bytes]:
+def _send_option(connection: socket.socket, option: int, data: bytes) -> tuple[int, bytes]:
     connection.sendall(struct.pack(">8sII", OPTION_MAGIC, option, len(data)) + data)
-    return _reply(connection, option)
+    return _read_reply(connection, option)
 
 
-def _reply(connection: socket.socket, option: int) -> tuple[int, bytes]:
-    magic, about, kind, length = struct.unpack(">QIII", _read(connection, 20))
-    if magic != REPLY_MAGIC or about != option or length > MAX_ANSWER_BYTES:
+def _read_reply(connection: socket.socket, option: int) -> tuple[int, bytes]:
+    magic, reply_option, kind, length = struct.unpack(">QIII", _read(connection, 20))
+    if magic != REPLY_MAGIC or reply_option != option or length > MAX_ANSWER_BYTES:
         raise ValueError("it does not speak NBD")
     return kind, _read(connection, length)
 
 
 def _read(connection: socket.socket, count: int) -> bytes:
-    found = b""
-    while len(found) < count:
-        piece = connection.recv(count - len(found))
+    data = b""
+    while len(data) < count:
+        piece = connection.recv(count - len(data))
         if not piece:
             raise ValueError("it ended the connection")
-        found += piece
-    return found
+        data += piece
+    return data

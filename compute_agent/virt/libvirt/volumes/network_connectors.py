@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Volumes that QEMU reaches over the network by itself: iSCSI by libiscsi, Ceph's by librbd.
+"""Volumes that QEMU reaches over the network by itself: iSCSI by libiscsi, Ceph by librbd.
 
-Made by ``connectors.of_host`` where the operator names them in [agent] qemu_volume_protocols. The
-host's kernel and its privileges have no part in it. A password goes to libvirt as a secret, which
-QEMU gets from there. Must stay true: what the volume service says becomes an attribute of XML or an
-option of qemu-img only if it is made of the characters that such names have.
+Made by ``connectors.of_host`` if the operator names the protocol in [agent] qemu_volume_protocols.
+The host's kernel is not involved and no privilege is needed. QEMU gets a password from a secret of
+libvirt.
+
+Invariant: values of the volume service enter XML or options of qemu-img only if they consist of
+permitted characters.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from compute_agent.virt.libvirt.xml import volume_xml
 from compute_agent.virt.libvirt.xml.volume_xml import VolumeSource
 from compute_agent.virt.volumes import VolumeLink
 
-TARGET = re.compile(r"[\w.:-]{1,223}", re.ASCII)  # RFC 7143: 223 bytes
+#: RFC 7143 limits a name to 223 bytes.
+TARGET = re.compile(r"[\w.:-]{1,223}", re.ASCII)
 USER = re.compile(r"[\w.:@/-]{1,255}", re.ASCII)
 IMAGE = re.compile(r"[\w.-]{1,100}(?:/[\w.-]{1,100})?/[\w.-]{1,100}", re.ASCII)
 SECRET = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
@@ -31,12 +34,12 @@ MOST_MONITORS, CEPH_PORT = 16, 6789
 
 @dataclass(frozen=True)
 class IscsiConnector:
-    """``initiator``: this host's name in iSCSI, which targets let in."""
+    """Logical units of iSCSI targets. ``initiator`` is this host's iSCSI name."""
 
     initiator: str
 
     def source(self, volume: AttachedVolume, link: VolumeLink) -> VolumeSource:
-        target = self._target(volume, link)
+        target = self._parse_target(volume, link)
         return VolumeSource(
             volume_xml.NETWORK,
             host=target.host,
@@ -49,7 +52,7 @@ class IscsiConnector:
         )
 
     def connect(self, volume: AttachedVolume, link: VolumeLink, secrets: Secrets) -> Found:
-        target = self._target(volume, link)
+        target = self._parse_target(volume, link)
         try:
             unit = iscsi.look_at(target)
         except iscsi.UnitRefused as problem:
@@ -62,14 +65,15 @@ class IscsiConnector:
         except (OSError, ValueError) as problem:
             raise not_there(volume, f"{target.host}:{target.port}: {problem}") from problem
         if target.user:
-            # libvirtd forgets it when it ends; it is kept again before each start of the guest.
+            # The secret is lost when libvirtd ends, and stored again before each start of the
+            # guest.
             secrets.keep(volume.volume_id, volume_xml.SECRETS[volume_xml.ISCSI], target.password)
         return Found(unit.size_bytes, unit.serial)
 
     def disconnect(self, volume: AttachedVolume, link: VolumeLink, secrets: Secrets) -> None:
         secrets.drop(volume.volume_id)
 
-    def _target(self, volume: AttachedVolume, link: VolumeLink) -> iscsi.UnitAddress:
+    def _parse_target(self, volume: AttachedVolume, link: VolumeLink) -> iscsi.UnitAddress:
         data = link.data
         name, lun = str(data.get("target_iqn") or ""), data.get("target_lun")
         user, password = (str(data.get(f"auth_{part}") or "") for part in ("username", "password"))
@@ -96,14 +100,17 @@ class IscsiConnector:
 
 @dataclass(frozen=True)
 class RbdConnector:
-    """Images of a Ceph cluster. The key of its user is a secret that the operator gives libvirt."""
+    """Images of a Ceph cluster.
+
+    The operator gives libvirt the key of the cluster's user as a secret.
+    """
 
     def source(self, volume: AttachedVolume, link: VolumeLink) -> VolumeSource:
         data = link.data
         name = str(data.get("name") or "")
         hosts, ports = data.get("hosts") or [], data.get("ports") or []
         user, secret = (str(data.get(part) or "") for part in ("auth_username", "secret_uuid"))
-        asked = data.get("auth_enabled") is True
+        needs_key = data.get("auth_enabled") is True
         monitors = [
             (str(host).strip("[]"), int(port))
             for host, port in zip(hosts, [*ports, *[CEPH_PORT] * len(hosts)], strict=False)
@@ -114,20 +121,20 @@ class RbdConnector:
             or volume.volume_id not in name
             or not 0 < len(monitors) <= MOST_MONITORS
             or not all(HOST.fullmatch(host) and 0 < port < 1 << 16 for host, port in monitors)
-            or (asked and not (USER.fullmatch(user) and SECRET.fullmatch(secret)))
+            or (needs_key and not (USER.fullmatch(user) and SECRET.fullmatch(secret)))
         ):
             raise volumes.unreadable(
                 volume.volume_id,
                 f"name {name[:120]!r}, {len(monitors)} hosts, auth_username {user[:40]!r}, secret_uuid "
                 f"{secret[:40]!r} do not name it",
             )
-        (host, port), *beside = monitors
-        made = VolumeSource(volume_xml.NETWORK, "", host, port, name, protocol=volume_xml.RBD)
+        (host, port), *other_monitors = monitors
+        place = VolumeSource(volume_xml.NETWORK, "", host, port, name, protocol=volume_xml.RBD)
         return replace(
-            made,
-            beside=[f"{host}:{port}" for host, port in beside],
-            user=user if asked else "",
-            secret=secret if asked else "",
+            place,
+            beside=[f"{host}:{port}" for host, port in other_monitors],
+            user=user if needs_key else "",
+            secret=secret if needs_key else "",
         )
 
     def connect(self, volume: AttachedVolume, link: VolumeLink, secrets: Secrets) -> Found:
@@ -139,4 +146,4 @@ class RbdConnector:
             raise not_there(volume, str(problem)) from problem
 
     def disconnect(self, volume: AttachedVolume, link: VolumeLink, secrets: Secrets) -> None:
-        """It was QEMU alone that had it open; the secret is the operator's."""
+        """Keep the operator's secret. Only QEMU had the volume open."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""libvirt's secrets, by which QEMU gets what a volume's server asks of it.
+"""libvirt's secrets: credentials that QEMU needs to reach volumes.
 
-Called by the connectors. A secret of ours is private (nobody reads it back) and ephemeral (on no
-disk); it is kept again before each start of a guest.
+Called by the connectors. Our secrets are private (libvirt returns them to no client) and ephemeral
+(never on a disk). They are defined again before each start of a guest.
 """
 
 from __future__ import annotations
@@ -19,44 +19,48 @@ USAGES = {"iscsi": "target", "ceph": "name"}
 
 
 class LibvirtSecrets:
-    """Of one libvirtd."""
+    """The secrets of one libvirtd. Implements ``connector.Secrets``."""
 
     def __init__(self, libvirt: Connection) -> None:
         self._libvirt = libvirt
 
     def keep(self, key: str, kind: str, value: str) -> None:
-        """Under this UUID, in place of what was there."""
+        """Define the secret with the UUID ``key``, or replace the value."""
         root = Element("secret", ephemeral="yes", private="yes")
         SubElement(root, "uuid").text = key
         usage = SubElement(root, "usage", type=kind)
         SubElement(usage, USAGES[kind]).text = f"kilonova-{key}"
-        described = ElementTree.tostring(root, encoding="unicode")
+        xml = ElementTree.tostring(root, encoding="unicode")
         self._libvirt.ask(
             "keep a secret",
-            lambda connection: connection.secretDefineXML(described, 0).setValue(value.encode(), 0),
+            lambda connection: connection.secretDefineXML(xml, 0).setValue(value.encode(), 0),
         )
 
     def drop(self, key: str) -> None:
-        """One that is gone is fine."""
-        for secret in self._found(key):
+        """Remove the secret, if there is one."""
+        for secret in self._find(key):
             self._libvirt.ask("forget a secret", functools.partial(_undefine, secret))
 
     def read(self, key: str) -> bytes:
-        """One that the operator has made. VerbFailed when there is none."""
-        found = self._found(key)
-        if not found:
+        """Return the value of a secret that the operator has defined.
+
+        Raises:
+            VerbFailed: The secret does not exist.
+        """
+        secrets = self._find(key)
+        if not secrets:
             raise VerbFailed(
                 f"libvirt on this host has no secret {key}, which the volume's cluster asks for; define it "
                 "(virsh secret-define, secret-set-value), and try again.",
                 retryable=True,
             )
-        return bytes(self._libvirt.ask("read a secret", lambda _: found[0].value(0)))
+        return bytes(self._libvirt.ask("read a secret", lambda _: secrets[0].value(0)))
 
-    def _found(self, key: str) -> list[Any]:
+    def _find(self, key: str) -> list[Any]:
         return self._libvirt.ask(
             "look for a secret",
             lambda connection: [
-                one for one in connection.listAllSecrets(0) if one.UUIDString() == key
+                secret for secret in connection.listAllSecrets(0) if secret.UUIDString() == key
             ],
         )
 

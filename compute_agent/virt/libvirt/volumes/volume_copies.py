@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A guest's volume is copied to another place while the guest uses it, and goes on there.
+"""Copies a volume that a guest uses to another place, and switches the guest to the copy.
 
-Called by ``virt.libvirt.volume_verbs``. QEMU copies, as a job of its own that outlives this agent
-and libvirtd; when both are the same it goes on to write to both, and tells the guest that something
-is written when it is on both. A file of the guest's folder names the other place from before it is
-connected until the guest is there, or is not going there. Must stay true: the guest has one of the
-two; it goes over to the other one only in ``switch``, and never before both are the same.
+Called by ``virt.libvirt.guests.volume_verbs``. A block job of QEMU copies the data, and outlives
+this agent and libvirtd. When source and copy are identical, the job mirrors: a write of the guest
+completes when both have the data. A file in the guest's folder records the new place once the copy
+is complete, until the switch or until the copy is dropped.
+
+Invariant: the guest uses one of the two places. Only ``switch`` changes the place, and only when
+both are identical.
 """
 
 from __future__ import annotations
@@ -33,20 +35,30 @@ LOOK_SECONDS, END_SECONDS = 0.25, 20.0
 
 @dataclass(frozen=True)
 class VolumeCopies:
-    """Copies of the volumes of one guest; ``kept``: which volumes it has."""
+    """The copies of the volumes of one guest.
+
+    ``kept`` records which volumes each guest has.
+    """
 
     libvirt: Connection
     kept: GuestVolumes
     server: str
 
     def copy(self, fence: int, volume: AttachedVolume, context: VerbContext) -> DomainState:
-        """Both are the same when this returns, and stay so while the guest is active."""
+        """Copy the volume to the place in ``volume``.
+
+        Source and copy stay identical while the guest is active.
+
+        Raises:
+            VerbFailed: The copy failed and was dropped. The guest is as before.
+            Cancelled: The same, by request.
+        """
         source = self.kept.connectors.source(volume)
-        found = changeable(self.libvirt, self.server)
-        volumes.copyable(volume, self.kept.of(self.server), found.power_state)
+        domain = changeable(self.libvirt, self.server)
+        volumes.copyable(volume, self.kept.of(self.server), domain.power_state)
         if not volume_xml.is_at(disk_of(self.libvirt, self.server, volume.volume_id), source):
             try:
-                self._mirror(volume, source, context)
+                self._mirror_volume(volume, source, context)
             except (VerbFailed, Cancelled):
                 self.keep(None, volume)
                 raise
@@ -56,17 +68,26 @@ class VolumeCopies:
     def switch(
         self, fence: int, volume: AttachedVolume, context: VerbContext
     ) -> DomainState | None:
-        """The guest is at the new place. One that went off with both the same begins there; a copy
-        that broke off is made again, since the guest has written where it was."""
+        """Switch the guest to the new place, and disconnect the old one.
+
+        A copy that was interrupted is made again first, because the guest may have written
+        meanwhile. A guest that went off with a complete copy is switched too. Returns None without
+        a guest.
+
+        Raises:
+            VerbFailed: The guest is off and the copy is not complete.
+        """
         if self.libvirt.find(self.server) is None:
             return None
         source = self.kept.connectors.source(volume)
         if changeable(self.libvirt, self.server).active:
             disk = disk_of(self.libvirt, self.server, volume.volume_id)
             if not volume_xml.is_at(disk, source):
-                self._mirror(volume, source, context)
+                self._mirror_volume(volume, source, context)
                 self._end_job(volume_xml.name_of(disk), BLOCK_JOB_PIVOT)
-        elif not any(_is_same(one, volume) for one in self._known(volume.volume_id)):
+        elif not any(
+            _has_same_place(recorded, volume) for recorded in self._list_recorded(volume.volume_id)
+        ):
             raise VerbFailed(
                 f"The server went off before the copy of volume {volume.volume_id} was whole; start it, and "
                 "the copy goes on.",
@@ -78,13 +99,16 @@ class VolumeCopies:
         return power.state(power.find(self.libvirt, self.server))
 
     def keep(self, fence: int | None, volume: AttachedVolume) -> DomainState | None:
-        """The guest stays where it is, and nothing is copied."""
+        """Drop the copy and disconnect the new place. The guest keeps the present place.
+
+        Returns None without a guest.
+        """
         volumes.check_id(volume.volume_id)
         if self.libvirt.find(self.server) is None:
             self.kept.connectors.disconnect(volume)
             self.kept.keep_copied(self.server, [])
             return None
-        disk = volume_xml.found(self.libvirt.describe(self.server)).get(volume.volume_id)
+        disk = volume_xml.find_disks(self.libvirt.describe(self.server)).get(volume.volume_id)
         if disk is not None and disk.find("mirror") is not None:
             self._end_job(volume_xml.name_of(disk), 0)
         self.kept.connectors.disconnect(volume)
@@ -93,44 +117,48 @@ class VolumeCopies:
             self.libvirt.mark(self.server, fence=fence)
         return power.state(power.find(self.libvirt, self.server))
 
-    def _known(self, volume_id: str) -> list[AttachedVolume]:
-        """As the guest has it, and as it was copied when both were the same."""
-        both = [*self.kept.of(self.server), *self.kept.copied(self.server)]
-        return [one for one in both if one.volume_id == volume_id]
+    def _list_recorded(self, volume_id: str) -> list[AttachedVolume]:
+        """Return the guest's recorded volume, and the recorded copy if complete."""
+        recorded_volumes = [*self.kept.of(self.server), *self.kept.copied(self.server)]
+        return [recorded for recorded in recorded_volumes if recorded.volume_id == volume_id]
 
-    def _mirror(self, volume: AttachedVolume, source: VolumeSource, context: VerbContext) -> None:
-        """Until both are the same."""
+    def _mirror_volume(
+        self, volume: AttachedVolume, source: VolumeSource, context: VerbContext
+    ) -> None:
+        """Copy the volume until source and copy are identical, and record the copy."""
         disk = disk_of(self.libvirt, self.server, volume.volume_id)
         name, mirror = volume_xml.name_of(disk), disk.find("mirror")
         if mirror is not None and not volume_xml.is_at(mirror, source):
-            self._end_job(name, 0)  # of an earlier try, to a place that is given up
+            # The job of an earlier attempt copies to a place that was given up.
+            self._end_job(name, 0)
             mirror = None
         if mirror is None:
-            self.kept.keep_copied(self.server, [])  # what it said of an earlier copy is over
+            # The record is about an earlier copy.
+            self.kept.keep_copied(self.server, [])
             context.phase(CommandPhase.COPYING_VOLUME, 0)
             if context.cancelled():
                 raise Cancelled
-            self._refuse_size(volume, name, self.kept.connectors.connect(volume).size_bytes)
-            order = volume_xml.text(volume_xml.place(source))
+            self._check_size(volume, name, self.kept.connectors.connect(volume).size_bytes)
+            xml = volume_xml.text(volume_xml.place(source))
             self.libvirt.on(
                 self.server,
                 "copy the volume",
-                lambda domain: domain.blockCopy(name, order, None, BLOCK_COPY_FLAGS),
+                lambda domain: domain.blockCopy(name, xml, None, BLOCK_COPY_FLAGS),
             )
         while not self._is_ready(volume):
-            context.phase(CommandPhase.COPYING_VOLUME, self._percent(name))
+            context.phase(CommandPhase.COPYING_VOLUME, self._read_percent(name))
             if context.cancelled():
                 raise Cancelled
             time.sleep(LOOK_SECONDS)
         self.kept.keep_copied(self.server, [volume])
 
-    def _refuse_size(self, volume: AttachedVolume, name: str, size: int) -> None:
-        """VerbFailed when the other place has another size, with which QEMU copies nothing."""
-        answer = self.libvirt.on(
+    def _check_size(self, volume: AttachedVolume, name: str, size: int) -> None:
+        """Raise VerbFailed if the new place has another size. QEMU cannot copy to another size."""
+        sizes = self.libvirt.on(
             self.server, "report the volume's size", lambda domain: domain.blockInfo(name)
         )
-        if answer and answer[0] != size:
-            raise volumes.another_size(volume.volume_id, f"{answer[0]} bytes, and {size} there")
+        if sizes and sizes[0] != size:
+            raise volumes.another_size(volume.volume_id, f"{sizes[0]} bytes, and {size} there")
 
     def _is_ready(self, volume: AttachedVolume) -> bool:
         mirror = disk_of(self.libvirt, self.server, volume.volume_id).find("mirror")
@@ -143,8 +171,8 @@ class VolumeCopies:
             )
         return mirror.get("ready") == "yes"
 
-    def _percent(self, name: str) -> int:
-        answer = (
+    def _read_percent(self, name: str) -> int:
+        job = (
             self.libvirt.on(
                 self.server,
                 "report the copy of the volume",
@@ -153,11 +181,11 @@ class VolumeCopies:
             )
             or {}
         )
-        end = int(answer.get("end") or 0)
-        return min(99, 100 * int(answer.get("cur") or 0) // end) if end else 0
+        end = int(job.get("end") or 0)
+        return min(99, 100 * int(job.get("cur") or 0) // end) if end else 0
 
     def _end_job(self, name: str, flags: int) -> None:
-        """The guest goes on at the new place, or where it was; in both cases at one alone."""
+        """End the block job. The flag BLOCK_JOB_PIVOT switches the guest to the new place."""
         self.libvirt.on(
             self.server,
             "end the copy of the volume",
@@ -173,11 +201,11 @@ class VolumeCopies:
             time.sleep(LOOK_SECONDS)
 
     def _has_mirror(self, name: str) -> bool:
-        disks = volume_xml.found(self.libvirt.describe(self.server)).values()
+        disks = volume_xml.find_disks(self.libvirt.describe(self.server)).values()
         return any(
             volume_xml.name_of(disk) == name and disk.find("mirror") is not None for disk in disks
         )
 
 
-def _is_same(one: AttachedVolume, other: AttachedVolume) -> bool:
-    return (one.volume_id, one.stored_id) == (other.volume_id, other.stored_id)
+def _has_same_place(volume: AttachedVolume, other: AttachedVolume) -> bool:
+    return (volume.volume_id, volume.stored_id) == (other.volume_id, other.stored_id)

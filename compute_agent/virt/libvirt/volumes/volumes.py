@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The volumes of guests on this host: which each has, and how they come and go.
+"""Records which volumes each guest on this host has, and attaches and detaches them.
 
-Called by ``virt.libvirt.driver`` and ``guests``. Which volumes a guest has, with their connections,
-stands in a file of its folder, readable by this agent alone: written before a volume is connected,
-and without it only after the host has let go, so that whatever is killed in between nothing is
-connected that no file names. Must stay true: no guest sees a volume that was not verified; a volume
-leaves the stored definition only when the running guest has let go of it.
+Called by ``virt.libvirt.driver`` and ``guests``. The record is a file in the guest's folder with
+the volumes and their connections, which only the agent may read. A volume is recorded before the
+connection, and removed from the record after the disconnection. So whatever is killed in between,
+every connected volume is in a record.
+
+Invariant: a guest gets only verified volumes. A volume leaves the stored definition only after the
+release by the running guest.
 """
 
 from __future__ import annotations
@@ -43,15 +45,18 @@ from compute_agent.virt.libvirt.xml.volume_xml import VolumeSource
 log = logging.getLogger(__name__)
 FILE, COPIED_FILE = "volumes{}.json", "volume-copied{}.json"
 NOT_IN_NAME = re.compile(r"[^\w.-]", re.ASCII)
-#: The controller that a guest gets with its first disk on SCSI.
+#: Model of the controller that a guest gets with the first SCSI disk.
 SCSI_MODEL = "virtio-scsi"
 NO_SERIALS: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True)
 class GuestVolumes:
-    """``instances``: the folders of guests; hosts that share them have a file each there, since
-    each has connections of its own."""
+    """The volumes of all guests.
+
+    ``instances`` is the folder of the guests' folders. If hosts share this folder, each host has a
+    separate record of a guest, because connections differ by host.
+    """
 
     instances: Path
     connectors: Connectors = field(default_factory=Connectors)
@@ -60,63 +65,93 @@ class GuestVolumes:
     )
 
     def file(self, server: str, name: str = FILE) -> Path:
-        """Where the guest's volumes on this host stand."""
+        """Return the path of the guest's record on this host."""
         host = NOT_IN_NAME.sub("_", str(self.connectors.about.get("host", "")))
         return self.instances / server / name.format(f".{host}" if host else "")
 
     def of(self, server: str) -> list[AttachedVolume]:
-        """A guest's, in the order in which it got them."""
-        return [from_wire(AttachedVolume, one) for one in _entries(self.file(server))]
+        """Return the guest's volumes, in the order of their attachment."""
+        return [from_wire(AttachedVolume, entry) for entry in _read_entries(self.file(server))]
 
     def copied(self, server: str) -> list[AttachedVolume]:
-        """Where the host copies one of them to, as it is to be: none, or one. See
-        ``volume_copies``."""
-        return [from_wire(AttachedVolume, one) for one in _entries(self.file(server, COPIED_FILE))]
+        """Return the volume that is being copied, with the connection of the new place.
 
-    def keep_copied(self, server: str, wanted: list[AttachedVolume]) -> None:
-        """This is being copied; none: nothing is."""
-        _put(self.file(server, COPIED_FILE), [to_wire(one) for one in wanted])
+        The list has at most one element. See ``volume_copies``.
+        """
+        return [
+            from_wire(AttachedVolume, entry)
+            for entry in _read_entries(self.file(server, COPIED_FILE))
+        ]
+
+    def keep_copied(self, server: str, copied_volumes: list[AttachedVolume]) -> None:
+        """Record the volume that is being copied. [] records that no copy exists."""
+        _write_entries(
+            self.file(server, COPIED_FILE), [to_wire(volume) for volume in copied_volumes]
+        )
 
     def placed(
-        self, wanted: Iterable[AttachedVolume]
+        self, requested_volumes: Iterable[AttachedVolume]
     ) -> tuple[tuple[AttachedVolume, VolumeSource], ...]:
-        """Volumes with where QEMU finds them. VerbFailed when this host cannot reach one."""
-        return tuple((one, self.connectors.source(one)) for one in wanted)
+        """Return each volume with the place for QEMU.
 
-    def keep(self, server: str, wanted: Iterable[AttachedVolume]) -> None:
-        """The guest has these volumes and no others, in its folder if that is there; the host lets
-        go of the others. VerbFailed when it does not."""
+        Raises:
+            VerbFailed: This host cannot reach a volume.
+        """
+        return tuple((volume, self.connectors.source(volume)) for volume in requested_volumes)
+
+    def keep(self, server: str, requested_volumes: Iterable[AttachedVolume]) -> None:
+        """Record that the guest has exactly these volumes, and disconnect the others.
+
+        Without the guest's folder this has no effect.
+
+        Raises:
+            VerbFailed: A volume cannot be disconnected.
+        """
         if not (self.instances / server).exists():
             return
-        wanted = list(wanted)
-        reached = {(one.volume_id, _way(one)) for one in wanted}
-        for one in self.of(server):
-            if (one.volume_id, _way(one)) not in reached:
-                self._let_go(server, one)
-        self._write(server, wanted)
+        requested_volumes = list(requested_volumes)
+        kept_keys = {(volume.volume_id, _connection_key(volume)) for volume in requested_volumes}
+        for volume in self.of(server):
+            if (volume.volume_id, _connection_key(volume)) not in kept_keys:
+                self._release(server, volume)
+        self._write(server, requested_volumes)
 
     def relocate(
         self, libvirt: Connection, server: str, volume: AttachedVolume, source: VolumeSource
     ) -> None:
-        """The guest's next start finds its volume at ``source``, and the host lets go of where it
-        was before. VerbFailed when it does not."""
+        """Change the volume's place in the stored definition, and disconnect the old place.
+
+        Raises:
+            VerbFailed: The old place cannot be disconnected.
+        """
         stored = libvirt.describe(server, stored=True)
         libvirt.define(volume_xml.with_place(stored, volume.volume_id, source))
         self.keep(
             server,
-            [volume if one.volume_id == volume.volume_id else one for one in self.of(server)],
+            [
+                volume if present.volume_id == volume.volume_id else present
+                for present in self.of(server)
+            ],
         )
 
     def keep_only(self, libvirt: Connection, server: str, ids: Collection[str]) -> None:
-        """Before the guest is started: one that is off has no other volumes than these any more.
-        VerbFailed for one that would go on with another."""
-        found = power.find(libvirt, server)
+        """Remove all other volumes from a guest that is about to start.
+
+        A running guest is not changed.
+
+        Raises:
+            VerbFailed: The guest is paused or suspended and has another volume.
+        """
+        domain = power.find(libvirt, server)
         stored = libvirt.describe(server, stored=True)
-        known = {*volume_xml.found(stored), *(one.volume_id for one in self.of(server))}
-        others = sorted(known - set(ids))
-        if not others or found.power_state == RUNNING:
+        present_ids = {
+            *volume_xml.find_disks(stored),
+            *(volume.volume_id for volume in self.of(server)),
+        }
+        others = sorted(present_ids - set(ids))
+        if not others or domain.power_state == RUNNING:
             return
-        if found.active or found.saved:
+        if domain.active or domain.saved:
             raise volumes.foreign(others)
         for volume_id in others:
             log.warning("server %s starts without volume %s, which it lost", server, volume_id)
@@ -132,25 +167,37 @@ class GuestVolumes:
         needed: Iterable[AttachedVolume],
         context: VerbContext,
     ) -> None:
-        """Before the guest is started: one that is off gets those of these volumes that it lacks.
-        VerbFailed when this host cannot connect one."""
-        found = power.find(libvirt, server)
-        if found.active or found.saved:
+        """Attach the missing volumes of ``needed`` to a guest that is off and about to start.
+
+        The boot order of the stored definition is updated too.
+
+        Raises:
+            VerbFailed: This host cannot connect a volume.
+        """
+        domain = power.find(libvirt, server)
+        if domain.active or domain.saved:
             return
-        here = volume_xml.found(libvirt.describe(server, stored=True))
-        lacks = [one for one in needed if one.volume_id not in here]
-        self.placed(lacks)
-        for volume in lacks:
+        present_ids = volume_xml.find_disks(libvirt.describe(server, stored=True))
+        missing_volumes = [
+            candidate for candidate in needed if candidate.volume_id not in present_ids
+        ]
+        self.placed(missing_volumes)
+        for volume in missing_volumes:
             log.warning("server %s lacks volume %s, and gets it", server, volume.volume_id)
-            self.attach(libvirt, server, found.fence, volume, context)
-        if booted := [one for one in needed if domain_xml.boots(one)]:
+            self.attach(libvirt, server, domain.fence, volume, context)
+        if boot_volumes := [candidate for candidate in needed if domain_xml.boots(candidate)]:
             stored = libvirt.describe(server, stored=True)
-            if (ordered := volume_xml.booted_from(stored, booted)) != stored:
+            if (ordered := volume_xml.booted_from(stored, boot_volumes)) != stored:
                 libvirt.define(ordered)
 
     def connect(self, server: str, context: VerbContext) -> None:
-        """Before the guest is started: VerbFailed when one is not there, or not the one. A copy of
-        one is not the same any more when the guest writes."""
+        """Connect and verify the volumes of a guest that is about to start.
+
+        The record of a copy is dropped, because the copy becomes outdated when the guest writes.
+
+        Raises:
+            VerbFailed: A volume is not available, or is another device than before.
+        """
         self.keep_copied(server, [])
         for volume in self.of(server):
             context.phase(CommandPhase.CONNECTING_VOLUMES)
@@ -159,22 +206,26 @@ class GuestVolumes:
             self._connect(server, volume)
 
     def _connect(self, server: str, volume: AttachedVolume) -> int:
-        """Its bytes. VerbFailed when it is not there, or another device than it was before."""
+        """Connect the volume and return the size in bytes.
+
+        Raises:
+            VerbFailed: The volume is not available, or is another device than before.
+        """
         with self._locks[volume.volume_id]:
-            found = self.connectors.connect(volume)
-        known = self._serials(server).get(volume.volume_id, "")
-        if known and found.serial and found.serial != known:
+            device = self.connectors.connect(volume)
+        recorded_serial = self._read_serials(server).get(volume.volume_id, "")
+        if recorded_serial and device.serial and device.serial != recorded_serial:
             raise VerbFailed(
                 f"What this host found as volume {volume.volume_id} is another device than before. The server "
                 "does not get it; see the volume service.",
-                details=f"its serial is {found.serial[:100]!r}, and was {known[:100]!r}",
+                details=f"its serial is {device.serial[:100]!r}, and was {recorded_serial[:100]!r}",
             )
-        if found.serial and not known:
-            self._write(server, self.of(server), {volume.volume_id: found.serial})
-        return found.size_bytes
+        if device.serial and not recorded_serial:
+            self._write(server, self.of(server), {volume.volume_id: device.serial})
+        return device.size_bytes
 
-    def _let_go(self, server: str, volume: AttachedVolume) -> None:
-        """The host has it connected no more, unless another guest here has it too."""
+    def _release(self, server: str, volume: AttachedVolume) -> None:
+        """Disconnect the volume, unless another guest on this host uses the same volume."""
         with self._locks[volume.volume_id]:
             if not (volume.multiattach and self._is_elsewhere(server, volume.volume_id)):
                 self.connectors.disconnect(volume)
@@ -182,18 +233,18 @@ class GuestVolumes:
     def _is_elsewhere(self, server: str, volume_id: str) -> bool:
         name = self.file(server).name
         return any(
-            one.get("volume_id") == volume_id
+            entry.get("volume_id") == volume_id
             for path in self.instances.glob(f"*/{name}")
             if path.parent.name != server
-            for one in _entries(path)
+            for entry in _read_entries(path)
         )
 
-    def _serials(self, server: str) -> dict[str, str]:
-        """By what the devices of a guest's volumes were known when they came."""
+    def _read_serials(self, server: str) -> dict[str, str]:
+        """Return the recorded serials of the guest's devices by volume id."""
         return {
-            one["volume_id"]: one["serial"]
-            for one in _entries(self.file(server))
-            if one.get("serial")
+            entry["volume_id"]: entry["serial"]
+            for entry in _read_entries(self.file(server))
+            if entry.get("serial")
         }
 
     def attach(
@@ -204,38 +255,46 @@ class GuestVolumes:
         volume: AttachedVolume,
         context: VerbContext,
     ) -> DomainState:
-        """The guest has the volume: at once when it is active, else from its next start on."""
+        """Connect the volume, and attach the disk to the active guest and to the stored definition.
+
+        Raises:
+            VerbFailed: The volume is not available or cannot be attached. Unless the guest has the
+                volume, the connection is closed.
+            Cancelled: After the volume was connected.
+        """
         context.phase(CommandPhase.ATTACHING_VOLUME)
         source = self.connectors.source(volume)
-        found = changeable(libvirt, server)
-        if volume.volume_id not in volume_xml.found(libvirt.describe(server)):
-            volumes.refuse_cold_bus(volume, found.power_state)
-        before = self.of(server)
-        others = [one for one in before if one.volume_id != volume.volume_id]
+        domain = changeable(libvirt, server)
+        if volume.volume_id not in volume_xml.find_disks(libvirt.describe(server)):
+            volumes.refuse_cold_bus(volume, domain.power_state)
+        recorded_volumes = self.of(server)
+        others = [
+            recorded for recorded in recorded_volumes if recorded.volume_id != volume.volume_id
+        ]
         self._write(server, [*others, volume])
         try:
             self._connect(server, volume)
             if context.cancelled():
                 raise Cancelled
-            self._plug(libvirt, server, found, volume, source)
+            self._plug_in(libvirt, server, domain, volume, source)
         except VerbFailed:
-            if not _has(libvirt, server, volume.volume_id):
+            if not _has_volume(libvirt, server, volume.volume_id):
                 self._forget_after_failure(server, volume.volume_id)
             raise
         libvirt.mark(server, fence=fence)
         return power.state(power.find(libvirt, server))
 
-    def _plug(
+    def _plug_in(
         self,
         libvirt: Connection,
         server: str,
-        found: GuestDomain,
+        guest: GuestDomain,
         volume: AttachedVolume,
         source: VolumeSource,
     ) -> None:
         running, stored = libvirt.describe(server), libvirt.describe(server, stored=True)
         name = domain_xml.volume_name(volume, volume_xml.names(running, stored))
-        if found.active and volume.volume_id not in volume_xml.found(running):
+        if guest.active and volume.volume_id not in volume_xml.find_disks(running):
             if volume.bus == "scsi" and not volume_xml.has_scsi(running):
                 controller = volume_xml.scsi_controller(SCSI_MODEL)
                 libvirt.on(
@@ -250,11 +309,13 @@ class GuestVolumes:
                 lambda domain: domain.attachDeviceFlags(disk, AFFECT_LIVE),
             )
             running = libvirt.describe(server)
-        if volume.volume_id not in volume_xml.found(stored):
-            # One that the guest has already is stored with the name and the place that it has.
-            there = volume_xml.found(running).get(volume.volume_id) if found.active else None
-            name = name if there is None else volume_xml.name_of(there)
-            place = volume_xml.addresses(running).get(volume.volume_id) if found.active else None
+        if volume.volume_id not in volume_xml.find_disks(stored):
+            # The guest may already have the volume. Store the name and address from there.
+            running_disk = (
+                volume_xml.find_disks(running).get(volume.volume_id) if guest.active else None
+            )
+            name = name if running_disk is None else volume_xml.name_of(running_disk)
+            place = volume_xml.addresses(running).get(volume.volume_id) if guest.active else None
             libvirt.define(
                 volume_xml.with_disk(
                     libvirt.describe(server, stored=True),
@@ -272,8 +333,12 @@ class GuestVolumes:
         context: VerbContext,
         seconds: float = RELEASE_SECONDS,
     ) -> DomainState | None:
-        """The guest has the volume no more, nor is it connected here. VerbFailed when the guest
-        does not let go of it in time: then it stays."""
+        """Detach the volume from the guest, and disconnect. Returns None without a guest.
+
+        Raises:
+            VerbFailed: The guest does not release the volume in time, or is suspended. The volume
+                stays attached.
+        """
         volumes.check_id(volume_id)
         context.phase(CommandPhase.DETACHING_VOLUME)
         if libvirt.find(server) is None:
@@ -287,20 +352,20 @@ class GuestVolumes:
             server,
             "volume",
             lambda: changeable(libvirt, server),
-            lambda described: _alias(described, volume_id),
-            lambda found, refusal: volumes.held(volume_id, found.power_state, refusal),
+            lambda xml: _read_alias(xml, volume_id),
+            lambda domain, refusal: volumes.held(volume_id, domain.power_state, refusal),
             context,
             seconds,
         )
         stored = libvirt.describe(server, stored=True)
-        if volume_id in volume_xml.found(stored):
+        if volume_id in volume_xml.find_disks(stored):
             libvirt.define(volume_xml.without(stored, volume_id))
         self._forget(server, volume_id)
         libvirt.mark(server, fence=fence)
         return power.state(power.find(libvirt, server))
 
     def disconnect(self, libvirt: Connection, server: str, fence: int) -> None:
-        """All of them, of a guest that is off; one that is not here has none."""
+        """Detach and disconnect all volumes of a guest, which must be off or not on this host."""
         power.refuse_active(libvirt, server)
         if libvirt.find(server) is not None:
             for volume in self.of(server):
@@ -310,54 +375,78 @@ class GuestVolumes:
         self.keep(server, [])
 
     def extend(self, libvirt: Connection, server: str, volume: AttachedVolume) -> None:
-        """The guest sees the new size of a volume that has grown."""
-        found, kept = changeable(libvirt, server), self.of(server)
-        known = next((one for one in kept if one.volume_id == volume.volume_id), None)
-        if known is None:
+        """Let the guest see the new size of a volume that has grown.
+
+        Raises:
+            VerbFailed: The guest does not have the volume, or this host does not see the new size.
+        """
+        domain, recorded_volumes = changeable(libvirt, server), self.of(server)
+        old_volume = next(
+            (recorded for recorded in recorded_volumes if recorded.volume_id == volume.volume_id),
+            None,
+        )
+        if old_volume is None:
             raise volumes.unknown(volume.volume_id)
-        wanted = volumes.grown(known, volume.size_gb)
-        size = self._connect(server, wanted)
-        disk = volume_xml.found(libvirt.describe(server)).get(volume.volume_id)
-        if found.active and disk is not None:
+        new_volume = volumes.grown(old_volume, volume.size_gb)
+        size = self._connect(server, new_volume)
+        disk = volume_xml.find_disks(libvirt.describe(server)).get(volume.volume_id)
+        if domain.active and disk is not None:
             name = volume_xml.name_of(disk)
             libvirt.on(
                 server,
                 "tell the guest the volume's new size",
                 lambda domain: domain.blockResize(name, size, BLOCK_RESIZE_BYTES),
             )
-        self._write(server, [wanted if one is known else one for one in kept])
+        self._write(
+            server,
+            [new_volume if recorded is old_volume else recorded for recorded in recorded_volumes],
+        )
 
     def _forget_after_failure(self, server: str, volume_id: str) -> None:
-        """What the host does not let go of stays in the file, and is let go of with the guest."""
+        """Disconnect the volume and remove the record, and log a failure.
+
+        After a failure the volume stays in the record and is disconnected with the guest.
+        """
         try:
             self._forget(server, volume_id)
         except VerbFailed as problem:
             log.warning("volume %s stays connected: %s %s", volume_id, problem, problem.details)
 
     def _forget(self, server: str, volume_id: str) -> None:
-        kept = self.of(server)
-        left = [one for one in kept if one.volume_id != volume_id]
-        for one in kept:
-            if one not in left:
-                self._let_go(server, one)
-        if left != kept:
-            self._write(server, left)
+        recorded_volumes = self.of(server)
+        other_volumes = [volume for volume in recorded_volumes if volume.volume_id != volume_id]
+        for volume in recorded_volumes:
+            if volume not in other_volumes:
+                self._release(server, volume)
+        if other_volumes != recorded_volumes:
+            self._write(server, other_volumes)
 
     def _write(
-        self, server: str, wanted: list[AttachedVolume], serials: Mapping[str, str] = NO_SERIALS
+        self,
+        server: str,
+        new_volumes: list[AttachedVolume],
+        serials: Mapping[str, str] = NO_SERIALS,
     ) -> None:
-        """``serials``: those that are new."""
-        path, known = self.file(server), dict(serials)
-        for one in _entries(path):
-            # Reached otherwise, it may have moved to another device.
-            if one.get("serial") and any(
-                _way(from_wire(AttachedVolume, one)) == _way(each) for each in wanted
+        """Write the record. ``serials`` are new ones by volume id."""
+        path, all_serials = self.file(server), dict(serials)
+        for item in _read_entries(path):
+            # The serial is valid only for the same connection, because another may lead to another
+            # device.
+            if item.get("serial") and any(
+                _connection_key(from_wire(AttachedVolume, item)) == _connection_key(volume)
+                for volume in new_volumes
             ):
-                known[one["volume_id"]] = one["serial"]
-        _put(path, [{**to_wire(one), "serial": known.get(one.volume_id, "")} for one in wanted])
+                all_serials[item["volume_id"]] = item["serial"]
+        _write_entries(
+            path,
+            [
+                {**to_wire(item), "serial": all_serials.get(item.volume_id, "")}
+                for item in new_volumes
+            ],
+        )
 
 
-def _put(path: Path, entries: list[JsonObject]) -> None:
+def _write_entries(path: Path, entries: list[JsonObject]) -> None:
     if not entries:
         path.unlink(missing_ok=True)
         return
@@ -370,44 +459,44 @@ def _put(path: Path, entries: list[JsonObject]) -> None:
     os.replace(part, path)
 
 
-def _entries(path: Path) -> list[JsonObject]:
-    """What the file says; a guest without volumes has none."""
+def _read_entries(path: Path) -> list[JsonObject]:
+    """Return the entries of a record, or [] without a file."""
     try:
         return list(json.loads(path.read_text()))
     except FileNotFoundError:
         return []
 
 
-def _way(volume: AttachedVolume) -> str:
-    """How it is reached, whichever attachment says so."""
-    said = {name: value for name, value in volume.connection.items() if name != "attachment_id"}
-    return json.dumps(said, sort_keys=True)
+def _connection_key(volume: AttachedVolume) -> str:
+    """Return the connection as text, without the id of the attachment, for comparisons."""
+    fields = {name: value for name, value in volume.connection.items() if name != "attachment_id"}
+    return json.dumps(fields, sort_keys=True)
 
 
 def changeable(libvirt: Connection, server: str) -> GuestDomain:
-    """The domain, unless it is suspended."""
-    found = power.find(libvirt, server)
-    if found.saved:
+    """Return the domain, or raise VerbFailed if suspended."""
+    domain = power.find(libvirt, server)
+    if domain.saved:
         raise volumes.suspended()
-    return found
+    return domain
 
 
 def disk_of(libvirt: Connection, server: str, volume_id: str) -> Element:
-    """The guest's disk that is this volume. VerbFailed: it has none."""
-    disk = volume_xml.found(libvirt.describe(server)).get(volume_id)
+    """Return the guest's disk element for this volume, or raise VerbFailed."""
+    disk = volume_xml.find_disks(libvirt.describe(server)).get(volume_id)
     if disk is None:
         raise volumes.unknown(volume_id)
     return disk
 
 
-def _has(libvirt: Connection, server: str, volume_id: str) -> bool:
-    """Has the domain the volume, running or stored?"""
+def _has_volume(libvirt: Connection, server: str, volume_id: str) -> bool:
+    """True if the running or the stored domain has the volume."""
     return any(
-        volume_id in volume_xml.found(libvirt.describe(server, stored=stored))
+        volume_id in volume_xml.find_disks(libvirt.describe(server, stored=stored))
         for stored in (False, True)
     )
 
 
-def _alias(described: str, volume_id: str) -> str | None:
-    disk = volume_xml.found(described).get(volume_id)
+def _read_alias(xml: str, volume_id: str) -> str | None:
+    disk = volume_xml.find_disks(xml).get(volume_id)
     return None if disk is None else volume_xml.alias(disk)

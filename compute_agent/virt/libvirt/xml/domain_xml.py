@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The domain of a server as libvirt's XML: pure functions, tested against golden files.
+"""Builds the XML definition of a server's domain. Pure functions, tested against golden files.
 
-Called by ``virt.libvirt.guests``; what flavor and image ask for stands in ``hardware_xml``.
-Everything is built as elements, so that what a tenant wrote is escaped by the library; characters
-that XML cannot hold are replaced. Unless the image says otherwise the machine is ``pc``: its IDE
-CD-ROM is the one that every guest (Debian's cloud kernel has no AHCI) can read the config drive
-from. Must stay true: each disk's whole backing chain is spelled out, so nothing ever probes a
-disk's format.
+Called by ``virt.libvirt.guests``. For the hardware that flavor and image request, see
+``hardware_xml``. All XML is built from elements, so that the library escapes text of tenants.
+Characters that XML cannot contain are replaced. The default machine is ``pc``, because every guest
+can read the config drive from an IDE CD-ROM (Debian's cloud kernel has no AHCI).
+
+Invariant: the XML has each disk's complete backing chain, so that QEMU never detects a format.
 """
 
 from __future__ import annotations
@@ -28,33 +28,34 @@ from compute_agent.virt.libvirt.xml.volume_xml import VolumeSource
 
 NAMESPACE = "urn:kilonova:server:1"
 PREFIX = "kilonova"
-#: The child of our element with what is remembered of the server.
+#: The child of our metadata element with the server's facts.
 FACTS = "facts"
-#: What XML 1.0 cannot hold, and the line breaks that libvirt refuses in a title.
+#: Characters that XML 1.0 cannot contain, and line breaks, which libvirt refuses in a title.
 NOT_IN_XML = re.compile("[^\t\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-#: Options of the hardware that are written on the domain: for an interface that is plugged in, for
-#: a snapshot.
+#: Hardware options recorded in the metadata, because they are needed later: for an interface that
+#: is attached, and for a snapshot.
 KEPT_OPTIONS = (
     "vif_model",
     "vif_queues",
     *(f"vif_{way}_{rate}" for way in ("inbound", "outbound") for rate in RATES),
     "require_quiesce",
 )
-#: The marks that are numbers.
+#: The numeric attributes of our metadata.
 NUMBER_FIELDS = ("fence", "made", "rescue", "started", "moving", "resumes")
-#: Where a rescue disk may be added.
+#: Buses of a rescue disk that is added to the other disks.
 RESCUE_BUSES = ("virtio", "ide", "sata", "scsi", "usb")
 RESCUE_DEVICES = ("disk", "cdrom")
-#: How disks are called on a bus, before the letter; where a second one that boots the guest begins.
+#: First letter for the name of an added rescue disk, so that the name of the root disk stays.
 FIRST_RESCUE_LETTER = {"virtio": "b", "ide": "b"}
-#: The machine unless the image names one, and the processor of those that are emulated.
+#: Architecture, default machine, and CPU of emulated guests.
 ARCH, MACHINE, EMULATED_CPU = "x86_64", "pc", "qemu64"
 AGENT_CHANNEL = "org.qemu.guest_agent.0"
-#: The socket of the serial console, beside its log; short, as the path of a socket must be. Two
-#: QEMUs have a guest for a moment when it moves while it runs, on shared storage in one folder, and
-#: the one that ends removes its socket: so the one that begins takes the other name.
+#: Name of the serial console's socket, beside the log. The name is short because the path of a
+#: socket is limited. During a live migration over shared storage, two QEMUs use the same folder,
+#: and the source's QEMU finally removes the socket there. Therefore the destination uses the other
+#: name.
 SERIAL_SOCKETS = ("tty", "tty2")
-#: How often the guest's balloon reports the use of memory: Nova's mem_stats_period_seconds.
+#: Seconds between the balloon's reports of memory statistics, as Nova's mem_stats_period_seconds.
 MEMORY_STATS_SECONDS = "10"
 PRODUCT = {"manufacturer": "Kilonova", "product": "OpenStack Compute", "family": "Virtual Machine"}
 
@@ -63,7 +64,7 @@ ElementTree.register_namespace(PREFIX, NAMESPACE)
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """A disk of the server: a qcow2 file over ``base``, which nobody writes."""
+    """A disk of the server: a qcow2 file with the backing file ``base``, which is only read."""
 
     path: Path
     base: Path | None = None
@@ -72,11 +73,18 @@ class Disk:
 
 @dataclass(frozen=True, slots=True)
 class DomainMetadata:
-    """What we write on a domain: whose it is, the fence that started it; the fences of its last
-    rebuild and of the rescue that lasts (0: none); when it was started (seconds since the epoch);
-    the fence of the live migration that it is in, and whether its CPUs ran when that began (1), so
-    that they go on at its end; the hardware options that count when it is changed later, those of
-    ``KEPT_OPTIONS``; and ``server_facts`` as JSON, "" for none."""
+    """Our metadata on a domain.
+
+    Attributes:
+        fence: Fence of the last command.
+        made: Fence of the last rebuild, 0 without one.
+        rescue: Fence of the present rescue, 0 without one.
+        started: Time of the start, in seconds since the epoch.
+        moving: Fence of the present live migration, 0 without one.
+        resumes: 1 if the CPUs ran when that migration began, so that they must run afterwards.
+        options: Hardware options of ``KEPT_OPTIONS``.
+        facts: ``server_facts`` as JSON, "" without them.
+    """
 
     server: str
     fence: int
@@ -91,9 +99,11 @@ class DomainMetadata:
 
 @dataclass(frozen=True, slots=True)
 class Rescue:
-    """The disk to boot from instead of the own one. Without ``bus`` it is the first disk and the
-    own one is the second; with it the own disk stays the first, and this one is added as a
-    ``device`` (disk or cdrom) there."""
+    """The disk from which a rescued guest boots.
+
+    Without ``bus`` this disk becomes the first, and the root disk the second. With ``bus`` the root
+    disk stays the first, and the rescue disk is added there as a ``device`` ("disk" or "cdrom").
+    """
 
     disk: Disk
     device: str = "disk"
@@ -102,11 +112,16 @@ class Rescue:
 
 @dataclass(frozen=True, slots=True)
 class Domain:
-    """All that stands in the XML. ``virt_type``: kvm, qemu (emulated) or test (libvirt's own
-    mock-up). ``disk``: None where a volume takes its place. ``addresses``: where on the PCI bus
-    interfaces and volumes have been so far, by MAC address or id. ``local``: the disks beside the
-    own one. ``spice``: the screen speaks SPICE beside VNC. ``volumes``: each with its place.
-    ``nova``: Nova's element of the metadata."""
+    """The values in a domain's definition.
+
+    Attributes:
+        virt_type: kvm, qemu (emulated), or test (libvirt's test driver).
+        disk: The root disk, or None if the server boots from a volume.
+        addresses: Previous PCI addresses of interfaces and volumes, by MAC address or volume id.
+        local: Ephemeral and swap disks.
+        spice: A SPICE screen is added to VNC.
+        nova: Nova's metadata element.
+    """
 
     server: str
     fence: int
@@ -132,7 +147,10 @@ class Domain:
 
     @property
     def orders_disks(self) -> bool:
-        """Do the disks themselves say which is booted, because it is not just the first?"""
+        """True if the disk elements need a boot order.
+
+        Otherwise the guest boots from the first disk.
+        """
         return bool(
             (self.rescue and (self.rescue.bus or self.volumes))
             or any(boots(volume) for volume, _ in self.volumes)
@@ -156,24 +174,24 @@ class Domain:
 
 
 def domain_name(server: str) -> str:
-    """What virsh calls the server's domain."""
+    """Return libvirt's name of the server's domain."""
     return f"instance-{server}"
 
 
 def metadata(marks: DomainMetadata) -> str:
-    """Our element of ``<metadata>``. libvirt adds the namespace."""
-    return ElementTree.tostring(_marked(Element("server"), marks), encoding="unicode")
+    """Return our metadata element as text. libvirt adds the namespace."""
+    return ElementTree.tostring(_add_marks(Element("server"), marks), encoding="unicode")
 
 
-def _marked(element: Element, marks: DomainMetadata) -> Element:
-    """What stands on the element, and in it, as marks say."""
-    element.attrib.update(_attributes(marks))
+def _add_marks(element: Element, marks: DomainMetadata) -> Element:
+    """Set the element's attributes and child from the marks, and return the element."""
+    element.attrib.update(_list_attributes(marks))
     if marks.facts:
-        _text(element, FACTS, marks.facts)
+        _add_text(element, FACTS, marks.facts)
     return element
 
 
-def _attributes(marks: DomainMetadata) -> dict[str, str]:
+def _list_attributes(marks: DomainMetadata) -> dict[str, str]:
     numbers = {
         name: str(getattr(marks, name))
         for name in NUMBER_FIELDS
@@ -183,51 +201,55 @@ def _attributes(marks: DomainMetadata) -> dict[str, str]:
 
 
 def read_metadata(text: str) -> DomainMetadata:
-    """What our element says. ValueError when it is not ours."""
+    """Parse our metadata element.
+
+    Raises:
+        ValueError: The element is not ours.
+    """
     element = ElementTree.fromstring(text)
     server, numbers = element.get("id"), {name: element.get(name, "") for name in NUMBER_FIELDS}
     if not server or not numbers["fence"].isdecimal():
         raise ValueError(f"not a domain of ours: {text[:200]!r}")
-    found = {name: int(number) for name, number in numbers.items() if number.isdecimal()}
+    marks = {name: int(number) for name, number in numbers.items() if number.isdecimal()}
     return DomainMetadata(
         server,
-        **found,
+        **marks,
         options={name: element.attrib[name] for name in KEPT_OPTIONS if name in element.attrib},
         facts=element.findtext(FACTS) or "",
     )
 
 
 def domain_xml(domain: Domain) -> str:
-    """The whole definition."""
+    """Return the complete definition of a domain."""
     root = Element("domain", type=domain.virt_type)
-    _text(root, "name", domain_name(domain.server))
-    _text(root, "uuid", domain.server)
-    _text(root, "title", replace_unwritable(domain.name))
-    about = SubElement(root, "metadata")
-    _marked(SubElement(about, f"{{{NAMESPACE}}}server"), domain.marks)
+    _add_text(root, "name", domain_name(domain.server))
+    _add_text(root, "uuid", domain.server)
+    _add_text(root, "title", replace_unwritable(domain.name))
+    metadata_element = SubElement(root, "metadata")
+    _add_marks(SubElement(metadata_element, f"{{{NAMESPACE}}}server"), domain.marks)
     if domain.nova is not None:
-        about.append(domain.nova)
-    _text(root, "memory", str(domain.memory_mb), unit="MiB")
+        metadata_element.append(domain.nova)
+    _add_text(root, "memory", str(domain.memory_mb), unit="MiB")
     hardware_xml.memory(root, domain.place)
     hardware_xml.cpus(root, domain.vcpus, domain.options, domain.place)
-    _machine(root, domain)
+    _add_machine(root, domain)
     for event, answer in (
         ("on_poweroff", "destroy"),
         ("on_reboot", "restart"),
         ("on_crash", "destroy"),
     ):
-        _text(root, event, answer)
-    _devices(SubElement(root, "devices"), domain)
+        _add_text(root, event, answer)
+    _add_devices(SubElement(root, "devices"), domain)
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode") + "\n"
 
 
-def _machine(root: Element, domain: Domain) -> None:
+def _add_machine(root: Element, domain: Domain) -> None:
     system = SubElement(SubElement(root, "sysinfo", type="smbios"), "system")
     for name, value in (*PRODUCT.items(), ("uuid", domain.server), ("serial", domain.server)):
-        _text(system, "entry", value, name=name)
+        _add_text(system, "entry", value, name=name)
     boot = SubElement(root, "os")
-    _text(boot, "type", "hvm", arch=ARCH, machine=domain.options.get("machine_type", MACHINE))
+    _add_text(boot, "type", "hvm", arch=ARCH, machine=domain.options.get("machine_type", MACHINE))
     if not domain.orders_disks:
         SubElement(boot, "boot", dev="hd")
     SubElement(boot, "smbios", mode="sysinfo")
@@ -242,13 +264,13 @@ def _machine(root: Element, domain: Domain) -> None:
         cpu = SubElement(root, "cpu", mode="host-model")
     elif domain.virt_type == "qemu":
         cpu = SubElement(root, "cpu", mode="custom", match="exact", check="none")
-        _text(cpu, "model", EMULATED_CPU, fallback="forbid")
+        _add_text(cpu, "model", EMULATED_CPU, fallback="forbid")
     hardware_xml.topology(root, cpu, domain.hardware, domain.place)
     hardware_xml.clock(root, domain.options)
 
 
-def _devices(devices: Element, domain: Domain) -> None:
-    buses = _disks(devices, domain)
+def _add_devices(devices: Element, domain: Domain) -> None:
+    buses = _add_disks(devices, domain)
     devices.extend(
         interface_xml.element(plug, domain.addresses.get(plug.mac), domain.options)
         for plug in domain.interfaces
@@ -256,7 +278,7 @@ def _devices(devices: Element, domain: Domain) -> None:
     if domain.options.get("pointer_model") == "usbtablet":
         buses.add("usb")
     hardware_xml.controllers(devices, domain.options, buses)
-    _consoles(devices, domain.console_log, spice=domain.spice)
+    _add_consoles(devices, domain.console_log, spice=domain.spice)
     hardware_xml.screen(devices, domain.options)
     if domain.options.get("guest_agent") != "no":
         channel = SubElement(devices, "channel", type="unix")
@@ -266,11 +288,14 @@ def _devices(devices: Element, domain: Domain) -> None:
     SubElement(balloon, "stats", period=MEMORY_STATS_SECONDS)
 
 
-def _consoles(devices: Element, log: Path, *, spice: bool) -> None:
-    """The screen listens nowhere: libvirt hands over a connection to it. Keyboard and mouse come
-    with it, on PS/2, which every guest can read. What is written to the serial console goes to its
-    log whoever else reads it. VNC is always the first screen. SPICE adds nothing that a guest could
-    see, so that a guest may move to a host without it."""
+def _add_consoles(devices: Element, log: Path, *, spice: bool) -> None:
+    """Add the serial console and the screens.
+
+    The screens listen on no address, because libvirt passes connections. Keyboard and mouse come
+    with them on PS/2, which every guest supports. The serial output goes to the log even while a
+    reader is connected. VNC is always the first screen. SPICE adds no device that a guest could
+    see, so the guest can move to a host without SPICE.
+    """
     serial = SubElement(devices, "serial", type="unix")
     SubElement(serial, "source", mode="bind", path=str(log.with_name(SERIAL_SOCKETS[0])))
     SubElement(serial, "log", file=str(log), append="on")
@@ -279,64 +304,78 @@ def _consoles(devices: Element, log: Path, *, spice: bool) -> None:
         SubElement(SubElement(devices, "graphics", type=kind), "listen", type="none")
 
 
-def _disks(devices: Element, domain: Domain) -> set[str]:
-    """The own disk or the volume in its place, local disks and volumes beside it, the rescue disk,
-    the config drive; the buses that they are on. The own disk is always described in full, so that
-    a snapshot of it can be taken from any state; a rescue disk that takes its place has no other
-    local one beside it."""
+def _add_disks(devices: Element, domain: Domain) -> set[str]:
+    """Add all disks, and return their buses.
+
+    The root disk always has a complete definition, so that a snapshot is possible in every state.
+    During a rescue without ``bus`` the local disks are left out.
+    """
     options, rescue = domain.options, domain.rescue
     bus = options.get("disk_bus", "virtio")
     taken: set[str] = set()
-    booted: list[Element] = []
+    boot_disks: list[Element] = []
     if rescue and not rescue.bus:
-        booted.append(
-            _overlay(devices, rescue.disk, volume_xml.free_name(bus, taken), bus, options)
+        boot_disks.append(
+            _add_overlay(devices, rescue.disk, volume_xml.free_name(bus, taken), bus, options)
         )
     if domain.disk:
-        booted.append(
-            _overlay(devices, domain.disk, volume_xml.free_name(bus, taken), bus, options)
+        boot_disks.append(
+            _add_overlay(devices, domain.disk, volume_xml.free_name(bus, taken), bus, options)
         )
-    beside = sorted(domain.volumes, key=lambda one: one[0].boot_index != 0)
+    other_volumes = sorted(
+        domain.volumes, key=lambda volume_and_source: volume_and_source[0].boot_index != 0
+    )
     if not domain.disk:
-        booted += [_volume(devices, domain, one, taken) for one in beside[:1]]
-        beside = beside[1:]
+        boot_disks += [
+            _add_volume(devices, domain, volume_and_source, taken)
+            for volume_and_source in other_volumes[:1]
+        ]
+        other_volumes = other_volumes[1:]
     for disk in domain.local if rescue is None or rescue.bus else ():
-        _overlay(devices, disk, volume_xml.free_name(bus, taken), bus, options)
-    drive = _config_drive(domain, bus, taken) if domain.config_drive else None
-    buses = {bus} if drive is None else {bus, drive[1]}
+        _add_overlay(devices, disk, volume_xml.free_name(bus, taken), bus, options)
+    drive_and_bus = _build_config_drive(domain, bus, taken) if domain.config_drive else None
+    buses = {bus} if drive_and_bus is None else {bus, drive_and_bus[1]}
     buses.update(volume.bus for volume, _ in domain.volumes)
-    made = [(one[0], _volume(devices, domain, one, taken)) for one in beside]
-    later = [(volume.boot_index or 0, disk) for volume, disk in made if boots(volume)]
-    booted += [disk for _, disk in sorted(later, key=lambda one: one[0])]
+    other_disks = [
+        (volume_and_source[0], _add_volume(devices, domain, volume_and_source, taken))
+        for volume_and_source in other_volumes
+    ]
+    bootable_disks = [
+        (volume.boot_index or 0, disk) for volume, disk in other_disks if boots(volume)
+    ]
+    boot_disks += [
+        disk
+        for _, disk in sorted(bootable_disks, key=lambda volume_and_source: volume_and_source[0])
+    ]
     if rescue and rescue.bus:
-        booted.insert(0, _added_rescue(devices, rescue, taken, options))
+        boot_disks.insert(0, _add_rescue_disk(devices, rescue, taken, options))
         buses.add(rescue.bus)
     if domain.orders_disks:
-        for order, first in enumerate(booted, 1):
-            SubElement(first, "boot", order=str(order))
-    if drive is not None:
-        devices.append(drive[0])
+        for order, boot_disk in enumerate(boot_disks, 1):
+            SubElement(boot_disk, "boot", order=str(order))
+    if drive_and_bus is not None:
+        devices.append(drive_and_bus[0])
     return buses
 
 
 def boots(volume: AttachedVolume) -> bool:
-    """May the guest be booted from it?"""
+    """True if the guest may boot from the volume."""
     return volume.boot_index is not None and volume.boot_index >= 0
 
 
-def _volume(
+def _add_volume(
     devices: Element, domain: Domain, volume: tuple[AttachedVolume, VolumeSource], taken: set[str]
 ) -> Element:
-    """A volume, by the name that its user gave it unless another disk has that."""
-    about, source = volume
-    address = domain.addresses.get(about.volume_id)
-    made = volume_xml.element(about, source, volume_name(about, taken), address)
-    devices.append(made)
-    return made
+    """Add a volume, under the user's device name if that is free."""
+    attached_volume, source = volume
+    address = domain.addresses.get(attached_volume.volume_id)
+    disk = volume_xml.element(attached_volume, source, volume_name(attached_volume, taken), address)
+    devices.append(disk)
+    return disk
 
 
 def volume_name(volume: AttachedVolume, taken: set[str]) -> str:
-    """What the domain calls a volume, where these names are taken."""
+    """Return a device name for the volume that is not in ``taken``, and add the name there."""
     name = volume_xml.wanted_name(volume)
     if not name or name in taken:
         return volume_xml.free_name(volume.bus, taken)
@@ -344,10 +383,10 @@ def volume_name(volume: AttachedVolume, taken: set[str]) -> str:
     return name
 
 
-def _added_rescue(
+def _add_rescue_disk(
     devices: Element, rescue: Rescue, taken: set[str], options: Mapping[str, str]
 ) -> Element:
-    added = _overlay(
+    disk = _add_overlay(
         devices,
         rescue.disk,
         volume_xml.free_name(rescue.bus, taken, FIRST_RESCUE_LETTER.get(rescue.bus, "a")),
@@ -356,13 +395,15 @@ def _added_rescue(
         rescue.device,
     )
     if rescue.device == "cdrom":
-        SubElement(added, "readonly")
-    return added
+        SubElement(disk, "readonly")
+    return disk
 
 
-def _config_drive(domain: Domain, disk_bus: str, taken: set[str]) -> tuple[Element, str]:
-    """The drive and its bus; as a disk it is where the other disks are, as a CD-ROM where the
-    machine has one."""
+def _build_config_drive(domain: Domain, disk_bus: str, taken: set[str]) -> tuple[Element, str]:
+    """Return the config drive and the name of the bus.
+
+    A disk uses the bus of the other disks, a CD-ROM the bus of the machine's CD-ROM drive.
+    """
     options = domain.options
     if domain.config_drive_is_disk:
         device, bus = "disk", disk_bus
@@ -381,7 +422,7 @@ def _config_drive(domain: Domain, disk_bus: str, taken: set[str]) -> tuple[Eleme
     return drive, bus
 
 
-def _overlay(
+def _add_overlay(
     devices: Element,
     disk: Disk,
     name: str,
@@ -397,8 +438,8 @@ def _overlay(
         backing = SubElement(element, "backingStore", type="file")
         SubElement(backing, "format", type=disk.base_format)
         source = SubElement(backing, "source", file=str(disk.base))
-        # The image stays the agent's: owned by QEMU's user, one guest's QEMU could write what the
-        # others read.
+        # The image must not be owned by QEMU's user. Otherwise the QEMU of one guest could change
+        # the data of all others.
         SubElement(source, "seclabel", model="dac", relabel="no")
     SubElement(backing, "backingStore")
     SubElement(element, "target", dev=name, bus=bus)
@@ -407,9 +448,9 @@ def _overlay(
 
 
 def replace_unwritable(text: str) -> str:
-    """Return the text with a replacement character for each that the XML cannot hold."""
+    """Return the text with a replacement character for each that XML cannot contain."""
     return NOT_IN_XML.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
-def _text(parent: Element, tag: str, text: str, **attributes: str) -> None:
+def _add_text(parent: Element, tag: str, text: str, **attributes: str) -> None:
     SubElement(parent, tag, attributes).text = text

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hardware that flavor and image ask for, as libvirt's XML: pure functions, tested against
-golden files.
+"""The hardware that flavor and image request, as libvirt's XML.
 
-Called by ``domain_xml`` and ``interface_xml`` with what ``common.domain.hardware`` made of flavor
-and image, and with the parts of the host that the claim gave the guest. docs/flavors.md lists the
-options; one that was not asked for leaves no trace here. Must stay true: a guest that asks for
-nothing looks as it always did.
+Pure functions, tested against golden files. Called by ``domain_xml`` and ``interface_xml`` with the
+result of ``common.domain.hardware`` and with the CPUs and devices that the claim assigned.
+docs/flavors.md lists the options.
+
+Invariant: an option that was not requested does not change the XML.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from common.domain.hardware import Hardware
 from common.domain.models import AssignedNumaNode
 from compute_agent.virt.cpu_sets import listed
 
-#: What a guest's disks, interfaces and screen can be.
+#: Values for a guest's disks, interfaces and screen.
 DISK_BUSES = ("virtio", "scsi", "sata", "ide", "usb")
 VIF_MODELS = ("virtio", "e1000", "e1000e", "ne2k_pci", "pcnet", "rtl8139", "vmxnet3")
 VIDEO_MODELS = ("vga", "cirrus", "qxl", "virtio", "bochs", "none")
-#: Screens whose memory is their own.
+#: Graphics adapters with memory of their own.
 VIDEO_WITH_RAM = ("vga", "cirrus", "qxl", "bochs")
-#: Pages of memory that need no counting, in KiB.
+#: Size in KiB of normal pages. Larger pages are huge pages.
 SMALL_PAGE_KIB = 4
-#: Limits of a disk, as QEMU and the flavor both call them behind "disk_".
+#: Limits of a disk, by the names of QEMU, which follow "disk_" in a flavor's options.
 DISK_LIMITS = tuple(
     f"{way}_{what}_sec" for what in ("bytes", "iops") for way in ("total", "read", "write")
 )
-#: Limits of a volume: also bursts, their length, and the size of a request that counts as one.
+#: Limits of a volume: in addition bursts, their lengths, and the size of a request that counts as
+#: one.
 VOLUME_LIMITS = (
     *DISK_LIMITS,
     *(f"{name}_max" for name in DISK_LIMITS),
@@ -39,19 +40,21 @@ VOLUME_LIMITS = (
     *(f"{name}_max_length" for name in DISK_LIMITS),
 )
 RATES = ("average", "peak", "burst")
-#: Ports of a q35 for devices that guests have or are given later.
+#: Ports of a q35 machine for the guest's devices, including those attached later.
 PCIE_PORTS = 16
 Options = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class HostPlacement:
-    """Where on its host a guest is. numa_nodes: its own, each on a NUMA node of the host; devices:
-    PCI addresses.
+    """The CPUs, memory and devices of the host that a guest uses.
 
-    shared: NUMA node of the host -> its CPUs that guests share. cpus: those that a guest without
-    NUMA nodes may run on, none for any. most_shares: the largest weight of CPU time that the host's
-    kernel takes.
+    Attributes:
+        numa_nodes: The guest's NUMA nodes, each on a NUMA node of the host.
+        devices: PCI addresses.
+        shared: CPUs that guests share, by NUMA node of the host.
+        cpus: CPUs for a guest without NUMA nodes, () for all.
+        most_shares: The largest CPU weight that the host's kernel accepts.
     """
 
     numa_nodes: tuple[AssignedNumaNode, ...] = ()
@@ -61,9 +64,11 @@ class HostPlacement:
     most_shares: int = 262144
 
     def runs_on(self) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """(guest CPU, the host CPUs that it may run on), in the order of the guest's CPUs."""
+        """Yield each guest CPU, in order, with the host CPUs on which that CPU may run."""
         for cpu, numa_node in sorted(
-            (cpu, number) for number, one in enumerate(self.numa_nodes) for cpu in one.cpus
+            (cpu, number)
+            for number, guest_node in enumerate(self.numa_nodes)
+            for cpu in guest_node.cpus
         ):
             fitted = self.numa_nodes[numa_node]
             pin = fitted.pins.get(str(cpu))
@@ -71,7 +76,7 @@ class HostPlacement:
 
 
 def memory(root: Element, place: HostPlacement) -> None:
-    """Huge pages, and which memory of the host is used."""
+    """Add huge pages and the NUMA nodes of the host that provide the memory."""
     pages = [
         (number, numa_node.page_kb)
         for number, numa_node in enumerate(place.numa_nodes)
@@ -100,8 +105,10 @@ def memory(root: Element, place: HostPlacement) -> None:
 
 
 def cpus(root: Element, vcpus: int, options: Options, place: HostPlacement) -> None:
-    """How many, where they run, and their part of the host's time. The emulator's own threads run
-    where any of them does."""
+    """Add the number of CPUs, their placement and their share of CPU time.
+
+    The emulator's threads run on all host CPUs of the guest.
+    """
     vcpu = SubElement(root, "vcpu")
     vcpu.text = str(vcpus)
     if place.cpus and not place.numa_nodes:
@@ -113,20 +120,21 @@ def cpus(root: Element, vcpus: int, options: Options, place: HostPlacement) -> N
     for key in ("period", "quota"):
         if f"cpu_{key}" in options:
             SubElement(tuned, key).text = options[f"cpu_{key}"]
-    runs_on = [(cpu, where) for cpu, where in place.runs_on() if where]
-    for cpu, where in runs_on:
-        SubElement(tuned, "vcpupin", vcpu=str(cpu), cpuset=listed(where))
+    runs_on = [(cpu, host_cpus) for cpu, host_cpus in place.runs_on() if host_cpus]
+    for cpu, host_cpus in runs_on:
+        SubElement(tuned, "vcpupin", vcpu=str(cpu), cpuset=listed(host_cpus))
     if runs_on:
         SubElement(
-            tuned, "emulatorpin", cpuset=listed(chain.from_iterable(where for _, where in runs_on))
+            tuned,
+            "emulatorpin",
+            cpuset=listed(chain.from_iterable(host_cpus for _, host_cpus in runs_on)),
         )
     if len(tuned):
         root.append(tuned)
 
 
 def topology(root: Element, cpu: Element | None, hardware: Hardware, place: HostPlacement) -> None:
-    """Sockets, cores, threads, and the guest's NUMA nodes, below ``cpu``, which is made when there
-    is none."""
+    """Add sockets, cores, threads and NUMA nodes to ``cpu``. With None, an element is made."""
     if not hardware.sockets and not place.numa_nodes:
         return
     cpu = SubElement(root, "cpu") if cpu is None else cpu
@@ -151,53 +159,58 @@ def topology(root: Element, cpu: Element | None, hardware: Hardware, place: Host
             )
 
 
-def features(found: Element, options: Options, virt_type: str) -> None:
-    """What of the platform is shown or hidden. What makes Windows fast is KVM's alone."""
+def features(element: Element, options: Options, virt_type: str) -> None:
+    """Add features of the platform. The features for Windows need KVM."""
     if options.get("hide_hypervisor") == "yes":
-        SubElement(SubElement(found, "kvm"), "hidden", state="on")
+        SubElement(SubElement(element, "kvm"), "hidden", state="on")
     if "pmu" in options:
-        SubElement(found, "pmu", state=_state(options["pmu"]))
+        SubElement(element, "pmu", state=_format_state(options["pmu"]))
     if options.get("os_type") == "windows" and virt_type == "kvm":
-        hyperv = SubElement(found, "hyperv")
-        for name, more in (("relaxed", {}), ("vapic", {}), ("spinlocks", {"retries": "8191"})):
-            SubElement(hyperv, name, {"state": "on", **more})
+        hyperv = SubElement(element, "hyperv")
+        for name, attributes in (
+            ("relaxed", {}),
+            ("vapic", {}),
+            ("spinlocks", {"retries": "8191"}),
+        ):
+            SubElement(hyperv, name, {"state": "on", **attributes})
 
 
 def clock(root: Element, options: Options) -> None:
-    """Windows takes the hardware's clock for local time."""
-    made = SubElement(
+    """Add the clock. Windows expects the hardware clock in local time."""
+    element = SubElement(
         root, "clock", offset="localtime" if options.get("os_type") == "windows" else "utc"
     )
     if "hpet" in options:
-        SubElement(made, "timer", name="hpet", present=options["hpet"])
+        SubElement(element, "timer", name="hpet", present=options["hpet"])
 
 
 def disk_limits(disk: Element, options: Options) -> None:
-    """Bytes and requests a second."""
-    found = [name for name in VOLUME_LIMITS if f"disk_{name}" in options]
-    tuned = SubElement(disk, "iotune") if found else disk
-    for name in found:
+    """Add the limits of bytes and requests per second."""
+    limits = [name for name in VOLUME_LIMITS if f"disk_{name}" in options]
+    tuned = SubElement(disk, "iotune") if limits else disk
+    for name in limits:
         SubElement(tuned, name).text = options[f"disk_{name}"]
 
 
 def interface(vif: Element, options: Options) -> None:
-    """Queues and bandwidth of an interface; its model stands there already."""
+    """Add queues and bandwidth to an interface."""
     if "vif_queues" in options:
         SubElement(vif, "driver", queues=options["vif_queues"])
     bandwidth = Element("bandwidth")
-    for way in ("inbound", "outbound"):
+    for direction in ("inbound", "outbound"):
         rates = {
-            rate: options[f"vif_{way}_{rate}"] for rate in RATES if f"vif_{way}_{rate}" in options
+            rate: options[f"vif_{direction}_{rate}"]
+            for rate in RATES
+            if f"vif_{direction}_{rate}" in options
         }
         if rates:
-            SubElement(bandwidth, way, rates)
+            SubElement(bandwidth, direction, rates)
     if len(bandwidth):
         vif.append(bandwidth)
 
 
 def controllers(devices: Element, options: Options, buses: set[str]) -> None:
-    """Of the buses that are used, where the machine does not have them anyway, and no USB where
-    nothing is on it."""
+    """Add the controllers for the used buses, if the machine lacks them, and disable unused USB."""
     if options.get("machine_type") == "q35":
         SubElement(devices, "controller", type="pci", index="0", model="pcie-root")
         for number in range(1, PCIE_PORTS + 1):
@@ -219,18 +232,18 @@ def controllers(devices: Element, options: Options, buses: set[str]) -> None:
 
 
 def screen(devices: Element, options: Options) -> None:
-    """The graphics adapter."""
+    """Add the graphics adapter."""
     model = options.get("video_model", "vga")
-    found = SubElement(SubElement(devices, "video"), "model", type=model)
+    element = SubElement(SubElement(devices, "video"), "model", type=model)
     if model in VIDEO_WITH_RAM:
-        found.set(
+        element.set(
             "vram",
             str(int(options["video_ram_mb"]) * 1024) if "video_ram_mb" in options else "16384",
         )
 
 
 def rest(devices: Element, options: Options, place: HostPlacement) -> None:
-    """Source of random numbers, pointer, watchdog, PCI devices of the host."""
+    """Add random number generator, tablet, watchdog and PCI devices of the host."""
     if options.get("rng") != "no":
         random = SubElement(devices, "rng", model="virtio")
         if "rng_bytes" in options:
@@ -244,9 +257,9 @@ def rest(devices: Element, options: Options, place: HostPlacement) -> None:
         SubElement(devices, "watchdog", model="i6300esb", action=options["watchdog_action"])
     for address in place.devices:
         domain, bus, slot, function = address.replace(".", ":").split(":")
-        given = SubElement(devices, "hostdev", mode="subsystem", type="pci", managed="yes")
+        device = SubElement(devices, "hostdev", mode="subsystem", type="pci", managed="yes")
         SubElement(
-            SubElement(given, "source"),
+            SubElement(device, "source"),
             "address",
             domain=f"0x{domain}",
             bus=f"0x{bus}",
@@ -255,5 +268,5 @@ def rest(devices: Element, options: Options, place: HostPlacement) -> None:
         )
 
 
-def _state(word: str) -> str:
+def _format_state(word: str) -> str:
     return "on" if word == "yes" else "off"

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Network interfaces as libvirt's XML: pure functions, tested against golden files.
+"""Network interfaces as libvirt's XML. Pure functions, tested against golden files.
 
-Called by ``domain_xml``, ``interfaces`` and ``connection``. An interface is known by its MAC
-address. Must stay true: an interface that a guest has had keeps its PCI address when the guest is
-described anew, because guests name their interfaces after it; new ones get theirs from libvirt, in
-the order in which they stand.
+Called by ``domain_xml``, ``interfaces`` and ``connection``. An interface is identified by the MAC
+address.
+
+Invariant: an existing interface keeps the PCI address in a new definition, because guests name
+interfaces by PCI address. libvirt assigns the addresses of new interfaces in the order of the XML.
 """
 
 from __future__ import annotations
@@ -18,8 +19,12 @@ from compute_agent.virt.libvirt.xml import hardware_xml
 
 
 def element(plug: Plug, address: Mapping[str, str] | None, options: Mapping[str, str]) -> Element:
-    """One interface; ``address``: its place on the PCI bus, when it has one; ``options``: those of
-    the hardware."""
+    """Return the element of an interface.
+
+    Args:
+        address: The PCI address, or None if libvirt assigns one.
+        options: Options of the hardware.
+    """
     root = Element("interface", type="bridge")
     SubElement(root, "mac", address=plug.mac)
     SubElement(root, "source", bridge=plug.bridge)
@@ -32,7 +37,7 @@ def element(plug: Plug, address: Mapping[str, str] | None, options: Mapping[str,
     hardware_xml.interface(root, options)
     if plug.mtu:
         SubElement(root, "mtu", size=str(plug.mtu))
-    # Nothing boots from the network, and its ROM would cost a second of each boot.
+    # Guests do not boot from the network, and the option ROM would delay each boot by a second.
     SubElement(root, "rom", enabled="no")
     if address:
         SubElement(root, "address", dict(address))
@@ -44,44 +49,43 @@ def text(interface: Element) -> str:
 
 
 def alias(interface: Element) -> str:
-    """What libvirt calls an interface of a running domain."""
+    """Return libvirt's name of an interface of a running domain."""
     element = interface.find("alias")
     return "" if element is None else element.get("name", "")
 
 
-def alias_of(described: str, mac: str) -> str | None:
-    """The same of the interface with this MAC address; None when there is none."""
-    interface = found(described).get(mac)
+def alias_of(xml: str, mac: str) -> str | None:
+    """Return libvirt's name of the interface with this MAC address, or None."""
+    interface = find_interfaces(xml).get(mac)
     return None if interface is None else alias(interface)
 
 
-def found(described: str) -> dict[str, Element]:
-    """MAC address -> interface, of a domain that libvirt described; none when it described
-    nothing."""
+def find_interfaces(xml: str) -> dict[str, Element]:
+    """Return the interfaces in a domain's XML by MAC address. The XML may be ""."""
     return {
         mac.get("address", "").lower(): interface
-        for interface in _interfaces(described)
+        for interface in _iterate_interfaces(xml)
         if (mac := interface.find("mac")) is not None
     }
 
 
-def addresses(described: str) -> dict[str, dict[str, str]]:
-    """MAC address -> place on the PCI bus."""
+def addresses(xml: str) -> dict[str, dict[str, str]]:
+    """Return the PCI addresses of interfaces by MAC address."""
     return {
         mac: dict(address.attrib)
-        for mac, interface in found(described).items()
+        for mac, interface in find_interfaces(xml).items()
         if (address := interface.find("address")) is not None
     }
 
 
-def bridges(described: str) -> set[str]:
-    """The bridges that a domain, or one interface alone, needs."""
+def bridges(xml: str) -> set[str]:
+    """Return the bridges used in the XML of a domain or of an interface."""
     return {
         source.get("bridge", "")
-        for interface in _interfaces(described)
+        for interface in _iterate_interfaces(xml)
         if (source := interface.find("source")) is not None
     }
 
 
-def _interfaces(described: str) -> Iterator[Element]:
-    return ElementTree.fromstring(described).iter("interface") if described else iter(())
+def _iterate_interfaces(xml: str) -> Iterator[Element]:
+    return ElementTree.fromstring(xml).iter("interface") if xml else iter(())

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nova's element of a domain's metadata, by which Ceilometer and exporters recognise guests.
+"""Nova's metadata element of a domain, by which Ceilometer and exporters recognize guests.
 
-Called by ``guests`` and ``connection``. The layout is that of Nova 2025.2. Kilonova
-reads only its own element (``domain_xml.metadata``). Pure functions. Elements are built without a
-namespace, as libvirt hands them out, and ``qualify`` adds it for a whole definition.
+Called by ``guests`` and ``connection``. The layout is that of Nova 2025.2. Kilonova reads only its
+own element (``domain_xml.metadata``). Pure functions. Elements are built without a namespace, as
+libvirt returns them, and ``qualify`` adds the namespace for a complete definition.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from common.domain.models import Flavor, GuestSpec, ImageRef, Interface
 from compute_agent.virt.libvirt.xml.domain_xml import replace_unwritable
 
 NAMESPACE, PREFIX = "http://openstack.org/xmlns/libvirt/nova/1.1", "nova"
-#: Prefixes of the image properties that Nova writes: those that describe the guest.
+#: Prefixes of the image properties that Nova writes, which describe the guest.
 PROPERTY_PREFIXES = ("hw_", "os_", "img_")
-#: Characters of a property's value. Longer values describe no hardware.
+#: Maximum length of a property's value. Longer values do not describe hardware.
 MOST_VALUE = 255
-#: The name of a user or a project whose name is not recorded, as in Nova.
+#: The name of a user or project without a recorded name, as in Nova.
 NO_NAME = "N/A"
 
 ElementTree.register_namespace(PREFIX, NAMESPACE)
@@ -33,11 +33,11 @@ def instance(spec: GuestSpec) -> Element:
     """Return the element of a server."""
     element = Element("instance")
     SubElement(element, "package", version=__version__)
-    _text(element, "name", spec.name)
+    _add_text(element, "name", spec.name)
     created_at = spec.record.get("created_at")
     if created_at:
         created = datetime.fromtimestamp(created_at // SECOND, UTC)
-        _text(element, "creationTime", created.strftime("%Y-%m-%d %H:%M:%S"))
+        _add_text(element, "creationTime", created.strftime("%Y-%m-%d %H:%M:%S"))
     _add_flavor(element, spec.flavor)
     _add_image(element, spec.image)
     owner = SubElement(element, "owner")
@@ -45,26 +45,26 @@ def instance(spec: GuestSpec) -> Element:
         ("user", spec.record.get("user_id")),
         ("project", spec.instance.get("project_id")),
     ):
-        _text(owner, name, NO_NAME, uuid=owner_id or "")
+        _add_text(owner, name, NO_NAME, uuid=owner_id or "")
     kind = "image" if spec.image else "volume"
     SubElement(element, "root", type=kind, uuid=spec.image.id if spec.image else "")
     ports = SubElement(element, "ports")
-    ports.extend(_port(one) for one in spec.interfaces)
+    ports.extend(_build_port(interface) for interface in spec.interfaces)
     return element
 
 
 def with_interface(text: str, interface: Interface) -> str:
-    """Return the element, read from a domain, with the port of an interface."""
-    return _change_ports(text, interface.port, [_port(interface)])
+    """Return the element from a domain with the port of an interface."""
+    return _change_ports(text, interface.port, [_build_port(interface)])
 
 
 def without_interface(text: str, port_id: str) -> str:
-    """Return the element, read from a domain, without this port."""
+    """Return the element from a domain without this port."""
     return _change_ports(text, port_id, [])
 
 
 def write(element: Element) -> str:
-    """Return the element as libvirt takes it, which adds the namespace."""
+    """Return the element as text for libvirt, which adds the namespace."""
     return ElementTree.tostring(element, encoding="unicode")
 
 
@@ -98,23 +98,23 @@ def _add_flavor(parent: Element, flavor: Flavor) -> None:
         ("ephemeral", flavor.ephemeral_gb),
         ("vcpus", flavor.vcpus),
     ):
-        _text(element, tag, str(number))
+        _add_text(element, tag, str(number))
     specs = SubElement(element, "extraSpecs")
     for key, value in sorted(flavor.extra_specs.items()):
-        _text(specs, "extraSpec", value, name=key)
+        _add_text(specs, "extraSpec", value, name=key)
 
 
 def _add_image(parent: Element, image: ImageRef | None) -> None:
     element = SubElement(parent, "image", uuid=image.id if image else "")
     if image and image.disk_format:
-        _text(element, "diskFormat", image.disk_format)
+        _add_text(element, "diskFormat", image.disk_format)
     properties = SubElement(element, "properties")
     for key, value in sorted(image.properties.items()) if image else ():
         if key.startswith(PROPERTY_PREFIXES) and len(value) <= MOST_VALUE:
-            _text(properties, "property", value, name=key)
+            _add_text(properties, "property", value, name=key)
 
 
-def _port(interface: Interface) -> Element:
+def _build_port(interface: Interface) -> Element:
     element = Element("port", uuid=interface.port)
     for address in interface.addresses:
         SubElement(
@@ -127,6 +127,6 @@ def _port(interface: Interface) -> Element:
     return element
 
 
-def _text(parent: Element, tag: str, text: str, **attributes: str) -> None:
-    written = {name: replace_unwritable(value) for name, value in attributes.items()}
-    SubElement(parent, tag, written).text = replace_unwritable(text)
+def _add_text(parent: Element, tag: str, text: str, **attributes: str) -> None:
+    attribute_texts = {name: replace_unwritable(value) for name, value in attributes.items()}
+    SubElement(parent, tag, attribute_texts).text = replace_unwritable(text)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A guest's description made to fit the guest that runs, and what it says of its disks: pure
-functions.
+"""Adapts a domain's new definition to the running guest, and reads domain XML.
 
-Called by ``live_migration``, ``power`` and ``snapshots``. What a running guest sees may not change
-under it: its machine, its processor, and where its devices are. libvirt gives devices their places
-in the order in which it meets them, and a guest that was given an interface, or lost one, has met
-them in another order than a new description has them. Must stay true: what a guest can see is as it
-was; files, bridges, CPUs and memory of the host are as the description says.
+Pure functions. Called by ``live_migration``, ``incoming_migration``, ``power`` and ``snapshots``.
+libvirt assigns device addresses in the order of the devices in the XML. After interfaces were
+attached or detached, a new definition may have another order than the running guest.
+
+Invariant: the result keeps everything that the running guest can see: machine type, CPU and device
+addresses. Files, bridges, and the CPUs and memory of the host are those of the new definition.
 """
 
 from __future__ import annotations
@@ -23,53 +23,65 @@ from compute_agent.virt.libvirt.xml.domain_xml import (
     metadata,
 )
 
-#: The sizes of a disk's blocks that a guest sees.
+#: The element with the block sizes that a guest sees.
 BLOCK_SIZES = "blockio"
-#: Where the serial console's socket is said.
+#: The source of the serial console's socket.
 SERIAL = "devices/serial[@type='unix']/source"
 
 
-def placed(described: str, running: str) -> str:
-    """The description with every device where the running guest has it."""
-    root = ElementTree.fromstring(described)
-    _place(root, ElementTree.fromstring(running))
+def with_addresses(xml: str, running: str) -> str:
+    """Return the definition with the device addresses of the running guest."""
+    root = ElementTree.fromstring(xml)
+    _copy_addresses(root, ElementTree.fromstring(running))
     return ElementTree.tostring(root, encoding="unicode")
 
 
-def at_destination(described: str, running: str, marks: DomainMetadata) -> str:
-    """The description of a guest that comes from another host while it runs there: its machine and
-    processor too."""
-    root, there = ElementTree.fromstring(described), ElementTree.fromstring(running)
-    _place(root, there)
-    # "pc" and "host-model" mean other things elsewhere; the running guest's XML spells out what
-    # they meant.
+def at_destination(xml: str, running: str, marks: DomainMetadata) -> str:
+    """Return the definition with the machine type, CPU and device addresses of the running guest.
+
+    For a guest that is live-migrated from another host.
+
+    Args:
+        described: The destination's definition.
+        running: The running domain's XML at the source.
+        marks: Our metadata at the destination.
+    """
+    root, source_root = ElementTree.fromstring(xml), ElementTree.fromstring(running)
+    _copy_addresses(root, source_root)
+    # "pc" and "host-model" may mean something else on this host. The running domain's XML has the
+    # versioned machine and the complete CPU.
     machine = root.find("os/type")
     if machine is not None:
         machine.attrib.update(
-            dict.fromkeys(["machine"], there.findall("os/type")[0].get("machine", ""))
+            dict.fromkeys(["machine"], source_root.findall("os/type")[0].get("machine", ""))
         )
-    cpu, own = there.find("cpu"), root.find("cpu")
-    if cpu is not None and own is not None:
-        root[list(root).index(own)] = cpu
-    about = root.find("metadata")
-    if about is not None:
+    cpu, own_cpu = source_root.find("cpu"), root.find("cpu")
+    if cpu is not None and own_cpu is not None:
+        root[list(root).index(own_cpu)] = cpu
+    metadata_element = root.find("metadata")
+    if metadata_element is not None:
         element = ElementTree.fromstring(metadata(marks))
         element.tag = f"{{{NAMESPACE}}}{element.tag}"
-        about[:] = [element, *(one for one in about if one.tag != element.tag)]
-    _give_socket(root, there)
+        metadata_element[:] = [
+            element,
+            *(child for child in metadata_element if child.tag != element.tag),
+        ]
+    _choose_socket(root, source_root)
     return ElementTree.tostring(root, encoding="unicode")
 
 
-def virt_type(described: str) -> str:
-    """What a domain runs under."""
-    return ElementTree.fromstring(described).get("type", "")
+def virt_type(xml: str) -> str:
+    """Return the domain's type: kvm, qemu or test."""
+    return ElementTree.fromstring(xml).get("type", "")
 
 
-def disks(described: str) -> dict[str, Disk]:
-    """The disks of its own that a domain writes, with what lies under them, by the names that it
-    gives them. Volumes, which have serials, are none of them, whatever their format."""
-    found: dict[str, Disk] = {}
-    for element in ElementTree.fromstring(described).iterfind("devices/disk") if described else ():
+def disks(xml: str) -> dict[str, Disk]:
+    """Return the domain's qcow2 disks with their backing files, by libvirt's names.
+
+    Volumes, which have serials, are not included, whatever their format is.
+    """
+    disks_by_name: dict[str, Disk] = {}
+    for element in ElementTree.fromstring(xml).iterfind("devices/disk") if xml else ():
         driver, source, target = (element.find(part) for part in ("driver", "source", "target"))
         if driver is None or source is None or target is None or driver.get("type") != "qcow2":
             continue
@@ -77,68 +89,68 @@ def disks(described: str) -> dict[str, Disk]:
             continue
         base, kind = element.find("backingStore/source"), element.find("backingStore/format")
         path, name = Path(source.get("file", "")), target.get("dev", "")
-        found[name] = (
+        disks_by_name[name] = (
             Disk(path)
             if base is None or kind is None
             else Disk(path, Path(base.get("file", "")), kind.get("type", ""))
         )
-    return found
+    return disks_by_name
 
 
-def serial_socket(described: str) -> str:
-    """The path of the serial console's socket; empty when there is none."""
-    source = ElementTree.fromstring(described).find(SERIAL) if described else None
+def serial_socket(xml: str) -> str:
+    """Return the path of the serial console's socket, or ""."""
+    source = ElementTree.fromstring(xml).find(SERIAL) if xml else None
     return "" if source is None else source.get("path", "")
 
 
-def screens(described: str) -> list[str]:
-    """The protocols that its screen speaks, in the order by which libvirt numbers them."""
-    root = ElementTree.fromstring(described or "<domain/>")
-    return [one.get("type", "") for one in root.iterfind("devices/graphics")]
+def screens(xml: str) -> list[str]:
+    """Return the protocols of the guest's screens, in the order of libvirt's indexes."""
+    root = ElementTree.fromstring(xml or "<domain/>")
+    return [graphics.get("type", "") for graphics in root.iterfind("devices/graphics")]
 
 
-def _give_socket(root: Element, there: Element) -> None:
-    ours, theirs = (one.find(SERIAL) for one in (root, there))
-    if ours is not None and theirs is not None:
-        path, taken = Path(ours.get("path", "")), Path(theirs.get("path", "")).name
-        ours.set(
-            "path", str(path.with_name(next(name for name in SERIAL_SOCKETS if name != taken)))
+def _choose_socket(root: Element, source_root: Element) -> None:
+    own_socket, source_socket = (parent.find(SERIAL) for parent in (root, source_root))
+    if own_socket is not None and source_socket is not None:
+        path, used_name = Path(own_socket.get("path", "")), Path(source_socket.get("path", "")).name
+        own_socket.set(
+            "path", str(path.with_name(next(name for name in SERIAL_SOCKETS if name != used_name)))
         )
 
 
-def _place(root: Element, there: Element) -> None:
-    known, devices = _known(there), root.find("devices")
+def _copy_addresses(root: Element, source_root: Element) -> None:
+    source_devices, devices = _index_devices(source_root), root.find("devices")
     if devices is None:
         return
-    mine = _known(root)
-    for identity, device in mine.items():
-        address = known[identity].find("address") if identity in known else None
+    own_devices = _index_devices(root)
+    for identity, device in own_devices.items():
+        address = source_devices[identity].find("address") if identity in source_devices else None
         if address is not None and device.find("address") is None:
             device.append(address)
-        if device.tag == "disk" and identity in known:
+        if device.tag == "disk" and identity in source_devices:
             for sizes in device.findall(BLOCK_SIZES):
                 device.remove(sizes)
-            device.extend(known[identity].findall(BLOCK_SIZES))
-    for identity, device in known.items():
-        if device.tag == "controller" and identity not in mine:
-            # libvirt added it, and things are on it.
+            device.extend(source_devices[identity].findall(BLOCK_SIZES))
+    for identity, device in source_devices.items():
+        if device.tag == "controller" and identity not in own_devices:
+            # libvirt added this controller, and devices are attached to it.
             for alias in device.findall("alias"):
                 device.remove(alias)
             devices.append(device)
 
 
-def _known(root: Element) -> dict[tuple[str, ...], Element]:
-    """The devices by what they are."""
-    found: dict[tuple[str, ...], Element] = {}
+def _index_devices(root: Element) -> dict[tuple[str, ...], Element]:
+    """Return the devices by an identity that both definitions share."""
+    devices_by_identity: dict[tuple[str, ...], Element] = {}
     for device in root.iterfind("devices/*"):
-        identity = (device.tag, *_name(device))
-        while identity in found:
+        identity = (device.tag, *_identify(device))
+        while identity in devices_by_identity:
             identity = (*identity, "another")
-        found[identity] = device
-    return found
+        devices_by_identity[identity] = device
+    return devices_by_identity
 
 
-def _name(device: Element) -> tuple[str, ...]:
+def _identify(device: Element) -> tuple[str, ...]:
     match device.tag:
         case "controller":
             return device.get("type", ""), device.get("index", "0")

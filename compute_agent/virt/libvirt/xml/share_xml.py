@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares of a guest as libvirt's XML: pure functions.
+"""Shares of a guest as libvirt's XML. Pure functions.
 
-Called by ``shares``. A share is a virtiofs device: a process of the host, virtiofsd, serves a
-folder of the host's to the guest, and reads the guest's memory for that, which must therefore be
-shared memory. Must stay true: a guest without shares looks as if it never had one.
+Called by ``shares``. A share is a virtiofs device: virtiofsd, a process on the host, serves a
+folder of the host to the guest. virtiofsd accesses the guest's memory, which must therefore be
+shared memory.
+
+Invariant: a guest without shares has the same definition as a guest that never had any.
 """
 
 from __future__ import annotations
@@ -12,16 +14,21 @@ from collections.abc import Mapping
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
-from compute_agent.virt.libvirt.xml import domain_xml  # noqa: F401 - it names our namespace, so that our marks stay readable
+# The import registers our namespace's prefix, so that our metadata stays readable.
+from compute_agent.virt.libvirt.xml import domain_xml  # noqa: F401
 
 VIRTIOFS = "virtiofs"
-#: What of <memoryBacking> is ours.
+#: The elements of <memoryBacking> that shares need.
 BACKING = {"source": {"type": "memfd"}, "access": {"mode": "shared"}}
 
 
-def dressed(described: str, folders: Mapping[str, str]) -> str:
-    """The domain with these folders of its host, by tag, and no others."""
-    root = ElementTree.fromstring(described)
+def with_shares(xml: str, folders: Mapping[str, str]) -> str:
+    """Return the domain's XML with exactly these shares.
+
+    Args:
+        folders: Folders on the host by tag.
+    """
+    root = ElementTree.fromstring(xml)
     devices = root.find("devices")
     if devices is None:
         raise ValueError("no domain: it has no devices")
@@ -30,26 +37,26 @@ def dressed(described: str, folders: Mapping[str, str]) -> str:
         if (
             driver is not None
             and driver.get("type") == VIRTIOFS
-            and _what(device) not in folders.items()
+            and _read_share(device) not in folders.items()
         ):
             devices.remove(device)
-    there = {_what(device) for device in devices.findall("filesystem")}
+    present_shares = {_read_share(device) for device in devices.findall("filesystem")}
     for tag, folder in folders.items():
-        if (tag, folder) not in there:
-            devices.append(_device(tag, folder))
-    _share_memory(root, bool(folders))
+        if (tag, folder) not in present_shares:
+            devices.append(_build_device(tag, folder))
+    _set_shared_memory(root, bool(folders))
     return ElementTree.tostring(root, encoding="unicode")
 
 
-def _what(device: Element) -> tuple[str, str]:
-    """By what tag the guest mounts it, and which folder of the host it is."""
+def _read_share(device: Element) -> tuple[str, str]:
+    """Return the device's tag in the guest and the folder on the host."""
     target, source = device.find("target"), device.find("source")
     return "" if target is None else target.get("dir", ""), "" if source is None else source.get(
         "dir", ""
     )
 
 
-def _device(tag: str, folder: str) -> Element:
+def _build_device(tag: str, folder: str) -> Element:
     device = Element("filesystem", type="mount", accessmode="passthrough")
     SubElement(device, "driver", type=VIRTIOFS)
     SubElement(device, "source", dir=folder)
@@ -57,7 +64,7 @@ def _device(tag: str, folder: str) -> Element:
     return device
 
 
-def _share_memory(root: Element, shared: bool) -> None:
+def _set_shared_memory(root: Element, shared: bool) -> None:
     backing = root.find("memoryBacking")
     if backing is None:
         if not shared:

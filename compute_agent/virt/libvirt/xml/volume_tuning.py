@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rates and block sizes that the volume service asks of a volume's consumer: pure functions.
+"""QoS limits and block sizes of a volume, from the connection data. Pure functions.
 
-Called by ``connectors``. The QoS of a volume type is either carried out or refused by name. Names
-that are neither QEMU's nor Nova's belong to the service's back end (consumer "both") and are passed
-over.
+Called by ``connectors``. The QoS of a volume type is either applied or refused by name. Names that
+neither QEMU nor Nova knows belong to the volume service's back end (consumer "both") and are
+ignored.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from compute_agent.virt.volumes import VolumeLink
 
 BLOCK_SIZES = ("logical_block_size", "physical_block_size")
 MAX_RATE = 10**15
-#: What a guest can be shown as the size of a block, in bytes.
+#: Limits of the block sizes that a guest can see, in bytes.
 MIN_BLOCK, MAX_BLOCK = 512, 2 << 20
 MAX, LENGTH, SIZE = "_max", "_max_length", "size_iops_sec"
 
@@ -25,69 +25,73 @@ def rates(volume_id: str, link: VolumeLink) -> dict[str, int]:
     """Return the limits of the volume's QoS, by libvirt's names.
 
     Raises:
-        VerbFailed: A value is no rate, or QEMU cannot combine the limits.
+        VerbFailed: A value is not a rate, or QEMU cannot combine the limits.
     """
     specs = link.data.get("qos_specs") or {}
     if not isinstance(specs, Mapping):
         raise _refusal(volume_id, "qos_specs", "is not an object")
-    found = {
-        name: _number(volume_id, name, specs[name], MAX_RATE)
+    limits = {
+        name: _parse_number(volume_id, name, specs[name], MAX_RATE)
         for name in VOLUME_LIMITS
         if name in specs
     }
-    for name, number in found.items():
+    for name, number in limits.items():
         if number:
-            _check_combination(volume_id, name, found)
-    return found
+            _check_combination(volume_id, name, limits)
+    return limits
 
 
 def block_sizes(volume_id: str, link: VolumeLink) -> dict[str, int]:
-    """Return the block sizes that the guest is to see, by libvirt's names.
+    """Return the block sizes that the guest sees, by libvirt's names.
 
     Raises:
-        VerbFailed: QEMU cannot show such blocks.
+        VerbFailed: QEMU does not support these sizes.
     """
-    found = {
-        name: _number(volume_id, name, link.data[name], MAX_BLOCK)
+    sizes = {
+        name: _parse_number(volume_id, name, link.data[name], MAX_BLOCK)
         for name in BLOCK_SIZES
         if link.data.get(name)
     }
-    for name, number in found.items():
+    for name, number in sizes.items():
         if number < MIN_BLOCK or number & (number - 1):
             raise _refusal(volume_id, name, f"{number} is no power of two from {MIN_BLOCK} on")
-    logical, physical = (found.get(name, MIN_BLOCK) for name in BLOCK_SIZES)
-    if BLOCK_SIZES[1] in found and physical < logical:
+    logical, physical = (sizes.get(name, MIN_BLOCK) for name in BLOCK_SIZES)
+    if BLOCK_SIZES[1] in sizes and physical < logical:
         raise _refusal(volume_id, BLOCK_SIZES[1], f"{physical} is less than {BLOCK_SIZES[0]}")
-    return found
+    return sizes
 
 
-def _check_combination(volume_id: str, name: str, found: Mapping[str, int]) -> None:
-    """Refuse what QEMU refuses: a total beside one way, a burst without its rate or below it."""
+def _check_combination(volume_id: str, name: str, limits: Mapping[str, int]) -> None:
+    """Refuse combinations that QEMU refuses.
+
+    These are a total limit with a limit for reads or writes, and a burst without an average or
+    below the average.
+    """
     if name.startswith("total"):
-        for way in ("read", "write"):
-            other = name.replace("total", way, 1)
-            if found.get(other):
+        for direction in ("read", "write"):
+            other = name.replace("total", direction, 1)
+            if limits.get(other):
                 raise _refusal(volume_id, name, f"cannot be combined with {other}")
     if name == SIZE:
-        if not any(found.get(f"{way}_iops_sec") for way in ("total", "read", "write")):
+        if not any(limits.get(f"{direction}_iops_sec") for direction in ("total", "read", "write")):
             raise _refusal(volume_id, name, "needs a limit of iops")
     elif name.endswith(LENGTH):
-        if not found.get(name.removesuffix("_length")):
+        if not limits.get(name.removesuffix("_length")):
             raise _refusal(volume_id, name, f"needs {name.removesuffix('_length')}")
     elif name.endswith(MAX):
         average = name.removesuffix(MAX)
-        if not found.get(average):
+        if not limits.get(average):
             raise _refusal(volume_id, name, f"needs {average}")
-        if found[name] < found[average]:
+        if limits[name] < limits[average]:
             raise _refusal(volume_id, name, f"is less than {average}")
 
 
-def _number(volume_id: str, name: str, value: object, most: int) -> int:
+def _parse_number(volume_id: str, name: str, value: object, max_value: int) -> int:
     text = str(value).strip()
-    if not (text.isascii() and text.isdecimal() and len(text) <= len(str(most))):
+    if not (text.isascii() and text.isdecimal() and len(text) <= len(str(max_value))):
         raise _refusal(volume_id, name, f"{text[:40]!r} is not a whole number")
-    if int(text) > most:
-        raise _refusal(volume_id, name, f"{text} is more than {most}")
+    if int(text) > max_value:
+        raise _refusal(volume_id, name, f"{text} is more than {max_value}")
     return int(text)
 
 

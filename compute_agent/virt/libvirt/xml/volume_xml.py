@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Volumes of a guest as libvirt's XML: pure functions.
+"""Volumes of a guest as libvirt's XML. Pure functions.
 
-Called by ``domain_xml`` and ``volumes``. A volume is known by its id, which is the serial of its
-disk, so that the guest finds it by that whatever its other name is. Must stay true: a volume's
-format is said and never guessed, so that nothing which a guest wrote on it makes QEMU open another
-file; a volume that a guest has had keeps its PCI address when the guest is described anew.
+Called by ``domain_xml`` and ``volumes``. A volume is identified by the id, which is the serial of
+the disk. So the guest can find the disk by serial, whatever the device name is.
+
+Invariant: the XML has each volume's format, so that data written by a guest cannot make QEMU open
+another file. An existing volume keeps the PCI address in a new definition.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from common.domain import device_names
 from common.domain.models import AttachedVolume
 from compute_agent.virt.libvirt.xml import hardware_xml
 
-#: What libvirt calls the places where a volume can be.
+#: libvirt's types of disks.
 FILE, BLOCK, NETWORK = "file", "block", "network"
 RAW, QCOW2 = "raw", "qcow2"
-#: What it calls the protocols that QEMU speaks, and the kind of secret that goes with each.
+#: libvirt's names of the protocols that QEMU speaks, and of their types of secrets.
 NBD, ISCSI, RBD = "nbd", "iscsi", "rbd"
 SECRETS = {ISCSI: "iscsi", RBD: "ceph"}
 DEVICE = re.compile(r"(?:/dev/)?((?:vd|sd|hd|xvd)[a-z]{1,2})", re.ASCII)
@@ -32,12 +33,20 @@ SCSI_CONTROLLER = "devices/controller[@type='scsi']"
 
 @dataclass(frozen=True, slots=True)
 class VolumeSource:
-    """Where QEMU finds a volume: a file or block device of the host (``path``), or what a server
-    has under a name (``export``) by a protocol that QEMU speaks. ``beside``: more servers that have
-    it, host:port; ``user`` and ``secret``: who asks, and libvirt's secret with his password;
-    ``initiator``: this host's name in iSCSI. ``direct``: past the host's cache; ``limits``:
-    libvirt's name of a rate -> number; ``block_sizes``: the same of sizes that the guest sees;
-    ``format``: of a file."""
+    """Where QEMU finds a volume: a file or block device (``path``), or an export of a server.
+
+    Attributes:
+        kind: FILE, BLOCK or NETWORK.
+        export: Name of the volume at the server.
+        direct: Bypass the host's page cache.
+        limits: QoS limits by libvirt's names.
+        block_sizes: Block sizes that the guest sees, by libvirt's names.
+        beside: Further servers of the volume, as host:port.
+        user: User name at the server.
+        secret: UUID of the secret of libvirt with that user's password.
+        initiator: This host's iSCSI name.
+        format: Format of a file.
+    """
 
     kind: str
     path: str = ""
@@ -62,11 +71,11 @@ def element(
     name: str,
     address: Mapping[str, str] | None = None,
 ) -> Element:
-    """The disk, which the domain calls ``name``."""
+    """Return the volume's disk element with the device name ``name``."""
     root = Element("disk", type=source.kind, device="disk")
     cache = "none" if source.direct else "writeback"
     SubElement(root, "driver", name="qemu", type=source.format, cache=cache, discard="unmap")
-    root.append(_source(source))
+    root.append(_build_source(source))
     SubElement(root, "target", dev=name, bus=volume.bus)
     SubElement(root, "serial").text = volume.volume_id
     if volume.read_only:
@@ -84,122 +93,120 @@ def element(
     return root
 
 
-def _source(source: VolumeSource) -> Element:
+def _build_source(source: VolumeSource) -> Element:
     if source.kind != NETWORK:
         return Element("source", {"file" if source.kind == FILE else "dev": source.path})
-    made = Element("source", protocol=source.protocol, name=source.export)
+    root = Element("source", protocol=source.protocol, name=source.export)
     if source.protocol == NBD:
-        made.set("tls", "yes" if source.tls else "no")
-    SubElement(made, "host", name=source.host, port=str(source.port))
-    for one in source.beside:
-        host, _, port = one.rpartition(":")
-        SubElement(made, "host", name=host, port=port)
+        root.set("tls", "yes" if source.tls else "no")
+    SubElement(root, "host", name=source.host, port=str(source.port))
+    for server in source.beside:
+        host, _, port = server.rpartition(":")
+        SubElement(root, "host", name=host, port=port)
     if source.initiator:
-        SubElement(SubElement(made, "initiator"), "iqn", name=source.initiator)
+        SubElement(SubElement(root, "initiator"), "iqn", name=source.initiator)
     if source.secret:
-        auth = SubElement(made, "auth", username=source.user)
+        auth = SubElement(root, "auth", username=source.user)
         SubElement(auth, "secret", type=SECRETS[source.protocol], uuid=source.secret)
-    return made
+    return root
 
 
 def place(source: VolumeSource) -> Element:
-    """A disk that is only where QEMU finds it, as a copy's order has it."""
+    """Return a disk element with the place only, for a block copy."""
     root = Element("disk", type=source.kind, device="disk")
     cache = "none" if source.direct else "writeback"
     SubElement(root, "driver", name="qemu", type=source.format, cache=cache, discard="unmap")
-    root.append(_source(source))
+    root.append(_build_source(source))
     return root
 
 
 def is_at(disk: Element, source: VolumeSource) -> bool:
-    """Is a disk of a domain, or the copy that is made of one, at this place?"""
-    found, wanted = disk.find("source"), _source(source)
-    if found is None or disk.get("type") != source.kind:
+    """True if the disk, or the mirror of a disk, is at this place."""
+    present, expected = disk.find("source"), _build_source(source)
+    if present is None or disk.get("type") != source.kind:
         return False
     if source.kind != NETWORK:
-        return all(found.get(name) == value for name, value in wanted.attrib.items())
-    there, host = found.find("host"), wanted.find("host")
+        return all(present.get(name) == value for name, value in expected.attrib.items())
+    present_host, expected_host = present.find("host"), expected.find("host")
     return (
-        (found.get("protocol"), found.get("name")) == (wanted.get("protocol"), wanted.get("name"))
-        and there is not None
-        and host is not None
-        and (there.get("name"), there.get("port")) == (host.get("name"), host.get("port"))
+        (present.get("protocol"), present.get("name"))
+        == (expected.get("protocol"), expected.get("name"))
+        and present_host is not None
+        and expected_host is not None
+        and (present_host.get("name"), present_host.get("port"))
+        == (expected_host.get("name"), expected_host.get("port"))
     )
 
 
 def files(disk: Element) -> list[str]:
-    """The paths of a running disk's files, its own first, then each upon which the one before is
-    made."""
-    found: list[str] = []
+    """Return the paths of a running disk's file and of its backing files, from top to bottom."""
+    paths: list[str] = []
     layer: Element | None = disk
     while layer is not None and (source := layer.find("source")) is not None:
-        found.append(source.get("file", ""))
+        paths.append(source.get("file", ""))
         layer = layer.find("backingStore")
-    return found
+    return paths
 
 
-def snapshot_order(described: str, name: str, source: VolumeSource) -> str:
-    """The order that this disk of a domain, and no other, goes on in another file, which is there
-    already."""
+def snapshot_order(xml: str, name: str, source: VolumeSource) -> str:
+    """Return the XML of a snapshot that switches this disk, and no other, to an existing file."""
     root = Element("domainsnapshot")
     disks = SubElement(root, "disks")
-    for other in sorted(names(described) - {name}):
+    for other in sorted(names(xml) - {name}):
         SubElement(disks, "disk", name=other, snapshot="no")
     disk = SubElement(disks, "disk", name=name, snapshot="external", type=source.kind)
     SubElement(disk, "driver", type=source.format)
-    disk.append(_source(source))
+    disk.append(_build_source(source))
     return ElementTree.tostring(root, encoding="unicode")
 
 
 def wanted_name(volume: AttachedVolume) -> str:
-    """What its user calls it; "" when that is no name of a disk."""
-    found = DEVICE.fullmatch(volume.device)
-    return found[1] if found else ""
+    """Return the device name that the user requested, or "" if that is not a valid name."""
+    match = DEVICE.fullmatch(volume.device)
+    return match[1] if match else ""
 
 
 def text(disk: Element) -> str:
     return ElementTree.tostring(disk, encoding="unicode")
 
 
-def found(described: str) -> dict[str, Element]:
-    """Serial -> disk, of a domain that libvirt described; none when it described nothing."""
+def find_disks(xml: str) -> dict[str, Element]:
+    """Return the disks with a serial in a domain's XML by serial. The XML may be ""."""
     return {
         serial: disk
-        for disk in (
-            ElementTree.fromstring(described).iterfind("devices/disk") if described else ()
-        )
+        for disk in (ElementTree.fromstring(xml).iterfind("devices/disk") if xml else ())
         if (serial := disk.findtext("serial"))
     }
 
 
-def addresses(described: str) -> dict[str, dict[str, str]]:
-    """Volume id -> place on the PCI bus; elsewhere a disk's place follows from its name."""
+def addresses(xml: str) -> dict[str, dict[str, str]]:
+    """Return the PCI addresses of volumes by id. On other buses the name determines the address."""
     return {
         serial: dict(address.attrib)
-        for serial, disk in found(described).items()
+        for serial, disk in find_disks(xml).items()
         if (address := disk.find("address")) is not None and address.get("type") == "pci"
     }
 
 
-def names(*described: str) -> set[str]:
-    """What domains call their disks."""
+def names(*xmls: str) -> set[str]:
+    """Return the device names of all disks in these definitions."""
     return {
         target.get("dev", "")
-        for one in described
-        if one
-        for target in ElementTree.fromstring(one).iterfind("devices/disk/target")
+        for xml in xmls
+        if xml
+        for target in ElementTree.fromstring(xml).iterfind("devices/disk/target")
     }
 
 
-def in_order(described: str) -> str:
-    """Return the description of a domain that is off with its disks in the order of their names.
+def in_order(xml: str) -> str:
+    """Return the definition of a domain that is off with the disks in the order of their names.
 
-    A guest names its disks by their places, for example on the PCI bus. Detached volumes leave
-    gaps in the names, and new disks may get places before older ones. The volumes get the first
-    names that are free, and all disks get the same places in the order of these names.
+    A guest names its disks by their addresses, for example on the PCI bus. Detached volumes leave
+    gaps in the names, and new disks may get addresses before older ones. The volumes get the first
+    names that are free, and all disks get the same addresses in the order of these names.
     """
-    root = ElementTree.fromstring(described)
-    before = ElementTree.tostring(root)
+    root = ElementTree.fromstring(xml)
+    original = ElementTree.tostring(root)
     disks = [disk for disk in root.iterfind("devices/disk") if disk.get("device") == "disk"]
     disks.sort(key=lambda disk: (len(name_of(disk)), name_of(disk)))
     used = {
@@ -212,7 +219,8 @@ def in_order(described: str) -> str:
         name = free_name(target.get("bus", ""), used)
         address = disk.find("address")
         if name != name_of(disk) and address is not None and address.get("type") == "drive":
-            disk.remove(address)  # libvirt derives it from the name
+            # libvirt derives this address from the name.
+            disk.remove(address)
         target.set("dev", name)
     disks.sort(key=lambda disk: (len(name_of(disk)), name_of(disk)))
     places = [
@@ -225,19 +233,22 @@ def in_order(described: str) -> str:
     ):
         place.attrib.clear()
         place.attrib.update(attributes)
-    if ElementTree.tostring(root) == before:
-        return described
+    if ElementTree.tostring(root) == original:
+        return xml
     return ElementTree.tostring(root, encoding="unicode")
 
 
 def free_name(bus: str, taken: set[str], begin: str = "a") -> str:
-    """Take the next name on a bus from this letter on; after z comes aa."""
-    ends: list[str] = [
+    """Return the first free device name on a bus, and add it to ``taken``.
+
+    Names begin at the letter ``begin``. The name after z is aa.
+    """
+    suffixes: list[str] = [
         *ascii_lowercase[ascii_lowercase.index(begin) :],
         *(first + second for first in ascii_lowercase for second in ascii_lowercase),
     ]
-    names = (device_names.PREFIXES[bus] + end for end in ends)
-    name = next(one for one in names if one not in taken)
+    names = (device_names.PREFIXES[bus] + end for end in suffixes)
+    name = next(candidate for candidate in names if candidate not in taken)
     taken.add(name)
     return name
 
@@ -252,74 +263,81 @@ def name_of(disk: Element) -> str:
 
 
 def alias(disk: Element) -> str:
-    """What libvirt calls a disk of a running domain."""
-    found = disk.find("alias")
-    return "" if found is None else found.get("name", "")
+    """Return libvirt's name of a disk of a running domain."""
+    element = disk.find("alias")
+    return "" if element is None else element.get("name", "")
 
 
-def has_scsi(described: str) -> bool:
-    """Has the domain a controller for disks on SCSI?"""
-    return ElementTree.fromstring(described).find(SCSI_CONTROLLER) is not None
+def has_scsi(xml: str) -> bool:
+    """True if the domain has a SCSI controller."""
+    return ElementTree.fromstring(xml).find(SCSI_CONTROLLER) is not None
 
 
 def scsi_controller(model: str) -> str:
-    """The one that a running guest gets before its first disk on SCSI."""
+    """Return the XML of the controller that a running guest gets before the first SCSI disk."""
     return text(Element("controller", type="scsi", index="0", model=model))
 
 
-def with_disk(described: str, disk: Element, scsi_model: str) -> str:
-    """The domain with this disk, in place of the one with its serial."""
-    root = ElementTree.fromstring(without(described, disk.findtext("serial") or ""))
+def with_disk(xml: str, disk: Element, scsi_model: str) -> str:
+    """Return the domain's XML with this disk, in place of a disk with the same serial."""
+    root = ElementTree.fromstring(without(xml, disk.findtext("serial") or ""))
     devices = root.find("devices")
     if devices is None:
         raise ValueError("no domain: it has no devices")
     target = disk.find("target")
     if target is not None and target.get("bus") == "scsi" and root.find(SCSI_CONTROLLER) is None:
         SubElement(devices, "controller", type="scsi", index="0", model=scsi_model)
-    last = max((at for at, device in enumerate(devices) if device.tag == "disk"), default=-1)
+    last = max(
+        (position for position, device in enumerate(devices) if device.tag == "disk"), default=-1
+    )
     devices.insert(last + 1, disk)
     return ElementTree.tostring(root, encoding="unicode")
 
 
-def with_place(described: str, volume_id: str, source: VolumeSource) -> str:
-    """The domain with this volume at this place; all else of its disk stays."""
-    root = ElementTree.fromstring(described)
+def with_place(xml: str, volume_id: str, source: VolumeSource) -> str:
+    """Return the domain's XML with this volume at another place. Name and address stay."""
+    root = ElementTree.fromstring(xml)
     for disk in root.iterfind("devices/disk"):
         if disk.findtext("serial") != volume_id:
             continue
         disk.set("type", source.kind)
         for old, new in zip(("driver", "source"), place(source), strict=True):
-            known = disk.find(old)
-            if known is not None:
-                known.clear()
-                known.attrib.update(new.attrib)
-                known.extend(new)
+            child = disk.find(old)
+            if child is not None:
+                child.clear()
+                child.attrib.update(new.attrib)
+                child.extend(new)
     return ElementTree.tostring(root, encoding="unicode")
 
 
-def booted_from(described: str, wanted: Sequence[AttachedVolume]) -> str:
-    """The domain booted from these volumes in their order, too; as it is where it is already. What
-    takes the place of its own disk comes first, the others after those that are booted from."""
-    disks, root = found(described), ElementTree.fromstring(described)
-    if all((disk := disks.get(one.volume_id)) is None or has_order(disk) for one in wanted):
-        return described
+def booted_from(xml: str, boot_volumes: Sequence[AttachedVolume]) -> str:
+    """Return the domain's XML with these volumes in the boot order.
+
+    A volume with boot index 0 comes first, then the disks that are in the boot order already, then
+    the other volumes. If all volumes have an order already, the XML is not changed.
+    """
+    disks, root = find_disks(xml), ElementTree.fromstring(xml)
+    if all(
+        (disk := disks.get(volume.volume_id)) is None or has_order(disk) for volume in boot_volumes
+    ):
+        return xml
     for system in root.iterfind("os"):
         for boot in system.findall("boot"):
             system.remove(boot)
-    mine = {one.volume_id: one.boot_index or 0 for one in wanted}
+    boot_indexes = {volume.volume_id: volume.boot_index or 0 for volume in boot_volumes}
 
     def rank(disk: Element) -> tuple[int, int]:
-        index, boot = mine.get(disk.findtext("serial") or ""), disk.find("boot")
+        index, boot = boot_indexes.get(disk.findtext("serial") or ""), disk.find("boot")
         if index is not None:
             return (0 if index == 0 else 2, index)
         return (1, int(boot.get("order", "0")) if boot is not None else 0)
 
-    booted = [
+    boot_disks = [
         disk
         for disk in root.iterfind("devices/disk")
-        if disk.findtext("serial") in mine or has_order(disk)
+        if disk.findtext("serial") in boot_indexes or has_order(disk)
     ]
-    for order, disk in enumerate(sorted(booted, key=rank), 1):
+    for order, disk in enumerate(sorted(boot_disks, key=rank), 1):
         for old in disk.findall("boot"):
             disk.remove(old)
         SubElement(disk, "boot", order=str(order))
@@ -327,13 +345,13 @@ def booted_from(described: str, wanted: Sequence[AttachedVolume]) -> str:
 
 
 def has_order(disk: Element) -> bool:
-    """Does the disk say when it is booted from?"""
+    """True if the disk has a position in the boot order."""
     return disk.find("boot") is not None
 
 
-def without(described: str, volume_id: str) -> str:
-    """The domain without this volume."""
-    root = ElementTree.fromstring(described)
+def without(xml: str, volume_id: str) -> str:
+    """Return the domain's XML without this volume."""
+    root = ElementTree.fromstring(xml)
     for devices in root.iterfind("devices"):
         for disk in devices.findall("disk"):
             if volume_id and disk.findtext("serial") == volume_id:

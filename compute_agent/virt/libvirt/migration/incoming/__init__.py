@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guests that come from other hosts while they run: what the libvirtd of such a host may say to
-this host's.
+"""The proxy between the libvirtds of other hosts and this host's, for incoming live migrations.
 
-``records`` keeps which guests are expected and from which host, and starts the proxy while there
-are any. ``proxy`` is that process: it listens, has the other host prove itself, and passes on to
-the local libvirtd what ``filter`` has made of its calls, with the domain of ``description`` in
-them. ``rpc`` is the format of libvirt's calls, ``question`` asks another host's proxy whether a
-guest has arrived.
+``records`` stores which guests are expected from which hosts, and runs the proxy process while
+there are any. ``proxy`` is that process. The proxy authenticates the other host. ``filter``
+rewrites each call for the local libvirtd, with the domain from ``description``. ``rpc`` is the wire
+format of libvirt's calls. ``question`` queries another host's proxy whether a guest has arrived.
 """

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the local libvirtd is told of a guest that comes: pure functions.
+"""Builds the description of an incoming guest for the local libvirtd. Pure functions.
 
-Called by ``filter``. The domain is this host's own, made of the spec of the command that announced
-the guest; nothing of the XML that the other host sends gets into it but what a running guest must
-find as it was: its machine, the model and features of its processor, the addresses of its devices,
-the controllers that libvirt gave it, and our marks on it. Of libvirt's cookie only what the
-destination needs is kept. Must stay true: what the other host wrote is never passed on; values of
-it that are words are put into XML of ours.
+Called by ``filter``. The domain is this host's own, made from the spec in the command that
+announced the guest. From the XML of the other host only those parts are copied that must not change
+under a running guest: machine type, CPU model and features, device addresses, controllers, and some
+of our marks. Of libvirt's migration cookie only the elements in ``COOKIE`` are kept.
+
+Invariant: no XML of the other host is forwarded. Only single words are copied into new XML.
 """
 
 from __future__ import annotations
@@ -27,24 +27,30 @@ from compute_agent.virt.libvirt.xml.domain_xml import (
     domain_name,
 )
 
-#: A value that can be taken over: a number, an address, a name of libvirt's.
+#: A value that may be copied: a number, an address or a name of libvirt.
 WORD = re.compile(r"[\w.:+ -]{0,128}", re.ASCII)
 NUMBER = re.compile(r"\d{1,18}", re.ASCII)
-#: Bytes of a domain or a cookie, and controllers of a guest.
+#: Limits: bytes of a domain or cookie, and controllers of a guest.
 MOST_XML, MOST_CONTROLLERS = 256 << 10, 64
-#: What our marks tell of the running guest; the rest of them follows from the spec.
+#: Marks copied from the source's XML. The other marks follow from the spec.
 NUMBERS = ("made", "started", "moving", "resumes")
 MARKS = f"metadata/{{{NAMESPACE}}}server"
 
 
 class Unfit(Exception):
-    """It cannot be made a description of."""
+    """The XML cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Which attributes and children of an element are taken, and whether its text is; any: of which
-    children all."""
+    """The parts of an element that are copied.
+
+    Attributes:
+        attributes: Names of the attributes.
+        children: Shapes of the children, by tag.
+        text: The text is copied too.
+        any: Shape of all children that are not in ``children``, or None to leave them out.
+    """
 
     attributes: frozenset[str] = frozenset()
     children: Mapping[str, Shape] = field(default_factory=dict)
@@ -52,7 +58,7 @@ class Shape:
     any: Shape | None = None
 
 
-def _shape(
+def _make_shape(
     attributes: str = "",
     children: Mapping[str, Shape] | None = None,
     *,
@@ -62,94 +68,112 @@ def _shape(
     return Shape(frozenset(attributes.split()), children or {}, text, any_child)
 
 
-_ADDRESS = _shape(
+_ADDRESS = _make_shape(
     "type domain bus slot function multifunction controller target unit port devno cssid ssid iobase irq "
     "base slot reg"
 )
 _CPU = {
-    "model": _shape("fallback vendor_id", text=True),
-    "vendor": _shape(text=True),
-    "feature": _shape("policy name"),
-    "maxphysaddr": _shape("mode bits limit"),
-    "cache": _shape("level mode"),
+    "model": _make_shape("fallback vendor_id", text=True),
+    "vendor": _make_shape(text=True),
+    "feature": _make_shape("policy name"),
+    "maxphysaddr": _make_shape("mode bits limit"),
+    "cache": _make_shape("level mode"),
 }
-_DEVICE = _shape(
+_DEVICE = _make_shape(
     "type index model ports",
     {
-        "model": _shape("name type"),
-        "mac": _shape("address"),
+        "model": _make_shape("name type"),
+        "mac": _make_shape("address"),
         "address": _ADDRESS,
-        "blockio": _shape("logical_block_size physical_block_size"),
-        "master": _shape("startport"),
-        "target": _shape("dev chassis chassisNr port busNr index hotplug"),
+        "blockio": _make_shape("logical_block_size physical_block_size"),
+        "master": _make_shape("startport"),
+        "target": _make_shape("dev chassis chassisNr port busNr index hotplug"),
     },
 )
-DOMAIN = _shape(
+DOMAIN = _make_shape(
     children={
-        "os": _shape(children={"type": _shape("machine")}),
-        "cpu": _shape("mode match check", _CPU),
-        "devices": _shape(any_child=_DEVICE),
+        "os": _make_shape(children={"type": _make_shape("machine")}),
+        "cpu": _make_shape("mode match check", _CPU),
+        "devices": _make_shape(any_child=_DEVICE),
     }
 )
-COOKIE = _shape(
+COOKIE = _make_shape(
     children={
-        "hostname": _shape(text=True),
-        "hostuuid": _shape(text=True),
-        "nbd": _shape(children={"disk": _shape("target capacity")}),
-        "cpu": _shape(
-            "mode match check", {**_CPU, "topology": _shape("sockets dies cores threads")}
+        "hostname": _make_shape(text=True),
+        "hostuuid": _make_shape(text=True),
+        "nbd": _make_shape(children={"disk": _make_shape("target capacity")}),
+        "cpu": _make_shape(
+            "mode match check", {**_CPU, "topology": _make_shape("sockets dies cores threads")}
         ),
-        "capabilities": _shape(children={"cap": _shape("name auto")}),
-        "statistics": _shape(any_child=_shape(text=True)),
+        "capabilities": _make_shape(children={"cap": _make_shape("name auto")}),
+        "statistics": _make_shape(any_child=_make_shape(text=True)),
     }
 )
 
 
-def domain(own: str, sent: bytes, server: str, fence: int) -> str:
-    """The domain as this host describes it in ``own``, for the guest that the other host describes
-    as ``sent``. Raises Unfit."""
-    root = _parsed(sent, "domain")
-    there = _taken(root, DOMAIN)
-    if there.find("os/type") is None or there.find("devices") is None:
+def domain(own_xml: str, sent: bytes, server: str, fence: int) -> str:
+    """Return this host's domain ``own``, completed with the values of the running guest.
+
+    Args:
+        sent: The domain XML of the other host.
+
+    Raises:
+        Unfit: ``sent`` is malformed, too large, or lacks a machine type or devices.
+    """
+    root = _parse(sent, "domain")
+    copied = _copy_shape(root, DOMAIN)
+    if copied.find("os/type") is None or copied.find("devices") is None:
         raise Unfit("a domain without a machine or without devices")
-    if len(there.findall("devices/controller")) > MOST_CONTROLLERS:
+    if len(copied.findall("devices/controller")) > MOST_CONTROLLERS:
         raise Unfit("too many controllers")
-    ours = ElementTree.fromstring(own)
-    _complete_cpu(there, ours)
-    _name_socket(there, root)
+    own_root = ElementTree.fromstring(own_xml)
+    _complete_cpu(copied, own_root)
+    _swap_socket_name(copied, root)
     marks = DomainMetadata(
-        server, fence, **_numbers(root), options=_options(ours), facts=_facts(ours)
+        server,
+        fence,
+        **_read_numbers(root),
+        options=_read_options(own_root),
+        facts=_read_facts(own_root),
     )
     return running_domain.at_destination(
-        own, ElementTree.tostring(there, encoding="unicode"), marks
+        own_xml, ElementTree.tostring(copied, encoding="unicode"), marks
     )
 
 
 def uuid_of(sent: bytes) -> str:
-    """Which guest the other host means. Raises Unfit."""
-    return (_parsed(sent, "domain").findtext("uuid") or "").strip()
+    """Return the id of the guest in the other host's domain XML.
+
+    Raises:
+        Unfit: ``sent`` is no domain XML.
+    """
+    return (_parse(sent, "domain").findtext("uuid") or "").strip()
 
 
 def cookie(sent: bytes, server: str) -> bytes:
-    """libvirt's cookie, of which the parts are kept that ``COOKIE`` has; libvirt ends it with a
-    zero. Raises Unfit."""
+    """Return libvirt's cookie, reduced to ``COOKIE`` and with this guest's name and id.
+
+    Raises:
+        Unfit: ``sent`` is malformed or too large.
+    """
     if not sent:
         return b""
-    made = _taken(_parsed(sent.removesuffix(b"\0"), "qemu-migration"), COOKIE)
-    for at, (tag, text) in enumerate((("name", domain_name(server)), ("uuid", server))):
-        named = Element(tag)
-        named.text = text
-        made.insert(at, named)
-    return ElementTree.tostring(made) + b"\0"
+    root = _copy_shape(_parse(sent.removesuffix(b"\0"), "qemu-migration"), COOKIE)
+    for position, (tag, text) in enumerate((("name", domain_name(server)), ("uuid", server))):
+        element = Element(tag)
+        element.text = text
+        root.insert(position, element)
+    return ElementTree.tostring(root) + b"\0"
 
 
-def _parsed(sent: bytes, tag: str) -> Element:
+def _parse(sent: bytes, tag: str) -> Element:
     if len(sent) > MOST_XML:
         raise Unfit(f"more than {MOST_XML} bytes of XML")
     try:
         text = sent.decode()
         if "<!" in text or "<?" in text:
-            raise Unfit("XML with declarations")  # entities are declared so
+            # Declarations could define entities.
+            raise Unfit("XML with declarations")
         root = ElementTree.fromstring(text)
     except (ValueError, ElementTree.ParseError) as problem:
         raise Unfit(f"no XML: {problem}") from problem
@@ -158,67 +182,76 @@ def _parsed(sent: bytes, tag: str) -> Element:
     return root
 
 
-def _taken(element: Element, shape: Shape) -> Element:
-    """What a shape has of an element, made anew."""
-    made = Element(
+def _copy_shape(element: Element, shape: Shape) -> Element:
+    """Return a new element with the parts of ``element`` that the shape names."""
+    copy = Element(
         element.tag,
-        {name: _word(value) for name, value in element.attrib.items() if name in shape.attributes},
+        {
+            name: _check_word(value)
+            for name, value in element.attrib.items()
+            if name in shape.attributes
+        },
     )
     if shape.text:
-        made.text = _word((element.text or "").strip())
+        copy.text = _check_word((element.text or "").strip())
     for child in element:
-        found = shape.children.get(child.tag, shape.any)
-        if found is not None:
-            _word(child.tag)
-            made.append(_taken(child, found))
-    return made
+        child_shape = shape.children.get(child.tag, shape.any)
+        if child_shape is not None:
+            _check_word(child.tag)
+            copy.append(_copy_shape(child, child_shape))
+    return copy
 
 
-def _word(value: str) -> str:
+def _check_word(value: str) -> str:
     if not WORD.fullmatch(value):
         raise Unfit(f"an unexpected value: {value[:40]!r}")
     return value
 
 
-def _complete_cpu(there: Element, own: Element) -> None:
-    """How many sockets and which memory the guest has is ours to say."""
-    cpu, ours = there.find("cpu"), own.find("cpu")
-    if cpu is not None and ours is not None:
-        cpu.extend(part for part in ours if part.tag in ("topology", "numa"))
+def _complete_cpu(copied: Element, own: Element) -> None:
+    """Add this host's topology and NUMA memory to the copied CPU."""
+    cpu, own_cpu = copied.find("cpu"), own.find("cpu")
+    if cpu is not None and own_cpu is not None:
+        cpu.extend(part for part in own_cpu if part.tag in ("topology", "numa"))
 
 
-def _name_socket(there: Element, sent: Element) -> None:
-    """``running_domain.is_incoming`` takes the name of the serial console's socket that the other
-    host has not; here the domain that came has it already."""
-    source, devices = sent.find(running_domain.SERIAL), there.find("devices")
+def _swap_socket_name(copied: Element, sent: Element) -> None:
+    """Let ``running_domain.at_destination`` choose the socket name that ``sent`` has.
+
+    That function chooses the name that the given domain does not have. ``sent`` already has the
+    destination's name, so the copy gets the other name.
+    """
+    source, devices = sent.find(running_domain.SERIAL), copied.find("devices")
     name = "" if source is None else source.get("path", "").rpartition("/")[2]
-    other = next((one for one in SERIAL_SOCKETS if one != name), SERIAL_SOCKETS[0])
+    other_name = next(
+        (candidate for candidate in SERIAL_SOCKETS if candidate != name), SERIAL_SOCKETS[0]
+    )
     if devices is not None:
         for device in devices.findall("serial[@type='unix']"):
-            device.append(Element("source", path=other))
+            device.append(Element("source", path=other_name))
 
 
-def _numbers(sent: Element) -> dict[str, int]:
-    about = sent.find(MARKS)
+def _read_numbers(sent: Element) -> dict[str, int]:
+    marks = sent.find(MARKS)
     return (
         {}
-        if about is None
+        if marks is None
         else {
-            name: int(about.attrib[name])
+            name: int(marks.attrib[name])
             for name in NUMBERS
-            if NUMBER.fullmatch(about.get(name, ""))
+            if NUMBER.fullmatch(marks.get(name, ""))
         }
     )
 
 
-def _options(own: Element) -> dict[str, str]:
-    about = own.find(MARKS)
+def _read_options(own: Element) -> dict[str, str]:
+    marks = own.find(MARKS)
     return (
         {}
-        if about is None
-        else {name: about.attrib[name] for name in KEPT_OPTIONS if name in about.attrib}
+        if marks is None
+        else {name: marks.attrib[name] for name in KEPT_OPTIONS if name in marks.attrib}
     )
 
 
-def _facts(own: Element) -> str:
+def _read_facts(own: Element) -> str:
     return own.findtext(f"{MARKS}/{FACTS}") or ""

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of another libvirtd's calls reach the local one, and as what.
+"""The filter for calls of another host's libvirtd to the local one.
 
-Called by ``proxy`` with each packet of a connection. A call is read as a whole and written anew:
-those that a migration between two libvirtds begins and ends with, for one expected guest, with this
-host's own description of it, its own address and disks. The numbers are libvirt's
-(remote_protocol.x, libvirt-domain.h), which change with no release. Must stay true: nothing is
-passed on that is not made here; everything else is Refused.
+Called by ``proxy`` with each packet of a connection. Each call is parsed completely and written
+anew. Permitted are the calls that begin and end a migration, for one expected guest. They get this
+host's own description, address and disks of the guest. The numbers are libvirt's
+(remote_protocol.x, libvirt-domain.h) and stay the same in all releases.
+
+Invariant: every forwarded byte was written here. Every other call is Refused.
 """
 
 from __future__ import annotations
@@ -27,66 +28,74 @@ from compute_agent.virt.libvirt.migration.incoming.rpc import (
 from compute_agent.virt.libvirt.xml import running_domain, volume_xml
 from compute_agent.virt.libvirt.xml.domain_xml import domain_name
 
-#: Procedures.
+#: Numbers of libvirt's procedures.
 OPEN, CLOSE, SUPPORTS_FEATURE, AUTH_LIST, AUTH_POLKIT = 1, 2, 60, 66, 70
 PREPARE, FINISH, WATCH_CLOSE, UNWATCH_CLOSE = 303, 306, 360, 361
 PING, PONG = 1, 2
-#: Flags of a migration: the four of every one of ours, those that may be, and those that depend on
-#: where disks are and on whether QEMU's own connection is encrypted.
-# live, between libvirtds, stays there, leaves nothing behind
+#: Flags of a migration. ALWAYS has those of every migration: live, peer to peer, persist at the
+#: destination, undefine at the source. The next line has optional flags, and the last line the
+#: flags that depend on the disks and on QEMU's encryption.
 ALWAYS = 1 << 0 | 1 << 1 | 1 << 3 | 1 << 4
 PAUSED, AUTO_CONVERGE, POST_COPY = 1 << 5, 1 << 13, 1 << 15
 WITH_DISKS, UNCHECKED, ENCRYPTED = 1 << 7, 1 << 9, 1 << 16
-#: Bytes of a packet: of those that carry descriptions, and of others.
+#: Bytes of a packet: of packets with domain descriptions, and of all others.
 MOST, MOST_PLAIN = 1 << 20, 4096
 MOST_FEATURE = 63
 
 
 class Refused(Exception):
-    """The other host said what is not let through; the text says why, for this host's log."""
+    """A call that is not permitted. The text is for this host's log."""
 
 
 class Filter:
-    """The calls of one connection. ``expected``: the guest of this id, if it is expected from who
-    is connected;
-    ``uri``: what the local libvirtd is opened as."""
+    """Rewrites the calls of one connection.
+
+    Args:
+        expected: Returns the record of a server, or None if the connected host may not send this
+            server.
+        uri: The URI under which the local libvirtd is opened.
+    """
 
     def __init__(self, expected: Callable[[str], Arrival | None], uri: str) -> None:
-        self._expected, self._uri = expected, uri
-        #: What this connection is about, from the first call that named it.
+        self._find_expected, self._uri = expected, uri
+        #: The guest of this connection, from the first call that named one.
         self.arrival: Arrival | None = None
         self._calls = {
-            AUTH_LIST: _empty,
-            AUTH_POLKIT: _empty,
-            OPEN: self._open,
-            SUPPORTS_FEATURE: _feature,
-            WATCH_CLOSE: _empty,
-            UNWATCH_CLOSE: _empty,
-            PREPARE: self._prepare,
-            FINISH: self._finish,
-            CLOSE: _empty,
+            AUTH_LIST: _rewrite_without_arguments,
+            AUTH_POLKIT: _rewrite_without_arguments,
+            OPEN: self._rewrite_open,
+            SUPPORTS_FEATURE: _rewrite_feature,
+            WATCH_CLOSE: _rewrite_without_arguments,
+            UNWATCH_CLOSE: _rewrite_without_arguments,
+            PREPARE: self._rewrite_prepare,
+            FINISH: self._rewrite_finish,
+            CLOSE: _rewrite_without_arguments,
         }
 
     @staticmethod
     def may_be_long(header: tuple[int, ...]) -> bool:
-        """Whether a packet that begins so may have more than ``MOST_PLAIN`` bytes."""
+        """True if a packet with this header may have more than ``MOST_PLAIN`` bytes."""
         return header[1] == REMOTE and header[3] in (PREPARE, FINISH)
 
-    def passed(self, data: bytes) -> bytes:
-        """The packet that goes to the local libvirtd in place of this one. Raises Refused."""
+    def rewrite(self, data: bytes) -> bytes:
+        """Return the packet to send to the local libvirtd in place of ``data``.
+
+        Raises:
+            Refused: The call is not permitted.
+        """
         try:
             packet = Packet.read(data)
-            return self._passed(packet)
+            return self._rewrite(packet)
         except (rpc.Malformed, description.Unfit) as problem:
             raise Refused(str(problem)) from problem
 
-    def _passed(self, packet: Packet) -> bytes:
+    def _rewrite(self, packet: Packet) -> bytes:
         if packet.version != VERSION or packet.status != OK:
             raise Refused(f"version {packet.version}, status {packet.status}")
         if (packet.program, packet.kind) == (KEEPALIVE, MESSAGE):
             if packet.procedure not in (PING, PONG) or packet.body:
                 raise Refused("it keeps alive in its own way")
-            return Packet(KEEPALIVE, packet.procedure, MESSAGE, packet.serial).written()
+            return Packet(KEEPALIVE, packet.procedure, MESSAGE, packet.serial).to_bytes()
         if (packet.program, packet.kind) != (REMOTE, CALL) or packet.procedure not in self._calls:
             raise Refused(
                 f"program {packet.program:#x}, procedure {packet.procedure}, kind {packet.kind}"
@@ -94,46 +103,48 @@ class Filter:
         reader = Reader(packet.body)
         body = self._calls[packet.procedure](reader)
         reader.end()
-        return Packet(REMOTE, packet.procedure, CALL, packet.serial, body).written()
+        return Packet(REMOTE, packet.procedure, CALL, packet.serial, body).to_bytes()
 
-    def _open(self, reader: Reader) -> bytes:
+    def _rewrite_open(self, reader: Reader) -> bytes:
         reader.optional()
         if reader.number():
             raise Refused("a connection with flags")
         return rpc.number(1) + rpc.opaque(self._uri.encode()) + rpc.number(0)
 
-    def _prepare(self, reader: Reader) -> bytes:
-        sent, cookie, flags = (
+    def _rewrite_prepare(self, reader: Reader) -> bytes:
+        descriptions, cookie, flags = (
             reader.strings().get("destination_xml", []),
             reader.opaque(),
             reader.number(),
         )
-        if len(sent) != 1:
+        if len(descriptions) != 1:
             raise Refused("a migration of no domain, or of several")
-        server = description.uuid_of(sent[0])
-        arrival = self._expected(server)
+        server = description.uuid_of(descriptions[0])
+        arrival = self._find_expected(server)
         if arrival is None or (self.arrival is not None and self.arrival.server != server):
             raise Refused(f"domain {server[:40]!r} is not expected from this host")
         _check_flags(arrival, flags)
-        own = description.domain(arrival.xml, sent[0], server, arrival.fence)
-        made = [("destination_xml", own), ("migrate_uri", f"tcp://{arrival.address}")]
+        own_xml = description.domain(arrival.xml, descriptions[0], server, arrival.fence)
+        parameters = [("destination_xml", own_xml), ("migrate_uri", f"tcp://{arrival.address}")]
         if not arrival.shared:
-            made += [("migrate_disks", name) for name in running_domain.disks(own)]
+            parameters += [("migrate_disks", name) for name in running_domain.disks(own_xml)]
         self.arrival = arrival
         return (
-            rpc.strings(made) + rpc.opaque(description.cookie(cookie, server)) + rpc.number(flags)
+            rpc.strings(parameters)
+            + rpc.opaque(description.cookie(cookie, server))
+            + rpc.number(flags)
         )
 
-    def _finish(self, reader: Reader) -> bytes:
+    def _rewrite_finish(self, reader: Reader) -> bytes:
         reader.strings()
         cookie, flags, cancelled = reader.opaque(), reader.number(), reader.number()
         if self.arrival is None:
             raise Refused("the end of what was not begun on this connection")
         _check_flags(self.arrival, flags)
         server = self.arrival.server
-        made = rpc.strings([("destination_name", domain_name(server))])
+        parameters = rpc.strings([("destination_name", domain_name(server))])
         return (
-            made
+            parameters
             + rpc.opaque(description.cookie(cookie, server))
             + rpc.number(flags)
             + rpc.number(int(cancelled != 0))
@@ -142,7 +153,7 @@ class Filter:
 
 def _check_flags(arrival: Arrival, flags: int) -> None:
     copies = not arrival.shared and bool(running_domain.disks(arrival.xml))
-    unchecked = not copies or bool(volume_xml.found(arrival.xml))
+    unchecked = not copies or bool(volume_xml.find_disks(arrival.xml))
     needed = ALWAYS | ENCRYPTED * arrival.encrypted | WITH_DISKS * copies
     allowed = needed | PAUSED | AUTO_CONVERGE | POST_COPY | ENCRYPTED | UNCHECKED * unchecked
     if flags & needed != needed or flags & ~allowed:
@@ -151,11 +162,11 @@ def _check_flags(arrival: Arrival, flags: int) -> None:
         )
 
 
-def _empty(reader: Reader) -> bytes:
+def _rewrite_without_arguments(reader: Reader) -> bytes:
     return b""
 
 
-def _feature(reader: Reader) -> bytes:
+def _rewrite_feature(reader: Reader) -> bytes:
     feature = reader.number()
     if feature > MOST_FEATURE:
         raise Refused(f"feature {feature}")

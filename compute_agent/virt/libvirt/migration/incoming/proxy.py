@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process between another host's libvirtd and this host's, while a guest is expected from
-there.
+"""The proxy process between another host's libvirtd and this host's.
 
-Started by ``records``. It listens over TLS, takes whose certificate names the source of an expected
-guest, hands what ``filter`` lets through to the local libvirtd, and its answers back; and it tells
-the source whether the guest is here. A connection ends with its guest's record. When the input of
-the process ends, it stops listening; it ends with its last connection, so that an agent that is
-killed or started anew breaks no migration. Must stay true: whoever proves nothing has a connection
-for ``HANDSHAKE_SECONDS``, and nobody else's slowness holds a thread for long; what is refused is
-counted and logged, and closes the connection.
+Started by ``records`` while a guest is expected. The proxy listens over TLS and accepts the hosts
+from which guests are expected, by their certificates. After ``filter`` has rewritten a call, the
+proxy forwards the call to the local libvirtd and returns the answer. The proxy also answers the
+source's question whether the guest is here.
+
+A connection ends when the guest's record is removed. When the process's standard input ends, the
+proxy stops listening and exits after the last connection. Therefore a restart of the agent breaks
+no migration.
+
+Invariant: an unauthenticated peer has a connection for at most ``HANDSHAKE_SECONDS``, and no slow
+peer holds a thread for long. A refusal is counted, logged, and closes the connection.
 """
 
 from __future__ import annotations
@@ -40,22 +43,30 @@ from compute_agent.virt.libvirt.migration.incoming.rpc import (
 )
 
 log = logging.getLogger(__name__)
-#: For proving itself; for a packet that was begun, in each direction; until a connection says which
-#: guest it is about.
+#: Time limits for the handshake, for one packet in either direction, and for a connection to name a
+#: guest.
 HANDSHAKE_SECONDS, PACKET_SECONDS, NAME_SECONDS = 10.0, 30.0, 60.0
 LOOK_EVERY, BIND_SECONDS = 0.25, 3.0
 MOST_CONNECTIONS, CHUNK = 32, 64 << 10
-LOG_EVERY = 1.0  #: seconds between two lines about what was refused
-#: What libvirt's servers say once they have accepted a client's certificate.
+#: Minimum seconds between two log lines about refusals.
+LOG_EVERY = 1.0
+#: The byte that libvirt's servers send when they have accepted a client's certificate.
 WELCOME = b"\1"
-#: What is told of a guest.
+#: Answers to the question whether a guest is here.
 ABSENT, ARRIVING, HERE = b"absent", b"arriving", b"here"
 Side = socket.socket | TlsSocket
 
 
 class Proxy:
-    """``find(server)``: ABSENT, ARRIVING or HERE. The times are those of this module unless tests
-    are quicker. Raises OSError when it cannot listen."""
+    """Listens for other hosts and serves their connections.
+
+    Args:
+        find: Returns ABSENT, ARRIVING or HERE for a server.
+        handshake: The time limits, in seconds, are parameters so that tests can shorten them.
+
+    Raises:
+        OSError: The port is not available.
+    """
 
     def __init__(
         self,
@@ -69,45 +80,45 @@ class Proxy:
         look: float = LOOK_EVERY,
     ) -> None:
         self.settings, self.find = settings, find
-        self.handshake, self.packet, self.name, self._look_every = handshake, packet, name, look
+        self.handshake, self.packet, self.name, self._poll_seconds = handshake, packet, name, look
         self.records = Records(Path(settings.folder))
         self.refused, self._log_at = 0, 0.0
         self._lock = threading.Lock()
         self._open: set[_Connection] = set()
-        self._listener = _listening(settings.address, settings.port, bind)
+        self._listener = _listen_at(settings.address, settings.port, bind)
         self.port = int(self._listener.getsockname()[1])
         self._drains = threading.Event()
 
     def serve(self) -> None:
-        """Until ``drain`` was called and the last connection is over."""
+        """Serve connections until ``drain`` was called and the last connection has ended."""
         threading.Thread(target=self._listen, name="incoming-listens", daemon=True).start()
-        while not (self._drains.wait(self._look_every) and not self._open):
+        while not (self._drains.wait(self._poll_seconds) and not self._open):
             with self._lock:
                 connections = list(self._open)
             for connection in connections:
                 connection.look(time.monotonic())
             if self._drains.is_set():
-                time.sleep(self._look_every)
+                time.sleep(self._poll_seconds)
 
     def drain(self) -> None:
-        """Nobody new is taken."""
+        """Stop accepting connections. Open connections continue."""
         self._drains.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
-    def refuse(self, peer: str, why: object) -> None:
-        """Count and log."""
+    def refuse(self, peer: str, reason: object) -> None:
+        """Count a refusal, and log at most one per ``LOG_EVERY``."""
         now = time.monotonic()
         with self._lock:
             self.refused += 1
             was_logged, self._log_at = self._log_at > now, max(self._log_at, now + LOG_EVERY)
         if not was_logged:
             log.warning(
-                "incoming migrations: what %s wants is refused (%d so far): %s",
+                "incoming migrations: a request from %s is refused (%d so far): %s",
                 peer,
                 self.refused,
-                why,
+                reason,
             )
 
     def _listen(self) -> None:
@@ -121,19 +132,21 @@ class Proxy:
                 continue
             connection = _Connection(self, plain, str(peer[0]))
             with self._lock:
-                full = len(self._open) >= MOST_CONNECTIONS
-                if full and (unproved := [one for one in self._open if not one.is_proved]):
-                    # Silent connections keep no host out.
-                    peers = {one: origin(one.peer) for one in unproved}
-                    late = to_shed(sorted(unproved, key=lambda one: one.began), peers)
-                    late.end(f"{MOST_CONNECTIONS} connections are open")
-                    self._open.discard(late)
-                    full = False
-                if full:
+                is_full = len(self._open) >= MOST_CONNECTIONS
+                if is_full and (
+                    unproved := [candidate for candidate in self._open if not candidate.is_proved]
+                ):
+                    # Unauthenticated connections must not keep other hosts out.
+                    peers = {candidate: origin(candidate.peer) for candidate in unproved}
+                    shed = to_shed(sorted(unproved, key=lambda candidate: candidate.began), peers)
+                    shed.end(f"{MOST_CONNECTIONS} connections are open")
+                    self._open.discard(shed)
+                    is_full = False
+                if is_full:
                     plain.close()
                 else:
                     self._open.add(connection)
-            if full:
+            if is_full:
                 self.refuse(str(peer[0]), f"{MOST_CONNECTIONS} connections are open")
             else:
                 threading.Thread(
@@ -160,8 +173,10 @@ class Proxy:
 
 
 class _Connection:
-    """One of another host's. Its times are kept by whoever calls ``look``, so that its sockets may
-    block."""
+    """A connection of another host.
+
+    ``Proxy.serve`` enforces the time limits through ``look``, so the sockets may block.
+    """
 
     def __init__(self, proxy: Proxy, plain: socket.socket, peer: str) -> None:
         self.peer, self.began, self.is_proved = peer, time.monotonic(), False
@@ -169,17 +184,23 @@ class _Connection:
         self._client: Side = plain
         self._local: socket.socket | None = None
         self._names: frozenset[str] = frozenset()
-        self._filter = Filter(self._expected, proxy.settings.name)
+        self._filter = Filter(self._find_expected, proxy.settings.name)
         self._name_by = time.monotonic() + proxy.name
-        #: When what it does now must be done; none: it may wait.
+        #: The time by which the current read must end. None: no limit.
         self._read_by: float | None = time.monotonic() + proxy.handshake
         self._sent_by: float | None = None
-        #: Why it was ended, if for a fault of the other side's.
+        #: Why the connection was ended, if the peer is at fault.
         self.is_over = ""
 
     def run(self) -> None:
-        """Raises Refused, Malformed, OSError."""
-        self._prove()
+        """Serve the connection until the end.
+
+        Raises:
+            Refused: The peer may not make this call, or sends none.
+            Malformed: The peer does not speak the protocol.
+            OSError: A connection broke.
+        """
+        self._authenticate()
         self._read_by = None
         first = self._receive()
         if first is None:
@@ -187,30 +208,30 @@ class _Connection:
         if Packet.read(first).program == QUESTION:
             self._answer(Packet.read(first))
             return
-        self._local = _connected(self._proxy.settings.socket)
-        back = threading.Thread(
-            target=self._bring_back, args=(self._local,), name="incoming-back", daemon=True
+        self._local = _connect(self._proxy.settings.socket)
+        answers = threading.Thread(
+            target=self._return_answers, args=(self._local,), name="incoming-back", daemon=True
         )
-        back.start()
+        answers.start()
         try:
             packet: bytes | None = first
             while packet is not None:
-                self._local.sendall(self._filter.passed(packet))
+                self._local.sendall(self._filter.rewrite(packet))
                 packet = self._receive()
         finally:
             _shut(self._local)
-            back.join()
+            answers.join()
 
     def look(self, now: float) -> None:
-        """End it when its time is over, or its guest is not expected any more."""
+        """End the connection if a time limit has passed or the guest is not expected any more."""
         arrival = self._filter.arrival
         if (self._read_by is not None and now > self._read_by) or (
             self._sent_by is not None and now > self._sent_by
         ):
-            self.end("it is too slow")
+            self.end("a time limit has passed")
         elif arrival is None and now > self._name_by:
-            self.end("it does not say what it is about")
-        elif arrival is not None and not _is_same(self._expected(arrival.server), arrival):
+            self.end("it names no guest in time")
+        elif arrival is not None and not _is_same(self._find_expected(arrival.server), arrival):
             self.end("")
 
     def close(self) -> None:
@@ -219,53 +240,64 @@ class _Connection:
                 with contextlib.suppress(OSError):
                     side.close()
 
-    def end(self, why: str) -> None:
-        """End it; ``why``: the fault of the other side, if there is one."""
-        self.is_over = self.is_over or why
+    def end(self, fault: str) -> None:
+        """End the connection. ``why`` is the fault of the peer, or ""."""
+        self.is_over = self.is_over or fault
         _shut(self._client)
 
-    def _prove(self) -> None:
-        """Who is there, and whether anybody is expected from them."""
+    def _authenticate(self) -> None:
+        """Authenticate the peer.
+
+        Raises:
+            Refused: No guest is expected from this host.
+        """
         self._plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         tls = self._proxy.settings.tls
         if tls is None:
-            self._names = frozenset([_address(self.peer)])
+            self._names = frozenset([_normalize_address(self.peer)])
         else:
             context = tls.for_server()
-            # libvirt's client takes nothing but the welcome for the first that it reads
+            # libvirt's client expects the welcome byte before any session ticket.
             context.num_tickets = 0
             secured = TlsSocket(self._plain, context)
             self._client = secured
             secured.handshake()
-            self._names = frozenset(_address(name) for name in secured.names())
-        if not any(_address(one.source) in self._names for one in self._proxy.records.all()):
+            self._names = frozenset(_normalize_address(name) for name in secured.names())
+        if not any(
+            _normalize_address(arrival.source) in self._names
+            for arrival in self._proxy.records.all()
+        ):
             raise Refused(f"nothing is expected from {', '.join(sorted(self._names)) or 'nobody'}")
         self.is_proved = True
         if tls is not None:
             self._send(WELCOME)
 
-    def _expected(self, server: str) -> Arrival | None:
-        found = self._proxy.records.find(server)
-        return found if found is not None and _address(found.source) in self._names else None
+    def _find_expected(self, server: str) -> Arrival | None:
+        arrival = self._proxy.records.find(server)
+        return (
+            arrival
+            if arrival is not None and _normalize_address(arrival.source) in self._names
+            else None
+        )
 
     def _receive(self) -> bytes | None:
-        """The next packet; None at the end."""
-        begun = self._client.recv(1)
-        if not begun:
+        """Return the next packet, or None at the end of the connection."""
+        first_byte = self._client.recv(1)
+        if not first_byte:
             return None
         self._read_by = time.monotonic() + self._proxy.packet
-        data = bytearray(begun + self._exactly(NUMBER.size - 1))
+        data = bytearray(first_byte + self._read_exactly(NUMBER.size - 1))
         length = int(NUMBER.unpack(data)[0])
         if not rpc.HEADER.size <= length <= MOST:
             raise Refused(f"a packet of {length} bytes")
-        data += self._exactly(rpc.HEADER.size - len(data))
+        data += self._read_exactly(rpc.HEADER.size - len(data))
         if length > MOST_PLAIN and not Filter.may_be_long(rpc.HEADER.unpack(data)):
             raise Refused(f"a packet of {length} bytes")
-        data += self._exactly(length - len(data))
+        data += self._read_exactly(length - len(data))
         self._read_by = None
         return bytes(data)
 
-    def _exactly(self, length: int) -> bytes:
+    def _read_exactly(self, length: int) -> bytes:
         data = bytearray()
         while len(data) < length:
             read = self._client.recv(min(CHUNK, length - len(data)))
@@ -279,48 +311,48 @@ class _Connection:
         self._client.sendall(data)
         self._sent_by = None
 
-    def _bring_back(self, local: socket.socket) -> None:
-        """The thread of what the local libvirtd says."""
+    def _return_answers(self, local: socket.socket) -> None:
+        """Copy answers from the local libvirtd to the peer, in a thread."""
         try:
             while data := local.recv(CHUNK):
                 self._send(data)
         except OSError as problem:
-            log.info("incoming migrations: %s takes no more answers: %s", self.peer, problem)
+            log.info("incoming migrations: no answer can be sent to %s: %s", self.peer, problem)
         _shut(self._client)
 
-    def _answer(self, asked: Packet) -> None:
-        reader = Reader(asked.body)
+    def _answer(self, packet: Packet) -> None:
+        reader = Reader(packet.body)
         server = reader.opaque().decode(errors="replace")
         reader.end()
-        if self._expected(server) is None:
+        if self._find_expected(server) is None:
             raise Refused(f"domain {server[:40]!r} is not expected from this host")
-        self._send(asked.reply(rpc.opaque(self._proxy.find(server))).written())
+        self._send(packet.reply(rpc.opaque(self._proxy.find(server))).to_bytes())
 
 
 def _is_same(now: Arrival | None, then: Arrival) -> bool:
     return now is not None and (now.fence, now.source) == (then.fence, then.source)
 
 
-def _address(name: str) -> str:
-    """A name in one way of writing it."""
+def _normalize_address(name: str) -> str:
+    """Return a host name or IP address in normal form."""
     try:
         return str(ipaddress.ip_address(name.strip("[]")))
     except ValueError:
         return name.lower()
 
 
-def _connected(path: str) -> socket.socket:
-    made = socket.socket(socket.AF_UNIX)
+def _connect(path: str) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX)
     try:
-        made.connect(path)
+        connection.connect(path)
     except OSError:
-        made.close()
+        connection.close()
         raise
-    return made
+    return connection
 
 
-def _listening(address: str, port: int, seconds: float) -> socket.socket:
-    """Where the proxy of the last agent may still listen for a moment."""
+def _listen_at(address: str, port: int, seconds: float) -> socket.socket:
+    """Return the listening socket. Retry while the previous agent's proxy still uses the port."""
     family, deadline = (
         socket.AF_INET6 if ":" in address else socket.AF_INET,
         time.monotonic() + seconds,
@@ -339,32 +371,36 @@ def _shut(side: Side) -> None:
         side.shutdown(socket.SHUT_RDWR)
 
 
-def _finder(uri: str) -> Callable[[str], bytes]:
+def _make_finder(uri: str) -> Callable[[str], bytes]:
     def find(server: str) -> bytes:
-        # what it loads is seldom needed
+        # Imported here because the proxy seldom needs libvirt's library.
         from compute_agent.virt.libvirt.domains.connection import Connection
 
         libvirt = Connection(uri)
         try:
-            found = libvirt.find(server)
+            domain = libvirt.find(server)
         finally:
             libvirt.close()
-        if found is not None and found.is_incoming:
+        if domain is not None and domain.is_incoming:
             return ARRIVING
-        return HERE if found is not None and found.active else ABSENT
+        return HERE if domain is not None and domain.active else ABSENT
 
     return find
 
 
 def main(settings: str) -> None:
-    """The process: says on its output that it listens, or why not."""
+    """Run the process.
+
+    The first line of the output is ``READY``, or the reason why the proxy cannot listen.
+    """
     start_log()
     for number in (signal.SIGTERM, signal.SIGINT):
-        # a service manager stops all at once; this ends as said above
+        # A service manager signals all processes of the agent. To break no migration, this process
+        # ends by ``drain`` only.
         signal.signal(number, signal.SIG_IGN)
-    read = Settings.read(settings)
+    proxy_settings = Settings.read(settings)
     try:
-        proxy = Proxy(read, _finder(read.uri))
+        proxy = Proxy(proxy_settings, _make_finder(proxy_settings.uri))
     except OSError as problem:
         print(problem, flush=True)
         return

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a guest that was on its way has arrived: asked of the destination's proxy, by the
-source's agent.
+"""The question of a migration's source to the destination's proxy: has the guest arrived?
 
-Called by ``virt.libvirt.live_migration`` where libvirtd died in the last moments of a migration.
-Must stay true: only what a host that is proved has said counts; all else is NoAnswer.
+Called by ``virt.libvirt.migration.live_migration`` if libvirtd died in the last moments of a
+migration.
+
+Invariant: only the answer of an authenticated host counts. Everything else is NoAnswer.
 """
 
 from __future__ import annotations
@@ -22,9 +23,16 @@ SECONDS, MOST = 10.0, 256
 
 
 def has_arrived(host: str, port: int, server: str, tls: Tls | None) -> bool:
-    """Whether the guest is the other host's. Raises NoAnswer while that is not known."""
+    """Return whether the destination has the guest.
+
+    Args:
+        tls: This host's certificates and key, or None for plain text.
+
+    Raises:
+        NoAnswer: The destination does not answer, or still waits for the guest.
+    """
     try:
-        reply = _asked(host, port, server, tls)
+        reply = _query(host, port, server, tls)
     except (OSError, ValueError, Malformed) as problem:
         raise errors.NoAnswer(
             "It is not known whether the guest has arrived: the destination does not answer. It "
@@ -36,12 +44,12 @@ def has_arrived(host: str, port: int, server: str, tls: Tls | None) -> bool:
         )
     if reply not in (ABSENT, HERE):
         raise errors.NoAnswer(
-            "It is not known whether the guest has arrived: the destination speaks otherwise."
+            "It is not known whether the guest has arrived: the destination's answer is not valid."
         )
     return reply == HERE
 
 
-def _asked(host: str, port: int, server: str, tls: Tls | None) -> bytes:
+def _query(host: str, port: int, server: str, tls: Tls | None) -> bytes:
     deadline = time.monotonic() + SECONDS
     context = tls.for_client() if tls else None
     plain = socket.create_connection((host, port), SECONDS)
@@ -50,14 +58,14 @@ def _asked(host: str, port: int, server: str, tls: Tls | None) -> bytes:
         try:
             if context is not None and side.recv(len(WELCOME)) != WELCOME:
                 raise Malformed("the destination does not speak as it should")
-            asked = Packet(rpc.QUESTION, 1, body=rpc.opaque(server.encode()))
-            side.sendall(asked.written())
-            heard = b""
-            while len(heard) < MOST and time.monotonic() < deadline and (read := side.recv(MOST)):
-                heard += read
+            question = Packet(rpc.QUESTION, 1, body=rpc.opaque(server.encode()))
+            side.sendall(question.to_bytes())
+            data = b""
+            while len(data) < MOST and time.monotonic() < deadline and (chunk := side.recv(MOST)):
+                data += chunk
         finally:
             side.close()
-    answer = Packet.read(heard)
+    answer = Packet.read(data)
     if (answer.program, answer.kind) != (rpc.QUESTION, rpc.REPLY):
         raise Malformed("no answer to the question")
     return Reader(answer.body).opaque()

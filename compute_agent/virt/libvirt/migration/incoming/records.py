@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which guests are expected from which hosts, and the process that lets them in while there are
-any.
+"""Records of the guests expected from other hosts, and the proxy process that admits them.
 
-Called by ``virt.libvirt.driver`` and ``incoming_migration``. Each expected guest is a file, read by
-the proxy whenever it is named, so that removing the file ends the permission at once, and an agent
-that starts again goes on where the last one was. The proxy ends with the last record, or, once it
-has no connection left, after its agent has ended. Must stay true: a record holds for one guest, one
-fence and one source, and at most ``LONGEST_SECONDS``.
+Called by ``virt.libvirt.driver`` and ``incoming_migration``. Each expected guest is a file. The
+proxy reads the file for each call, so the removal of the file revokes the permission at once, and a
+restarted agent continues with the existing records. The agent stops the proxy with the last record.
+If the agent dies, the proxy exits after the last connection.
+
+Invariant: a record holds for one guest, one fence and one source, for at most ``LONGEST_SECONDS``.
 """
 
 from __future__ import annotations
@@ -28,24 +28,31 @@ from common.security.tls import Tls
 from compute_agent.verb_context import VerbFailed
 
 log = logging.getLogger(__name__)
-#: How long a guest is expected at most: longer than any migration waits for its turn and takes.
+#: The longest life of a record. No migration takes longer, including the time in the queue.
 LONGEST_SECONDS = 7 * 86400.0
 READY = "listens"
-#: Where a libvirtd of the machine is, and one that is QEMU's alone.
+#: Sockets of libvirtd, and of the daemon for QEMU alone.
 SOCKETS = ("/run/libvirt/libvirt-sock", "/run/libvirt/virtqemud-sock")
-_START = (
+_PROXY_PROGRAM = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from compute_agent.virt.libvirt.migration.incoming import proxy; proxy.main(sys.argv[2])"
 )
-#: What the proxy learns of the agent's environment.
+#: Environment variables of the agent that the proxy gets.
 ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH")
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A guest that may come. source: the address that its host's certificate names; xml: the domain
-    as this host describes it; address: where QEMU takes it in; encrypted: it comes by QEMU's TLS
-    alone; until: seconds since the epoch."""
+    """A guest that may come to this host.
+
+    Attributes:
+        source: Address of the source, as in the source's certificate.
+        xml: The domain as this host describes it.
+        address: Where QEMU receives the guest.
+        shared: The hosts share storage.
+        encrypted: The guest must come over QEMU's TLS.
+        until: Expiry, in seconds since the epoch.
+    """
 
     server: str
     fence: int
@@ -59,8 +66,16 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Of the proxy. folder: of the records; address and port: where it listens; socket: the local
-    libvirtd's; name: as what that is opened; uri: where libvirt's own library finds it."""
+    """Settings of the proxy.
+
+    Attributes:
+        folder: Folder of the records.
+        address: Address to listen on.
+        port: Port to listen on.
+        socket: Path of the local libvirtd's socket.
+        name: URI under which the filter opens that libvirtd.
+        uri: URI of that libvirtd for libvirt's own library.
+    """
 
     folder: str
     address: str
@@ -70,7 +85,7 @@ class Settings:
     uri: str
     tls: Tls | None = None
 
-    def written(self) -> str:
+    def to_json(self) -> str:
         return json.dumps(asdict(self))
 
     @classmethod
@@ -80,12 +95,18 @@ class Settings:
 
 
 def settings(state_dir: Path, uri: str, address: str, port: int, tls: Tls | None) -> Settings:
-    """Of the proxy of an agent whose libvirtd is at ``uri``."""
-    where = urlsplit(uri)
-    named = parse_qs(where.query).get("socket", [])
-    path = named[0] if named else next((one for one in SOCKETS if os.path.exists(one)), SOCKETS[0])
+    """Return the proxy's settings for an agent whose libvirtd is at ``uri``."""
+    parts = urlsplit(uri)
+    socket_paths = parse_qs(parts.query).get("socket", [])
+    path = (
+        socket_paths[0]
+        if socket_paths
+        else next(
+            (socket_path for socket_path in SOCKETS if os.path.exists(socket_path)), SOCKETS[0]
+        )
+    )
     return Settings(
-        str(state_dir / "arrivals"), address, port, path, f"qemu://{where.path}", uri, tls
+        str(state_dir / "arrivals"), address, port, path, f"qemu://{parts.path}", uri, tls
     )
 
 
@@ -100,23 +121,23 @@ class Records:
             names = os.listdir(self.folder)
         except FileNotFoundError:
             return []
-        return [found for name in names if (found := self.find(name))]
+        return [arrival for name in names if (arrival := self.find(name))]
 
     def find(self, server: str) -> Arrival | None:
-        """The record of this server, unless its time is over; an id that is not a UUID never
-        becomes a path."""
+        """Return the record of the server, or None if there is no valid one.
+
+        An id that is not a UUID is never used as a path.
+        """
         if not _is_id(server):
             return None
         try:
-            found = Arrival(**json.loads((self.folder / server).read_text()))
+            arrival = Arrival(**json.loads((self.folder / server).read_text()))
         except FileNotFoundError:
             return None
         except (ValueError, TypeError) as problem:
-            log.warning(
-                "what is written of the expected server %s cannot be read: %s", server, problem
-            )
+            log.warning("the arrival record of server %s cannot be read: %s", server, problem)
             return None
-        return found if time.time() < found.until else None
+        return arrival if time.time() < arrival.until else None
 
     def write(self, arrival: Arrival) -> None:
         if not _is_id(arrival.server):
@@ -131,46 +152,61 @@ class Records:
 
 
 class Incoming:
-    """What the agent has of it. Thread-safe."""
+    """Records and proxy of the agent. Thread-safe."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings, self._records = settings, Records(Path(settings.folder))
         self._lock = threading.Lock()
         self._proxy: subprocess.Popen[str] | None = None
-        #: Those that come to their end; asked for it now and then, so that the system forgets them.
+        #: Proxies that are ending. They are polled so that they do not remain as zombies.
         self._ending: list[subprocess.Popen[str]] = []
 
     def expect(self, arrival: Arrival) -> None:
-        """Let this guest in from now on. VerbFailed when nothing can listen."""
+        """Admit the guest from now on.
+
+        Raises:
+            VerbFailed: The proxy cannot listen.
+        """
         self._records.write(dataclasses.replace(arrival, until=time.time() + LONGEST_SECONDS))
         self.keep()
 
     def withdraw(self, server: str) -> None:
-        """It is not let in any more; harmless when it never was. With the last one ``keep`` ends
-        the proxy."""
+        """Stop admitting the guest. Without a record this has no effect.
+
+        ``keep`` then stops the proxy if no record is left.
+        """
         self._records.remove(server)
 
     def keep(self) -> None:
-        """The proxy runs if and only if a guest is expected. VerbFailed when it does not start."""
+        """Start the proxy if a guest is expected, else stop the proxy.
+
+        Raises:
+            VerbFailed: The proxy does not start.
+        """
         with self._lock:
-            self._ending = [one for one in self._ending if one.poll() is None]
+            self._ending = [process for process in self._ending if process.poll() is None]
             if not self._records.all():
-                self._end()
+                self._stop_proxy()
             elif self._proxy is None or self._proxy.poll() is not None:
-                self._end()
-                self._proxy = self._started()
+                self._stop_proxy()
+                self._proxy = self._start_proxy()
 
     def close(self) -> None:
-        """Nobody new is let in; a migration that is under way comes to its end."""
+        """Stop admitting guests. A running migration continues."""
         with self._lock:
-            self._end()
+            self._stop_proxy()
 
-    def _started(self) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", _START, json.dumps(sys.path), self._settings.written()]
+    def _start_proxy(self) -> subprocess.Popen[str]:
+        command = [
+            sys.executable,
+            "-c",
+            _PROXY_PROGRAM,
+            json.dumps(sys.path),
+            self._settings.to_json(),
+        ]
         environment = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
-        # In a session of its own: what kills the agent with all that it started lets a guest come
-        # whole.
-        made = subprocess.Popen(
+        # In a new session, so that a kill of the agent's process group does not break a migration.
+        process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -178,21 +214,24 @@ class Incoming:
             env=environment,
             start_new_session=True,
         )
-        assert made.stdout is not None
-        said = made.stdout.readline().strip()
-        if said == READY:
-            return made
-        made.kill()
-        made.wait()
+        assert process.stdout is not None
+        output = process.stdout.readline().strip()
+        if output == READY:
+            return process
+        process.kill()
+        process.wait()
         where = f"[migration] live_migration_port {self._settings.port}"
         raise VerbFailed(
             "The host cannot take servers in while they run.",
             retryable=True,
-            details=f"{where}: {said or 'nothing listens'}",
+            details=f"{where}: {output or 'nothing listens'}",
         )
 
-    def _end(self) -> None:
-        """Its input ends: it stops listening, and ends with its last connection."""
+    def _stop_proxy(self) -> None:
+        """Close the proxy's input.
+
+        The proxy then stops listening, and exits after the last connection.
+        """
         if self._proxy is None:
             return
         assert self._proxy.stdin is not None and self._proxy.stdout is not None

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The format of libvirt's RPC, as far as a migration uses it: packets, and the XDR in them.
+"""The wire format of libvirt's RPC, as far as a migration uses it: packets and their XDR values.
 
-Used by ``filter``, ``proxy`` and ``question`` beside this file. A packet is its length, a header of
-six numbers and a body; numbers have four bytes, most significant first, and strings are filled up
-to whole ones. Must stay true: what is read is bounded by the packet, and the packet by whoever
-reads it.
+Used by ``filter``, ``proxy`` and ``question``. A packet is a length, a header of six numbers, and a
+body. Numbers have four bytes, the most significant first. Strings are padded to a multiple of four
+bytes.
+
+Invariant: a read never exceeds the packet. The caller limits the size of the packet.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-#: Programs: libvirt's own, what keeps a connection alive, and the question of ``question``.
+#: Program numbers: libvirt's calls, libvirt's keepalive, and ``question``.
 REMOTE, KEEPALIVE, QUESTION = 0x20008086, 0x6B656570, 0x4B4E5641
 VERSION = 1
 #: Kinds and statuses of packets.
@@ -21,19 +22,21 @@ CALL, REPLY, MESSAGE = 0, 1, 2
 OK = 0
 HEADER = struct.Struct("!IIIiIIi")
 NUMBER = struct.Struct("!I")
-#: Types of typed parameters, and the bytes of those that are numbers.
+#: Types of typed parameters, and the sizes of the numeric types.
 STRING = 7
 NUMBERS = {1: 4, 2: 4, 3: 8, 4: 8, 5: 8, 6: 4}
-#: No call of a migration has more.
+#: Limit of the parameters of a call. The calls of a migration have fewer.
 MOST_PARAMETERS = 64
 
 
 class Malformed(Exception):
-    """These bytes are no packet of this protocol."""
+    """The bytes are not a packet of this protocol."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packet:
+    """A packet of libvirt's RPC."""
+
     program: int
     procedure: int
     kind: int = CALL
@@ -44,7 +47,11 @@ class Packet:
 
     @classmethod
     def read(cls, data: bytes) -> Packet:
-        """The whole of a packet. Raises Malformed."""
+        """Parse one complete packet.
+
+        Raises:
+            Malformed: The bytes are not exactly one packet.
+        """
         if len(data) < HEADER.size:
             raise Malformed("shorter than a header")
         length, program, version, procedure, kind, serial, status = HEADER.unpack_from(data)
@@ -52,8 +59,8 @@ class Packet:
             raise Malformed("not as long as it says")
         return cls(program, procedure, kind, serial, data[HEADER.size :], status, version)
 
-    def written(self) -> bytes:
-        """Its bytes."""
+    def to_bytes(self) -> bytes:
+        """Return the bytes of the packet."""
         return (
             HEADER.pack(
                 HEADER.size + len(self.body),
@@ -68,49 +75,49 @@ class Packet:
         )
 
     def reply(self, body: bytes) -> Packet:
-        """The answer to it."""
+        """Return the answer to this packet."""
         return replace(self, kind=REPLY, body=body)
 
 
 class Reader:
-    """The values of a body, one after the other. Each raises Malformed."""
+    """Reads the values of a body one after the other. Each method raises Malformed."""
 
     def __init__(self, body: bytes) -> None:
         self._body, self._at = body, 0
 
     def number(self) -> int:
-        """Unsigned."""
+        """Read an unsigned number of 32 bits."""
         return int(NUMBER.unpack(self._take(NUMBER.size))[0])
 
     def opaque(self) -> bytes:
-        """Bytes of any length, and a string."""
+        """Read bytes of variable length. Strings have the same format."""
         length = self.number()
         data = self._take(length)
         self._take(-length % NUMBER.size)
         return data
 
     def optional(self) -> bytes | None:
-        """A string that need not be there."""
+        """Read a string that may be absent."""
         return self.opaque() if self.number() else None
 
     def strings(self) -> dict[str, list[bytes]]:
-        """Of typed parameters those that are strings, by name; numbers are passed over."""
-        found: dict[str, list[bytes]] = {}
+        """Read typed parameters, and return the strings among them by name."""
+        values_by_name: dict[str, list[bytes]] = {}
         count = self.number()
         if count > MOST_PARAMETERS:
             raise Malformed("too many parameters")
         for _ in range(count):
             name, kind = self.opaque().decode(errors="replace"), self.number()
             if kind == STRING:
-                found.setdefault(name, []).append(self.opaque())
+                values_by_name.setdefault(name, []).append(self.opaque())
             elif kind in NUMBERS:
                 self._take(NUMBERS[kind])
             else:
                 raise Malformed("a parameter of an unknown type")
-        return found
+        return values_by_name
 
     def end(self) -> None:
-        """Nothing is left."""
+        """Raise Malformed if the body has more values."""
         if self._at != len(self._body):
             raise Malformed("more than was expected")
 
@@ -129,8 +136,9 @@ def opaque(data: bytes) -> bytes:
     return NUMBER.pack(len(data)) + data + bytes(-len(data) % NUMBER.size)
 
 
-def strings(found: Sequence[tuple[str, str]]) -> bytes:
-    """Typed parameters that are strings."""
-    return number(len(found)) + b"".join(
-        opaque(name.encode()) + number(STRING) + opaque(value.encode()) for name, value in found
+def strings(parameters: Sequence[tuple[str, str]]) -> bytes:
+    """Return typed parameters of the type string, in wire format."""
+    return number(len(parameters)) + b"".join(
+        opaque(name.encode()) + number(STRING) + opaque(value.encode())
+        for name, value in parameters
     )
