@@ -445,7 +445,7 @@ class Sync:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """The message of an idle host in place of a ``Sync``: the host has no news and requests work."""
+    """The message of an idle host in place of a ``Sync``: no news, and a request for work."""
 
     host: str
     session: int

@@ -205,7 +205,7 @@ class Consoles:
         if self._tls is None or not isinstance(peer, socket.socket):
             return peer
         peer.settimeout(SECRET_TIMEOUT_SECONDS)
-        return TlsSocket.proved(peer, self._tls.for_server())
+        return TlsSocket.open(peer, self._tls.for_server())
 
     def _claimed(self, peer: Side, said: bytes) -> Session | None:
         """The session whose secret this is, taken."""

@@ -3,7 +3,7 @@
 have them.
 
 ``compute_agent.service`` makes one beside its driver: ``TransferService(driver, address, port,
-rate=..., tls=...)``, tls from ``tls.opened``. ``start()`` returns "address:port", which goes into
+rate=..., tls=...)``, tls from ``tls.load``. ``start()`` returns "address:port", which goes into
 the inventory's ``facts["transfer"]``; ``close()`` ends it. What may be read is the driver's to say:
 ``parts`` and ``read_part`` are asked with the secret that came, and a name is only ever compared
 with theirs. It keeps nothing, so that killing it loses nothing. Must stay true: whoever does not

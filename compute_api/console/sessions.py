@@ -286,7 +286,7 @@ class ConsoleSessions:
         plain = socket.create_connection((host, port), CONNECT_SECONDS)
         if proof is None:
             return plain
-        return TlsSocket.proved(plain, proof.for_client(), host)
+        return TlsSocket.open(plain, proof.for_client(), host)
 
     def _forget(self, token_hash: str, used_at: int) -> None:
         try:

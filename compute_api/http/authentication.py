@@ -105,9 +105,9 @@ def authenticated(
     # It warns of every option of the password plugin, which it then uses.
     logging.getLogger("keystonemiddleware._common.config").setLevel(logging.ERROR)
     own = conf.identity
-    tls.of_neighbour(conf, "[identity] auth_url", own.auth_url)
+    tls.check_external_url(conf, "[identity] auth_url", own.auth_url)
     judge = partial(
-        tls.refusal_of_neighbour, conf, "the identity service's endpoint in the catalogue"
+        tls.refusal_of_external_url, conf, "the identity service's endpoint in the catalogue"
     )
     # Options of its own: the library registers one that is required, for which a reload of ours
     # would then refuse every file.

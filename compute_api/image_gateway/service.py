@@ -61,7 +61,7 @@ def main() -> None:
             "no ticket can be checked: set [image_gateway] ticket_secret, the same as conductors have",
         )
     own = conf.image_gateway
-    proof = service.checked(
+    proof = service.exit_on_config_error(
         "image-gateway",
         lambda: tls.protecting(conf, "[image_gateway] host", [own.host], listens=True),
     )

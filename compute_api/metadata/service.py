@@ -66,7 +66,7 @@ def main() -> None:
             "no guest will be answered: set [metadata] proxy_shared_secret, the same as the network "
             "service's proxies have"
         )
-    proof = service.checked(
+    proof = service.exit_on_config_error(
         "metadata",
         lambda: tls.protecting(conf, "[metadata] host", [conf.metadata.host], listens=True),
     )

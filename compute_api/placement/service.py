@@ -53,7 +53,7 @@ def main() -> None:
     own = conf.placement
     policy = None
     if own.policy_file:
-        policy = service.checked(
+        policy = service.exit_on_config_error(
             "placement", lambda: configured(conf, "placement", PLACEMENT_RULES)
         )
     Server(

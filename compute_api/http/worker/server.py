@@ -131,7 +131,7 @@ class Server(BaseApplication):  # type: ignore[misc]  # gunicorn ships no types
             "worker_exit": ended,
             "pre_fork": forking,
             "when_ready": lambda server: metrics.serve(),
-            "child_exit": lambda server, worker: metrics.ended(worker.pid),
+            "child_exit": lambda server, worker: metrics.forget_worker(worker.pid),
         }
         if tls is not None:  # who asks is known by what it brings: a signature, a ticket
             self._settings |= {

@@ -135,7 +135,7 @@ def space(conf: cfg.ConfigOpts) -> str:
 
 def certificate(cert: str, key: str, ca: str, where: str) -> str:
     """One that the operator brings: is it this host's, and the authority's?"""
-    tls.opened(cert, key, ca, "--cert-file {}, --key-file {}, the token's authority {}")
+    tls.load(cert, key, ca, "--cert-file {}, --key-file {}, the token's authority {}")
     chain = x509.load_pem_x509_certificates(Path(cert).read_bytes())
     own = chain[0]
     try:
