@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of the commands of ``kilonova``: who carries them out, and what they take.
+"""The table of the commands of ``kilonova``: their functions and arguments.
 
-Parser, man pages and completions are made from it: deploy/operator/main.py,
+Parser, man pages and completions are generated from this table: deploy/operator/main.py,
 deploy/packaging/manual.py, deploy/packaging/completion.py.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from common.security.broker_names import ROLES
 
-#: words on the command line -> (module, function, what it does)
+#: Words of the command -> (module, function, help text).
 COMMANDS: dict[tuple[str, ...], tuple[str, str, str]] = {
     ("database", "upgrade"): (
         "deploy.operator.database",
@@ -189,7 +189,7 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str, str]] = {
     ),
 }
 
-#: words that only begin others -> what those are about
+#: First words of several commands -> help text.
 NOUNS = {
     "database": "the database: upgrade, version, purge",
     "cleanup": "what neighbours have still to remove: list, retry, drop",
@@ -218,7 +218,7 @@ def _address(text: str) -> str:
 def _kind_of_rows(text: str) -> str:
     from deploy.operator.store.purge import KINDS
 
-    if text not in (names := [one.name for one in KINDS]):
+    if text not in (names := [kind.name for kind in KINDS]):
         raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(names)}")
     return text
 
@@ -273,7 +273,7 @@ _PARALLEL: tuple[str, dict[str, Any]] = (
         "help": "so many servers at a time; default: 2",
     },
 )
-#: Options that exclude one another.
+#: Options that exclude each other.
 ONE_OF: tuple[tuple[str, dict[str, Any]], ...] = (
     (
         "--live",
@@ -294,7 +294,7 @@ ONE_OF: tuple[tuple[str, dict[str, Any]], ...] = (
         },
     ),
 )
-#: words -> what else the command takes, as ``add_argument`` does
+#: Words of the command -> its arguments, as for ``add_argument``.
 ARGUMENTS: dict[tuple[str, ...], tuple[tuple[str, dict[str, Any]], ...]] = {
     ("config", "check"): (
         _AGENT,

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What deploy/debian/rules puts into the Debian packages beside what debhelper makes: a virtual
-environment in /usr/lib/kilonova, cut into three packages, and the files of each service.
+"""Files of the Debian packages beyond those of debhelper.
 
-    python -m deploy.packaging.bundle debian  # in the unpacked source; writes debian/PACKAGE/…
+These are a virtual environment in /usr/lib/kilonova, divided into three packages, and the files of
+each service.
 
-Must be run by the environment that deploy/requirements.txt makes: libraries are taken from there,
-file by file, and only as their wheels had them. Kilonova itself is built from the source here.
+    python -m deploy.packaging.bundle debian  # in the unpacked source, writes debian/PACKAGE/…
+
+Run it with the environment that deploy/requirements.txt defines. Libraries are copied from there
+file by file, unchanged since their wheels were installed. Kilonova itself is built from the source.
 """
 
 from __future__ import annotations
@@ -32,13 +34,14 @@ NAME, VERSION = "kilonova", f"{sys.version_info.major}.{sys.version_info.minor}"
 PREFIX, LIBRARIES = Path("usr/lib/kilonova"), Path(f"lib/python{VERSION}/site-packages")
 UNITS_PREFIX, CONFIGURATION = "/opt/kilonova/venv", Path("etc/kilonova")
 COMMON, CONTROL, AGENT = "kilonova-common", "kilonova-control", "kilonova-agent"
-#: package -> the extras whose distributions it has, but for those of the package before
+#: Package -> extras whose distributions it contains. Distributions of the package before are left
+#: out.
 EXTRAS: dict[str, tuple[str, ...]] = {
     COMMON: (),
     CONTROL: ("api", "conductor", "postgresql", "mysql", "unified-limits"),
     AGENT: ("agent",),
 }
-#: Of the wheel, what works in the source tree alone: making clouds, images, packages.
+#: Folders of the wheel that only work in the source tree: clouds, images, packages.
 LEFT_OUT = (
     "deploy/debian/",
     "deploy/images/",
@@ -47,7 +50,7 @@ LEFT_OUT = (
     "deploy/site/",
     "deploy/testing/",
 )
-#: Units of a package that are of no program of its own: what its service asks for.
+#: Units of helpers that a package's service starts.
 HELPERS = {
     AGENT: tuple(
         f"kilonova-{name}.{kind}"
@@ -59,8 +62,10 @@ MODES = {True: 0o755, False: 0o644}
 
 
 def needed(top: Distribution, extras: Iterable[str]) -> set[str]:
-    """The distributions that one needs with these extras, and all that those need; canonical names,
-    without its own."""
+    """Return the distributions that one needs with these extras, directly or indirectly.
+
+    Names are canonical. The distribution's own name is left out.
+    """
     found: dict[str, frozenset[str]] = {}
     waiting = [(canonicalize_name(NAME), frozenset(extras))]
     while waiting:
@@ -78,7 +83,9 @@ def needed(top: Distribution, extras: Iterable[str]) -> set[str]:
 
 
 def divided(top: Distribution) -> dict[str, list[str]]:
-    """The distributions of each package: those of several roles are in the one that all have."""
+    """Return the distributions of each package. Those of several packages are in the common
+    package.
+    """
     of = {package: needed(top, extras) for package, extras in EXTRAS.items()}
     return {
         package: sorted(names - (of[COMMON] if package != COMMON else set()))
@@ -103,7 +110,7 @@ def copy(name: str, to: Path) -> None:
 
 
 def is_unchanged(file: PackagePath) -> bool:
-    """Has it the digest that its wheel says? The list of the digests has none."""
+    """True if the file has the digest from its wheel. The list of digests has no digest."""
     if file.hash is None:
         return True
     digest = hashlib.new(file.hash.mode, file.read_binary()).digest()
@@ -111,7 +118,7 @@ def is_unchanged(file: PackagePath) -> bool:
 
 
 def build(folder: Path) -> Path:
-    """The wheel of Kilonova, from the folder that is the current one."""
+    """Build the wheel of Kilonova from the current folder, and return its path."""
     code = "import sys; from setuptools import build_meta as b; b.build_wheel(sys.argv[1])"
     subprocess.run(
         [sys.executable, "-c", code, folder], check=True, stdin=subprocess.DEVNULL, timeout=300
@@ -137,7 +144,7 @@ def overrides(package: str) -> str:
 
 
 def environment(folder: Path) -> None:
-    """An empty virtual environment, whose interpreter is Debian's."""
+    """Create an empty virtual environment with Debian's interpreter."""
     (folder / "bin").mkdir(parents=True, exist_ok=True)
     (folder / "pyvenv.cfg").write_text(
         f"home = /usr/bin\ninclude-system-site-packages = false\nversion = {VERSION}\n"
@@ -153,7 +160,7 @@ def python_dependency() -> str:
 
 
 def script(entry: EntryPoint) -> str:
-    """The program of an entry point; it starts as fast as one that imports nothing else."""
+    """Return the program of an entry point. It imports only this module, so it starts fast."""
     return (
         f"#!/{PREFIX}/bin/python\nimport sys\n\nfrom {entry.module} import {entry.attr}\n\n"
         f'if __name__ == "__main__":\n    sys.exit({entry.attr}())\n'

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All kinds of findings: what is looked for, what has caused it, and what is the remedy.
+"""All kinds of findings, each with its invariant, cause and remedy.
 
-Pure data: ``kilonova doctor`` tells it, ``remedies`` carries out what can be, and docs/doctor.md is
-made from it (``.venv/bin/python -m deploy.site.doctor_page``).
+Pure data. ``kilonova doctor`` prints it, ``remedies`` implements the remedies, and docs/doctor.md
+is generated from it (``.venv/bin/python -m deploy.site.doctor_page``).
 """
 
 from __future__ import annotations
@@ -12,29 +12,36 @@ from enum import StrEnum
 
 
 class Mender(StrEnum):
-    """How ``kilonova doctor --fix`` mends a kind."""
+    """How ``kilonova doctor --fix`` repairs a kind."""
 
-    ROWS = "rows"  #: one transaction that looks again and writes
-    REMOVAL = "removal"  #: a guest's host has it removed by a command that is repeated until it is
-    CLEANUP = "cleanup"  #: a pending cleanup, which conductors try until the neighbour has done it
-    ACTION = "action"  #: an ordinary action, with its journal and its undo
-    GUEST = "guest"  #: the guest is adopted or discarded, after all hosts were asked
-    OPERATOR = "operator"  #: nobody but an operator can say what is right
+    #: One transaction checks again and writes.
+    ROWS = "rows"
+    #: The host removes the guest, by a command that is repeated until it succeeds.
+    REMOVAL = "removal"
+    #: A pending cleanup, which conductors retry until the external service has done it.
+    CLEANUP = "cleanup"
+    #: An ordinary action, with journal and undo.
+    ACTION = "action"
+    #: The guest is adopted or discarded, after a query to all hosts.
+    GUEST = "guest"
+    #: Only an operator can decide.
+    OPERATOR = "operator"
 
 
 @dataclass(frozen=True)
 class Defect:
-    """A row of the table. ``invariant``: what ``Finding.invariant`` says. ``is_free``: it is mended
-    only while no action has the server; ``first``: findings of these kinds about the same server
-    are mended before."""
+    """A kind of finding."""
 
     name: str
+    #: As in ``Finding.invariant``.
     invariant: str
     detects: str
     cause: str
     remedy: str
     way: Mender = Mender.ROWS
+    #: True if the repair requires that no action has the server.
     is_free: bool = True
+    #: Findings of these kinds about the same server must be repaired before.
     first: tuple[str, ...] = ()
 
 
