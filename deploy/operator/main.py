@@ -24,11 +24,11 @@ from deploy.operator.commands import ARGUMENTS, COMMANDS, NOUNS, ONE_OF
 READER_GONE = 141
 #: The meaning of exit statuses.
 STATUSES = {
-    0: "done, and all is well",
-    1: "something was found or failed, which was said in one sentence",
+    0: "success, without findings",
+    1: "a finding or a failure, with a message",
     2: "the command line is wrong",
-    3: "whom kilonova explain or doctor would have to ask does not answer",
-    READER_GONE: "nobody reads what it prints any more, as after | head",
+    3: "a service or host that kilonova explain or doctor needs does not answer",
+    READER_GONE: "the reader of the output is gone, for example after | head",
 }
 
 

@@ -127,18 +127,18 @@ def build(folder: Path) -> Path:
 
 
 def is_kept(name: str) -> bool:
-    """Is this file of Kilonova's wheel one that processes and operators use?"""
+    """True if processes or operators use this file of Kilonova's wheel."""
     is_program = name.count("/") == 1 and name.startswith("deploy/") and not name.endswith(".py")
     return not is_program and not name.startswith(LEFT_OUT)
 
 
 def packages(debian: Path) -> list[str]:
-    """Their names, as deploy/debian/control has them."""
+    """Return the names of the packages in deploy/debian/control."""
     return re.findall(r"^Package: (\S+)$", (debian / "control").read_text(), re.MULTILINE)
 
 
 def overrides(package: str) -> str:
-    """What lintian may find in this package, and why."""
+    """Return the lintian overrides of this package."""
     kind = "libraries" if package in EXTRAS else "services"
     return (ROOT / f"debian/lintian-overrides.{kind}").read_text()
 
@@ -175,7 +175,7 @@ def write(path: Path, text: str, *, program: bool = False) -> None:
 
 
 def program(debian: Path, entry: EntryPoint) -> None:
-    """A program, its name in /usr/bin, its pages; of a service its unit, too."""
+    """Write a program with its link in /usr/bin, and the unit of a service."""
     package = debian / (COMMON if entry.name == NAME else entry.name)
     write(package / PREFIX / "bin" / entry.name, script(entry), program=True)
     link = package / "usr/bin" / entry.name
@@ -187,12 +187,12 @@ def program(debian: Path, entry: EntryPoint) -> None:
 
 
 def unit_text(name: str) -> str:
-    """A unit, with the programs where the packages have them."""
+    """Return a unit with the packages' paths of programs."""
     return (ROOT / "systemd" / name).read_text().replace(UNITS_PREFIX, f"/{PREFIX}")
 
 
 def pages(debian: Path) -> None:
-    """Man pages and completions."""
+    """Write man pages and completions."""
     for name, text in manual.pages().items():
         stem, section = name.rsplit(".", 1)
         package = debian / (stem if section == "8" else COMMON)
@@ -203,7 +203,7 @@ def pages(debian: Path) -> None:
 
 
 def configuration(debian: Path) -> None:
-    """Users, rights, the file that is to be filled in, and what may be taken as an example."""
+    """Write users, rights, the configuration to fill in, and examples."""
     for kind, suffix in (("sysusers.d", "sysusers"), ("tmpfiles.d", "tmpfiles")):
         for file in (ROOT / kind).glob("kilonova-*.conf"):
             if file.stem in EXTRAS:

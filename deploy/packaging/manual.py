@@ -22,10 +22,9 @@ from deploy.packages import ROOT
 
 UNITS = ROOT / "deploy/systemd"
 SERVICE_STATUSES = {
-    0: "it was asked to end",
-    1: "something that may pass by itself, as a port in use; systemd starts it again",
-    EX_CONFIG: "the configuration has to be mended first, as the line before says; "
-    "systemd does not start it again",
+    0: "the process received a signal to end",
+    1: "a temporary failure, for example a port in use; systemd restarts the process",
+    EX_CONFIG: "the configuration is wrong, see the last log line; systemd does not restart the process",
 }
 
 
@@ -119,8 +118,8 @@ def _service_page(name: str) -> str:
         _section("OPTIONS", *_options(command)),
         _section(
             "SIGNALS",
-            _term("SIGHUP", "Read the configuration again; one that is wrong changes nothing."),
-            _term("SIGTERM", "End what is in hand, then end."),
+            _term("SIGHUP", "Reload the configuration. A wrong configuration changes nothing."),
+            _term("SIGTERM", "Finish the work in hand, then end."),
         ),
         _statuses(SERVICE_STATUSES),
         _files(file),
@@ -205,13 +204,13 @@ def _text(text: str) -> str:
 
 
 def escape(text: str) -> str:
-    """As roff prints it: no line of text is a request, and a minus is one that can be copied."""
+    """Return text for roff. No line is a request, and minus signs can be copied."""
     text = " ".join(text.split()).replace("\\", "\\e").replace("-", "\\-")
     return f"\\&{text}" if text.startswith((".", "'")) else text
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write them all."""
+    """Write all pages."""
     folder = Path(arguments[0])
     for name, text in pages().items():
         (folder / name).write_text(text)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/doctor.md: what ``kilonova doctor`` finds, from its one table.
+"""docs/doctor.md: the kinds of findings of ``kilonova doctor``.
 
     python -m deploy.site.doctor_page > docs/doctor.md
 
-Run by hand after a change of ``deploy.operator.doctor.kinds``; a test compares the page with what
-this makes.
+Run this after a change of ``deploy.operator.doctor.kinds``. A test compares the page with the
+output.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ wrong, 1 something is, 3 nothing was found and somebody did not answer who shoul
 is not there any more is left alone, so it can be given twice. A server that an action has is left to it. What was
 written to a server is an action `repair` of it, whose `args` say what stood there before.
 """
-#: A heading, and how these kinds are mended.
+#: Heading and introduction of each way of repair.
 WAYS = {
     Mender.ROWS: ("Rows", "Mended in one transaction."),
     Mender.REMOVAL: (
@@ -51,14 +51,14 @@ WAYS = {
 
 
 def page() -> str:
-    """The whole document."""
+    """Return the page."""
     parts = [HEAD]
     for way, (heading, text) in WAYS.items():
         rows = [kind for kind in KINDS.values() if kind.way is way]
         parts.append(f"\n## {heading}\n\n{text}\n\n")
         parts.append("| kind | what is found | cause | remedy |\n| --- | --- | --- | --- |\n")
         parts += [
-            f"| `{one.name}` | {one.detects} | {one.cause} | {one.remedy} |\n" for one in rows
+            f"| `{kind.name}` | {kind.detects} | {kind.cause} | {kind.remedy} |\n" for kind in rows
         ]
     return "".join(parts)
 

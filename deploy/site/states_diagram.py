@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/states.md: a server's states and what leads from one to another, drawn from the one table of
-actions.
+"""docs/states.md: the states of a server and the actions between them.
 
     python -m deploy.site.states_diagram > docs/states.md
 
-Run by hand after a change of ``common.domain.states.ACTIONS``; a test compares the page with what
-this makes.
+Run this after a change of ``common.domain.states.ACTIONS``. A test compares the page with the
+output.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ it to all but admins; *ends others*: it ends an action in hand instead of being 
 
 
 def page() -> str:
-    """The whole document."""
+    """Return the page."""
     return "".join(
         (
             HEAD,
@@ -53,21 +52,23 @@ def page() -> str:
 
 
 def edges() -> dict[tuple[str, str], list[str]]:
-    """(from, to) -> the actions that lead there, in the table's order; those of every state are not
-    among them."""
-    found: dict[tuple[str, str], list[str]] = {}
+    """Return (from, to) -> actions between these states, in the table's order.
+
+    Actions from every state are left out.
+    """
+    actions_by_edge: dict[tuple[str, str], list[str]] = {}
     for row in ACTIONS:
         if row.vm == states.ANY or row.after is None:
             continue
         for vm_state in row.vm:
-            names = found.setdefault((vm_state, row.after), [])
+            names = actions_by_edge.setdefault((vm_state, row.after), [])
             if _name(row) not in names:
                 names.append(_name(row))
-    return found
+    return actions_by_edge
 
 
 def _name(row: Action) -> str:
-    """As the body's key says it, with the value that tells rows of one key apart."""
+    """Return the key of the body, with the value that selects the row."""
     return f"{row.key} {row.when[1]}" if row.when else row.key
 
 
@@ -85,10 +86,10 @@ def _id(vm_state: str) -> str:
 
 
 def _from_every_state() -> str:
-    """What would be an arrow from everywhere."""
+    """Return the actions from every state as a sentence."""
     rows = [row for row in ACTIONS if row.vm == states.ANY and row.after is not None]
-    listed = ", ".join(f"`{_name(row)}` (to `{row.after}`)" for row in rows)
-    return f"From every state: {listed}.\n"
+    names = ", ".join(f"`{_name(row)}` (to `{row.after}`)" for row in rows)
+    return f"From every state: {names}.\n"
 
 
 def _row(row: Action) -> str:

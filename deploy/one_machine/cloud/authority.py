@@ -22,10 +22,10 @@ from common.security.certificates import (
     YEARS,
     Signer,
     builder,
-    subject_name,
+    general_name,
     pem,
     private_pem,
-    general_name,
+    subject_name,
     usage,
 )
 from common.security.tls import Tls

@@ -409,7 +409,7 @@ def describe(plan: Adoption, sources: Sources, silent: list[str]) -> list[str]:
             f"  port {port}, which the guest has, is not the server's any more and is left out"
             for port in sorted(set(facts.ports) - {item["port"] for item in plan.interfaces})
         ),
-        f"  takes {', '.join(f'{amount} {name}' for name, amount in sorted(found.size.items()))} of the host",
+        f"  takes {', '.join(f'{amount} {name}' for name, amount in sorted(plan.size.items()))} of the host",
     ]
     if plan.record is None:
         lines.append(f"  lost, for no host remembers them: {LOST}")
