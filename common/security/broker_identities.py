@@ -3,8 +3,8 @@
 
 RabbitMQ enforces these rules, and closes the connection of a user that breaks them:
 
-* A host reads only its own queue. It sends only under its own name, to conductors and to processes
-that sent it a request.
+* A host reads only the host's queue, and sends only under the host's name, to conductors and to
+  processes that sent a request to the host.
 * Only conductors declare the queues of hosts.
 * A role reads only its own queues and answers.
 

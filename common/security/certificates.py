@@ -251,7 +251,7 @@ def _read_requested_key(request: str) -> PublicKey:
 def builder(
     issuer: x509.Name, subject: x509.Name, public: PublicKey, now: datetime.datetime
 ) -> x509.CertificateBuilder:
-    """Return the builder of a certificate. It is valid from two days ago, as clocks differ."""
+    """Return the builder of a certificate. Valid from two days ago, as clocks differ."""
     return (
         x509.CertificateBuilder()
         .issuer_name(issuer)

@@ -40,7 +40,7 @@ _BAD = "The ticket is not one of this cloud's, is too old, or does not open this
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """The content of a ticket: its host, its images, and its end (seconds since the epoch)."""
+    """The content of a ticket: host, images and end (seconds since the epoch)."""
 
     host: str
     reads: frozenset[str]
@@ -124,7 +124,7 @@ class Tickets:
 
 @dataclass(frozen=True)
 class Gateway:
-    """The image gateway for conductors: its URL as hosts reach it, and the maker of tickets."""
+    """The image gateway for conductors: the URL for hosts, and the maker of tickets."""
 
     url: str
     tickets: Tickets

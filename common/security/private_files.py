@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def replace(path: Path, text: str, mode: int = 0o600, owner: tuple[int, int] | None = None) -> None:
-    """Replace a file atomically, so that it is complete even after a crash.
+    """Replace a file atomically, complete even after a crash.
 
     Args:
         owner: User and group of the file. Ignored unless the process is root.

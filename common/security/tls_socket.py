@@ -2,8 +2,9 @@
 """A TLS connection that one thread may read while another writes, and that a selector may watch.
 
 Python's own TLS socket allows neither: two threads must not use the OpenSSL connection at once, and
-a thread must not hold it while waiting. Here each call holds the connection only briefly and waits
-outside. The handshake happens in the first call that needs it, or in ``handshake``.
+a thread must not hold the connection while waiting. Here each call holds the connection only
+briefly and waits outside. The handshake happens in the first call that needs it, or in
+``handshake``.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class TlsSocket:
     def open(
         cls, plain: socket.socket, context: ssl.SSLContext, name: str | None = None
     ) -> TlsSocket:
-        """Return a connection after its handshake, and close it if the handshake fails.
+        """Return a connection after the handshake. Close the connection if the handshake fails.
 
         Raises:
             OSError: The handshake failed.

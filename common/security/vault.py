@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Encryption of stored secrets: those of an action until its end, and the user data of servers.
 
-The API seals secrets, and the conductor opens them when it sends the command. The transaction that
+The API seals secrets, and the conductor opens them to send the command. The transaction that
 ends the action deletes them. User data is opened for the guest, and for admins on request. Without
 a key, user data is stored unencrypted. The key is ``[DEFAULT] secret_key``, the same for all
 processes of a cloud.

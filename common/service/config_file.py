@@ -140,15 +140,17 @@ def unknown(path: str, options: Mapping[str, Iterable[cfg.Opt]]) -> str:
         options: Kilonova's own options, by section.
     """
     parser = _parse(path)
-    known = {section: _names(section_options) for section, section_options in options.items()}
+    known_options = {
+        section: _names(section_options) for section, section_options in options.items()
+    }
     for section, names in LIBRARIES.items():
-        known.setdefault(section, set()).update(names)
+        known_options.setdefault(section, set()).update(names)
     logins = {
         line.value for line in parser.options if line.option == "auth_section"
     } | LOGINS.keys()
     for section in logins & parser.sections.keys():
-        known[section] = _login(section, parser.options)
-    descriptions = list(_describe_unknown(parser, known, logins))
+        known_options[section] = _login(section, parser.options)
+    descriptions = list(_describe_unknown(parser, known_options, logins))
     more = f" (and {len(descriptions) - MAX_SHOWN} more)" if len(descriptions) > MAX_SHOWN else ""
     return f"{path}:" + "; ".join(descriptions[:MAX_SHOWN]) + more if descriptions else ""
 
@@ -174,20 +176,22 @@ def refused_credentials(
 
 
 def _describe_unknown(
-    parsed: _Lines, known: Mapping[str, set[str]], logins: set[str]
+    parsed: _Lines, known_options: Mapping[str, set[str]], logins: set[str]
 ) -> Iterator[str]:
-    sections = sorted({*known, *logins})
+    sections = sorted({*known_options, *logins})
     for section, number in parsed.sections.items():
-        if section not in known:
+        if section not in known_options:
             yield f"{number}: there is no section [{section}]{_nearest(section, sections, '[{}]')}"
     for line in parsed.options:
-        if line.section not in known or line.option in known[line.section]:
+        if line.section not in known_options or line.option in known_options[line.section]:
             continue
-        homes = [section for section in sorted(known) if line.option in known[section]]
+        homes = [
+            section for section in sorted(known_options) if line.option in known_options[section]
+        ]
         hint = (
             f"; it belongs to [{homes[0]}]"
             if len(homes) == 1
-            else _nearest(line.option, sorted(known[line.section]), "{}")
+            else _nearest(line.option, sorted(known_options[line.section]), "{}")
         )
         yield f"{line.number}: [{line.section}] has no option {line.option}{hint}"
 

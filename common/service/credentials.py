@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options in files of their own: secrets, for example ``identity.password``, and certificates.
 
-A credential is a file named SECTION.OPTION. It is either a credential of systemd (LoadCredential=
-of a unit, in $CREDENTIALS_DIRECTORY) or in the folder ``secrets`` beside the configuration, which
-commands read too. Every option may be a credential. Files with other names are ignored.
+A credential is a file named SECTION.OPTION. Such a file is either a credential of systemd
+(LoadCredential= of a unit, in $CREDENTIALS_DIRECTORY) or in the folder ``secrets`` beside the
+configuration, which commands read too. Every option may be a credential. Files with other names are
+ignored.
 
 If no option names certificates, a process uses the files in the folder ``tls`` beside the
 configuration. Agents use neither folder, because their options are all in their file. File and

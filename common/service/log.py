@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Logging: one line per event to standard error, where systemd or the supervisor collects it.
+"""Logging: one line per event to standard error, where systemd or the supervisor collects the
+lines.
 
 Under systemd each line begins with its priority, which the journal reads (sd-daemon(3)). ``event``
 logs a message with fields. As text they follow the message as name=value, as JSON they are members
@@ -57,7 +58,7 @@ def start(level: str = "INFO", form: str = TEXT) -> None:
 
 
 def event(logger: logging.Logger, message: str, level: int = logging.INFO, **parts: object) -> None:
-    """Log an event with its fields. Fields that are None or empty are left out."""
+    """Log an event with fields. Fields that are None or empty are left out."""
     if logger.isEnabledFor(level):
         logger.log(level, message, extra={"parts": parts})
 
@@ -73,7 +74,7 @@ class LogHandler(logging.StreamHandler[TextIO]):
         self._repeats = repeats or Repeats()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write the record, or count it as a repetition. logging calls this with its lock."""
+        """Write the record, or count a repetition. logging calls this with a lock held."""
         for line in self._repeats.news(without_traceback(record)):
             super().emit(line)
 

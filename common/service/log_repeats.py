@@ -70,19 +70,19 @@ def _causes(problem: BaseException) -> Iterator[BaseException]:
 
 
 def without_traceback(record: logging.LogRecord) -> logging.LogRecord:
-    """Return the record without traceback if an operator can fix its cause.
+    """Return the record without traceback if an operator can fix the cause.
 
-    Then the text of the cause replaces the traceback, and the attribute ``trouble`` identifies it.
-    Other records are returned unchanged.
+    Then the text of the cause replaces the traceback, and the attribute ``trouble`` identifies the
+    problem. Other records are returned unchanged.
     """
-    said = _problems_in(record)
-    cause = next((found for one in said if (found := mendable(one))), None)
+    problems = _problems_in(record)
+    cause = next((cause_found for problem in problems if (cause_found := mendable(problem))), None)
     if cause is None or record.levelno < logging.WARNING:
         return record
     *_, root = _causes(cause)
     text = record.getMessage()
-    for one in (cause, root):
-        words = _first_line(one)
+    for problem in (cause, root):
+        words = _first_line(problem)
         if words and words not in text:
             text = f"{text}: {words}"
     line = copy.copy(record)

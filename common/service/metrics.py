@@ -44,7 +44,7 @@ WITH_WORKERS = frozenset(("api", "placement", "metadata", "image-gateway"))
 
 
 class Metric:
-    """One metric with its labels.
+    """One metric with labels.
 
     Invariant: labels have few values, which come from Kilonova and never from a client.
     """
@@ -81,11 +81,11 @@ class Metric:
             self._of(()).set_function(value)
 
     def begin(self, registry: CollectorRegistry | None) -> None:
-        """Start counting in this registry, or stop counting if it is None."""
+        """Start counting in this registry, or stop counting if None."""
         self._real, self._registry = None, registry
 
     def _of(self, labels: tuple[str, ...]) -> Any:  # noqa: ANN401 - depends on the kind
-        """Return the metric with these labels, and create it at first use.
+        """Return the metric with these labels, created at first use.
 
         A process reports no metrics of tasks that it never does.
         """
@@ -179,7 +179,7 @@ OF_FILES: dict[str, tuple[str, tuple[str, ...]]] = {
 class CertificateGauge:
     """Collector of prometheus-client for the certificate's end.
 
-    A master reports it as well, because its workers use the same file.
+    A master reports this as well, because its workers use the same file.
     """
 
     def __init__(self, path: str) -> None:
@@ -233,7 +233,7 @@ _served: _Served | None = None
 
 
 def start(conf: cfg.ConfigOpts, process: str) -> None:
-    """Start counting, if this process has a port for its metrics."""
+    """Start counting, if this process has a port for metrics."""
     global _served
     own = conf.prometheus
     port = own[f"{process.replace('-', '_')}_port"] if own.enabled else 0

@@ -61,7 +61,7 @@ def takes(*options: str, then: Callable[[cfg.ConfigOpts], None] = lambda conf: N
 
     Args:
         options: Patterns, for example ``identity.*``.
-        then: Callback that applies the new values. It may raise ConfigError.
+        then: Callback that applies the new values. May raise ConfigError.
     """
     _callbacks.append((options, then))
 

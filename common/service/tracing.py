@@ -9,7 +9,7 @@ request, action or step. Journal and commands contain these in any case. So ever
 compute the id of the parent span (W3C Trace Context), whichever release wrote the journal. The
 trace id of a request is its id without dashes.
 
-A span is created when its work has ended. A thread sends the spans. Spans that cannot be sent are
+A span is created at the end of the work. A thread sends the spans. Spans that cannot be sent are
 dropped, with a log line once a minute.
 """
 
@@ -66,7 +66,7 @@ class _Spans:
         self._next = threading.local()
 
     def tracer(self) -> Tracer:
-        """Return the tracer. It is created with the first span, after the fork."""
+        """Return the tracer. The tracer is created with the first span, after the fork."""
         with self._making:
             if self._provider is None:
                 self._provider = self._create_provider()

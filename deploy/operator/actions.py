@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """``kilonova action list | show | retry | abort | settle``: running and stuck actions.
 
-An action is stuck if it failed repeatedly for an unexpected reason. It holds its server, and
-conductors do not try it again. Each command writes one transaction, which conductors see within a
-second.
+An action is stuck if it failed repeatedly for an unexpected reason. The action holds the server,
+and conductors do not repeat the action. Each command writes one transaction, which conductors see
+within a second.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def facts(row: ActionInHandRow, at: int) -> JsonObject:
 
 
 def show(options: argparse.Namespace) -> int:
-    """Print an action in hand with its journal. Return 1 if it needs an operator."""
+    """Print an action in hand with the journal. Return 1 if the action needs an operator."""
 
     def work(tx: Connection) -> tuple[int, Any, list[Any]]:
         rows = [row for row in stuck_actions.listed(tx) if row.id == options.id]
@@ -157,7 +157,7 @@ def show(options: argparse.Namespace) -> int:
 
 
 def text(row: ActionInHandRow, at: int, journal: list[JsonObject]) -> str:
-    """Return the action with its journal as text for people."""
+    """Return the action with the journal as text for people."""
     lines = [
         f"action {row.id}: {row.name} of server {row.server_id} ({row.server or 'gone'}), {row.request_id}",
         f"{state(row)} at step {row.step or 'begin'} of {row.workflow}, attempt {row.attempt}, on "
@@ -227,7 +227,7 @@ def undoable(row: ActionRow) -> None:
 def _change_each(
     options: argparse.Namespace, work: Callable[[Connection, str], Any], done: str
 ) -> int:
-    """Change each action in its own transaction. Return 1 if one was refused."""
+    """Change each action in a separate transaction. Return 1 if one was refused."""
     refused = 0
     with _store(options) as store:
         for name in options.id:

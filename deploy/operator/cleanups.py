@@ -2,8 +2,8 @@
 """``kilonova cleanup list|retry|drop``: pending cleanups in external services and on hosts.
 
 Conductors retry each cleanup automatically, with pauses from seconds to an hour. ``retry`` runs one
-within seconds, for example once its cause is repaired. ``drop`` removes one from the list. Then its
-object remains in the external service, and the operator has to delete it.
+within seconds, for example after a repair of the cause. ``drop`` removes one from the list. Then
+the object remains in the external service, and the operator has to delete the object.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def retry(options: argparse.Namespace) -> int:
 
 
 def drop(options: argparse.Namespace) -> int:
-    """Remove a cleanup without running it."""
+    """Remove a cleanup from the list. It never runs."""
     return _change(options, cleanups.drop, "is given up; what it names stays at the neighbour")
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova config check``: checks the configuration and each external service that it names.
+"""``kilonova config check``: checks the configuration and each external service in it.
 
 The output has one line per service. For a host's file (``--agent``) the command checks the broker,
-with the host's own keys, and libvirt. For the control plane it checks database, broker, identity
-service, roles of Kilonova's user, image service and network service. It changes nothing. Status 1:
-a check failed.
+with the host's own keys, and libvirt. For the control plane the command checks database, broker,
+identity service, roles of Kilonova's user, image service and network service. Nothing is changed.
+Status 1: a check failed.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def identity(conf: cfg.ConfigOpts) -> str:
 
 
 def image(conf: cfg.ConfigOpts) -> str:
-    """Return the URL of the image service after a request to it."""
+    """Return the URL of the image service after a successful request."""
     from common.clients.identity import IdentityClient
 
     client = IdentityClient(conf, wait=SECONDS)
@@ -121,7 +121,7 @@ def image(conf: cfg.ConfigOpts) -> str:
 
 
 def network(conf: cfg.ConfigOpts) -> str:
-    """Check the network service and return its URL, or a notice if the cloud has none."""
+    """Check the network service and return the URL, or a notice if the cloud has none."""
     from common.clients.identity import IdentityClient
 
     client = IdentityClient(conf, wait=SECONDS)

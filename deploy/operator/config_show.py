@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova config show``: every option with its value and the origin of the value.
+"""``kilonova config show``: every option with value and origin.
 
-An origin is file and line, the environment, a credential, a file in its default place, another
+An origin is file and line, the environment, a credential, a file in the default place, another
 option, or the default. Secrets are only shown as set or not set.
 """
 

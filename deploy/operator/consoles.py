@@ -16,7 +16,7 @@ from common.store.servers import console_tokens
 def show(options: argparse.Namespace) -> int:
     """Print the open sessions.
 
-    After a crash of a console service its sessions stay in the list for the lifetime of a token.
+    After a crash of a console service the sessions stay in the list for the lifetime of a token.
     """
     store = _open_store(options)
     rows = store.read(console_tokens.sessions)

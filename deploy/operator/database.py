@@ -20,7 +20,7 @@ PROGRESS_SECONDS = 5.0  # Seconds between two lines of progress.
 
 
 def explain_silence(path: str | None, problem: errors.Problem) -> Exception:
-    """Return the refusal of the database, if it refuses connections rather than being silent.
+    """Return the refusal of the database, if the database answers and refuses connections.
 
     Args:
         path: The configuration file.

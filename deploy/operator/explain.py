@@ -286,7 +286,7 @@ class Placed:
             )
 
     def facts(self) -> JsonObject:
-        """Return the server and its failed steps for JSON output."""
+        """Return the server and the failed steps for JSON output."""
         failures = [
             {
                 "step": event.step,
@@ -310,7 +310,7 @@ class Placed:
         }
 
     def text(self) -> str:
-        """Return the server and its failed steps as text for people."""
+        """Return the server and the failed steps as text for people."""
         server, action = self.server, self.action
         lines = [
             f"server {server.id} ({server.name}) of project {server.project_id}: {server.vm_state}, "
@@ -348,7 +348,7 @@ def _server(tx: Connection, name: str) -> ServerRecord:
 
 
 def _placement(tx: Connection, server_id: str) -> tuple[Any, list[Any]]:
-    """Return the newest action with a placement, and its failed steps."""
+    """Return the newest action with a placement, and the failed steps."""
     for row in actions.list_for(tx, server_id, limit=100):
         events = actions.events_of(tx, row.id)
         if any(event.step == "place" for event in events):

@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         if not _reader_is_gone():
             raise
-        # Discard the rest of the buffer, because the interpreter would try to write it at exit.
+        # Discard the rest of the buffer, because the interpreter would write the rest at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return READER_GONE
 

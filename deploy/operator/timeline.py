@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``kilonova timeline SERVER|REQUEST``: the history of a server or a request.
 
-The output has each action with its user, its steps with their hosts and durations, and the retries.
+The output has each action with user and steps, the steps with hosts and durations, and the retries.
 The command reads only the journals of actions. Log lines contain the same request id, for answers
 of the API and for commands on hosts.
 """
@@ -77,7 +77,7 @@ def _server_id(tx: Connection, text: str) -> str:
 
 
 def facts(row: ActionRow, events: Sequence[EventRow]) -> JsonObject:
-    """Return an action with its steps for JSON output.
+    """Return an action with the steps for JSON output.
 
     ``after`` is in seconds since the action began, ``seconds`` of a step since the step started.
     """
@@ -123,7 +123,7 @@ def facts(row: ActionRow, events: Sequence[EventRow]) -> JsonObject:
 
 
 def text(action: JsonObject) -> str:
-    """Return the action with its steps as text for people."""
+    """Return the action with the steps as text for people."""
     duration = "in hand" if action["seconds"] is None else f"{action['seconds']:.3f} s"
     lines = [
         f"{action['began']} {action['name']} of server {action['server']}: {action['state']}, {duration}",

@@ -34,7 +34,7 @@ NAME, VERSION = "kilonova", f"{sys.version_info.major}.{sys.version_info.minor}"
 PREFIX, LIBRARIES = Path("usr/lib/kilonova"), Path(f"lib/python{VERSION}/site-packages")
 UNITS_PREFIX, CONFIGURATION = "/opt/kilonova/venv", Path("etc/kilonova")
 COMMON, CONTROL, AGENT = "kilonova-common", "kilonova-control", "kilonova-agent"
-#: Package -> extras whose distributions it contains. Distributions of the package before are left
+#: Package -> extras with the distributions in it. Distributions of the package before are left
 #: out.
 EXTRAS: dict[str, tuple[str, ...]] = {
     COMMON: (),
@@ -66,20 +66,20 @@ def needed(top: Distribution, extras: Iterable[str]) -> set[str]:
 
     Names are canonical. The distribution's own name is left out.
     """
-    found: dict[str, frozenset[str]] = {}
+    extras_by_name: dict[str, frozenset[str]] = {}
     waiting = [(canonicalize_name(NAME), frozenset(extras))]
     while waiting:
-        name, wanted = waiting.pop()
-        if name in found and wanted <= found[name]:
+        name, wanted_extras = waiting.pop()
+        if name in extras_by_name and wanted_extras <= extras_by_name[name]:
             continue
-        found[name] = wanted | found.get(name, frozenset())
+        extras_by_name[name] = wanted_extras | extras_by_name.get(name, frozenset())
         for line in (top if name == NAME else distribution(name)).requires or ():
             requirement = Requirement(line)
             if requirement.marker is None or any(
-                requirement.marker.evaluate({"extra": extra}) for extra in {"", *wanted}
+                requirement.marker.evaluate({"extra": extra}) for extra in {"", *wanted_extras}
             ):
                 waiting.append((canonicalize_name(requirement.name), frozenset(requirement.extras)))
-    return set(found) - {NAME}
+    return set(extras_by_name) - {NAME}
 
 
 def divided(top: Distribution) -> dict[str, list[str]]:
@@ -94,10 +94,10 @@ def divided(top: Distribution) -> dict[str, list[str]]:
 
 
 def copy(name: str, to: Path) -> None:
-    """Copy a distribution's files as its wheel had them, without its programs and its tests.
+    """Copy a distribution's files as installed from the wheel, without programs and tests.
 
     Raises:
-        SystemExit: a file is not as it was.
+        SystemExit: A file was changed since the installation.
     """
     for file in distribution(name).files or ():
         if {"..", "__pycache__", "tests"} & {*file.parts}:
@@ -160,7 +160,7 @@ def python_dependency() -> str:
 
 
 def script(entry: EntryPoint) -> str:
-    """Return the program of an entry point. It imports only this module, so it starts fast."""
+    """Return the program of an entry point. Only this module is imported, for a fast start."""
     return (
         f"#!/{PREFIX}/bin/python\nimport sys\n\nfrom {entry.module} import {entry.attr}\n\n"
         f'if __name__ == "__main__":\n    sys.exit({entry.attr}())\n'

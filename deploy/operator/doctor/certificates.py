@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Certificates of hosts that expire soon, as their agents report.
 
-An agent renews its certificate early. If a certificate still expires soon, an operator has to look.
+An agent renews the certificate early. If a certificate still expires soon, an operator has to look.
 """
 
 from __future__ import annotations

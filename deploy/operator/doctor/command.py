@@ -11,9 +11,9 @@ hosts and external services:
 * the shared file system service: rules that let hosts mount shares
 * the catalogue: the services that the cloud needs
 
-A finding is reported if two checks some seconds apart both have it, because hosts may be ahead of
-or behind the records while actions run. Pending cleanups are shown but are no findings, because
-conductors work on them. Tests use the same code.
+A finding is reported if two checks some seconds apart both have the finding, because hosts may be
+ahead of or behind the records while actions run. Pending cleanups are shown but are no findings,
+because conductors work on them. Tests use the same code.
 """
 
 from __future__ import annotations

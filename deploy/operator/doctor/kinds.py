@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All kinds of findings, each with its invariant, cause and remedy.
+"""All kinds of findings, each with invariant, cause and remedy.
 
-Pure data. ``kilonova doctor`` prints it, ``remedies`` implements the remedies, and docs/doctor.md
-is generated from it (``.venv/bin/python -m deploy.site.doctor_page``).
+Pure data. ``kilonova doctor`` prints the table, ``remedies`` implements the remedies, and
+docs/doctor.md is generated from it (``.venv/bin/python -m deploy.site.doctor_page``).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ class Mender(StrEnum):
 
     #: One transaction checks again and writes.
     ROWS = "rows"
-    #: The host removes the guest, by a command that is repeated until it succeeds.
+    #: The host removes the guest, by a command that is repeated until success.
     REMOVAL = "removal"
-    #: A pending cleanup, which conductors retry until the external service has done it.
+    #: A pending cleanup, which conductors retry until success.
     CLEANUP = "cleanup"
     #: An ordinary action, with journal and undo.
     ACTION = "action"
@@ -118,7 +118,7 @@ _ALL = (
          "the guest was removed by hand at the host, or its disk is lost",
          "a hard reboot: it starts what is there, else the server goes to ERROR, and its user rebuilds it",
          Mender.ACTION, first=("domain-known", "no-guest-record")),
-    # --- what is counted ---
+    # --- counts and amounts ---
     Defect("counted", "counted", "a quota that counts another size than the server has", _BY_HAND,
          "the size of its flavor is counted"),
     Defect("shares", "shares", "a server that counts more or fewer shares than it has", _BY_HAND,

@@ -170,7 +170,7 @@ Flavors = Mapping[tuple[str, str], JsonObject]
 
 
 def _flavors_of_moves(moves: Sequence[MigrationRow]) -> Flavors:
-    """Return the flavor of a moving server on each of its two hosts."""
+    """Return the flavor of a moving server on each of the two hosts."""
     flavors = {}
     for move in moves:
         if move.status in OPEN_MIGRATIONS and move.source_host and move.dest_host:
@@ -206,7 +206,7 @@ def _properties(server: ServerRow) -> dict[str, str]:
 
 
 def _capacity(tx: Connection) -> Iterator[Finding]:
-    """Check that no provider allocates more than its capacity.
+    """Check that no provider allocates more than the capacity.
 
     After a cut of the capacity, the amount allocated at that time is accepted.
     """
@@ -229,7 +229,9 @@ def _capacity(tx: Connection) -> Iterator[Finding]:
 def _assignments(
     tx: Connection, live: Mapping[str, ServerRow], records: Sequence[GuestRow], flavors: Flavors
 ) -> Iterator[Finding]:
-    """Check that each guest that requests hardware has it, and that no two guests share it."""
+    """Check that each guest that requests hardware has that hardware, and that no two guests share
+    any.
+    """
     by_host: dict[str, list[tuple[str, HardwareAssignment]]] = defaultdict(list)
     for row in records:
         if row.assignment is not None:
@@ -254,7 +256,7 @@ def _assignments(
     )
     host_rows = {row.name: row for row in tx.execute(query)}
     for host, held in by_host.items():
-        yield from _shared(host, held)
+        yield from _check_unshared(host, held)
         if host in host_rows:
             numa_nodes = {
                 record.id: record
@@ -275,7 +277,7 @@ def _needs_assignment(server: ServerRow, flavor: JsonObject) -> bool:
         return False  # ``_check_amounts`` reports this server.
 
 
-def _shared(host: str, held: Sequence[tuple[str, HardwareAssignment]]) -> Iterator[Finding]:
+def _check_unshared(host: str, held: Sequence[tuple[str, HardwareAssignment]]) -> Iterator[Finding]:
     """Check that no two guests have the same CPU or device."""
     owners: dict[str, list[str]] = defaultdict(list)
     for server, assignment in held:
@@ -299,7 +301,7 @@ def _missing_hardware(
 ) -> Iterator[Finding]:
     """Check that the assigned hardware exists.
 
-    It is missing if a host's configuration was reduced while guests had the hardware.
+    Hardware is missing if a host's configuration was reduced while guests had the hardware.
     """
     pages: Counter[tuple[int, int]] = Counter()
     for server, assignment in held:

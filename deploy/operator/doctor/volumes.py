@@ -177,9 +177,9 @@ def compare_guests(
 
 
 def _was_never_built(server: ServerPlace) -> bool:
-    """True if the server's create failed, perhaps before its volumes were attached.
+    """True if the server's create failed, perhaps before volumes were attached.
 
-    Its delete removes the volumes.
+    The server's delete removes the volumes.
     """
     return server.host is None and server.vm_state == states.ERROR
 

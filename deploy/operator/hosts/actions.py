@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova host drain`` and ``kilonova host evacuate``: start one, and watch it until its end.
+"""``kilonova host drain`` and ``kilonova host evacuate``: start and watch a host action.
 
 The conductors do the work (``conductor.hosts.host_actions``), so the command may be interrupted and
-repeated at any time. Then it watches the open action. Status 0: the host is empty. 1: the host is
-not empty, and the last line has the next step.
+repeated at any time. A repeated command watches the open action. Status 0: the host is empty. 1:
+the host is not empty, and the last line has the next step.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def stop(store: Store, host: str, name: Name, say: Callable[[str], None]) -> int
 def watch(
     store: Store, action: HostAction, sleep: Callable[[float], None], say: Callable[[str], None]
 ) -> int:
-    """Print the events and moves of the action until its end. Return 0 if the host is empty."""
+    """Print the events and moves of the action until the end. Return 0 if the host is empty."""
     watcher = _Watcher(store, say)
     while True:
         try:
@@ -159,7 +159,7 @@ class _Watcher:
     seq: int = 0
     last_text: str = ""
     moved: int = 0
-    # Move -> the state of its last line, and the time of that line.
+    # Move -> the state in the last line, and the time of that line.
     moves: dict[str, tuple[object, ...]] = field(default_factory=dict)
 
     def look(self, action: HostAction) -> HostAction:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """``kilonova host adopt HOST SERVER``: makes a server again of a guest without a record.
 
-The host reports its facts about the server (``common.domain.server_facts``), the network service
-the server's ports, and the other hosts whether they have a guest of it too.
+The host reports facts about the server (``common.domain.server_facts``), the network service the
+server's ports, and the other hosts whether they have a guest of it too.
 
 Invariant: better sources override the host. The command takes only ports that belong to the server
-in the network service, and keeps the owner that the database has. It writes only after an operator
-has seen the result and given ``--yes``.
+in the network service, and keeps the owner that the database has. Nothing is written before an
+operator has seen the result and given ``--yes``.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class Sources:
 
 
 def adopt(options: argparse.Namespace) -> int:
-    """Print the record to write. With --yes write it.
+    """Print the record to write. With --yes write the record.
 
     Raises:
         BadRequest: The text is no server's id, or options are missing.
@@ -250,7 +250,7 @@ class Record:
 def _refuse_strange_volumes(store: Store, server: str, guest_volumes: Sequence[str]) -> None:
     """Check that the server has a row for each volume of the guest.
 
-    Otherwise the guest would lose the volume, perhaps its boot volume, at its next start.
+    Otherwise the guest would lose the volume, perhaps the boot volume, at the next start.
 
     Raises:
         Conflict: The guest has another volume.

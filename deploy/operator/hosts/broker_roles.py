@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``kilonova broker add|remove ROLE``: users of API, console service, scheduler and conductor.
 
-``add`` may be repeated. It gives an existing role a new password, and open connections continue.
+``add`` may be repeated. An existing role gets a new password, and open connections continue.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from deploy.operator.hosts.broker_users import print_instructions, users
 
 
 def add(options: argparse.Namespace) -> int:
-    """Create a role's user at the broker, and write a file with the URL for its processes."""
+    """Create a role's user at the broker, and write a file with the URL for the processes."""
     conf = config.load(options.config)
     identity = _identity(conf, options.role, secrets.token_hex(24))
     path = Path(options.file or f"{options.role}-broker.conf")
@@ -36,7 +36,7 @@ def add(options: argparse.Namespace) -> int:
 
 
 def remove(options: argparse.Namespace) -> int:
-    """Delete a role's user at the broker, and close its connections."""
+    """Delete a role's user at the broker, and close the connections."""
     conf, user = config.load(options.config), broker_names.user_of_role(options.role)
     broker_users = users(conf)
     for instructions in (broker_users.remove(user), broker_users.disconnect(user)):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``kilonova host debts``: guests that hosts still have to remove, and the next step for each.
 
-The command reads only the database. A guest to be removed holds its resources until its host has
+The command reads only the database. A guest to be removed holds resources until the host has
 confirmed the removal, so no command drops the entry. A reachable host removes such guests within
 seconds, a silent host when it is back.
 """

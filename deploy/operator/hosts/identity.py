@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """``kilonova host add|rotate|remove``: the identity of a host.
 
-It consists of the host's keys, its user at the broker, and the token with which a machine joins
-(``kilonova join``). The database has the valid generation of a host's keys, the host has the keys
-in one file, and the broker has the user. If a command is interrupted, ``rotate`` repairs the state.
+The identity consists of the host's keys, the user at the broker, and the token with which a machine
+joins (``kilonova join``). The database has the valid generation of a host's keys, the host has the
+keys in one file, and the broker has the user. If a command is interrupted, ``rotate`` repairs the
+state.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """``kilonova join TOKEN``: makes this machine the host that ``kilonova host add`` named.
 
-All checks run before the token is used. If the command is killed after that, it has written no
-files or some of them. Then ``kilonova host add`` prints another token, and the command is repeated.
-The machine has no user of the cloud, so the controller creates the test server: ``kilonova host
-prove``.
+All checks run before the token is used. If the command is killed after that, the command has
+written no files or some of them. Then ``kilonova host add`` prints another token, and the command
+is repeated. The machine has no user of the cloud, so the controller creates the test server:
+``kilonova host prove``.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def _check_token(conf: cfg.ConfigOpts, token: JoinToken, client: HostJoinsClient
 def _check_machine(
     options: argparse.Namespace, place: Place, conf: cfg.ConfigOpts, state: TokenState
 ) -> str:
-    """Check the machine and return its address.
+    """Check the machine and return the address.
 
     Raises:
         ConfigError: A check failed.
@@ -205,7 +205,7 @@ def _key_file(conf: cfg.ConfigOpts) -> Path:
 def _certificate(
     options: argparse.Namespace, place: Place, folder: Path, state: TokenState, address: str
 ) -> str:
-    """Return the operator's certificate with its key (PEM).
+    """Return the operator's certificate with the key (PEM).
 
     Empty if the cloud has no TLS, or if the certificate comes with the identity.
     """

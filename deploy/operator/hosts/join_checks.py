@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The checks of ``kilonova join`` before the token is used.
 
-Each check returns its result as text, or raises ConfigError with the next step.
+Each check returns the result as text, or raises ConfigError with the next step.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def unit() -> None:
 
 
 def systemctl(*words: str) -> str:
-    """Run systemctl and return its error, or an empty text on success."""
+    """Run systemctl and return the error, or an empty text on success."""
     try:
         process = subprocess.run(
             ["systemctl", "--no-pager", *words],

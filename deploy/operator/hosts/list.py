@@ -55,7 +55,7 @@ def overview(
 
     Args:
         limit: Number of failed builds in a row after which a host is left out.
-        pause: Seconds for which it is left out.
+        pause: Seconds for which the host is left out.
         silence: Seconds of silence after which conductors judge a host.
     """
     zones, at, keys = aggregates.zones(tx, default_zone), moment(tx), host_keys.generations(tx)
@@ -192,7 +192,8 @@ def state(row: JsonObject) -> str:
 def silence_of(
     seen_at: int | None, is_up: bool | None, at: int, limit: int, heard: services.HostsHeard
 ) -> str:
-    """Return how long a compute host has been silent that counts as up, and why it is not judged.
+    """Return how long a compute host has been silent that counts as up, and the reason why no
+    conductor has judged it.
 
     Args:
         seen_at: The time of the last sign of life.

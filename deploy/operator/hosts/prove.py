@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova host prove HOST``: creates a server on the host, reaches its guest, and deletes it.
+"""``kilonova host prove HOST``: tests a host with a server that is deleted afterwards.
 
-The command uses the Compute API with Kilonova's own user. It runs on the controller, where the
-password of that user is. It first deletes servers of earlier runs that were killed.
+The command uses the Compute API with Kilonova's own user. Run the command on the controller, where
+the password of that user is. First the command deletes servers of earlier runs that were killed.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Prover:
         return answer.json() if answer.status_code < 300 and answer.content else None
 
     def wait(self, subject: str, look: Callable[[], T | None]) -> T:
-        """Call ``look`` until it returns a value.
+        """Call ``look`` until there is a value.
 
         Raises:
             Conflict: There was no value in time.
@@ -86,7 +86,7 @@ class Prover:
 
 
 def prove(options: argparse.Namespace) -> int:
-    """Create a server on the host, reach it, delete it. Each step is printed with its seconds."""
+    """Create, reach and delete a server on the host. Each step is printed with its seconds."""
     conf = config.load(options.config)
     store = Store.opened(conf)
     try:
@@ -217,7 +217,7 @@ def _await_active(prover: Prover, server: str, host: str) -> None:
 
 
 def _reach(prover: Prover, server: str, network: str | None) -> None:
-    """Read the guest's console log, or open its console. With a network also connect to ssh."""
+    """Read the guest's console log, or open a console. With a network also connect to ssh."""
     began = time.monotonic()
 
     def read_console() -> str | None:

@@ -20,7 +20,7 @@ from common.store.views import host_contents
 
 
 def restore(options: argparse.Namespace) -> int:
-    """Use the host again. Return 0 if it takes servers now."""
+    """Use the host again. Return 0 if the host takes servers now."""
     conf = config.load(options.config)
     store = Store.opened(conf, notifications=NotificationSettings.of(conf))
     upgrades.check(store)

@@ -2,7 +2,7 @@
 """Removal of old rows: the kinds of rows, their retention times, and the deletion.
 
 Called by ``kilonova database purge``. ``KINDS`` defines when a row of a kind is old, and which
-dependent rows are deleted before it. Each kind is read once along its primary key. Each transaction
+dependent rows are deleted first. Each kind is read once along the primary key. Each transaction
 deletes at most ``ROWS`` rows and locks only those. A killed purge can be repeated. Notifications
 have no kind, because their rows are deleted as soon as a broker has accepted them.
 
@@ -204,7 +204,7 @@ def purge(
     """Delete rows that were old more than ``days`` days ago, and return their numbers by table.
 
     Args:
-        said: Called with the sum so far after each transaction.
+         report: Called with the sum so far after each transaction.
 
     Raises:
         NoStore, TooBusy, Unsure: The database does not answer, or the rows are locked. Deleted rows
@@ -219,7 +219,7 @@ def purge(
             # A part with an unconfirmed COMMIT is repeated, because deleting again has no effect.
             part = store.write(
                 partial(_remove, kind=kind, keys=keys, before=before),
-                lambda tx, made: False,
+                lambda tx, result: False,
             )
             removed += part
             is_complete = part.total() < ROWS

@@ -2,8 +2,8 @@
 """Stuck actions: listing, and the three ways out: retry, abort, settle.
 
 Called by ``deploy.operator.actions``. ``conductor.engine.retries`` makes actions stuck. A way out
-is one transaction, which locks the server and its action and checks both before any change. Until
-then a stuck action holds its server. Actions that may supersede a running action may also supersede
+is one transaction, which locks the server and the action and checks both before any change. Until
+then a stuck action holds the server. Actions that may supersede a running action may also supersede
 a stuck one.
 """
 
@@ -68,7 +68,7 @@ def listed(tx: Connection, *, only_stuck: bool = False) -> list[ActionInHandRow]
 
 
 def retry(tx: Connection, action_id: str) -> ActionRow:
-    """Continue a stuck action at its step, and return the action as it was.
+    """Continue a stuck action at the current step, and return the action as it was.
 
     A command is sent again under the same key. Any other step is due at once.
 
@@ -89,7 +89,7 @@ def retry(tx: Connection, action_id: str) -> ActionRow:
 def abort(
     tx: Connection, action_id: str, why: str, check_undo: Callable[[ActionRow], None]
 ) -> ActionRow:
-    """Let a conductor undo a stuck action from its step, and return the action as it was.
+    """Let a conductor undo a stuck action from the current step, and return the action as it was.
 
     The fence is raised, so that a host that still runs a command stops.
 
@@ -125,7 +125,7 @@ def abort(
 def settle(tx: Connection, action_id: str, why: str) -> ActionRow:
     """End a stuck or overdue action as failed, without undo, and return the action as it was.
 
-    The server goes to ERROR with the reason, and its user can start the next action.
+    The server goes to ERROR with the reason, and the user can start the next action.
 
     Raises:
         NotFound, Conflict: As ``_lock_stuck``.
@@ -184,7 +184,7 @@ def settle(tx: Connection, action_id: str, why: str) -> ActionRow:
 def _lock_stuck(
     tx: Connection, action_id: str, also_overdue: bool = False
 ) -> tuple[LockedActionRow, PlacedServerRow | None]:
-    """Return a stuck action and its server, both locked. The server may be gone.
+    """Return a stuck action and the server, both locked. The server may be gone.
 
     Raises:
         NotFound: There is no such action.

@@ -2,7 +2,7 @@
 """Encrypts user data of servers that were created while the cloud had no ``[DEFAULT] secret_key``.
 
 Called by ``kilonova database upgrade``. May be repeated, and may run while the API writes: a row
-that changed since it was read is skipped, because the API encrypts its own rows.
+that changed after the read is skipped, because the API encrypts its own rows.
 """
 
 from __future__ import annotations

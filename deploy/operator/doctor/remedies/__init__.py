@@ -34,11 +34,12 @@ REMEDIES: dict[str, Callable[[Connection, Finding], None]] = {**SERVERS, **COUNT
 
 
 def mend(tx: Connection, finding: Finding, look: Look) -> bool:
-    """Run the remedy of a finding if ``look`` still finds it. Return whether it does.
+    """Run the remedy of a finding if ``look`` still finds it, and return whether the finding
+    existed.
 
     Raises:
-        Conflict: Only an operator can repair it, another finding comes first, or the needed place
-            does not exist.
+        Conflict: Only an operator can repair the finding, another finding comes first, or the
+            needed place does not exist.
         Busy: An action has the server.
     """
     kind = KINDS[finding.kind]
@@ -86,7 +87,7 @@ def unknown_at(tx: Connection, finding: Finding) -> list[str]:
 def is_spare(tx: Connection, finding: Finding, look: Look) -> bool:
     """True if a guest without a record can be discarded.
 
-    That is so if its server was deleted, or has its guest on the recorded host.
+    That is so if the server was deleted, or has a guest on the recorded host.
     """
     row = tx.execute(sa.select(servers).where(servers.c.id == finding.subject)).first()
     if row is None or row.deleted:

@@ -88,7 +88,7 @@ def _count_quota(tx: Connection, finding: Finding) -> None:
 
 
 def _recount(column: str, rows: sa.Table) -> Callable[[Connection, Finding], None]:
-    """Return the remedy that sets a server's ``column`` to the number of its rows in this table."""
+    """Return the remedy that sets a server's ``column`` to the number of rows in this table."""
 
     def mend(tx: Connection, finding: Finding) -> None:
         number = (

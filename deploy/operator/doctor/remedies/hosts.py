@@ -30,7 +30,7 @@ from deploy.operator.doctor.finding import Finding
 
 
 def _set_trait(tx: Connection, finding: Finding) -> None:
-    """Set the service to its present state, which also sets the trait of its provider."""
+    """Write the present state of the service again, which also sets the provider's trait."""
     uuid = tx.scalar(
         sa.select(services_table.c.uuid).where(
             services_table.c.host == finding.subject, services_table.c.binary == Binary.COMPUTE

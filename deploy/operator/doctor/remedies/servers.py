@@ -62,7 +62,7 @@ def write(tx: Connection, server_id: str, **values: object) -> None:
 
 
 def _fail(tx: Connection, server_id: str, message: str) -> None:
-    """Set the server to ERROR with this fault. Its user can start the next action."""
+    """Set the server to ERROR with this fault. The user can start the next action."""
     fault = {"code": 500, "message": message, "details": "", "created": moment(tx)}
     write(tx, server_id, vm_state=states.ERROR, task_state=None, fault=fault)
 
