@@ -20,7 +20,14 @@ from common.domain import errors
 from common.domain.models import HostInventory
 from common.rpc import conductor
 from common.rpc.host_credentials import HostCertificatesClient
-from common.security.certificates import OF_HOSTS, SOON_SECONDS, Certificate, Signer, ends_at, subject_name
+from common.security.certificates import (
+    OF_HOSTS,
+    SOON_SECONDS,
+    Certificate,
+    Signer,
+    ends_at,
+    subject_name,
+)
 from common.security.host_joins import JoinToken
 from common.security.host_keys import Purpose, derive
 from common.store.engine import Store

@@ -217,16 +217,16 @@ def _moves(
         if number > 1:
             yield Finding("one-move", server, f"has {number} open migrations")
     for server, move in open_moves.items():
-        server_row = live.get(server)
-        if server_row is None or (
-            server_row.action is None
-            and (move.status != MigrationStatus.FINISHED or server_row.vm_state != states.RESIZED)
+        moving = live.get(server)
+        if moving is None or (
+            moving.action is None
+            and (move.status != MigrationStatus.FINISHED or moving.vm_state != states.RESIZED)
         ):
             yield Finding(
                 "move-of-server",
                 server,
                 f"migration {move.id} is {move.status}, the server is "
-                f"{server_row.vm_state if server_row is not None else 'gone'} and idle",
+                f"{moving.vm_state if moving is not None else 'gone'} and idle",
                 "move-without-action",
                 (str(move.id),),
             )

@@ -198,7 +198,7 @@ def _check(tx: Connection, adoption: Adoption, row: ServerRow | None) -> None:
         Busy, Conflict: They changed, or the server's state does not allow an adoption.
     """
     places: list[GuestRow] = guests.places(tx, adoption.server)
-    if any(row.host == adoption.host for row in places):
+    if any(place.host == adoption.host for place in places):
         raise errors.Conflict(
             f"The guest of {adoption.server} on host {adoption.host} has a record; see kilonova host debts "
             f"{adoption.host}, and openstack server show {adoption.server}."
@@ -226,7 +226,7 @@ def _check(tx: Connection, adoption: Adoption, row: ServerRow | None) -> None:
     )
     if row.action or moving is not None:
         raise errors.Busy(adoption.server)
-    if (row.host or "") != adoption.record or any(row.host != row.host for row in places):
+    if (row.host or "") != adoption.record or any(place.host != row.host for place in places):
         raise errors.Conflict(CHANGED.format(server=adoption.server))
 
 
