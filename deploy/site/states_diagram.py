@@ -18,18 +18,19 @@ HEAD = """# The states of a server
 
 Made from the table `ACTIONS` in `common/domain/states.py` by `python -m deploy.site.states_diagram > docs/states.md`.
 
-The states are those of `OS-EXT-STS:vm_state`, where a server rests. An arrow is an action that succeeded; one that
-fails leads back to where the server was, or to `error` when that is not sure. Two ends depend on more than the table:
-`rebuild` of a stopped server leaves it stopped, and `shelve` goes on to `shelved_offloaded` by itself when
-`shelved_offload_time` is 0.
+The states are those of `OS-EXT-STS:vm_state`, in which a server rests. An arrow is an action that succeeded. An action
+that fails leads back to the first state, or to `error` if that state is not certain. Two end states depend on more
+than the table: `rebuild` of a stopped server leaves the server stopped, and `shelve` continues to `shelved_offloaded`
+if `shelved_offload_time` is 0.
 """
 ACTIONS_HEAD = """
 ## The actions
 
-*from*: the vm_states it may start in; *beside*: the task_states it may start in (empty: only while nothing is in
-hand, else the answer is 409); *meanwhile*: `OS-EXT-STS:task_state` while it is in hand; *lock*: a locked server refuses
-it to all but admins; *ends others*: it ends an action in hand instead of being refused. `create`, `delete` and
-`softDelete` are no bodies: `softDelete` is what DELETE does while `reclaim_instance_interval` is above 0.
+*from*: the vm_states in which the action may start. *beside*: the task_states in which the action may start (empty:
+only while no action is in hand, else the answer is 409). *meanwhile*: `OS-EXT-STS:task_state` while the action is in
+hand. *lock*: a locked server refuses the action to all but admins. *ends others*: the action ends an action in hand
+instead of being refused. `create`, `delete` and `softDelete` are no bodies: DELETE does `softDelete` while
+`reclaim_instance_interval` is above 0.
 
 | action | from | beside | meanwhile | after | lock | ends others | policy | since |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- |
