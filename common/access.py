@@ -2,7 +2,7 @@
 """Checks at start that database, broker and identity service accept this process's credentials.
 
 ``kilonova config check`` runs the same checks. A refused name or password does not recover by
-itself, so the process ends with the name of the option. A service that does not answer may come
+itself, so the process ends with the name of the option. A service that does not answer may be
 back, so its users wait for it.
 """
 
@@ -27,7 +27,7 @@ def check(conf: cfg.ConfigOpts, *services: str) -> None:
         try:
             CHECKS[service](conf)
         except errors.Unavailable:
-            continue  # The users of the service log that it is away, and wait.
+            continue  # The clients of the service log the failure and wait.
 
 
 def database(conf: cfg.ConfigOpts) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The metadata of a guest: the trees of its config drive and of the metadata service. Pure.
+"""The metadata of a guest: the trees of the config drive and of the metadata service. Pure.
 
 ``guest_spec`` reads the facts from a server's row, for the conductor (to send them to
 the host) and for the metadata service. ``InstanceData`` builds the documents of OpenStack and EC2
@@ -92,7 +92,7 @@ LINK_TYPES = {"": "bridge", OVS_HYBRID: "ovs"}
 class Folder:
     """A folder of the EC2 tree.
 
-    ``shown`` is its entry in the list of the parent folder. Empty: its name and a slash.
+    ``shown`` is the entry in the list of the parent folder. Empty: the name and a slash.
     """
 
     items: dict[str, Node]
@@ -400,7 +400,7 @@ def find(node: Node, parts: Iterable[str]) -> Node | None:
 def text(node: Node) -> bytes:
     """Return a node of an EC2 tree as the service answers it.
 
-    A folder is the list of its entries, one name per line.
+    A folder is a list of entries, one name per line.
     """
     if isinstance(node, Folder):
         return "\n".join(
@@ -452,7 +452,7 @@ def network_data(interfaces: Sequence[Interface]) -> JsonObject:
 def _network(address: JsonObject) -> JsonObject:
     """Return the configuration of an address.
 
-    The guest gets it by DHCP, derives it from router advertisements (IPv6), or reads it here.
+    The guest uses DHCP, router advertisements (IPv6), or the address given here.
     """
     version, kind = address["version"], address.get("ipv6_mode") or ""
     if address.get("dhcp") and not kind:

@@ -28,7 +28,7 @@ class Control(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Flavor:
-    """The size of a server, frozen into the server when it is created or resized."""
+    """The size of a server, frozen into the server at its creation and at a resize."""
 
     id: str
     name: str
@@ -153,9 +153,9 @@ class AttachedVolume:
 
 @dataclass(frozen=True, slots=True)
 class Belongings:
-    """The volumes and shares that a guest may have when it starts.
+    """The volumes and shares that a guest may have at a start.
 
-    The host removes all others from the guest: they were detached while the host was away.
+    The host removes all others, which were detached while the host was away.
     """
 
     #: The ids of the volumes.
@@ -281,7 +281,7 @@ class GuestSpec:
 
 @dataclass(frozen=True, slots=True)
 class DomainState:
-    """A domain as a host sees it."""
+    """A domain as reported by a host."""
 
     server: str
     #: One of the power states of ``common.domain.states``.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The facts about a server that its host stores: enough to create the server's row again. Pure.
+"""The facts about a server on the host: enough to create the server's row again. Pure.
 
 A driver stores these facts with the guest (``Driver.server_facts``), built from the spec of the
 last command that defined the guest. ``kilonova host adopt`` reads them if the database has no such

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The verbs of hosts: the commands that a conductor sends to an agent, and their results.
 
-Each verb is one class. Its fields are the arguments, the class attributes define how the agent runs
+Each verb is one class. The fields are the arguments, the class attributes define how the agent runs
 the verb and which images it may open, and ``Result`` is the type of its result. Conductors and
 agents share these classes. A missing or mis-spelt field fails in mypy, and ``decode`` names the
 field of a message that lacks it.
@@ -167,7 +167,7 @@ class VolumeVerb(Verb, is_abstract=True):
 
 @dataclass(frozen=True, kw_only=True)
 class EnsureGuest(ImageVerb):
-    """Make the guest and start it."""
+    """Create and start the guest."""
 
     starts_guest = True
     builds = True
@@ -176,7 +176,7 @@ class EnsureGuest(ImageVerb):
 
 @dataclass(frozen=True, kw_only=True)
 class EnsureRunning(Verb):
-    """Start the guest, or resume it."""
+    """Start or resume the guest."""
 
     starts_guest = True
     has: Belongings
@@ -212,7 +212,7 @@ class EnsureSuspended(Verb):
 
 @dataclass(frozen=True, kw_only=True)
 class Rebuild(ImageVerb):
-    """Replace the guest's disks by new ones from its image."""
+    """Replace the guest's disks by new ones from the image."""
 
     starts_guest = True
     builds = True
@@ -418,7 +418,7 @@ class Install(GuestVerb):
 
 @dataclass(frozen=True, kw_only=True)
 class ResizeHere(GuestVerb):
-    """Resize the guest, which is off, and keep its old disks."""
+    """Resize the guest, which is off, and keep the old disks."""
 
     starts_guest = True
     copies_disks = True
@@ -436,7 +436,7 @@ class SettleResize(GuestVerb):
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareArrival(ImageVerb):
-    """Check that the guest can migrate to this host while it runs, and prepare its arrival."""
+    """Check that the guest can migrate to this host while it runs, and prepare the arrival."""
 
     Result = Destination
     needs_lease = True
@@ -503,7 +503,7 @@ def decode(command: Command) -> Verb:
 
     Raises:
         UnknownVerb: This release has no verb of that name.
-        TypeError, ValueError: An argument is missing or has another type. The text names it.
+        TypeError, ValueError: An argument is missing or has another type, as the text explains.
     """
     verb = VERBS.get(command.verb)
     if verb is None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lines of a configuration file, and a check for unknown options.
 
-oslo.config reads only registered options, so a misspelt option would silently keep its default.
+oslo.config reads only registered options, so a misspelt option would silently keep the default.
 Used by ``common.service.config``. Options of libraries are listed here by name, because importing
 the libraries in each process is slow. A test compares the lists with the libraries.
 """

@@ -136,7 +136,7 @@ def run(
 
 
 def notify(state: str) -> None:
-    """Send a state to systemd if it started this process (sd_notify's protocol)."""
+    """Send a state to systemd, if started by systemd (sd_notify's protocol)."""
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return

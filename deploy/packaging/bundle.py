@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of the Debian packages beyond those of debhelper.
+"""Files of the Debian packages that debhelper does not create.
 
 These are a virtual environment in /usr/lib/kilonova, divided into three packages, and the files of
 each service.
@@ -61,10 +61,10 @@ HELPERS = {
 MODES = {True: 0o755, False: 0o644}
 
 
-def needed(top: Distribution, extras: Iterable[str]) -> set[str]:
-    """Return the distributions that one needs with these extras, directly or indirectly.
+def find_needed(top: Distribution, extras: Iterable[str]) -> set[str]:
+    """Return the distributions that Kilonova needs with these extras, directly or indirectly.
 
-    Names are canonical. The distribution's own name is left out.
+    Names are canonical. Kilonova itself is left out.
     """
     extras_by_name: dict[str, frozenset[str]] = {}
     waiting = [(canonicalize_name(NAME), frozenset(extras))]
@@ -82,11 +82,11 @@ def needed(top: Distribution, extras: Iterable[str]) -> set[str]:
     return set(extras_by_name) - {NAME}
 
 
-def divided(top: Distribution) -> dict[str, list[str]]:
-    """Return the distributions of each package. Those of several packages are in the common
+def divide(top: Distribution) -> dict[str, list[str]]:
+    """Return the distributions of each package. Shared distributions are in the common
     package.
     """
-    of = {package: needed(top, extras) for package, extras in EXTRAS.items()}
+    of = {package: find_needed(top, extras) for package, extras in EXTRAS.items()}
     return {
         package: sorted(names - (of[COMMON] if package != COMMON else set()))
         for package, names in of.items()
@@ -118,7 +118,7 @@ def is_unchanged(file: PackagePath) -> bool:
 
 
 def build(folder: Path) -> Path:
-    """Build the wheel of Kilonova from the current folder, and return its path."""
+    """Build the wheel of Kilonova from the current folder, and return the path."""
     code = "import sys; from setuptools import build_meta as b; b.build_wheel(sys.argv[1])"
     subprocess.run(
         [sys.executable, "-c", code, folder], check=True, stdin=subprocess.DEVNULL, timeout=300
@@ -230,7 +230,7 @@ def main(arguments: Sequence[str]) -> int:
     with zipfile.ZipFile(build(debian / "wheel")) as wheel:
         wheel.extractall(libraries, [name for name in wheel.namelist() if is_kept(name)])
     top = PathDistribution(next(libraries.glob(f"{NAME}-*.dist-info")))
-    for package, names in divided(top).items():
+    for package, names in divide(top).items():
         for name in names:
             copy(name, debian / package / PREFIX / LIBRARIES)
     for entry in top.entry_points.select(group="console_scripts"):

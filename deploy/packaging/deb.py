@@ -62,7 +62,7 @@ def debian_version(version: str, revision: str) -> str:
     """Return the version of the packages for this machine's release.
 
     Pre-releases get a tilde, so that dpkg orders them before the release. The name of the release
-    keeps the packages before those that Debian may have, and the number in it orders upgrades from
+    keeps the packages before possible packages of Debian, and its number orders upgrades from
     one release of Debian to the next: 0.1.0-1~deb12 comes before 0.1.0-1~deb13.
     """
     system = packages.release()
@@ -75,7 +75,7 @@ def _unpack(tree: Path, revision: str, log: Path) -> None:
     sdist = tree.parent / "sdist"
     run([environment.PYTHON, "-c", SDIST, sdist], ADVICE, log=log, cwd=packages.ROOT)
     for metadata in packages.ROOT.glob("*.egg-info"):
-        # Python would read the metadata here instead of those of the installed version.
+        # Python would read this metadata instead of the installed version's.
         shutil.rmtree(metadata)
     archive = next(sdist.glob("*.tar.gz"))
     run(["tar", "--extract", "--file", archive, "--directory", tree.parent], ADVICE, log=log)

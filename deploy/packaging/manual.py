@@ -40,7 +40,7 @@ def verbs(
 
 
 def options(command: argparse.ArgumentParser) -> list[argparse.Action]:
-    """Return the arguments of a command, without those of the commands below."""
+    """Return the arguments of a command, without subcommands."""
     return [
         action for action in command._actions if not isinstance(action, argparse._SubParsersAction)
     ]
@@ -164,10 +164,10 @@ def _options(command: argparse.ArgumentParser) -> Iterator[str]:
     """Yield an entry for each argument with a help text."""
     for action in options(command):
         if action.help and not isinstance(action, argparse._HelpAction):
-            yield _term(named(action), _sentence(_help(action)))
+            yield _term(argument_name(action), _sentence(_help(action)))
 
 
-def named(action: argparse.Action) -> str:
+def argument_name(action: argparse.Action) -> str:
     """Return an argument as a user writes it: "--file FILE", "-h, --help", "HOST"."""
     value = str(action.metavar or action.dest.upper()) if action.nargs != 0 else ""
     return " ".join((", ".join(action.option_strings), value)).strip()

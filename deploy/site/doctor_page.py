@@ -52,7 +52,7 @@ WAYS = {
 
 
 def page() -> str:
-    """Return the page."""
+    """Return the text of docs/doctor.md."""
     parts = [HEAD]
     for way, (heading, text) in WAYS.items():
         rows = [kind for kind in KINDS.values() if kind.way is way]

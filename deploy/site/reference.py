@@ -39,7 +39,7 @@ def api() -> str:
 
 
 def actions() -> str:
-    """Return the actions of POST /servers/{server_id}/action, and those of other operations."""
+    """Return the table of all actions, including actions with an operation of their own."""
     return _table(
         ("action", "microversions", "policy", "from the states", "then", "success"),
         map(_action, states.ACTIONS),

@@ -38,7 +38,7 @@ instead of being refused. `create`, `delete` and `softDelete` are no bodies: DEL
 
 
 def page() -> str:
-    """Return the page."""
+    """Return the text of docs/states.md."""
     return "".join(
         (
             HEAD,

@@ -2,7 +2,7 @@
 """Bipartite matching: assigns to each request one of its options, each option at most once. Pure.
 
 Used to assign host NUMA nodes to guest NUMA nodes, and devices to requests for devices. The
-algorithm (augmenting paths) finds a matching if there is one. Its cost is bounded by requests times
+algorithm (augmenting paths) finds a matching if there is one. The cost is bounded by requests times
 options, so no request can make it slow.
 """
 

@@ -399,16 +399,16 @@ def compare(domains: Mapping[str, Mapping[str, int]], tx: Connection) -> list[Fi
     return sorted(findings)
 
 
-def compare_reported(asked: Collection[str], tx: Connection) -> list[Finding]:
+def compare_reported(queried: Collection[str], tx: Connection) -> list[Finding]:
     """Return guests without a record that hosts have reported earlier.
 
     Args:
-        asked: Hosts that were queried now, and are left out.
+        queried: Hosts that were queried now, and are left out.
     """
     return [
         _unknown_domain(server, host)
         for server, host in host_rows.unclaimed(tx)
-        if host not in asked
+        if host not in queried
     ]
 
 

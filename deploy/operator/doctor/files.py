@@ -12,16 +12,16 @@ from common.store.views.host_files import StrayFiles
 from deploy.operator.doctor.finding import Finding
 
 
-def compare_files(asked: Mapping[str, Collection[str]], tx: Connection) -> list[Finding]:
+def compare_files(answers: Mapping[str, Collection[str]], tx: Connection) -> list[Finding]:
     """Compare files without a guest (host -> servers) with the records.
 
     For hosts that were not queried or did not answer, the last report is used.
 
     Args:
-        asked: The answers of the hosts that were queried.
+        answers: The answers of the hosts that were queried.
     """
-    pairs = {(server, host) for host, servers in asked.items() for server in servers}
-    pairs |= {(server, host) for server, host in host_files.reported(tx) if host not in asked}
+    pairs = {(server, host) for host, servers in answers.items() for server in servers}
+    pairs |= {(server, host) for server, host in host_files.reported(tx) if host not in answers}
     return [_finding(stray) for stray in host_files.stray(tx, pairs)]
 
 

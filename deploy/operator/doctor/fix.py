@@ -50,7 +50,7 @@ def guest_commands(config: str | None) -> GuestCommands:
 def fix(
     store: Store,
     names: Sequence[str],
-    found: Sequence[Finding],
+    findings: Sequence[Finding],
     look: Callable[[Connection], Sequence[Finding]],
     commands: GuestCommands,
 ) -> int:
@@ -60,12 +60,12 @@ def fix(
 
     Args:
         names: Ids of the findings to repair.
-        found: The current findings.
+        findings: The current findings.
         look: Checks again, inside the transaction of the repair.
     """
     refused = 0
     for name in names:
-        finding = next((candidate for candidate in found if candidate.id == name), None)
+        finding = next((candidate for candidate in findings if candidate.id == name), None)
         if finding is None:
             print(f"{name}: nothing to mend; kilonova doctor shows what is")
             continue

@@ -3,8 +3,8 @@
 
 The command first checks that the host has the guest. If the database has the server on another
 host, that host must have its guest. On storage that both hosts share, only the domain is removed.
-The server's ports are bound to the recorded host. Without a record they are deleted, if no host has
-a guest of the server.
+The server's ports are bound to the recorded host. Without a record they are deleted, if no other
+host has a guest of the server.
 """
 
 from __future__ import annotations

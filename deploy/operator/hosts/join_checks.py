@@ -52,22 +52,24 @@ def clock(look: Callable[[], TokenState]) -> tuple[TokenState, str]:
     return state, f"{abs(ahead):.1f} s from the cloud's"
 
 
-def address(given: str | None, invited: str, configured: str | None, broker: BrokerAddress) -> str:
+def address(
+    explicit: str | None, invited: str, configured: str | None, broker: BrokerAddress
+) -> str:
     """Return the address at which others reach this host.
 
     The sources are, in order: this command, ``host add``, the configuration file, the local address
     of the connection to the broker. A loopback address must be given explicitly.
     """
-    specified = given or invited or configured or ""
+    specified = explicit or invited or configured or ""
     chosen = specified or _address_towards(broker)
     if not specified and tls.is_loopback(chosen):
         raise ConfigError(
             f"this host reaches the broker by {chosen}, at which no other reaches this host: say where they do, "
             "--address IP"
         )
-    if given and invited and given != invited:
+    if explicit and invited and explicit != invited:
         raise ConfigError(
-            f"--address is {given}, and kilonova host add was told {invited}, which is in the certificate: "
+            f"--address is {explicit}, and kilonova host add was told {invited}, which is in the certificate: "
             "leave --address away, or add the host with that address"
         )
     try:

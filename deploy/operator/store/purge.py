@@ -56,8 +56,8 @@ Condition = sa.ColumnElement[bool]
 class Hanging:
     """Dependent rows, which are deleted before the row with the id in ``column``.
 
-    With ``through``, ``column`` is the id of a row in that column's table, which refers to the
-    kind's row.
+    With ``through``, ``column`` is the id of a row in the table of ``through``, and ``through`` is
+    the id of the kind's row.
     """
 
     column: sa.Column[str]
