@@ -3,7 +3,7 @@
 
 ``kilonova config check`` runs the same checks. A refused name or password does not recover by
 itself, so the process ends with the name of the option. A service that does not answer may be
-back, so its users wait for it.
+back, so its clients wait.
 """
 
 from __future__ import annotations

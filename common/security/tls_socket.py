@@ -127,7 +127,7 @@ class TlsSocket:
         return self._sock.fileno()
 
     def dup(self) -> Watched:
-        """Return this connection with a file descriptor that stays open when this one is closed."""
+        """Return this connection with a file descriptor that stays open after ``close``."""
         return Watched(self)
 
     def shutdown(self, how: int) -> None:

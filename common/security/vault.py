@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Encryption of stored secrets: those of an action until its end, and the user data of servers.
+"""Encryption of stored secrets: secrets of an action until its end, and the user data of servers.
 
 The API seals secrets, and the conductor opens them to send the command. The transaction that
 ends the action deletes them. User data is opened for the guest, and for admins on request. Without

@@ -175,7 +175,7 @@ def write(path: Path, text: str, *, program: bool = False) -> None:
 
 
 def program(debian: Path, entry: EntryPoint) -> None:
-    """Write a program with its link in /usr/bin, and the unit of a service."""
+    """Write a program with a link in /usr/bin, and the unit of a service."""
     package = debian / (COMMON if entry.name == NAME else entry.name)
     write(package / PREFIX / "bin" / entry.name, script(entry), program=True)
     link = package / "usr/bin" / entry.name

@@ -56,7 +56,7 @@ def services() -> list[str]:
 
 
 def pages() -> dict[str, str]:
-    """Return every page by its file name."""
+    """Return every page by file name."""
     pages_by_file = {"kilonova.1": _main_page()}
     nouns = [(words, command) for words, command in verbs(parser()) if len(words) == 1]
     for words, command in nouns:
