@@ -2,8 +2,8 @@
 """Checks at start that database, broker and identity service accept this process's credentials.
 
 ``kilonova config check`` runs the same checks. A refused name or password does not recover by
-itself, so the process ends with the name of the option. A service that does not answer may be
-back, so its clients wait.
+itself, so the process ends with the name of the option. A service that does not answer may
+recover, so its clients wait.
 """
 
 from __future__ import annotations

@@ -83,5 +83,5 @@ def _end(connection: socket.socket) -> None:
     try:
         connection.shutdown(socket.SHUT_RDWR)
     except OSError as error:
-        log.debug("a connection had ended by itself: %s", error)
+        log.debug("a connection was already closed: %s", error)
     connection.close()

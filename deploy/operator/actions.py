@@ -32,9 +32,9 @@ from deploy.operator.store import stuck_actions
 ENDED_BY_HAND = "It did not go on, and an operator has ended it."
 #: Verb of the operator -> its effect.
 WAYS = {
-    "retry": "it goes on where it stands; do this when the cause is mended",
-    "abort": "it is undone from where it stands, and fails",
-    "settle": "it ends here as failed, the server goes to ERROR and is free for the next action; delete always works",
+    "retry": "the action continues at its step; repair the cause first",
+    "abort": "the action is undone from its step, and fails",
+    "settle": "the action ends as failed, and the server goes to ERROR and accepts the next action; delete always works",
 }
 
 

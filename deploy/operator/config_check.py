@@ -170,7 +170,7 @@ def libvirt(conf: cfg.ConfigOpts) -> str:
         ConfigError: The Python package of libvirt is missing.
     """
     if conf.agent.driver != "libvirt":
-        return f"not asked, for [agent] driver is {conf.agent.driver}"
+        return f"not checked, because [agent] driver is {conf.agent.driver}"
     try:
         from compute_agent.virt.libvirt.domains.connection import Connection
     except ModuleNotFoundError as problem:

@@ -32,7 +32,7 @@ def show(options: argparse.Namespace) -> int:
 def end(options: argparse.Namespace) -> int:
     """End the sessions of a server, or all, within two seconds. Unused console URLs end too."""
     if not options.server and not options.all:
-        print("kilonova: say --server ID, or --all", file=sys.stderr)
+        print("kilonova: give --server ID or --all", file=sys.stderr)
         return 2
     store = _open_store(options)
     number = store.write(lambda tx: console_tokens.revoke(tx, options.server))

@@ -78,7 +78,7 @@ def explain(options: argparse.Namespace) -> int:
     """
     owners = policies(options)
     if not options.rule or not options.roles:
-        print("kilonova: say which RULE, and --as which ROLE", file=sys.stderr)
+        print("kilonova: give RULE and --as ROLE", file=sys.stderr)
         return WRONG
     if options.rule not in owners:
         nearest = difflib.get_close_matches(options.rule, owners, 1) or [

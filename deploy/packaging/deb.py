@@ -118,7 +118,7 @@ def judge(folder: Path) -> str:
             *("--tag-display-limit", "0"),
             *folder.glob("*.changes"),
         ],
-        "Mend what it names; deploy/debian/*.lintian-overrides is for what is meant, with its reason.",
+        "Fix the problems above. Intended ones belong in deploy/debian/*.lintian-overrides, with a reason.",
     ).strip()
 
 

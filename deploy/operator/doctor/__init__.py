@@ -312,7 +312,7 @@ def _actions(tx: Connection, live: Mapping[str, ServerRow]) -> Iterator[Finding]
             yield Finding(
                 "due",
                 head.server_id,
-                f"action {head.id} is due and nobody will look",
+                f"action {head.id} is due without a time, so no conductor takes it",
                 facts=(head.id,),
             )
         if head.state == ActionState.STUCK:

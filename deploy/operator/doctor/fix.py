@@ -93,6 +93,6 @@ def _repair(
         is_spare = store.read(lambda tx: remedies.is_spare(tx, finding, look))
         if (commands.discard if is_spare else commands.adopt)(host, finding.subject):
             raise errors.Conflict(
-                f"The guest of {finding.subject} on host {host} is not mended; see above."
+                f"The guest of {finding.subject} on host {host} is not repaired; see above."
             )
     return bool(unrecorded_hosts)

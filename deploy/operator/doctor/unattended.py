@@ -122,7 +122,9 @@ def _servers(
             yield Finding(
                 "server-lock",
                 row.id,
-                "is locked by nobody" if row.locked else f"is not locked, by {row.locked_by}",
+                "is locked without an owner"
+                if row.locked
+                else f"is not locked, by {row.locked_by}",
                 "lock",
             )
         if row.action is not None:
@@ -147,7 +149,7 @@ def _servers(
             yield Finding(
                 "server-state",
                 row.id,
-                f"is {row.vm_state} since nobody knows when",
+                f"is {row.vm_state} without a time",
                 "resting-since",
             )
 
@@ -159,7 +161,7 @@ def _debts(at: int, records: Sequence[GuestRow]) -> Iterator[Finding]:
             yield Finding(
                 "debt",
                 row.server_id,
-                f"host {row.host} is told to remove its guest an hour from now, or later",
+                f"host {row.host} has a command to remove its guest that was sent more than an hour in the future",
                 "debt-sent",
                 (row.host,),
             )

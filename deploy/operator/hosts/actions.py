@@ -106,7 +106,7 @@ def begin(
     )
     if name is Name.DRAIN:
         say(
-            f"host {host} is disabled already: {state.reason or 'nobody said why'}"
+            f"host {host} is disabled already: {state.reason or 'no reason given'}"
             if state.disabled
             else f"host {host} gets no more servers; kilonova host restore {host} takes that back"
         )

@@ -424,5 +424,5 @@ def _flavor_difference(sources: Sources, flavor: Flavor) -> str:
     try:
         now = sources.flavor(flavor.id)
     except errors.NotFound:
-        return "; there is no such flavor any more"
+        return "; this flavor does not exist any more"
     return "" if now == flavor else "; the flavor of this id is another one now"

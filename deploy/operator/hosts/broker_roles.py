@@ -41,7 +41,7 @@ def remove(options: argparse.Namespace) -> int:
     broker_users = users(conf)
     for instructions in (broker_users.remove(user), broker_users.disconnect(user)):
         print_instructions(instructions)
-    print(f"{user} is not known at the broker any more")
+    print(f"{user} was deleted at the broker")
     return 0
 
 

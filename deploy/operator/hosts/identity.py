@@ -140,7 +140,7 @@ def remove(options: argparse.Namespace) -> int:
             f"Host {options.host} has no keys: kilonova hosts lists those that are known."
         )
     print_instructions("\n".join(filter(None, instructions)))
-    print(f"host {options.host} is not heard any more")
+    print(f"host {options.host} was removed, and its messages are refused")
     return 0
 
 

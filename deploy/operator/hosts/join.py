@@ -275,7 +275,7 @@ def _request_identity(client: HostJoinsClient, request: str) -> Identity:
             time.sleep(PAUSE_SECONDS)
         except NotGenuine as problem:
             raise errors.ConfigError(
-                "what came as the identity was not sealed for this machine: somebody else asks in its name"
+                "the identity in the answer was not sealed for this machine: another machine uses the same token"
             ) from problem
     raise AssertionError("the last try is answered, or raises")
 

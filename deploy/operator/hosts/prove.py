@@ -227,7 +227,7 @@ def _reach(prover: Prover, server: str, network: str | None) -> None:
         return (answer or {}).get("output") or None
 
     try:
-        result = f"its console has said {len(prover.wait('The first word of its console', read_console))} characters"
+        result = f"its console log has {len(prover.wait('The first word of its console', read_console))} characters"
     except errors.Conflict:
         body = {"remote_console": {"protocol": "serial", "type": "serial"}}
         prover.ask("POST", f"/servers/{server}/remote-consoles", body)

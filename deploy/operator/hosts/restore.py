@@ -48,7 +48,7 @@ def plan_restoration(state: HostState) -> Restoration:
         done.append(f"enabled (was: {state.reason})")
     elif state.disabled:
         stays.append(
-            f"it was not disabled by a drain but because: {state.reason or 'nobody said why'}. Whoever did "
+            f"it was not disabled by a drain but because: {state.reason or 'no reason given'}. Whoever did "
             f"it enables it: openstack compute service set --enable {state.name} nova-compute"
         )
     if state.forced_down and state.up and not state.fenced:

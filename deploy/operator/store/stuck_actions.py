@@ -131,7 +131,7 @@ def settle(tx: Connection, action_id: str, why: str) -> ActionRow:
         NotFound, Conflict: As ``_lock_stuck``.
     """
     row, server = _lock_stuck(tx, action_id, also_overdue=True)
-    message = f"{why} {row.cause or 'No conductor knows it.'}"
+    message = f"{why} {row.cause or 'No conductor takes it.'}"
     append(
         tx,
         [

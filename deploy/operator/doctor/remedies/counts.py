@@ -205,8 +205,8 @@ def _register_consumer(tx: Connection, finding: Finding) -> None:
         kind = "migration"
     if row is None:
         raise errors.Conflict(
-            f"Nobody knows whose {finding.subject} is: openstack resource provider allocation "
-            f"unset {finding.subject}"
+            f"No server or migration has the id {finding.subject}: openstack resource provider "
+            f"allocation unset {finding.subject}"
         )
     allocations.register(
         tx,

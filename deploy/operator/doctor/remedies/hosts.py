@@ -37,7 +37,7 @@ def _set_trait(tx: Connection, finding: Finding) -> None:
         )
     )
     if uuid is None:
-        raise errors.Conflict(f"Host {finding.subject} has no service: mend that first.")
+        raise errors.Conflict(f"Host {finding.subject} has no service: repair that finding first.")
     services.set_state(tx, uuid)
 
 
