@@ -34,7 +34,7 @@ ENDED_BY_HAND = "It did not go on, and an operator has ended it."
 WAYS = {
     "retry": "the action continues at its step; repair the cause first",
     "abort": "the action is undone from its step, and fails",
-    "settle": "the action ends as failed, and the server goes to ERROR and accepts the next action; delete always works",
+    "settle": "the action ends as failed; the server goes to ERROR and accepts the next action; delete always works",
 }
 
 
