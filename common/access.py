@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Do database, broker and identity service let this process in? Asked once, when it starts, and by
-``kilonova config check``.
+"""Checks at start that database, broker and identity service accept this process's credentials.
 
-A neighbour that refuses our name or password says so for ever: the process ends with the option's
-name. One that does not answer comes back, and is waited for by who needs it.
+``kilonova config check`` runs the same checks. A refused name or password does not recover by
+itself, so the process ends with the name of the option. A service that does not answer may
+recover, so its clients wait.
 """
 
 from __future__ import annotations
@@ -17,21 +17,26 @@ from common.domain import errors
 DATABASE, BROKER, IDENTITY = "database", "broker", "identity"
 
 
-def check(conf: cfg.ConfigOpts, *neighbours: str) -> None:
-    """Return when none of these refuses us; silence is no refusal.
+def check(conf: cfg.ConfigOpts, *services: str) -> None:
+    """Check that these services accept this process. A service that does not answer passes.
 
     Raises:
-        ConfigError: one does; the text names the option and what to do.
+        ConfigError: A service refuses. The text names the option and the remedy.
     """
-    for neighbour in neighbours:
+    for service in services:
         try:
-            LOOKS[neighbour](conf)
+            CHECKS[service](conf)
         except errors.Unavailable:
-            continue  # whoever needs it says so, and waits
+            continue  # The clients of the service log the failure and wait.
 
 
 def database(conf: cfg.ConfigOpts) -> None:
-    """Open a connection. Raises ConfigError, or NoStore when nobody answers."""
+    """Open a connection to the database.
+
+    Raises:
+        ConfigError: The database refuses.
+        NoStore: The database does not answer.
+    """
     from common.store.engine import Store
 
     store = Store.opened(conf, pool=1)
@@ -42,20 +47,30 @@ def database(conf: cfg.ConfigOpts) -> None:
 
 
 def broker(conf: cfg.ConfigOpts) -> None:
-    """Open a connection. Raises ConfigError, or Unavailable when nobody answers."""
+    """Open a connection to the broker.
+
+    Raises:
+        ConfigError: The broker refuses.
+        Unavailable: The broker does not answer.
+    """
     from common.rpc.broker import look_in
 
     look_in(conf)
 
 
 def identity(conf: cfg.ConfigOpts) -> None:
-    """Get a token. Raises ConfigError, or Unavailable when nobody answers."""
+    """Get a token from the identity service.
+
+    Raises:
+        ConfigError: The service refuses.
+        Unavailable: The service does not answer.
+    """
     from common.clients.identity import IdentityClient
 
     IdentityClient(conf).look_in()
 
 
-LOOKS: Mapping[str, Callable[[cfg.ConfigOpts], None]] = {
+CHECKS: Mapping[str, Callable[[cfg.ConfigOpts], None]] = {
     DATABASE: database,
     BROKER: broker,
     IDENTITY: identity,

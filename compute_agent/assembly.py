@@ -231,7 +231,7 @@ def _transfer_proof(conf: cfg.ConfigOpts, address: str) -> tls.Tls | None:
             "[migration] transfer_cert, transfer_key and transfer_ca belong together: set all or "
             "none"
         )
-    return tls.opened(*files, "[migration] transfer_cert {}, transfer_key {}, transfer_ca {}")
+    return tls.load(*files, "[migration] transfer_cert {}, transfer_key {}, transfer_ca {}")
 
 
 def own_address(conf: cfg.ConfigOpts) -> str:

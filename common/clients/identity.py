@@ -71,7 +71,7 @@ class IdentityClient:
         wait: float = WAIT,
         fetch: Callable[[], AccessInfo] | None = None,
     ) -> None:
-        tls.of_neighbours(conf)
+        tls.check_external_urls(conf)
         self._conf, self._wait, self._fetch = conf, wait, fetch or self._log_in
         self._lock, self._breaker = threading.Lock(), Breaker()
         self._known: AccessInfo | None = None
@@ -228,7 +228,7 @@ class IdentityClient:
         been mended."""
         other = f", give one as [{SECTIONS[kind]}] endpoint" if kind in SECTIONS else ""
         try:
-            return tls.of_neighbour(
+            return tls.check_external_url(
                 self._conf,
                 f"the catalogue's endpoint of {kind}",
                 url,
@@ -302,7 +302,7 @@ class IdentityClient:
             judged(
                 session.Session(timeout=timeout),
                 partial(
-                    tls.refusal_of_neighbour,
+                    tls.refusal_of_external_url,
                     self._conf,
                     "[identity] auth_url leads to another address",
                 ),

@@ -189,7 +189,7 @@ def _default(conf: cfg.ConfigOpts) -> None:
         conf.register_opts(loading.get_auth_plugin_conf_options(section.auth_type), group=GROUP)
     for name in ("auth_url", "endpoint_override"):
         if found := getattr(section, name, None):
-            tls.of_neighbour(conf, f"[{GROUP}] {name}", found)
+            tls.check_external_url(conf, f"[{GROUP}] {name}", found)
 
 
 def _through_oslo() -> Reader:

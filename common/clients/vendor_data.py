@@ -223,7 +223,7 @@ def configured(conf: cfg.ConfigOpts) -> Dynamic | None:
         return None
     targets = [_target(text) for text in own.dynamic_targets]
     for target in targets:
-        tls.of_neighbour(conf, f"[vendor_data] dynamic_targets: {target.name}", target.url)
+        tls.check_external_url(conf, f"[vendor_data] dynamic_targets: {target.name}", target.url)
     if len({target.name for target in targets}) < len(targets) or len(targets) > MOST_TARGETS:
         raise ConfigError(
             f"[vendor_data] dynamic_targets: at most {MOST_TARGETS}, each with a name of its own"
@@ -272,7 +272,7 @@ def _session(conf: cfg.ConfigOpts) -> Session:
         raise ConfigError(f"[{GROUP}] {problem}") from problem
     own = conf[GROUP]
     if auth is not None and own.auth_url:
-        tls.of_neighbour(conf, f"[{GROUP}] auth_url", own.auth_url)
+        tls.check_external_url(conf, f"[{GROUP}] auth_url", own.auth_url)
     if auth is None:
         log.warning("vendor data is asked for without a token: [%s] has no auth_type", GROUP)
     return session.Session(

@@ -1,3 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The vocabulary of the system: states, records, verbs, errors and rules. Pure: no input or
-output."""
+"""The records, states, errors and rules that all packages share. Pure: no I/O."""

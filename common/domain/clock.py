@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time: how it is counted and written.
+"""Clocks, and the text form of times.
 
 Stored times are microseconds since the epoch by the *database's* clock
-(``common.store.engine.now``); a process's own clock is only ever asked for ages, through an object
-with ``monotonic()`` that a simulator replaces.
+(``common.store.engine.now``). A process's own clock measures only durations, through an object with
+``monotonic()`` that a simulator can replace.
 """
 
 from __future__ import annotations
@@ -15,17 +15,22 @@ SECOND = 1_000_000
 
 
 class Clock:
-    """The real one; tests pass a fake with the same method."""
+    """The real clock. Tests pass a fake with the same method."""
 
     def monotonic(self) -> float:
-        """Seconds that never go back."""
+        """Return seconds that never decrease. Only differences are meaningful."""
         return time.monotonic()
 
 
 def iso(micros: int | None, fraction: bool = False) -> str | None:
-    """``2026-01-02T03:04:05Z``, or with ``fraction`` ``2026-01-02T03:04:05.000000``.
+    """Format a time as ``2026-01-02T03:04:05Z``.
 
-    None if the column is empty, or damaged: SQLite keeps texts in columns of numbers, too.
+    Args:
+        micros: Microseconds since the epoch.
+        fraction: Write microseconds and no zone: ``2026-01-02T03:04:05.000000``.
+
+    Returns:
+        None if the column is empty or damaged. SQLite can store text in a numeric column.
     """
     if not isinstance(micros, int):
         return None
@@ -39,13 +44,13 @@ def iso(micros: int | None, fraction: bool = False) -> str | None:
 
 
 def parse(text: str) -> int:
-    """Microseconds of an ISO 8601 time; without a zone it is UTC.
+    """Return the microseconds since the epoch of an ISO 8601 time. Without a zone the time is UTC.
 
     Raises:
-        ValueError: it is none.
+        ValueError: The text is no ISO 8601 time.
     """
     moment = datetime.fromisoformat(text.strip())
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
-    # exact, as a float is not
+    # Integer division is exact, unlike timestamp(), which returns a float.
     return (moment - datetime.fromtimestamp(0, UTC)) // timedelta(microseconds=1)

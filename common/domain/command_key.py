@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The key of a command. This is the only place that makes or reads the text of a key."""
+"""The key of a command. Only this module builds and parses the text of a key."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-UNDO = "undo-"  #: before a step's name, where logs and spans name the undo of the step
-_MAX_DIGITS = 18  #: of an attempt; a larger number fits no column
+#: The prefix of a step's name where logs and spans name the undo of the step.
+UNDO = "undo-"
+#: Digits of an attempt. A larger number fits into no column.
+_MAX_DIGITS = 18
 
 
 class CommandKind(StrEnum):
@@ -57,7 +59,10 @@ class CommandKey:
 
     @classmethod
     def parse_each(cls, texts: Iterable[str]) -> dict[str, CommandKey]:
-        """Return the keys by their texts. Leaves out texts that are not keys: a host sent them."""
+        """Return the keys by their texts.
+
+        Texts that are not keys are left out, because hosts send them.
+        """
         keys = {}
         for text in texts:
             try:

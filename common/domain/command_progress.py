@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The progress of a command on its host.
 
-The agent reports it with the periodic exchange. Conductors derive task_state and progress of the
-server from it. It is formatted only for operators: "fetching image 40 %", "hangs in rescue (making
-disks)".
+The agent reports progress with the periodic exchange. Conductors derive task_state and progress of
+the server from the report. Only operators see the text: "fetching image 40 %", "hangs in rescue
+(making disks)".
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class CommandPhase(StrEnum):
     VERIFYING_FILES = "verifying files"
     WAITING_FOR_NETWORK = "waiting for the network"
     WAITING_TO_FETCH = "waiting to fetch image"
-    OTHER = "busy"  #: a phase of a later release
+    #: A phase that only a later release knows.
+    OTHER = "busy"
 
     @classmethod
     def _missing_(cls, value: object) -> CommandPhase:
@@ -52,9 +53,9 @@ class CommandProgress:
     """The progress of a command."""
 
     phase: CommandPhase
-    #: Percentage of the phase, or None if the verb does not count it.
+    #: Percentage of the phase, or None if the verb counts no progress.
     percent: int | None = None
-    #: The verb's name if it gives no sign of life, else empty.
+    #: The name of a verb without a sign of life, else empty.
     stalled_verb: str = ""
 
     def __str__(self) -> str:

@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Consoles of the Compute API, and what a host calls them. For the API, which hands out their URLs,
-and the console service, which opens them."""
+"""The console types of the Compute API, and the host's name of each.
+
+The API returns the URLs of consoles, and the console service opens them.
+"""
 
 from __future__ import annotations
 
-#: Type in the API -> the kind that a host is asked for. There are no others.
+#: Type in the API -> kind of console in requests to the host. Other types are not supported.
 HOST_KINDS = {
     "novnc": "vnc",
     "serial": "serial",
     "spice-html5": "spice",
     "spice-direct": "spice-direct",
 }
-#: The type that an operator's own proxy opens, and not our console service.
+#: The type that the operator's own proxy opens instead of the console service.
 SPICE_DIRECT = "spice-direct"
-#: Types whose session is several connections of one browser.
+#: Types with several connections of one browser in a session.
 OF_SEVERAL_CONNECTIONS = ("spice-html5",)
-#: Path of the page of SPICE at the console service; the folder is spice-html5's.
+#: Path of the page for SPICE at the console service. The folder is that of spice-html5.
 SPICE_PAGE = "spice/spice_auto.html"

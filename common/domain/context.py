@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is asking: made from the validated token, read by policy and the resources."""
+"""The caller of a request, built from the validated token and read by policy and resources."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass, field
 
 from common.domain import ids
 
-#: The user who stands at what nobody asked for: clients want one.
+#: The user id of actions that Kilonova starts itself. Clients expect a user id.
 OURSELVES = "kilonova"
 
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """One request's caller. ``token`` is the caller's own, only for reads of the neighbours; it
-    never prints. ``admin``: what policy says of it, where that has been asked."""
+    """The caller of one request."""
 
     user_id: str
     project_id: str
     roles: tuple[str, ...]
     request_id: str
+    #: The caller's own token, for reads from external services. Never printed.
     token: str = field(default="", repr=False)
     global_request_id: str | None = None
     system_scope: str | None = None
@@ -29,16 +29,17 @@ class RequestContext:
     service_roles: tuple[str, ...] = ()
     project_name: str | None = None
     remote_address: str | None = None
+    #: The policy's decision whether the caller is an admin. None: the policy was not evaluated.
     admin: bool | None = None
 
     @classmethod
     def of_ourselves(cls, project_id: str) -> RequestContext:
-        """For what nobody asked for: Kilonova begins it itself, for a server of this project."""
+        """Return the context of an action of this project that Kilonova starts itself."""
         return cls(
             user_id=OURSELVES, project_id=project_id, roles=("admin",), request_id=ids.new_request()
         )
 
     @property
     def is_admin(self) -> bool:
-        """Sees and may change every project's things."""
+        """True if the caller may see and change the resources of every project."""
         return "admin" in self.roles if self.admin is None else self.admin

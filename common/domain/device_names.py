@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names of a server's disks, for example /dev/vdb. Pure.
 
-Guests name their disks by position, so nobody chooses a name. A booting guest counts its disks of
-each bus. A running guest gives a new disk the first free name. The API, the metadata service and
-the host's domain all use these names.
+Guests name their disks by position, so users cannot choose names. A booting guest numbers the disks
+per bus. A running guest gives a new disk the first free name. The API, the metadata service and the
+host's domain all use these names.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from string import ascii_lowercase
 
 from common.domain import errors
 
-#: Disk bus -> what names of its disks begin with; what is not said is virtio's.
+#: Disk bus -> prefix of the disks' names. Disks without a bus are on virtio.
 PREFIXES = {"virtio": "vd", "scsi": "sd", "sata": "sd", "usb": "sd", "ide": "hd", "fdc": "fd"}
 VIRTIO = "virtio"
 
@@ -24,7 +24,7 @@ def root_name(bus: str | None) -> str:
 
 
 def count(local: Collection[str], buses: Iterable[str | None]) -> list[str]:
-    """Return the names of a guest's volumes in order: a booting guest counts its disks.
+    """Return the names of a booting guest's volumes, in order.
 
     Args:
         local: Names of the disks on the host, which come first.
@@ -41,10 +41,10 @@ def count(local: Collection[str], buses: Iterable[str | None]) -> list[str]:
 
 
 def next_free(used: Collection[str], bus: str | None) -> str:
-    """The first name that no other disk of the server has.
+    """Return the first name on this bus that no other disk of the server has.
 
     Raises:
-        Forbidden: there is none left.
+        Forbidden: All names are in use.
     """
     prefix = PREFIXES.get(bus or VIRTIO, PREFIXES[VIRTIO])
     for letter in ascii_lowercase:

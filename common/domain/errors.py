@@ -2,37 +2,37 @@
 """Every error that a user can see, in one tree.
 
     Problem                    500, the public text of an unexpected failure
-    ├── BadRequest             400  what is wrong with the request, naming the field
+    ├── BadRequest             400  the request is invalid, the text names the field
     ├── Unauthorized           401
     ├── Forbidden              403
-    │   └── OverQuota          403  names the resource, the limit and what is used
+    │   └── OverQuota          403  names the resource, the limit and the usage
     ├── NotFound               404  itemNotFound
     ├── NotAcceptable          406  a microversion out of range
     ├── Conflict               409
     │   ├── WrongState         409  Cannot 'x' instance y while it is in vm_state z
     │   ├── Locked             409
-    │   ├── Busy               409  another action has the server
+    │   ├── Busy               409  another action of the server is running
     │   └── HostDown           409  the host does not answer now
     ├── TooLarge               413
     ├── UnsupportedMediaType   415
     ├── NotImplementedHere     501
-    └── Unavailable            503  a neighbour or the store does not answer; retry
-        ├── NoAnswer           503  a peer did not answer within its time: unknown, not failed
+    └── Unavailable            503  an external service or the database does not answer: retry
+        ├── NoAnswer           503  a peer did not answer in time: the outcome is unknown
         ├── Lost               503  compare-and-set found that another writer was first
-        ├── TooBusy            503  others hold rows of the store that it needs; nothing was changed
-        └── NoStore            503  the store does not answer at all
-            ├── Unsure         503  nor did it say whether the change was made
-            └── WrongSchema    503  it is of another version than this code
+        ├── TooBusy            503  other transactions hold the rows, no row was changed
+        └── NoStore            503  the database does not answer
+            ├── Unsure         503  the database did not confirm whether the change was committed
+            └── WrongSchema    503  the schema is of another version than this code
 
-The text given is public; the cause (``raise … from``) goes to the log only. ``retryable`` says
-whether the same request can succeed later without being changed.
+The text of an error is public. Its cause (``raise … from``) goes only to the log. ``retryable`` is
+True if the same request can succeed later.
 """
 
 from __future__ import annotations
 
 
 class Problem(Exception):
-    """The root; raised itself only for what nobody foresaw."""
+    """The root of the errors. Raised itself only for unexpected failures."""
 
     status = 500
     kind = "computeFault"
@@ -58,16 +58,16 @@ class Forbidden(Problem):
 
 
 class OverQuota(Forbidden):
-    """Quota exceeded; ``over`` maps each resource to (requested, used, limit)."""
+    """Quota exceeded. ``over`` maps each resource to (requested, used, limit)."""
 
     def __init__(self, over: dict[str, tuple[int, int, int]]) -> None:
         self.over = over
         names = ", ".join(over)
-        asked = ", ".join(str(over[name][0]) for name in over)
+        requested = ", ".join(str(over[name][0]) for name in over)
         used = ", ".join(str(over[name][1]) for name in over)
         limit = ", ".join(str(over[name][2]) for name in over)
         super().__init__(
-            f"Quota exceeded for {names}: Requested {asked}, but already used {used} of {limit} {names}"
+            f"Quota exceeded for {names}: Requested {requested}, but already used {used} of {limit} {names}"
         )
 
 
@@ -84,7 +84,7 @@ class Conflict(Problem):
 
 
 class WrongState(Conflict):
-    """The server is not in a state that allows the action."""
+    """The state of the server does not allow the action."""
 
     def __init__(self, action: str, server: str, attribute: str, state: str | None) -> None:
         super().__init__(f"Cannot '{action}' instance {server} while it is in {attribute} {state}")
@@ -96,9 +96,9 @@ class Locked(Conflict):
 
 
 class Busy(Conflict):
-    retryable = True
+    """Another action of the server is running. ``action`` is its name, or None if unknown."""
 
-    """``action``: the name of the action that holds the server, where it is known."""
+    retryable = True
 
     def __init__(self, server: str, action: str | None = None) -> None:
         by = f"the action '{action}'" if action else "another action"
@@ -122,7 +122,10 @@ class NotImplementedHere(Problem):
 
 
 class Unavailable(Problem):
-    """``wait``: seconds before which it is of no use to ask again, as who is asked has said."""
+    """An external service or the database does not answer.
+
+    ``wait`` is the number of seconds after which that service accepts a retry. 0: not specified.
+    """
 
     status, kind, retryable = 503, "serviceUnavailable", True
 
@@ -162,4 +165,4 @@ class Unsure(NoStore):
 
 
 class ConfigError(Exception):
-    """A wrong or missing value; the text names the option and what is allowed."""
+    """An option is missing or wrong. The text names the option and the allowed values."""

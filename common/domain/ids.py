@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Identifiers: servers and actions are UUIDs, requests are ``req-`` and a UUID."""
+"""Identifiers. Servers and actions have UUIDs, requests have ``req-`` and a UUID."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ _REQUEST = re.compile(r"req-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9
 
 
 def new() -> str:
-    """A new random UUID."""
+    """Return a new random UUID."""
     return str(uuid.uuid4())
 
 
 def new_request() -> str:
-    """A new request id, as the API's headers and instance actions carry it."""
+    """Return a new request id, for headers of the API and for instance actions."""
     return "req-" + new()
 
 
 def is_uuid(text: object) -> bool:
-    """Is it a UUID in the one spelling that we write ourselves?"""
+    """True if this is a UUID in canonical spelling: lower case, with dashes."""
     return isinstance(text, str) and _UUID.match(text) is not None
 
 
 def is_request(text: object) -> bool:
-    """Is it a well-formed request id?"""
+    """True if this is a well-formed request id."""
     return isinstance(text, str) and _REQUEST.match(text) is not None
 
 
 def spells_uuid(text: str) -> bool:
-    """Is it a UUID as people write them: with or without dashes, in any case?"""
+    """True if the text is a UUID in any spelling: with or without dashes, in any case."""
     try:
         return str(uuid.UUID(text)).replace("-", "") == text.replace("-", "").lower()
     except ValueError:
@@ -40,12 +40,11 @@ def spells_uuid(text: str) -> bool:
 
 
 def spellings(text: str) -> tuple[str, str]:
-    """Of what spells a UUID: with dashes, as we write it ourselves, and without."""
-    found = uuid.UUID(text)
-    return str(found), found.hex
+    """Return the canonical spelling of a UUID, and the one without dashes."""
+    parsed = uuid.UUID(text)
+    return str(parsed), parsed.hex
 
 
 def number(text: str) -> int | None:
-    """The number of a row that a path or a query names, in ASCII digits; None: no row has such a
-    number."""
+    """Return the row number in a path or a query, or None if no row can have this number."""
     return int(text) if _NUMBER.match(text) else None

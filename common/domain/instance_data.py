@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a guest may know of itself: the one maker of the trees of its config drive and of the
-metadata service.
+"""The metadata of a guest: the trees of the config drive and of the metadata service. Pure.
 
-``guest_spec`` takes the facts from a server's row, for the conductor (whose command carries them to
-the host) and for the metadata service; ``InstanceData`` puts them into the words of OpenStack and
-of EC2, version by version, in the layout that cloud-init, cloudbase-init and Ignition read. Pure:
-whoever needs chance or a file brings it along. Must stay true: both ways tell the same, except what
-only the drive carries (admin password, files, chosen once); what a tenant wrote is data, never a
-path.
+``guest_spec`` reads the facts from a server's row, for the conductor (to send them to
+the host) and for the metadata service. ``InstanceData`` builds the documents of OpenStack and EC2
+for each version, in the layout that cloud-init, cloudbase-init and Ignition read. Callers pass
+random numbers and file contents.
+
+Invariant: drive and service give the same data. Only the admin password and the files are on the
+drive alone. Text of tenants is data, never a path.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from common.domain.models import OVS_HYBRID, AttachedVolume, Flavor, GuestSpec, 
 from common.domain.wire import from_wire
 
 LATEST = "latest"
-#: The OpenStack versions that guests ask for.
+#: The OpenStack versions that guests can request.
 VERSIONS = (
     "2012-08-10",
     "2013-04-04",
@@ -58,8 +58,8 @@ META_DATA, USER_DATA, PASSWORD, VENDOR_DATA = (
     "password",
     "vendor_data.json",
 )
-#: Each document, and each later key of meta_data.json and EC2's meta-data, with the first version
-#: that has it.
+#: The first version with each document. ``KEYS`` and ``EC2_KEYS`` have the same for keys of
+#: meta_data.json and of EC2's meta-data that came later.
 DOCUMENTS = {
     META_DATA: "2012-08-10",
     USER_DATA: "2012-08-10",
@@ -84,14 +84,16 @@ EC2_KEYS = {
     "instance-action": "2008-09-01",
 }
 SEED_BYTES = 512
-#: Types of links by vif_type, where the two differ. cloud-init refuses unknown types.
+#: vif_type -> type of the link where the two differ. cloud-init refuses unknown types.
 LINK_TYPES = {"": "bridge", OVS_HYBRID: "ovs"}
 
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder of the EC2 tree; ``shown``: what the list of its parent calls it, its name and a
-    slash by default."""
+    """A folder of the EC2 tree.
+
+    ``shown`` is the entry in the list of the parent folder. Empty: the name and a slash.
+    """
 
     items: dict[str, Node]
     shown: str = ""
@@ -100,19 +102,21 @@ class Folder:
 Node = Folder | list[str] | str | int | bytes
 
 
-def group_names(interfaces: Iterable[JsonObject], asked: Iterable[JsonObject]) -> list[str]:
-    """The security groups of a server's ports, port by port; of ports whose groups are not known,
-    those that its request asked for."""
-    known = [one.get("groups") for one in interfaces]
+def group_names(interfaces: Iterable[JsonObject], requested: Iterable[JsonObject]) -> list[str]:
+    """Return the names of the security groups of a server's ports, port by port.
+
+    If the groups of a port are unknown, return those of the server's request.
+    """
+    groups_by_port = [interface.get("groups") for interface in interfaces]
     return (
-        [group["name"] for group in asked]
-        if None in known
-        else [name for names in known for name in names or ()]
+        [group["name"] for group in requested]
+        if None in groups_by_port
+        else [name for names in groups_by_port for name in names or ()]
     )
 
 
 class GuestFacts(Protocol):
-    """What a guest is made of, as its server's row has it, JSON columns read."""
+    """The columns of a server's row that describe its guest. JSON columns are decoded."""
 
     id: str
     project_id: str
@@ -144,9 +148,12 @@ def guest_spec(
     admin_pass: str = "",
     boot_roles: Sequence[str] = (),
 ) -> GuestSpec:
-    """The guest of a server's row; with ``image`` made of another
-    than its own.
-    ``boot_roles``: of who asked for the server."""
+    """Return the guest spec of a server's row.
+
+    Args:
+        image: Build the guest from this image. None: from the server's own.
+        boot_roles: Roles of the user that created the server.
+    """
     keys = (
         [{"name": row.key_name, "type": _key_type(row.key_data), "data": row.key_data}]
         if row.key_name
@@ -186,12 +193,12 @@ def guest_spec(
     )
 
 
-def _dedicated(spec: GuestSpec) -> list[int]:
-    """The guest's CPUs that have a CPU of the host each for themselves."""
+def _dedicated_cpus(spec: GuestSpec) -> list[int]:
+    """Return the guest CPUs that have a host CPU each."""
     try:
         return sorted(hardware(spec.flavor, spec.image.properties if spec.image else {}).dedicated)
     except errors.BadRequest:
-        return []  # a guest from before these were checked still has its metadata
+        return []  # Guests from before this check still need their metadata.
 
 
 def _key_type(data: str | None) -> str:
@@ -200,9 +207,11 @@ def _key_type(data: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class InstanceData:
-    """The documents and trees of one guest. ``vendor`` is what the operator tells all guests, None:
-    that is not told; ``dynamic`` gives what the operator's services tell this one, by their
-    names."""
+    """The documents and trees of one guest.
+
+    ``vendor`` is the operator's static data for all guests, or None to leave it out. ``dynamic``
+    returns the data of the operator's services for this guest, by the services' names.
+    """
 
     spec: GuestSpec
     vendor: JsonObject | None = field(default_factory=dict)
@@ -210,17 +219,18 @@ class InstanceData:
 
     @property
     def user_data(self) -> bytes:
-        """What the tenant gave for the guest, as it was before base64; b"" for nothing."""
+        """The decoded user data, or b"" without any."""
         return base64.b64decode(self.spec.user_data) if self.spec.user_data else b""
 
     @property
     def hostname(self) -> str:
-        """What the guest should call itself; the API has made it from the name, else the id
-        does."""
+        """The guest's host name. The API derives it from the server's name, otherwise the id is
+        used.
+        """
         return str(self.spec.instance.get("hostname") or f"server-{self.spec.server}")
 
     def names(self, version: str) -> list[str]:
-        """The documents of an OpenStack version, in the order of their age."""
+        """Return the names of the documents of an OpenStack version, oldest first."""
         return [
             name
             for name, since in DOCUMENTS.items()
@@ -230,7 +240,7 @@ class InstanceData:
         ]
 
     def document(self, version: str, name: str, random_seed: bytes) -> bytes:
-        """One of ``names``, except the password, which is not ours to tell."""
+        """Return the content of a document in ``names``. The password is not supported."""
         if name == USER_DATA:
             return self.user_data
         makers: JsonObject = {
@@ -245,8 +255,10 @@ class InstanceData:
         return self.dynamic() if self.vendor is None else {"static": self.vendor, **self.dynamic()}
 
     def facts(self) -> JsonObject:
-        """What the operator's services are told of the guest: nothing that is secret but its user
-        data."""
+        """Return the facts that the operator's services get about the guest.
+
+        Apart from the user data they contain no secrets.
+        """
         instance = self.spec.instance
         return {
             "project-id": instance.get("project_id"),
@@ -259,8 +271,11 @@ class InstanceData:
         }
 
     def meta_data(self, version: str, random_seed: bytes) -> JsonObject:
-        """The ``meta_data.json`` of this version; ``random_seed`` feeds the guest's entropy
-        pool."""
+        """Return the ``meta_data.json`` of this version.
+
+        Args:
+            random_seed: Bytes for the guest's entropy pool.
+        """
         instance = self.spec.instance
         data: JsonObject = {
             "uuid": self.spec.server,
@@ -271,7 +286,7 @@ class InstanceData:
             "random_seed": base64.b64encode(random_seed).decode(),
             "project_id": instance.get("project_id"),
             "devices": [*_devices(self.spec.interfaces), *_tagged_volumes(self.spec.volumes)],
-            "dedicated_cpus": _dedicated(self.spec),
+            "dedicated_cpus": _dedicated_cpus(self.spec),
         }
         data = {name: value for name, value in data.items() if KEYS.get(name, "") <= version}
         if instance.get("meta"):
@@ -288,23 +303,23 @@ class InstanceData:
             data["admin_pass"] = instance["admin_pass"]
         if instance.get("files"):
             data["files"] = [
-                {"path": item["path"], "content_path": f"/{_content(number)}"}
+                {"path": item["path"], "content_path": f"/{_content_path(number)}"}
                 for number, item in enumerate(instance["files"])
             ]
         return data
 
     def ec2(self, version: str) -> Folder:
-        """What lies under a version of EC2's tree."""
-        held = {
+        """Return the folder of a version of EC2's tree."""
+        keys = {
             name: value for name, value in self._ec2().items() if EC2_KEYS.get(name, "") <= version
         }
-        items: dict[str, Node] = {"meta-data": Folder(held)}
+        items: dict[str, Node] = {"meta-data": Folder(keys)}
         if self.user_data:
             items["user-data"] = self.user_data
         return Folder(items)
 
     def drive(self, random_seed: bytes) -> dict[str, bytes]:
-        """What a config drive holds: path -> content."""
+        """Return path -> content of the files on a config drive."""
         tree = {
             f"openstack/{version}/{name}": self.document(version, name, random_seed)
             for version in VERSIONS
@@ -312,7 +327,7 @@ class InstanceData:
             if name != PASSWORD
         }
         for number, item in enumerate(self.spec.instance.get("files") or ()):
-            tree[f"openstack/{_content(number)}"] = base64.b64decode(item["contents"])
+            tree[f"openstack/{_content_path(number)}"] = base64.b64decode(item["contents"])
         for version in EC2_VERSIONS[-2:]:
             tree[f"ec2/{version}/meta-data.json"] = _json(
                 _plain(self.ec2(version).items["meta-data"])
@@ -333,7 +348,7 @@ class InstanceData:
         bus = spec.image.properties.get("hw_disk_bus") if spec.image else None
         root = str(instance.get("root_device_name") or device_names.root_name(bus))
         zone = instance.get("availability_zone") or ""
-        found: dict[str, Node] = {
+        tree: dict[str, Node] = {
             "ami-id": _ec2_id("ami", spec.image.id) if spec.image else "",
             "ami-launch-index": int(instance.get("launch_index", 0)),
             "ami-manifest-path": "",
@@ -357,15 +372,15 @@ class InstanceData:
             "security-groups": list(instance.get("security_groups") or ()),
         }
         if keys := self._ssh_keys():
-            found["public-keys"] = Folder(
+            tree["public-keys"] = Folder(
                 {
                     str(number): Folder(
-                        {"openssh-key": key["data"]}, f"{number}={_line(key['name'])}"
+                        {"openssh-key": key["data"]}, f"{number}={_printable_line(key['name'])}"
                     )
                     for number, key in enumerate(keys)
                 }
             )
-        return found
+        return tree
 
     def _ssh_keys(self) -> list[dict[str, str]]:
         return [
@@ -374,7 +389,7 @@ class InstanceData:
 
 
 def find(node: Node, parts: Iterable[str]) -> Node | None:
-    """What lies at this path of an EC2 tree."""
+    """Return the node at this path of an EC2 tree, or None."""
     for part in parts:
         if not isinstance(node, Folder) or part not in node.items:
             return None
@@ -383,21 +398,25 @@ def find(node: Node, parts: Iterable[str]) -> Node | None:
 
 
 def text(node: Node) -> bytes:
-    """A node of an EC2 tree as its readers expect it: a folder as the list of what is in it, one
-    name a line."""
+    """Return a node of an EC2 tree as the service answers it.
+
+    A folder is a list of entries, one name per line.
+    """
     if isinstance(node, Folder):
-        return "\n".join(_shown(name, node.items[name]) for name in sorted(node.items)).encode()
+        return "\n".join(
+            _entry_name(name, node.items[name]) for name in sorted(node.items)
+        ).encode()
     if isinstance(node, list):
         return "\n".join(node).encode()
     return node if isinstance(node, bytes) else str(node).encode()
 
 
-def _shown(name: str, node: Node) -> str:
+def _entry_name(name: str, node: Node) -> str:
     return (node.shown or f"{name}/") if isinstance(node, Folder) else name
 
 
 def network_data(interfaces: Sequence[Interface]) -> JsonObject:
-    """The ``network_data.json``: how the guest should set its interfaces up."""
+    """Return ``network_data.json``: the network configuration of the guest's interfaces."""
     links: list[JsonObject] = []
     networks: list[JsonObject] = []
     services: list[JsonObject] = []
@@ -423,7 +442,7 @@ def network_data(interfaces: Sequence[Interface]) -> JsonObject:
                 "network_id": interface.network,
             }
             if "ip_address" not in network and network["type"] in leased:
-                continue  # one lease brings all addresses of its kind
+                continue  # One lease brings all addresses of its kind.
             leased.add(network["type"])
             networks.append(network)
             services += [service for service in _dns(address) if service not in services]
@@ -431,8 +450,10 @@ def network_data(interfaces: Sequence[Interface]) -> JsonObject:
 
 
 def _network(address: JsonObject) -> JsonObject:
-    """An address as the guest comes by it: leased, made up from the router's word (IPv6), or told
-    here."""
+    """Return the configuration of an address.
+
+    The guest uses DHCP, router advertisements (IPv6), or the address given here.
+    """
     version, kind = address["version"], address.get("ipv6_mode") or ""
     if address.get("dhcp") and not kind:
         return {"type": f"ipv{version}_dhcp"}
@@ -466,8 +487,10 @@ def _dns(address: JsonObject) -> list[JsonObject]:
 
 
 def _devices(interfaces: Sequence[Interface]) -> list[JsonObject]:
-    """Interfaces that their user gave a tag. Where they sit is known to the host only once the
-    guest runs."""
+    """Return the interfaces with a tag.
+
+    The bus address is "none", because the host knows it only while the guest runs.
+    """
     return [
         {
             "type": "nic",
@@ -482,7 +505,7 @@ def _devices(interfaces: Sequence[Interface]) -> list[JsonObject]:
 
 
 def _tagged_volumes(volumes: Sequence[AttachedVolume]) -> list[JsonObject]:
-    """Volumes that their user gave a tag; the guest finds each by its serial."""
+    """Return the volumes with a tag. The guest finds each by its serial."""
     return [
         {
             "type": "disk",
@@ -496,17 +519,17 @@ def _tagged_volumes(volumes: Sequence[AttachedVolume]) -> list[JsonObject]:
     ]
 
 
-def _content(number: int) -> str:
-    """Where a file that was given at creation lies on the drive; its own path stays data."""
+def _content_path(number: int) -> str:
+    """Return the place on the drive of a file from the request. The file's own path stays data."""
     return f"content/{number:04d}"
 
 
 def _ec2_id(kind: str, uuid: str) -> str:
-    """An id in EC2's form, the same for the same thing whoever makes it."""
+    """Return an id in EC2's form. It depends only on the UUID."""
     return f"{kind}-{uuid.replace('-', '')[:17]}"
 
 
-def _line(name: str) -> str:
+def _printable_line(name: str) -> str:
     return "".join(letter for letter in name if letter.isprintable())
 
 

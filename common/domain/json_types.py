@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The types of JSON: bodies of requests and responses, records of other services."""
+"""Types of JSON values: bodies of requests and responses, records of other services."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-#: Any value; its schema or its service defines which.
+#: Any value. A schema or another service defines the form.
 JsonValue = Any
-#: An object; its schema or its service defines the keys.
+#: An object. A schema or another service defines the keys.
 JsonObject = dict[str, Any]
-#: The same, for who only reads it.
+#: An object that the function only reads.
 JsonMapping = Mapping[str, Any]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The disks of a server beside its root disk: which it has, and with which file system they begin.
+"""The ephemeral and swap disks of a server, and their file systems. Pure.
 
-Pure. The API asks what a flavor lets a server have, ``instance_data`` what a guest is told of its
-disks, hosts what to make. A server has what its flavor says unless its request asked for something
-else; that stands in its row as {"ephemeral": [{"gb", "format"}], "swap_mb"}, either of which may be
-missing, and "gb" 0 is all that the flavor has.
+The API checks a request against the flavor, ``instance_data`` describes the disks to the guest, and
+hosts create the disks. A server has the disks of the flavor unless the request chose others. The
+server's row stores that choice as {"ephemeral": [{"gb", "format"}], "swap_mb"}. Either key may be
+missing. "gb" 0 means all ephemeral GiB of the flavor.
 """
 
 from __future__ import annotations
@@ -17,13 +17,18 @@ from common.domain.models import Flavor, LocalDisk
 
 SWAP, EPHEMERAL = "swap", "ephemeral"
 FORMATS = ("ext2", "ext3", "ext4", "xfs", "vfat", "ntfs")
-#: The image's os_type -> the file system of its guests, and the one of all others.
+#: The image's os_type -> the file system of its guests, and that of all other guests.
 BY_OS, OTHERWISE = {"linux": "ext4", "windows": "ntfs"}, "vfat"
 
 
 def of(flavor: Flavor, requested: JsonObject | None) -> list[LocalDisk]:
-    """The disks of a server of this flavor. What was asked for follows another flavor only as far
-    as it must: an ephemeral disk keeps its size, swap is never more than the flavor has."""
+    """Return the disks of a server of this flavor.
+
+    After a resize, a requested ephemeral disk keeps its size. Swap is at most that of the flavor.
+
+    Args:
+        requested: The choice in the server's row, or None for the flavor's disks.
+    """
     disks = [
         LocalDisk(f"{EPHEMERAL}{number}", gb * 1024, kind)
         for number, (gb, kind) in enumerate(_ephemeral(flavor, requested))
@@ -33,23 +38,26 @@ def of(flavor: Flavor, requested: JsonObject | None) -> list[LocalDisk]:
 
 
 def ephemeral_gb(flavor: Flavor, requested: JsonObject | None) -> int:
-    """GiB of the ephemeral disks that a server of this flavor has whatever its next flavor says."""
+    """Return the GiB of the ephemeral disks of a server with this flavor and choice."""
     return sum(gb for gb, _ in _ephemeral(flavor, requested))
 
 
 def _ephemeral(flavor: Flavor, requested: JsonObject | None) -> list[tuple[int, str]]:
-    """(GiB, file system) of each."""
+    """Return (GiB, file system) of each ephemeral disk."""
     parts = (requested or {}).get("ephemeral") or ([{}] if flavor.ephemeral_gb else [])
     return [(part.get("gb") or flavor.ephemeral_gb, part.get("format") or "") for part in parts]
 
 
 def format_of(disk: LocalDisk, os_type: str, default: str = "") -> str:
-    """The file system that a disk begins with; ``default``: the host's, where nobody asked for
-    one."""
+    """Return the file system with which a disk is created.
+
+    Args:
+        default: The host's configured file system, for disks without a requested one. May be empty.
+    """
     return disk.format or default or BY_OS.get(os_type.lower(), OTHERWISE)
 
 
 def devices(disks: Sequence[LocalDisk], root: str, bus: str | None) -> dict[str, str]:
-    """Return the device name of each disk on the image's disk bus; ``root`` comes before them."""
+    """Return the device name of each disk on the image's disk bus. ``root`` comes first."""
     names = device_names.count([root], [bus] * len(disks))
     return {disk.name: name for disk, name in zip(disks, names, strict=True)}

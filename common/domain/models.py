@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The records that cross a process border.
 
-Every process builds and reads these; ``common.domain.wire`` turns them into plain dictionaries and
-back. They hold facts, never behaviour that needs I/O. A field added later has a default, so that
-an older sender and a newer reader (and the other way round) understand each other.
+Every process builds and reads these records. ``common.domain.wire`` turns them into plain
+dictionaries and back. They hold facts, never behaviour that needs I/O. A field added later has a
+default, so that processes of two releases understand each other.
+
 Units: memory in MiB, disks in GiB, image sizes in bytes, times in microseconds since the epoch
 (UTC).
 """
@@ -19,15 +20,15 @@ from common.domain.json_types import JsonObject
 
 
 class Control(StrEnum):
-    """What can be requested of a live migration that runs."""
+    """A request of a user about a running live migration."""
 
-    ABORT = "abort"  #: the server stays where it is
-    COMPLETE = "complete"  #: it is moved now, also if it stands still meanwhile
+    ABORT = "abort"  #: Cancel the migration. The server stays on the source.
+    COMPLETE = "complete"  #: Complete the migration now, even if the server must pause meanwhile.
 
 
 @dataclass(frozen=True, slots=True)
 class Flavor:
-    """The size of a server, frozen into the server when it is created or resized."""
+    """The size of a server, frozen into the server at its creation and at a resize."""
 
     id: str
     name: str
@@ -46,7 +47,7 @@ class Flavor:
 
     @property
     def disk_gb(self) -> int:
-        """What the server takes of DISK_GB: root, ephemeral and swap, rounded up."""
+        """The server's share of DISK_GB: root, ephemeral and swap, rounded up."""
         return self.root_gb + self.ephemeral_gb + -(-self.swap_mb // 1024)
 
 
@@ -146,15 +147,15 @@ class AttachedVolume:
 
     @property
     def stored_id(self) -> str:
-        """The id that names it where it is stored."""
+        """The id in the names of the volume's storage."""
         return self.name_id or self.volume_id
 
 
 @dataclass(frozen=True, slots=True)
 class Belongings:
-    """The volumes and shares that a guest may have when it starts.
+    """The volumes and shares that a guest may have at a start.
 
-    The host removes all others from the guest: they were detached while the host was away.
+    The host removes all others, which were detached while the host was away.
     """
 
     #: The ids of the volumes.
@@ -268,19 +269,19 @@ class GuestSpec:
 
     @property
     def local_gb(self) -> int:
-        """GiB of its disks on its host."""
+        """GiB of the guest's disks on its host."""
         boots = any(volume.boot_index == 0 for volume in self.volumes)
         return self.flavor.disk_gb - (self.flavor.root_gb if boots else 0)
 
     @property
     def belongings(self) -> Belongings:
         """The volumes and shares that the guest may have."""
-        return Belongings([one.volume_id for one in self.volumes], self.shares)
+        return Belongings([volume.volume_id for volume in self.volumes], self.shares)
 
 
 @dataclass(frozen=True, slots=True)
 class DomainState:
-    """A domain as a host sees it."""
+    """A domain as reported by a host."""
 
     server: str
     #: One of the power states of ``common.domain.states``.
@@ -345,19 +346,21 @@ class Command:
 
 
 class FailureReason(StrEnum):
-    """Why a command failed or was refused, as far as a reader decides by it; ``Result.error`` says
-    it to people."""
+    """The reason of a failed or refused command, for code.
+
+    ``Result.error`` is the text for people.
+    """
 
     UNSPECIFIED = ""
-    ABORTED = "aborted"  #: somebody asked for the end of the live migration
-    #: the host knows a higher fence, which is in ``Result.known_fence``
+    ABORTED = "aborted"  #: A user aborted the live migration.
+    #: The host knows a higher fence, which is in ``Result.known_fence``.
     STALE_FENCE = "stale_fence"
-    UNKNOWN_VERB = "unknown_verb"  #: the agent is older than the verb
-    UNTOUCHED = "untouched"  #: the guest is as it was before the command
+    UNKNOWN_VERB = "unknown_verb"  #: The agent's release does not have the verb.
+    UNTOUCHED = "untouched"  #: The guest is unchanged.
 
     @classmethod
     def _missing_(cls, value: object) -> FailureReason:
-        """A reason of a later release."""
+        """Return UNSPECIFIED for a reason of a later release."""
         return cls.UNSPECIFIED
 
 
@@ -369,8 +372,9 @@ class Result:
     key: str
     server: str
     fence: int
-    #: done, failed (definite: nothing of the command runs), refused (the host has not begun it and
-    #: is asked again) or unknown (a verb with ``runs_once`` was found begun after a crash).
+    #: done, failed (definite: no part of the command runs), refused (the host has not begun the
+    #: command, and the conductor sends it again) or unknown (a crash interrupted a verb with
+    #: ``runs_once``).
     status: str
     #: The verb's ``Result``, encoded.
     data: JsonObject = field(default_factory=dict)
@@ -390,11 +394,11 @@ class Sync:
     """A report of an agent to a conductor, see ``conductor.engine.reports``."""
 
     host: str
-    #: The host's session. 0: registration, which asks for a new session and brings ``inventory``.
+    #: The host's session. 0: registration, which requests a new session and has ``inventory``.
     session: int
     #: The boot of the host.
     boot_id: str = ""
-    #: True for the periodic exchange: the answer contains the commands that the host lacks.
+    #: True for the periodic exchange: the host requests the commands that it lacks.
     ask: bool = True
     #: The keys of the commands in hand.
     working: list[str] = field(default_factory=list)
@@ -441,7 +445,7 @@ class Sync:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """The message of an idle host in place of a ``Sync``: it has no news, and asks for work."""
+    """The message of an idle host in place of a ``Sync``: no news, and a request for work."""
 
     host: str
     session: int
@@ -484,10 +488,7 @@ class SyncAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What opens images for a host, made for one message.
-
-    Never journalled, never printed.
-    """
+    """The access to images that a host gets with one message. Never journalled or printed."""
 
     #: The URL of the image gateway.
     url: str
@@ -518,7 +519,7 @@ class RequestSpec:
     requested_host: str | None = None
     #: Hosts that are no candidates.
     excluded: list[str] = field(default_factory=list)
-    #: Those of ``excluded`` that still have an old guest of the server.
+    #: Hosts of ``excluded`` that still have an old guest of the server.
     debts: list[str] = field(default_factory=list)
     #: The scheduler hints of the request.
     hints: JsonObject = field(default_factory=dict)
@@ -550,7 +551,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The scheduler's answer to a request that is only tried."""
+    """The scheduler's answer to a request that places no server."""
 
     #: The number of hosts.
     total: int

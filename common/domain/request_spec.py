@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a server wants of placement, made in one place.
+"""Builds the request spec of a server. Pure.
 
-Pure. The conductor makes it of a server that is being placed (``conductor.steps.claims``), the
-operator's ``explain`` of one that nobody has asked for yet: both get the same answer because both
-ask here.
+The conductor builds one for a server that is being placed (``conductor.steps.claims``), and
+``kilonova explain`` for a server that does not exist. Because both use this module, both get the
+same answer.
 """
 
 from __future__ import annotations
@@ -37,20 +37,21 @@ def of(
     boots_from_volume: bool = False,
     **more: Unpack[SpecOptions],
 ) -> RequestSpec:
-    """The request for one server of this flavor and image.
+    """Return the request spec of one server with this flavor and image.
 
     Args:
-        server: its id, or any text for one that is not made.
-        image: None for one that boots from no image.
-        boots_from_volume: it has no root disk on its host.
-        hints: scheduler hints as the user gave them; the server group is the one that they name.
-        more: other fields of ``RequestSpec``.
+        server: Id of the server, or any text if the server does not exist.
+        image: None if the server boots from no image.
+        boots_from_volume: The server has no root disk on its host.
+        hints: Scheduler hints of the request. They name the server group.
+        more: Other fields of ``RequestSpec``.
+
     Raises:
-        BadRequest: flavor or image ask for what no host can carry out.
+        BadRequest: Flavor or image need hardware that no host provides.
     """
     properties = image.properties if image is not None else {}
     required, forbidden = hardware.traits(flavor, properties)
-    given = dict(hints or {})
+    requested_hints = dict(hints or {})
     return RequestSpec(
         server=server,
         project_id=project_id,
@@ -62,14 +63,14 @@ def of(
         image_properties=dict(properties),
         required_traits=required,
         forbidden_traits=forbidden,
-        hints=given,
-        group=group_of(given),
+        hints=requested_hints,
+        group=group_of(requested_hints),
         **more,
     )
 
 
 def group_of(hints: JsonMapping) -> str | None:
-    """The server group that scheduler hints name."""
+    """Return the server group in scheduler hints, or None."""
     group = hints.get("group")
     if isinstance(group, list):
         group = group[0] if group else None

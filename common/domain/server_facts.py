@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a host knows of a server beside running it: enough to make the server's row again.
+"""The facts about a server on the host: enough to create the server's row again. Pure.
 
-A driver keeps these facts with the guest (``Driver.server_facts``), made of the spec of the command
-that defined it last; ``kilonova host adopt`` reads them when the database knows no such server.
-Pure. Must stay true: no secret is among them, and nothing that a tenant may write as often as he
-likes: description, metadata and tags are in the database alone.
+A driver stores these facts with the guest (``Driver.server_facts``), built from the spec of the
+last command that defined the guest. ``kilonova host adopt`` reads them if the database has no such
+server.
+
+Invariant: the facts contain no secrets, and no data that tenants may change at any rate.
+Description, metadata and tags are stored only in the database.
 """
 
 from __future__ import annotations
@@ -18,10 +20,7 @@ from common.domain.models import Flavor, GuestSpec, HardwareAssignment, ImageRef
 
 @dataclass(frozen=True, slots=True)
 class HostedServer:
-    """The server of a guest as its host remembers it. Empty: not known. created_at: µs
-    since the epoch; ports: of its interfaces, in their order, each with the interface's tag; disks:
-    as ``servers.disks``; volumes: the ids of those that it has now. is_suspended, is_rescued: how
-    the guest rests now."""
+    """The server of a guest, as the host stores it. An empty field is unknown."""
 
     name: str = ""
     project_id: str = ""
@@ -31,12 +30,15 @@ class HostedServer:
     hostname: str = ""
     key_name: str = ""
     key_data: str = ""
+    #: Microseconds since the epoch.
     created_at: int = 0
     availability_zone: str = ""
     pinned_availability_zone: str = ""
     config_drive: bool = False
+    #: Port -> tag of each interface, in order.
     ports: dict[str, str] = field(default_factory=dict)
     security_groups: list[str] = field(default_factory=list)
+    #: As in the column ``servers.disks``.
     disks: JsonObject | None = None
     assignment: HardwareAssignment | None = None
     reservation_id: str = ""
@@ -44,45 +46,46 @@ class HostedServer:
     root_device_name: str = ""
     is_suspended: bool = False
     is_rescued: bool = False
+    #: Ids of the volumes that the guest has now.
     volumes: list[str] = field(default_factory=list)
 
-    def plugged(self, interface: Interface) -> HostedServer:
-        """With this interface too."""
+    def with_interface(self, interface: Interface) -> HostedServer:
+        """Return the facts with this interface added."""
         return replace(self, ports={**self.ports, interface.port: interface.tag})
 
-    def unplugged(self, port: str) -> HostedServer:
-        """Without the interface of this port."""
-        return replace(self, ports={one: tag for one, tag in self.ports.items() if one != port})
+    def without_interface(self, port: str) -> HostedServer:
+        """Return the facts without the interface of this port."""
+        return replace(self, ports={name: tag for name, tag in self.ports.items() if name != port})
 
 
 def facts_of(spec: GuestSpec) -> HostedServer:
-    """What a guest's host is to remember of its server."""
-    about, record = spec.instance, spec.record
-    keys: list[JsonObject] = about.get("keys") or []
+    """Return the facts that a guest's host stores about its server."""
+    instance, record = spec.instance, spec.record
+    keys: list[JsonObject] = instance.get("keys") or []
     key = keys[0] if keys else {}
     return HostedServer(
         name=spec.name,
-        project_id=about.get("project_id") or "",
+        project_id=instance.get("project_id") or "",
         user_id=record.get("user_id") or "",
         flavor=spec.flavor,
         image=spec.image,
-        hostname=about.get("hostname") or "",
+        hostname=instance.get("hostname") or "",
         key_name=key.get("name") or "",
         key_data=key.get("data") or "",
         created_at=record.get("created_at") or 0,
-        availability_zone=about.get("availability_zone") or "",
+        availability_zone=instance.get("availability_zone") or "",
         pinned_availability_zone=record.get("pinned_availability_zone") or "",
         config_drive=spec.config_drive,
         ports=ports_of(spec.interfaces),
-        security_groups=list(about.get("security_groups") or ()),
+        security_groups=list(instance.get("security_groups") or ()),
         disks=record.get("disks"),
         assignment=spec.assignment,
-        reservation_id=about.get("reservation_id") or "",
-        launch_index=about.get("launch_index") or 0,
-        root_device_name=about.get("root_device_name") or "",
+        reservation_id=instance.get("reservation_id") or "",
+        launch_index=instance.get("launch_index") or 0,
+        root_device_name=instance.get("root_device_name") or "",
     )
 
 
 def ports_of(interfaces: Iterable[Interface]) -> dict[str, str]:
-    """The ports of interfaces, with their tags."""
-    return {one.port: one.tag for one in interfaces}
+    """Return port -> tag of each interface, in order."""
+    return {interface.port: interface.tag for interface in interfaces}

@@ -14,7 +14,7 @@ PORT_ACTIVE = "ACTIVE"
 
 
 class ActionState(StrEnum):
-    """How far an action is."""
+    """The progress of an action."""
 
     DUE = "due"  #: a conductor continues the action from ``due_at`` on
     WAITING = "waiting"  #: the action's command is at a host
@@ -48,7 +48,7 @@ class ResultStatus(StrEnum):
     DONE = "done"
     FAILED = "failed"  #: nothing of the command runs any longer
     UNKNOWN = "unknown"  #: a crash interrupted a verb that the agent must not repeat
-    DEAD = "dead"  #: the host's guests are dead; only conductors report this
+    DEAD = "dead"  #: the host's guests are dead, as only conductors report
     #: The agent did not begin the command: the fence is old, or the agent lacks the verb.
     REFUSED = "refused"
 
@@ -73,7 +73,7 @@ class MigrationType(StrEnum):
 
 
 class MigrationStatus(StrEnum):
-    """How far a migration is, as the API shows it."""
+    """The progress of a migration, as the API shows it."""
 
     ACCEPTED = "accepted"
     QUEUED = "queued"
@@ -111,7 +111,7 @@ OPEN_MIGRATIONS = (*MIGRATIONS_IN_PROGRESS, MigrationStatus.FINISHED)
 
 
 class BlockDeviceStatus(StrEnum):
-    """How far the attachment of a volume to a server is."""
+    """The progress of the attachment of a volume to a server."""
 
     CREATING = "creating"  #: the volume does not exist yet
     RESERVED = "reserved"  #: the attachment names no host yet
@@ -122,7 +122,7 @@ class BlockDeviceStatus(StrEnum):
 
 
 class ShareStatus(StrEnum):
-    """How far the attachment of a share to a server is."""
+    """The progress of the attachment of a share to a server."""
 
     ATTACHING = "attaching"
     INACTIVE = "inactive"  #: the server's host may mount the share
@@ -131,7 +131,7 @@ class ShareStatus(StrEnum):
 
 
 class HostState(StrEnum):
-    """Whether a host's agent is heard, as the API and the operator's command show it."""
+    """Whether a host's agent reports, as the API and the operator's command show it."""
 
     UP = "up"
     DOWN = "down"

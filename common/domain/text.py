@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts of hosts, guests and external services, made fit for a terminal and a column.
+"""Cleaning of texts from hosts, guests and external services, for terminals and columns.
 
-Such a text may hold escape sequences, or line feeds that forge a line of a table. Conductors clean
-the texts of hosts when they take them in, and the operator's commands clean all that they print."""
+Such a text may contain escape sequences, or line feeds that forge a line of a table. Conductors
+clean the texts of hosts on receipt, and the operator's commands clean all output.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ _SPACE = re.compile(r"[\s\x1c-\x1f\x85\u2028\u2029]+")
 
 
 def is_printable(text: str) -> bool:
-    """True without control and format characters, surrogates, and separators of lines."""
+    """True if the text has no control characters, surrogates or line separators."""
     return text.isprintable() or all(map(_is_printable, text))
 
 
@@ -31,7 +32,9 @@ def printable(text: str) -> str:
 
 
 def with_suffix(name: str, suffix: str, most: int = 255) -> str:
-    """Return the name and the suffix, the name cut if both have more than ``most`` characters."""
+    """Return the name with the suffix. The name is cut so that both have at most ``most``
+    characters.
+    """
     return name[: most - len(suffix)] + suffix
 
 

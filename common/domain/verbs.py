@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The verbs of hosts: the commands that a conductor sends to an agent, and their results.
 
-Each verb is one class. Its fields are the arguments, its class attributes say how the agent runs
+Each verb is one class. The fields are the arguments, the class attributes define how the agent runs
 the verb and which images it may open, and ``Result`` is the type of its result. Conductors and
 agents share these classes. A missing or mis-spelt field fails in mypy, and ``decode`` names the
 field of a message that lacks it.
@@ -73,8 +73,10 @@ class Migrated:
 
 @dataclass(frozen=True, kw_only=True)
 class Destination:
-    """How a host receives a guest that runs. Only drivers read it: the source's driver gets what
-    the destination's driver returned."""
+    """How a host receives a running guest.
+
+    Only drivers read the details: the source's driver gets the result of the destination's driver.
+    """
 
     details: JsonObject
 
@@ -83,7 +85,7 @@ class Destination:
 class Controlled:
     """The outcome of a control."""
 
-    in_hand: bool  #: the host has the live migration in hand
+    in_hand: bool  #: True if the host runs this live migration
 
 
 # --- verbs ---
@@ -102,7 +104,7 @@ class Verb:
     #: May start a guest. The host must have had a lease since the command was sent, and waits
     #: until every guest that must not run there is off.
     starts_guest: ClassVar[bool] = False
-    #: Needs such a lease although it starts no guest.
+    #: Needs the same lease although it starts no guest.
     needs_lease: ClassVar[bool] = False
     #: Is journalled before it begins and is never repeated, because its effect cannot be checked.
     #: After a crash its result is "unknown".
@@ -165,7 +167,7 @@ class VolumeVerb(Verb, is_abstract=True):
 
 @dataclass(frozen=True, kw_only=True)
 class EnsureGuest(ImageVerb):
-    """Make the guest and start it."""
+    """Create and start the guest."""
 
     starts_guest = True
     builds = True
@@ -174,7 +176,7 @@ class EnsureGuest(ImageVerb):
 
 @dataclass(frozen=True, kw_only=True)
 class EnsureRunning(Verb):
-    """Start the guest, or resume it."""
+    """Start or resume the guest."""
 
     starts_guest = True
     has: Belongings
@@ -185,7 +187,7 @@ class EnsureStopped(Verb):
     """Shut the guest down, and power it off after the timeout."""
 
     waits_for_guest = True
-    timeout: float  #: seconds that the guest has to shut down; 0 powers it off at once
+    timeout: float  #: seconds that the guest has to shut down, 0 powers it off at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,7 +212,7 @@ class EnsureSuspended(Verb):
 
 @dataclass(frozen=True, kw_only=True)
 class Rebuild(ImageVerb):
-    """Replace the guest's disks by new ones from its image."""
+    """Replace the guest's disks by new ones from the image."""
 
     starts_guest = True
     builds = True
@@ -416,7 +418,7 @@ class Install(GuestVerb):
 
 @dataclass(frozen=True, kw_only=True)
 class ResizeHere(GuestVerb):
-    """Resize the guest, which is off, and keep its old disks."""
+    """Resize the guest, which is off, and keep the old disks."""
 
     starts_guest = True
     copies_disks = True
@@ -434,7 +436,7 @@ class SettleResize(GuestVerb):
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareArrival(ImageVerb):
-    """Check that the guest can migrate to this host while it runs, and prepare its arrival."""
+    """Check that the guest can migrate to this host while it runs, and prepare the arrival."""
 
     Result = Destination
     needs_lease = True
@@ -500,8 +502,8 @@ def decode(command: Command) -> Verb:
     """Return the verb of a command.
 
     Raises:
-        UnknownVerb: this release has no verb of that name.
-        TypeError, ValueError: an argument is missing or has another type; the text names it.
+        UnknownVerb: This release has no verb of that name.
+        TypeError, ValueError: An argument is missing or has another type, as the text explains.
     """
     verb = VERBS.get(command.verb)
     if verb is None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records to plain dictionaries and back: what goes over RabbitMQ and into JSON columns.
+"""Conversion of records to plain dictionaries and back, for RabbitMQ and JSON columns.
 
-Unknown fields of a newer sender are ignored by an older reader; fields that an older sender does
-not know take their default. A record is trusted to be what its type says: both ends are ours.
+A reader ignores unknown fields of a newer sender. Fields that an older sender lacks take their
+default. The type of a value is not checked, because Kilonova wrote both ends.
 """
 
 from __future__ import annotations
@@ -22,7 +22,11 @@ _PLAIN: tuple[type, ...] = (str, int, float, bool, type(None))
 
 
 def to_wire(record: object) -> JsonValue:
-    """A record, or a list or dictionary of them, as plain data."""
+    """Return a record, or a list or dictionary of records, as plain data.
+
+    Raises:
+        TypeError: A value is neither plain nor a record.
+    """
     if isinstance(record, _PLAIN):  # a StrEnum is a str
         return record
     if dataclasses.is_dataclass(record) and not isinstance(record, type):
@@ -35,10 +39,10 @@ def to_wire(record: object) -> JsonValue:
 
 
 def from_wire(kind: type[T], data: JsonObject) -> T:
-    """The record of ``kind`` that ``to_wire`` made plain.
+    """Return the record of type ``kind`` from the plain data that ``to_wire`` returned.
 
     Raises:
-        TypeError: a field without a default is missing, or the data is no object.
+        TypeError: A field without a default is missing, or the data is no object.
     """
     if not isinstance(data, Mapping):  # "key in data" is also defined for a text and a list
         raise TypeError(f"{kind.__name__} is read from {type(data).__name__}")
@@ -53,13 +57,16 @@ def _names(kind: type) -> tuple[str, ...]:
 
 @functools.cache
 def _readers(kind: type) -> dict[str, Callable[[Any], Any]]:
-    """Return how the value of each field is read."""
+    """Return the function that reads the value of each field."""
     hints = typing.get_type_hints(kind)
     return {name: _reader(hints[name]) for name in _names(kind)}
 
 
 def _reader(hint: object) -> Callable[[Any], Any]:
-    """How a value of this type is read back; anything without records inside is taken as it is."""
+    """Return the function that reads a value of this type.
+
+    A value without records inside is returned unchanged.
+    """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         inner = [_reader(argument) for argument in arguments if argument is not type(None)]

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys, certificates, tickets and limits: how processes prove to each other who they are."""
+"""Keys, certificates, tickets and limits: how processes authenticate each other."""

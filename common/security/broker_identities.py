@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The users of hosts and of the control plane's roles at the broker, with their permissions.
 
-RabbitMQ then enforces that a host reads its own queue only, and sends only in its own name, to
-conductors and to processes that asked it; that conductors alone declare the queues of hosts; and
-that a role reads only its own queues and answers. RabbitMQ closes the connection of a user that
-tries anything else. docs/decisions/0035 names the limits of this.
-Permissions: https://www.rabbitmq.com/docs/access-control
+RabbitMQ enforces these rules, and closes the connection of a user that breaks them:
+
+* A host reads only the host's queue, and sends only under the host's name, to conductors and to
+  processes that sent a request to the host.
+* Only conductors declare the queues of hosts.
+* A role reads only its own queues and answers.
+
+docs/decisions/0035 describes the limits of this. Permissions:
+https://www.rabbitmq.com/docs/access-control
 """
 
 from __future__ import annotations
@@ -38,7 +42,8 @@ NOTHING = "^$"
 #: Limits of a host's user. An agent has two connections, and two more while a restarted one takes
 #: over. https://www.rabbitmq.com/docs/user-limits
 HOST_LIMITS = {"max-connections": 8, "max-channels": 64}
-_DEFAULT = r"amq\.default"  #: RabbitMQ's name for the exchange that leads into each queue
+#: RabbitMQ's name for the default exchange, which leads into each queue.
+_DEFAULT = r"amq\.default"
 _NUMBER = "[0-9a-f]{32}"
 
 
@@ -88,13 +93,15 @@ class Identity:
 
 
 def of_host(host: str, password: str, prefix: str = PREFIX) -> Identity:
-    """Return the identity of a host: it reads its queue, and sends in its name."""
+    """Return the identity of a host, which reads its queue and sends under its name."""
     sends = rf"^({REPORTS}|{HEARTBEATS}|{ANSWERS}\.{_NUMBER})\.{re.escape(host)}$"
     return _of_machine(user_of(host, prefix), password, host_queue(prefix, host), sends, prefix)
 
 
 def of_join(host: str, password: str, prefix: str = PREFIX) -> Identity:
-    """Return the identity in a join token: it asks conductors, and reads their answers."""
+    """Return the identity in a join token, which sends requests to conductors and reads the
+    answers.
+    """
     sends = rf"^{REPORTS}\.{re.escape(host)}$"
     user, queue = user_of_join(host, prefix), join_queue(prefix, host)
     return _of_machine(user, password, queue, sends, prefix)
@@ -117,7 +124,7 @@ def of_role(
     """Return the identity of API, CONSOLE, SCHEDULER or CONDUCTOR.
 
     Args:
-        calls: The exchange between these.
+        calls: The exchange between these roles.
         notifications: The exchange of notifications.
         topics: The topics of notifications.
     """
@@ -129,7 +136,8 @@ def of_role(
     answer_keys = rf"{ANSWERS}\.{_NUMBER}\.#"
     binds, wakes = [rf"{begin}-{role}(\..+)?"], rf"{begin}-({CONDUCTOR}|nobody)"
     match role:
-        case broker_names.CONSOLE:  # It asks hosts only.
+        # The console service sends requests only to hosts.
+        case broker_names.CONSOLE:
             permissions = [answers], [answers, _DEFAULT], [answers, hosts]
             routes = [Topic(from_hosts, read=_any([answer_keys]))]
         case broker_names.API:
@@ -142,7 +150,8 @@ def of_role(
                 Topic(from_hosts, read=_any([answer_keys])),
                 Topic(calls, write=_any([wakes])),
             ]
-        case broker_names.SCHEDULER:  # It answers only.
+        # The scheduler only answers.
+        case broker_names.SCHEDULER:
             permissions = [served, called], [served, _DEFAULT], [served, called]
             routes = [Topic(calls, read=_any(binds))]
         case _:
@@ -158,7 +167,7 @@ def of_role(
             asks = [rf"{begin}-({CONDUCTOR}(\..+)?|{SCHEDULER}|nobody)"]
             if calls == notifications:
                 asks, binds = [*asks, outbox], [*binds, outbox]
-            # It binds each host by its name while another host is in quarantine.
+            # A conductor binds each host by name while another host is in quarantine.
             keys = [rf"({REPORTS}|{HEARTBEATS})\..+", answer_keys]
             routes = [Topic(from_hosts, read=_any(keys)), Topic(calls, _any(asks), _any(binds))]
     configure, write, read = map(_any, permissions)

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
-PREFIX = "kilonova"  #: begins every name at the broker
+#: The prefix of every name at the broker.
+PREFIX = "kilonova"
 REPORTS, HEARTBEATS, ANSWERS = "reports", "heartbeats", "answers"
 API, CONSOLE, SCHEDULER, CONDUCTOR = "api", "console", "scheduler", "conductor"
 ROLES = (API, CONSOLE, SCHEDULER, CONDUCTOR)
-CALLS = "kilonova"  #: the exchange between processes of the control plane; begins their topics
+#: The exchange between processes of the control plane, and the prefix of their topics.
+CALLS = "kilonova"
 
 
 def user_of_role(role: str, prefix: str = PREFIX) -> str:
@@ -46,5 +48,5 @@ def join_queue(prefix: str, host: str) -> str:
 
 
 def exchange(prefix: str) -> str:
-    """Return the exchange for messages of hosts; routing keys end in the host's name."""
+    """Return the exchange for messages of hosts. Routing keys end in the host's name."""
     return f"{prefix}-hosts"

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Certificates of hosts and processes: read, sign, renew, and prove.
+"""Certificates of hosts and processes: read, sign, renew and verify.
 
-A host makes its keys itself (``NewKey``) and proves its present certificate when it asks for the
-next one (``Certificate.proof``). Conductors sign with the key in [tls] ca_key_file (``Signer``),
-and deploy/one_machine/cloud/authority.py makes an authority for one machine and for labs. Nothing
-is written here.
+A host makes its keys itself (``NewKey``), and proves its present certificate when it requests the
+next one (``Certificate.proof``). Conductors sign with the key in [tls] ca_key_file (``Signer``).
+deploy/one_machine/cloud/authority.py makes an authority for one machine and for labs. This module
+writes no files.
 
-Invariant: subject and addresses come from the signer; those in a request are ignored.
+Invariant: subject and addresses come from the signer. Those in a request are ignored.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ from common.domain.errors import ConfigError
 
 DAY = datetime.timedelta(days=1)
 YEARS = 3650 * DAY
-OF_HOSTS = 365 * DAY  #: agents renew theirs (compute_agent.certificate)
+#: Agents renew their certificates (compute_agent.certificate).
+OF_HOSTS = 365 * DAY
 PublicKey = ec.EllipticCurvePublicKey | rsa.RSAPublicKey
 _REACHED = (x509.IPAddress, x509.DNSName)
 DAY_SECONDS = 24 * 3600
-SOON_SECONDS = 30 * DAY_SECONDS  #: before the end: alerts begin, and a host renews
+#: Seconds before the end at which alerts begin and a host renews.
+SOON_SECONDS = 30 * DAY_SECONDS
 ALGORITHM = hashes.SHA256()
 PrivateKey = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
 
@@ -45,10 +47,11 @@ class Certificate:
 
     @classmethod
     def read(cls, path: str) -> Certificate:
-        """Read both from one PEM file.
+        """Read the certificate and the key from one PEM file.
 
         Raises:
-            OSError, ValueError: The file cannot be read, or lacks one of them.
+            OSError: The file cannot be read.
+            ValueError: Certificate or key is missing or unusable.
         """
         text = Path(path).read_bytes()
         key = serialization.load_pem_private_key(text, None)
@@ -65,7 +68,11 @@ class Certificate:
 
 
 def check_proof(cert: x509.Certificate, host: str, request: str, proof: str) -> None:
-    """Raise ValueError unless the proof is of this certificate's key, for this request."""
+    """Verify that the proof is of this certificate's key, for this request.
+
+    Raises:
+        ValueError: The proof is not valid.
+    """
     public, signed = cert.public_key(), _signed_text(host, request)
     try:
         if isinstance(public, rsa.RSAPublicKey):
@@ -83,10 +90,11 @@ def _signed_text(host: str, request: str) -> bytes:
 
 
 def ends_at(path: str) -> int:
-    """Return the end of the certificate in a file, in seconds since 1970.
+    """Return the end of the first certificate in a PEM file, in seconds since 1970.
 
     Raises:
-        OSError, ValueError: The file has no certificate.
+        OSError: The file cannot be read.
+        ValueError: The file has no certificate.
     """
     cert = x509.load_pem_x509_certificate(Path(path).read_bytes())
     return int(cert.not_valid_after_utc.timestamp())
@@ -100,8 +108,10 @@ class NewKey:
 
     def request(self, host: str) -> str:
         """Return the request for a certificate (PEM)."""
-        asked = x509.CertificateSigningRequestBuilder(named(host)).sign(self._key, ALGORITHM)
-        return asked.public_bytes(serialization.Encoding.PEM).decode()
+        request = x509.CertificateSigningRequestBuilder(subject_name(host)).sign(
+            self._key, ALGORITHM
+        )
+        return request.public_bytes(serialization.Encoding.PEM).decode()
 
     def file(self, certificate: str) -> str:
         """Return the text of [tls] cert_file: the certificate (PEM) and this key.
@@ -130,18 +140,22 @@ class Signer:
     key: PrivateKey
 
     @classmethod
-    def opened(cls, ca_file: str, key_file: str) -> Signer:
-        """Read both; raise ConfigError if they cannot be used, or do not belong together."""
+    def read(cls, ca_file: str, key_file: str) -> Signer:
+        """Read the authority's certificate and key.
+
+        Raises:
+            ConfigError: The files cannot be used, or do not belong together.
+        """
         try:
             key = serialization.load_pem_private_key(Path(key_file).read_bytes(), None)
-            known = x509.load_pem_x509_certificates(Path(ca_file).read_bytes())
+            authorities = x509.load_pem_x509_certificates(Path(ca_file).read_bytes())
         except (OSError, ValueError, TypeError) as problem:
             raise ConfigError(
                 f"[tls] ca_key_file {key_file}, ca_file {ca_file}: {problem}; give PEM files that this "
                 "process can read, the key without a password"
             ) from problem
         if isinstance(key, PrivateKey):
-            for cert in known:
+            for cert in authorities:
                 if cert.public_key() == key.public_key():
                     return cls(cert, key)
         raise ConfigError(
@@ -157,14 +171,15 @@ class Signer:
     ) -> x509.Certificate:
         """Sign a certificate for a server or client at these names and addresses.
 
-        It ends no later than the authority's own.
+        The certificate ends no later than the authority's own.
         """
         now = datetime.datetime.now(datetime.UTC)
         return (
-            builder(self.cert.subject, named(name), public, now)
+            builder(self.cert.subject, subject_name(name), public, now)
             .not_valid_after(min(now + valid, self.cert.not_valid_after_utc))
             .add_extension(
-                x509.SubjectAlternativeName([reached(one) for one in reached_at]), critical=False
+                x509.SubjectAlternativeName([general_name(address) for address in reached_at]),
+                critical=False,
             )
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(usage(signs_others=False), critical=False)
@@ -187,7 +202,7 @@ class Signer:
         Raises:
             ValueError: The request is malformed, or not signed with its own key.
         """
-        public = _requested_key(request)
+        public = _read_requested_key(request)
         return pem(self.sign(public, name, (address,), OF_HOSTS))
 
     def renew(self, host: str, present: str, request: str, proof: str) -> str:
@@ -209,22 +224,26 @@ class Signer:
             raise ValueError(
                 "the present certificate is not of this cloud's authority"
             ) from problem
-        if cert.subject != named(host):
+        if cert.subject != subject_name(host):
             raise ValueError(f"the present certificate does not name host {host}")
         now = datetime.datetime.now(datetime.UTC)
         if not cert.not_valid_before_utc <= now <= cert.not_valid_after_utc:
             raise ValueError("the present certificate is over")
         check_proof(cert, host, request, proof)
         names = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        where = tuple(str(one.value) for one in names if isinstance(one, _REACHED))
-        return pem(self.sign(_requested_key(request), host, where, OF_HOSTS))
+        addresses = tuple(str(name.value) for name in names if isinstance(name, _REACHED))
+        return pem(self.sign(_read_requested_key(request), host, addresses, OF_HOSTS))
 
 
-def _requested_key(request: str) -> PublicKey:
-    """Return the key of a request; raise ValueError unless the request is signed with it."""
-    asked = x509.load_pem_x509_csr(request.encode())
-    public = asked.public_key()
-    if not asked.is_signature_valid or not isinstance(public, PublicKey):
+def _read_requested_key(request: str) -> PublicKey:
+    """Return the key of a request.
+
+    Raises:
+        ValueError: The request is not signed with that key.
+    """
+    parsed = x509.load_pem_x509_csr(request.encode())
+    public = parsed.public_key()
+    if not parsed.is_signature_valid or not isinstance(public, PublicKey):
         raise ValueError("the request is not signed with its own key, EC or RSA")
     return public
 
@@ -232,7 +251,7 @@ def _requested_key(request: str) -> PublicKey:
 def builder(
     issuer: x509.Name, subject: x509.Name, public: PublicKey, now: datetime.datetime
 ) -> x509.CertificateBuilder:
-    """Begin a certificate, valid from two days ago, because clocks differ."""
+    """Return the builder of a certificate. Valid from two days ago, as clocks differ."""
     return (
         x509.CertificateBuilder()
         .issuer_name(issuer)
@@ -243,16 +262,16 @@ def builder(
     )
 
 
-def reached(where: str) -> x509.GeneralName:
-    """Return an address or a name as certificates contain it."""
+def general_name(address: str) -> x509.GeneralName:
+    """Return an address or a name in the form for certificates."""
     try:
-        return x509.IPAddress(ipaddress.ip_address(where))
+        return x509.IPAddress(ipaddress.ip_address(address))
     except ValueError:
-        return x509.DNSName(where)
+        return x509.DNSName(address)
 
 
-def named(name: str) -> x509.Name:
-    """Return a subject; common names have at most 64 characters."""
+def subject_name(name: str) -> x509.Name:
+    """Return the name as a subject. Common names have at most 64 characters."""
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
 
 

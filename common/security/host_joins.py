@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Join tokens, which ``kilonova host add`` prints, and the envelope of the identity they open.
+"""Join tokens, which ``kilonova host add`` prints, and the envelope of the identity.
 
-A token contains no identity. Its key opens two questions to a conductor: the state of the token,
-and once the identity (``common.rpc.host_credentials``). The identity is sealed for a key pair that
-the asker has just made. So a token that leaks later opens no recorded message.
+A token contains no identity. The token's key permits two requests to a conductor: the state of the
+token, and once the identity (``common.rpc.host_credentials``). The identity is sealed for a fresh
+key pair of the requesting machine, so a token that leaks later opens no recorded message.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from common.domain.json_types import JsonObject
 from common.security.host_keys import HostKey, NotGenuine, OwnKeys, Purpose
 
-BEGIN = "join1."  #: begins every token, and names its format
+#: The prefix of every token, which names the format.
+BEGIN = "join1."
 _MOST_CHARACTERS, _MOST_BYTES = 65536, 1 << 18
 
 
@@ -73,7 +74,7 @@ class JoinToken:
 
 
 class Envelope:
-    """A key pair for one answer; the sealer gets ``public``."""
+    """A key pair for one answer. The sealer gets ``public``."""
 
     def __init__(self) -> None:
         self._private = X25519PrivateKey.generate()
@@ -83,7 +84,7 @@ class Envelope:
         """Return the content.
 
         Raises:
-            NotGenuine: It was not sealed for this envelope.
+            NotGenuine: The content was not sealed for this envelope.
         """
         try:
             other, body = str(sealed["public"]), bytes.fromhex(sealed["body"])
@@ -97,7 +98,11 @@ class Envelope:
 
 
 def seal_for(public: str, content: JsonObject) -> JsonObject:
-    """Seal content for the envelope with this public key; raise ValueError if it is not a key."""
+    """Seal content for the envelope with this public key.
+
+    Raises:
+        ValueError: The text is not a key.
+    """
     own = Envelope()
     key = _shared_key(own._private, public, public, own.public)
     return {"public": own.public, "body": key.seal(json.dumps(content).encode(), b"").hex()}

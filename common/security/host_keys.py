@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys that a host shares with the control plane: what proves, and hides, each message between
-both.
+"""Keys that a host shares with the control plane, to authenticate and encrypt their messages.
 
-A host has two: one with conductors (commands, reports), one with whoever may ask it something
-(queries). Each is made of a secret of the control plane, the host's name and a number, the
-generation, so nothing has to be kept of it: a conductor makes the keys of every host, a host has
-its own. A new generation makes the old key worthless. Which generations count is in the database
+A host has two keys: one with conductors (commands, reports), and one with processes that may query
+the host. Each is derived from a secret of the control plane, the host's name and a number, the
+generation. So conductors store no keys: they derive the keys of every host. A host stores its own.
+A new generation invalidates the old key. The database holds the valid generations
 (``common.store.hosts.host_keys``).
 """
 
@@ -31,19 +30,22 @@ from common.domain.clock import Clock
 _NONCE_BYTES = 12
 _NO_SECRET = "This process has no secret for keys of purpose {}; see [host_keys]."  # noqa: S105 - a message
 _STRANGERS_SECONDS = 0.1
-_SILENCE_SECONDS = 1.0  #: after which a database that was silent is asked again
-GOOD_FOR_SECONDS = 5  #: for which what was read of generations is believed
+#: Seconds between attempts to read from a database that does not answer.
+_SILENCE_SECONDS = 1.0
+#: Seconds for which generations are cached.
+GOOD_FOR_SECONDS = 5
 
 
 class Purpose(StrEnum):
-    """What a key is good for."""
+    """The purpose of a key."""
 
     COMMAND = "command"
     QUERY = "query"
-    JOIN = "join"  #: of a token: asks once for the two others (``common.security.host_joins``)
+    #: The key of a join token, which requests the two others once (``common.security.host_joins``).
+    JOIN = "join"
 
 
-#: What a host has.
+#: The purposes of a host's own keys.
 OF_A_HOST = (Purpose.COMMAND, Purpose.QUERY)
 
 
@@ -61,15 +63,15 @@ class HostKey:
     secret: bytes = field(repr=False)
 
     def seal(self, plain: bytes, header: bytes) -> bytes:
-        """Encrypt a text, and bind it to a header, which stays readable for anybody."""
+        """Encrypt a text and authenticate a header, which stays readable."""
         nonce = os.urandom(_NONCE_BYTES)
         return nonce + AESGCM(self.secret).encrypt(nonce, plain, header)
 
     def open(self, sealed: bytes, header: bytes) -> bytes:
-        """Return the text.
+        """Return the decrypted text.
 
         Raises:
-            NotGenuine: The key or the header is another one, or the text was changed.
+            NotGenuine: Key or header differ, or the text was changed.
         """
         try:
             return AESGCM(self.secret).decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], header)
@@ -78,30 +80,39 @@ class HostKey:
 
 
 def mac(secret: str, *about: str | int) -> bytes:
-    """Return 32 bytes that only a process with the secret can make for these words and numbers."""
+    """Return 32 bytes that only a process with the secret can derive from the arguments."""
     return hmac.new(secret.encode(), json.dumps(about).encode(), hashlib.sha256).digest()
 
 
 def derive(secret: str, host: str, generation: int, purpose: Purpose) -> HostKey:
-    """Return the key of a host, which is the same in each process with the secret."""
+    """Return the key of a host. Each process with the secret derives the same key."""
     return HostKey(host, generation, purpose, mac(secret, "host key", host, generation, purpose))
 
 
 class Keys(Protocol):
-    """The keys that one process has."""
+    """The keys of one process."""
 
     def newest(self, host: str, purpose: Purpose) -> HostKey:
-        """The key for a message to or of this host; raises Unavailable when there is none."""
+        """Return the key for a new message to or from this host.
+
+        Raises:
+            Unavailable: There is no key.
+        """
 
     def find(self, host: str, generation: int, purpose: Purpose) -> HostKey:
-        """The key with which a message was made; raises NotGenuine when it does not count (any
-        more)."""
+        """Return the key of a received message.
+
+        Raises:
+            NotGenuine: The key is unknown or no longer valid.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class OwnKeys:
-    """The keys of an agent. ``transport_url``: the broker, in the host's own name; empty: as
-    configured."""
+    """The keys of an agent.
+
+    ``transport_url`` is the broker with the host's own user. Empty: as configured.
+    """
 
     host: str
     generation: int
@@ -119,7 +130,7 @@ class OwnKeys:
         return HostKey(host, generation, purpose, bytes.fromhex(self.secrets[purpose]))
 
     def text(self) -> str:
-        """The host's key file."""
+        """Return the content of the host's key file."""
         return (
             json.dumps(
                 {
@@ -135,13 +146,13 @@ class OwnKeys:
 
     @classmethod
     def read(cls, path: Path, host: str) -> OwnKeys:
-        """The host's key file.
+        """Read the host's key file.
 
         Raises:
-            ValueError: it is missing, readable for others, or not this host's; the text says what
-            to do.
+            ValueError: The file is missing, readable for others, or of another host. The text has
+                the remedy.
         """
-        again = (
+        remedy = (
             f"make it with: kilonova host add {host} (or rotate), on a machine of the control plane"
         )
         try:
@@ -155,31 +166,36 @@ class OwnKeys:
             )
             assert all(len(bytes.fromhex(secret)) == 32 for secret in own.secrets.values())
         except FileNotFoundError as problem:
-            raise ValueError(f"this host has no key file {path}: {again}") from problem
+            raise ValueError(f"this host has no key file {path}: {remedy}") from problem
         except (OSError, ValueError, KeyError, TypeError, AssertionError) as problem:
             raise ValueError(
-                f"the key file {path} cannot be used ({type(problem).__name__}): {again}"
+                f"the key file {path} cannot be used ({type(problem).__name__}): {remedy}"
             ) from problem
         if mode & 0o077:
             raise ValueError(f"others may read the key file {path}: chmod 600 {path}")
         if own.host != host:
             raise ValueError(
-                f"the key file {path} is of host {own.host}, and this is {host}: {again}"
+                f"the key file {path} is of host {own.host}, and this is {host}: {remedy}"
             )
         return own
 
 
 @dataclass(frozen=True, slots=True)
 class Generations:
-    """Of one host: the newest generation of its keys, and whether the one before counts still."""
+    """The newest generation of a host's keys, and whether the previous one is valid."""
 
     newest: int
     accepts_previous: bool = False
 
 
 class AllKeys:
-    """The keys of all hosts, for a process of the control plane. ``secrets``: for each purpose that
-    it may have; ``look`` reads which generations count, at most every ``good_for`` seconds."""
+    """The keys of all hosts, for a process of the control plane.
+
+    Args:
+        secrets: The secret of each purpose that the process may use.
+        look: Reads the valid generations from the database.
+        good_for: Seconds for which the result of ``look`` is cached.
+    """
 
     def __init__(
         self,
@@ -192,9 +208,9 @@ class AllKeys:
         if Purpose.COMMAND in self._secrets:
             self._secrets[Purpose.JOIN] = self._secrets[Purpose.COMMAND]
         self._look, self._clock, self._good_for = look, clock, good_for
-        self._found: Mapping[str, Generations] = {}
-        self._looked_at = self._rests_until = float("-inf")
-        self._made: dict[tuple[str, int, Purpose], HostKey] = {}
+        self._by_host: Mapping[str, Generations] = {}
+        self._read_at = self._retry_at = float("-inf")
+        self._keys: dict[tuple[str, int, Purpose], HostKey] = {}
         self._lock = threading.Lock()
 
     def newest(self, host: str, purpose: Purpose) -> HostKey:
@@ -204,60 +220,76 @@ class AllKeys:
         return self._make(host, generations.newest, purpose)
 
     def find(self, host: str, generation: int, purpose: Purpose) -> HostKey:
-        known = self._generations(host)
-        if known is None:
+        valid = self._generations(host)
+        if valid is None:
             raise NotGenuine("this host has no key (any more): kilonova host add")
-        if generation != known.newest and not (
-            known.accepts_previous and generation == known.newest - 1
+        if generation != valid.newest and not (
+            valid.accepts_previous and generation == valid.newest - 1
         ):
             raise NotGenuine(
-                f"generation {generation} of its key does not count: it is {known.newest}"
+                f"generation {generation} of its key does not count: it is {valid.newest}"
             )
         return self._make(host, generation, purpose)
 
     def hosts(self) -> list[str]:
-        """Return all hosts that have a key, and may speak; raises Unavailable."""
+        """Return all hosts with a key, read from the database.
+
+        Raises:
+            Unavailable: The database does not answer.
+        """
         with self._lock:
-            self._found = self._look()
-            self._looked_at = self._clock.monotonic()
-            return list(self._found)
+            self._by_host = self._look()
+            self._read_at = self._clock.monotonic()
+            return list(self._by_host)
 
     def _generations(self, host: str) -> Generations | None:
-        """A host that is not known is looked for at once, but a stranger who makes names up has the
-        database asked ten times a second at most."""
+        """Return the generations of a host, from the cache or the database.
+
+        An unknown host causes a read at once, but invented names cause at most ten reads a second.
+        """
         with self._lock:
             moment = self._clock.monotonic()
-            age = moment - self._looked_at
-            if age > self._good_for or (host not in self._found and age > _STRANGERS_SECONDS):
-                if moment < self._rests_until:
+            age = moment - self._read_at
+            if age > self._good_for or (host not in self._by_host and age > _STRANGERS_SECONDS):
+                if moment < self._retry_at:
                     raise errors.Unavailable("The database does not say which keys of hosts count.")
-                # for those that come while it is away
-                self._rests_until = moment + _SILENCE_SECONDS
-                self._found = self._look()
-                self._looked_at, self._rests_until = self._clock.monotonic(), moment
-            return self._found.get(host)
+                # Other callers fail at once while the database is away.
+                self._retry_at = moment + _SILENCE_SECONDS
+                self._by_host = self._look()
+                self._read_at, self._retry_at = self._clock.monotonic(), moment
+            return self._by_host.get(host)
 
     def _make(self, host: str, generation: int, purpose: Purpose) -> HostKey:
-        key = self._made.get((host, generation, purpose))
+        key = self._keys.get((host, generation, purpose))
         if key is None:
             if purpose not in self._secrets:
                 raise errors.Unavailable(_NO_SECRET.format(purpose))
-            key = self._made[host, generation, purpose] = derive(
+            key = self._keys[host, generation, purpose] = derive(
                 self._secrets[purpose], host, generation, purpose
             )
         return key
 
     def for_host(self, host: str, transport_url: str = "", generation: int = 0) -> OwnKeys:
-        """What the host's key file has; ``generation``: of these keys, 0: of the newest."""
+        """Return the content of the host's key file.
+
+        Args:
+            generation: Of these keys. 0: the newest.
+        """
         number = generation or self.newest(host, Purpose.COMMAND).generation
-        made = {
+        secrets = {
             str(purpose): self._make(host, number, purpose).secret.hex() for purpose in OF_A_HOST
         }
-        return OwnKeys(host, number, made, transport_url)
+        return OwnKeys(host, number, secrets, transport_url)
 
     def broker_password(self, host: str, generation: int) -> str:
-        """The password of the host's user at the broker. It follows from the secret as the keys do,
-        so that it is the same for who makes the user and for who tells the host."""
+        """Return the password of the host's user at the broker.
+
+        The password is derived from the secret, so the creator of the user and the sender of the
+        key file get the same one.
+
+        Raises:
+            Unavailable: The process does not have the secret.
+        """
         if Purpose.COMMAND not in self._secrets:
             raise errors.Unavailable(_NO_SECRET.format(Purpose.COMMAND))
         return mac(self._secrets[Purpose.COMMAND], "broker password", host, generation).hex()[:48]

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tickets: what a host shows the image gateway to read or write the images of its commands, and
-nothing else.
+"""Tickets with which a host reads or writes images at the image gateway.
 
-The conductor makes one for each message that has commands with images, the gateway checks it; the
-key is derived from a secret of these two, which no host has, and no API process. The verbs of
-``common.domain.verbs`` name the images that they need. Must stay true: a ticket
-opens no image that its commands do not name, a ticket for reading does not write, and the reverse;
-it ends by itself, and is compared in constant time.
+A conductor makes a ticket for each message with commands that need images, and the gateway checks
+it. The key is derived from a secret that only conductors and gateways have. The verbs of
+``common.domain.verbs`` name their images.
+
+Invariant: a ticket opens only the images of its commands. A ticket for reading does not write, and
+the reverse. A ticket expires, and is compared in constant time.
 """
 
 from __future__ import annotations
@@ -31,14 +31,16 @@ from common.security.vault import Vault
 log = logging.getLogger(__name__)
 PURPOSE = "image-gateway/1"
 LIFETIME = 3600  #: seconds
-MOST = 100  #: images of one ticket: it travels in a header, and servers bound these
-LONGEST = 8000  #: characters
+#: The limit of images of one ticket, because servers limit the size of a header.
+MOST = 100
+#: Characters of a ticket.
+LONGEST = 8000
 _BAD = "The ticket is not one of this cloud's, is too old, or does not open this image for that."
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What a ticket says: whose it is, what it opens, and until when (seconds since the epoch)."""
+    """The content of a ticket: host, images and end (seconds since the epoch)."""
 
     host: str
     reads: frozenset[str]
@@ -48,66 +50,72 @@ class Ticket:
 
 def images_read(verbs: Iterable[Verb]) -> list[str]:
     """Return the ids of the images that hosts may have to read for these verbs."""
-    return _each(verb.image_to_read for verb in verbs)
+    return _distinct(verb.image_to_read for verb in verbs)
 
 
 def images_written(verbs: Iterable[Verb]) -> list[str]:
     """Return the ids of the images that these verbs write."""
-    return _each(verb.image_to_write for verb in verbs)
+    return _distinct(verb.image_to_write for verb in verbs)
 
 
-def _each(found: Iterable[str | None]) -> list[str]:
-    """Without repetition, in their order."""
-    return [image for image in dict.fromkeys(found) if image]
+def _distinct(images: Iterable[str | None]) -> list[str]:
+    """Return the ids without repetition, in order."""
+    return [image for image in dict.fromkeys(images) if image]
 
 
 def configured(conf: cfg.ConfigOpts) -> Tickets:
-    """Made and checked with the secret that conductors and image gateways have."""
-    own = conf.image_gateway.ticket_secret
-    if not own.strip(", "):
+    """Return the tickets with the secret of conductors and image gateways."""
+    secret = conf.image_gateway.ticket_secret
+    if not secret.strip(", "):
         log.warning(
             "whoever has [DEFAULT] secret_key can make tickets for images: set [image_gateway] ticket_secret "
             "for conductors and image gateways"
         )
-        own = conf.secret_key
-    return Tickets(Vault(own))
+        secret = conf.secret_key
+    return Tickets(Vault(secret))
 
 
 class Tickets:
-    """Makes and checks tickets. ``seconds`` tells the time of day."""
+    """Makes and checks tickets. ``seconds`` returns the time of day."""
 
     def __init__(self, vault: Vault, seconds: Callable[[], float] = time.time) -> None:
         self._vault, self._seconds = vault, seconds
 
     def make(self, host: str, reads: Sequence[str] = (), writes: Sequence[str] = ()) -> str:
-        """A ticket for this host.
+        """Return a ticket for this host.
 
         Raises:
-            Unavailable: this cloud has no secret to sign it with.
+            Unavailable: This cloud has no secret to sign with.
+            ValueError: A ticket cannot have so many images.
         """
         if len(reads) + len(writes) > MOST:
             raise ValueError(f"a ticket opens at most {MOST} images")
-        says = [host, list(reads), list(writes), int(self._seconds()) + LIFETIME]
-        body = base64.urlsafe_b64encode(json.dumps(says, separators=(",", ":")).encode()).decode()
+        content = [host, list(reads), list(writes), int(self._seconds()) + LIFETIME]
+        body = base64.urlsafe_b64encode(
+            json.dumps(content, separators=(",", ":")).encode()
+        ).decode()
         return f"{body}.{_signature(self._vault.derive(PURPOSE), body)}"
 
     def check(self, text: str) -> Ticket:
-        """What the ticket says.
+        """Return the content of a ticket.
 
         Raises:
-            Unauthorized: it is not one of this cloud's, or its time is over.
-            Unavailable: this cloud has no secret.
+            Unauthorized: The ticket is not of this cloud, or has expired.
+            Unavailable: This cloud has no secret.
         """
         body, _, signature = text[:LONGEST].partition(".")
-        known = [
+        matches = [
             hmac.compare_digest(_signature(key, body).encode(), signature.encode(errors="replace"))
             for key in self._vault.derive_all(PURPOSE)
         ]
-        if not any(known):
+        if not any(matches):
             raise errors.Unauthorized(_BAD)
         try:
             host, reads, writes, until = json.loads(base64.urlsafe_b64decode(body))
-        except (ValueError, binascii.Error) as problem:  # signed by us, by another release
+        except (
+            ValueError,
+            binascii.Error,
+        ) as problem:  # Another release signed it in another form.
             raise errors.Unauthorized(_BAD) from problem
         if self._seconds() >= until:
             raise errors.Unauthorized(_BAD)
@@ -116,8 +124,7 @@ class Tickets:
 
 @dataclass(frozen=True)
 class Gateway:
-    """The image gateway as conductors send it to hosts: its ``url`` as these reach it, and who
-    makes tickets."""
+    """The image gateway for conductors: the URL for hosts, and the maker of tickets."""
 
     url: str
     tickets: Tickets
@@ -126,17 +133,17 @@ class Gateway:
         """Return the access for exactly the images of these commands, or None without images.
 
         Raises:
-            Unavailable: this cloud has no secret to sign it with.
+            Unavailable: This cloud has no secret to sign with.
         """
         verbs = [decode(command) for command in commands]
         reads, writes = images_read(verbs), images_written(verbs)
         return Access(self.url, self.tickets.make(host, reads, writes)) if reads or writes else None
 
     def for_reading(self, host: str, images: Sequence[str]) -> Access:
-        """Access for reading these images.
+        """Return the access for reading these images.
 
         Raises:
-            Unavailable: as above.
+            Unavailable: This cloud has no secret to sign with.
         """
         return Access(self.url, self.tickets.make(host, images))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files with secrets: replaced as a whole, and never readable for others."""
+"""Files with secrets: replaced atomically, and never readable for others."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 
 def replace(path: Path, text: str, mode: int = 0o600, owner: tuple[int, int] | None = None) -> None:
-    """Replace a file, so that it is whole after a crash too.
+    """Replace a file atomically, complete even after a crash.
 
     Args:
-        owner: The user and the group of the file; only root may give it away.
+        owner: User and group of the file. Ignored unless the process is root.
     """
     part = path.with_name(f"{path.name}.new")
     part.unlink(missing_ok=True)

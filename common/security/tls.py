@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a connection is encrypted, and the files that prove its ends: section [tls], read by
-whoever connects or listens.
+"""TLS of connections, from section [tls]. Used by every process that connects or listens.
 
-With [tls] ca_file every connection between processes uses TLS: the other side's chain ends at that
-authority, and the name or address that was dialled stands in its certificate. Without it
-connections are plain text, which is refused where an address is another machine's, unless [tls]
-allow_plain_text says so. Contexts are made for each connection, so that new certificates count at
-once. Must stay true: whether TLS is used is decided by the configuration alone, never by what the
-other side offers.
+With [tls] ca_file every connection between processes uses TLS: the peer's chain must end at this
+authority, and its certificate must contain the dialled name or address. Without ca_file connections
+are plain text. Plain text to another machine is refused unless [tls] allow_plain_text is set.
+Contexts are created for each connection, so that new certificates take effect at once.
+
+Invariant: only the configuration decides whether TLS is used, never the peer's offer.
 """
 
 from __future__ import annotations
@@ -22,32 +21,43 @@ from oslo_config import cfg
 
 from common.domain.errors import ConfigError
 
-OLDEST = ssl.TLSVersion.TLSv1_2  #: of servers that are not ours; our own speak 1.3
+#: The oldest version of external servers. Kilonova's own use 1.3.
+OLDEST = ssl.TLSVersion.TLSv1_2
 
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """Paths of PEM files: this process's certificate and its key (both or none), and the authority
-    of all others."""
+    """Paths of PEM files: this process's certificate and key (both or none), and the authority."""
 
     cert: str
     key: str
     ca: str
 
     def for_server(self, *, proved: bool = True) -> ssl.SSLContext:
-        """``proved``: clients have to show a certificate of the authority. Raises OSError
-        (ssl.SSLError is one) or ValueError when the files cannot be used."""
-        context = self._filled(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+        """Return the context of a server.
+
+        Args:
+            proved: Clients must present a certificate of the authority.
+
+        Raises:
+            OSError: A file cannot be used (ssl.SSLError is an OSError).
+            ValueError: The key has a password.
+        """
+        context = self._fill(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
         context.verify_mode = ssl.CERT_REQUIRED if proved else ssl.CERT_NONE
         return context
 
     def for_client(self, oldest: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> ssl.SSLContext:
-        """Verifies chain and name. Raises as ``for_server`` does."""
-        context = self._filled(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+        """Return the context of a client, which verifies chain and name.
+
+        Raises:
+            OSError, ValueError: As ``for_server``.
+        """
+        context = self._fill(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
         context.minimum_version = oldest
         return context
 
-    def _filled(self, context: ssl.SSLContext) -> ssl.SSLContext:
+    def _fill(self, context: ssl.SSLContext) -> ssl.SSLContext:
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.load_verify_locations(self.ca)
         if self.cert:
@@ -55,24 +65,31 @@ class Tls:
         return context
 
 
-def opened(
+def load(
     cert: str, key: str, ca: str, options: str = "[tls] cert_file {}, key_file {}, ca_file {}"
 ) -> Tls:
-    """These files, once they were read. Raises ConfigError, with what to do, when they cannot be
-    used."""
-    made = Tls(cert, key, ca)
+    """Return these files after a test that they can be used.
+
+    Raises:
+        ConfigError: They cannot be used. The text has the remedy.
+    """
+    files = Tls(cert, key, ca)
     try:
-        made.for_client()
+        files.for_client()
     except (OSError, ValueError) as problem:
         raise ConfigError(
             f"{options.format(cert or '(none)', key or '(none)', ca)}: {problem}; give PEM files that "
             "this process can read, the key without a password"
         ) from problem
-    return made
+    return files
 
 
 def of(conf: cfg.ConfigOpts) -> Tls | None:
-    """The files of [tls]; None: TLS is not used. Raises ConfigError."""
+    """Return the files of [tls], or None if TLS is not used.
+
+    Raises:
+        ConfigError: The options contradict each other, or the files cannot be used.
+    """
     cert, ca = conf.tls.cert_file, conf.tls.ca_file
     key = conf.tls.key_file or cert
     if key and not cert:
@@ -82,7 +99,7 @@ def of(conf: cfg.ConfigOpts) -> Tls | None:
             "[tls] cert_file is set and ca_file is not: set it to the authority that signs the "
             "certificates of the other processes, of broker and database"
         )
-    return opened(cert, key, ca) if ca else None
+    return load(cert, key, ca) if ca else None
 
 
 def protecting(
@@ -93,26 +110,29 @@ def protecting(
     listens: bool = False,
     off: str = "",
 ) -> Tls | None:
-    """What protects the connections to, or where it ``listens`` at, the addresses that an option
-    names; None: they are plain text. ``off`` is the option's value that turned TLS off for them, if
-    one did.
+    """Return the TLS files for connections to the addresses of an option, or None for plain text.
+
+    Args:
+        listens: This process listens at the addresses.
+        off: The option's value that turns TLS off, or empty.
 
     Raises:
-        ConfigError: it would be plain text to another machine; or the files cannot be used.
+        ConfigError: The connection would be plain text to another machine, or the files cannot be
+            used.
     """
-    found = of(conf)
-    if found is not None and not off:
-        if listens and not found.cert:
+    files = of(conf)
+    if files is not None and not off:
+        if listens and not files.cert:
             raise ConfigError(
                 f"{option} is served over TLS, as [tls] ca_file is set: set [tls] cert_file and key_file "
                 "too"
             )
-        return found
-    elsewhere = next((address for address in addresses if not is_loopback(address)), None)
-    if elsewhere is not None and not conf.tls.allow_plain_text:
+        return files
+    remote = next((address for address in addresses if not is_loopback(address)), None)
+    if remote is not None and not conf.tls.allow_plain_text:
         why = off or "[tls] ca_file is not set"
         raise ConfigError(
-            f"{option}: {elsewhere} is no loopback address and {why}, so that passwords and commands "
+            f"{option}: {remote} is no loopback address and {why}, so that passwords and commands "
             "would travel as plain text. Set [tls] ca_file, cert_file and key_file; or [tls] "
             "allow_plain_text = true where nobody else reaches that network"
         )
@@ -120,36 +140,39 @@ def protecting(
 
 
 def of_url(conf: cfg.ConfigOpts, option: str, url: str) -> bool | str:
-    """What the certificate at a URL is verified with: the file of our authority, or True: those
-    that the system knows.
+    """Return how to verify the certificate at a URL of this cloud.
+
+    Returns:
+        The file of the cloud's authority, or True for the authorities of the system.
 
     Raises:
-        ConfigError: it is plain HTTP to another machine.
+        ConfigError: The URL is plain HTTP to another machine.
     """
-    where = urlsplit(url)
-    if where.scheme == "https":
-        found = of(conf)
-        return found.ca if found else True
-    protecting(conf, option, [where.hostname], off=f"{option} does not begin with https://")
+    parts = urlsplit(url)
+    if parts.scheme == "https":
+        files = of(conf)
+        return files.ca if files else True
+    protecting(conf, option, [parts.hostname], off=f"{option} does not begin with https://")
     return True
 
 
-def of_neighbour(
+def check_external_url(
     conf: cfg.ConfigOpts, option: str, url: str, remedy: str = "give an https:// URL"
 ) -> str:
-    """The URL of a service that is not ours, to which passwords or tokens are sent; its certificate
-    is verified with the authorities that the libraries know.
+    """Return the URL of an external service that gets passwords or tokens, if it is safe.
+
+    The certificate is verified with the authorities of the HTTP libraries.
 
     Raises:
-        ConfigError: it is plain HTTP to another machine.
+        ConfigError: The URL is plain HTTP to another machine.
     """
-    where = urlsplit(url)
+    parts = urlsplit(url)
     if (
-        where.scheme != "https"
-        and not is_loopback(where.hostname)
+        parts.scheme != "https"
+        and not is_loopback(parts.hostname)
         and not (conf.identity.allow_plain_text or conf.tls.allow_plain_text)
     ):
-        address = f"{where.scheme}://{where.netloc.rpartition('@')[2]}"
+        address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
         raise ConfigError(
             f"{option}: {address} is no https:// and no loopback address, so that passwords and tokens "
             f"would travel as plain text: {remedy}, or set [identity] allow_plain_text = true where "
@@ -158,26 +181,29 @@ def of_neighbour(
     return url
 
 
-def refusal_of_neighbour(conf: cfg.ConfigOpts, option: str, url: str) -> str:
-    """Why nothing is sent to this URL; empty: it may be."""
+def refusal_of_external_url(conf: cfg.ConfigOpts, option: str, url: str) -> str:
+    """Return the reason why this URL is not safe for passwords and tokens, or an empty text."""
     try:
-        of_neighbour(conf, option, url)
+        check_external_url(conf, option, url)
     except ConfigError as problem:
         return str(problem)
     return ""
 
 
-def of_neighbours(conf: cfg.ConfigOpts) -> None:
-    """Judge the URLs of all neighbours that are configured; of others the catalogue says where they
-    are. Raises ConfigError as ``of_neighbour`` does."""
-    of_neighbour(conf, "[identity] auth_url", conf.identity.auth_url)
+def check_external_urls(conf: cfg.ConfigOpts) -> None:
+    """Check the configured URLs of all external services. Other URLs come from the catalogue.
+
+    Raises:
+        ConfigError: As ``check_external_url``.
+    """
+    check_external_url(conf, "[identity] auth_url", conf.identity.auth_url)
     for section in ("image", "network", "share", "volume"):
         if conf[section].endpoint:
-            of_neighbour(conf, f"[{section}] endpoint", conf[section].endpoint)
+            check_external_url(conf, f"[{section}] endpoint", conf[section].endpoint)
 
 
 def is_loopback(address: str | None) -> bool:
-    """Does what is sent there stay on this machine? Names are not looked up: only localhost is."""
+    """True if traffic to this address stays on the machine. Of names only localhost does."""
     if not address or address == "localhost" or address.startswith("/"):
         return True
     try:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A TLS connection that one thread may read while another writes, and that a selector may watch.
 
-OpenSSL allows neither of Python's own socket: its connection must not be used by two threads at a
-time, and no thread that waits may keep it. Here each call has it for a moment, and waits outside.
-The handshake is made by the first call that needs it, or by ``handshake``.
+Python's own TLS socket allows neither: two threads must not use the OpenSSL connection at once, and
+a thread must not hold the connection while waiting. Here each call holds the connection only
+briefly and waits outside. The handshake happens in the first call that needs it, or in
+``handshake``.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ T = TypeVar("T")
 
 
 class TlsSocket:
-    """``plain`` is its own from now on. ``name``: whom a client has dialled, and verifies; none: a
-    server."""
+    """A TLS connection over ``plain``, which it owns. ``name`` is the server's name for a client.
+
+    Without ``name`` this is the server's side.
+    """
 
     def __init__(
         self, plain: socket.socket, context: ssl.SSLContext, name: str | None = None
@@ -34,43 +37,53 @@ class TlsSocket:
         self._lock = threading.Lock()
 
     @classmethod
-    def proved(
+    def open(
         cls, plain: socket.socket, context: ssl.SSLContext, name: str | None = None
     ) -> TlsSocket:
-        """One whose handshake is made; it is closed where that fails. Raises OSError."""
-        made = cls(plain, context, name)
+        """Return a connection after the handshake. Close the connection if the handshake fails.
+
+        Raises:
+            OSError: The handshake failed.
+        """
+        connection = cls(plain, context, name)
         try:
-            made.handshake()
+            connection.handshake()
         except OSError:
-            made.close()
+            connection.close()
             raise
-        return made
+        return connection
 
     def handshake(self) -> None:
-        """Raises OSError: the other side cannot be proved, or does not answer in time."""
+        """Complete the handshake.
+
+        Raises:
+            OSError: The peer cannot be verified, or does not answer in time.
+        """
         self._when_possible(lambda: self._sock.do_handshake())
 
     def names(self) -> list[str]:
-        """What the other side's certificate names: addresses and names; none when it has shown
-        none."""
-        shown: Any = self._sock.getpeercert() or {}
+        """Return the addresses and names in the peer's certificate. Empty without a certificate."""
+        certificate: Any = self._sock.getpeercert() or {}
         return [
             value
-            for kind, value in shown.get("subjectAltName", ())
+            for kind, value in certificate.get("subjectAltName", ())
             if kind in ("IP Address", "DNS")
         ]
 
     def recv(self, size: int) -> bytes:
-        """As of a socket: empty at the end; BlockingIOError or TimeoutError when there is
-        nothing."""
+        """Receive up to ``size`` bytes. Empty at the end of the stream.
+
+        Raises:
+            BlockingIOError, TimeoutError: No data is available.
+        """
         return self._when_possible(lambda: self._sock.recv(size))
 
     def send(self, data: bytes | memoryview) -> int:
-        """As of a socket."""
+        """Send as ``socket.send`` does."""
         return self._when_possible(lambda: self._sock.send(data))
 
     def sendall(self, data: bytes) -> None:
-        """As of a socket."""
+        """Send as ``socket.sendall`` does."""
         left = memoryview(data)
         while left:
             left = left[self.send(left) :]
@@ -98,37 +111,38 @@ class TlsSocket:
             raise TimeoutError("timed out")
 
     def settimeout(self, seconds: float | None) -> None:
-        """As of a socket; 0: it never waits."""
+        """Set the timeout of each call. 0: never wait."""
         self._timeout = seconds
 
     def setblocking(self, waits: bool) -> None:
-        """As of a socket."""
+        """Wait without limit, or never."""
         self._timeout = None if waits else 0.0
 
     def setsockopt(self, level: int, option: int, value: int) -> None:
-        """As of a socket."""
+        """Set an option of the socket."""
         self._sock.setsockopt(level, option, value)
 
     def fileno(self) -> int:
-        """As of a socket."""
+        """Return the file descriptor of the connection."""
         return self._sock.fileno()
 
     def dup(self) -> Watched:
-        """The same connection, whose number stays its own when this one is closed."""
+        """Return this connection with a file descriptor that stays open after ``close``."""
         return Watched(self)
 
     def shutdown(self, how: int) -> None:
-        """As of a socket; whoever waits for it in another thread is woken."""
-        socket.socket.shutdown(self._sock, how)  # Python's of TLS would go on in plain text
+        """Shut down as ``socket.shutdown`` does, and wake threads that wait for this connection."""
+        # Python's method for TLS would continue in plain text.
+        socket.socket.shutdown(self._sock, how)
 
     def close(self) -> None:
-        """As of a socket."""
+        """Close the connection."""
         with self._lock:
             self._sock.close()
 
 
 class Watched:
-    """For who reads a connection that somebody else may close."""
+    """The read side of a connection that another thread may close."""
 
     def __init__(self, secured: TlsSocket) -> None:
         self._bare, self.recv = socket.socket(fileno=socket.dup(secured.fileno())), secured.recv

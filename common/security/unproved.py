@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections to a listener whose other side has not yet proved who it is.
+"""Connections to a listener before the peer has authenticated.
 
-There are at most so many at a time. One more takes the place of the oldest of the address that has
-the most of them, so that silent connections keep nobody else out. Used by the listeners of agents
+The number is limited. A further connection replaces the oldest of the address with the most
+connections, so that silent connections do not block other clients. Used by the listeners of agents
 and of the console service.
 """
 
@@ -22,27 +22,27 @@ Connection = TypeVar("Connection")
 
 
 class Unproved:
-    """The unproved connections of one listener, at most ``most``. Thread-safe."""
+    """The unauthenticated connections of one listener, at most ``most``. Thread-safe."""
 
     def __init__(self, most: int) -> None:
         self._most, self._lock, self._numbers = most, threading.Lock(), itertools.count()
-        # A copy of the descriptor: TLS takes the original one away.
+        # A copy of the descriptor, because TLS takes over the original.
         self._open: dict[int, tuple[socket.socket, str]] = {}
 
     def add(self, connection: socket.socket, peer: object) -> int:
         """Add a connection, and end another one if there are too many.
 
         Args:
-            peer: what accept() says of the other side.
+            peer: The peer's address from accept().
 
         Returns:
-            the number to remove it by.
+            The number for ``remove``.
         """
         copy = connection.dup()
         with self._lock:
             shed = None
             if len(self._open) >= self._most:
-                late = to_shed(self._open, {one: at for one, (_, at) in self._open.items()})
+                late = to_shed(self._open, {key: at for key, (_, at) in self._open.items()})
                 shed, _ = self._open.pop(late)
             number = next(self._numbers)
             self._open[number] = copy, origin(peer)
@@ -51,7 +51,7 @@ class Unproved:
         return number
 
     def remove(self, number: int) -> None:
-        """Remove a connection that has ended or whose other side has proved who it is."""
+        """Remove a connection that has ended or whose peer has authenticated."""
         with self._lock:
             copy, _ = self._open.pop(number, (None, ""))
         if copy is not None:
@@ -59,15 +59,18 @@ class Unproved:
 
 
 def to_shed(oldest_first: Iterable[Connection], addresses: Mapping[Connection, str]) -> Connection:
-    """Return the oldest connection of the address that has the most of them."""
+    """Return the oldest connection of the address with the most connections."""
     waiting = list(oldest_first)
-    each = Counter(addresses[one] for one in waiting)
-    return max(waiting, key=lambda one: each[addresses[one]])  # the first of equals
+    counts = Counter(addresses[connection] for connection in waiting)
+    # max() returns the first of equals, which is the oldest.
+    return max(waiting, key=lambda connection: counts[addresses[connection]])
 
 
 def origin(peer: object) -> str:
-    """Return what counts as one client: an IPv4 address, or the /64 network of an IPv6 address,
-    because a client has all addresses of its network."""
+    """Return the client of a peer address: an IPv4 address, or the /64 network of an IPv6 address.
+
+    A client has all addresses of its IPv6 network.
+    """
     host = peer[0] if isinstance(peer, tuple) else str(peer)
     if ":" not in host:
         return str(host)
@@ -80,5 +83,5 @@ def _end(connection: socket.socket) -> None:
     try:
         connection.shutdown(socket.SHUT_RDWR)
     except OSError as error:
-        log.debug("a connection had ended by itself: %s", error)
+        log.debug("a connection was already closed: %s", error)
     connection.close()

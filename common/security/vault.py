@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Secrets at rest, readable with the key only: an action's until it ends, and the user data of
-servers.
+"""Encryption of stored secrets: secrets of an action until its end, and the user data of servers.
 
-The API seals, the conductor opens when it sends the command; the action forgets its secrets in the
-transaction that ends it. User data is opened for the guest and for admins who are shown it. In a
-cloud without a key it is kept as it came. The key is ``[DEFAULT] secret_key``, the same for all
+The API seals secrets, and the conductor opens them to send the command. The transaction that
+ends the action deletes them. User data is opened for the guest, and for admins on request. Without
+a key, user data is stored unencrypted. The key is ``[DEFAULT] secret_key``, the same for all
 processes of a cloud.
 """
 
@@ -23,65 +22,65 @@ from common.domain.json_types import JsonObject
 if TYPE_CHECKING:
     from cryptography.fernet import MultiFernet
 
-#: What a sealed text begins with; no base64 does.
+#: The prefix of a sealed text. It is not valid base64.
 SEALED = "sealed:"
 _NO_KEY = "This cloud has no [DEFAULT] secret_key to keep secrets with; set one."
 
 
 class Vault:
-    """Seals and opens with one key. Several keys, separated by commas: the first seals, all open
-    (rotation)."""
+    """Seals and opens with keys separated by commas. The first seals, all open (rotation)."""
 
     def __init__(self, keys: str) -> None:
         self._keys = [key.strip() for key in keys.split(",") if key.strip()]
 
     def seal(self, secrets: JsonObject) -> str:
-        """The secrets as text for the action's row.
+        """Return the secrets encrypted, for the action's row.
 
         Raises:
-            Unavailable: there is no key.
+            Unavailable: There is no key.
         """
         return str(self._box.encrypt(json.dumps(secrets).encode()).decode())
 
     def open(self, sealed: str) -> JsonObject:
-        """The secrets again.
+        """Return the decrypted secrets.
 
         Raises:
-            Unavailable: there is no key, or another one sealed them.
+            Unavailable: There is no key, or the secrets were sealed with another key.
         """
-        secrets: JsonObject = json.loads(self._opened(sealed))
+        secrets: JsonObject = json.loads(self._decrypt(sealed))
         return secrets
 
     def seal_text(self, text: str) -> str:
-        """The text for a column, recognizable as sealed.
+        """Return the text encrypted and with the prefix, for a column.
 
         Raises:
-            Unavailable: there is no key.
+            Unavailable: There is no key.
         """
         return f"{SEALED}{self._box.encrypt(text.encode()).decode()}"
 
     def open_text(self, kept: str) -> str:
-        """The text of a column, which may be an old one that is not sealed.
+        """Return the text of a column. Old texts that are not sealed are returned unchanged.
 
         Raises:
-            Unavailable: there is no key, or another one sealed it.
+            Unavailable: There is no key, or the text was sealed with another key.
         """
-        return self._opened(kept.removeprefix(SEALED)).decode() if kept.startswith(SEALED) else kept
+        return (
+            self._decrypt(kept.removeprefix(SEALED)).decode() if kept.startswith(SEALED) else kept
+        )
 
     def derive(self, purpose: str) -> str:
-        """A secret that everybody with the first key makes alike and nobody else can: 64
-        hexadecimal digits.
+        """Return 64 hexadecimal digits that only processes with the first key can derive.
 
         Raises:
-            Unavailable: there is no key.
+            Unavailable: There is no key.
         """
         return self.derive_all(purpose)[0]
 
     def derive_all(self, purpose: str) -> list[str]:
-        """The same of every key: what was made with any of them is still known.
+        """Return ``derive`` for every key, so that results of older keys are still recognized.
 
         Raises:
-            Unavailable: there is no key.
+            Unavailable: There is no key.
         """
         if not self._keys:
             raise errors.Unavailable(_NO_KEY)
@@ -90,7 +89,7 @@ class Vault:
             for key in self._keys
         ]
 
-    def _opened(self, sealed: str) -> bytes:
+    def _decrypt(self, sealed: str) -> bytes:
         from cryptography.fernet import InvalidToken
 
         try:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The frame of a process: configuration, logging, metrics, traces, reload."""
+"""The base of every process: configuration, logging, metrics, traces, reload."""

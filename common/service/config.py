@@ -2,8 +2,8 @@
 """Every option, in one place: few, with safe defaults.
 
 ``load`` reads one file (``kilonova.conf``) into oslo.config's global object, because oslo.messaging
-only works with that one, and refuses a wrong value at start, naming the option and what is allowed.
-The sample in deploy/ is made from this list by ``kilonova config sample``.
+works only with that object. A wrong value is refused at start, with the option and the allowed
+values. ``kilonova config sample`` generates the sample in deploy/ from this list.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from common.service.host_options import like
 from common.service.pci_aliases import PciAliases
 
 CONF = cfg.CONF
-#: The file of each process, and of the agent, which shares none with the control plane.
+#: The file of each process. The agent shares none with the control plane.
 DEFAULT_FILE, AGENT_FILE = "/etc/kilonova/kilonova.conf", "/etc/kilonova/agent.conf"
 AGENT = "agent"
-#: Where a process keeps what must survive a restart: its unit's StateDirectory.
+#: Data that must survive a restart: the StateDirectory of the process's unit.
 STATE, AGENT_STATE = "/var/lib/kilonova", "/var/lib/kilonova-agent"
 
 
@@ -425,7 +425,7 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
 
 
 def register(conf: cfg.ConfigOpts = CONF) -> None:
-    """Make the options known; harmless when repeated."""
+    """Register the options. Repeated calls have no effect."""
     for group, options in OPTIONS.items():
         conf.register_opts(options, group=None if group == "DEFAULT" else group)
 
@@ -433,28 +433,30 @@ def register(conf: cfg.ConfigOpts = CONF) -> None:
 def load(path: str | None = None, process: str = "") -> cfg.ConfigOpts:
     """Read the file and check every value.
 
-    The path is, in order: the argument, $KILONOVA_CONF, the process's file in /etc/kilonova (when
-    it exists).
+    The path is, in order: the argument, $KILONOVA_CONF, the process's file in /etc/kilonova (if it
+    exists).
 
     Raises:
-        ConfigError: the file is missing, an option has a wrong value, or the file says something
-        that nobody reads.
+        ConfigError: The file is missing, an option has a wrong value, or an option is unknown.
     """
     register()
-    usual = AGENT_FILE if process == AGENT else DEFAULT_FILE
-    path = path or os.environ.get("KILONOVA_CONF") or (usual if os.path.exists(usual) else None)
+    default_path = AGENT_FILE if process == AGENT else DEFAULT_FILE
+    path = (
+        path
+        or os.environ.get("KILONOVA_CONF")
+        or (default_path if os.path.exists(default_path) else None)
+    )
     _fill(CONF, path, process)
-    _of_libraries.clear()
-    _of_libraries.update(_library_lines(path))
+    _library_options.clear()
+    _library_options.update(_library_lines(path))
     return CONF
 
 
 def reread(process: str = "") -> list[str]:
-    """Read the file of ``load`` again; the names of the options that have changed, like
-    ``api.port``.
+    """Read the file of ``load`` again, and return the names of changed options, like ``api.port``.
 
     Raises:
-        ConfigError: as ``load`` does; then nothing has changed.
+        ConfigError: As ``load``. Then no value has changed.
     """
     path = CONF.config_file[0] if CONF.config_file else None
     trial = cfg.ConfigOpts()
@@ -465,25 +467,25 @@ def reread(process: str = "") -> list[str]:
     changed = [name for name in now if now[name] != before[name]]
     changed += sorted(
         name
-        for name in libraries.keys() | _of_libraries.keys()
-        if libraries.get(name) != _of_libraries.get(name)
+        for name in libraries.keys() | _library_options.keys()
+        if libraries.get(name) != _library_options.get(name)
     )
     CONF._sources[:] = trial._sources
     CONF.reload_config_files()
-    _of_libraries.clear()
-    _of_libraries.update(libraries)
+    _library_options.clear()
+    _library_options.update(libraries)
     return changed
 
 
-#: What the file says of options of libraries, which are not known yet when it is read.
-_of_libraries: dict[str, str] = {}
+#: Options of libraries in the file. The libraries register them only later.
+_library_options: dict[str, str] = {}
 
 
 def _library_lines(path: str | None) -> dict[str, str]:
     own = {f"{group}.{option.dest}" for group, options in OPTIONS.items() for option in options}
-    found = config_file.lines(path) if path else []
-    named = {f"{line.section}.{line.option}": line.value for line in found}
-    return {name: value for name, value in named.items() if name not in own}
+    lines = config_file.lines(path) if path else []
+    values = {f"{line.section}.{line.option}": line.value for line in lines}
+    return {name: value for name, value in values.items() if name not in own}
 
 
 def _values(conf: cfg.ConfigOpts) -> dict[str, object]:
@@ -495,7 +497,11 @@ def _values(conf: cfg.ConfigOpts) -> dict[str, object]:
 
 
 def _fill(conf: cfg.ConfigOpts, path: str | None, process: str) -> None:
-    """Let ``conf`` have what the file and the credentials say. Raises ConfigError."""
+    """Fill ``conf`` from the file and the credentials.
+
+    Raises:
+        ConfigError: As ``load``.
+    """
     conf.set_default("state_dir", AGENT_STATE if process == AGENT else STATE)
     try:
         conf(
@@ -520,28 +526,39 @@ def _fill(conf: cfg.ConfigOpts, path: str | None, process: str) -> None:
 
 
 def _read(section: cfg.ConfigOpts | cfg.ConfigOpts.GroupAttr, group: str, name: str) -> None:
-    """Convert a value. Raises cfg.Error: it is wrong."""
+    """Convert a value.
+
+    Raises:
+        cfg.Error: The value is wrong.
+    """
     try:
         section[name]
-    except ValueError as problem:  # of a credential; those of files are cfg's
+    except (
+        ValueError
+    ) as problem:  # Raised for a credential. oslo.config raises its own errors for values in files.
         raise cfg.Error(f"credential {group}.{name}: {problem}") from problem
 
 
 def _take_credentials(conf: cfg.ConfigOpts, path: str | None, process: str) -> CredentialSource:
-    """Let the values of credentials be read where nobody else gives one."""
-    beside = Path(path).absolute().parent if path and process != AGENT else None
+    """Make credentials the source of values that neither the file nor the environment sets."""
+    folder = Path(path).absolute().parent if path and process != AGENT else None
     try:
-        source = CredentialSource(beside)
+        source = CredentialSource(folder)
     except (OSError, ValueError) as problem:
         raise ConfigError(f"a credential cannot be read: {problem}") from problem
     if conf._sources:
-        conf.reload_config_files()  # which forgets what the last one said
-    conf._sources[:] = [source]  # its own way to add one is an option of the file
+        # This drops the cached values of the previous source.
+        conf.reload_config_files()
+    # oslo.config adds sources only through an option of the file.
+    conf._sources[:] = [source]
     return source
 
 
 def _derive(conf: cfg.ConfigOpts, source: CredentialSource) -> None:
-    """What follows from other options, or from files in their usual place; ``origins`` says so."""
+    """Set options that follow from other options or from files in their default place.
+
+    ``origins`` names the source of each.
+    """
     if not conf.tls.ca_file and not conf.tls.cert_file and source.add_tls_files():
         conf.reload_config_files()
     if conf.my_ip == "127.0.0.1" and not conf.tls.ca_file:
@@ -549,23 +566,34 @@ def _derive(conf: cfg.ConfigOpts, source: CredentialSource) -> None:
     address = f"[{conf.my_ip}]" if ":" in conf.my_ip else conf.my_ip
     scheme = "https" if conf.tls.ca_file else "http"
     url = f"{scheme}://{address}:{conf.image_gateway.port}"
-    made = {"image_gateway.host": conf.my_ip, "metadata.host": conf.my_ip, "image_gateway.url": url}
-    source.add(made, dict.fromkeys(made, "from [DEFAULT] my_ip"))
+    derived = {
+        "image_gateway.host": conf.my_ip,
+        "metadata.host": conf.my_ip,
+        "image_gateway.url": url,
+    }
+    source.add(derived, dict.fromkeys(derived, "from [DEFAULT] my_ip"))
     conf.reload_config_files()
 
 
 def origins(conf: cfg.ConfigOpts) -> dict[str, str]:
-    """Of options like ``api.port``: what says them, where neither file nor environment does."""
-    ours = [source for source in conf._sources if isinstance(source, CredentialSource)]
-    return {name: said for source in ours for name, said in source.origins.items()}
+    """Return the origin of options like ``api.port`` that neither the file nor the environment
+    sets.
+    """
+    credentials = [source for source in conf._sources if isinstance(source, CredentialSource)]
+    return {name: origin for source in credentials for name, origin in source.origins.items()}
 
 
-def _check_names_and_limits(conf: cfg.ConfigOpts, path: str | None, given: Collection[str]) -> None:
-    """Is every line and credential read by somebody, and do options go together? Raises
-    ConfigError."""
+def _check_names_and_limits(
+    conf: cfg.ConfigOpts, path: str | None, credentials: Collection[str]
+) -> None:
+    """Check that every line and credential is a known option, and that options fit together.
+
+    Raises:
+        ConfigError: One is unknown, or two contradict each other.
+    """
     if path and (refused := config_file.unknown(path, OPTIONS)):
         raise ConfigError(refused)
-    if refused := config_file.refused_credentials(path, given, OPTIONS):
+    if refused := config_file.refused_credentials(path, credentials, OPTIONS):
         raise ConfigError(refused)
     limits = conf.database
     if 2 * limits.lock_timeout >= limits.statement_timeout:
@@ -577,18 +605,18 @@ def _check_names_and_limits(conf: cfg.ConfigOpts, path: str | None, given: Colle
 
 
 def vendor_data(conf: cfg.ConfigOpts) -> JsonObject:
-    """What the operator's [metadata] vendor_data_file tells all guests; {} without one.
+    """Return the operator's static vendor data from [metadata] vendor_data_file. {} without a file.
 
     Raises:
-        ConfigError: it cannot be read, or holds no JSON object.
+        ConfigError: The file cannot be read, or contains no JSON object.
     """
     path = conf.metadata.vendor_data_file
     if not path:
         return {}
     try:
-        found = json.loads(Path(path).read_text())
+        content = json.loads(Path(path).read_text())
     except (OSError, ValueError) as problem:
         raise ConfigError(f"[metadata] vendor_data_file {path}: {problem}") from problem
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise ConfigError(f"[metadata] vendor_data_file {path}: it must hold one JSON object")
-    return found
+    return content

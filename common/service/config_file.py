@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lines of a configuration file, and which of them nobody would read.
+"""The lines of a configuration file, and a check for unknown options.
 
-oslo.config reads only what is asked for, so that a misspelt option is silently its default. Called
-by ``common.service.config``. The options of libraries stand here by name, because to ask the
-libraries costs their import in each process; a test compares the two.
+oslo.config reads only registered options, so a misspelt option would silently keep the default.
+Used by ``common.service.config``. Options of libraries are listed here by name, because importing
+the libraries in each process is slow. A test compares the lists with the libraries.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from pathlib import Path
 
 from oslo_config import cfg, iniparser
 
-MAX_SHOWN = 5  #: unknown names that one refusal tells of
-#: oslo.messaging's and keystoneauth's own, by section.
+#: The number of unknown names that an error shows.
+MAX_SHOWN = 5
+#: Options of oslo.messaging and keystoneauth, by section.
 LIBRARIES: dict[str, frozenset[str]] = {
     "DEFAULT": frozenset(
         [
@@ -72,7 +73,7 @@ LIBRARIES: dict[str, frozenset[str]] = {
         ]
     ),
 }
-#: Sections of keystoneauth, whose options are those of the plug-in that auth_type names.
+#: Sections of keystoneauth. Their other options are those of the plug-in in auth_type.
 LOGINS = {
     "oslo_limit": frozenset(
         [
@@ -89,7 +90,7 @@ LOGINS = {
 
 @dataclass(frozen=True)
 class Line:
-    """An option as a file has it; ``number`` is that of its first line."""
+    """An option in a file. ``number`` is the number of the first line."""
 
     section: str
     option: str
@@ -98,11 +99,11 @@ class Line:
 
 
 class _Lines(iniparser.BaseParser):
-    """Keeps what oslo.config's own parser reads, with the numbers of lines."""
+    """Records the lines that oslo.config's own parser reads, with their numbers."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[Line] = []
+        self.options: list[Line] = []
         self.sections: dict[str, int] = {}
         self._section, self._began = "DEFAULT", 0
 
@@ -116,97 +117,115 @@ class _Lines(iniparser.BaseParser):
         return str(key), list(value)
 
     def assignment(self, key: str, value: list[str]) -> None:
-        self.found.append(Line(self._section, key, "\n".join(value), self._began))
+        self.options.append(Line(self._section, key, "\n".join(value), self._began))
 
 
 def lines(path: str) -> list[Line]:
-    """Every option that the file sets, in its order. The file has been read by oslo.config."""
-    return _parsed(path).found
+    """Return every option of the file, in order. oslo.config must have read the file before."""
+    return _parse(path).options
 
 
-def _parsed(path: str) -> _Lines:
+def _parse(path: str) -> _Lines:
     parser = _Lines()
     parser.parse(Path(path).read_text().splitlines(keepends=True))
     return parser
 
 
 def unknown(path: str, options: Mapping[str, Iterable[cfg.Opt]]) -> str:
-    """What of the file nobody would read, each with the nearest right name; "" when all is known.
+    """Return a text that lists the file's unknown options with the nearest known names.
 
-    ``options``: ours, by section."""
-    parsed = _parsed(path)
-    known = {section: _names(listed) for section, listed in options.items()}
+    Empty if all options are known.
+
+    Args:
+        options: Kilonova's own options, by section.
+    """
+    parser = _parse(path)
+    known_options = {
+        section: _names(section_options) for section, section_options in options.items()
+    }
     for section, names in LIBRARIES.items():
-        known.setdefault(section, set()).update(names)
-    logins = {line.value for line in parsed.found if line.option == "auth_section"} | LOGINS.keys()
-    for section in logins & parsed.sections.keys():
-        known[section] = _login(section, parsed.found)
-    shown = list(_described(parsed, known, logins))
-    more = f" (and {len(shown) - MAX_SHOWN} more)" if len(shown) > MAX_SHOWN else ""
-    return f"{path}:" + "; ".join(shown[:MAX_SHOWN]) + more if shown else ""
+        known_options.setdefault(section, set()).update(names)
+    logins = {
+        line.value for line in parser.options if line.option == "auth_section"
+    } | LOGINS.keys()
+    for section in logins & parser.sections.keys():
+        known_options[section] = _login(section, parser.options)
+    descriptions = list(_describe_unknown(parser, known_options, logins))
+    more = f" (and {len(descriptions) - MAX_SHOWN} more)" if len(descriptions) > MAX_SHOWN else ""
+    return f"{path}:" + "; ".join(descriptions[:MAX_SHOWN]) + more if descriptions else ""
 
 
 def refused_credentials(
-    path: str | None, given: Iterable[str], options: Mapping[str, Iterable[cfg.Opt]]
+    path: str | None, credentials: Iterable[str], options: Mapping[str, Iterable[cfg.Opt]]
 ) -> str:
-    """What is wrong with systemd's credentials of these names; "" when nothing is. Names of other
-    sections are somebody else's."""
-    said = {(line.section, line.option): line for line in lines(path)} if path else {}
-    for section, name in (name.split(".") for name in sorted(given)):
+    """Return the error in the names of systemd's credentials, or an empty text.
+
+    Names of unknown sections are ignored, because they belong to other programs.
+    """
+    options_set = {(line.section, line.option): line for line in lines(path)} if path else {}
+    for section, name in (name.split(".") for name in sorted(credentials)):
         names = _names(options.get(section, ())) | LIBRARIES.get(section, set())
         if names and name not in names:
             return f"credential {section}.{name}: there is no such option{_nearest(name, sorted(names), '{}')}"
-        if (section, name) in said:
+        if (section, name) in options_set:
             return (
-                f"{path}:{said[section, name].number}: [{section}] {name} is a credential of systemd too: take "
-                "one of the two away"
+                f"{path}:{options_set[section, name].number}: [{section}] {name} is a credential of "
+                "systemd too: take one of the two away"
             )
     return ""
 
 
-def _described(parsed: _Lines, known: Mapping[str, set[str]], logins: set[str]) -> Iterator[str]:
-    sections = sorted({*known, *logins})
+def _describe_unknown(
+    parsed: _Lines, known_options: Mapping[str, set[str]], logins: set[str]
+) -> Iterator[str]:
+    sections = sorted({*known_options, *logins})
     for section, number in parsed.sections.items():
-        if section not in known:
+        if section not in known_options:
             yield f"{number}: there is no section [{section}]{_nearest(section, sections, '[{}]')}"
-    for line in parsed.found:
-        if line.section not in known or line.option in known[line.section]:
+    for line in parsed.options:
+        if line.section not in known_options or line.option in known_options[line.section]:
             continue
-        homes = [section for section in sorted(known) if line.option in known[section]]
+        homes = [
+            section for section in sorted(known_options) if line.option in known_options[section]
+        ]
         hint = (
             f"; it belongs to [{homes[0]}]"
             if len(homes) == 1
-            else _nearest(line.option, sorted(known[line.section]), "{}")
+            else _nearest(line.option, sorted(known_options[line.section]), "{}")
         )
         yield f"{line.number}: [{line.section}] has no option {line.option}{hint}"
 
 
 def _nearest(name: str, names: list[str], form: str) -> str:
-    found = difflib.get_close_matches(name, names, 1, 0.5)
-    if found:
-        return f"; the nearest is {form.format(found[0])}"
+    matches = difflib.get_close_matches(name, names, 1, 0.5)
+    if matches:
+        return f"; the nearest is {form.format(matches[0])}"
     return "; all are shown by: kilonova config sample"
 
 
 def _names(options: Iterable[cfg.Opt]) -> set[str]:
-    """As oslo.config finds them in a file."""
+    """Return the names by which oslo.config finds these options in a file."""
     return {str(name) for option in options for name in (option.dest, option.name)}
 
 
-def _login(section: str, found: Iterable[Line]) -> set[str]:
-    """The options of a section in which a user of keystoneauth stands."""
+def _login(section: str, lines: Iterable[Line]) -> set[str]:
+    """Return the option names of a section with a user of keystoneauth."""
     from keystoneauth1 import exceptions, loading
 
-    wanted = [line.value for line in found if (line.section, line.option) == (section, "auth_type")]
+    auth_types = [
+        line.value for line in lines if (line.section, line.option) == (section, "auth_type")
+    ]
     try:
-        plugin = loading.get_auth_plugin_conf_options(wanted[-1] if wanted else "password")
-    except exceptions.NoMatchingPlugin:  # which is said, with the option's name, by who logs in
+        plugin = loading.get_auth_plugin_conf_options(auth_types[-1] if auth_types else "password")
+    except (
+        exceptions.NoMatchingPlugin
+    ):  # The client that authenticates raises this error with the name of the option.
         plugin = []
-    taken = [
+    options = [
         *plugin,
         *loading.get_session_conf_options(),
         *loading.get_adapter_conf_options(),
         *loading.get_auth_common_conf_options(),
     ]
-    older = {str(old.name) for option in taken for old in option.deprecated_opts}
-    return _names(taken) | older | LOGINS.get(section, frozenset())
+    older = {str(old.name) for option in options for old in option.deprecated_opts}
+    return _names(options) | older | LOGINS.get(section, frozenset())

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options that stand in files of their own: secrets, as ``identity.password``, and certificates.
+"""Options in files of their own: secrets, for example ``identity.password``, and certificates.
 
-A credential is a file with an option's name, SECTION.OPTION: one of systemd's (LoadCredential= of a
-unit, in $CREDENTIALS_DIRECTORY), or one of the folder ``secrets`` beside the configuration, which
-commands read too. Every option may come so; files with other names are somebody else's. A process
-finds certificates in the folder ``tls`` beside the configuration, where nobody names others. Both
-folders are the control plane's: an agent's file says what it has. All that counts only where the
-file and the environment say nothing, and ``origins`` tells where each value is from.
+A credential is a file named SECTION.OPTION. Such a file is either a credential of systemd
+(LoadCredential= of a unit, in $CREDENTIALS_DIRECTORY) or in the folder ``secrets`` beside the
+configuration, which commands read too. Every option may be a credential. Files with other names are
+ignored.
+
+If no option names certificates, a process uses the files in the folder ``tls`` beside the
+configuration. Agents use neither folder, because their options are all in their file. File and
+environment take precedence over credentials. ``origins`` has the origin of each value.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from oslo_config import cfg, sources
 ENVIRONMENT = "CREDENTIALS_DIRECTORY"
 FOLDER = "secrets"  #: beside the configuration
 TLS_FOLDER = "tls"  #: beside the configuration
-#: What is found there; the second holds certificate and key.
+#: The files in that folder. own.pem has both certificate and key.
 TLS_FILES = {
     "tls.ca_file": "ca.pem",
     "tls.cert_file": "own.pem",
@@ -29,11 +31,15 @@ TLS_FILES = {
 
 
 class CredentialSource(sources.ConfigurationSource):
-    """The credentials of this process, for oslo.config. ``beside``: the configuration's folder,
-    where its own two are looked for; None: they are not.
+    """The credentials of this process, for oslo.config.
+
+    Args:
+        beside: The configuration's folder, which contains ``secrets`` and ``tls``, or None to use
+            neither.
 
     Raises:
-        OSError, ValueError: one of them cannot be read, or others can.
+        OSError: A credential cannot be read.
+        ValueError: Others can read the folder, or a credential is in both places.
     """
 
     def __init__(self, beside: Path | None = None) -> None:
@@ -44,27 +50,27 @@ class CredentialSource(sources.ConfigurationSource):
         of_systemd = dict(_read(os.environ.get(ENVIRONMENT)))
         self.add(of_systemd, {name: f"credential {name}" for name in of_systemd})
         if beside is not None:
-            own = dict(_read(_closed(beside / FOLDER)))
-            if twice := own.keys() & of_systemd.keys():
+            own = dict(_read(_check_private(beside / FOLDER)))
+            if duplicates := own.keys() & of_systemd.keys():
                 raise ValueError(
-                    f"{min(twice)} is a file of {beside / FOLDER} too: take one of the two away"
+                    f"{min(duplicates)} is a file of {beside / FOLDER} too: take one of the two away"
                 )
             self.add(own, {name: str(beside / FOLDER / name) for name in own})
         self.given = frozenset(self.values)  #: names of credentials
 
     def add(self, values: Mapping[str, str], origins: Mapping[str, str]) -> None:
-        """Options that follow from something else, and from what."""
+        """Add option values that are derived from others, with their origins."""
         self.values |= values
         self.origins |= origins
 
     def add_tls_files(self) -> bool:
-        """Whether there are some in their usual place, which count from now on."""
+        """Use the certificates in the folder ``tls``. True if there are any."""
         if self._beside is None:
             return False
-        places = {name: self._beside / TLS_FOLDER / file for name, file in TLS_FILES.items()}
-        found = {name: str(path) for name, path in places.items() if path.exists()}
-        self.add(found, dict.fromkeys(found, f"found in {self._beside / TLS_FOLDER}"))
-        return bool(found)
+        paths = {name: self._beside / TLS_FOLDER / file for name, file in TLS_FILES.items()}
+        files = {name: str(path) for name, path in paths.items() if path.exists()}
+        self.add(files, dict.fromkeys(files, f"found in {self._beside / TLS_FOLDER}"))
+        return bool(files)
 
     def get(
         self, group_name: str | None, option_name: str, opt: cfg.Opt
@@ -73,11 +79,17 @@ class CredentialSource(sources.ConfigurationSource):
         if name not in self.values:
             return sources._NoValue, None
         where = cfg.LocationInfo(cfg.Locations.user, self.origins[name])
-        return self.values[name].replace("$", "$$"), where  # a "$" would name another option
+        return self.values[name].replace(
+            "$", "$$"
+        ), where  # Escaped, because "$" refers to another option.
 
 
-def _closed(folder: Path) -> Path | None:
-    """The folder, where there is one. Raises ValueError: others can read what is in it."""
+def _check_private(folder: Path) -> Path | None:
+    """Return the folder if it exists, otherwise None.
+
+    Raises:
+        ValueError: Others can read the folder.
+    """
     try:
         open_to_others = folder.stat().st_mode & 0o005
     except FileNotFoundError:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of a host: its agent, and how servers come and go (sections agent and migration of
-``common.service.config``)."""
+"""The options of a host: its agent, and moves of servers.
+
+These are the sections agent and migration of ``common.service.config``.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,11 @@ from oslo_config import cfg, types
 
 
 def like(pattern: str, example: str) -> types.ConfigType:
-    """Text of a form; ``example`` is what a refusal shows."""
+    """Return the type of texts that match the pattern.
+
+    Args:
+        example: A valid text, which the error for other texts shows.
+    """
 
     class Like(types.String):
         def __call__(self, value: object) -> str:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Logging: one line an event to standard error, where systemd or the supervisor keeps it.
+"""Logging: one line per event to standard error, where systemd or the supervisor collects the
+lines.
 
-Below systemd each line begins with its priority, which the journal reads (sd-daemon(3)). ``event``
-logs what has parts: in text they stand behind the message as name=value, in JSON they are members.
-A trouble that repeats itself is one line a minute (``common.service.log_repeats``). Libraries that
-tell of every connection are quieted; values of options marked secret never reach a log because
-nothing here prints configuration.
+Under systemd each line begins with its priority, which the journal reads (sd-daemon(3)). ``event``
+logs a message with fields. As text they follow the message as name=value, as JSON they are members
+of the object. A repeated problem is logged once a minute (``common.service.log_repeats``).
+Libraries that log every connection are limited to warnings. Values of secret options never reach a
+log, because no code here prints the configuration.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from common.service.log_repeats import Repeats, without_traceback
 
 TEXT, JSON = "text", "json"
 _FORMAT = "%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"
-_JOURNAL_FORMAT = "%(levelname)s %(name)s: %(message)s"  # the journal has the rest
-_PLAIN = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]{1,500}\Z")  # what needs no quotes as a value
+_JOURNAL_FORMAT = "%(levelname)s %(name)s: %(message)s"  # The journal adds the other fields.
+_PLAIN = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]{1,500}\Z")  # Values that need no quotes.
 MAX_VALUE_CHARS = 500
 _QUIET = (
     "amqp",
@@ -40,7 +41,7 @@ _QUIET = (
     "alembic",
     "oslo_service",
 )
-#: Of the request that this thread works for; it stands in every line that the thread logs.
+#: The id of the request that this thread works for. Each line of the thread includes it.
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 
 
@@ -56,69 +57,71 @@ def start(level: str = "INFO", form: str = TEXT) -> None:
         logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLevelName(level)))
 
 
-def event(logger: logging.Logger, what: str, level: int = logging.INFO, **parts: object) -> None:
-    """Log what has happened, with its parts; a part that is None or empty is left out."""
+def event(logger: logging.Logger, message: str, level: int = logging.INFO, **parts: object) -> None:
+    """Log an event with fields. Fields that are None or empty are left out."""
     if logger.isEnabledFor(level):
-        logger.log(level, what, extra={"parts": parts})
+        logger.log(level, message, extra={"parts": parts})
 
 
 class LogHandler(logging.StreamHandler[TextIO]):
-    """Writes records, and of a trouble that repeats itself one a minute with a count."""
+    """Writes records. A repeated problem is written once a minute with a count."""
 
     def __init__(self, stream: TextIO, form: str = TEXT, repeats: Repeats | None = None) -> None:
         super().__init__(stream)
         is_journal = is_journal_stream(stream)
-        chosen = JsonFormatter() if form == JSON else TextFormatter(is_journal)
-        self.setFormatter(JournalFormatter(chosen) if is_journal else chosen)
+        formatter = JsonFormatter() if form == JSON else TextFormatter(is_journal)
+        self.setFormatter(JournalFormatter(formatter) if is_journal else formatter)
         self._repeats = repeats or Repeats()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Called by logging, with its lock."""
-        for one in self._repeats.news(without_traceback(record)):
-            super().emit(one)
+        """Write the record, or count a repetition. logging calls this with a lock held."""
+        for line in self._repeats.news(without_traceback(record)):
+            super().emit(line)
 
     def close(self) -> None:
-        """Called by logging at the end: what was held back is told."""
+        """Write the counts of suppressed records. logging calls this at exit."""
         self.acquire()
         try:
-            for one in self._repeats.rest():
-                super().emit(one)
+            for line in self._repeats.rest():
+                super().emit(line)
         finally:
             self.release()
         super().close()
 
 
 def is_journal_stream(stream: TextIO) -> bool:
-    """Does the journal read what is written here? systemd says so in $JOURNAL_STREAM."""
+    """True if this stream is connected to the journal, according to systemd's $JOURNAL_STREAM."""
     try:
-        found = os.fstat(stream.fileno())
+        status = os.fstat(stream.fileno())
     except (OSError, ValueError):
         return False
-    return os.environ.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}"
+    return os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
 
 
 class TextFormatter(logging.Formatter):
-    """A line for people, which programs can read too."""
+    """Formats a line for people that programs can parse too."""
 
     def __init__(self, is_journal: bool = False) -> None:
         super().__init__(_JOURNAL_FORMAT if is_journal else _FORMAT)
 
-    def formatMessage(self, record: logging.LogRecord) -> str:  # the library's name
-        """Called by format()."""
-        said = super().formatMessage(record)
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """Append the fields to the message."""
+        message = super().formatMessage(record)
         parts = _parts(record)
-        return " ".join((said, *(f"{name}={_value(part)}" for name, part in parts.items())))
+        return " ".join((message, *(f"{name}={_value(part)}" for name, part in parts.items())))
 
 
 class JsonFormatter(logging.Formatter):
-    """An object a line: time, level, process, logger, message, the parts, and a traceback as
-    exception."""
+    """Formats one object per line.
+
+    The members are time, level, process, logger, message, the fields, and a traceback as exception.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
-        """Called by logging."""
+        """Return the record as JSON."""
         milliseconds = int(record.created * 1000)
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(milliseconds // 1000))
-        said = {
+        members = {
             "time": f"{moment}.{milliseconds % 1000:03}Z",
             "level": record.levelname,
             "process": record.process,
@@ -127,40 +130,40 @@ class JsonFormatter(logging.Formatter):
             **_parts(record),
         }
         if record.exc_info:
-            said["exception"] = self.formatException(record.exc_info)
-        return orjson.dumps(said, default=str).decode()
+            members["exception"] = self.formatException(record.exc_info)
+        return orjson.dumps(members, default=str).decode()
 
 
 class JournalFormatter(logging.Formatter):
-    """What another one makes, each line with its priority."""
+    """Puts the priority before each line of another formatter."""
 
     def __init__(self, inner: logging.Formatter) -> None:
         super().__init__()
         self._inner = inner
 
     def format(self, record: logging.LogRecord) -> str:
-        """Called by logging."""
+        """Return the formatted record with a priority before each line."""
         mark = f"<{priority(record.levelno)}>"
         return mark + self._inner.format(record).replace("\n", "\n" + mark)
 
 
 def priority(level: int) -> int:
-    """syslog's number of a level: 2 critical, 3 error, 4 warning, 6 info, 7 debug."""
-    known = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
-    return next((number for least, number in known if level >= least), 7)
+    """Return syslog's number of a level: 2 critical, 3 error, 4 warning, 6 info, 7 debug."""
+    levels = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
+    return next((number for least, number in levels if level >= least), 7)
 
 
 def _parts(record: logging.LogRecord) -> dict[str, object]:
-    """The parts that a record was given, and the request that its thread works for."""
-    given: dict[str, object] = getattr(record, "parts", {})
-    parts = {name: part for name, part in given.items() if part is not None and part != ""}
+    """Return the fields of a record and the id of its thread's request."""
+    fields: dict[str, object] = getattr(record, "parts", {})
+    parts = {name: part for name, part in fields.items() if part is not None and part != ""}
     if "request" not in parts and (request := request_id.get()):
         parts["request"] = request
     return parts
 
 
 def _value(part: object) -> str:
-    """A part in a line: in quotes, and in ASCII, where it holds anything else."""
+    """Return the text of a field: quoted and in ASCII unless it is plain."""
     if isinstance(part, float):
         return f"{part:.1f}"
     text = str(part)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Troubles that repeat themselves: one line a minute with a count, and no traceback for what an
-operator can mend.
+"""Repeated problems in the log: one line a minute with a count.
 
-What an operator can mend is a neighbour, broker or database that does not answer or refuses our
-password: all lines about one of these are the same trouble, whoever logs them. Other warnings and
-errors are the same when they say the same, apart from numbers.
+Problems that an operator can fix are logged without a traceback. These are external services,
+brokers or databases that do not answer or refuse the password. All lines about one of these count
+as the same problem, whichever module logs them. Other warnings and errors are the same if their
+texts are equal apart from numbers.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from dataclasses import dataclass
 from common.domain import errors
 
 PERIOD_SECONDS = 60.0
-MAX_TROUBLES = 1000  #: that are remembered at a time
+#: The limit of problems that are tracked at a time.
+MAX_TROUBLES = 1000
 _OWN = ("common", "compute_api", "conductor", "scheduler", "compute_agent", "deploy", "__main__")
 _MENDABLE = (errors.Unavailable, ConnectionError, TimeoutError, socket.gaierror, ssl.SSLError)
-#: Of libraries that only some processes import.
+#: Exceptions of libraries that only some processes import.
 _MENDABLE_NAMES = frozenset(
     (
         "sqlalchemy.exc.OperationalError",
@@ -45,8 +46,8 @@ MAX_CAUSE_CHARS = 300
 
 
 def mendable(problem: BaseException) -> BaseException | None:
-    """What of this problem or its causes an operator can mend; None: it is a failure of ours."""
-    return next((one for one in _causes(problem) if _is_mendable(one)), None)
+    """Return the cause that an operator can fix, or None if the problem is a defect of Kilonova."""
+    return next((cause for cause in _causes(problem) if _is_mendable(cause)), None)
 
 
 def _is_mendable(problem: BaseException) -> bool:
@@ -57,47 +58,52 @@ def _is_mendable(problem: BaseException) -> bool:
 
 
 def _causes(problem: BaseException) -> Iterator[BaseException]:
-    """The problem and what it comes from, the nearest first."""
+    """Yield the problem and its causes, nearest first."""
     seen: set[int] = set()
-    one: BaseException | None = problem
-    while one is not None and id(one) not in seen:
-        seen.add(id(one))
-        yield one
-        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+    current: BaseException | None = problem
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or (
+            None if current.__suppress_context__ else current.__context__
+        )
 
 
 def without_traceback(record: logging.LogRecord) -> logging.LogRecord:
-    """The record. When it tells of what an operator can mend, the cause stands in its line in place
-    of a traceback, and ``trouble`` says which it is."""
-    said = _problems_in(record)
-    cause = next((found for one in said if (found := mendable(one))), None)
+    """Return the record without traceback if an operator can fix the cause.
+
+    Then the text of the cause replaces the traceback, and the attribute ``trouble`` identifies the
+    problem. Other records are returned unchanged.
+    """
+    problems = _problems_in(record)
+    cause = next((cause_found for problem in problems if (cause_found := mendable(problem))), None)
     if cause is None or record.levelno < logging.WARNING:
         return record
     *_, root = _causes(cause)
     text = record.getMessage()
-    for one in (cause, root):
-        words = _first_line(one)
+    for problem in (cause, root):
+        words = _first_line(problem)
         if words and words not in text:
             text = f"{text}: {words}"
     line = copy.copy(record)
     line.msg, line.args, line.exc_info, line.exc_text = text, None, None, None
-    line.trouble = (type(cause).__name__, _alike(_first_line(cause)))
+    line.trouble = (type(cause).__name__, _without_numbers(_first_line(cause)))
     return line
 
 
 def _problems_in(record: logging.LogRecord) -> list[BaseException]:
-    given = record.args if isinstance(record.args, tuple) else ()
+    arguments = record.args if isinstance(record.args, tuple) else ()
     raised = record.exc_info[1] if record.exc_info else None
-    return [one for one in (raised, *given) if isinstance(one, BaseException)]
+    return [problem for problem in (raised, *arguments) if isinstance(problem, BaseException)]
 
 
 def _first_line(problem: BaseException) -> str:
-    """Its first line: what a database's library says behind it holds values of the statement."""
+    """Return the first line. A database library adds lines with values of the statement."""
     lines = str(problem).strip().splitlines()
     return (lines[0] if lines else type(problem).__name__)[:MAX_CAUSE_CHARS]
 
 
-def _alike(text: str) -> str:
+def _without_numbers(text: str) -> str:
     return _NUMBERS.sub("#", text)
 
 
@@ -109,57 +115,59 @@ class _Trouble:
 
 
 class Repeats:
-    """What of the records is news. Not for several threads at a time: logging's lock is around
-    it."""
+    """Suppresses repeated records. Not thread-safe: callers hold logging's lock."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
-        self._troubles: dict[object, _Trouble] = {}  # the oldest first
+        # Ordered by time, the oldest first.
+        self._troubles: dict[object, _Trouble] = {}
 
     def news(self, record: logging.LogRecord) -> Iterator[logging.LogRecord]:
-        """What to write now that this record has come: it, or not, and counts of troubles that have
-        not come again."""
+        """Yield the records to write now: this one unless it is repeated, and counts of ended
+        problems.
+        """
         now = self._monotonic()
         if record.levelno < logging.WARNING:
-            yield from self._over(now)
+            yield from self._drop_ended(now)
             yield record
             return
         key = _key(record)
         before = self._troubles.get(key)
         if before is not None and now - before.since < PERIOD_SECONDS:
             before.more, before.last = before.more + 1, record
-            yield from self._over(now)
+            yield from self._drop_ended(now)
             return
         self._troubles.pop(key, None)
-        yield from self._over(now)
+        yield from self._drop_ended(now)
         self._troubles[key] = _Trouble(now, record)
-        yield record if before is None or not before.more else _counted(record, before.more)
+        yield record if before is None or not before.more else _add_count(record, before.more)
 
     def rest(self) -> Iterator[logging.LogRecord]:
-        """The counts of all that was held back."""
-        yield from self._over(float("inf"))
+        """Yield the counts of all suppressed records."""
+        yield from self._drop_ended(float("inf"))
 
-    def _over(self, now: float) -> Iterator[logging.LogRecord]:
+    def _drop_ended(self, now: float) -> Iterator[logging.LogRecord]:
         while self._troubles:
             key, oldest = next(iter(self._troubles.items()))
             if now - oldest.since < PERIOD_SECONDS and len(self._troubles) <= MAX_TROUBLES:
                 return
             del self._troubles[key]
             if oldest.more:
-                yield _counted(oldest.last, oldest.more)
+                yield _add_count(oldest.last, oldest.more)
 
 
 def _key(record: logging.LogRecord) -> object:
     if trouble := getattr(record, "trouble", None):
         return trouble
-    said = _alike(record.getMessage())
+    text = _without_numbers(record.getMessage())
     if record.name.partition(".")[0] not in _OWN:
-        said = _IDS.sub("#", said)  # of connections, which are new with each try
+        # Libraries log ids of connections, which differ for each attempt.
+        text = _IDS.sub("#", text)
     kind = record.exc_info[0] if record.exc_info else None
-    return record.name, record.levelno, said, kind
+    return record.name, record.levelno, text, kind
 
 
-def _counted(record: logging.LogRecord, more: int) -> logging.LogRecord:
+def _add_count(record: logging.LogRecord, more: int) -> logging.LogRecord:
     line = copy.copy(record)
     line.msg, line.args = f"{record.getMessage()} ({more} more like it in the last minute)", None
     return line

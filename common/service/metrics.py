@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics for Prometheus: the list of all that a process counts itself, and where they are read.
+"""Metrics for Prometheus: the list of the metrics of a process, and their HTTP endpoint.
 
-``service.start`` calls ``start``. Until then, and in a process without [prometheus] enabled, a
-metric is a name, and to count costs a comparison: prometheus-client is not even imported. A master
-with workers gathers theirs from files in a folder of its own. What the database knows is
-``conductor.gauges``.
+``service.start`` calls ``start``. Before that, and in a process without [prometheus] enabled,
+counting costs only a comparison, and prometheus-client is not imported. A master with workers
+collects theirs from files in a folder of its own. ``conductor.gauges`` has the metrics from the
+database.
 """
 
 from __future__ import annotations
@@ -32,18 +32,22 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 PREFIX = "kilonova_"
 _making = threading.Lock()
-_FOLDER = "PROMETHEUS_MULTIPROC_DIR"  #: prometheus-client's own name for it
+#: The variable of prometheus-client for the folder with the workers' metrics.
+_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 SHORT = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)  #: seconds
 LONG = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)  #: seconds
 COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
-#: Of processes of one kind on one machine whose metrics are read.
+#: The limit of processes of one kind on a machine with metrics, and the highest port.
 MAX_ALIKE, MAX_PORT = 8, 65535
-#: Processes with workers, which a master gathers.
+#: Processes with workers. The master collects their metrics.
 WITH_WORKERS = frozenset(("api", "placement", "metadata", "image-gateway"))
 
 
 class Metric:
-    """One metric with its labels; the values of labels are few and our own, never a client's."""
+    """One metric with labels.
+
+    Invariant: labels have few values, which come from Kilonova and never from a client.
+    """
 
     known: list[Metric] = []
 
@@ -57,37 +61,40 @@ class Metric:
         self.known.append(self)
 
     def add(self, *labels: str, value: float = 1) -> None:
-        """Count."""
+        """Add to the counter."""
         if self._registry is not None:
             self._of(labels).inc(value)
 
     def observe(self, value: float, *labels: str) -> None:
-        """Take in a measured value, in seconds."""
+        """Record a measured value in seconds."""
         if self._registry is not None:
             self._of(labels).observe(value)
 
     def set(self, value: float, *labels: str) -> None:
-        """Be this from now on."""
+        """Set the gauge."""
         if self._registry is not None:
             self._of(labels).set(value)
 
     def track(self, value: Callable[[], float]) -> None:
-        """Be what the function says when it is read; not in workers."""
+        """Read the gauge from this function on each request. Not for workers."""
         if self._registry is not None:
             self._of(()).set_function(value)
 
     def begin(self, registry: CollectorRegistry | None) -> None:
-        """Be counted from now on; without a registry nothing is."""
+        """Start counting in this registry, or stop counting if None."""
         self._real, self._registry = None, registry
 
     def _of(self, labels: tuple[str, ...]) -> Any:  # noqa: ANN401 - depends on the kind
-        """It is made when it is first used: a process tells nothing of what it does not do."""
+        """Return the metric with these labels, created at first use.
+
+        A process reports no metrics of tasks that it never does.
+        """
         if self._real is None:
             with _making:
-                self._real = self._real or self._made()
+                self._real = self._real or self._create()
         return self._real.labels(*labels) if self.labels else self._real
 
-    def _made(self) -> Any:  # noqa: ANN401 - depends on the kind
+    def _create(self) -> Any:  # noqa: ANN401 - depends on the kind
         import prometheus_client as client
 
         kinds: dict[str, Any] = {
@@ -163,24 +170,27 @@ POOL_SIZE = Metric(GAUGE, "database_pool_size", "Connections that are kept open 
 POOL_USED = Metric(GAUGE, "database_pool_used", "Connections that are in use.")
 
 
-#: What each process tells of its own files, when it is read: name -> what it tells, labels.
+#: Metrics of a process's own files, computed when they are read: name -> description, labels.
 OF_FILES: dict[str, tuple[str, tuple[str, ...]]] = {
     "certificate_left_seconds": ("Until the certificate in [tls] cert_file ends.", ()),
 }
 
 
 class CertificateGauge:
-    """prometheus-client's collector. Also a master tells it, whose workers have the same file."""
+    """Collector of prometheus-client for the certificate's end.
+
+    A master reports this as well, because its workers use the same file.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = path
 
     def describe(self) -> list[Family]:
-        """Called when it is registered: nothing is read for that."""
+        """Return no metrics, so that registration reads no file."""
         return []
 
     def collect(self) -> Iterator[Family]:
-        """Called when the metrics are read; a file that cannot be read has none."""
+        """Yield the seconds until the certificate ends, unless the file cannot be read."""
         from prometheus_client.core import GaugeMetricFamily
 
         [(name, (about, _))] = OF_FILES.items()
@@ -193,8 +203,10 @@ class CertificateGauge:
 
 
 class _Served:
-    """Where this process's metrics are read: at the first of these ports that is free; ``folder``
-    with workers."""
+    """The endpoint of this process's metrics, at the first of these ports that is free.
+
+    ``folder`` has the files of workers, or is None without workers.
+    """
 
     def __init__(self, address: str, ports: Sequence[int], folder: str | None) -> None:
         from prometheus_client import CollectorRegistry
@@ -204,7 +216,7 @@ class _Served:
         self.collectors: list[Collector] = []
 
     def registry(self) -> CollectorRegistry:
-        """What is read: in a master, of its workers."""
+        """Return the registry to read: in a master, that of the workers."""
         if self.folder is None:
             return self.own
         from prometheus_client import CollectorRegistry, multiprocess
@@ -221,27 +233,27 @@ _served: _Served | None = None
 
 
 def start(conf: cfg.ConfigOpts, process: str) -> None:
-    """Count from now on, if this process's metrics are read."""
+    """Start counting, if this process has a port for metrics."""
     global _served
     own = conf.prometheus
     port = own[f"{process.replace('-', '_')}_port"] if own.enabled else 0
     if not port:
         return
     folder = None
-    if process in WITH_WORKERS:  # prometheus-client looks for it when it is imported
+    if process in WITH_WORKERS:  # prometheus-client reads the variable when it is imported.
         folder = tempfile.mkdtemp(prefix=f"kilonova-{process}-metrics-")
         os.environ[_FOLDER] = folder
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
     ports = (
         range(port, port + own.port_step * MAX_ALIKE, own.port_step) if own.port_step else (port,)
     )
-    _served = _Served(own.host, [one for one in ports if one <= MAX_PORT], folder)
+    _served = _Served(own.host, [number for number in ports if number <= MAX_PORT], folder)
     for metric in Metric.known:
         metric.begin(_served.own)
 
 
 def stop() -> None:
-    """Count nothing any more; for tests."""
+    """Stop counting. For tests."""
     global _served
     if _served is not None:
         for metric in Metric.known:
@@ -250,20 +262,22 @@ def stop() -> None:
 
 
 def is_counting() -> bool:
-    """Are this process's metrics read?"""
+    """True if this process has metrics."""
     return _served is not None
 
 
 def collect(collector: Collector) -> None:
-    """Ask this one too when the metrics are read."""
+    """Register another collector for reads of the metrics."""
     if _served is not None:
         _served.own.register(collector)
         _served.collectors.append(collector)
 
 
 def serve() -> None:
-    """Answer on the address of this process's metrics, from a thread, at the first port that no
-    other process of its kind has; where there is none it costs the metrics, not the process."""
+    """Serve this process's metrics from a thread, at the first free port.
+
+    If no port is free, the process runs without metrics and logs an error.
+    """
     if _served is None:
         return
     from prometheus_client import start_http_server
@@ -287,8 +301,8 @@ def serve() -> None:
     )
 
 
-def ended(worker: int) -> None:
-    """A worker has ended: what it had in use counts no more."""
+def forget_worker(worker: int) -> None:
+    """Remove the gauges of a worker that has ended."""
     if _served is not None and _served.folder:
         from prometheus_client import multiprocess
 
@@ -297,7 +311,7 @@ def ended(worker: int) -> None:
 
 
 def text() -> str:
-    """What is read now, in Prometheus' form."""
+    """Return the current metrics in Prometheus' text format."""
     from prometheus_client import generate_latest
 
     return generate_latest(_served.registry()).decode() if _served is not None else ""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of notifications, in Nova's words, and what a process needs of them to write any.
+"""The options of notifications, with Nova's names, and the settings of a process that writes them.
 
-The driver, its transport and its topics are oslo.messaging's own: [oslo_messaging_notifications].
+Driver, transport and topics are options of oslo.messaging: [oslo_messaging_notifications].
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ OPTIONS = (
 )
 
 
-#: Of [DEFAULT].
+#: Options of [DEFAULT].
 AUDIT = (
     cfg.BoolOpt(
         "instance_usage_audit",
@@ -64,8 +64,11 @@ AUDIT = (
 
 @dataclass(frozen=True)
 class NotificationSettings:
-    """What a process tells. host: its own name; states, periods: the options notify_on_state_change
-    and instance_usage_audit_period."""
+    """The settings of a process that writes notifications.
+
+    ``host`` is the process's own name. ``states`` and ``periods`` are the options
+    notify_on_state_change and instance_usage_audit_period.
+    """
 
     host: str
     states: str = OFF
@@ -73,7 +76,7 @@ class NotificationSettings:
 
     @classmethod
     def of(cls, conf: cfg.ConfigOpts) -> NotificationSettings | None:
-        """None: nothing is told."""
+        """Return the settings, or None if notifications are off."""
         if conf.notifications.notification_format == OFF:
             return None
         return cls(

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The option pci_alias, in Nova's form: what flavors call PCI devices. Used by
-``common.service.config`` only."""
+"""The type of the option pci_alias, in Nova's format: names of PCI devices for flavors.
+
+Used only by ``common.service.config``.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,14 @@ from oslo_config import types
 
 
 class PciAliases(types.ConfigType):
-    """A JSON list of {"name", "vendor_id", "product_id"} -> name: kinds of devices, as (vendor,
-    product) in four hexadecimal digits; a name that stands there several times means any of its
-    kinds."""
+    """A JSON list of {"name", "vendor_id", "product_id"}, parsed to name -> kinds of devices.
+
+    A kind is (vendor, product) in four hexadecimal digits. A name that occurs several times stands
+    for any of its kinds.
+    """
 
     def __call__(self, value: object) -> dict[str, list[tuple[str, str]]]:
-        found: dict[str, list[tuple[str, str]]] = {}
+        kinds_by_name: dict[str, list[tuple[str, str]]] = {}
         try:
             rows = json.loads(str(value))
             for row in rows:
@@ -30,13 +34,13 @@ class PciAliases(types.ConfigType):
                     or not all(re.fullmatch("[0-9a-f]{4}", part) for part in kind)
                 ):
                     raise ValueError
-                found.setdefault(name, []).append(kind)
+                kinds_by_name.setdefault(name, []).append(kind)
         except (ValueError, KeyError, AttributeError, TypeError) as problem:
             raise ValueError(
                 'must be a JSON list of {"name": "gpu", "vendor_id": "10de", "product_id": "1db4"}: a '
                 "name, and numbers of four hexadecimal digits"
             ) from problem
-        return found
+        return kinds_by_name
 
     def __repr__(self) -> str:
         return "PciAliases"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SIGHUP: the configuration is read again, what can change is in force, and one line says what
-needs a restart.
+"""Reload of the configuration on SIGHUP.
 
-A file that is wrong changes nothing. Which sections a process reads stands in ``SECTIONS``; who can
-take over new values says so with ``takes``.
+Options that can change at run time take effect, and one log line lists the options that need a
+restart. A file with an error changes nothing. ``SECTIONS`` lists the sections of each process.
+Modules register options that can change at run time with ``takes``.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from common.domain import errors
 from common.service import config, config_file, log
 
 logger = logging.getLogger(__name__)
-#: What all processes read.
+#: Sections that all processes read.
 OF_ALL = ("DEFAULT", "log", "prometheus", "tls", "tracing")
-#: What each process reads of the file beside: a change elsewhere is another process's.
+#: The other sections that each process reads. Changes in other sections do not concern it.
 SECTIONS = {
     "api": "database api http oslo_middleware conductor host_keys scheduler identity image network "
     "share volume console spice quota notifications",
@@ -33,7 +33,7 @@ SECTIONS = {
     "scheduler": "database scheduler metrics conductor notifications",
     "agent": "agent migration metadata spice vendor_data",
 }
-#: Read by IdentityClient whenever it asks.
+#: Options that IdentityClient reads at each use.
 OF_IDENTITY = (
     "identity.*",
     "image.endpoint",
@@ -43,8 +43,8 @@ OF_IDENTITY = (
 )
 
 
-#: Options that can be taken over, with what is called when one of them has changed.
-_taken: list[tuple[tuple[str, ...], Callable[[cfg.ConfigOpts], None]]] = [
+#: Options that can change at run time, with the callback for changes.
+_callbacks: list[tuple[tuple[str, ...], Callable[[cfg.ConfigOpts], None]]] = [
     (
         ("DEFAULT.log_level", "log.format"),
         lambda conf: log.start(conf.log_level, conf.log.format),
@@ -52,19 +52,31 @@ _taken: list[tuple[tuple[str, ...], Callable[[cfg.ConfigOpts], None]]] = [
 ]
 
 
-#: Options that their process could not take over. The next reload tries them again.
+#: Options whose callback failed. The next reload tries them again.
 _refused: set[str] = set()
 
 
 def takes(*options: str, then: Callable[[cfg.ConfigOpts], None] = lambda conf: None) -> None:
-    """Changes of these options (``identity.*``) are in force in this process once ``then`` has been
-    called, which raises ConfigError where it cannot take them over."""
-    _taken.append((options, then))
+    """Register options that can change at run time.
+
+    Args:
+        options: Patterns, for example ``identity.*``.
+        then: Callback that applies the new values. May raise ConfigError.
+    """
+    _callbacks.append((options, then))
 
 
 def again(process: str, *after_a_restart: str) -> None:
-    """Read the file again; nothing that stands in it ends the process. ``after_a_restart``: options
-    that can not be taken over although ``takes`` has a pattern for them."""
+    """Reload the configuration file, apply the changed options and log the result.
+
+    An error in the file is logged, and no value changes. If a callback registered with ``takes``
+    raises ConfigError, the error is logged and the log line lists its options as refused.
+
+    Args:
+        process: Key of ``SECTIONS``. Changes in other sections are ignored.
+        after_a_restart: Patterns of options that need a restart although a pattern registered with
+            ``takes`` matches.
+    """
     try:
         changed = [name for name in config.reread(process) if _section(name) in _sections(process)]
     except errors.ConfigError as problem:
@@ -72,28 +84,32 @@ def again(process: str, *after_a_restart: str) -> None:
         return
     changed += sorted(_refused.difference(changed))
     _refused.clear()
-    for options, then in _taken:
-        names = [name for name in changed if _is_one(name, options)]
+    for options, then in _callbacks:
+        names = [name for name in changed if _matches(name, options)]
         if names:
             try:
                 then(config.CONF)
             except errors.ConfigError as problem:
                 logger.error("%s stays as it was: %s", ", ".join(options), problem)
                 _refused.update(names)
-    known = [option for options, _ in _taken for option in options]
-    kept = [name for name in changed if _is_one(name, after_a_restart) or not _is_one(name, known)]
-    _refused.difference_update(kept)
-    in_force = [name for name in changed if name not in kept and name not in _refused]
+    live_options = [option for options, _ in _callbacks for option in options]
+    needs_restart = [
+        name
+        for name in changed
+        if _matches(name, after_a_restart) or not _matches(name, live_options)
+    ]
+    _refused.difference_update(needs_restart)
+    in_force = [name for name in changed if name not in needs_restart and name not in _refused]
     refused = [name for name in changed if name in _refused]
     logger.info(
         "the configuration was read again; in force: %s%s; after a restart: %s",
         ", ".join(in_force) or "nothing new",
         f"; refused: {', '.join(refused)}" if refused else "",
-        ", ".join(kept) or "nothing more",
+        ", ".join(needs_restart) or "nothing more",
     )
 
 
-def _is_one(name: str, patterns: Iterable[str]) -> bool:
+def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 

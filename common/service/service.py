@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The skeleton of a process: configuration, log, identity, readiness, signals.
+"""The main function of a process: configuration, log, identity, readiness, signals.
 
-Used by the ``service.py`` of each process. TERM and INT ask it to stop; a second one, or eight
-seconds without coming to an end, ends it at once: every process can be killed between any two lines
-anyway.
+Used by the ``service.py`` of each process. TERM and INT request a stop. A second signal, or eight
+seconds without an end, kills the process at once. That is safe, because every process may be killed
+between any two statements.
 """
 
 from __future__ import annotations
@@ -28,29 +28,32 @@ from common.service import config, log, metrics, reload, tracing
 
 logger = logging.getLogger(__name__)
 GRACE = 8.0
-#: Status of a process that cannot run until its configuration is mended, as sysexits(3) has it. Its
-#: unit does not start it again.
+#: Exit status of a process with a wrong configuration, as in sysexits(3). The unit does not restart
+#: it.
 EX_CONFIG = 78
-UMASK = 0o077  #: what a process of ours makes is its user's alone
+#: Files of a process are readable only by its user.
+UMASK = 0o077
 T = TypeVar("T")
 
 
 def start(name: str) -> cfg.ConfigOpts:
-    """Read the command line and the configuration, and start logging; a wrong value ends the
-    process with its explanation."""
+    """Read the command line and the configuration, and start logging.
+
+    A wrong value ends the process with an explanation.
+    """
     path = command_line(name).parse_args().config
     os.umask(UMASK)
-    conf = checked(name, lambda: config.load(path, name))
+    conf = exit_on_config_error(name, lambda: config.load(path, name))
     log.start(conf.log_level, conf.log.format)
     metrics.start(conf, name)
     if conf.tls.cert_file:
         metrics.collect(metrics.CertificateGauge(conf.tls.cert_file))
-    checked(name, lambda: tracing.start(conf, name))
+    exit_on_config_error(name, lambda: tracing.start(conf, name))
     return conf
 
 
 def command_line(name: str) -> argparse.ArgumentParser:
-    """What every process takes."""
+    """Return the parser of the arguments that every process accepts."""
     parser = argparse.ArgumentParser(
         prog=f"kilonova-{name}",
         description=f"The {name.replace('-', ' ')} process of Kilonova; systemd starts it. "
@@ -67,7 +70,7 @@ def command_line(name: str) -> argparse.ArgumentParser:
 
 
 class Misconfigured(SystemExit):
-    """The end of a process whose configuration somebody has to mend; it has been said."""
+    """The exit of a process with a wrong configuration. The message has been printed."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -75,14 +78,14 @@ class Misconfigured(SystemExit):
 
 
 def refuse(name: str, problem: object) -> NoReturn:
-    """End the process with one line, so that systemd does not start it again."""
+    """End the process with one line, and with the status that prevents a restart by systemd."""
     text = f"kilonova-{name}: {problem}"
     print(" ".join(text.split("\n")), file=sys.stderr, flush=True)
     raise Misconfigured(text)
 
 
-def checked(name: str, read: Callable[[], T]) -> T:
-    """What it reads; a ConfigError ends the process with its explanation."""
+def exit_on_config_error(name: str, read: Callable[[], T]) -> T:
+    """Return the result of ``read``. A ConfigError ends the process with an explanation."""
     try:
         return read()
     except errors.ConfigError as problem:
@@ -92,33 +95,35 @@ def checked(name: str, read: Callable[[], T]) -> T:
 def run(
     name: str, conf: cfg.ConfigOpts, open_up: Callable[[cfg.ConfigOpts], Callable[[], None]]
 ) -> None:
-    """Call ``open_up``, tell the supervisor that the process is ready, wait for a signal, and
-    close. HUP has the configuration read again.
+    """Call ``open_up``, notify systemd, wait for a signal, and close.
 
-    ``open_up`` returns what closes everything that it opened.
+    HUP reloads the configuration.
+
+    Args:
+        open_up: Opens the service and returns the function that closes it.
     """
     stop, opened = threading.Event(), threading.Event()
-    # A signal can come between the last bytecode and a wait, or to another thread. Then it does not
-    # end the wait of this thread, but its number is in the socket.
-    numbers, wakes = socket.socketpair()
+    # A signal can arrive between the last bytecode and a wait, or in another thread. Then it does
+    # not end the wait of this thread, but its number is in the socket.
+    signal_numbers, wakes = socket.socketpair()
     wakes.setblocking(False)
     signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
 
-    def asked(number: int, frame: object) -> None:
-        # what still waits for a neighbour has nothing to finish
+    def request_stop(number: int, frame: object) -> None:
+        # A process that still waits for an external service has no work to finish.
         if stop.is_set() or not opened.is_set():
             os._exit(1 if stop.is_set() else 0)
         stop.set()
 
     signal.signal(signal.SIGHUP, lambda number, frame: None)
-    signal.signal(signal.SIGTERM, asked)
-    signal.signal(signal.SIGINT, asked)
-    close = checked(name, lambda: open_up(conf))
+    signal.signal(signal.SIGTERM, request_stop)
+    signal.signal(signal.SIGINT, request_stop)
+    close = exit_on_config_error(name, lambda: open_up(conf))
     opened.set()
     metrics.serve()
     notify("READY=1")
     logger.info("ready")
-    while (number := numbers.recv(1)[0]) not in (signal.SIGTERM, signal.SIGINT):
+    while (number := signal_numbers.recv(1)[0]) not in (signal.SIGTERM, signal.SIGINT):
         if number == signal.SIGHUP:
             reload.again(name)
     notify("STOPPING=1")
@@ -126,11 +131,12 @@ def run(
     close()
     tracing.stop()
     logging.shutdown()
-    os._exit(0)  # threads of the messaging library may linger for minutes
+    # Threads of the messaging library may take minutes to end.
+    os._exit(0)
 
 
 def notify(state: str) -> None:
-    """Tell systemd, when it started us (sd_notify's protocol)."""
+    """Send a state to systemd, if started by systemd (sd_notify's protocol)."""
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return
@@ -140,10 +146,10 @@ def notify(state: str) -> None:
 
 
 def only_one(state_dir: str, kind: str) -> IO[str]:
-    """Make sure that no other process of this kind works on this folder; the returned file must be
-    kept open.
+    """Ensure that no other process of this kind uses this folder, else end this process.
 
-    Ends the process when one does.
+    Returns:
+        A lock file that must stay open.
     """
     folder = Path(state_dir)
     folder.mkdir(parents=True, exist_ok=True)
@@ -156,9 +162,12 @@ def only_one(state_dir: str, kind: str) -> IO[str]:
 
 
 def own_name(state_dir: str, kind: str, host: str) -> tuple[str, IO[str]]:
-    """A name for this process that a successor of it, and nobody else, takes again: HOST/NUMBER.
+    """Return a name HOST/NUMBER for this process that only its successor takes again.
 
-    The lowest number whose lock file is free; the returned file must be kept open.
+    The number is the lowest with a free lock file.
+
+    Returns:
+        The name, and the lock file that must stay open.
     """
     folder = Path(state_dir)
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spans for OpenTelemetry: of each request, action, step and command of a host, in one trace a
-request.
+"""Spans for OpenTelemetry: for each request, action, step and command, in one trace per request.
 
-``service.start`` calls ``start``. Without [tracing] enabled a span costs a comparison, and
-opentelemetry is not even imported. Ids are not carried but follow from what the journal and the
-commands carry anyway: the trace's from the request id, a span's from the request, action or step
-that it tells of. So every process knows its parent's (W3C Trace Context), whichever release wrote
-the action down, and the trace of a request is found by its id without dashes. Spans are made when
-what they tell of is over; they are sent by a thread of their own, and what cannot be sent is lost
-and said once a minute.
+``service.start`` calls ``start``. Without [tracing] enabled a span costs only a comparison, and
+opentelemetry is not imported.
+
+Ids are not transmitted but derived: the trace id from the request id, and a span id from the
+request, action or step. Journal and commands contain these in any case. So every process can
+compute the id of the parent span (W3C Trace Context), whichever release wrote the journal. The
+trace id of a request is its id without dashes.
+
+A span is created at the end of the work. A thread sends the spans. Spans that cannot be sent are
+dropped, with a log line once a minute.
 """
 
 from __future__ import annotations
@@ -40,55 +42,57 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 NOT_INSTALLED = "[tracing] enabled needs OpenTelemetry: pip install 'kilonova[tracing]'"
-#: Seconds for one try to send spans, with its repetitions; and for the last ones of a process.
+#: Seconds for one attempt to send spans, with its retries, and for the last spans of a process.
 SEND_SECONDS, END_SECONDS = 5.0, 2.0
-SAMPLED = 1  #: W3C's flag
+#: The flag "sampled" of W3C Trace Context.
+SAMPLED = 1
 _TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
-_LIBRARY = "opentelemetry"  #: its package, and its logger
+#: The name of OpenTelemetry's package and logger.
+_LIBRARY = "opentelemetry"
 _NEEDED = (f"{_LIBRARY}.sdk.trace", f"{_LIBRARY}.exporter.otlp.proto.http")
 Value = str | int | float | bool
 
 
 class _Spans:
-    """What makes and sends this process's spans; ``exporter`` is called in each worker."""
+    """Creates and sends this process's spans. ``exporter`` is called in each worker."""
 
     def __init__(
         self, process: str, host: str, ratio: float, exporter: Callable[[], SpanExporter]
     ) -> None:
         self.ratio = ratio
-        self._about = {"service.name": f"kilonova-{process}", "host.name": host}
+        self._attributes = {"service.name": f"kilonova-{process}", "host.name": host}
         self._exporter, self._making = exporter, threading.Lock()
         self._provider: TracerProvider | None = None
         self._next = threading.local()
 
     def tracer(self) -> Tracer:
-        """Made with the first span, after the fork."""
+        """Return the tracer. The tracer is created with the first span, after the fork."""
         with self._making:
             if self._provider is None:
-                self._provider = self._made()
+                self._provider = self._create_provider()
         return self._provider.get_tracer("kilonova", __version__)
 
-    def _made(self) -> TracerProvider:
+    def _create_provider(self) -> TracerProvider:
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.sdk.trace.id_generator import IdGenerator
 
-        following = self._next
+        next_ids = self._next
 
         class Ids(IdGenerator):
-            """Those of the span that this thread is about to make."""
+            """Returns the ids of the span that this thread is about to create."""
 
             def generate_span_id(self) -> int:
-                return int(following.span)
+                return int(next_ids.span)
 
             def generate_trace_id(self) -> int:
-                return int(following.trace)
+                return int(next_ids.trace)
 
-        resource = Resource.create({**self._about, "service.version": __version__})
-        made = TracerProvider(resource=resource, id_generator=Ids(), shutdown_on_exit=False)
-        made.add_span_processor(BatchSpanProcessor(self._exporter()))
-        return made
+        resource = Resource.create({**self._attributes, "service.version": __version__})
+        provider = TracerProvider(resource=resource, id_generator=Ids(), shutdown_on_exit=False)
+        provider.add_span_processor(BatchSpanProcessor(self._exporter()))
+        return provider
 
     def write(
         self,
@@ -103,28 +107,41 @@ class _Spans:
         is_server: bool = False,
         client: str | None = None,
     ) -> None:
-        """One span that ends now; ``parent`` 0: it is the trace's first. ``client``: the
-        traceparent that came with the request."""
+        """Create a span that ends now, and queue it for sending.
+
+        Args:
+            name: The span's name.
+            request: Id of the request. The trace id is derived from this.
+            span: Id of the new span.
+            parent: Id of the parent span. 0 makes this the root span of the trace.
+            seconds: Duration of the span.
+            attributes: Attributes of the span. Values that are None or "" are left out.
+            failure: Description of the error, or None if the span succeeded.
+            is_server: True for a request that this process served, which sets the span kind.
+            client: Traceparent header of the request, or None.
+        """
         from opentelemetry import trace
 
         end = time.time_ns()
         self._next.trace, self._next.span = trace_id(request), span
         flags = trace.TraceFlags(SAMPLED)
-        above = trace.SpanContext(self._next.trace, parent, is_remote=True, trace_flags=flags)
-        made = self.tracer().start_span(
+        parent_context = trace.SpanContext(
+            self._next.trace, parent, is_remote=True, trace_flags=flags
+        )
+        new_span = self.tracer().start_span(
             name,
-            trace.set_span_in_context(trace.NonRecordingSpan(above)) if parent else None,
+            trace.set_span_in_context(trace.NonRecordingSpan(parent_context)) if parent else None,
             trace.SpanKind.SERVER if is_server else trace.SpanKind.INTERNAL,
             {key: value for key, value in attributes.items() if value not in (None, "")},
             _links(client),
             start_time=end - max(0, int(seconds * 1e9)),
         )
         if failure is not None:
-            made.set_status(trace.Status(trace.StatusCode.ERROR, failure))
-        made.end(end)
+            new_span.set_status(trace.Status(trace.StatusCode.ERROR, failure))
+        new_span.end(end)
 
     def close(self) -> None:
-        """Send what is left, in a moment."""
+        """Send the remaining spans, for at most ``END_SECONDS``."""
         with self._making:
             provider, self._provider = self._provider, None
         if provider is not None:
@@ -134,28 +151,30 @@ class _Spans:
 
 
 def _links(client: str | None) -> Sequence[Link]:
-    """To the client's own span; it is not the parent of ours, because clients choose its ids."""
-    found = _TRACEPARENT.fullmatch(client or "")
-    if found is None or not int(found[1], 16) or not int(found[2], 16):
+    """Return a link to the client's span. It is not the parent, because clients choose its id."""
+    match = _TRACEPARENT.fullmatch(client or "")
+    if match is None or not int(match[1], 16) or not int(match[2], 16):
         return ()
     from opentelemetry.trace import Link, SpanContext
 
-    return (Link(SpanContext(int(found[1], 16), int(found[2], 16), is_remote=True)),)
+    return (Link(SpanContext(int(match[1], 16), int(match[2], 16), is_remote=True)),)
 
 
-#: What makes spans; None: nothing does. Callers look before they call, which costs nothing.
+#: The creator of spans, or None without tracing. Callers test it first, which is cheap.
 spans: _Spans | None = None
 
 
 def start(
     conf: cfg.ConfigOpts, process: str, exporter: Callable[[], SpanExporter] | None = None
 ) -> None:
-    """Make spans from now on, if they are wanted. ``exporter``: in place of the one to [tracing]
-    endpoint.
+    """Start tracing, if [tracing] enabled is set.
+
+    Args:
+        exporter: Creates the exporter, in place of the one for [tracing] endpoint.
 
     Raises:
         ConfigError: OpenTelemetry is not installed, or the endpoint is plain text on another
-        machine.
+            machine.
     """
     global spans
     own = conf.tracing
@@ -165,7 +184,10 @@ def start(
         raise ConfigError(NOT_INSTALLED)
     verify = tls.of_url(conf, "[tracing] endpoint", own.endpoint)
     spans = _Spans(
-        process, conf.host, own.sample_ratio, exporter or (lambda: sending(own.endpoint, verify))
+        process,
+        conf.host,
+        own.sample_ratio,
+        exporter or (lambda: otlp_exporter(own.endpoint, verify)),
     )
 
 
@@ -177,34 +199,36 @@ def _is_installed() -> bool:
 
 
 def stop() -> None:
-    """Send what is left, and make no more."""
+    """Send the remaining spans and stop tracing."""
     global spans
     if spans is not None:
-        found, spans = spans, None
-        found.close()
+        last, spans = spans, None
+        last.close()
 
 
 # --- ids ---
 def trace_id(request: str) -> int:
-    """Of a request's trace: its id's UUID."""
+    """Return the trace id of a request: the UUID in its id."""
     return int(request.removeprefix("req-").replace("-", ""), 16)
 
 
 def span_id(*names: str | int) -> int:
-    """Of the span that tells of this request, action, or step of an action; never 0."""
+    """Return the span id of a request, an action, or a step of an action. Never 0."""
     key = "/".join(map(str, names))
     return int.from_bytes(sha256(key.encode()).digest()[:8], "big") or 1
 
 
 def traceparent(request: str) -> str | None:
-    """W3C's header for what is asked of others for this request; None: it is not traced."""
+    """Return the traceparent header for calls on behalf of this request, or None if it is not
+    traced.
+    """
     if not is_traced(request):
         return None
     return f"00-{trace_id(request):032x}-{span_id(request):016x}-{SAMPLED:02x}"
 
 
 def is_traced(request: str) -> bool:
-    """Are there spans of this request? All processes with the same sample_ratio say the same."""
+    """True if this request has spans. All processes with the same sample_ratio agree."""
     return (
         spans is not None
         and ids.is_request(request)
@@ -212,7 +236,7 @@ def is_traced(request: str) -> bool:
     )
 
 
-# --- what is told ---
+# --- spans ---
 def request(
     request_id: str,
     method: str,
@@ -223,7 +247,12 @@ def request(
     project: str | None,
     client: str | None,
 ) -> None:
-    """A request was answered. ``route``: the path's template; ``client``: its traceparent."""
+    """Write the span of an answered request.
+
+    Args:
+        route: Template of the path.
+        client: Traceparent header of the request, or None.
+    """
     if spans is None or not is_traced(request_id):
         return
     spans.write(
@@ -246,15 +275,15 @@ def request(
 
 
 def action(parts: JsonMapping) -> None:
-    """An action has ended; the parts are those of its line in the log."""
-    about, key = parts["request"], parts["action"]
-    if spans is None or not is_traced(about):
+    """Write the span of an action that has ended. ``parts`` are the fields of its log line."""
+    request_id, key = parts["request"], parts["action"]
+    if spans is None or not is_traced(request_id):
         return
     spans.write(
         str(parts["workflow"]),
-        about,
+        request_id,
         span_id(key),
-        span_id(about),
+        span_id(request_id),
         parts["ms"] / 1000,
         attributes=_attributes(parts),
         failure="the action failed" if parts["state"] == ActionState.FAILED else None,
@@ -262,14 +291,14 @@ def action(parts: JsonMapping) -> None:
 
 
 def step(parts: JsonMapping, attempt: int) -> None:
-    """A step is over; the parts are those of its line in the log."""
-    about, ended = parts["request"], parts["event"]
-    if spans is None or not is_traced(about):
+    """Write the span of a step that has ended. ``parts`` are the fields of its log line."""
+    request_id, ended = parts["request"], parts["event"]
+    if spans is None or not is_traced(request_id):
         return
     name = f"{UNDO if ended in (StepEvent.UNDONE, StepEvent.UNDO_FAILED) else ''}{parts['step']}"
     spans.write(
         f"{parts['workflow']} {name}",
-        about,
+        request_id,
         span_id(parts["action"], name, attempt),
         span_id(parts["action"]),
         parts["ms"] / 1000,
@@ -281,14 +310,16 @@ def step(parts: JsonMapping, attempt: int) -> None:
 
 
 def command(parts: JsonMapping, attempt: int) -> None:
-    """A host has carried out a command, or has tried to."""
-    about, ended = parts["request"], parts["event"]
-    if spans is None or not is_traced(about):
+    """Write the span of a command that a host has executed or tried. ``parts``: fields of its log
+    line.
+    """
+    request_id, ended = parts["request"], parts["event"]
+    if spans is None or not is_traced(request_id):
         return
     spans.write(
         str(parts["verb"]),
-        about,
-        random.getrandbits(64) or 1,  # it may be carried out again
+        request_id,
+        random.getrandbits(64) or 1,  # Random, because a command may be executed again.
         span_id(parts["action"], parts["step"], attempt),
         parts["ms"] / 1000,
         attributes={**_attributes(parts), "kilonova.attempt": attempt},
@@ -298,47 +329,50 @@ def command(parts: JsonMapping, attempt: int) -> None:
     )
 
 
-#: Parts of lines of the log that are attributes too.
+#: Fields of log lines that are also attributes.
 _PARTS = ("action", "workflow", "step", "event", "state", "verb", "host", "server")
 
 
 def _attributes(parts: JsonMapping) -> dict[str, Value | None]:
-    found: dict[str, Value | None] = {f"kilonova.{name}": parts.get(name) for name in _PARTS}
-    return {"kilonova.request_id": parts["request"], **found}
+    attributes: dict[str, Value | None] = {f"kilonova.{name}": parts.get(name) for name in _PARTS}
+    return {"kilonova.request_id": parts["request"], **attributes}
 
 
 # --- sending ---
 class _LastWords(logging.Handler):
-    """Keeps what the library says last, in place of a log that it would fill."""
+    """Keeps the library's last message, instead of writing it to the log."""
 
     text = ""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Called by logging."""
+        """Keep the message of the record."""
         self.text = record.getMessage()[:200]
 
 
-def sending(endpoint: str, verify: bool | str, seconds: float = SEND_SECONDS) -> SpanExporter:
-    """Sends spans as OTLP over HTTP to a collector; what it cannot send is lost, and said."""
+def otlp_exporter(endpoint: str, verify: bool | str, seconds: float = SEND_SECONDS) -> SpanExporter:
+    """Return an exporter of spans as OTLP over HTTP. Failures are logged, and the spans are
+    dropped.
+    """
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace.export import SpanExportResult
 
-    words, library = _LastWords(logging.WARNING), logging.getLogger(_LIBRARY)
-    library.handlers, library.propagate = [words], False
+    last_words, library = _LastWords(logging.WARNING), logging.getLogger(_LIBRARY)
+    library.handlers, library.propagate = [last_words], False
 
     class Exporter(OTLPSpanExporter):
         def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
             try:
                 if (result := super().export(spans)) is SpanExportResult.SUCCESS:
                     return result
-            except Exception as problem:  # noqa: BLE001  # no span is worth more than what it tells of
-                words.text = f"{type(problem).__name__}: {problem}"[:200]
+            # A failure of tracing must not stop the process.
+            except Exception as problem:  # noqa: BLE001
+                last_words.text = f"{type(problem).__name__}: {problem}"[:200]
             log.warning(
                 "%d spans were not sent to %s (%s); see that a collector runs there, or set [tracing] "
                 "enabled = false",
                 len(spans),
                 endpoint,
-                words.text,
+                last_words.text,
             )
             return SpanExportResult.FAILURE
 

@@ -239,7 +239,7 @@ class Consoles:
         if self._tls is None or not isinstance(peer, socket.socket):
             return peer
         peer.settimeout(SECRET_TIMEOUT_SECONDS)
-        return TlsSocket.proved(peer, self._tls.for_server())
+        return TlsSocket.open(peer, self._tls.for_server())
 
     def _claim_session(self, peer: Side, secret: bytes) -> Session | None:
         """Return the session with this secret and connect the client, or return None.

@@ -190,7 +190,7 @@ class _Port:
         try:
             if self._tls is not None:
                 plain.settimeout(HANDSHAKE_SECONDS)
-                peer = TlsSocket.proved(plain, self._tls.for_server(proved=False))
+                peer = TlsSocket.open(plain, self._tls.for_server(proved=False))
                 peer.settimeout(None)
             with self._open_guest() as guest:
                 relay.stay_alive(peer)

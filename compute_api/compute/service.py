@@ -162,11 +162,11 @@ def main() -> None:
     """The console script kilonova-api."""
     conf = service.start("api")
     policy = (
-        service.checked("api", lambda: configured(conf, "api", COMPUTE_RULES))
+        service.exit_on_config_error("api", lambda: configured(conf, "api", COMPUTE_RULES))
         if conf.api.policy_file
         else None
     )
-    service.checked("api", lambda: _check_quota(conf))
+    service.exit_on_config_error("api", lambda: _check_quota(conf))
     if conf.api.workers > 1:
         for name in _SHARED:
             importlib.import_module(name)

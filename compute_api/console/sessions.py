@@ -326,7 +326,7 @@ class ConsoleSessions:
         plain_socket = socket.create_connection((host, port), CONNECT_SECONDS)
         if tls_settings is None:
             return plain_socket
-        return TlsSocket.proved(plain_socket, tls_settings.for_client(), host)
+        return TlsSocket.open(plain_socket, tls_settings.for_client(), host)
 
     def _delete_record(self, token_hash: str, used_at: int) -> None:
         try:

@@ -120,9 +120,9 @@ def authenticated(
     # The library warns about every option of the password plugin although it uses them.
     logging.getLogger("keystonemiddleware._common.config").setLevel(logging.ERROR)
     identity = conf.identity
-    tls.of_neighbour(conf, "[identity] auth_url", identity.auth_url)
+    tls.check_external_url(conf, "[identity] auth_url", identity.auth_url)
     check_endpoint = partial(
-        tls.refusal_of_neighbour, conf, "the identity service's endpoint in the catalogue"
+        tls.refusal_of_external_url, conf, "the identity service's endpoint in the catalogue"
     )
     # The library registers a required option. In the process's own configuration, that option would
     # make every reload fail.

@@ -66,7 +66,7 @@ def main() -> None:
             "tickets cannot be validated: set [image_gateway] ticket_secret to the value of the conductors",
         )
     options = conf.image_gateway
-    tls_settings = service.checked(
+    tls_settings = service.exit_on_config_error(
         "image-gateway",
         lambda: tls.protecting(conf, "[image_gateway] host", [options.host], listens=True),
     )

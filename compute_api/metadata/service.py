@@ -66,7 +66,7 @@ def main() -> None:
             "all requests of guests will be refused: set [metadata] proxy_shared_secret to the secret "
             "of the network service's proxies"
         )
-    tls_settings = service.checked(
+    tls_settings = service.exit_on_config_error(
         "metadata",
         lambda: tls.protecting(conf, "[metadata] host", [conf.metadata.host], listens=True),
     )

@@ -58,7 +58,7 @@ def main() -> None:
     options = conf.placement
     policy = None
     if options.policy_file:
-        policy = service.checked(
+        policy = service.exit_on_config_error(
             "placement", lambda: configured(conf, "placement", PLACEMENT_RULES)
         )
     Server(

@@ -115,4 +115,4 @@ def signer(conf: cfg.ConfigOpts) -> Signer | None:
         ConfigError: [tls] ca_key_file cannot be used.
     """
     signs = conf.tls.ca_key_file
-    return Signer.opened(conf.tls.ca_file, signs) if signs else None
+    return Signer.read(conf.tls.ca_file, signs) if signs else None

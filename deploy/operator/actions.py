@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova action list | show | retry | abort | settle``: what is in hand, what is
-stuck, and the ways out.
+"""``kilonova action list | show | retry | abort | settle``: running and stuck actions.
 
-An action is stuck when it failed again and again where nobody foresaw it; it holds its server and
-nobody tries it any more. The command writes one transaction into the database; conductors see it
+An action is stuck if it failed repeatedly for an unexpected reason. The action holds the server,
+and conductors do not repeat the action. Each command writes one transaction, which conductors see
 within a second.
 """
 
@@ -31,11 +30,11 @@ from deploy.operator.output import columns
 from deploy.operator.store import stuck_actions
 
 ENDED_BY_HAND = "It did not go on, and an operator has ended it."
-#: what an operator can do -> what comes of it
+#: Verb of the operator -> its effect.
 WAYS = {
-    "retry": "it goes on where it stands; do this when the cause is mended",
-    "abort": "it is undone from where it stands, and fails",
-    "settle": "it ends here as failed, the server goes to ERROR and is free for the next action; delete always works",
+    "retry": "the action continues at its step; repair the cause first",
+    "abort": "the action is undone from its step, and fails",
+    "settle": "the action ends as failed; the server goes to ERROR and accepts the next action; delete always works",
 }
 
 
@@ -51,19 +50,19 @@ def _store(options: argparse.Namespace) -> Iterator[Store]:
 
 
 def listed(options: argparse.Namespace) -> int:
-    """Print them, oldest first; 1 when one of them needs an operator."""
+    """Print the actions in hand, oldest first. Return 1 if one needs an operator."""
     with _store(options) as store:
-        at, found = store.snapshot(
+        at, rows = store.snapshot(
             lambda tx: (moment(tx), stuck_actions.listed(tx, only_stuck=options.stuck))
         )
     if options.json:
-        print(json.dumps([facts(row, at) for row in found], indent=1))
-    elif not found:
+        print(json.dumps([facts(row, at) for row in rows], indent=1))
+    elif not rows:
         print("no action is stuck" if options.stuck else "no action is in hand")
     else:
         lines = [["action", "server", "what", "state", "at step", "host", "for", "cause"]]
-        print(columns([*lines, *(_line(row, at) for row in found)]))
-    return 1 if any(_needs_operator(row) for row in found) else 0
+        print(columns([*lines, *(_line(row, at) for row in rows)]))
+    return 1 if any(_needs_operator(row) for row in rows) else 0
 
 
 def _line(row: ActionInHandRow, at: int) -> list[str]:
@@ -80,7 +79,7 @@ def _line(row: ActionInHandRow, at: int) -> list[str]:
 
 
 def state(row: ActionInHandRow) -> str:
-    """due, waiting, stuck or overdue; and whether it is being undone."""
+    """Return due, waiting, stuck or overdue, and whether the action is being undone."""
     return ("overdue" if row.overdue else row.state) + (
         ", undoing" if row.phase == ActionPhase.UNDO else ""
     )
@@ -95,7 +94,7 @@ def _age(row: ActionInHandRow, at: int) -> str:
 
 
 def facts(row: ActionInHandRow, at: int) -> JsonObject:
-    """For programs; neither arguments nor secrets."""
+    """Return the action for JSON output, without arguments and secrets."""
     return {
         "id": row.id,
         "server_id": row.server_id,
@@ -122,18 +121,18 @@ def facts(row: ActionInHandRow, at: int) -> JsonObject:
 
 
 def show(options: argparse.Namespace) -> int:
-    """Print one that is in hand, with its journal; 1 when it needs an operator."""
+    """Print an action in hand with the journal. Return 1 if the action needs an operator."""
 
     def work(tx: Connection) -> tuple[int, Any, list[Any]]:
-        found = [row for row in stuck_actions.listed(tx) if row.id == options.id]
-        if not found:
+        rows = [row for row in stuck_actions.listed(tx) if row.id == options.id]
+        if not rows:
             row = actions.show_by_id(tx, options.id)
             raise errors.NotFound(
                 f"Action {options.id} is {row.state}."
                 if row is not None
                 else f"There is no action {options.id}."
             )
-        return moment(tx), found[0], actions.events_of(tx, options.id)
+        return moment(tx), rows[0], actions.events_of(tx, options.id)
 
     with _store(options) as store:
         at, row, events = store.snapshot(work)
@@ -158,7 +157,7 @@ def show(options: argparse.Namespace) -> int:
 
 
 def text(row: ActionInHandRow, at: int, journal: list[JsonObject]) -> str:
-    """For people."""
+    """Return the action with the journal as text for people."""
     lines = [
         f"action {row.id}: {row.name} of server {row.server_id} ({row.server or 'gone'}), {row.request_id}",
         f"{state(row)} at step {row.step or 'begin'} of {row.workflow}, attempt {row.attempt}, on "
@@ -179,13 +178,13 @@ def text(row: ActionInHandRow, at: int, journal: list[JsonObject]) -> str:
 
 
 def retry(options: argparse.Namespace) -> int:
-    """Let stuck actions go on."""
-    return _each(options, stuck_actions.retry, "goes on")
+    """Continue stuck actions at their current step."""
+    return _change_each(options, stuck_actions.retry, "goes on")
 
 
 def abort(options: argparse.Namespace) -> int:
-    """Let stuck actions be undone."""
-    return _each(
+    """Undo stuck actions."""
+    return _change_each(
         options,
         lambda tx, name: stuck_actions.abort(tx, name, ENDED_BY_HAND, undoable),
         "is being undone",
@@ -193,8 +192,8 @@ def abort(options: argparse.Namespace) -> int:
 
 
 def settle(options: argparse.Namespace) -> int:
-    """End stuck actions."""
-    return _each(
+    """End stuck actions as failed."""
+    return _change_each(
         options,
         lambda tx, name: stuck_actions.settle(tx, name, ENDED_BY_HAND),
         "has ended as failed",
@@ -202,10 +201,10 @@ def settle(options: argparse.Namespace) -> int:
 
 
 def undoable(row: ActionRow) -> None:
-    """Refuses an action that cannot be undone.
+    """Check that an action can be undone.
 
     Raises:
-        Conflict: this release does not know where it stands, or there is no way back from there.
+        Conflict: This release does not know the action's step, or the action is past its pivot.
     """
     from conductor.workflows import WORKFLOWS
 
@@ -225,8 +224,10 @@ def undoable(row: ActionRow) -> None:
         )
 
 
-def _each(options: argparse.Namespace, work: Callable[[Connection, str], Any], done: str) -> int:
-    """Each in a transaction of its own; 1 when one was refused."""
+def _change_each(
+    options: argparse.Namespace, work: Callable[[Connection, str], Any], done: str
+) -> int:
+    """Change each action in a separate transaction. Return 1 if one was refused."""
     refused = 0
     with _store(options) as store:
         for name in options.id:

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova cleanup list|retry|drop``: what neighbours have still to remove, and why they have
-not.
+"""``kilonova cleanup list|retry|drop``: pending cleanups in external services and on hosts.
 
-Conductors try each again by themselves, from seconds to an hour apart. ``retry`` has it done within
-seconds, when what kept it is mended; ``drop`` gives it up: what it names stays at the neighbour,
-and is the operator's to remove.
+Conductors retry each cleanup automatically, with pauses from seconds to an hour. ``retry`` runs one
+within seconds, for example after a repair of the cause. ``drop`` removes one from the list. Then
+the object remains in the external service, and the operator has to delete the object.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ HEAD = ["id", "server", "project", "what", "since", "tries", "next"]
 
 
 def show(options: argparse.Namespace) -> int:
-    """Print them, oldest first; 1 when there are some."""
-    store = _opened(options)
+    """Print the pending cleanups, oldest first. Return 1 if there are any."""
+    store = _open_store(options)
     try:
         rows = store.read(cleanups.list_all)
     finally:
@@ -37,7 +36,7 @@ def show(options: argparse.Namespace) -> int:
 
 
 def facts(row: CleanupRow) -> dict[str, object]:
-    """For programs."""
+    """Return the cleanup for JSON output."""
     return {
         "id": row.id,
         "kind": row.kind,
@@ -53,7 +52,7 @@ def facts(row: CleanupRow) -> dict[str, object]:
 
 
 def table(rows: list[CleanupRow]) -> str:
-    """For people: one line a cleanup, and below it what the neighbour said last."""
+    """Return the cleanups as text for people, each with the last answer of the service below."""
     if not rows:
         return "no neighbour has anything still to remove"
     lines = columns(
@@ -82,33 +81,33 @@ def table(rows: list[CleanupRow]) -> str:
 
 
 def retry(options: argparse.Namespace) -> int:
-    """Have one tried again within seconds."""
+    """Run a cleanup within seconds."""
     return _change(
         options, cleanups.hasten, "is tried again within seconds; see: kilonova cleanup list"
     )
 
 
 def drop(options: argparse.Namespace) -> int:
-    """Give one up."""
+    """Remove a cleanup from the list. It never runs."""
     return _change(options, cleanups.drop, "is given up; what it names stays at the neighbour")
 
 
 def _change(
     options: argparse.Namespace, change: Callable[[Connection, int], bool], done: str
 ) -> int:
-    store = _opened(options)
+    store = _open_store(options)
     try:
-        found = store.write(lambda tx: change(tx, options.id))
+        exists = store.write(lambda tx: change(tx, options.id))
     finally:
         store.close()
-    if not found:
+    if not exists:
         print(f"kilonova: there is no pending cleanup {options.id}", file=sys.stderr)
         return 1
     print(f"cleanup {options.id} {done}")
     return 0
 
 
-def _opened(options: argparse.Namespace) -> Store:
+def _open_store(options: argparse.Namespace) -> Store:
     store = Store.opened(config.load(options.config))
     upgrades.check(store)
     return store

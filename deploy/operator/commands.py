@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of the commands of ``kilonova``: who carries them out, and what they take.
+"""The table of the commands of ``kilonova``: their functions and arguments.
 
-Parser, man pages and completions are made from it: deploy/operator/main.py,
+Parser, man pages and completions are generated from this table: deploy/operator/main.py,
 deploy/packaging/manual.py, deploy/packaging/completion.py.
 """
 
@@ -13,57 +13,57 @@ from typing import Any
 
 from common.security.broker_names import ROLES
 
-#: words on the command line -> (module, function, what it does)
+#: Words of the command -> (module, function, help text).
 COMMANDS: dict[tuple[str, ...], tuple[str, str, str]] = {
     ("database", "upgrade"): (
         "deploy.operator.database",
         "upgrade",
-        "bring the database to this version; repeatable",
+        "upgrade the database to this version; may be repeated",
     ),
     ("database", "version"): (
         "deploy.operator.database",
         "version",
-        "show the database's version and the one needed",
+        "show the version of the database and the version needed",
     ),
     ("database", "purge"): (
         "deploy.operator.database",
         "purge",
-        "remove old rows: of deleted servers, of what has ended, of what is expired",
+        "remove old rows of deleted servers, ended actions and expired tokens",
     ),
     ("doctor",): (
         "deploy.operator.doctor.command",
         "doctor",
-        "check the invariants of the whole cloud; changes nothing but what --fix names",
+        "check the invariants of the whole cloud, and repair findings with --fix",
     ),
     ("timeline",): (
         "deploy.operator.timeline",
         "timeline",
-        "show who did what to a server, where and how long it took",
+        "show the actions of a server or a request: user, steps, hosts and durations",
     ),
     ("status",): (
         "deploy.operator.status",
         "status",
-        "show services, what is in hand, what is stuck",
+        "show services, actions in hand and stuck actions",
     ),
     ("hosts",): (
         "deploy.operator.hosts.list",
         "hosts",
-        "list all hosts: zone, state, what is free, which are left out",
+        "list all hosts: zone, state, free resources, problems",
     ),
     ("host", "add"): (
         "deploy.operator.hosts.identity",
         "add",
-        "let a host join: print a token for kilonova join, good once and for an hour",
+        "print a token for kilonova join, valid once within an hour",
     ),
     ("host", "rotate"): (
         "deploy.operator.hosts.identity",
         "rotate",
-        "give a host new ones; the old ones end",
+        "rotate a host's keys and its broker password",
     ),
     ("host", "remove"): (
         "deploy.operator.hosts.identity",
         "remove",
-        "forget an empty host, and hear it no more",
+        "remove an empty host and revoke its keys",
     ),
     ("host", "drain"): (
         "deploy.operator.hosts.actions",
@@ -73,57 +73,57 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str, str]] = {
     ("host", "restore"): (
         "deploy.operator.hosts.restore",
         "restore",
-        "use a host again: take back a drain, or forced_down",
+        "use a host again after a drain or forced_down",
     ),
     ("host", "evacuate"): (
         "deploy.operator.hosts.actions",
         "evacuate",
-        "make the servers of a dead host again elsewhere",
+        "recreate the servers of a dead host on other hosts",
     ),
     ("host", "debts"): (
         "deploy.operator.hosts.debts",
         "debts",
-        "show what is left on hosts that have not removed it yet",
+        "show guests that hosts still have to remove",
     ),
     ("host", "adopt"): (
         "deploy.operator.hosts.adopt",
         "adopt",
-        "make a server of a guest that has no record",
+        "create the server's record for a guest without one",
     ),
     ("host", "discard"): (
         "deploy.operator.hosts.discard",
         "discard",
-        "have a host remove a guest that has no record",
+        "remove a guest that has no record from its host",
     ),
     ("broker", "add"): (
         "deploy.operator.hosts.broker_roles",
         "add",
-        "give a role of the control plane its user at the broker",
+        "create the broker's user of a control plane role",
     ),
     ("broker", "remove"): (
         "deploy.operator.hosts.broker_roles",
         "remove",
-        "take a role's user away",
+        "delete the broker's user of a role",
     ),
     ("action", "list"): (
         "deploy.operator.actions",
         "listed",
-        "show what is in hand of servers, or only what is stuck",
+        "list actions in hand, or only stuck ones",
     ),
     ("action", "show"): (
         "deploy.operator.actions",
         "show",
-        "show how far an action is and why it does not go on",
+        "show the progress of an action, and its last error",
     ),
     ("action", "retry"): (
         "deploy.operator.actions",
         "retry",
-        "let a stuck action go on where it stands",
+        "continue a stuck action at its current step",
     ),
     ("action", "abort"): (
         "deploy.operator.actions",
         "abort",
-        "let a stuck action be undone, and fail",
+        "undo a stuck action",
     ),
     ("action", "settle"): (
         "deploy.operator.actions",
@@ -133,24 +133,24 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str, str]] = {
     ("explain",): (
         "deploy.operator.explain",
         "explain",
-        "say why a server found no host, or whether one would",
+        "explain why a server found no host, or whether a new one would",
     ),
     ("cleanup", "list"): (
         "deploy.operator.cleanups",
         "show",
-        "show what neighbours have still to remove, and why",
+        "list pending cleanups with their last error",
     ),
     ("cleanup", "retry"): (
         "deploy.operator.cleanups",
         "retry",
-        "have one of these tried again within seconds",
+        "run a pending cleanup within seconds",
     ),
     ("cleanup", "drop"): (
         "deploy.operator.cleanups",
         "drop",
-        "give one of these up: what it names stays",
+        "drop a pending cleanup; its object remains",
     ),
-    ("consoles", "list"): ("deploy.operator.consoles", "show", "show who has a console open"),
+    ("consoles", "list"): ("deploy.operator.consoles", "show", "list open console sessions"),
     ("consoles", "end"): (
         "deploy.operator.consoles",
         "end",
@@ -159,18 +159,22 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str, str]] = {
     ("policy", "list"): (
         "deploy.operator.policy",
         "listed",
-        "show every rule: who may, and who says so",
+        "list every policy rule with its check and origin",
     ),
-    ("policy", "explain"): ("deploy.operator.policy", "explain", "say whether a role may, and why"),
+    ("policy", "explain"): (
+        "deploy.operator.policy",
+        "explain",
+        "explain whether a role passes a rule",
+    ),
     ("host", "prove"): (
         "deploy.operator.hosts.prove",
         "prove",
-        "make a server on a host, reach it, and remove it again",
+        "test a host: create a server there, reach it, delete it",
     ),
     ("join",): (
         "deploy.operator.hosts.join",
         "join",
-        "let this machine be a host, by a token of host add",
+        "make this machine a host, with a token of host add",
     ),
     ("config", "sample"): (
         "deploy.operator.config",
@@ -180,24 +184,24 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str, str]] = {
     ("config", "check"): (
         "deploy.operator.config_check",
         "check",
-        "read the configuration, ask each neighbour, and say what does not work",
+        "check the configuration and each external service",
     ),
     ("config", "show"): (
         "deploy.operator.config_show",
         "show",
-        "show every value and where it comes from; secrets are hidden",
+        "show every option with its value and origin; secrets are hidden",
     ),
 }
 
-#: words that only begin others -> what those are about
+#: First words of several commands -> help text.
 NOUNS = {
     "database": "the database: upgrade, version, purge",
-    "cleanup": "what neighbours have still to remove: list, retry, drop",
-    "consoles": "consoles that are open: list, end",
+    "cleanup": "pending cleanups: list, retry, drop",
+    "consoles": "open console sessions: list, end",
     "host": "one host: add, prove, rotate, remove, drain, restore, evacuate, debts, adopt, discard (all: hosts)",
-    "broker": "who API, console service, scheduler and conductor are at the broker: add, remove",
-    "action": "actions that are in hand, and ways out for stuck ones: list, show, retry, abort, settle",
-    "policy": "who may do what: list, explain",
+    "broker": "users of the control plane roles at the broker: add, remove",
+    "action": "actions in hand and stuck actions: list, show, retry, abort, settle",
+    "policy": "policy rules: list, explain",
     "config": "the configuration file: sample, check, show",
 }
 
@@ -218,27 +222,30 @@ def _address(text: str) -> str:
 def _kind_of_rows(text: str) -> str:
     from deploy.operator.store.purge import KINDS
 
-    if text not in (names := [one.name for one in KINDS]):
+    if text not in (names := [kind.name for kind in KINDS]):
         raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(names)}")
     return text
 
 
 _JSON: tuple[str, dict[str, Any]] = (
     "--json",
-    {"action": "store_true", "help": "as one JSON document"},
+    {"action": "store_true", "help": "print one JSON document"},
 )
 _AGENT: tuple[str, dict[str, Any]] = (
     "--agent",
-    {"action": "store_true", "help": "the file is that of a host, as one named agent.conf is"},
+    {
+        "action": "store_true",
+        "help": "the file is a host's configuration, as is a file named agent.conf",
+    },
 )
 _ID: tuple[str, dict[str, Any]] = (
     "id",
-    {"type": _positive, "metavar": "ID", "help": "as the list shows it"},
+    {"type": _positive, "metavar": "ID", "help": "as shown by list"},
 )
 _HOST: tuple[str, dict[str, Any]] = ("host", {"metavar": "HOST"})
 _GUEST: tuple[str, dict[str, Any]] = (
     "server",
-    {"metavar": "SERVER", "help": "its id, as kilonova doctor shows it"},
+    {"metavar": "SERVER", "help": "the server's id, as kilonova doctor shows it"},
 )
 _FILE: tuple[str, dict[str, Any]] = (
     "--file",
@@ -255,13 +262,13 @@ _ROLE_FILE: tuple[str, dict[str, Any]] = (
 _IDS: tuple[str, dict[str, Any]] = ("id", {"metavar": "ID", "nargs": "+"})
 _DRY: tuple[str, dict[str, Any]] = (
     "--dry-run",
-    {"action": "store_true", "help": "only say what would go where"},
+    {"action": "store_true", "help": "only print the destinations"},
 )
 _STOP: tuple[str, dict[str, Any]] = (
     "--stop",
     {
         "action": "store_true",
-        "help": "begin nothing more; it ends when what is under way has ended",
+        "help": "start no more moves, and end after those under way",
     },
 )
 _PARALLEL: tuple[str, dict[str, Any]] = (
@@ -270,10 +277,10 @@ _PARALLEL: tuple[str, dict[str, Any]] = (
         "type": _positive,
         "default": 2,
         "metavar": "N",
-        "help": "so many servers at a time; default: 2",
+        "help": "number of servers that move at a time; default: 2",
     },
 )
-#: Options that exclude one another.
+#: Options that exclude each other.
 ONE_OF: tuple[tuple[str, dict[str, Any]], ...] = (
     (
         "--live",
@@ -281,7 +288,7 @@ ONE_OF: tuple[tuple[str, dict[str, Any]], ...] = (
             "action": "store_false",
             "dest": "cold",
             "default": False,
-            "help": "running servers move while they run; the default",
+            "help": "live-migrate running servers (default)",
         },
     ),
     (
@@ -290,31 +297,31 @@ ONE_OF: tuple[tuple[str, dict[str, Any]], ...] = (
             "action": "store_true",
             "dest": "cold",
             "default": False,
-            "help": "running servers are stopped, moved and started",
+            "help": "stop, move and start running servers",
         },
     ),
 )
-#: words -> what else the command takes, as ``add_argument`` does
+#: Words of the command -> its arguments, as for ``add_argument``.
 ARGUMENTS: dict[tuple[str, ...], tuple[tuple[str, dict[str, Any]], ...]] = {
     ("config", "check"): (
         _AGENT,
-        ("--no-neighbours", {"action": "store_true", "help": "only read the file"}),
+        ("--no-neighbours", {"action": "store_true", "help": "only check the file"}),
     ),
     ("config", "show"): (
         _AGENT,
-        ("--set", {"action": "store_true", "help": "only what is not its default"}),
+        ("--set", {"action": "store_true", "help": "only options that differ from their default"}),
         _JSON,
     ),
     ("doctor",): (
         _JSON,
-        ("--no-hosts", {"action": "store_true", "help": "do not ask the hosts what they run"}),
+        ("--no-hosts", {"action": "store_true", "help": "do not query the hosts"}),
         (
             "--fix",
             {
                 "action": "append",
                 "default": [],
                 "metavar": "ID",
-                "help": "mend this finding, as --json and the remedies name it; may be given several times",
+                "help": "repair the finding with this id; may be given several times",
             },
         ),
     ),
@@ -324,7 +331,7 @@ ARGUMENTS: dict[tuple[str, ...], tuple[tuple[str, dict[str, Any]], ...]] = {
             {
                 "type": _positive,
                 "metavar": "DAYS",
-                "help": "what was over so many days ago; default: by kind",
+                "help": "rows that ended so many days ago; default: depends on the kind",
             },
         ),
         (
@@ -338,11 +345,17 @@ ARGUMENTS: dict[tuple[str, ...], tuple[tuple[str, dict[str, Any]], ...]] = {
                 "idempotency-keys; may be given several times. Without: all but migrations and actions",
             },
         ),
-        ("--dry-run", {"action": "store_true", "help": "only say how many rows would go"}),
+        ("--dry-run", {"action": "store_true", "help": "only print the number of rows"}),
     ),
     ("hosts",): (_JSON,),
     ("timeline",): (
-        ("about", {"metavar": "SERVER|REQUEST", "help": "id or name, or a request's id: req-…"}),
+        (
+            "about",
+            {
+                "metavar": "SERVER|REQUEST",
+                "help": "the server's id or name, or a request id (req-…)",
+            },
+        ),
         _JSON,
     ),
     ("host", "add"): (
@@ -352,7 +365,7 @@ ARGUMENTS: dict[tuple[str, ...], tuple[tuple[str, dict[str, Any]], ...]] = {
             {
                 "type": _address,
                 "metavar": "IP",
-                "help": "the host's own, for its certificate where [tls] ca_key_file is set",
+                "help": "the host's address, for its certificate if [tls] ca_key_file is set",
             },
         ),
         (
@@ -361,21 +374,27 @@ ARGUMENTS: dict[tuple[str, ...], tuple[tuple[str, dict[str, Any]], ...]] = {
                 "action": "append",
                 "default": [],
                 "metavar": "HOST[:PORT]",
-                "help": "where hosts reach the broker; default: as in transport_url; may be given several times",
+                "help": "the broker's address for hosts; default: as in transport_url; may be given several times",
             },
         ),
-        ("--file", {"metavar": "FILE", "help": "no token: write the host's keys to this file"}),
+        (
+            "--file",
+            {
+                "metavar": "FILE",
+                "help": "write the host's keys to this file instead of printing a token",
+            },
+        ),
     ),
     ("host", "remove"): (_HOST,),
     ("host", "prove"): (
         _HOST,
         ("--image", {"metavar": "ID", "help": "default: the smallest one"}),
-        ("--flavor", {"metavar": "ID", "help": "default: the smallest one that fits the image"}),
+        ("--flavor", {"metavar": "ID", "help": "default: the smallest one for the image"}),
         (
             "--network",
             {
                 "metavar": "ID",
-                "help": "give it a port there, and see that ssh answers; this machine must reach it",
+                "help": "attach a port of this network and test ssh; this machine must reach the network",
             },
         ),
         (
@@ -389,29 +408,44 @@ ARGUMENTS: dict[tuple[str, ...], tuple[tuple[str, dict[str, Any]], ...]] = {
         ),
     ),
     ("join",): (
-        ("token", {"metavar": "TOKEN", "help": "as kilonova host add printed it; -: read it here"}),
+        (
+            "token",
+            {
+                "metavar": "TOKEN",
+                "help": "the token that kilonova host add printed; -: read from standard input",
+            },
+        ),
         (
             "--address",
             {
                 "type": _address,
                 "metavar": "IP",
-                "help": "where others reach this host; default: as host add was told, else towards the broker",
+                "help": "the host's address for others; default: that of host add, else that towards the broker",
             },
         ),
         (
             "--cert-file",
-            {"metavar": "FILE", "help": "its certificate (PEM), where none comes with the token"},
+            {
+                "metavar": "FILE",
+                "help": "the host's certificate (PEM), if none comes with the token",
+            },
         ),
-        ("--key-file", {"metavar": "FILE", "help": "its key; default: in the same file"}),
+        (
+            "--key-file",
+            {"metavar": "FILE", "help": "the key of the certificate; default: in the same file"},
+        ),
         (
             "--user",
             {
                 "default": "kilonova-agent",
                 "metavar": "NAME",
-                "help": "as whom the agent runs; default: kilonova-agent",
+                "help": "the user of the agent; default: kilonova-agent",
             },
         ),
-        ("--no-start", {"action": "store_true", "help": "write the files, and start nothing"}),
+        (
+            "--no-start",
+            {"action": "store_true", "help": "write the files without starting the agent"},
+        ),
     ),
     ("host", "rotate"): (
         _HOST,
@@ -420,7 +454,7 @@ ARGUMENTS: dict[tuple[str, ...], tuple[tuple[str, dict[str, Any]], ...]] = {
             "--now",
             {
                 "action": "store_true",
-                "help": "the old ones end at once, and so do the host's connections",
+                "help": "revoke the old keys and close the host's connections at once",
             },
         ),
     ),
@@ -446,27 +480,33 @@ ARGUMENTS: dict[tuple[str, ...], tuple[tuple[str, dict[str, Any]], ...]] = {
     ("broker", "add"): (_ROLE, _ROLE_FILE),
     ("broker", "remove"): (_ROLE,),
     ("host", "debts"): (
-        ("host", {"nargs": "?", "metavar": "HOST", "help": "of this host; default: of all"}),
+        ("host", {"nargs": "?", "metavar": "HOST", "help": "only this host; default: all hosts"}),
         _JSON,
     ),
     ("host", "adopt"): (
         _HOST,
         _GUEST,
-        ("--yes", {"action": "store_true", "help": "write what is shown without it"}),
+        (
+            "--yes",
+            {"action": "store_true", "help": "write the record; without it only show the record"},
+        ),
         (
             "--force",
-            {"action": "store_true", "help": "although project or host have no room for it"},
+            {"action": "store_true", "help": "ignore quota and free resources of the host"},
         ),
         (
             "--replace",
             {
                 "action": "store_true",
-                "help": "although the host of its record has a guest too: that one goes, with its disk",
+                "help": "remove the guest, with its disk, on the host in the server's record",
             },
         ),
         (
             "--name",
-            {"metavar": "NAME", "help": "in place of what the host remembers; so are these"},
+            {
+                "metavar": "NAME",
+                "help": "name of the server, instead of the host's; the next options likewise",
+            },
         ),
         ("--project", {"metavar": "ID"}),
         ("--user", {"metavar": "ID"}),
@@ -476,10 +516,16 @@ ARGUMENTS: dict[tuple[str, ...], tuple[tuple[str, dict[str, Any]], ...]] = {
     ("host", "discard"): (
         _HOST,
         _GUEST,
-        ("--yes", {"action": "store_true", "help": "remove it, and its disk"}),
+        (
+            "--yes",
+            {
+                "action": "store_true",
+                "help": "remove the guest and its disk; without it only show the effect",
+            },
+        ),
     ),
     ("action", "list"): (
-        ("--stuck", {"action": "store_true", "help": "only those that need an operator"}),
+        ("--stuck", {"action": "store_true", "help": "only actions that need an operator"}),
         _JSON,
     ),
     ("action", "show"): (("id", {"metavar": "ID"}), _JSON),
@@ -493,22 +539,34 @@ ARGUMENTS: dict[tuple[str, ...], tuple[tuple[str, dict[str, Any]], ...]] = {
             {
                 "nargs": "?",
                 "metavar": "SERVER",
-                "help": "why it found no host: its id, or its name if unique",
+                "help": "explain why this server (id, or unique name) found no host",
             },
         ),
-        ("--flavor", {"metavar": "FLAVOR", "help": "would such a server find one? id or name"}),
-        ("--image", {"metavar": "IMAGE", "help": "id or name; without, it asks for no hardware"}),
+        (
+            "--flavor",
+            {
+                "metavar": "FLAVOR",
+                "help": "explain whether a server of this flavor (id or name) would find a host",
+            },
+        ),
+        (
+            "--image",
+            {"metavar": "IMAGE", "help": "id or name; without an image no hardware is requested"},
+        ),
         (
             "--count",
-            {"type": int, "default": 1, "metavar": "N", "help": "so many of them; default: 1"},
+            {"type": int, "default": 1, "metavar": "N", "help": "number of servers; default: 1"},
         ),
-        ("--zone", {"metavar": "ZONE[:HOST[:NODE]]", "help": "as a user's availability_zone"}),
-        ("--host", {"metavar": "HOST", "help": "on this one, if the filters let it"}),
+        (
+            "--zone",
+            {"metavar": "ZONE[:HOST[:NODE]]", "help": "as in availability_zone of a request"},
+        ),
+        ("--host", {"metavar": "HOST", "help": "only this host, if it passes the filters"}),
         (
             "--project",
-            {"metavar": "ID", "help": "of this project, for aggregates of single tenants"},
+            {"metavar": "ID", "help": "the project, for aggregates of single tenants"},
         ),
-        ("--group", {"metavar": "ID", "help": "in this server group"}),
+        ("--group", {"metavar": "ID", "help": "the server group"}),
         (
             "--hint",
             {
@@ -522,7 +580,10 @@ ARGUMENTS: dict[tuple[str, ...], tuple[tuple[str, dict[str, Any]], ...]] = {
     ),
     ("policy", "list"): (_JSON,),
     ("policy", "explain"): (
-        ("rule", {"nargs": "?", "metavar": "RULE", "help": "its name, as policy list shows it"}),
+        (
+            "rule",
+            {"nargs": "?", "metavar": "RULE", "help": "name of the rule, as policy list shows it"},
+        ),
         (
             "--as",
             {
@@ -536,7 +597,7 @@ ARGUMENTS: dict[tuple[str, ...], tuple[tuple[str, dict[str, Any]], ...]] = {
         _JSON,
     ),
     ("consoles", "end"): (
-        ("--server", {"metavar": "ID", "help": "those of this server"}),
-        ("--all", {"action": "store_true", "help": "those of every server"}),
+        ("--server", {"metavar": "ID", "help": "only the consoles of this server"}),
+        ("--all", {"action": "store_true", "help": "the consoles of all servers"}),
     ),
 }

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova config sample``: the sample is made from the list of options, so it is
-never out of date.
-"""
+"""``kilonova config sample``: generates the sample from the list of options."""
 
 from __future__ import annotations
 
@@ -29,13 +27,13 @@ def sample(options: argparse.Namespace) -> int:
 
 
 def text() -> str:
-    """The whole sample."""
+    """Return the whole sample."""
     parts = [HEAD]
-    for group, listed in config.OPTIONS.items():
+    for group, options in config.OPTIONS.items():
         parts.append(f"\n[{group}]\n")
         if group == "DEFAULT":
             parts.append(BROKER)
-        parts += ["\n" + "\n".join(_lines(option)) + "\n" for option in listed]
+        parts += ["\n" + "\n".join(_lines(option)) + "\n" for option in options]
     return "".join(parts)
 
 
@@ -48,13 +46,13 @@ def _lines(option: cfg.Opt) -> Iterator[str]:
 
 
 def default(option: cfg.Opt) -> str:
-    """What it is when nobody says anything, as a file would say it."""
+    """Return the default value as a configuration file contains it."""
     value = option.sample_default if option.sample_default is not None else option.default
     return ", ".join(value) if isinstance(value, list) else "" if value is None else str(value)
 
 
 def allowed(option: cfg.Opt) -> str:
-    """Its choices or limits in words; empty: there are none."""
+    """Return the choices or limits of the option as text, or an empty text."""
     choices = getattr(option.type, "choices", None)
     if choices:
         return ", ".join(map(str, choices))

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova config check``: is the file right, and does each neighbour that it names work? One
-line for each.
+"""``kilonova config check``: checks the configuration and each external service in it.
 
-Of a host's file (``--agent``) the broker, with the host's own keys, and libvirt are asked; of the
-control plane's the database, the broker, the identity service with our roles, and what its
-catalogue names. Nothing is changed anywhere. Status 1: something does not work.
+The output has one line per service. For a host's file (``--agent``) the command checks the broker,
+with the host's own keys, and libvirt. For the control plane the command checks database, broker,
+identity service, roles of Kilonova's user, image service and network service. Nothing is changed.
+Status 1: a check failed.
 """
 
 from __future__ import annotations
@@ -20,15 +20,19 @@ from common.clients import vendor_data
 from common.domain import errors
 from common.service import config
 
-SECONDS = 10.0  #: for a neighbour's answer
-#: docs/external-services.md says what for.
+#: The timeout of an external service.
+SECONDS = 10.0
+#: For their purpose see docs/external-services.md.
 WANTED_ROLES = {"service", "admin"}
 Look = Callable[[cfg.ConfigOpts], str]
 
 
 def check(options: argparse.Namespace) -> int:
-    """Read the configuration, then ask the neighbours; a wrong value or rule is raised as
-    ConfigError."""
+    """Check the configuration, then the services. Return 1 if a service does not work.
+
+    Raises:
+        ConfigError: An option or a policy rule is wrong.
+    """
     is_agent = options.agent or Path(options.config or "").name == Path(config.AGENT_FILE).name
     conf = config.load(options.config, config.AGENT if is_agent else "")
     if not is_agent:
@@ -57,7 +61,12 @@ def _check_policies(conf: cfg.ConfigOpts) -> None:
 
 
 def database(conf: cfg.ConfigOpts) -> str:
-    """Its kind and version. Raises Problem: it does not answer, or has another version."""
+    """Return the kind and version of the database.
+
+    Raises:
+        Problem: The database does not answer.
+        ConfigError: The database refuses, or has another version.
+    """
     from common.store import upgrades
     from common.store.engine import Store
     from common.store.version import remedy
@@ -65,64 +74,68 @@ def database(conf: cfg.ConfigOpts) -> str:
     access.database(conf)
     store = Store.opened(conf, pool=1)
     try:
-        found, needed = upgrades.version(store), upgrades.newest()
+        present, needed = upgrades.version(store), upgrades.newest()
     finally:
         store.close()
-    if found != needed:
+    if present != needed:
         raise errors.ConfigError(
-            f"it has version {found or 'none'}, this code needs {needed}. {remedy(found)}"
+            f"it has version {present or 'none'}, this code needs {needed}. {remedy(present)}"
         )
-    return f"{store.dialect_name}, version {found}"
+    return f"{store.dialect_name}, version {present}"
 
 
 def broker(conf: cfg.ConfigOpts) -> str:
-    """Who we are there."""
+    """Return the user and address of each broker node."""
     from common.rpc.broker import address_of
 
     access.broker(conf)
-    return ", ".join(f"{one.username} at {one.hostname}" for one in address_of(conf).hosts)
+    return ", ".join(f"{node.username} at {node.hostname}" for node in address_of(conf).hosts)
 
 
 def identity(conf: cfg.ConfigOpts) -> str:
-    """Our user and its roles. Raises ConfigError: it lacks some."""
+    """Return Kilonova's user.
+
+    Raises:
+        ConfigError: The user lacks a role.
+    """
     from common.clients.identity import IdentityClient
 
-    known = IdentityClient(conf, wait=SECONDS)
-    known.look_in()
-    lacking = WANTED_ROLES - {role.lower() for role in known.roles()}
+    client = IdentityClient(conf, wait=SECONDS)
+    client.look_in()
+    lacking = WANTED_ROLES - {role.lower() for role in client.roles()}
     if lacking:
         raise errors.ConfigError(
-            f"user {known.described()} lacks {' and '.join(sorted(lacking))}; run: openstack role add --user "
+            f"user {client.described()} lacks {' and '.join(sorted(lacking))}; run: openstack role add --user "
             f"{conf.identity.username} --project {conf.identity.project_name} {min(lacking)} "
             "(docs/external-services.md)"
         )
-    return f"user {known.described()}"
+    return f"user {client.described()}"
 
 
 def image(conf: cfg.ConfigOpts) -> str:
-    """Its URL."""
+    """Return the URL of the image service after a successful request."""
     from common.clients.identity import IdentityClient
 
-    known = IdentityClient(conf, wait=SECONDS)
-    return _asked(known.image_url(), "/v2/images?limit=1", known.token(), "image")
+    client = IdentityClient(conf, wait=SECONDS)
+    return _check_service(client.image_url(), "/v2/images?limit=1", client.token(), "image")
 
 
 def network(conf: cfg.ConfigOpts) -> str:
-    """Its URL, or that there is none."""
+    """Check the network service and return the URL, or a notice if the cloud has none."""
     from common.clients.identity import IdentityClient
 
-    known = IdentityClient(conf, wait=SECONDS)
-    url = known.network_url()
+    client = IdentityClient(conf, wait=SECONDS)
+    url = client.network_url()
     if url is None:
         return (
             "there is none, so servers have no networks: register it, or set [network] endpoint, if "
             "that is not meant"
         )
-    return _asked(url, "/v2.0/extensions", known.token(), "network")
+    return _check_service(url, "/v2.0/extensions", client.token(), "network")
 
 
-def _asked(url: str, path: str, token: str, section: str) -> str:
-    """The URL, when it answers our token with a success."""
+def _check_service(url: str, path: str, token: str, section: str) -> str:
+    """Return the base URL of a service if it accepts Kilonova's token."""
     from common.clients.http import Http, kind_of
 
     base = url.rstrip("/").removesuffix("/v2.0").removesuffix("/v2")
@@ -136,7 +149,11 @@ def _asked(url: str, path: str, token: str, section: str) -> str:
 
 
 def broker_of_host(conf: cfg.ConfigOpts) -> str:
-    """The way in the host's key file. Raises ValueError: that cannot be used."""
+    """Check the broker in the host's key file, and return the host and the path of the file.
+
+    Raises:
+        ValueError: The key file cannot be used.
+    """
     from common.rpc.broker import look_in
     from common.security.host_keys import OwnKeys
 
@@ -147,9 +164,13 @@ def broker_of_host(conf: cfg.ConfigOpts) -> str:
 
 
 def libvirt(conf: cfg.ConfigOpts) -> str:
-    """Its URI and version. Raises ConfigError: its Python package is missing."""
+    """Return libvirt's URI and version.
+
+    Raises:
+        ConfigError: The Python package of libvirt is missing.
+    """
     if conf.agent.driver != "libvirt":
-        return f"not asked, for [agent] driver is {conf.agent.driver}"
+        return f"not checked, because [agent] driver is {conf.agent.driver}"
     try:
         from compute_agent.virt.libvirt.domains.connection import Connection
     except ModuleNotFoundError as problem:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova config show``: every option with its value, and who says so: file and line, the
-environment, a credential, a file in its usual place, another option, or nobody.
+"""``kilonova config show``: every option with value and origin.
 
-Secrets are shown as set or not, never themselves.
+An origin is file and line, the environment, a credential, a file in the default place, another
+option, or the default. Secrets are only shown as set or not set.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ HIDDEN = "(set)"
 
 
 def show(options: argparse.Namespace) -> int:
-    """Print the table; ``--set``: only what is not its default."""
+    """Print the table. With ``--set`` only options that differ from their default."""
     is_agent = options.agent or Path(options.config or "").name == Path(config.AGENT_FILE).name
     conf = config.load(options.config, config.AGENT if is_agent else "")
-    found = [row for row in rows(conf) if row["from"] != "default" or not options.set]
+    shown_rows = [row for row in rows(conf) if row["from"] != "default" or not options.set]
     if options.json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(shown_rows, indent=1))
         return 0
-    table = [[row["option"], row["value"], row["from"]] for row in found]
+    table = [[row["option"], row["value"], row["from"]] for row in shown_rows]
     print(columns([["OPTION", "VALUE", "FROM"], *table]))
     return 0
 
 
 def rows(conf: cfg.ConfigOpts) -> Iterator[dict[str, str]]:
-    """Every option of ours, and the broker's URL."""
+    """Yield every option of Kilonova, and the broker's URL."""
     lines = {
         (line.section, line.option): f"{path}:{line.number}"
         for path in conf.config_file

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova consoles list|end``: who has a console open, and the end of it."""
+"""``kilonova consoles list|end``: lists and ends open console sessions."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from common.store.servers import console_tokens
 
 
 def show(options: argparse.Namespace) -> int:
-    """Print the sessions that are open, and those whose console service was killed less than a
-    token's life ago."""
-    store = _opened(options)
+    """Print the open sessions.
+
+    After a crash of a console service the sessions stay in the list for the lifetime of a token.
+    """
+    store = _open_store(options)
     rows = store.read(console_tokens.sessions)
     store.close()
     print(f"{'server':<36} {'kind':<8} {'host':<24} {'user':<34} since")
@@ -28,19 +30,18 @@ def show(options: argparse.Namespace) -> int:
 
 
 def end(options: argparse.Namespace) -> int:
-    """End the sessions of a server, or all, within two seconds; addresses that were not used yet
-    end too."""
+    """End the sessions of a server, or all, within two seconds. Unused console URLs end too."""
     if not options.server and not options.all:
-        print("kilonova: say --server ID, or --all", file=sys.stderr)
+        print("kilonova: give --server ID or --all", file=sys.stderr)
         return 2
-    store = _opened(options)
+    store = _open_store(options)
     number = store.write(lambda tx: console_tokens.revoke(tx, options.server))
     store.close()
     print(f"{number} sessions and addresses ended")
     return 0
 
 
-def _opened(options: argparse.Namespace) -> Store:
+def _open_store(options: argparse.Namespace) -> Store:
     store = Store.opened(config.load(options.config))
     upgrades.check(store)
     return store

@@ -16,11 +16,11 @@ from common.store.engine import Store
 from deploy.operator.store import purge as old_rows
 from deploy.operator.store import user_data
 
-PROGRESS_SECONDS = 5.0  # between two lines of a kind that takes long
+PROGRESS_SECONDS = 5.0  # Seconds between two lines of progress.
 
 
 def explain_silence(path: str | None, problem: errors.Problem) -> Exception:
-    """Return the refusal of the database, if it refuses connections rather than being silent.
+    """Return the refusal of the database, if the database answers and refuses connections.
 
     Args:
         path: The configuration file.
@@ -38,7 +38,7 @@ def explain_silence(path: str | None, problem: errors.Problem) -> Exception:
 
 
 def upgrade(options: argparse.Namespace) -> int:
-    """Bring the database to the version of this code."""
+    """Upgrade the database to the version of this code, and encrypt user data if there is a key."""
     conf = config.load(options.config)
     store = Store.opened(conf, unhurried=True)
     before, after = upgrades.upgrade(store)
@@ -47,25 +47,25 @@ def upgrade(options: argparse.Namespace) -> int:
         + (" already" if before == after else f", was {before or 'empty'}")
     )
     try:
-        sealed = (
+        sealed_servers = (
             user_data.seal_user_data(store, Vault(conf.secret_key))
             if conf.secret_key.strip(", ")
             else 0
         )
     finally:
         store.close()
-    if sealed:
-        print(f"user data of {sealed} servers, which could be read here, is sealed")
+    if sealed_servers:
+        print(f"user data of {sealed_servers} servers, which could be read here, is sealed")
     return 0
 
 
 def version(options: argparse.Namespace) -> int:
-    """Show both versions; 1 when they differ."""
+    """Print both versions. Return 1 if they differ."""
     store = Store.opened(config.load(options.config), unhurried=True)
-    found, needed = upgrades.version(store), upgrades.newest()
+    present, needed = upgrades.version(store), upgrades.newest()
     store.close()
-    print(f"the database has {found or 'none'}, this code needs {needed}")
-    return 0 if found == needed else 1
+    print(f"the database has {present or 'none'}, this code needs {needed}")
+    return 0 if present == needed else 1
 
 
 def purge(options: argparse.Namespace) -> int:
@@ -76,35 +76,35 @@ def purge(options: argparse.Namespace) -> int:
     try:
         for kind in old_rows.chosen(options.kind):
             days = kind.days if options.older_than is None else options.older_than
-            found = (
-                _counted(store, kind, days)
+            removed = (
+                _count(store, kind, days)
                 if options.dry_run
                 else old_rows.purge(store, kind, days, _Progress(kind.name))
             )
-            total += found.total()
-            print(f"{kind.name}: {_rows(found)}, over for more than {days} days")
+            total += removed.total()
+            print(f"{kind.name}: {_rows(removed)}, over for more than {days} days")
     finally:
         store.close()
     print(f"{total} rows {'would go; nothing was removed' if options.dry_run else 'removed'}")
     return 0
 
 
-def _counted(store: Store, kind: old_rows.RowKind, days: int) -> Counter[str]:
+def _count(store: Store, kind: old_rows.RowKind, days: int) -> Counter[str]:
     return store.snapshot(lambda tx: old_rows.counts(tx, kind, days))
 
 
-def _rows(found: Counter[str]) -> str:
-    tables = [f"{number} of {table}" for table, number in found.items() if number]
+def _rows(numbers: Counter[str]) -> str:
+    tables = [f"{number} of {table}" for table, number in numbers.items() if number]
     return ", ".join(tables) or "nothing"
 
 
 class _Progress:
-    """Prints how far a kind is, now and then."""
+    """Prints the progress of a kind every few seconds."""
 
     def __init__(self, kind: str) -> None:
-        self._kind, self._said_at = kind, time.monotonic()
+        self._kind, self._printed_at = kind, time.monotonic()
 
     def __call__(self, removed: Counter[str]) -> None:
-        if time.monotonic() - self._said_at >= PROGRESS_SECONDS:
-            self._said_at = time.monotonic()
+        if time.monotonic() - self._printed_at >= PROGRESS_SECONDS:
+            self._printed_at = time.monotonic()
             print(f"{self._kind}: {_rows(removed)} so far", flush=True)

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """``kilonova explain``: why a server found no host, and whether such a server would find one now.
 
-``explain SERVER`` reads what its last placement said from the journal, and asks a scheduler for the
-same server again.
-``explain --flavor F --image I …`` asks for one that nobody has made; nothing is made, claimed or
-proposed. The request is made and checked where creates make theirs (``common.domain.request_spec``,
-``compute_api``), so the answer is a user's. Status 0: so many would fit; 1: they would not; 2: an
-option is wrong, and named; 3: whom to ask does not answer.
+``explain SERVER`` reads the failures of the server's last placement from the journal, and sends the
+same request to a scheduler again. ``explain --flavor F --image I …`` sends a request for a server
+that does not exist. Neither changes anything. Requests are built and checked by the same code as
+those of creates (``common.domain.request_spec``, ``compute_api``), so a user would get the same
+answer.
+
+Status 0: so many servers would fit. 1: they would not fit. 2: an option is wrong, and the message
+names it. 3: scheduler or database do not answer.
 """
 
 from __future__ import annotations
@@ -42,30 +44,35 @@ if TYPE_CHECKING:
     from common.clients.image import Image
 
 FITS, DOES_NOT, WRONG, UNKNOWN = range(4)
-NAMED = 10  # hosts that are named one by one; all of them in --json
-#: Options that describe a server which is not there.
-_OF_A_NEW_ONE = ("flavor", "image", "zone", "host", "project", "group", "hint")
+# The number of hosts in the text. --json lists all.
+NAMED = 10
+#: Options that describe a server that does not exist.
+_NEW_SERVER_OPTIONS = ("flavor", "image", "zone", "host", "project", "group", "hint")
 
 
 Ask = Callable[[RequestSpec], Explanation]
 
 
 class WrongUse(Exception):
-    """An option that cannot be; the text begins with its name."""
+    """An option is wrong. The text begins with the name of the option."""
 
 
 def explain(options: argparse.Namespace, ask: Ask | None = None) -> int:
-    """Print the answer; ``ask`` instead of the broker's way to a scheduler."""
+    """Print the explanation and return the exit status.
+
+    Args:
+        ask: Replaces the request to a scheduler.
+    """
     conf = config.load(options.config)
     store = Store.opened(conf)
     upgrades.check(store)
     try:
         _check(options)
         placed = Placed(store, options.server) if options.server else None
-        spec = placed.spec() if placed else _wanted(options, conf, store)
+        spec = placed.spec() if placed else _build_spec(options, conf, store)
         if placed and not options.json:
             print(placed.text())
-        found = (ask or _asker(conf))(spec)
+        explanation = (ask or _scheduler_client(conf))(spec)
         together = _together(store, spec)
     except WrongUse as problem:
         print(f"kilonova: {problem}", file=sys.stderr)
@@ -75,7 +82,7 @@ def explain(options: argparse.Namespace, ask: Ask | None = None) -> int:
         return UNKNOWN
     finally:
         store.close()
-    room = max(found.room.values(), default=0) if together else sum(found.room.values())
+    room = max(explanation.room.values(), default=0) if together else sum(explanation.room.values())
     if options.json:
         print(
             json.dumps(
@@ -84,21 +91,21 @@ def explain(options: argparse.Namespace, ask: Ask | None = None) -> int:
                     "count": options.count,
                     "fits": room >= options.count,
                     "request": _request(spec),
-                    **asdict(found),
+                    **asdict(explanation),
                 },
                 indent=1,
             )
         )
     else:
-        print(text(spec, found, options.count, room, together))
+        print(text(spec, explanation, options.count, room, together))
     return FITS if room >= options.count else DOES_NOT
 
 
 def _check(options: argparse.Namespace) -> None:
-    given = [f"--{name}" for name in _OF_A_NEW_ONE if getattr(options, name)]
-    if options.server and given:
+    new_server_options = [f"--{name}" for name in _NEW_SERVER_OPTIONS if getattr(options, name)]
+    if options.server and new_server_options:
         raise WrongUse(
-            f"{given[0]}: a server that is there says that itself; leave SERVER out to ask for a new one"
+            f"{new_server_options[0]}: a server that is there says that itself; leave SERVER out to ask for a new one"
         )
     if not options.server and not options.flavor:
         raise WrongUse("--flavor: say of which flavor, or name a SERVER that found no host")
@@ -106,8 +113,8 @@ def _check(options: argparse.Namespace) -> None:
         raise WrongUse("--count: at least 1")
 
 
-def _asker(conf: cfg.ConfigOpts) -> Ask:
-    """Asks whichever scheduler is free."""
+def _scheduler_client(conf: cfg.ConfigOpts) -> Ask:
+    """Return a function that sends a request to any scheduler."""
     from common.rpc import scheduler
     from common.rpc.transport import Transport
 
@@ -126,53 +133,53 @@ def _asker(conf: cfg.ConfigOpts) -> Ask:
     return ask
 
 
-# --- a server that is not there ---
+# --- a server that does not exist ---
 @contextmanager
-def _naming(option: str) -> Iterator[None]:
-    """What is wrong with an option is said with its name."""
+def _errors_name(option: str) -> Iterator[None]:
+    """Turn errors of the API's checks into WrongUse with the name of the option."""
     try:
         yield
     except (errors.BadRequest, errors.NotFound) as problem:
         raise WrongUse(f"{option}: {problem.text}") from problem
 
 
-def _wanted(options: argparse.Namespace, conf: cfg.ConfigOpts, store: Store) -> RequestSpec:
-    """The request that a create with these words would make."""
+def _build_spec(options: argparse.Namespace, conf: cfg.ConfigOpts, store: Store) -> RequestSpec:
+    """Return the request spec that a create with these options would have."""
     from compute_api.compute.servers import destinations
 
     hints, project = _hints(options), options.project or ""
-    with _naming("--zone"):
-        where = destinations.parse(options.zone, conf.scheduler.default_schedule_zone)
-    if options.host and where.forced:
+    with _errors_name("--zone"):
+        destination = destinations.parse(options.zone, conf.scheduler.default_schedule_zone)
+    if options.host and destination.forced:
         raise WrongUse("--host: --zone names a host already")
     default_zone = conf.scheduler.default_availability_zone
-    with _naming("--zone"):
-        where = store.read(lambda tx: destinations.resolve(tx, where, default_zone))
+    with _errors_name("--zone"):
+        destination = store.read(lambda tx: destinations.resolve(tx, destination, default_zone))
     if options.host:
-        with _naming("--host"):
-            where = store.read(
+        with _errors_name("--host"):
+            destination = store.read(
                 lambda tx: destinations.resolve(
-                    tx, destinations.Destination(where.zone, options.host), default_zone
+                    tx, destinations.Destination(destination.zone, options.host), default_zone
                 )
             )
     if hints.get("group"):
-        with _naming("--group"):
+        with _errors_name("--group"):
             group = store.read(
                 lambda tx: server_groups.show(tx, request_spec.group_of(hints) or "")
             )
         project = project or group.project_id
-    with _naming("--flavor"):
+    with _errors_name("--flavor"):
         flavor = hardware.with_aliases(
             store.read(lambda tx: flavor_named(tx, options.flavor)), conf.api.pci_alias
         )
     image = None
     if options.image:
-        with _naming("--image"):
-            found = image_named(conf, options.image)
-            image_checks.check_disk(found)
-            image_checks.check_flavor(found, flavor)
-            image = found.ref
-    with _naming("--flavor, --image" if image else "--flavor"):
+        with _errors_name("--image"):
+            image_record = image_named(conf, options.image)
+            image_checks.check_disk(image_record)
+            image_checks.check_flavor(image_record, flavor)
+            image = image_record.ref
+    with _errors_name("--flavor, --image" if image else "--flavor"):
         image_checks.check_hardware(flavor, image.properties if image else {})
         return request_spec.of(
             ids.new(),
@@ -180,41 +187,47 @@ def _wanted(options: argparse.Namespace, conf: cfg.ConfigOpts, store: Store) -> 
             flavor,
             image,
             hints=hints,
-            availability_zone=where.zone,
-            force_host=where.host if where.forced else None,
-            requested_host=None if where.forced else where.host,
+            availability_zone=destination.zone,
+            force_host=destination.host if destination.forced else None,
+            requested_host=None if destination.forced else destination.host,
         )
 
 
 def _hints(options: argparse.Namespace) -> JsonObject:
-    """NAME=VALUE as the API takes it: a name that stands there several times is a list; --group is
-    one of them."""
+    """Return the scheduler hints in the form of the API.
+
+    A name that occurs several times becomes a list. --group is one of the hints.
+    """
     from compute_api.compute.schemas.servers.servers import HINTS
     from compute_api.compute.servers.fields import check_hints
     from compute_api.http.validation import Schema
 
     hints: JsonObject = {}
-    for one in options.hint:
-        name, equals, value = one.partition("=")
+    for hint in options.hint:
+        name, equals, value = hint.partition("=")
         if not name or not equals:
-            raise WrongUse(f"--hint: {one!r} is not NAME=VALUE")
-        hints[name] = value if name not in hints else [*_listed(hints[name]), value]
-    with _naming("--hint"):
+            raise WrongUse(f"--hint: {hint!r} is not NAME=VALUE")
+        hints[name] = value if name not in hints else [*_as_list(hints[name]), value]
+    with _errors_name("--hint"):
         Schema(HINTS).check(hints)
         check_hints(hints)
     if options.group:
-        with _naming("--group"):
+        with _errors_name("--group"):
             Schema(HINTS).check({"group": options.group})
         hints["group"] = options.group
     return hints
 
 
-def _listed(value: object) -> list[Any]:
+def _as_list(value: object) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
 def flavor_named(tx: Connection, name: str) -> Flavor:
-    """A flavor by its id, else by its name. Raises NotFound."""
+    """Return the flavor with this id, otherwise with this name.
+
+    Raises:
+        NotFound: There is no such flavor.
+    """
     try:
         return flavors.record(flavors.show(tx, name))
     except errors.NotFound:
@@ -225,7 +238,11 @@ def flavor_named(tx: Connection, name: str) -> Flavor:
 
 
 def image_named(conf: cfg.ConfigOpts, name: str) -> Image:
-    """An image by its id, else by its name, as Kilonova's own user sees it. Raises BadRequest."""
+    """Return the image with this id, otherwise with this name, as Kilonova's own user sees it.
+
+    Raises:
+        BadRequest: No image or several images have this name.
+    """
     from common.clients.identity import READ, IdentityClient
     from common.clients.image import ACTIVE, ImageClient
 
@@ -233,30 +250,30 @@ def image_named(conf: cfg.ConfigOpts, name: str) -> Image:
     client = ImageClient(identity.image_url)
     token = identity.token()
     if not ids.is_uuid(name):
-        found = [image["id"] for image in client.find({"name": name, "status": ACTIVE}, token)]
-        if len(found) != 1:
+        image_ids = [image["id"] for image in client.find({"name": name, "status": ACTIVE}, token)]
+        if len(image_ids) != 1:
             raise errors.BadRequest(
-                f"there {'is' if not found else 'are'} {len(found) or 'no'} "
-                f"image{'s' * (len(found) > 1)} of the name {name}; give its id"
+                f"there {'is' if not image_ids else 'are'} {len(image_ids) or 'no'} "
+                f"image{'s' * (len(image_ids) > 1)} of the name {name}; give its id"
             )
-        name = found[0]
+        name = image_ids[0]
     return client.show(name, token)
 
 
-# --- a server that is there ---
+# --- an existing server ---
 class Placed:
-    """A server and the journal of the action that placed it, or tried to, last."""
+    """A server, and the journal of its last action with a placement."""
 
     def __init__(self, store: Store, name: str) -> None:
         self.server = store.read(lambda tx: _server(tx, name))
         self.action, self.events = store.read(lambda tx: _placement(tx, self.server.id))
 
     def spec(self) -> RequestSpec:
-        """The request that its placement made, or would make."""
+        """Return the request spec of the server's placement."""
         server, args = self.server, self.action.args if self.action is not None else {}
         image = from_wire(ImageRef, loads(server.image)) if server.image else None
         host, forced = args.get("host"), bool(args.get("forced"))
-        with _naming(f"server {server.id}"):
+        with _errors_name(f"server {server.id}"):
             return request_spec.of(
                 server.id,
                 server.project_id,
@@ -269,8 +286,8 @@ class Placed:
             )
 
     def facts(self) -> JsonObject:
-        """For --json."""
-        said = [
+        """Return the server and the failed steps for JSON output."""
+        failures = [
             {
                 "step": event.step,
                 "attempt": event.attempt,
@@ -289,11 +306,11 @@ class Placed:
             "host": self.server.host,
             "action": self.action.name if self.action is not None else None,
             "request_id": self.action.request_id if self.action is not None else None,
-            "failures": said,
+            "failures": failures,
         }
 
     def text(self) -> str:
-        """What happened, as far as something went wrong."""
+        """Return the server and the failed steps as text for people."""
         server, action = self.server, self.action
         lines = [
             f"server {server.id} ({server.name}) of project {server.project_id}: {server.vm_state}, "
@@ -317,21 +334,21 @@ class Placed:
 
 
 def _server(tx: Connection, name: str) -> ServerRecord:
-    """By its id, also one that was deleted; else by its name, if only one has it."""
+    """Return the server with this id, even if deleted, otherwise the only server with this name."""
     if ids.is_uuid(name):
-        with _naming("SERVER"):
+        with _errors_name("SERVER"):
             return servers.show(tx, name, deleted=True)
-    found = servers.page(tx, ServerFilters(filters={"name": [name]}, limit=2), names_only=True)
-    if len(found) != 1:
+    matches = servers.page(tx, ServerFilters(filters={"name": [name]}, limit=2), names_only=True)
+    if len(matches) != 1:
         raise WrongUse(
-            f"SERVER: there {'are several servers' if found else 'is no server'} of the name {name}; give "
+            f"SERVER: there {'are several servers' if matches else 'is no server'} of the name {name}; give "
             "its id"
         )
-    return servers.show(tx, found[0].id)
+    return servers.show(tx, matches[0].id)
 
 
 def _placement(tx: Connection, server_id: str) -> tuple[Any, list[Any]]:
-    """The newest action that looked for a host, and the steps of it that failed."""
+    """Return the newest action with a placement, and the failed steps."""
     for row in actions.list_for(tx, server_id, limit=100):
         events = actions.events_of(tx, row.id)
         if any(event.step == "place" for event in events):
@@ -345,7 +362,7 @@ def _placement(tx: Connection, server_id: str) -> tuple[Any, list[Any]]:
 
 # --- the answer ---
 def _request(spec: RequestSpec) -> JsonObject:
-    """What was asked, without what only says who asked."""
+    """Return the request for JSON output, without facts about the user."""
     return {
         "flavor": spec.flavor.name if spec.flavor else None,
         "image": spec.image_id,
@@ -361,18 +378,22 @@ def _request(spec: RequestSpec) -> JsonObject:
 
 
 def _together(store: Store, spec: RequestSpec) -> bool:
-    """Must all servers of the request share one host? Then the zone with the most room counts, not
-    all of them."""
+    """True if all servers of the request must share a host.
+
+    Then the room is that of the roomiest zone instead of the sum of all zones.
+    """
     try:
         return spec.group is not None and bool(
             store.read(lambda tx: server_groups.show(tx, spec.group or "")).policy == "affinity"
         )
-    except errors.NotFound:  # deleted since: it binds nobody
+    except errors.NotFound:  # A deleted group has no effect.
         return False
 
 
-def text(spec: RequestSpec, found: Explanation, count: int, room: int, together: bool) -> str:
-    """The answer for people."""
+def text(
+    spec: RequestSpec, explanation: Explanation, count: int, room: int, is_together: bool
+) -> str:
+    """Return the explanation as text for people."""
     lines = [
         "needs "
         + ", ".join(
@@ -381,18 +402,20 @@ def text(spec: RequestSpec, found: Explanation, count: int, room: int, together:
             + [f"not {name}" for name in spec.forbidden_traits]
         )
     ]
-    lines.append(f"{found.total} hosts, {found.passing} of them can take one")
-    lines += [f"  {row['hosts']:>5}  {row['text']}" for row in found.removed]
-    lines += [f"         {name}: {why}" for name, why in sorted(found.by_host.items())[:NAMED]]
-    if len(found.by_host) > NAMED:
-        lines.append(f"         and {len(found.by_host) - NAMED} more: --json names all")
+    lines.append(f"{explanation.total} hosts, {explanation.passing} of them can take one")
+    lines += [f"  {row['hosts']:>5}  {row['text']}" for row in explanation.removed]
+    lines += [
+        f"         {name}: {why}" for name, why in sorted(explanation.by_host.items())[:NAMED]
+    ]
+    if len(explanation.by_host) > NAMED:
+        lines.append(f"         and {len(explanation.by_host) - NAMED} more: --json names all")
     lines.append(
-        f"room for {room} more{' on one host' * together}" + (", by zone:" if room else "")
+        f"room for {room} more{' on one host' * is_together}" + (", by zone:" if room else "")
     )
     if room:
         lines.append(
-            columns([["", zone, str(number)] for zone, number in sorted(found.room.items())])
+            columns([["", zone, str(number)] for zone, number in sorted(explanation.room.items())])
         )
-        lines.append("best first: " + ", ".join(found.hosts[:NAMED]))
+        lines.append("best first: " + ", ".join(explanation.hosts[:NAMED]))
     lines.append(f"{count} of them: {'yes' if room >= count else 'no'}")
     return "\n".join(lines)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova NOUN [VERB]``: parses the command line and calls the noun's module.
+"""The command ``kilonova NOUN [VERB]``: parses the command line and calls the noun's module.
 
-Every command takes --config; the default is $KILONOVA_CONF or /etc/kilonova/kilonova.conf.
+Every command accepts --config. The default is $KILONOVA_CONF or /etc/kilonova/kilonova.conf.
 """
 
 from __future__ import annotations
@@ -20,63 +20,63 @@ from common.domain import errors
 from common.domain.text import printable
 from deploy.operator.commands import ARGUMENTS, COMMANDS, NOUNS, ONE_OF
 
-#: The status of a program that a shell saw end by SIGPIPE.
+#: Exit status of a program that a shell saw end by SIGPIPE.
 READER_GONE = 141
-#: What a command's end tells.
+#: The meaning of exit statuses.
 STATUSES = {
-    0: "done, and all is well",
-    1: "something was found or failed, which was said in one sentence",
+    0: "success, without findings",
+    1: "a finding or a failure, with a message",
     2: "the command line is wrong",
-    3: "whom kilonova explain or doctor would have to ask does not answer",
-    READER_GONE: "nobody reads what it prints any more, as after | head",
+    3: "a service or host that kilonova explain or doctor needs does not answer",
+    READER_GONE: "the reader of the output is gone, for example after | head",
 }
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line, made from ``COMMANDS``."""
+    """Return the parser of the command line, built from ``COMMANDS``."""
     top = argparse.ArgumentParser(prog="kilonova", description="Operate a Kilonova cloud.")
     top.add_argument(
         "--config", metavar="FILE", help="default: $KILONOVA_CONF or /etc/kilonova/kilonova.conf"
     )
     top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     nouns = top.add_subparsers(required=True, metavar="COMMAND")
-    made: dict[str, argparse._SubParsersAction[argparse.ArgumentParser]] = {}
+    verbs_by_noun: dict[str, argparse._SubParsersAction[argparse.ArgumentParser]] = {}
     for words, (module, function, text) in COMMANDS.items():
         if len(words) == 1:
             command = nouns.add_parser(words[0], help=text, description=text)
         else:
-            if words[0] not in made:
+            if words[0] not in verbs_by_noun:
                 noun = nouns.add_parser(words[0], help=NOUNS[words[0]], description=NOUNS[words[0]])
-                made[words[0]] = noun.add_subparsers(required=True, metavar="VERB")
-            command = made[words[0]].add_parser(words[1], help=text, description=text)
+                verbs_by_noun[words[0]] = noun.add_subparsers(required=True, metavar="VERB")
+            command = verbs_by_noun[words[0]].add_parser(words[1], help=text, description=text)
         command.set_defaults(module=module, function=function)
-        taken = ARGUMENTS.get(words, ())
-        either = command.add_mutually_exclusive_group() if ONE_OF[0] in taken else command
-        for name, properties in taken:
-            (either if name in dict(ONE_OF) else command).add_argument(name, **properties)
+        arguments = ARGUMENTS.get(words, ())
+        group = command.add_mutually_exclusive_group() if ONE_OF[0] in arguments else command
+        for name, properties in arguments:
+            (group if name in dict(ONE_OF) else command).add_argument(name, **properties)
     return top
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The console script."""
+    """Run the command and return its exit status. Entry point of the console script."""
     try:
         with _printable_output():
             return _run(arguments)
     except BrokenPipeError:
         if not _reader_is_gone():
             raise
-        # What is left in the buffer goes nowhere: the interpreter would try it once more at its
-        # end.
+        # Discard the rest of the buffer, because the interpreter would write the rest at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return READER_GONE
 
 
 @contextlib.contextmanager
 def _printable_output() -> Iterator[None]:
-    """Let nothing but printable characters, line feeds and tabs reach the terminal.
+    """Write only printable characters, line feeds and tabs to the terminal.
 
-    Texts of hosts, guests and external services stand in many outputs. Their escape sequences are
-    commands to the terminal."""
+    Many outputs contain texts of hosts, guests and external services, and escape sequences in these
+    would be commands to the terminal.
+    """
     output, problems = sys.stdout, sys.stderr
     sys.stdout = cast(TextIO, _Printable(output))
     sys.stderr = cast(TextIO, _Printable(problems))
@@ -88,7 +88,7 @@ def _printable_output() -> Iterator[None]:
 
 
 class _Printable:
-    """A stream that writes to another one, without control characters."""
+    """A stream that writes to another stream, without control characters."""
 
     def __init__(self, inner: TextIO) -> None:
         self._inner = inner
@@ -102,7 +102,7 @@ class _Printable:
 
 
 def _reader_is_gone() -> bool:
-    """Has standard output nobody who reads it? Other pipes and sockets break too."""
+    """True if standard output has no reader. Other pipes and sockets may have raised the error."""
     output = select.poll()
     output.register(sys.__stdout__ or 1, 0)
     return bool(output.poll(0))

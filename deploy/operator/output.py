@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of text, as the commands of ``kilonova`` print them."""
+"""Text tables for the output of ``kilonova`` commands."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from common.domain.text import one_line
 
 
 def columns(lines: Iterable[list[str]]) -> str:
-    """Return the cells under one another, each on one line."""
+    """Return the lines as a table with aligned columns. Each cell is reduced to one line."""
     lines = [[one_line(cell) for cell in line] for line in lines]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova policy list`` and ``kilonova policy explain RULE --as ROLE``: who may do what, and who
-says so.
+"""``kilonova policy list`` and ``kilonova policy explain RULE --as ROLE``.
 
-Both read the policy files that the configuration names, and ask them as the API and the placement
-service do. Nothing is asked of the cloud: roles are taken by their names.
+Both read the configured policy files, and evaluate rules as the API and the placement service do.
+They send no requests to the cloud: roles are taken by name.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from deploy.operator.output import columns
 
 MAY, MAY_NOT, WRONG = range(3)
 _OWN = {"project_id": "theirs", "user_id": "they"}
-#: Whose things a rule may be about.
+#: Owners of the resource that a rule is evaluated for.
 TARGETS = (
     ("what is theirs", _OWN),
     ("what is another user's of their project", {**_OWN, "user_id": "another"}),
@@ -36,7 +35,7 @@ TARGETS = (
 
 
 def policies(options: argparse.Namespace) -> dict[str, Policy]:
-    """Each rule, and the policy that it belongs to; those that both have are the API's."""
+    """Return each rule with its policy. A rule that both services have is the API's."""
     conf = config.load(options.config)
     placement = policy.configured(conf, "placement", PLACEMENT_RULES)
     api = policy.configured(conf, "api", COMPUTE_RULES)
@@ -72,36 +71,39 @@ def listed(options: argparse.Namespace) -> int:
 
 
 def explain(options: argparse.Namespace) -> int:
-    """Print whether a caller with these roles may; 0: at least to what is theirs, 1: not, 2: what
-    was asked is wrong."""
-    known = policies(options)
+    """Print whether a caller with these roles may use the rule.
+
+    Returns:
+        0 if the caller may at least for own resources, 1 if not, 2 if the arguments are wrong.
+    """
+    owners = policies(options)
     if not options.rule or not options.roles:
-        print("kilonova: say which RULE, and --as which ROLE", file=sys.stderr)
+        print("kilonova: give RULE and --as ROLE", file=sys.stderr)
         return WRONG
-    if options.rule not in known:
-        nearest = difflib.get_close_matches(options.rule, known, 1) or [
-            name for name in known if options.rule in name
+    if options.rule not in owners:
+        nearest = difflib.get_close_matches(options.rule, owners, 1) or [
+            name for name in owners if options.rule in name
         ]
         print(
             f"kilonova: there is no rule {options.rule}{f'; did you mean {nearest[0]}?' if nearest else ''}",
             file=sys.stderr,
         )
         return WRONG
-    owner = known[options.rule]
-    who = RequestContext(
+    owner = owners[options.rule]
+    caller = RequestContext(
         user_id="they",
         project_id="theirs",
         roles=tuple(options.roles),
         request_id=ids.new_request(),
     )
-    may = {words: owner.allows(options.rule, who, target) for words, target in TARGETS}
+    answers = {words: owner.allows(options.rule, caller, target) for words, target in TARGETS}
     if options.json:
         print(
             json.dumps(
                 {
                     "rule": options.rule,
-                    "roles": policy.implied(who.roles),
-                    "may": may,
+                    "roles": policy.implied(caller.roles),
+                    "may": answers,
                     "guards": list(guarded(options.rule)),
                     "made_of": dict(parts(owner, options.rule)),
                 },
@@ -109,12 +111,12 @@ def explain(options: argparse.Namespace) -> int:
             )
         )
     else:
-        print(text(owner, options.rule, who, may))
-    return MAY if may["what is theirs"] else MAY_NOT
+        print(text(owner, options.rule, caller, answers))
+    return MAY if answers["what is theirs"] else MAY_NOT
 
 
-def text(owner: Policy, rule: str, who: RequestContext, may: dict[str, bool]) -> str:
-    """For people."""
+def text(owner: Policy, rule: str, caller: RequestContext, answers: dict[str, bool]) -> str:
+    """Return the explanation as text for people."""
     lines = [f"guards {operation}" for operation in guarded(rule)]
     lines += [
         f"{name}: {check or '@'}  ({owner.in_force[name].origin})"
@@ -123,17 +125,24 @@ def text(owner: Policy, rule: str, who: RequestContext, may: dict[str, bool]) ->
         for name, check in parts(owner, rule)
     ]
     roles = [
-        *who.roles,
-        *(role for role in policy.implied(who.roles) if role not in map(str.lower, who.roles)),
+        *caller.roles,
+        *(
+            role
+            for role in policy.implied(caller.roles)
+            if role not in map(str.lower, caller.roles)
+        ),
     ]
     lines.append(f"a caller who is {', '.join(roles)} may do it to")
     return "\n".join(
-        [*lines, *(f"  {words}: {'yes' if yes else 'no'}" for words, yes in may.items())]
+        [
+            *lines,
+            *(f"  {words}: {'yes' if allowed else 'no'}" for words, allowed in answers.items()),
+        ]
     )
 
 
 def parts(owner: Policy, rule: str) -> Iterator[tuple[str, str]]:
-    """The rule and those that it is made of, each once."""
+    """Yield the rule and the rules that it refers to, each once, with their checks."""
     todo, seen = [rule], set[str]()
     while todo:
         name = todo.pop(0)
@@ -146,18 +155,22 @@ def parts(owner: Policy, rule: str) -> Iterator[tuple[str, str]]:
 
 
 def guarded(rule: str) -> Iterator[str]:
-    """The operations that ask for the rule before anything else; what asks for it within one is not
-    known here."""
+    """Yield the operations that check this rule first.
+
+    Checks inside an operation are not listed.
+    """
     if rule in BASES:
         return
     from compute_api.compute.routes import ROUTES
     from compute_api.placement.routes import ROUTES as PLACEMENT_ROUTES
 
-    found = [f"{route.method} {route.path}" for route in ROUTES if route.policy == rule]
-    found += [f"{route.method} {route.path}" for route in PLACEMENT_ROUTES if route.policy == rule]
-    found += [
+    operations = [f"{route.method} {route.path}" for route in ROUTES if route.policy == rule]
+    operations += [
+        f"{route.method} {route.path}" for route in PLACEMENT_ROUTES if route.policy == rule
+    ]
+    operations += [
         f"POST /servers/{{server_id}}/action {row.key}"
         for row in states.ACTIONS
         if row.policy == rule and row.key
     ]
-    yield from dict.fromkeys(found)
+    yield from dict.fromkeys(operations)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova status``: services, actions in hand, what is stuck, what hosts have still to remove,
-drains and evacuations, what notifications wait."""
+"""``kilonova status``: services, actions in hand, stuck actions, pending work of hosts, drains and
+evacuations, waiting notifications.
+"""
 
 from __future__ import annotations
 
@@ -18,27 +19,30 @@ from conductor.hosts import move_progress
 from deploy.operator import doctor
 from deploy.operator.hosts.list import silence_of
 
-LONGEST = 20  # lines of a list that are shown
+# The number of lines shown of a list.
+LONGEST = 20
 
 
 def status(options: argparse.Namespace) -> int:
-    """Print it; 1 when a service is down or silent."""
+    """Print the status. Return 1 if a service is down or silent."""
     conf = config.load(options.config)
     silence = conf.conductor.host_silence
     store = Store.opened(conf)
     upgrades.check(store)
     rows = store.read(services.list_all)
     ages = store.read(doctor.ages)
-    heard = store.read(lambda tx: services.hosts_heard(tx, silence))
-    unsent, at = store.read(lambda tx: (outbox.waiting(tx), moment(tx)))
-    on_hosts = store.read(host_actions.list_open)
+    hosts_heard = store.read(lambda tx: services.hosts_heard(tx, silence))
+    waiting_notifications, at = store.read(lambda tx: (outbox.waiting(tx), moment(tx)))
+    host_actions_open = store.read(host_actions.list_open)
     store.close()
     print(f"{'service':<16} {'host':<30} {'state':<16} last sign of life")
     is_silent = False
     for row in rows:
         state = "forced down" if row.forced_down else "up" if row.up else "DOWN"
-        too_few = heard if row.binary == Binary.COMPUTE else services.HostsHeard(1, 1)
-        silent = silence_of(row.seen_at, row.up, at, silence, too_few)
+        heard_for_service = (
+            hosts_heard if row.binary == Binary.COMPUTE else services.HostsHeard(1, 1)
+        )
+        silent = silence_of(row.seen_at, row.up, at, silence, heard_for_service)
         is_silent = is_silent or bool(silent and not row.forced_down)
         print(
             f"{row.binary:<16} {row.host:<30} {state + (', disabled' if row.disabled else ''):<16} "
@@ -46,16 +50,17 @@ def status(options: argparse.Namespace) -> int:
         )
     for title, waiting in ages.items():
         print(f"\n{title}: {len(waiting)}")
-        for server, what, seconds in waiting[:LONGEST]:
-            print(f"  {server}  {one_line(what)}  for {seconds:.0f} s")
-    print(f"\nhost actions: {len(on_hosts)}")
-    for action in on_hosts:
+        for server, work, seconds in waiting[:LONGEST]:
+            print(f"  {server}  {one_line(work)}  for {seconds:.0f} s")
+    print(f"\nhost actions: {len(host_actions_open)}")
+    for action in host_actions_open:
         print(
             f"  {action.name} of {action.host}, {action.state}: {move_progress.summary(action.progress)}"
         )
-    print(f"\nnotifications: {unsent.number if unsent else 0}")
-    if unsent:
+    print(f"\nnotifications: {waiting_notifications.number if waiting_notifications else 0}")
+    if waiting_notifications:
         print(
-            f"  the oldest, {unsent.event} of {unsent.key}, for {(at - unsent.since) / SECOND:.0f} s"
+            f"  the oldest, {waiting_notifications.event} of {waiting_notifications.key}, "
+            f"for {(at - waiting_notifications.since) / SECOND:.0f} s"
         )
     return 1 if is_silent or not all(row.up or row.forced_down for row in rows) else 0

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova timeline SERVER|REQUEST``: what was done to a server, or for a request: who asked,
-each step with its host and how long it took, what was tried again.
+"""``kilonova timeline SERVER|REQUEST``: the history of a server or a request.
 
-It reads the journals of actions and changes nothing. The log has the same request id for what was
-answered, and for what the host says of its commands.
+The output has each action with user and steps, the steps with hosts and durations, and the retries.
+The command reads only the journals of actions. Log lines contain the same request id, for answers
+of the API and for commands on hosts.
 """
 
 from __future__ import annotations
@@ -28,51 +28,59 @@ from deploy.operator.store import journals
 
 
 def timeline(options: argparse.Namespace) -> int:
-    """Print it, oldest first; 1 when there is none."""
+    """Print the actions, oldest first. Return 1 if there are none."""
 
     def work(tx: Connection) -> list[tuple[Any, list[Any]]]:
-        found = (
+        actions_with_events = (
             journals.of_request(tx, options.about)
             if ids.is_request(options.about)
             else journals.of_server(tx, _server_id(tx, options.about))
         )
-        return [(row, actions.events_of(tx, row.id)) for row in found]
+        return [(row, actions.events_of(tx, row.id)) for row in actions_with_events]
 
     store = Store.opened(config.load(options.config), unhurried=True)
     upgrades.check(store)
     try:
-        found = store.snapshot(work)
+        actions_with_events = store.snapshot(work)
     finally:
         store.close()
-    line = [facts(row, events) for row, events in found]
+    history = [facts(row, events) for row, events in actions_with_events]
     if options.json:
-        print(json.dumps(line, indent=1))
-    elif not line:
+        print(json.dumps(history, indent=1))
+    elif not history:
         print(
             f"no action is of {options.about}; what was refused before it became one stands in the "
             "API's log alone"
         )
     else:
-        print("\n\n".join(text(action) for action in line))
-    return 0 if line else 1
+        print("\n\n".join(text(action) for action in history))
+    return 0 if history else 1
 
 
 def _server_id(tx: Connection, text: str) -> str:
-    """Raises NotFound, Conflict: no server has this name, or several."""
+    """Return the id of the server with this id or name.
+
+    Raises:
+        NotFound: No server has this name.
+        Conflict: Several servers have this name.
+    """
     if ids.is_uuid(text):
         return text
-    known = journals.named(tx, text)
-    if not known:
+    server_ids = journals.find_servers(tx, text)
+    if not server_ids:
         raise errors.NotFound(f"There is no server {text!r}; give its id or a request's.")
-    if len(known) > 1:
+    if len(server_ids) > 1:
         raise errors.Conflict(
-            f"Several servers are named {text!r}: {', '.join(known)}; give an id."
+            f"Several servers are named {text!r}: {', '.join(server_ids)}; give an id."
         )
-    return known[0]
+    return server_ids[0]
 
 
 def facts(row: ActionRow, events: Sequence[EventRow]) -> JsonObject:
-    """An action with its steps; seconds are since it began, and of each step since it started."""
+    """Return an action with the steps for JSON output.
+
+    ``after`` is in seconds since the action began, ``seconds`` of a step since the step started.
+    """
     steps, started, before = [], {}, row.created_at
     for event in events:
         if event.event == StepEvent.STARTED:
@@ -115,10 +123,10 @@ def facts(row: ActionRow, events: Sequence[EventRow]) -> JsonObject:
 
 
 def text(action: JsonObject) -> str:
-    """For people."""
-    took = "in hand" if action["seconds"] is None else f"{action['seconds']:.3f} s"
+    """Return the action with the steps as text for people."""
+    duration = "in hand" if action["seconds"] is None else f"{action['seconds']:.3f} s"
     lines = [
-        f"{action['began']} {action['name']} of server {action['server']}: {action['state']}, {took}",
+        f"{action['began']} {action['name']} of server {action['server']}: {action['state']}, {duration}",
         f"  {action['request']}, user {action['user']}, project {action['project']}, action "
         f"{action['action']}",
     ]

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What deploy/debian/rules puts into the Debian packages beside what debhelper makes: a virtual
-environment in /usr/lib/kilonova, cut into three packages, and the files of each service.
+"""Files of the Debian packages that debhelper does not create.
 
-    python -m deploy.packaging.bundle debian  # in the unpacked source; writes debian/PACKAGE/…
+These are a virtual environment in /usr/lib/kilonova, divided into three packages, and the files of
+each service.
 
-Must be run by the environment that deploy/requirements.txt makes: libraries are taken from there,
-file by file, and only as their wheels had them. Kilonova itself is built from the source here.
+    python -m deploy.packaging.bundle debian  # in the unpacked source, writes debian/PACKAGE/…
+
+Run it with the environment that deploy/requirements.txt defines. Libraries are copied from there
+file by file, unchanged since their wheels were installed. Kilonova itself is built from the source.
 """
 
 from __future__ import annotations
@@ -32,13 +34,14 @@ NAME, VERSION = "kilonova", f"{sys.version_info.major}.{sys.version_info.minor}"
 PREFIX, LIBRARIES = Path("usr/lib/kilonova"), Path(f"lib/python{VERSION}/site-packages")
 UNITS_PREFIX, CONFIGURATION = "/opt/kilonova/venv", Path("etc/kilonova")
 COMMON, CONTROL, AGENT = "kilonova-common", "kilonova-control", "kilonova-agent"
-#: package -> the extras whose distributions it has, but for those of the package before
+#: Package -> extras with the distributions in it. Distributions of the package before are left
+#: out.
 EXTRAS: dict[str, tuple[str, ...]] = {
     COMMON: (),
     CONTROL: ("api", "conductor", "postgresql", "mysql", "unified-limits"),
     AGENT: ("agent",),
 }
-#: Of the wheel, what works in the source tree alone: making clouds, images, packages.
+#: Folders of the wheel that only work in the source tree: clouds, images, packages.
 LEFT_OUT = (
     "deploy/debian/",
     "deploy/images/",
@@ -47,7 +50,7 @@ LEFT_OUT = (
     "deploy/site/",
     "deploy/testing/",
 )
-#: Units of a package that are of no program of its own: what its service asks for.
+#: Units of helpers that a package's service starts.
 HELPERS = {
     AGENT: tuple(
         f"kilonova-{name}.{kind}"
@@ -58,28 +61,32 @@ HELPERS = {
 MODES = {True: 0o755, False: 0o644}
 
 
-def needed(top: Distribution, extras: Iterable[str]) -> set[str]:
-    """The distributions that one needs with these extras, and all that those need; canonical names,
-    without its own."""
-    found: dict[str, frozenset[str]] = {}
+def find_needed(top: Distribution, extras: Iterable[str]) -> set[str]:
+    """Return the distributions that Kilonova needs with these extras, directly or indirectly.
+
+    Names are canonical. Kilonova itself is left out.
+    """
+    extras_by_name: dict[str, frozenset[str]] = {}
     waiting = [(canonicalize_name(NAME), frozenset(extras))]
     while waiting:
-        name, wanted = waiting.pop()
-        if name in found and wanted <= found[name]:
+        name, wanted_extras = waiting.pop()
+        if name in extras_by_name and wanted_extras <= extras_by_name[name]:
             continue
-        found[name] = wanted | found.get(name, frozenset())
+        extras_by_name[name] = wanted_extras | extras_by_name.get(name, frozenset())
         for line in (top if name == NAME else distribution(name)).requires or ():
             requirement = Requirement(line)
             if requirement.marker is None or any(
-                requirement.marker.evaluate({"extra": extra}) for extra in {"", *wanted}
+                requirement.marker.evaluate({"extra": extra}) for extra in {"", *wanted_extras}
             ):
                 waiting.append((canonicalize_name(requirement.name), frozenset(requirement.extras)))
-    return set(found) - {NAME}
+    return set(extras_by_name) - {NAME}
 
 
-def divided(top: Distribution) -> dict[str, list[str]]:
-    """The distributions of each package: those of several roles are in the one that all have."""
-    of = {package: needed(top, extras) for package, extras in EXTRAS.items()}
+def divide(top: Distribution) -> dict[str, list[str]]:
+    """Return the distributions of each package. Shared distributions are in the common
+    package.
+    """
+    of = {package: find_needed(top, extras) for package, extras in EXTRAS.items()}
     return {
         package: sorted(names - (of[COMMON] if package != COMMON else set()))
         for package, names in of.items()
@@ -87,10 +94,10 @@ def divided(top: Distribution) -> dict[str, list[str]]:
 
 
 def copy(name: str, to: Path) -> None:
-    """Copy a distribution's files as its wheel had them, without its programs and its tests.
+    """Copy a distribution's files as installed from the wheel, without programs and tests.
 
     Raises:
-        SystemExit: a file is not as it was.
+        SystemExit: A file was changed since the installation.
     """
     for file in distribution(name).files or ():
         if {"..", "__pycache__", "tests"} & {*file.parts}:
@@ -103,7 +110,7 @@ def copy(name: str, to: Path) -> None:
 
 
 def is_unchanged(file: PackagePath) -> bool:
-    """Has it the digest that its wheel says? The list of the digests has none."""
+    """True if the file has the digest from its wheel. The list of digests has no digest."""
     if file.hash is None:
         return True
     digest = hashlib.new(file.hash.mode, file.read_binary()).digest()
@@ -111,7 +118,7 @@ def is_unchanged(file: PackagePath) -> bool:
 
 
 def build(folder: Path) -> Path:
-    """The wheel of Kilonova, from the folder that is the current one."""
+    """Build the wheel of Kilonova from the current folder, and return the path."""
     code = "import sys; from setuptools import build_meta as b; b.build_wheel(sys.argv[1])"
     subprocess.run(
         [sys.executable, "-c", code, folder], check=True, stdin=subprocess.DEVNULL, timeout=300
@@ -120,24 +127,24 @@ def build(folder: Path) -> Path:
 
 
 def is_kept(name: str) -> bool:
-    """Is this file of Kilonova's wheel one that processes and operators use?"""
+    """True if processes or operators use this file of Kilonova's wheel."""
     is_program = name.count("/") == 1 and name.startswith("deploy/") and not name.endswith(".py")
     return not is_program and not name.startswith(LEFT_OUT)
 
 
 def packages(debian: Path) -> list[str]:
-    """Their names, as deploy/debian/control has them."""
+    """Return the names of the packages in deploy/debian/control."""
     return re.findall(r"^Package: (\S+)$", (debian / "control").read_text(), re.MULTILINE)
 
 
 def overrides(package: str) -> str:
-    """What lintian may find in this package, and why."""
+    """Return the lintian overrides of this package."""
     kind = "libraries" if package in EXTRAS else "services"
     return (ROOT / f"debian/lintian-overrides.{kind}").read_text()
 
 
 def environment(folder: Path) -> None:
-    """An empty virtual environment, whose interpreter is Debian's."""
+    """Create an empty virtual environment with Debian's interpreter."""
     (folder / "bin").mkdir(parents=True, exist_ok=True)
     (folder / "pyvenv.cfg").write_text(
         f"home = /usr/bin\ninclude-system-site-packages = false\nversion = {VERSION}\n"
@@ -153,7 +160,7 @@ def python_dependency() -> str:
 
 
 def script(entry: EntryPoint) -> str:
-    """The program of an entry point; it starts as fast as one that imports nothing else."""
+    """Return the program of an entry point. Only this module is imported, for a fast start."""
     return (
         f"#!/{PREFIX}/bin/python\nimport sys\n\nfrom {entry.module} import {entry.attr}\n\n"
         f'if __name__ == "__main__":\n    sys.exit({entry.attr}())\n'
@@ -168,7 +175,7 @@ def write(path: Path, text: str, *, program: bool = False) -> None:
 
 
 def program(debian: Path, entry: EntryPoint) -> None:
-    """A program, its name in /usr/bin, its pages; of a service its unit, too."""
+    """Write a program with a link in /usr/bin, and the unit of a service."""
     package = debian / (COMMON if entry.name == NAME else entry.name)
     write(package / PREFIX / "bin" / entry.name, script(entry), program=True)
     link = package / "usr/bin" / entry.name
@@ -180,12 +187,12 @@ def program(debian: Path, entry: EntryPoint) -> None:
 
 
 def unit_text(name: str) -> str:
-    """A unit, with the programs where the packages have them."""
+    """Return a unit with the packages' paths of programs."""
     return (ROOT / "systemd" / name).read_text().replace(UNITS_PREFIX, f"/{PREFIX}")
 
 
 def pages(debian: Path) -> None:
-    """Man pages and completions."""
+    """Write man pages and completions."""
     for name, text in manual.pages().items():
         stem, section = name.rsplit(".", 1)
         package = debian / (stem if section == "8" else COMMON)
@@ -196,7 +203,7 @@ def pages(debian: Path) -> None:
 
 
 def configuration(debian: Path) -> None:
-    """Users, rights, the file that is to be filled in, and what may be taken as an example."""
+    """Write users, rights, the configuration to fill in, and examples."""
     for kind, suffix in (("sysusers.d", "sysusers"), ("tmpfiles.d", "tmpfiles")):
         for file in (ROOT / kind).glob("kilonova-*.conf"):
             if file.stem in EXTRAS:
@@ -223,7 +230,7 @@ def main(arguments: Sequence[str]) -> int:
     with zipfile.ZipFile(build(debian / "wheel")) as wheel:
         wheel.extractall(libraries, [name for name in wheel.namelist() if is_kept(name)])
     top = PathDistribution(next(libraries.glob(f"{NAME}-*.dist-info")))
-    for package, names in divided(top).items():
+    for package, names in divide(top).items():
         for name in names:
             copy(name, debian / package / PREFIX / LIBRARIES)
     for entry in top.entry_points.select(group="console_scripts"):

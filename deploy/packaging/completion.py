@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Completion of ``kilonova`` in shells, which shtab makes from its command line.
+"""Shell completion of ``kilonova``, which shtab generates from the command line.
 
     python -m deploy.packaging.completion bash > /usr/share/bash-completion/completions/kilonova
     python -m deploy.packaging.completion zsh > /usr/share/zsh/vendor-completions/_kilonova
 
 deploy/packaging/bundle.py writes both files into the packages. Shells complete commands, options,
-choices and file names. They do not complete names in the cloud. Why shtab: docs/decisions/0055.
+choices and file names. They do not complete names in the cloud. For the choice of shtab see
+docs/decisions/0055.
 """
 
 from __future__ import annotations

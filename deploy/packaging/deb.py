@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``./deploy/deb [REVISION]``: the Debian packages, in build/deb, by Debian's own tools.
+"""``./deploy/deb [REVISION]``: builds the Debian packages in build/deb with Debian's own tools.
 
-The source distribution is unpacked, deploy/debian becomes its folder debian, dpkg-buildpackage
-builds it and lintian judges what came out. The version is that of ``common.__version__``; a
-revision (1 by default) tells packages of one version apart.
+The source distribution is unpacked, and deploy/debian becomes its folder debian. dpkg-buildpackage
+builds it, and lintian checks the packages. The version is that of ``common.__version__``. The
+revision (1 by default) distinguishes packages of one version.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ CHANGES = """kilonova ({version}) {release}; urgency=medium
 
 
 def command(arguments: list[str]) -> int:
-    """Install what it needs, and build them."""
+    """Install the build requirements, and build the packages."""
     revision = arguments[0] if arguments else "1"
     if len(arguments) > 1 or not re.fullmatch(r"[0-9][0-9A-Za-z.+~]*", revision):
         raise Failure(f"Not understood: {' '.join(arguments)}", "./deploy/deb [REVISION]")
-    os.umask(0o022)  # what is packed is everybody's to read
+    # All users may read the packaged files.
+    os.umask(0o022)
     FOLDER.mkdir(parents=True, exist_ok=True)
     log = FOLDER / "build.log"
     with tempfile.TemporaryDirectory(prefix="kn-deb-") as temporary:
@@ -61,7 +62,7 @@ def debian_version(version: str, revision: str) -> str:
     """Return the version of the packages for this machine's release.
 
     Pre-releases get a tilde, so that dpkg orders them before the release. The name of the release
-    keeps the packages before those that Debian may have, and the number in it orders upgrades from
+    keeps the packages before possible packages of Debian, and its number orders upgrades from
     one release of Debian to the next: 0.1.0-1~deb12 comes before 0.1.0-1~deb13.
     """
     system = packages.release()
@@ -70,12 +71,13 @@ def debian_version(version: str, revision: str) -> str:
 
 
 def _unpack(tree: Path, revision: str, log: Path) -> None:
-    """The source distribution, with the folder that dpkg looks for."""
-    made = tree.parent / "sdist"
-    run([environment.PYTHON, "-c", SDIST, made], ADVICE, log=log, cwd=packages.ROOT)
-    for left in packages.ROOT.glob("*.egg-info"):
-        shutil.rmtree(left)  # Python would believe it, and not what is installed
-    archive = next(made.glob("*.tar.gz"))
+    """Unpack the source distribution, and add the folder that dpkg expects."""
+    sdist = tree.parent / "sdist"
+    run([environment.PYTHON, "-c", SDIST, sdist], ADVICE, log=log, cwd=packages.ROOT)
+    for metadata in packages.ROOT.glob("*.egg-info"):
+        # Python would read this metadata instead of the installed version's.
+        shutil.rmtree(metadata)
+    archive = next(sdist.glob("*.tar.gz"))
     run(["tar", "--extract", "--file", archive, "--directory", tree.parent], ADVICE, log=log)
     shutil.copytree(tree / "deploy/debian", tree / "debian")
     control = (tree / "debian/control").read_text()
@@ -93,8 +95,8 @@ def _unpack(tree: Path, revision: str, log: Path) -> None:
 
 
 def _build(tree: Path, log: Path) -> None:
-    for old in (*FOLDER.glob("*.deb"), *FOLDER.glob("*.changes"), *FOLDER.glob("*.buildinfo")):
-        old.unlink()
+    for file in (*FOLDER.glob("*.deb"), *FOLDER.glob("*.changes"), *FOLDER.glob("*.buildinfo")):
+        file.unlink()
     run(
         ["dpkg-buildpackage", "--build=binary", "--unsigned-changes", "--unsigned-buildinfo"],
         ADVICE,
@@ -102,19 +104,21 @@ def _build(tree: Path, log: Path) -> None:
         cwd=tree,
         env={"KILONOVA_PYTHON": str(environment.PYTHON)},
     )
-    for made in tree.parent.glob("kilonova*_*"):
-        shutil.move(made, FOLDER / made.name)
+    for file in tree.parent.glob("kilonova*_*"):
+        shutil.move(file, FOLDER / file.name)
 
 
 def judge(folder: Path) -> str:
-    """What lintian says of the packages in the folder; errors and warnings are failures."""
+    """Return the output of lintian about the packages in the folder. Errors and warnings are
+    failures.
+    """
     return run(
         [
             *("lintian", "--fail-on", "error,warning", "--allow-root", "--no-cfg"),
             *("--tag-display-limit", "0"),
             *folder.glob("*.changes"),
         ],
-        "Mend what it names; deploy/debian/*.lintian-overrides is for what is meant, with its reason.",
+        "Fix the problems above. Intended ones belong in deploy/debian/*.lintian-overrides, with a reason.",
     ).strip()
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Man pages of ``kilonova`` and of the services, made from their command lines.
+"""Man pages of ``kilonova`` and of the services, generated from their command lines.
 
     python -m deploy.packaging.manual FOLDER  # writes kilonova.1, kilonova-host.1, kilonova-api.8 …
 
-deploy/debian/rules runs it for the packages. ``kilonova`` has a page, and so has each of the words
-that follow it: ``man kilonova host`` tells of all that can be done with a host.
+deploy/debian/rules runs this for the packages. ``kilonova`` has a page, and each first word of a
+command has one. For example, ``man kilonova host`` describes all commands for a host.
 """
 
 from __future__ import annotations
@@ -22,17 +22,16 @@ from deploy.packages import ROOT
 
 UNITS = ROOT / "deploy/systemd"
 SERVICE_STATUSES = {
-    0: "it was asked to end",
-    1: "something that may pass by itself, as a port in use; systemd starts it again",
-    EX_CONFIG: "the configuration has to be mended first, as the line before says; "
-    "systemd does not start it again",
+    0: "the process received a signal to end",
+    1: "a temporary failure, for example a port in use; systemd restarts the process",
+    EX_CONFIG: "the configuration is wrong, see the last log line; systemd does not restart the process",
 }
 
 
 def verbs(
     command: argparse.ArgumentParser, words: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], argparse.ArgumentParser]]:
-    """The command line itself and everything below it: the words that lead there, its parser."""
+    """Yield the command line itself and all commands below, each with its words and parser."""
     yield words, command
     for action in command._actions:
         if isinstance(action, argparse._SubParsersAction):
@@ -41,14 +40,14 @@ def verbs(
 
 
 def options(command: argparse.ArgumentParser) -> list[argparse.Action]:
-    """What a command takes itself; not the commands below it."""
+    """Return the arguments of a command, without subcommands."""
     return [
         action for action in command._actions if not isinstance(action, argparse._SubParsersAction)
     ]
 
 
 def services() -> list[str]:
-    """The processes whose units read Kilonova's configuration."""
+    """Return the processes whose units read Kilonova's configuration."""
     return sorted(
         unit.stem.removeprefix("kilonova-")
         for unit in UNITS.glob("kilonova-*.service")
@@ -57,43 +56,43 @@ def services() -> list[str]:
 
 
 def pages() -> dict[str, str]:
-    """Every page by the name of its file."""
-    made = {"kilonova.1": _first()}
+    """Return every page by file name."""
+    pages_by_file = {"kilonova.1": _main_page()}
     nouns = [(words, command) for words, command in verbs(parser()) if len(words) == 1]
     for words, command in nouns:
-        made[f"kilonova-{words[0]}.1"] = _noun(words[0], command)
-    made |= {f"kilonova-{name}.8": _service(name) for name in services()}
-    return made
+        pages_by_file[f"kilonova-{words[0]}.1"] = _noun_page(words[0], command)
+    pages_by_file |= {f"kilonova-{name}.8": _service_page(name) for name in services()}
+    return pages_by_file
 
 
-def _first() -> str:
-    """Of ``kilonova`` itself: every command in a line."""
+def _main_page() -> str:
+    """Return the page of ``kilonova`` itself, with one line per command."""
     top = parser()
-    listed = [
-        _term(" ".join(("kilonova", *words)), _sentence(_said(command)))
+    commands = [
+        _term(" ".join(("kilonova", *words)), _sentence(_description(command)))
         for words, command in verbs(top)
-        if words and not _leads_on(command)
+        if words and not _has_subcommands(command)
     ]
-    see = sorted({f"kilonova-{words[0]}(1)" for words, _ in verbs(top) if words})
+    references = sorted({f"kilonova-{words[0]}(1)" for words, _ in verbs(top) if words})
     return _page(
         "kilonova",
         1,
         top,
-        _section("COMMANDS", *listed),
+        _section("COMMANDS", *commands),
         _section("OPTIONS", *_options(top)),
         _statuses(STATUSES),
         _files(config.DEFAULT_FILE, config.AGENT_FILE),
-        _section("SEE ALSO", _text(", ".join(see))),
+        _section("SEE ALSO", _text(", ".join(references))),
     )
 
 
-def _noun(word: str, command: argparse.ArgumentParser) -> str:
-    if _leads_on(command):
+def _noun_page(word: str, command: argparse.ArgumentParser) -> str:
+    if _has_subcommands(command):
         parts = [
             f".SS {escape(' '.join(('kilonova', *words)))}\n"
-            + "".join((_usage(verb), _text(_sentence(_said(verb))), *_options(verb)))
+            + "".join((_usage(verb), _text(_sentence(_description(verb))), *_options(verb)))
             for words, verb in verbs(command, (word,))
-            if not _leads_on(verb)
+            if not _has_subcommands(verb)
         ]
         own = _section("COMMANDS", *parts)
     else:
@@ -109,7 +108,7 @@ def _noun(word: str, command: argparse.ArgumentParser) -> str:
     )
 
 
-def _service(name: str) -> str:
+def _service_page(name: str) -> str:
     command = command_line(name)
     file = config.AGENT_FILE if name == config.AGENT else config.DEFAULT_FILE
     return _page(
@@ -119,8 +118,8 @@ def _service(name: str) -> str:
         _section("OPTIONS", *_options(command)),
         _section(
             "SIGNALS",
-            _term("SIGHUP", "Read the configuration again; one that is wrong changes nothing."),
-            _term("SIGTERM", "End what is in hand, then end."),
+            _term("SIGHUP", "Reload the configuration. A wrong configuration changes nothing."),
+            _term("SIGTERM", "Finish the work in hand, then end."),
         ),
         _statuses(SERVICE_STATUSES),
         _files(file),
@@ -162,14 +161,14 @@ _FILES = {
 
 
 def _options(command: argparse.ArgumentParser) -> Iterator[str]:
-    """An entry for each that says more than its name."""
+    """Yield an entry for each argument with a help text."""
     for action in options(command):
         if action.help and not isinstance(action, argparse._HelpAction):
-            yield _term(named(action), _sentence(_help(action)))
+            yield _term(argument_name(action), _sentence(_help(action)))
 
 
-def named(action: argparse.Action) -> str:
-    """An argument as its user writes it: "--file FILE", "-h, --help", "HOST"."""
+def argument_name(action: argparse.Action) -> str:
+    """Return an argument as a user writes it: "--file FILE", "-h, --help", "HOST"."""
     value = str(action.metavar or action.dest.upper()) if action.nargs != 0 else ""
     return " ".join((", ".join(action.option_strings), value)).strip()
 
@@ -178,11 +177,11 @@ def _help(action: argparse.Action) -> str:
     return (action.help or "").replace("%(prog)s", "kilonova").replace("%%", "%")
 
 
-def _leads_on(command: argparse.ArgumentParser) -> bool:
+def _has_subcommands(command: argparse.ArgumentParser) -> bool:
     return len(options(command)) < len(command._actions)
 
 
-def _said(command: argparse.ArgumentParser) -> str:
+def _description(command: argparse.ArgumentParser) -> str:
     return command.description or ""
 
 
@@ -205,13 +204,13 @@ def _text(text: str) -> str:
 
 
 def escape(text: str) -> str:
-    """As roff prints it: no line of text is a request, and a minus is one that can be copied."""
+    """Return text for roff. No line is a request, and minus signs can be copied."""
     text = " ".join(text.split()).replace("\\", "\\e").replace("-", "\\-")
     return f"\\&{text}" if text.startswith((".", "'")) else text
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write them all."""
+    """Write all pages."""
     folder = Path(arguments[0])
     for name, text in pages().items():
         (folder / name).write_text(text)

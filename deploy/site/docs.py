@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``./deploy/docs``: the documentation as a site, in build/site.
+"""``./deploy/docs``: builds the documentation as a site in build/site.
 
-A page that is not in a list of pages, a link that leads nowhere and whatever else Sphinx warns of
-is a failure; the ring "lint" of deploy/test makes the same site.
+Every warning of Sphinx is a failure, for example a page that is in no list of pages, or a broken
+link. The ring "lint" of deploy/test builds the same site.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FOLDER = packages.ROOT / "build/site"
 
 
 def command(arguments: list[str]) -> int:
-    """Install what it needs, and make it."""
+    """Install Sphinx, and build the site."""
     if arguments:
         raise Failure(f"Not known: {' '.join(arguments)}", "./deploy/docs")
     with tempfile.TemporaryDirectory(prefix="kn-docs-") as temporary:

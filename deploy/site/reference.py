@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the site's pages say from tables: operations and actions of the API, options, filters and
-weighers.
+"""The generated tables of the site: operations and actions of the API, options, filters, weighers.
 
     python -m deploy.site.reference            # all of them, as a JSON object: name -> Markdown
 
-docs/conf.py runs it for each build and puts each text where a page has ``<!-- table: NAME -->``.
+docs/conf.py runs this for each build, and inserts each table at ``<!-- table: NAME -->``.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from scheduler import filters, weighers
 
 
 def api() -> str:
-    """Every operation, a table for each kind of thing, then those that were removed."""
+    """Return every operation, a table per resource, and the removed operations."""
     kinds: dict[str, list[Route]] = {}
     for route in sorted(ROUTES, key=lambda route: _kind(route.path)):
         kinds.setdefault(_kind(route.path), []).append(route)
@@ -40,7 +39,7 @@ def api() -> str:
 
 
 def actions() -> str:
-    """What POST /servers/{server_id}/action takes, and what is done by other operations."""
+    """Return the table of all actions, including actions with an operation of their own."""
     return _table(
         ("action", "microversions", "policy", "from the states", "then", "success"),
         map(_action, states.ACTIONS),
@@ -48,7 +47,7 @@ def actions() -> str:
 
 
 def configuration() -> str:
-    """Every option, a table for each section of the file."""
+    """Return every option, a table per section."""
     return "\n".join(
         f"## [{group}]\n\n" + _table(("option", "type", "default", ""), map(_option, options))
         for group, options in OPTIONS.items()
@@ -56,8 +55,10 @@ def configuration() -> str:
 
 
 def filters_table() -> str:
-    """Every filter by its name in ``enabled_filters``."""
-    enabled = next(one for one in OPTIONS["scheduler"] if one.dest == "enabled_filters").default
+    """Return every filter by its name in ``enabled_filters``."""
+    enabled = next(
+        option for option in OPTIONS["scheduler"] if option.dest == "enabled_filters"
+    ).default
     return _table(
         ("name", "effect", "by default", "asked of rebuilds"),
         (
@@ -73,25 +74,25 @@ def filters_table() -> str:
 
 
 def weighers_table() -> str:
-    """Every weigher by its name in ``enabled_weighers``, with its multiplier."""
+    """Return every weigher by its name in ``enabled_weighers``, with its multiplier."""
     conf = cfg.ConfigOpts()
     for group, options in OPTIONS.items():
         conf.register_opts(options, None if group == "DEFAULT" else group)
     conf([], default_config_files=[])
-    helps = {one.dest: one.help or "" for one in OPTIONS["scheduler"]} | {
-        f"metrics_{one.dest}": one.help or "" for one in OPTIONS["metrics"]
+    helps = {entry.dest: entry.help or "" for entry in OPTIONS["scheduler"]} | {
+        f"metrics_{entry.dest}": entry.help or "" for entry in OPTIONS["metrics"]
     }
-    made = {name: make(conf) for name, make in weighers.BUILT_IN.items()}
+    built_in = {name: make(conf) for name, make in weighers.BUILT_IN.items()}
     return _table(
         ("name", "multiplier", "default", ""),
         (
-            (f"`{name}`", f"`{one.key}`", f"{one.multiplier:g}", _cell(helps[one.key]))
-            for name, one in made.items()
+            (f"`{name}`", f"`{entry.key}`", f"{entry.multiplier:g}", _cell(helps[entry.key]))
+            for name, entry in built_in.items()
         ),
     )
 
 
-#: The name in a page's placeholder -> what stands there.
+#: Name in a page's placeholder -> function that returns the table.
 TABLES: dict[str, Callable[[], str]] = {
     "api": api,
     "actions": actions,
@@ -146,7 +147,7 @@ def _option(option: cfg.Opt) -> Sequence[str]:
 
 
 def _passes(entry: filters.Entry) -> str:
-    """The first sentence of what the filter is said to do."""
+    """Return the first paragraph of the filter's docstring."""
     if entry.make is None:
         return "asked of every request, whatever is enabled"
     by_aggregate = isinstance(entry.make, functools.partial)
@@ -156,7 +157,7 @@ def _passes(entry: filters.Entry) -> str:
 
 
 def _cell(text: str) -> str:
-    """As it may stand in a table's cell: what would be markup is none."""
+    """Return text for the cell of a table, with Markdown escaped."""
     outside = re.split(r"(`[^`]*`)", " ".join(text.split()).replace("|", "\\|"))
     return "".join(
         part if at % 2 else re.sub(r"([*_<>\[\]{}$])", r"\\\1", part)

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/states.md: a server's states and what leads from one to another, drawn from the one table of
-actions.
+"""docs/states.md: the states of a server and the actions between them.
 
     python -m deploy.site.states_diagram > docs/states.md
 
-Run by hand after a change of ``common.domain.states.ACTIONS``; a test compares the page with what
-this makes.
+Run this after a change of ``common.domain.states.ACTIONS``. A test compares the page with the
+output.
 """
 
 from __future__ import annotations
@@ -19,18 +18,19 @@ HEAD = """# The states of a server
 
 Made from the table `ACTIONS` in `common/domain/states.py` by `python -m deploy.site.states_diagram > docs/states.md`.
 
-The states are those of `OS-EXT-STS:vm_state`, where a server rests. An arrow is an action that succeeded; one that
-fails leads back to where the server was, or to `error` when that is not sure. Two ends depend on more than the table:
-`rebuild` of a stopped server leaves it stopped, and `shelve` goes on to `shelved_offloaded` by itself when
-`shelved_offload_time` is 0.
+The states are those of `OS-EXT-STS:vm_state`, in which a server rests. An arrow is an action that succeeded. An action
+that fails leads back to the first state, or to `error` if that state is not certain. Two end states depend on more
+than the table: `rebuild` of a stopped server leaves the server stopped, and `shelve` continues to `shelved_offloaded`
+if `shelved_offload_time` is 0.
 """
 ACTIONS_HEAD = """
 ## The actions
 
-*from*: the vm_states it may start in; *beside*: the task_states it may start in (empty: only while nothing is in
-hand, else the answer is 409); *meanwhile*: `OS-EXT-STS:task_state` while it is in hand; *lock*: a locked server refuses
-it to all but admins; *ends others*: it ends an action in hand instead of being refused. `create`, `delete` and
-`softDelete` are no bodies: `softDelete` is what DELETE does while `reclaim_instance_interval` is above 0.
+*from*: the vm_states in which the action may start. *beside*: the task_states in which the action may start (empty:
+only while no action is in hand, else the answer is 409). *meanwhile*: `OS-EXT-STS:task_state` while the action is in
+hand. *lock*: a locked server refuses the action to all but admins. *ends others*: the action ends an action in hand
+instead of being refused. `create`, `delete` and `softDelete` are no bodies: DELETE does `softDelete` while
+`reclaim_instance_interval` is above 0.
 
 | action | from | beside | meanwhile | after | lock | ends others | policy | since |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- |
@@ -38,7 +38,7 @@ it to all but admins; *ends others*: it ends an action in hand instead of being 
 
 
 def page() -> str:
-    """The whole document."""
+    """Return the text of docs/states.md."""
     return "".join(
         (
             HEAD,
@@ -53,21 +53,23 @@ def page() -> str:
 
 
 def edges() -> dict[tuple[str, str], list[str]]:
-    """(from, to) -> the actions that lead there, in the table's order; those of every state are not
-    among them."""
-    found: dict[tuple[str, str], list[str]] = {}
+    """Return (from, to) -> actions between these states, in the table's order.
+
+    Actions from every state are left out.
+    """
+    actions_by_edge: dict[tuple[str, str], list[str]] = {}
     for row in ACTIONS:
         if row.vm == states.ANY or row.after is None:
             continue
         for vm_state in row.vm:
-            names = found.setdefault((vm_state, row.after), [])
+            names = actions_by_edge.setdefault((vm_state, row.after), [])
             if _name(row) not in names:
                 names.append(_name(row))
-    return found
+    return actions_by_edge
 
 
 def _name(row: Action) -> str:
-    """As the body's key says it, with the value that tells rows of one key apart."""
+    """Return the key of the body, with the value that selects the row."""
     return f"{row.key} {row.when[1]}" if row.when else row.key
 
 
@@ -85,10 +87,10 @@ def _id(vm_state: str) -> str:
 
 
 def _from_every_state() -> str:
-    """What would be an arrow from everywhere."""
+    """Return the actions from every state as a sentence."""
     rows = [row for row in ACTIONS if row.vm == states.ANY and row.after is not None]
-    listed = ", ".join(f"`{_name(row)}` (to `{row.after}`)" for row in rows)
-    return f"From every state: {listed}.\n"
+    names = ", ".join(f"`{_name(row)}` (to `{row.after}`)" for row in rows)
+    return f"From every state: {names}.\n"
 
 
 def _row(row: Action) -> str:

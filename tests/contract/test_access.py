@@ -190,7 +190,7 @@ def test_a_wrong_password_at_the_identity_service(
     ended_in_one_line(done, "[identity] username, password, project_name", "401 to user kilonova")
 
 
-@pytest.mark.parametrize("neighbour", access.LOOKS)
+@pytest.mark.parametrize("neighbour", access.CHECKS)
 def test_silence_is_no_refusal(tmp_path: Path, neighbour: str) -> None:
     path = tmp_path / "kilonova.conf"
     path.write_text(

@@ -20,7 +20,14 @@ from common.domain import errors
 from common.domain.models import HostInventory
 from common.rpc import conductor
 from common.rpc.host_credentials import HostCertificatesClient
-from common.security.certificates import OF_HOSTS, SOON_SECONDS, Certificate, Signer, ends_at, named
+from common.security.certificates import (
+    OF_HOSTS,
+    SOON_SECONDS,
+    Certificate,
+    Signer,
+    ends_at,
+    subject_name,
+)
 from common.security.host_joins import JoinToken
 from common.security.host_keys import Purpose, derive
 from common.store.engine import Store
@@ -42,7 +49,7 @@ class Site:
     def __init__(self, world: World, folder: Path) -> None:
         self.world, self.folder = world, folder
         self.authority = Authority(folder / "tls", "a cloud")
-        self.signer = Signer.opened(str(self.authority.path), str(self.authority.key_path))
+        self.signer = Signer.read(str(self.authority.path), str(self.authority.key_path))
         link = world.control()
         conductor.listen(link, Told(), None, HostCertificates(self.signer))
         assert link.wait_until_ready(5)
@@ -75,7 +82,7 @@ def site(rabbitmq_url: str, tmp_path: Path) -> Iterator[Site]:
 
 
 def request(key: Any) -> str:
-    asked = x509.CertificateSigningRequestBuilder(named("h2")).add_extension(
+    asked = x509.CertificateSigningRequestBuilder(subject_name("h2")).add_extension(
         x509.SubjectAlternativeName([x509.DNSName("broker.example")]), critical=False
     )
     return asked.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
@@ -92,7 +99,7 @@ def test_a_host_replaces_what_ends_soon(site: Site) -> None:
     after = Certificate.read(str(file.path))
     after.cert.verify_directly_issued_by(site.signer.cert)
     assert after.cert.public_key() == after.key.public_key() != before.key.public_key()
-    assert after.cert.subject == named("h1")
+    assert after.cert.subject == subject_name("h1")
     names = after.cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert [str(one.value) for one in names] == list(ADDRESSES)
     assert OF_HOSTS.total_seconds() - 60 < ends_at(str(file.path)) - time.time()
@@ -108,7 +115,7 @@ def test_a_request_brings_a_key_and_nothing_else(site: Site) -> None:
     came = site.client().renew(pem(present.cert), asked, present.proof("h1", asked))
     cert = x509.load_pem_x509_certificate(came.encode())
     names = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert cert.subject == named("h1")
+    assert cert.subject == subject_name("h1")
     assert [str(one.value) for one in names] == list(ADDRESSES)
 
 
@@ -128,7 +135,7 @@ def over(site: Site, own: Certificate) -> Certificate:
 
 def of_another_authority(site: Site, own: Certificate) -> Certificate:
     other = Authority(site.folder / "theirs", "a cloud")
-    signer = Signer.opened(str(other.path), str(other.key_path))
+    signer = Signer.read(str(other.path), str(other.key_path))
     return replace(own, cert=signer.sign(own.key.public_key(), "h1", ADDRESSES))
 
 

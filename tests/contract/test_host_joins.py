@@ -224,7 +224,7 @@ def test_a_certificate_comes_with_the_identity(
     world: World, one_store: Store, tmp_path: Path
 ) -> None:
     authority = Authority(tmp_path / "tls")
-    rig = Rig(world, one_store, Signer.opened(str(authority.path), str(authority.key_path)))
+    rig = Rig(world, one_store, Signer.read(str(authority.path), str(authority.key_path)))
     client = rig.client(rig.token())
     assert client.look().signs
     with pytest.raises(errors.BadRequest, match="request"):

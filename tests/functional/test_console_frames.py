@@ -97,7 +97,7 @@ class TlsFront:
             suppress(OSError),
             socket.create_connection(("127.0.0.1", self._target)) as plain,
         ):
-            secured = TlsSocket.proved(peer, self._context)
+            secured = TlsSocket.open(peer, self._context)
             relay.join(secured, plain, "front")
             secured.close()
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The guest's CPUs and memory: their topology, which CPUs have host CPUs of their own, NUMA nodes,
-the size of pages.
+"""The guest's CPUs and memory: topology, dedicated CPUs, NUMA nodes and page size. Pure.
 
-Pure. As in Nova numbers are preferences and maximums are limits: of the topologies that have
-exactly the flavor's CPUs, the one that meets most preferences; among equals the one with most
-sockets. A guest with CPUs of its own or with a page size has at least one NUMA node: both are given
-out by NUMA node. Must stay true: nothing is made of a number before it is bounded, because images
-ask too.
+As in Nova, numbers are preferences and maximums are limits. Of the topologies with exactly the
+flavor's CPUs, the choice is the topology that meets most preferences, then the topology with most
+sockets. A guest with dedicated CPUs or a page size has at least one NUMA node, because both are
+assigned per NUMA node.
+
+Invariant: a number is bounded before use, because tenants write image properties.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _NUMBERED = re.compile(r"hw[:_]numa_(cpus|mem)\.(.{1,20})", re.DOTALL)
 
 
 def topology(requested: HardwareSpecs) -> tuple[int, int, int]:
-    """(sockets, cores of each, threads of each); zeros when neither flavor nor image asks.
+    """Return (sockets, cores per socket, threads per core), or zeros if no topology is requested.
 
     Raises:
-        BadRequest: no topology with the flavor's CPUs is within the limits.
+        BadRequest: No topology with the flavor's CPUs is within the limits.
     """
     limits = [_limit(requested, kind) for kind in KINDS]
     flavors = [requested.spec(f"hw:cpu_{kind}", _NUMBER) for kind in KINDS]
@@ -57,9 +57,9 @@ def topology(requested: HardwareSpecs) -> tuple[int, int, int]:
     if vcpus > MAX_CPUS:
         raise refusal("hw:cpu_sockets", f"a topology has at most {MAX_CPUS} CPUs.")
     possible = [
-        found
-        for found in _topologies(vcpus)
-        if all(not limit or size <= limit for size, limit in zip(found, limits, strict=True))
+        sizes
+        for sizes in _topologies(vcpus)
+        if all(not limit or size <= limit for size, limit in zip(sizes, limits, strict=True))
     ]
     if not possible:
         raise refusal(
@@ -68,9 +68,9 @@ def topology(requested: HardwareSpecs) -> tuple[int, int, int]:
         )
     return max(
         possible,
-        key=lambda found: (
-            sum(map(int.__eq__, found, (number or 0 for number in preferred))),
-            found,
+        key=lambda sizes: (
+            sum(map(int.__eq__, sizes, (number or 0 for number in preferred))),
+            sizes,
         ),
     )
 
@@ -103,12 +103,18 @@ def _topologies(vcpus: int) -> list[tuple[int, int, int]]:
     ]
 
 
-def dedicated(requested: HardwareSpecs) -> tuple[frozenset[int], str]:
-    """The guest CPUs with host CPUs of their own, and which of a core's threads these shall be."""
+def dedicated_cpus(requested: HardwareSpecs) -> tuple[frozenset[int], str]:
+    """Return the dedicated guest CPUs and their thread policy.
+
+    The thread policy is "", prefer, isolate or require.
+
+    Raises:
+        BadRequest: The requests of flavor and image are invalid or contradict each other.
+    """
     policy = _policy(requested)
     vcpus, mask = requested.flavor.vcpus, requested.spec("hw:cpu_dedicated_mask", cpus)
     threads = (
-        requested.agreed("hw:cpu_thread_policy", "hw_cpu_thread_policy", one_of(*THREADS)) or ""
+        requested.combine("hw:cpu_thread_policy", "hw_cpu_thread_policy", one_of(*THREADS)) or ""
     )
     if mask is not None and policy != "mixed":
         raise refusal("hw:cpu_dedicated_mask", "only beside hw:cpu_policy=mixed.")
@@ -134,7 +140,7 @@ def dedicated(requested: HardwareSpecs) -> tuple[frozenset[int], str]:
 
 
 def _policy(requested: HardwareSpecs) -> str:
-    policy = requested.agreed("hw:cpu_policy", "hw_cpu_policy", one_of(*POLICIES))
+    policy = requested.combine("hw:cpu_policy", "hw_cpu_policy", one_of(*POLICIES))
     shared, own = (requested.spec(f"resources:{name}", whole()) for name in ("VCPU", "PCPU"))
     if own:
         if "hw:cpu_policy" in requested.specs or shared:
@@ -158,8 +164,13 @@ def _policy(requested: HardwareSpecs) -> str:
 
 
 def pages(requested: HardwareSpecs) -> int:
-    """The page size, as ``Hardware.page_kb``. An image chooses only where the flavor says large or
-    any."""
+    """Return the page size, as in ``Hardware.page_kb``.
+
+    An image chooses only if the flavor allows "large" or "any".
+
+    Raises:
+        BadRequest: The flavor does not allow the image's page size.
+    """
     flavors, images = (
         requested.spec("hw:mem_page_size", page_kb),
         requested.image("hw_mem_page_size", page_kb),
@@ -176,8 +187,16 @@ def pages(requested: HardwareSpecs) -> int:
 
 
 def numa_nodes(requested: HardwareSpecs, needed: bool, page: int) -> tuple[NumaNodeRequest, ...]:
-    """The guest's NUMA nodes; ``needed``: one at least."""
-    count = requested.agreed("hw:numa_nodes", "hw_numa_nodes", whole(1, MAX_NUMA_NODES))
+    """Return the guest's NUMA nodes.
+
+    Args:
+        needed: The guest needs at least one NUMA node.
+        page: The page size, as in ``Hardware.page_kb``.
+
+    Raises:
+        BadRequest: CPUs or memory cannot be divided as requested.
+    """
+    count = requested.combine("hw:numa_nodes", "hw_numa_nodes", whole(1, MAX_NUMA_NODES))
     for name in (*requested.specs, *requested.properties):
         if match := _NUMBERED.fullmatch(name):
             number = match[2] if re.fullmatch("[0-9]{1,9}", match[2], re.ASCII) else ""
@@ -190,8 +209,8 @@ def numa_nodes(requested: HardwareSpecs, needed: bool, page: int) -> tuple[NumaN
     count, flavor = count or 1, requested.flavor
     if flavor.vcpus > MAX_CPUS:
         raise refusal("hw:numa_nodes", f"a guest with NUMA nodes has at most {MAX_CPUS} CPUs.")
-    numbers = _lists(requested, "cpus", count, cpus)
-    memory = _lists(requested, "mem", count, whole(1))
+    numbers = _read_numbered(requested, "cpus", count, cpus)
+    memory = _read_numbered(requested, "mem", count, whole(1))
     if numbers is None:
         numbers = [
             frozenset(range(first, first + _share(flavor.vcpus, count, "CPUs")))
@@ -220,22 +239,22 @@ def numa_nodes(requested: HardwareSpecs, needed: bool, page: int) -> tuple[NumaN
     )
 
 
-def _lists(
-    requested: HardwareSpecs, what: str, count: int, parse: Callable[[str], Any]
+def _read_numbered(
+    requested: HardwareSpecs, noun: str, count: int, parse: Callable[[str], Any]
 ) -> list[Any] | None:
-    """What the numbered extra specs say for each NUMA node; None when nobody wrote any."""
-    found = [
-        requested.agreed(f"hw:numa_{what}.{number}", f"hw_numa_{what}.{number}", parse)
+    """Return the values of the numbered extra specs, one per NUMA node, or None without any."""
+    values = [
+        requested.combine(f"hw:numa_{noun}.{number}", f"hw_numa_{noun}.{number}", parse)
         for number in range(count)
     ]
-    if all(one is None for one in found):
+    if all(value is None for value in values):
         return None
-    if None in found:
+    if None in values:
         raise refusal(
-            f"hw:numa_{what}.{found.index(None)}",
+            f"hw:numa_{noun}.{values.index(None)}",
             "is missing; give it for each NUMA node, or for none.",
         )
-    return found
+    return values
 
 
 def _share(amount: int, count: int, words: str) -> int:

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rest of a guest's hardware: one line in a table for each option, PCI devices, and what is
-refused.
+"""The other hardware options of a guest, PCI devices, and unsupported options. Pure.
 
-Pure. The keys of ``OPTIONS`` and their values are the interface to the drivers; docs/flavors.md
-lists them. A flavor names PCI devices by aliases, which only the API's configuration explains: the
-API resolves them when it freezes the flavor into a server (``with_aliases``), under a key that
-nobody is shown; everybody else reads the resolved form. What flavors and images can ask for
-elsewhere, and hosts of ours do not carry out, is refused, never passed over: a line of ``SPECS``
-and ``IMAGES`` is a name and the values of it that ask for nothing. Must stay true: a key is there
-only when a flavor or an image asked for it, and drivers carry out each of its values.
+``OPTIONS`` has one row per option. The keys and values are the interface to the drivers.
+docs/flavors.md lists them. A flavor names PCI devices by aliases that only the API's configuration
+defines. The API resolves aliases when it freezes the flavor into a server (``with_aliases``), under
+a key that is hidden from users. All other code reads the resolved form.
+
+Options of Nova that hosts do not provide are refused instead of ignored. ``SPECS`` and ``IMAGES``
+map the name of each to the values that request nothing.
+
+Invariant: a key is present only if a flavor or an image requested it, and drivers support each of
+its values.
 """
 
 from __future__ import annotations
@@ -29,13 +31,17 @@ from common.domain.hardware.specs import (
 )
 from common.domain.models import Flavor
 
-_MAX_QUEUES = 256  # of a tap device
+# The limit of a tap device.
+_MAX_QUEUES = 256
 _MAX_VIDEO_MB = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """``parse`` gives the value, or "" for nothing asked."""
+    """An option with the names of the extra spec and image property.
+
+    ``parse`` returns the value, or "" if the text requests nothing.
+    """
 
     key: str
     parse: Callable[[str], str]
@@ -44,7 +50,7 @@ class Option:
 
 
 def _number(least: int, most: int) -> Callable[[str], str]:
-    """A number in its range; 0: nothing asked."""
+    """Return a parser of numbers in this range. 0 requests nothing."""
 
     def read(text: str) -> str:
         number = whole(0, most)(text)
@@ -68,7 +74,7 @@ def _only_no(text: str) -> str:
 
 
 def _only(word: str) -> Callable[[str], str]:
-    """What every guest has, and nothing else to choose."""
+    """Return a parser that accepts only the value that every guest has."""
 
     def read(text: str) -> str:
         one_of(word)(text)
@@ -93,8 +99,8 @@ def _word(text: str) -> str:
 
 
 _DISK = tuple(
-    Option(f"disk_{what}_sec", _number(1, 10**15), f"quota:disk_{what}_sec")
-    for what in (
+    Option(f"disk_{limit}_sec", _number(1, 10**15), f"quota:disk_{limit}_sec")
+    for limit in (
         "read_bytes",
         "write_bytes",
         "total_bytes",
@@ -104,9 +110,9 @@ _DISK = tuple(
     )
 )
 _VIF = tuple(
-    Option(f"vif_{way}_{what}", _number(1, 2**32 - 1), f"quota:vif_{way}_{what}")
-    for way in ("inbound", "outbound")
-    for what in ("average", "peak", "burst")
+    Option(f"vif_{direction}_{limit}", _number(1, 2**32 - 1), f"quota:vif_{direction}_{limit}")
+    for direction in ("inbound", "outbound")
+    for limit in ("average", "peak", "burst")
 )
 OPTIONS = (
     Option("cpu_shares", _number(2, 262144), "quota:cpu_shares"),
@@ -157,71 +163,79 @@ WATCHDOG = _unless("disabled", "none", "pause", "poweroff", "reset")
 
 
 def options(requested: HardwareSpecs) -> dict[str, str]:
-    """``Hardware.options``. Raises BadRequest."""
-    found: dict[str, str] = {}
+    """Return ``Hardware.options``.
+
+    Raises:
+        BadRequest: A value is invalid, or values contradict each other.
+    """
+    values: dict[str, str] = {}
     for option in OPTIONS:
-        value = requested.agreed(option.spec, option.image, option.parse)
+        value = requested.combine(option.spec, option.image, option.parse)
         if value and option.key:
-            found[option.key] = value
+            values[option.key] = value
     flavors, images = (
         requested.spec("hw:watchdog_action", WATCHDOG),
         requested.image("hw_watchdog_action", WATCHDOG),
     )
-    action = flavors if images is None else images  # here the image decides, as in Nova
+    action = (
+        flavors if images is None else images
+    )  # The image takes precedence for this option, as in Nova.
     if action:
-        found["watchdog_action"] = action
-    _check_limits(found)
-    _check_rng(found, requested)
-    _check_machine(found)
-    _check_video(found, requested)
-    _set_queues(found, requested)
-    return found
+        values["watchdog_action"] = action
+    _check_limits(values)
+    _check_rng(values, requested)
+    _check_machine(values)
+    _check_video(values, requested)
+    _set_queues(values, requested)
+    return values
 
 
-def _check_limits(found: dict[str, str]) -> None:
-    for what in ("bytes", "iops"):
-        for way in ("read", "write"):
-            if f"disk_total_{what}_sec" in found and f"disk_{way}_{what}_sec" in found:
+def _check_limits(values: dict[str, str]) -> None:
+    for unit in ("bytes", "iops"):
+        for direction in ("read", "write"):
+            if f"disk_total_{unit}_sec" in values and f"disk_{direction}_{unit}_sec" in values:
                 raise refusal(
-                    f"quota:disk_total_{what}_sec",
-                    f"not beside quota:disk_{way}_{what}_sec; limit either the total or each way.",
+                    f"quota:disk_total_{unit}_sec",
+                    f"not beside quota:disk_{direction}_{unit}_sec; limit either the total or each way.",
                 )
-    for way in ("inbound", "outbound"):
-        for what in ("peak", "burst"):
-            if f"vif_{way}_{what}" in found and f"vif_{way}_average" not in found:
-                raise refusal(f"quota:vif_{way}_{what}", f"only beside quota:vif_{way}_average.")
+    for direction in ("inbound", "outbound"):
+        for unit in ("peak", "burst"):
+            if f"vif_{direction}_{unit}" in values and f"vif_{direction}_average" not in values:
+                raise refusal(
+                    f"quota:vif_{direction}_{unit}", f"only beside quota:vif_{direction}_average."
+                )
 
 
-def _check_rng(found: dict[str, str], requested: HardwareSpecs) -> None:
-    if "rng_period" in found and "rng_bytes" not in found:
+def _check_rng(values: dict[str, str], requested: HardwareSpecs) -> None:
+    if "rng_period" in values and "rng_bytes" not in values:
         raise refusal("hw_rng:rate_period", "only beside hw_rng:rate_bytes.")
-    if "rng_bytes" in found:
-        found.setdefault("rng_period", "1000")
-    if "rng" in found:
+    if "rng_bytes" in values:
+        values.setdefault("rng_period", "1000")
+    if "rng" in values:
         if "hw_rng_model" in requested.properties:
             raise refusal("hw_rng_model", "the flavor's hw_rng:allowed gives the guest none.")
-        found.pop("rng_bytes", None)
-        found.pop("rng_period", None)
+        values.pop("rng_bytes", None)
+        values.pop("rng_period", None)
 
 
-def _check_machine(found: dict[str, str]) -> None:
+def _check_machine(values: dict[str, str]) -> None:
     for bus in ("disk_bus", "cdrom_bus"):
-        if found.get(bus) == "ide" and found.get("machine_type") == "q35":
+        if values.get(bus) == "ide" and values.get("machine_type") == "q35":
             raise refusal(f"hw_{bus}", "hw_machine_type=q35 has no ide; use sata.")
-    if "require_quiesce" in found and found.get("guest_agent") == "no":
+    if "require_quiesce" in values and values.get("guest_agent") == "no":
         raise refusal(
             "os_require_quiesce",
             "needs the guest agent, and hw_qemu_guest_agent says there is none.",
         )
 
 
-def _check_video(found: dict[str, str], requested: HardwareSpecs) -> None:
+def _check_video(values: dict[str, str], requested: HardwareSpecs) -> None:
     most = requested.spec("hw_video:ram_max_mb", whole()) or 0
-    if "video_ram_mb" in found and found.get("video_model") in ("virtio", "none"):
+    if "video_ram_mb" in values and values.get("video_model") in ("virtio", "none"):
         raise refusal(
-            "hw_video_ram", f"hw_video_model={found['video_model']} has no memory of its own."
+            "hw_video_ram", f"hw_video_model={values['video_model']} has no memory of its own."
         )
-    if "video_ram_mb" in found and int(found["video_ram_mb"]) > most:
+    if "video_ram_mb" in values and int(values["video_ram_mb"]) > most:
         raise refusal(
             "hw_video_ram",
             f"at most {most} MiB, as the flavor's hw_video:ram_max_mb says; without it an "
@@ -229,33 +243,39 @@ def _check_video(found: dict[str, str], requested: HardwareSpecs) -> None:
         )
 
 
-def _set_queues(found: dict[str, str], requested: HardwareSpecs) -> None:
-    if found.pop("vif_queues", None) is None:
+def _set_queues(values: dict[str, str], requested: HardwareSpecs) -> None:
+    if values.pop("vif_queues", None) is None:
         return
-    if found.get("vif_model", "virtio") != "virtio":
+    if values.get("vif_model", "virtio") != "virtio":
         raise refusal(
             "hw_vif_multiqueue_enabled",
-            f"interfaces of model {found['vif_model']} have one queue; use hw_vif_model=virtio.",
+            f"interfaces of model {values['vif_model']} have one queue; use hw_vif_model=virtio.",
         )
     if requested.flavor.vcpus > 1:
-        found["vif_queues"] = str(min(requested.flavor.vcpus, _MAX_QUEUES))
+        values["vif_queues"] = str(min(requested.flavor.vcpus, _MAX_QUEUES))
 
 
 # --- PCI devices ---
 ALIAS = "pci_passthrough:alias"
-OWN = "kilonova:"  #: keys of extra specs that only we write
+#: The prefix of extra specs that only Kilonova writes.
+OWN = "kilonova:"
 RESOLVED = OWN + "devices"
-MAX_DEVICES = 64  #: devices of one guest
+#: The limit of devices of one guest.
+MAX_DEVICES = 64
 _ALIAS_COUNT = re.compile(r"\s*([^\s:=|,]{1,255}):([0-9]{1,4})\s*", re.ASCII)
 _ANSWER = re.compile(r"([^:=|,]+)=([0-9a-f:|]+):([0-9]{1,4})", re.ASCII)
 
 
 def requests(text: str) -> list[tuple[str, int]]:
-    """``name:count,...`` as (name, count). ValueError says what is wrong."""
-    found = [_ALIAS_COUNT.fullmatch(part) for part in text.split(",")]
-    pairs = [(match[1], int(match[2])) for match in found if match]
+    """Parse ``name:count,...`` into (name, count).
+
+    Raises:
+        ValueError: The text is malformed, or requests too many devices.
+    """
+    matches = [_ALIAS_COUNT.fullmatch(part) for part in text.split(",")]
+    pairs = [(match[1], int(match[2])) for match in matches if match]
     counts = [count for _, count in pairs]
-    if len(pairs) != len(found) or not all(counts) or sum(counts) > MAX_DEVICES:
+    if len(pairs) != len(matches) or not all(counts) or sum(counts) > MAX_DEVICES:
         raise ValueError(
             "is not name:count, or several of these with commas between, of at most "
             f"{MAX_DEVICES} devices"
@@ -264,12 +284,13 @@ def requests(text: str) -> list[tuple[str, int]]:
 
 
 def with_aliases(flavor: Flavor, aliases: Mapping[str, Sequence[tuple[str, str]]]) -> Flavor:
-    """The flavor as it is frozen into a server: what it calls PCI devices explained.
+    """Return the flavor for freezing into a server, with its PCI aliases resolved.
 
     Args:
-        aliases: name -> the kinds of devices, as (vendor, product), that it stands for.
+        aliases: Name -> the (vendor, product) kinds of devices of the alias.
+
     Raises:
-        BadRequest: a name that is not configured.
+        BadRequest: An alias is not configured.
     """
     specs = {key: value for key, value in flavor.extra_specs.items() if not key.startswith(OWN)}
     resolved = []
@@ -284,7 +305,11 @@ def with_aliases(flavor: Flavor, aliases: Mapping[str, Sequence[tuple[str, str]]
 
 
 def devices(requested: HardwareSpecs) -> tuple[DeviceRequest, ...]:
-    """The PCI devices that a frozen flavor asks for."""
+    """Return the PCI devices that a frozen flavor requests.
+
+    Raises:
+        BadRequest: The aliases of the flavor are not resolved.
+    """
     if ALIAS in requested.specs and RESOLVED not in requested.specs:
         raise refusal(ALIAS, "its names are not explained; set [api] pci_alias.")
     return tuple(_request(part) for part in requested.specs.get(RESOLVED, "").split(",") if part)
@@ -303,7 +328,7 @@ def _request(text: str) -> DeviceRequest:
     return DeviceRequest(match[1], int(match[3]), kinds)
 
 
-# --- what is refused ---
+# --- hardware that is refused ---
 _NO, _NEVER = FALSE, frozenset[str]()
 _NONE, _ZERO = frozenset(("none", "disabled", "")), frozenset(("0",))
 
@@ -341,8 +366,8 @@ SPECS: dict[str, frozenset[str]] = {
     "os:secure_boot": _NONE,
     **dict.fromkeys(
         (
-            f"quota:{what}_{limit}"
-            for what in ("cpu", "memory", "disk_io", "vif")
+            f"quota:{resource}_{limit}"
+            for resource in ("cpu", "memory", "disk_io", "vif")
             for limit in ("limit", "reservation", "shares_level", "shares_share")
         ),
         _NEVER,
@@ -393,7 +418,7 @@ IMAGES: dict[str, frozenset[str]] = {
     "os_secure_boot": _NONE | {"optional"},
     "hw_firmware_type": frozenset(("bios",)),
 }
-#: Namespaces that speak of hardware: a name there that nobody reads is refused.
+#: Namespaces of hardware. Unknown names in these are refused.
 NAMESPACES = (
     "hw:",
     "hw_rng:",
@@ -427,7 +452,11 @@ _NUMBERED = re.compile("hw:numa_(cpus|mem)[.]")
 
 
 def check(requested: HardwareSpecs) -> None:
-    """Raises BadRequest that names the first extra spec or property that hosts do not carry out."""
+    """Refuse hardware that hosts do not provide.
+
+    Raises:
+        BadRequest: The text names the first such extra spec or image property.
+    """
     for name, value in requested.specs.items():
         if name in SPECS:
             _refuse(name, value, SPECS[name])

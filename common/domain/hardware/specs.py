@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a flavor and an image ask of a guest's hardware: the records of it, the texts, and who
-decides between the two.
+"""The records of requested hardware, the parsers of values, and the rule between flavor and image.
 
-Used by the other modules of ``common.domain.hardware``, and its parsers by the API's check of
-extra specs. A tenant writes image properties, so every text is bounded before it is read. The one
-rule: what the flavor says an image may repeat or leave out, not change. Every refusal names the
-extra spec or the image property that it is about.
+Used by the other modules of ``common.domain.hardware``, and by the API's check of extra specs.
+Tenants write image properties, so every text is bounded before parsing. An image may repeat the
+flavor's values or leave them out, but not change them. Every refusal names the extra spec or image
+property.
 """
 
 from __future__ import annotations
@@ -19,14 +18,15 @@ from common.domain import errors
 from common.domain.models import Flavor
 
 Value = TypeVar("Value")
-_SHOWN = 80  # letters of a refused value
-#: What ``Hardware.page_kb`` says beside a size in KiB.
+# The number of characters that an error shows of a refused value.
+_SHOWN = 80
+#: Values of ``Hardware.page_kb`` that are no size in KiB, and the smallest size.
 NOT_ASKED, LARGE, ANY, SMALL = 0, -1, -2, 4
 
 
 @dataclass(frozen=True, slots=True)
 class NumaNodeRequest:
-    """A NUMA node that the guest shall have: its CPUs (guest numbers) and memory."""
+    """A requested NUMA node of the guest: its CPUs (guest numbers) and memory."""
 
     cpus: tuple[int, ...]
     memory_mb: int
@@ -34,7 +34,7 @@ class NumaNodeRequest:
 
 @dataclass(frozen=True, slots=True)
 class DeviceRequest:
-    """``count`` PCI devices, each any of these (vendor, product)."""
+    """A request for ``count`` PCI devices, each of any of these (vendor, product) kinds."""
 
     name: str
     count: int
@@ -43,32 +43,31 @@ class DeviceRequest:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What the guest shall have.
+    """The requested hardware of a guest."""
 
-    sockets, cores, threads_per_core: all three, or 0 when nobody asked. numa_nodes: with one or
-    more the guest has a place on its host's NUMA nodes. dedicated: guest CPUs that have a host CPU
-    each for themselves. threads: "", prefer, isolate or require. page_kb: 0 nothing asked, -1 any
-    larger than the smallest, -2 any, else that size. options: see docs/flavors.md.
-    """
-
+    #: Sockets, cores and threads are all positive, or all 0 if not requested.
     sockets: int = 0
     cores: int = 0
     threads_per_core: int = 0
+    #: If there are any, each is placed on a NUMA node of the host.
     numa_nodes: tuple[NumaNodeRequest, ...] = ()
+    #: Guest CPUs that have a host CPU each.
     dedicated: frozenset[int] = frozenset()
+    #: Thread policy: "", prefer, isolate or require.
     threads: str = ""
+    #: KiB of a page, NOT_ASKED, LARGE (any but the smallest) or ANY.
     page_kb: int = NOT_ASKED
     devices: tuple[DeviceRequest, ...] = ()
+    #: See docs/flavors.md.
     options: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def needs_assignment(self) -> bool:
-        """Does the guest hold particular parts of its host?"""
+        """True if particular parts of the host are assigned to the guest."""
         return bool(self.numa_nodes or self.dedicated or self.devices)
 
 
-# --- values: one function for each kind; each raises ValueError whose text says what is wrong ---
-#: More than any guest has; what is asked beyond is refused before anything is made of it.
+# More than any guest has. Larger requests are refused before they are processed.
 MAX_CPUS, MAX_NUMA_NODES = 1024, 64
 _LONGEST = 4096
 TRUE = frozenset(("true", "1", "on", "yes", "t", "y"))
@@ -79,7 +78,7 @@ _SIZE = re.compile(r"([0-9]{1,12})([kKMGT]?)i?(b|bit|B|)", re.ASCII)
 
 
 def whole(least: int = 0, most: int = 2**31 - 1) -> Callable[[str], int]:
-    """A whole number in decimal digits."""
+    """Return a parser of whole numbers in this range."""
 
     def read(text: str) -> int:
         if not re.fullmatch("-?[0-9]{1,19}", text.strip(), re.ASCII):
@@ -93,7 +92,7 @@ def whole(least: int = 0, most: int = 2**31 - 1) -> Callable[[str], int]:
 
 
 def truth(text: str) -> bool:
-    """A boolean."""
+    """Parse a boolean."""
     word = text.strip().lower()
     if word not in TRUE | FALSE:
         raise ValueError("is neither true nor false")
@@ -101,7 +100,7 @@ def truth(text: str) -> bool:
 
 
 def one_of(*words: str) -> Callable[[str], str]:
-    """One of these words, in any case."""
+    """Return a parser that accepts these words in any case."""
 
     def read(text: str) -> str:
         word = text.strip().lower()
@@ -113,8 +112,9 @@ def one_of(*words: str) -> Callable[[str], str]:
 
 
 def cpus(text: str) -> frozenset[int]:
-    """CPU numbers as ``0-3,^2,8``; ``^`` takes away."""
-    given: tuple[set[int], set[int]] = (set(), set())
+    """Parse CPU numbers like ``0-3,^2,8``, where ``^`` excludes."""
+    included: set[int] = set()
+    excluded: set[int] = set()
     for part in text[: _LONGEST + 1].split(","):
         match = re.fullmatch(r"\s*(\^?)([0-9]{1,9})(?:-([0-9]{1,9}))?\s*", part, re.ASCII)
         if match is None or len(text) > _LONGEST:
@@ -122,12 +122,12 @@ def cpus(text: str) -> frozenset[int]:
         first, last = int(match[2]), int(match[3] or match[2])
         if last < first or last >= MAX_CPUS:
             raise ValueError(f"is not a list of CPUs below {MAX_CPUS}")
-        given[bool(match[1])].update(range(first, last + 1))
-    return frozenset(given[0] - given[1])
+        (excluded if match[1] else included).update(range(first, last + 1))
+    return frozenset(included - excluded)
 
 
 def page_kb(text: str) -> int:
-    """A page size in KiB; small, large and any as ``Hardware.page_kb`` has them."""
+    """Parse a page size into KiB, or into SMALL, LARGE or ANY."""
     if text.strip().lower() in _PAGES:
         return _PAGES[text.strip().lower()]
     match = _SIZE.fullmatch(text.strip())
@@ -143,12 +143,16 @@ def page_kb(text: str) -> int:
 
 # --- extra specs and properties, side by side ---
 def refusal(name: str, why: str) -> errors.BadRequest:
-    """The 400 about this extra spec or image property."""
+    """Return the 400 about this extra spec or image property."""
     return errors.BadRequest(f"{name[:_SHOWN]}: {why}")
 
 
 def read(name: str, text: str, parse: Callable[[str], Value]) -> Value:
-    """What the text means. Raises BadRequest that names it and says what is wrong."""
+    """Parse the text of an extra spec or image property.
+
+    Raises:
+        BadRequest: The text is invalid. The error names the extra spec or property.
+    """
     try:
         return parse(str(text))
     except ValueError as problem:
@@ -162,17 +166,21 @@ class HardwareSpecs:
         self.flavor, self.specs, self.properties = flavor, flavor.extra_specs, properties
 
     def spec(self, name: str, parse: Callable[[str], Value]) -> Value | None:
-        """What the flavor says; None: nothing."""
+        """Return the parsed extra spec of the flavor, or None."""
         return read(name, self.specs[name], parse) if name and name in self.specs else None
 
     def image(self, name: str, parse: Callable[[str], Value]) -> Value | None:
-        """What the image says; None: nothing."""
+        """Return the parsed property of the image, or None."""
         return (
             read(name, self.properties[name], parse) if name and name in self.properties else None
         )
 
-    def agreed(self, spec: str, name: str, parse: Callable[[str], Value]) -> Value | None:
-        """What both say, or the one that says something."""
+    def combine(self, spec: str, name: str, parse: Callable[[str], Value]) -> Value | None:
+        """Return the value of the flavor or of the image, or None if neither has one.
+
+        Raises:
+            BadRequest: Both have values, which differ.
+        """
         flavors, images = self.spec(spec, parse), self.image(name, parse)
         if flavors is not None and images is not None and flavors != images:
             raise refusal(

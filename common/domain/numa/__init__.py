@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which parts of a host a guest gets: NUMA nodes, CPUs of its own, huge pages, PCI devices.
+"""Fits a guest on a host: NUMA nodes, dedicated CPUs, huge pages, PCI devices. Pure.
 
-Pure. The scheduler asks it whether a guest would fit, the claim where it goes: the same function on
-the same facts, so that what is proposed can be claimed. Must stay true: no CPU, page or device is
-given twice; the same facts give the same answer; what fits is found, whatever is asked, in time
-that grows with NUMA nodes and devices, not with their arrangements.
+The scheduler calls this to test whether a guest fits, the claim to assign the parts. Both use the
+same function on the same facts, so a proposed host can be claimed.
+
+Invariant: no CPU, page or device is assigned twice. The same facts give the same answer. A fit is
+found if there is one. The time grows with the number of NUMA nodes and devices, not with their
+arrangements.
 """
 
 from __future__ import annotations
@@ -18,8 +20,7 @@ from common.domain.numa import near
 from common.domain.numa.free import Free, free, make
 from common.domain.numa.matching import match
 
-#: Sets of host NUMA nodes that are tried where devices must be near: all of them up to 14 NUMA
-#: nodes.
+#: The limit of sets of host NUMA nodes tried for near devices: all sets of up to 14 NUMA nodes.
 MOST_SETS = 4096
 Plans = Sequence[dict[int, AssignedNumaNode]]
 
@@ -30,15 +31,18 @@ def fit(
     held: Sequence[HardwareAssignment],
     wanted: Hardware,
 ) -> HardwareAssignment | None:
-    """The parts that the guest gets on a host with these NUMA nodes and devices, of which others
-    hold some already.
+    """Assign parts of a host with these NUMA nodes and devices to the guest.
+
+    Args:
+        held: The assignments of other guests on the host.
+        wanted: The hardware that the guest requests.
 
     Returns:
-        None when it does not fit; an empty Fitting when it needs no parts of its own.
+        None if the guest does not fit. An empty assignment if the guest needs no parts of its own.
     """
     if not wanted.needs_assignment:
         return HardwareAssignment()
-    left = free(numa_nodes, held)
+    free_nodes = free(numa_nodes, held)
     unheld = [
         device for device in near.unheld(devices, held) if near.is_wanted(device, wanted.devices)
     ]
@@ -47,54 +51,59 @@ def fit(
         return None if addresses is None else HardwareAssignment([], addresses)
     plans = [
         {
-            there.numa_node.id: made
-            for there in left
-            if (made := make(request, wanted, there)) is not None
+            node.numa_node.id: assigned
+            for node in free_nodes
+            if (assigned := make(request, wanted, node)) is not None
         }
         for request in wanted.numa_nodes
     ]
-    order = _order(left, near.unheld(devices, held), wanted)
+    order = _order(free_nodes, near.unheld(devices, held), wanted)
     policy = wanted.options.get("pci_policy", "legacy")
-    known: dict[
-        frozenset[int], list[str] | None
-    ] = {}  # NUMA nodes with devices -> these; other NUMA nodes do not count
+    # NUMA nodes with devices -> the chosen devices. Other NUMA nodes do not matter.
+    devices_by_nodes: dict[frozenset[int], list[str] | None] = {}
     for chosen in _sets(order, plans, unheld, wanted):
-        having = frozenset(chosen) & {device.numa_node for device in unheld}
-        if having not in known:
-            known[having] = near.choose(
+        nodes_with_devices = frozenset(chosen) & {device.numa_node for device in unheld}
+        if nodes_with_devices not in devices_by_nodes:
+            devices_by_nodes[nodes_with_devices] = near.choose(
                 unheld, wanted.devices, chosen, "legacy" if policy == "preferred" else policy
             )
-        addresses = known[having]
-        if addresses is not None and (placed := _placed(chosen, plans)) is not None:
+        addresses = devices_by_nodes[nodes_with_devices]
+        if addresses is not None and (placed := _place(chosen, plans)) is not None:
             return HardwareAssignment(placed, addresses)
-    if policy == "preferred" and (placed := _placed(order, plans)) is not None:
+    if policy == "preferred" and (placed := _place(order, plans)) is not None:
         addresses = near.choose(unheld, wanted.devices, {part.numa_node for part in placed}, policy)
         return None if addresses is None else HardwareAssignment(placed, addresses)
     return None
 
 
-def _order(left: Sequence[Free], devices: Sequence[Device], wanted: Hardware) -> list[int]:
-    """The host NUMA nodes, best first: with the devices that are asked for and without others; the
-    fullest that will do for CPUs of one's own, so that large places stay; else the emptiest, so
-    that shared CPUs are spread."""
+def _order(free_nodes: Sequence[Free], devices: Sequence[Device], wanted: Hardware) -> list[int]:
+    """Return the host's NUMA nodes, best first.
 
-    def rank(there: Free) -> tuple[int, ...]:
+    NUMA nodes with requested devices and without other devices come first. For dedicated CPUs the
+    fullest come next, so that large places stay free. Otherwise the emptiest come next, so that
+    shared CPUs are spread.
+    """
+
+    def rank(node: Free) -> tuple[int, ...]:
         here = [
             near.is_wanted(device, wanted.devices)
             for device in devices
-            if device.numa_node == there.numa_node.id
+            if device.numa_node == node.numa_node.id
         ]
-        room = there.pcpus if wanted.dedicated else -there.memory_mb
-        return -sum(here), len(here) - sum(here), room, there.numa_node.id
+        room = node.pcpus if wanted.dedicated else -node.memory_mb
+        return -sum(here), len(here) - sum(here), room, node.numa_node.id
 
-    return [there.numa_node.id for there in sorted(left, key=rank)]
+    return [node.numa_node.id for node in sorted(free_nodes, key=rank)]
 
 
 def _sets(
     order: Sequence[int], plans: Plans, devices: Sequence[Device], wanted: Hardware
 ) -> Iterator[Sequence[int]]:
-    """Sets of host NUMA nodes that might do: all at once when no device has to be near, else each
-    of the guest's number."""
+    """Yield candidate sets of host NUMA nodes.
+
+    Without devices this is one set of all NUMA nodes. With devices these are the sets of as many
+    NUMA nodes as the guest has.
+    """
     if not wanted.devices:
         yield order
         return
@@ -102,9 +111,8 @@ def _sets(
     yield from itertools.islice(itertools.combinations(usable, len(plans)), MOST_SETS)
 
 
-def _placed(numa_nodes: Sequence[int], plans: Plans) -> list[AssignedNumaNode] | None:
-    """Each guest NUMA node on one of these host NUMA nodes, no two on the same; None when that
-    cannot be."""
+def _place(numa_nodes: Sequence[int], plans: Plans) -> list[AssignedNumaNode] | None:
+    """Place each guest NUMA node on its own node of these host NUMA nodes, or return None."""
     chosen = match([[numa_node for numa_node in numa_nodes if numa_node in plan] for plan in plans])
     return (
         None

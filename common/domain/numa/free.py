@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is left of a host's NUMA node, and how one guest NUMA node would be made there.
+"""The free resources of a host's NUMA node, and the place of one guest NUMA node there. Pure.
 
-Pure. Each guest NUMA node has a host NUMA node of its own, so what it gets there does not depend on
-the others. Must stay true: memory in small pages is what the NUMA node has beside its huge pages,
-and is not overcommitted.
+Each guest NUMA node is on its own host NUMA node, so its resources do not depend on the others.
+
+Invariant: memory in small pages is the memory of the NUMA node without its huge pages, and is not
+overcommitted.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from common.domain.numa import pins
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """cores: with CPUs that nobody holds. memory_mb: in small pages. pages: size in KiB above small
-    -> number."""
+    """The free resources of a NUMA node."""
 
     numa_node: NumaNode
+    #: Cores with free CPUs.
     cores: Sequence[pins.Core]
+    #: Memory in small pages.
     memory_mb: int
+    #: Size in KiB -> number of free huge pages.
     pages: dict[int, int]
 
     @property
@@ -32,7 +35,7 @@ class Free:
 
 
 def free(numa_nodes: Iterable[NumaNode], held: Sequence[HardwareAssignment]) -> list[Free]:
-    """What is left of each NUMA node."""
+    """Return the free resources of each NUMA node."""
     parts = [part for assignment in held for part in assignment.numa_nodes]
     taken = {cpu for part in parts for cpu in (*part.pins.values(), *part.idle)}
     return [
@@ -54,33 +57,34 @@ def _free(numa_node: NumaNode, taken: set[int], held: Sequence[AssignedNumaNode]
     return Free(numa_node, pins.cores(numa_node, set(numa_node.pcpus) - taken), small_mb, pages)
 
 
-def make(request: NumaNodeRequest, wanted: Hardware, there: Free) -> AssignedNumaNode | None:
-    """The guest's NUMA node on this NUMA node of the host; None when there is no place for it."""
-    own = [cpu for cpu in request.cpus if cpu in wanted.dedicated]
-    if len(request.cpus) - len(own) > len(there.numa_node.cpus):  # they would wait for each other
+def make(request: NumaNodeRequest, wanted: Hardware, node: Free) -> AssignedNumaNode | None:
+    """Place a guest's NUMA node on this NUMA node of the host. None if it does not fit."""
+    dedicated = [cpu for cpu in request.cpus if cpu in wanted.dedicated]
+    if len(request.cpus) - len(dedicated) > len(
+        node.numa_node.cpus
+    ):  # More shared guest CPUs than host CPUs would block each other.
         return None
-    page = _page(request.memory_mb, wanted.page_kb, there)
-    chosen = pins.choose(there.cores, len(own), wanted.threads) if page is not None else None
+    page = _page(request.memory_mb, wanted.page_kb, node)
+    chosen = pins.choose(node.cores, len(dedicated), wanted.threads) if page is not None else None
     if page is None or chosen is None:
         return None
-    given, idle = chosen
+    host_cpus, idle = chosen
     return AssignedNumaNode(
-        there.numa_node.id,
+        node.numa_node.id,
         list(request.cpus),
-        {str(guest): host for guest, host in zip(own, given, strict=True)},
+        {str(guest): host for guest, host in zip(dedicated, host_cpus, strict=True)},
         request.memory_mb,
         page,
         idle,
     )
 
 
-def _page(memory_mb: int, wanted: int, there: Free) -> int | None:
-    """The size of the pages that the memory is given in, 0 where nobody asked; the largest of those
-    that will do."""
+def _page(memory_mb: int, wanted: int, node: Free) -> int | None:
+    """Return the page size of the memory: the largest that fits, 0 if not requested, or None."""
     if wanted in (0, SMALL):
-        return wanted if memory_mb <= there.memory_mb else None
-    for size in sorted(there.pages, reverse=True):
-        fits = memory_mb * 1024 % size == 0 and memory_mb * 1024 // size <= there.pages[size]
+        return wanted if memory_mb <= node.memory_mb else None
+    for size in sorted(node.pages, reverse=True):
+        fits = memory_mb * 1024 % size == 0 and memory_mb * 1024 // size <= node.pages[size]
         if fits and wanted in (ANY, LARGE, size):
             return size
-    return SMALL if wanted == ANY and memory_mb <= there.memory_mb else None
+    return SMALL if wanted == ANY and memory_mb <= node.memory_mb else None

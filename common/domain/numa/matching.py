@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each of some askers gets something of its own, out of what it may have: a bipartite matching.
+"""Bipartite matching: assigns to each request one of its options, each option at most once. Pure.
 
-Pure. Guest NUMA nodes get host NUMA nodes, requests for devices get devices. Found by augmenting
-paths: it is complete, and its cost is bounded by askers times offers, so nothing that is asked for
-can make it search for long.
+Used to assign host NUMA nodes to guest NUMA nodes, and devices to requests for devices. The
+algorithm (augmenting paths) finds a matching if there is one. The cost is bounded by requests times
+options, so no request can make it slow.
 """
 
 from __future__ import annotations
@@ -12,27 +12,28 @@ from collections.abc import Sequence
 
 
 def match(options: Sequence[Sequence[int]]) -> list[int] | None:
-    """For each asker one of its options, none given twice, earlier ones preferred; None: not all
-    can be served."""
+    """Return one option for each request, earlier options preferred, or None if there is no
+    matching.
+    """
     holder: dict[int, int] = {}
-    for asker in range(len(options)):
-        if not _serve(asker, options, holder, set()):
+    for request in range(len(options)):
+        if not _serve(request, options, holder, set()):
             return None
-    answer = {asker: offer for offer, asker in holder.items()}
-    return [answer[asker] for asker in range(len(options))]
+    answer = {request: option for option, request in holder.items()}
+    return [answer[request] for request in range(len(options))]
 
 
 def _serve(
-    asker: int, options: Sequence[Sequence[int]], holder: dict[int, int], seen: set[int]
+    request: int, options: Sequence[Sequence[int]], holder: dict[int, int], seen: set[int]
 ) -> bool:
-    for offer in options[asker]:
-        if offer not in seen and offer not in holder:
-            holder[offer] = asker
+    for option in options[request]:
+        if option not in seen and option not in holder:
+            holder[option] = request
             return True
-    for offer in options[asker]:
-        if offer not in seen:
-            seen.add(offer)
-            if _serve(holder[offer], options, holder, seen):
-                holder[offer] = asker
+    for option in options[request]:
+        if option not in seen:
+            seen.add(option)
+            if _serve(holder[option], options, holder, seen):
+                holder[option] = request
                 return True
     return False

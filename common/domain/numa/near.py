@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which PCI devices the guest gets, and how near they must be to its memory and CPUs.
+"""Chooses PCI devices by their distance to the guest's memory and CPUs. Pure.
 
-Pure. legacy, which holds when nobody says otherwise: a device is on one of the guest's NUMA nodes,
-or its NUMA node is not known. required: on one of them. preferred: there when it can be, else
-anywhere. A guest without NUMA nodes is near everything.
+Policies: "legacy" (the default) takes devices on the guest's NUMA nodes or with an unknown NUMA
+node. "required" takes only devices on the guest's NUMA nodes. "preferred" takes these if possible,
+else any. A guest without NUMA nodes is near all devices.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from common.domain.hardware import DeviceRequest
 from common.domain.models import Device, HardwareAssignment
 from common.domain.numa.matching import match
 
-UNKNOWN = -1  #: the NUMA node of a device that is near to none
+#: The NUMA node of a device without a known NUMA node.
+UNKNOWN = -1
 
 
 def unheld(devices: Sequence[Device], held: Sequence[HardwareAssignment]) -> list[Device]:
-    """The devices that nobody has, by address."""
+    """Return the unassigned devices, by address."""
     taken = {address for assignment in held for address in assignment.devices}
     return sorted(
         (device for device in devices if device.address not in taken),
@@ -27,7 +28,7 @@ def unheld(devices: Sequence[Device], held: Sequence[HardwareAssignment]) -> lis
 
 
 def is_wanted(device: Device, requests: Sequence[DeviceRequest]) -> bool:
-    """Is it of a kind that is asked for?"""
+    """True if the device is of a requested kind."""
     return any((device.vendor, device.product) in request.kinds for request in requests)
 
 
@@ -37,8 +38,11 @@ def choose(
     numa_nodes: Collection[int],
     policy: str,
 ) -> list[str] | None:
-    """The addresses of the devices that the guest gets on these NUMA nodes; none: it has no NUMA
-    nodes. None: too few."""
+    """Return the addresses of the devices for a guest on these NUMA nodes, or None if there are too
+    few.
+
+    An empty ``numa_nodes`` means that the guest has none.
+    """
 
     def rank(device: Device) -> int:
         return 0 if device.numa_node in numa_nodes else 1 if device.numa_node == UNKNOWN else 2

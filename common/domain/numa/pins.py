@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which host CPUs of a NUMA node become the guest's own, by what is wanted of the threads of a
-core.
+"""Chooses dedicated host CPUs of a NUMA node by the thread policy. Pure.
 
-Pure. prefer (and nothing said): whole cores first, the rest from the core that it splits least.
-isolate: one CPU of a core, whose other threads stay idle. require: threads of the same cores, at
-least two of each; one CPU of an odd number may be alone on a core.
+"prefer" (the default) takes whole cores first, and the rest from the smallest core that has enough.
+"isolate" takes one CPU per core, and the core's other threads stay idle. "require" takes at least
+two threads of each core. If the number is odd, one CPU may be alone on a core.
 """
 
 from __future__ import annotations
@@ -17,21 +16,24 @@ from common.domain.models import NumaNode
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """threads: all that the core has; own: those that guests can have for themselves; free: of
-    these, not held."""
+    """A core of a host and its CPUs."""
 
+    #: All threads of the core.
     threads: tuple[int, ...]
+    #: CPUs that can be dedicated to guests.
     own: tuple[int, ...]
+    #: CPUs of ``own`` that no guest has.
     free: tuple[int, ...]
+    #: True if the core also has CPUs that guests share.
     is_shared: bool = False
 
 
 def cores(numa_node: NumaNode, free: set[int]) -> list[Core]:
-    """The cores that have free CPUs, most free ones first."""
+    """Return the cores with free CPUs, those with most free CPUs first."""
     core_of = {cpu: tuple(sorted(set(group))) for group in numa_node.siblings for cpu in group}
     own, shared = set(numa_node.pcpus), set(numa_node.cpus)
     groups = sorted({core_of.get(cpu, (cpu,)) for cpu in free})
-    found = [
+    cores_with_room = [
         Core(
             group,
             tuple(cpu for cpu in group if cpu in own),
@@ -40,48 +42,49 @@ def cores(numa_node: NumaNode, free: set[int]) -> list[Core]:
         )
         for group in groups
     ]
-    return sorted(found, key=lambda core: (-len(core.free), core.threads))
+    return sorted(cores_with_room, key=lambda core: (-len(core.free), core.threads))
 
 
-def choose(found: Sequence[Core], count: int, policy: str) -> tuple[list[int], list[int]] | None:
-    """The ``count`` CPUs that the guest gets, and those that stay idle for it; None when there are
-    not enough."""
-    if count > sum(len(core.free) for core in found):
+def choose(cores: Sequence[Core], count: int, policy: str) -> tuple[list[int], list[int]] | None:
+    """Return the guest's ``count`` CPUs and the CPUs that stay idle for it, or None if there are
+    too few.
+    """
+    if count > sum(len(core.free) for core in cores):
         return None
     if policy == "isolate":
-        return _isolated(found, count)
-    pins = _paired(found, count) if policy == "require" else _preferred(found, count)
+        return _choose_isolated(cores, count)
+    pins = _choose_pairs(cores, count) if policy == "require" else _choose_preferred(cores, count)
     return None if pins is None else (pins, [])
 
 
-def _preferred(found: Sequence[Core], count: int) -> list[int]:
+def _choose_preferred(cores: Sequence[Core], count: int) -> list[int]:
     pins: list[int] = []
-    passed_over: list[Core] = []
-    for core in found:
+    larger_cores: list[Core] = []
+    for core in cores:
         if len(core.free) <= count - len(pins):
             pins += core.free
         else:
-            passed_over.append(core)
+            larger_cores.append(core)
     if len(pins) < count:
-        pins += min(passed_over, key=_smallest).free[: count - len(pins)]
+        pins += min(larger_cores, key=_size).free[: count - len(pins)]
     return pins
 
 
-def _smallest(core: Core) -> tuple[int, tuple[int, ...]]:
+def _size(core: Core) -> tuple[int, tuple[int, ...]]:
     return len(core.free), core.threads
 
 
-def _isolated(found: Sequence[Core], count: int) -> tuple[list[int], list[int]] | None:
-    usable = [core for core in found if len(core.free) == len(core.own) and not core.is_shared]
-    # Cores with one thread first: nothing stays idle for them.
-    chosen = sorted(usable, key=_smallest)[:count]
+def _choose_isolated(cores: Sequence[Core], count: int) -> tuple[list[int], list[int]] | None:
+    usable = [core for core in cores if len(core.free) == len(core.own) and not core.is_shared]
+    # Cores with one thread come first, because no thread stays idle there.
+    chosen = sorted(usable, key=_size)[:count]
     if len(chosen) < count:
         return None
     return [core.free[0] for core in chosen], [cpu for core in chosen for cpu in core.free[1:]]
 
 
-def _paired(found: Sequence[Core], count: int) -> list[int] | None:
-    threaded = [core for core in found if len(core.threads) > 1]
+def _choose_pairs(cores: Sequence[Core], count: int) -> list[int] | None:
+    threaded = [core for core in cores if len(core.threads) > 1]
     for alone in range(count % 2 + 1):
         parts = _parts([len(core.free) for core in threaded], count - alone)
         if parts is None:
@@ -91,13 +94,15 @@ def _paired(found: Sequence[Core], count: int) -> list[int] | None:
             return pins
         unused = [core for core, part in zip(threaded, parts, strict=True) if not part]
         if unused:
-            return [*pins, min(unused, key=_smallest).free[0]]
+            return [*pins, min(unused, key=_size).free[0]]
     return None
 
 
 def _parts(sizes: Sequence[int], count: int) -> list[int] | None:
-    """How many to take of each so that it is ``count`` in all, and no part is 1; None: there is no
-    way."""
+    """Return how many to take of each size so that the sum is ``count`` and no part is 1.
+
+    None if that is not possible.
+    """
     ways: dict[int, tuple[int, ...]] = {0: ()}  # sum -> parts of the sizes so far
     for place, size in enumerate(sizes):
         for total in sorted(ways, reverse=True):

@@ -159,7 +159,7 @@ class Server(BaseApplication):  # type: ignore[misc]  # gunicorn ships no types
             "worker_exit": exit_worker,
             "pre_fork": count_fork,
             "when_ready": lambda server: metrics.serve(),
-            "child_exit": lambda server, worker: metrics.ended(worker.pid),
+            "child_exit": lambda server, worker: metrics.forget_worker(worker.pid),
         }
         # Clients need no certificate. A signature or a ticket authenticates them.
         if tls is not None:

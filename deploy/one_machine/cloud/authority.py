@@ -22,10 +22,10 @@ from common.security.certificates import (
     YEARS,
     Signer,
     builder,
-    named,
+    general_name,
     pem,
     private_pem,
-    reached,
+    subject_name,
     usage,
 )
 from common.security.tls import Tls
@@ -41,7 +41,7 @@ class Authority:
         self.key_path = folder / "ca-key.pem"
         folder.mkdir(parents=True, exist_ok=True)
         if not self.path.exists():
-            key, subject = ec.generate_private_key(ec.SECP256R1()), named(name)
+            key, subject = ec.generate_private_key(ec.SECP256R1()), subject_name(name)
             now = datetime.datetime.now(datetime.UTC)
             made = (
                 builder(subject, subject, key.public_key(), now)
@@ -62,7 +62,7 @@ class Authority:
         )
         if not self._fits(Path(files.cert), reached_at):
             key = ec.generate_private_key(ec.SECP256R1())
-            signer = Signer.opened(files.ca, str(self.key_path))
+            signer = Signer.read(files.ca, str(self.key_path))
             private_files.replace(Path(files.key), private_pem(key))
             _write(Path(files.cert), signer.sign(key.public_key(), name, reached_at, valid))
         return files
@@ -73,7 +73,7 @@ class Authority:
         cert = x509.load_pem_x509_certificate(path.read_bytes())
         known = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         return list(known) == [
-            reached(one) for one in reached_at
+            general_name(one) for one in reached_at
         ] and cert.not_valid_after_utc - RENEW > datetime.datetime.now(datetime.UTC)
 
 

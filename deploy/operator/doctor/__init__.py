@@ -1,15 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The oracle: the invariants of a cloud, checked on a live database, read only.
+"""The invariants of a cloud, checked read-only on a live database.
 
-``check`` is what ``kilonova doctor`` prints and what the tests judge by. A finding means a defect
-of Kilonova, never something that an operator did, but for one: CPUs, pages or devices that were
-taken from a host's configuration while guests have them, which nothing else would tell; work that
-only an operator can bring on; notifications that no broker takes; services that are needed and not
-registered; certificates of hosts that end soon; and guests that are missing or not known, since a
-database was set back or an admin ended a live migration. What is merely old (debts, actions,
-pending cleanups) is in ``ages``. Run it by ``Store.snapshot``, which sees each transaction whole or
-not at all; by ``read`` only where nothing moves. Hosts and network service are asked at another
-moment: callers repeat a finding of ``compare`` before they believe it.
+``check`` returns the findings that ``kilonova doctor`` prints and that tests assert on. A finding
+normally means a defect of Kilonova, not a mistake of an operator. The exceptions are:
+
+* CPUs, pages or devices that were removed from a host's configuration while guests have them
+* work that only an operator can continue
+* notifications that no broker accepts
+* required services that are not registered
+* certificates of hosts that expire soon
+* guests that are missing or unknown, because the database was set back or an admin ended a live
+  migration
+
+``ages`` returns work that is only old (guests to remove, actions, pending cleanups). Run ``check``
+in ``Store.snapshot``, which sees each transaction completely or not at all. Use ``read`` only if no
+process writes. Hosts and network service are queried at another moment, so callers must confirm a
+finding of ``compare`` by a second call.
 """
 
 from __future__ import annotations
@@ -66,7 +72,7 @@ __all__ = [
 ]
 
 
-# What is asked, made once: it is asked all the time where somebody watches a cloud.
+# Queries are built once, because monitoring runs the checks often.
 _LIVE = sa.select(servers).where(servers.c.deleted == 0)
 _RECORDS = sa.select(guests)
 _MOVES = sa.select(migrations).where(
@@ -96,7 +102,7 @@ _IN_HAND = sa.select(actions).where(actions.c.state.in_(LIVE)).order_by(actions.
 
 
 def check(tx: Connection) -> list[Finding]:
-    """All findings, sorted; an empty list is a clean cloud."""
+    """Return all findings, sorted. An empty list means that no invariant is broken."""
     live = {row.id: row for row in tx.execute(_LIVE)}
     records: list[GuestRow] = list(tx.execute(_RECORDS))
     moves = list(
@@ -108,7 +114,7 @@ def check(tx: Connection) -> list[Finding]:
     parts: dict[str, Iterator[Finding]] = {
         "guests": _guests(live, records),
         "moves": _moves(live, records, moves),
-        "quotas": _counted(live, moves),
+        "quotas": _quotas(live, moves),
         "actions": _actions(tx, live),
         "shares": _shares(tx, live),
         "times and leases": unattended.check(tx, live, records),
@@ -118,16 +124,16 @@ def check(tx: Connection) -> list[Finding]:
         "notifications": _notifications(tx),
         "certificates": certificates.check(tx),
     }
-    found = (
+    findings = (
         finding
-        for name, findings in parts.items()
-        for finding in documents.until_damaged(name, findings, damaged)
+        for name, part in parts.items()
+        for finding in documents.until_damaged(name, part, damaged)
     )
-    return sorted([*damaged, *found])
+    return sorted([*damaged, *findings])
 
 
 def _guests(live: Mapping[str, ServerRow], records: list[GuestRow]) -> Iterator[Finding]:
-    """At most one guest of a server may run; one is where the server is."""
+    """Check that at most one guest of a server may run, and that its host has a guest."""
     running = Counter(
         row.server_id for row in records if row.may_run and row.wanted != GuestState.ABSENT
     )
@@ -166,12 +172,15 @@ def _guests(live: Mapping[str, ServerRow], records: list[GuestRow]) -> Iterator[
 def _moves(
     live: Mapping[str, ServerRow], records: Sequence[GuestRow], moves: Sequence[MigrationRow]
 ) -> Iterator[Finding]:
-    """What is kept or arriving belongs to a server that moves, between these two hosts; what a
-    migration holds, to a guest; a server moves once at a time."""
-    is_open = {row.server_id: row for row in moves if row.status in OPEN_MIGRATIONS}
-    known = {row.uuid: row for row in moves}
+    """Check guests and migrations of servers that move.
+
+    A guest that is kept or arriving belongs to an open migration between these hosts. Resources
+    that a migration holds belong to a guest on its source. A server has at most one open migration.
+    """
+    open_moves = {row.server_id: row for row in moves if row.status in OPEN_MIGRATIONS}
+    moves_by_id = {row.uuid: row for row in moves}
     for row in records:
-        move = is_open.get(row.server_id)
+        move = open_moves.get(row.server_id)
         if row.wanted in (GuestState.KEPT, GuestState.ARRIVING) and (
             move is None or row.host not in (move.source_host, move.dest_host)
         ):
@@ -192,7 +201,7 @@ def _moves(
                 (row.host,),
             )
         if row.holder is not None and (
-            row.holder not in known or known[row.holder].source_host != row.host
+            row.holder not in moves_by_id or moves_by_id[row.holder].source_host != row.host
         ):
             yield Finding(
                 "guest-of-move",
@@ -207,40 +216,39 @@ def _moves(
     ).items():
         if number > 1:
             yield Finding("one-move", server, f"has {number} open migrations")
-    for server, move in is_open.items():
-        found = live.get(server)
-        if found is None or (
-            found.action is None
-            and (move.status != MigrationStatus.FINISHED or found.vm_state != states.RESIZED)
+    for server, move in open_moves.items():
+        moving = live.get(server)
+        if moving is None or (
+            moving.action is None
+            and (move.status != MigrationStatus.FINISHED or moving.vm_state != states.RESIZED)
         ):
             yield Finding(
                 "move-of-server",
                 server,
                 f"migration {move.id} is {move.status}, the server is "
-                f"{found.vm_state if found is not None else 'gone'} and idle",
+                f"{moving.vm_state if moving is not None else 'gone'} and idle",
                 "move-without-action",
                 (str(move.id),),
             )
-    for one in live.values():
-        if one.vm_state == states.RESIZED and one.id not in is_open:
+    for server_row in live.values():
+        if server_row.vm_state == states.RESIZED and server_row.id not in open_moves:
             yield Finding(
                 "move-of-server",
-                one.id,
+                server_row.id,
                 "waits to be confirmed, and no migration is finished",
                 "resized-without-move",
             )
 
 
-def _counted(live: Mapping[str, ServerRow], moves: Sequence[MigrationRow]) -> Iterator[Finding]:
-    """The quota counts what the flavor says; of a server that moves, the larger of both until there
-    is one way only."""
-    is_open = {row.server_id: row for row in moves if row.status in OPEN_MIGRATIONS}
+def _quotas(live: Mapping[str, ServerRow], moves: Sequence[MigrationRow]) -> Iterator[Finding]:
+    """Check that the quota counts the server's flavor, during a move the larger of both."""
+    open_moves = {row.server_id: row for row in moves if row.status in OPEN_MIGRATIONS}
     for row in live.values():
-        move = is_open.get(row.id)
+        move = open_moves.get(row.id)
         flavors = [row.flavor] if move is None else [move.old_flavor, move.new_flavor]
         counted = {"vcpus": row.vcpus, "memory_mb": row.memory_mb}
-        wanted = {name: max(flavor[name] for flavor in flavors) for name in counted}
-        if counted != wanted and not (
+        expected = {name: max(flavor[name] for flavor in flavors) for name in counted}
+        if counted != expected and not (
             move is not None
             and move.status == MigrationStatus.REVERTING
             and counted == {name: row.flavor[name] for name in counted}
@@ -248,13 +256,12 @@ def _counted(live: Mapping[str, ServerRow], moves: Sequence[MigrationRow]) -> It
             yield Finding(
                 "counted",
                 row.id,
-                f"{counted} are counted for the quota, and it has or may get {wanted}",
+                f"{counted} are counted for the quota, and it has or may get {expected}",
             )
 
 
 def _shares(tx: Connection, live: Mapping[str, ServerRow]) -> Iterator[Finding]:
-    """A server counts its shares, on which it depends what may be done with it; one that is gone
-    has none."""
+    """Check the server's count of shares. Deleted servers have none."""
     numbers = {row.server_id: row.number for row in tx.execute(_SHARED)}
     for row in live.values():
         if row.shares != numbers.get(row.id, 0):
@@ -266,7 +273,7 @@ def _shares(tx: Connection, live: Mapping[str, ServerRow]) -> Iterator[Finding]:
 
 
 def _actions(tx: Connection, live: Mapping[str, ServerRow]) -> Iterator[Finding]:
-    """A server is held by exactly the one action that is live, under the same fence."""
+    """Check that each server with an action is held by exactly that action, with the same fence."""
     running = {row.id: row for row in tx.execute(_RUNNING)}
     for row in live.values():
         head = running.get(row.action) if row.action else None
@@ -290,7 +297,7 @@ def _actions(tx: Connection, live: Mapping[str, ServerRow]) -> Iterator[Finding]
             yield Finding(
                 "task-state", row.id, f"task_state {row.task_state} and no action holds it"
             )
-    # A delete goes on for a while when its server is gone: what is left at neighbours.
+    # A delete continues after its server is gone, until external services have removed the rest.
     held = set(tx.scalars(_HOLDING))
     for head in running.values():
         if head.id not in held:
@@ -305,7 +312,7 @@ def _actions(tx: Connection, live: Mapping[str, ServerRow]) -> Iterator[Finding]
             yield Finding(
                 "due",
                 head.server_id,
-                f"action {head.id} is due and nobody will look",
+                f"action {head.id} is due without a time, so no conductor takes it",
                 facts=(head.id,),
             )
         if head.state == ActionState.STUCK:
@@ -327,7 +334,10 @@ def _actions(tx: Connection, live: Mapping[str, ServerRow]) -> Iterator[Finding]
 
 
 def _notifications(tx: Connection) -> Iterator[Finding]:
-    """The text is the same at the second look only if nothing went meanwhile."""
+    """Check that notifications are sent.
+
+    The text of the finding is the same at a second check only if none was sent in between.
+    """
     since = outbox.late(tx)
     if since is not None:
         yield Finding(
@@ -342,10 +352,10 @@ def _notifications(tx: Connection) -> Iterator[Finding]:
 
 
 def compare(domains: Mapping[str, Mapping[str, int]], tx: Connection) -> list[Finding]:
-    """What hosts really run (host -> server -> power state) against the records.
+    """Compare the guests that hosts run (host -> server -> power state) with the records.
 
-    Finds a server that runs on two hosts, a domain that no record knows of, and an idle server
-    without a domain where it is: nothing can start it there.
+    The findings are a server that runs on two hosts, a domain without a record, and an idle server
+    without a domain on its host. Such a server cannot be started there.
     """
     records = {
         (row.server_id, row.host)
@@ -353,12 +363,12 @@ def compare(domains: Mapping[str, Mapping[str, int]], tx: Connection) -> list[Fi
     }
     places: dict[str, list[str]] = defaultdict(list)
     findings = []
-    for host, found in domains.items():
-        for server, power_state in found.items():
+    for host, domains_of_host in domains.items():
+        for server, power_state in domains_of_host.items():
             if power_state != states.SHUTDOWN:
                 places[server].append(host)
             if (server, host) not in records:
-                findings.append(_unknown(server, host))
+                findings.append(_unknown_domain(server, host))
     query = sa.select(servers.c.id, servers.c.host).where(
         servers.c.deleted == 0,
         servers.c.action.is_(None),
@@ -380,22 +390,29 @@ def compare(domains: Mapping[str, Mapping[str, int]], tx: Connection) -> list[Fi
         Finding(
             "two-domains",
             server,
-            f"runs on {', '.join(sorted(found))}",
-            facts=tuple(sorted(found)),
+            f"runs on {', '.join(sorted(domains_of_host))}",
+            facts=tuple(sorted(domains_of_host)),
         )
-        for server, found in places.items()
-        if len(found) > 1
+        for server, domains_of_host in places.items()
+        if len(domains_of_host) > 1
     ]
     return sorted(findings)
 
 
-def compare_reported(asked: Collection[str], tx: Connection) -> list[Finding]:
-    """Guests without a record on hosts that were not ``asked``, or did not answer: these have told
-    of them before."""
-    return [_unknown(server, host) for server, host in host_rows.unclaimed(tx) if host not in asked]
+def compare_reported(queried: Collection[str], tx: Connection) -> list[Finding]:
+    """Return guests without a record that hosts have reported earlier.
+
+    Args:
+        queried: Hosts that were queried now, and are left out.
+    """
+    return [
+        _unknown_domain(server, host)
+        for server, host in host_rows.unclaimed(tx)
+        if host not in queried
+    ]
 
 
-def _unknown(server: str, host: str) -> Finding:
+def _unknown_domain(server: str, host: str) -> Finding:
     return Finding(
         "domain-known",
         server,
@@ -406,55 +423,62 @@ def _unknown(server: str, host: str) -> Finding:
 
 
 def compare_ports(ports: Sequence[JsonMapping], tx: Connection) -> list[Finding]:
-    """The ports of servers, as the network service has them, against the records.
+    """Compare the servers' ports in the network service with the records.
 
-    Finds a port of no server, one that its server does not know, an interface without a port, and a
-    port that is bound to another host than its server, or to one more (in its ``bindings``, where
-    who asked has added them). What an action has in hand is not judged, nor what is known to be
-    wrong: a pending cleanup puts it right.
+    The findings are a port without a server, a port that its server does not have, an interface
+    without a port, and a port that is bound to a wrong or an additional host (in ``bindings``, if
+    the caller has added them). Servers with a running action are left out, and so are ports with a
+    pending cleanup.
     """
     query = sa.select(servers.c.id, servers.c.host, servers.c.interfaces).where(
         servers.c.deleted == 0, servers.c.action.is_(None)
     )
     resting = {row.id: row for row in tx.execute(query)}
-    spared = _spared(tx)
+    spared = _ignored_ids(tx)
     held = {
         str(port["id"]): port
         for port in ports
         if port.get("device_owner", "").startswith("compute:")
     }
-    known = {one["port"]: row for row in resting.values() for one in row.interfaces or ()}
-    return sorted([*_strangers(held, known, resting, spared), *_plugged(held, known, spared)])
+    rows_by_port = {
+        interface["port"]: row for row in resting.values() for interface in row.interfaces or ()
+    }
+    return sorted(
+        [
+            *_unknown_ports(held, rows_by_port, resting, spared),
+            *_interfaces(held, rows_by_port, spared),
+        ]
+    )
 
 
-def _strangers(
+def _unknown_ports(
     held: Mapping[str, JsonMapping],
-    known: Mapping[str, ServerPlace],
+    rows_by_port: Mapping[str, ServerPlace],
     resting: Mapping[str, ServerPlace],
     spared: Set[str],
 ) -> list[Finding]:
-    """Ports that no server knows."""
+    """Return findings about ports that no server has."""
     return [
         Finding(
             "port-of-server",
             port_id,
-            f"is of {port['device_id'] or 'nobody'}, which does not know it. {_way_out(port, resting)}",
+            f"is of {port['device_id'] or 'nobody'}, which does not know it. {_port_remedy(port, resting)}",
             "port-unplugged"
             if port["device_id"] in resting or not port["device_id"]
             else "port-of-nobody",
             (port["device_id"],),
         )
         for port_id, port in held.items()
-        if port_id not in known and not spared & {port_id, port["device_id"]}
+        if port_id not in rows_by_port and not spared & {port_id, port["device_id"]}
     ]
 
 
-def _plugged(
-    held: Mapping[str, JsonMapping], known: Mapping[str, ServerPlace], spared: Set[str]
+def _interfaces(
+    held: Mapping[str, JsonMapping], rows_by_port: Mapping[str, ServerPlace], spared: Set[str]
 ) -> list[Finding]:
-    """Interfaces whose port is gone, or elsewhere."""
+    """Return findings about interfaces with a missing or misplaced port."""
     findings = []
-    for port_id, row in known.items():
+    for port_id, row in rows_by_port.items():
         port = held.get(port_id)
         if spared & {port_id, row.id}:
             continue
@@ -478,25 +502,27 @@ def _plugged(
                     (row.id,),
                 )
             )
-        more = [
-            one["host"] for one in (port or {}).get("bindings", ()) if one["status"] != PORT_ACTIVE
+        other_hosts = [
+            binding["host"]
+            for binding in (port or {}).get("bindings", ())
+            if binding["status"] != PORT_ACTIVE
         ]
-        if more:
+        if other_hosts:
             findings.append(
                 Finding(
                     "port-of-server",
                     port_id,
-                    f"is also bound to {', '.join(sorted(more))}, though "
+                    f"is also bound to {', '.join(sorted(other_hosts))}, though "
                     f"server {row.id} is not moving",
                     "port-twice",
-                    (row.id, *sorted(more)),
+                    (row.id, *sorted(other_hosts)),
                 )
             )
     return findings
 
 
-def _spared(tx: Connection) -> set[str]:
-    """Ports and servers that are not judged by their ports."""
+def _ignored_ids(tx: Connection) -> set[str]:
+    """Return the ids of ports and servers whose ports are not checked."""
     return {
         *(row.target for row in cleanups.list_all(tx) if row.kind in cleanups.OF_PORTS),
         *tx.scalars(sa.select(actions.c.server_id).where(actions.c.state.in_(LIVE))),
@@ -504,8 +530,8 @@ def _spared(tx: Connection) -> set[str]:
     }
 
 
-def _way_out(port: JsonMapping, resting: Mapping[str, ServerPlace]) -> str:
-    """What to do about a port that its server does not know."""
+def _port_remedy(port: JsonMapping, resting: Mapping[str, ServerPlace]) -> str:
+    """Return the commands for a port that its server does not have."""
     port_id, server = port["id"], port["device_id"]
     if server in resting:
         return (
@@ -519,7 +545,10 @@ def _way_out(port: JsonMapping, resting: Mapping[str, ServerPlace]) -> str:
 
 
 def wanderers(tx: Connection) -> set[str]:
-    """The servers that have moved while they ran: only their ports were ever bound to two hosts."""
+    """Return the servers that were ever live-migrated.
+
+    Only their ports may be bound to two hosts.
+    """
     return set(
         tx.scalars(
             sa.select(migrations.c.server_id)
@@ -539,10 +568,11 @@ class Pending(NamedTuple):
 
 
 def ages(tx: Connection) -> dict[str, list[Pending]]:
-    """Return the unfinished work: ``debts`` with their host, ``actions`` with their workflow, step
-    and cause, and ``cleanups`` with the reason why they are not done.
+    """Return unfinished work.
 
-    A cleanup that looks for the result of a late call counts once it was tried.
+    ``debts`` have their host, ``actions`` their workflow, step and cause, and ``cleanups`` the
+    reason of their last failure. A cleanup that looks for the result of a late call is included
+    after its first attempt.
     """
     at = moment(tx)
     debts = [

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Services that the catalogue does not name although records need them: their ports and rules wait
-until an operator has registered them."""
+"""Services that records need and the catalogue does not name.
+
+Their ports, shares and volumes wait until an operator registers the service.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,15 @@ from common.store.schema import block_devices, servers, share_mappings
 from common.store.schema import cleanups as cleanups_table
 from deploy.operator.doctor.finding import Finding
 
-NETWORK, SHARE, VOLUME = "network", "share", "volume"  #: sections of the configuration
+#: Names of sections of the configuration.
+NETWORK, SHARE, VOLUME = "network", "share", "volume"
 NAMES = {
     NETWORK: "network service",
     SHARE: "shared file system service",
     VOLUME: "block storage service",
 }
 _INTERFACES = sa.type_coerce(servers.c.interfaces, sa.Text)
-#: A server with interfaces, or with an action that may be about to make some.
+#: A server with interfaces, or with an action that may create some.
 _WITH_PORTS = (
     sa.select(servers.c.id)
     .where(
@@ -35,7 +38,8 @@ _WITH_PORTS = (
 _WITH_SHARES = sa.select(share_mappings.c.server_id).order_by(share_mappings.c.server_id).limit(1)
 
 _WITH_VOLUMES = sa.select(block_devices.c.server_id).order_by(block_devices.c.server_id).limit(1)
-#: Section -> a server that needs it, what of it is there, and which cleanups need it.
+#: Section -> query for a server that needs the service, its resources there, kinds of cleanups that
+#: need the service.
 _NEEDS = {
     NETWORK: (_WITH_PORTS, "ports", cleanups.OF_PORTS),
     SHARE: (_WITH_SHARES, "shares", (cleanups.SHARE,)),
@@ -44,21 +48,23 @@ _NEEDS = {
 
 
 def compare_catalogue(missing: Collection[str], tx: Connection) -> list[Finding]:
-    """What needs these services (NETWORK, SHARE, VOLUME), which the catalogue does not name."""
+    """Return findings about these services (NETWORK, SHARE, VOLUME), which the catalogue lacks."""
     return sorted(_findings(missing, tx))
 
 
 def _findings(missing: Collection[str], tx: Connection) -> Iterator[Finding]:
     pending = tx.execute(sa.select(cleanups_table).order_by(cleanups_table.c.id)).all()
-    for section, (query, what, kinds) in _NEEDS.items():
+    for section, (query, resources, kinds) in _NEEDS.items():
         if section not in missing:
             continue
         server = tx.scalar(query)
-        left = next((row for row in pending if row.kind in kinds), None)
+        cleanup = next((row for row in pending if row.kind in kinds), None)
         if server is not None:
-            needs = f"server {server} has {what} there"
-        elif left is not None:
-            needs = f"it has still to remove {cleanups.worded(left)} of server {left.server_id}"
+            needs = f"server {server} has {resources} there"
+        elif cleanup is not None:
+            needs = (
+                f"it has still to remove {cleanups.worded(cleanup)} of server {cleanup.server_id}"
+            )
         else:
             continue
         yield Finding(

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Certificates of hosts that end soon, as their agents tell: an agent renews its own, so one that
-still ends soon needs somebody to look."""
+"""Certificates of hosts that expire soon, as their agents report.
+
+An agent renews the certificate early. If a certificate still expires soon, an operator has to look.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,13 @@ from common.store.engine import moment
 from common.store.schema import hosts
 from deploy.operator.doctor.finding import Finding
 
-#: Agents look once an hour, and conductors are told within the half hour after.
+#: Agents check once an hour, and report to conductors within another half hour.
 LATE_SECONDS = SOON_SECONDS - DAY_SECONDS
 _FACTS = sa.select(hosts.c.name, hosts.c.facts)
 
 
 def check(tx: Connection) -> Iterator[Finding]:
-    """A finding for each host whose agent should have renewed it a day ago."""
+    """Yield a finding for each host whose agent should have renewed a day ago."""
     until = moment(tx) // SECOND + LATE_SECONDS
     for row in tx.execute(_FACTS):
         ends = (row.facts or {}).get("certificate_ends")

@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova doctor``: the oracle, on a live cloud, read only; ``--fix ID`` mends what it found.
+"""``kilonova doctor``: checks a live cloud read-only. ``--fix ID`` repairs a finding.
 
-It checks the records (``deploy.operator.doctor``), asks every host that is up what really runs
-there and with which volumes,
-the network service what ports servers have, the block storage service what attachments, the image
-service which snapshots are not whole, the shared file system service which rules let hosts mount
-shares, and the catalogue whether it names what they need. A finding
-counts when it is there twice, some seconds apart: of work that is under way hosts may show more, or
-less, than the records. Pending cleanups are shown and are no findings: conductors are at them. The
-tests judge by the same code.
+The command checks the records (``deploy.operator.doctor``) and compares them with the answers of
+hosts and external services:
+
+* every host that is up: its guests and their volumes
+* the network service: ports of servers
+* the block storage service: attachments
+* the image service: incomplete snapshots
+* the shared file system service: rules that let hosts mount shares
+* the catalogue: the services that the cloud needs
+
+A finding is reported if two checks some seconds apart both have the finding, because hosts may be
+ahead of or behind the records while actions run. Pending cleanups are shown but are no findings,
+because conductors work on them. Tests use the same code.
 """
 
 from __future__ import annotations
@@ -43,20 +48,28 @@ from deploy.operator.doctor.kinds import KINDS, Mender
 from deploy.operator.hosts import list as hosts
 from deploy.operator.hosts.facts import Disks, Domains, Files, ask_disks, ask_files, ask_hosts
 
-PAUSE = 3.0  # seconds between the two looks; longer than any one transaction
-MAX_TEXT_CHARACTERS = 2000  # of a finding
-LONG_SECONDS = 30.0  #: after which an action in hand is shown
+# Seconds between the two checks, longer than any transaction.
+PAUSE = 3.0
+# The limit of a finding's text.
+MAX_TEXT_CHARACTERS = 2000
+#: The age in seconds from which a running action is shown.
+LONG_SECONDS = 30.0
 Ports = Sequence[Mapping[str, Any]]
 Images = Sequence[Mapping[str, Any]]
 Attachments = Sequence[Mapping[str, Any]]
 Rules = Sequence[Mapping[str, Any]]
-NO_ANSWER = 3  #: status: as of ``kilonova explain``
+#: Exit status, as of ``kilonova explain``.
+NO_ANSWER = 3
 FIELDS = ["id", "device_id", "device_owner", "binding:host_id"]
 
 
 def doctor(options: argparse.Namespace) -> int:
-    """Print the findings, or mend those that are named. 0: there are none, or they are mended; 1:
-    there are, or some are not; ``NO_ANSWER``: none, as far as could be looked."""
+    """Print the findings, or repair the named findings.
+
+    Returns:
+        0 if there are no findings, or all named findings are repaired. 1 otherwise. ``NO_ANSWER``
+        if there are no findings but not everything could be checked.
+    """
     conf = config.load(options.config)
     try:
         with closing(Store.opened(conf, unhurried=True)) as store:
@@ -71,81 +84,99 @@ def _examine(conf: cfg.ConfigOpts, store: Store, options: argparse.Namespace) ->
     silent: list[str] = []
     ask: Callable[[], Domains] = dict
     with closing(ControlSide(opener(conf), host_keys.of_all(store, conf))) as link:
-        neighbours = of_neighbours(conf, store, silent)
+        services = of_neighbours(conf, store, silent)
         if not options.no_hosts:
             client = agent.AgentClient(link)
             ask = lambda: ask_hosts(store, client.query, silent)  # noqa: E731
-            neighbours = replace(
-                neighbours,
+            services = replace(
+                services,
                 disks=lambda: ask_disks(store, client.query),
                 files=lambda: ask_files(store, client.query),
             )
-        found = findings(store, ask, neighbours)
+        current = findings(store, ask, services)
         if options.fix:
-            domains, answers = ask(), neighbours.ask()
+            domains, answers = ask(), services.ask()
             return doctor_fix.fix(
                 store,
                 options.fix,
-                found,
-                lambda tx: _looked(tx, domains, answers),
+                current,
+                lambda tx: _check_all(tx, domains, answers),
                 doctor_fix.guest_commands(options.config),
             )
-    unseen = sorted(set(silent) - _down(store))
-    tell(store, found, options.json, unseen)
+    unchecked = sorted(set(silent) - _down(store))
+    tell(store, current, options.json, unchecked)
     for name in sorted(set(silent)):
         print(f"{name} did not answer: what is there is not checked", file=sys.stderr)
-    return status(found, unseen)
+    return status(current, unchecked)
 
 
-def status(found: Sequence[Finding], silent: Collection[str]) -> int:
-    """For monitoring; ``silent``: who should have answered."""
-    return 1 if found else NO_ANSWER if silent else 0
+def status(current: Sequence[Finding], silent: Collection[str]) -> int:
+    """Return the exit status for monitoring.
+
+    Args:
+        silent: Hosts and services that should have answered.
+    """
+    return 1 if current else NO_ANSWER if silent else 0
 
 
 def _down(store: Store) -> set[str]:
-    """Hosts that are known to be down, which is no matter of the doctor."""
+    """Return the hosts that are known to be down. The doctor does not report these."""
     rows = store.read(lambda tx: services.list_all(tx, binary=Binary.COMPUTE))
     return {f"host {row.host}" for row in rows if not row.up}
 
 
-def tell(store: Store, found: Sequence[Finding], as_json: bool, unseen: Sequence[str] = ()) -> None:
-    """Print the findings. Without ``as_json`` also print remedies, waiting actions, the refusals of
-    hosts, and the services and hosts that did not answer (``unseen``)."""
+def tell(
+    store: Store, current: Sequence[Finding], as_json: bool, unseen: Sequence[str] = ()
+) -> None:
+    """Print the findings.
+
+    Without ``as_json`` also print remedies, running actions, pending cleanups, refusals of hosts,
+    and the hosts and services that did not answer.
+
+    Args:
+        unseen: Hosts and services that did not answer.
+    """
     if as_json:
-        print(json.dumps([facts(one) for one in found]))
+        print(json.dumps([facts(finding) for finding in current]))
         return
-    for one in found:
-        kind = KINDS[one.kind]
+    for finding in current:
+        kind = KINDS[finding.kind]
         print(
-            f"{one.invariant}: {one_line(one.subject)}: {one_line(one.text, MAX_TEXT_CHARACTERS)}"
+            f"{finding.invariant}: {one_line(finding.subject)}: {one_line(finding.text, MAX_TEXT_CHARACTERS)}"
         )
         print(f"    cause   {kind.cause}")
         print(f"    remedy  {kind.remedy}")
         if kind.way is not Mender.OPERATOR:
-            print(f"    kilonova doctor --fix {one.id}")
+            print(f"    kilonova doctor --fix {finding.id}")
     ages = store.read(oracle.ages)
-    for server, what, seconds in ages["cleanups"]:
-        print(f"pending cleanup for {seconds:.0f} s: server {server}: {one_line(what)}")
-    for server, what, seconds in ages["actions"]:
+    for server, work, seconds in ages["cleanups"]:
+        print(f"pending cleanup for {seconds:.0f} s: server {server}: {one_line(work)}")
+    for server, work, seconds in ages["actions"]:
         if seconds >= LONG_SECONDS:
-            print(f"in hand for {seconds:.0f} s: server {server}: {one_line(what)}")
+            print(f"in hand for {seconds:.0f} s: server {server}: {one_line(work)}")
     refusals = store.read(hosts.notices)
     for line in refusals:
         print(line)
-    is_unsure = unseen or refusals
-    result = f"{len(found)} findings" if found else "nothing found" if is_unsure else "all is well"
+    is_incomplete = unseen or refusals
+    result = (
+        f"{len(current)} findings"
+        if current
+        else "nothing found"
+        if is_incomplete
+        else "all is well"
+    )
     print(result + (f"; not looked at: {', '.join(unseen)}" if unseen else ""))
 
 
-def facts(one: Finding) -> dict[str, str]:
-    """For programs."""
-    kind = KINDS[one.kind]
+def facts(finding: Finding) -> dict[str, str]:
+    """Return the finding for JSON output."""
+    kind = KINDS[finding.kind]
     return {
-        "id": one.id,
-        "kind": one.kind,
-        "invariant": one.invariant,
-        "subject": one.subject,
-        "text": one.text,
+        "id": finding.id,
+        "kind": finding.kind,
+        "invariant": finding.invariant,
+        "subject": finding.subject,
+        "text": finding.text,
         "cause": kind.cause,
         "remedy": kind.remedy,
         "way": str(kind.way),
@@ -153,18 +184,19 @@ def facts(one: Finding) -> dict[str, str]:
 
 
 def nothing() -> None:
-    """For a cloud without that service."""
+    """Return None, for a cloud without the service."""
 
 
 def none_missing() -> Collection[str]:
-    """For a cloud whose catalogue is not asked."""
+    """Return no services, for a cloud whose catalogue is not checked."""
     return ()
 
 
 @dataclass(frozen=True)
 class NeighbourAnswers:
-    """What the neighbours said at one look; None: there is no such service, or it did not
-    answer."""
+    """The answers of external services at one check. None: the service does not exist or not
+    answer.
+    """
 
     ports: Ports | None
     attachments: Attachments | None
@@ -177,21 +209,25 @@ class NeighbourAnswers:
 
 @dataclass(frozen=True)
 class Neighbours:
-    """What asks the network service for all ports, the block storage service for all attachments,
-    the image service for images that are not whole, the shared file system service for the rules
-    that are ours, the catalogue for services that it does not
-    name, and hosts for the volumes of their guests and for files without one."""
+    """The functions that query external services and hosts."""
 
+    #: All ports, from the network service.
     ports: Callable[[], Ports | None] = nothing
+    #: All attachments, from the block storage service.
     attachments: Callable[[], Attachments | None] = nothing
+    #: Incomplete images, from the image service.
     images: Callable[[], Images | None] = nothing
+    #: Services that the catalogue does not name.
     missing: Callable[[], Collection[str]] = none_missing
+    #: Volumes of guests, from hosts.
     disks: Callable[[], Disks | None] = nothing
+    #: Files without a guest, from hosts.
     files: Callable[[], Files | None] = nothing
+    #: Kilonova's own rules, from the shared file system service.
     rules: Callable[[], Rules | None] = nothing
 
     def ask(self) -> NeighbourAnswers:
-        """All of them, once."""
+        """Query all of them once."""
         return NeighbourAnswers(
             self.ports(),
             self.attachments(),
@@ -209,17 +245,21 @@ def findings(
     neighbours: Neighbours = Neighbours(),
     pause: float = PAUSE,
 ) -> list[Finding]:
-    """What is found at two looks, ``pause`` seconds apart."""
-    first = _look(store, ask(), neighbours.ask())
+    """Return the findings that two checks, ``pause`` seconds apart, both have."""
+    first = _check_snapshot(store, ask(), neighbours.ask())
     if not first:
         return []
     time.sleep(pause)
-    second = _look(store, ask(), neighbours.ask())
-    return sorted(one for one in second if one in first)
+    second = _check_snapshot(store, ask(), neighbours.ask())
+    return sorted(finding for finding in second if finding in first)
 
 
 def of_neighbours(conf: cfg.ConfigOpts, store: Store, silent: list[str]) -> Neighbours:
-    """How those of this cloud are asked; which do not answer is added to ``silent``."""
+    """Return the functions that query the external services of this cloud.
+
+    Args:
+        silent: Receives the name of each service that does not answer.
+    """
     from common.clients.identity import READ, IdentityClient
     from common.clients.network import NAME
     from common.clients.network_bindings import Bindings
@@ -237,7 +277,7 @@ def of_neighbours(conf: cfg.ConfigOpts, store: Store, silent: list[str]) -> Neig
 
     def missing() -> Collection[str]:
         try:
-            return {one.section for one in optional if not one.has_service()}
+            return {service.section for service in optional if not service.has_service()}
         except errors.Problem:
             silent.append("the identity service")
             return ()
@@ -246,8 +286,8 @@ def of_neighbours(conf: cfg.ConfigOpts, store: Store, silent: list[str]) -> Neig
         try:
             if not volumes.has_service():
                 return None
-            found = volumes.every_attachment(identity.token())
-            return [asdict(one) for one in found]
+            records = volumes.every_attachment(identity.token())
+            return [asdict(service) for service in records]
         except errors.Problem:
             silent.append(f"the {VOLUMES}")
             return None
@@ -279,7 +319,7 @@ def of_neighbours(conf: cfg.ConfigOpts, store: Store, silent: list[str]) -> Neig
 
     def ask_images() -> Images | None:
         try:
-            return [one for status in IN_TRANSIT for one in find(status)]
+            return [service for status in IN_TRANSIT for service in find(status)]
         except errors.Problem:
             silent.append("the image service")
             return None
@@ -288,11 +328,11 @@ def of_neighbours(conf: cfg.ConfigOpts, store: Store, silent: list[str]) -> Neig
     return Neighbours(ask, attachments, ask_images, missing, rules=rules)
 
 
-def _look(store: Store, domains: Domains, answers: NeighbourAnswers) -> set[Finding]:
-    return set(store.snapshot(lambda tx: _looked(tx, domains, answers)))
+def _check_snapshot(store: Store, domains: Domains, answers: NeighbourAnswers) -> set[Finding]:
+    return set(store.snapshot(lambda tx: _check_all(tx, domains, answers)))
 
 
-def _looked(tx: Connection, domains: Domains, answers: NeighbourAnswers) -> list[Finding]:
+def _check_all(tx: Connection, domains: Domains, answers: NeighbourAnswers) -> list[Finding]:
     return [
         *oracle.check(tx),
         *oracle.compare(domains, tx),

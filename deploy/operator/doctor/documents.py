@@ -48,8 +48,8 @@ _QUERIES = {
 def check(tx: Connection, rows: Mapping[sa.Table, Iterable[object]]) -> Iterator[Finding]:
     """Find damaged documents in these rows and in small tables."""
     queried = {table: tx.execute(query).all() for table, query in _QUERIES.items()}
-    for table, found in {**rows, **queried}.items():
-        for row in found:
+    for table, table_rows in {**rows, **queried}.items():
+        for row in table_rows:
             for name in _DOCUMENTS[table]:
                 value = getattr(row, name)
                 if isinstance(value, DamagedObject) or not isinstance(value, dict | list | None):

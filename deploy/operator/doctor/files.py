@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that hosts have of servers without a guest, and that nothing explains."""
+"""Files on hosts of servers without a guest there, for which no record has an explanation."""
 
 from __future__ import annotations
 
@@ -12,29 +12,34 @@ from common.store.views.host_files import StrayFiles
 from deploy.operator.doctor.finding import Finding
 
 
-def compare_files(asked: Mapping[str, Collection[str]], tx: Connection) -> list[Finding]:
-    """The files that hosts say they have without a guest (host -> servers), against the records;
-    those that were not ``asked``, or did not answer, have reported theirs before."""
-    found = {(server, host) for host, servers in asked.items() for server in servers}
-    found |= {(server, host) for server, host in host_files.reported(tx) if host not in asked}
-    return [_finding(one) for one in host_files.stray(tx, found)]
+def compare_files(answers: Mapping[str, Collection[str]], tx: Connection) -> list[Finding]:
+    """Compare files without a guest (host -> servers) with the records.
+
+    For hosts that were not queried or did not answer, the last report is used.
+
+    Args:
+        answers: The answers of the hosts that were queried.
+    """
+    pairs = {(server, host) for host, servers in answers.items() for server in servers}
+    pairs |= {(server, host) for server, host in host_files.reported(tx) if host not in answers}
+    return [_finding(stray) for stray in host_files.stray(tx, pairs)]
 
 
-def _finding(one: StrayFiles) -> Finding:
-    if one.is_spare:
-        why = f"is on host {one.place}" if one.place else "was deleted"
+def _finding(stray: StrayFiles) -> Finding:
+    if stray.is_spare:
+        location = f"is on host {stray.place}" if stray.place else "was deleted"
         return Finding(
             "files-known",
-            one.server,
-            f"host {one.host} has files of it and no guest, and the server {why}",
+            stray.server,
+            f"host {stray.host} has files of it and no guest, and the server {location}",
             "files-elsewhere",
-            (one.host,),
+            (stray.host,),
         )
     return Finding(
         "files-known",
-        one.server,
-        f"host {one.host} has files of it and no guest, and no record says where its guest is: they may be all "
-        f"that is left of it. To have them removed: kilonova host discard {one.host} {one.server}",
+        stray.server,
+        f"host {stray.host} has files of it and no guest, and no record says where its guest is: they may be all "
+        f"that is left of it. To have them removed: kilonova host discard {stray.host} {stray.server}",
         "files-of-nobody",
-        (one.host,),
+        (stray.host,),
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the oracle says: one broken invariant."""
+"""The record of a broken invariant."""
 
 from __future__ import annotations
 
@@ -8,22 +8,25 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, order=True)
 class Finding:
-    """One broken invariant: which, of what, and how. ``case``: which kind of it, where an invariant
-    can be broken in several ways (``kinds.KINDS``); ``facts``: what else its remedy must know, and
-    what tells it from another of the same subject: a host, an action."""
+    """A broken invariant."""
 
+    #: The name of the invariant.
     invariant: str
+    #: The id or name of the server, host or other object.
     subject: str
     text: str
+    #: The kind of finding (``kinds.KINDS``) if the invariant can be broken in several ways.
     case: str = field(default="", compare=False)
+    #: Ids that the remedy needs, for example of a host or an action. They also distinguish findings
+    #: with the same subject.
     facts: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def kind(self) -> str:
-        """The row of ``kinds.KINDS``."""
+        """The key of the finding in ``kinds.KINDS``."""
         return self.case or self.invariant
 
     @property
     def id(self) -> str:
-        """By which an operator names it; the same at every look."""
+        """The name of the finding for operators, which is the same at every check."""
         return "/".join((self.kind, self.subject, *self.facts))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova doctor --fix ID``: carries out the remedy of a finding.
+"""``kilonova doctor --fix ID``: runs the remedy of a finding.
 
-Rows are mended in one transaction that looks again (``deploy.operator.doctor.remedies``); what
-hosts and neighbours must do is left to conductors. A guest that no record knows is adopted or
-discarded by the commands that do just that, after they have asked all hosts.
+Rows are repaired in one transaction that checks again (``deploy.operator.doctor.remedies``).
+Conductors do the work on hosts and in external services. A guest without a record is adopted or
+discarded by the commands for that, which query all hosts first.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from common.store.engine import Connection, Store
 from deploy.operator.doctor import Finding, remedies
 from deploy.operator.doctor.kinds import KINDS, Mender
 
-GuestCommand = Callable[[str, str], int]  #: of a host and a server; 0: it is done
+#: Called with host and server, returns the exit status.
+GuestCommand = Callable[[str, str], int]
 
 
 @dataclass(frozen=True)
 class GuestCommands:
-    """What makes a server of a guest, and what has it removed."""
+    """The commands that adopt and discard a guest."""
 
     adopt: GuestCommand
     discard: GuestCommand
 
 
 def guest_commands(config: str | None) -> GuestCommands:
-    """``kilonova host adopt`` and ``discard``, as an operator gives them who has seen the
-    finding."""
+    """Return ``kilonova host adopt`` and ``discard``, as confirmed by an operator."""
     # Imported here because they load the API, which every other use of the doctor does without.
     from deploy.operator.hosts import adopt as host_adopt
     from deploy.operator.hosts import discard as host_discard
 
     def options(host: str, server: str) -> argparse.Namespace:
-        unsaid = dict.fromkeys(("name", "project", "user", "flavor", "image"))
+        unset = dict.fromkeys(("name", "project", "user", "flavor", "image"))
         return argparse.Namespace(
-            config=config, host=host, server=server, yes=True, force=False, replace=False, **unsaid
+            config=config, host=host, server=server, yes=True, force=False, replace=False, **unset
         )
 
     return GuestCommands(
@@ -50,20 +50,27 @@ def guest_commands(config: str | None) -> GuestCommands:
 def fix(
     store: Store,
     names: Sequence[str],
-    found: Sequence[Finding],
+    findings: Sequence[Finding],
     look: Callable[[Connection], Sequence[Finding]],
     commands: GuestCommands,
 ) -> int:
-    """Mend these findings, of those that were ``found``; 1 when one could not be. What is not found
-    needs nothing."""
+    """Repair these findings. Return 1 if one could not be repaired.
+
+    A name that is not among the current findings needs no repair.
+
+    Args:
+        names: Ids of the findings to repair.
+        findings: The current findings.
+        look: Checks again, inside the transaction of the repair.
+    """
     refused = 0
     for name in names:
-        finding = next((one for one in found if one.id == name), None)
+        finding = next((candidate for candidate in findings if candidate.id == name), None)
         if finding is None:
             print(f"{name}: nothing to mend; kilonova doctor shows what is")
             continue
         try:
-            done = _mend(store, finding, look, commands)
+            done = _repair(store, finding, look, commands)
         except errors.Problem as problem:
             print(f"{name}: {problem}")
             refused += 1
@@ -73,7 +80,7 @@ def fix(
     return 1 if refused else 0
 
 
-def _mend(
+def _repair(
     store: Store,
     finding: Finding,
     look: Callable[[Connection], Sequence[Finding]],
@@ -81,11 +88,11 @@ def _mend(
 ) -> bool:
     if KINDS[finding.kind].way is not Mender.GUEST:
         return store.write(lambda tx: remedies.mend(tx, finding, look))
-    unknown = store.read(lambda tx: remedies.unknown_at(tx, finding))
-    for host in unknown:
+    unrecorded_hosts = store.read(lambda tx: remedies.unknown_at(tx, finding))
+    for host in unrecorded_hosts:
         is_spare = store.read(lambda tx: remedies.is_spare(tx, finding, look))
         if (commands.discard if is_spare else commands.adopt)(host, finding.subject):
             raise errors.Conflict(
-                f"The guest of {finding.subject} on host {host} is not mended; see above."
+                f"The guest of {finding.subject} on host {host} is not repaired; see above."
             )
-    return bool(unknown)
+    return bool(unrecorded_hosts)

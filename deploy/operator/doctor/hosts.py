@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The invariants of hosts: what registering writes stands together, and nobody is seen ahead of
-time.
+"""The invariants of hosts: complete rows of registered hosts, and heartbeats that are not in the
+future.
 
-Called by ``doctor.check``; reads only.
+Called by ``doctor.check``. Reads only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from common.store.schema import heartbeats, host_keys, hosts, inventories, provi
 from deploy.operator.doctor.finding import Finding
 from deploy.operator.doctor.unattended import AHEAD
 
-# What is asked, made once: it is asked all the time where somebody watches a cloud.
+# Queries are built once, because monitoring runs the checks often.
 _INVENTORIED = sa.select(inventories.c.provider_id).distinct().subquery()
 _HOSTS = sa.select(
     hosts.c.name,
@@ -48,16 +48,16 @@ _AHEAD = sa.select(heartbeats.c.host, heartbeats.c.binary).where(
 
 
 def check(tx: Connection) -> Iterator[Finding]:
-    """All findings on hosts as such."""
+    """Yield all findings about hosts."""
     rows = list(tx.execute(_HOSTS))
     with_keys = any(row.key is not None for row in rows)
     for row in rows:
         if row.service is None or row.heartbeat is None:
-            what = "service" if row.service is None else "heartbeat"
-            yield Finding("host-known", row.name, f"has no {what}", "host-without-service")
+            missing = "service" if row.service is None else "heartbeat"
+            yield Finding("host-known", row.name, f"has no {missing}", "host-without-service")
         if row.provider is None or row.gives is None:
-            what = "provider" if row.provider is None else "inventory"
-            yield Finding("host-known", row.name, f"has no {what}", "host-without-provider")
+            missing = "provider" if row.provider is None else "inventory"
+            yield Finding("host-known", row.name, f"has no {missing}", "host-without-provider")
         if with_keys and row.key is None:
             yield Finding("host-known", row.name, "has no key", "host-without-key")
     for provider in tx.execute(_PROVIDERS):

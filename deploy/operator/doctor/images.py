@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots that the image service has, and that no action makes any more."""
+"""Snapshots in the image service that no action writes any more."""
 
 from __future__ import annotations
 
@@ -14,35 +14,40 @@ from common.store.schema import actions, servers
 from common.store.servers.actions import LIVE
 from deploy.operator.doctor.finding import Finding
 
-#: Statuses of images whose bytes are not there.
+#: Statuses of images without data.
 IN_TRANSIT = ("queued", "saving")
 
 
 def compare_images(images: Sequence[JsonMapping], tx: Connection) -> list[Finding]:
-    """The image service's own records that name one of our servers, against the actions. What an
-    action has in hand is not judged, nor what a pending cleanup will remove."""
-    found = {
-        str(one["id"]): one
-        for one in images
-        if one.get("status") in IN_TRANSIT and one.get("instance_uuid")
+    """Compare Kilonova's incomplete images with the actions.
+
+    Snapshots of a running action and of a pending cleanup are left out.
+    """
+    incomplete = {
+        str(record["id"]): record
+        for record in images
+        if record.get("status") in IN_TRANSIT and record.get("instance_uuid")
     }
-    ours = set(
+    known_servers = set(
         tx.scalars(
             sa.select(servers.c.id).where(
-                servers.c.id.in_(sorted({str(one["instance_uuid"]) for one in found.values()}))
+                servers.c.id.in_(
+                    sorted({str(record["instance_uuid"]) for record in incomplete.values()})
+                )
             )
         )
     )
-    spared = {row.target for row in cleanups.list_all(tx)} | set(
+    ignored_ids = {row.target for row in cleanups.list_all(tx)} | set(
         tx.scalars(sa.select(actions.c.server_id).where(actions.c.state.in_(LIVE)))
     )
     return sorted(
         Finding(
             "image-in-transit",
             image,
-            f"is {one['status']} since a snapshot of server {one['instance_uuid']}, which has none in hand",
-            facts=(str(one["instance_uuid"]),),
+            f"is {record['status']} since a snapshot of server {record['instance_uuid']}, which has none in hand",
+            facts=(str(record["instance_uuid"]),),
         )
-        for image, one in found.items()
-        if one["instance_uuid"] in ours and not spared & {image, str(one["instance_uuid"])}
+        for image, record in incomplete.items()
+        if record["instance_uuid"] in known_servers
+        and not ignored_ids & {image, str(record["instance_uuid"])}
     )

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The invariants of placement: what hosts give out, and what servers were promised of where they
-are.
+"""The invariants of placement: allocations, capacity, assigned hardware, server groups, aggregates.
 
-Called by ``doctor.check``; reads only. Allocations are compared with what flavor and image ask for,
-so that a server that was placed under one rule and is judged by another cannot hide.
+Called by ``doctor.check``. Reads only. Allocations are compared with the amounts that flavor and
+image need, so that a change of the rules since a server's placement becomes visible.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from common.store.schema import services as services_table
 from common.store.tenants import server_groups
 from deploy.operator.doctor.finding import Finding
 
-# What is asked, made once: it is asked all the time where somebody watches a cloud.
+# Queries are built once, because monitoring runs the checks often.
 _HELD = sa.select(allocations, providers.c.host).join(
     providers, providers.c.id == allocations.c.provider_id
 )
@@ -74,8 +73,13 @@ def check(
     records: Sequence[GuestRow],
     moves: Sequence[MigrationRow],
 ) -> Iterator[Finding]:
-    """All findings on where servers are; ``live`` are the servers, ``records`` the guests,
-    ``moves`` the migrations that are open or hold something."""
+    """Yield all findings about placement.
+
+    Args:
+        live: The servers, by id.
+        records: The guests.
+        moves: The migrations that are open or hold resources.
+    """
     yield from _allocations(tx, live, records, moves)
     yield from _capacity(tx)
     yield from _assignments(tx, live, records, _flavors_of_moves(moves))
@@ -83,37 +87,40 @@ def check(
     yield from _hosts(tx)
 
 
-# --- what servers hold ---
+# --- allocations of servers ---
 def _allocations(
     tx: Connection,
     live: Mapping[str, ServerRow],
     records: Sequence[GuestRow],
     moves: Sequence[MigrationRow],
 ) -> Iterator[Finding]:
-    """Allocations live and die with guest records, and are what flavor and image say; of a server
-    that moves, what the old flavor says at its source and the new one at its destination."""
+    """Check that exactly the guests have allocations, with the amounts of flavor and image.
+
+    During a move the source has the amounts of the old flavor, the destination those of the new
+    one.
+    """
     held: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
     for row in tx.execute(_HELD):
         held[row.consumer_id, row.host][row.resource_class] = row.used
     places = {(row.holder or row.server_id, row.host): row for row in records}
-    kept = {
-        (move.uuid, move.source_host): _kept(live[move.server_id], move)
+    kept_amounts = {
+        (move.uuid, move.source_host): _amounts_for_revert(live[move.server_id], move)
         for move in moves
         if move.status in OPEN_MIGRATIONS
         and move.dest_host == move.source_host
         and move.server_id in live
     }
-    for place in held.keys() & kept.keys():
-        if held[place] != kept[place]:
+    for place in held.keys() & kept_amounts.keys():
+        if held[place] != kept_amounts[place]:
             yield Finding(
                 "allocation-exact",
                 place[0],
                 f"holds {held[place]} on {place[1]} for the way back of a "
-                f"resize, which needs {kept[place]} more",
+                f"resize, which needs {kept_amounts[place]} more",
                 "allocation-of-way-back",
                 (place[1],),
             )
-    for consumer, host in held.keys() - places.keys() - kept.keys():
+    for consumer, host in held.keys() - places.keys() - kept_amounts.keys():
         yield Finding(
             "allocation-of-guest",
             consumer,
@@ -134,12 +141,12 @@ def _allocations(
         guest = places.get(place)
         if guest is not None and guest.server_id in live and guest.wanted != GuestState.ABSENT:
             server = live[guest.server_id]
-            yield from _exact(
+            yield from _check_amounts(
                 server, flavors.get((server.id, guest.host), server.flavor), guest.host, amounts
             )
-    known = set(tx.scalars(_CONSUMERS))
+    consumer_ids = set(tx.scalars(_CONSUMERS))
     holding = {consumer for consumer, _ in held}
-    for consumer in holding ^ known:
+    for consumer in holding ^ consumer_ids:
         yield Finding(
             "consumer",
             consumer,
@@ -148,8 +155,8 @@ def _allocations(
         )
 
 
-def _kept(server: ServerRow, move: MigrationRow) -> dict[str, int]:
-    """What a resize on the same host keeps for its way back."""
+def _amounts_for_revert(server: ServerRow, move: MigrationRow) -> dict[str, int]:
+    """Return the amounts that a resize on the same host keeps for a revert."""
     old, new = (
         hardware.resources_of(from_wire(Flavor, flavor), server.image)
         for flavor in (move.old_flavor, move.new_flavor)
@@ -163,20 +170,20 @@ Flavors = Mapping[tuple[str, str], JsonObject]
 
 
 def _flavors_of_moves(moves: Sequence[MigrationRow]) -> Flavors:
-    """The flavor that a server that moves has on each of its two hosts."""
-    found = {}
+    """Return the flavor of a moving server on each of the two hosts."""
+    flavors = {}
     for move in moves:
         if move.status in OPEN_MIGRATIONS and move.source_host and move.dest_host:
-            found[move.server_id, move.source_host] = move.old_flavor
-            found[move.server_id, move.dest_host] = move.new_flavor
-    return found
+            flavors[move.server_id, move.source_host] = move.old_flavor
+            flavors[move.server_id, move.dest_host] = move.new_flavor
+    return flavors
 
 
-def _exact(
+def _check_amounts(
     server: ServerRow, flavor: JsonObject, host: str, amounts: Mapping[str, int]
 ) -> Iterator[Finding]:
     try:
-        wanted = hardware.resources_of(from_wire(Flavor, flavor), server.image)
+        expected = hardware.resources_of(from_wire(Flavor, flavor), server.image)
     except errors.BadRequest as problem:
         yield Finding(
             "allocation-exact",
@@ -185,11 +192,11 @@ def _exact(
             "flavor-refused",
         )
         return
-    if amounts != wanted:
+    if amounts != expected:
         yield Finding(
             "allocation-exact",
             server.id,
-            f"holds {dict(amounts)} on {host}, its flavor and image need {wanted}",
+            f"holds {dict(amounts)} on {host}, its flavor and image need {expected}",
             facts=(host,),
         )
 
@@ -199,8 +206,10 @@ def _properties(server: ServerRow) -> dict[str, str]:
 
 
 def _capacity(tx: Connection) -> Iterator[Finding]:
-    """No provider gives out more than it has, or than it had given out when its capacity was
-    cut."""
+    """Check that no provider allocates more than the capacity.
+
+    After a cut of the capacity, the amount allocated at that time is accepted.
+    """
     used = {(row.provider_id, row.resource_class): int(row.used) for row in tx.execute(_USED)}
     for row in tx.execute(_INVENTORIES):
         amount = used.pop((row.provider_id, row.resource_class), 0)
@@ -216,11 +225,13 @@ def _capacity(tx: Connection) -> Iterator[Finding]:
         )
 
 
-# --- the parts of hosts ---
+# --- hardware of hosts ---
 def _assignments(
     tx: Connection, live: Mapping[str, ServerRow], records: Sequence[GuestRow], flavors: Flavors
 ) -> Iterator[Finding]:
-    """Who asked for parts of a host has them, and nobody else has the same."""
+    """Check that each guest that requests hardware has that hardware, and that no two guests share
+    any.
+    """
     by_host: dict[str, list[tuple[str, HardwareAssignment]]] = defaultdict(list)
     for row in records:
         if row.assignment is not None:
@@ -243,27 +254,31 @@ def _assignments(
     query = sa.select(hosts.c.name, hosts.c.numa_nodes, hosts.c.devices).where(
         hosts.c.name.in_(sorted(by_host))
     )
-    stock = {row.name: row for row in tx.execute(query)}
+    host_rows = {row.name: row for row in tx.execute(query)}
     for host, held in by_host.items():
-        yield from _shared(host, held)
-        if host in stock:
+        yield from _check_unshared(host, held)
+        if host in host_rows:
             numa_nodes = {
-                one.id: one
-                for one in (from_wire(NumaNode, one) for one in stock[host].numa_nodes or ())
+                record.id: record
+                for record in (
+                    from_wire(NumaNode, record) for record in host_rows[host].numa_nodes or ()
+                )
             }
-            devices = {from_wire(Device, one).address for one in stock[host].devices or ()}
-            yield from _beyond(host, held, numa_nodes, devices)
+            devices = {
+                from_wire(Device, record).address for record in host_rows[host].devices or ()
+            }
+            yield from _missing_hardware(host, held, numa_nodes, devices)
 
 
 def _needs_assignment(server: ServerRow, flavor: JsonObject) -> bool:
     try:
         return hardware.hardware(from_wire(Flavor, flavor), _properties(server)).needs_assignment
     except errors.BadRequest:
-        return False  # allocation-exact tells of it
+        return False  # ``_check_amounts`` reports this server.
 
 
-def _shared(host: str, held: Sequence[tuple[str, HardwareAssignment]]) -> Iterator[Finding]:
-    """No two guests hold one CPU or one device."""
+def _check_unshared(host: str, held: Sequence[tuple[str, HardwareAssignment]]) -> Iterator[Finding]:
+    """Check that no two guests have the same CPU or device."""
     owners: dict[str, list[str]] = defaultdict(list)
     for server, assignment in held:
         for numa_node in assignment.numa_nodes:
@@ -278,13 +293,16 @@ def _shared(host: str, held: Sequence[tuple[str, HardwareAssignment]]) -> Iterat
             )
 
 
-def _beyond(
+def _missing_hardware(
     host: str,
     held: Sequence[tuple[str, HardwareAssignment]],
     numa_nodes: Mapping[int, NumaNode],
     devices: set[str],
 ) -> Iterator[Finding]:
-    """What guests hold is there; a host whose configuration was cut under its guests shows here."""
+    """Check that the assigned hardware exists.
+
+    Hardware is missing if a host's configuration was reduced while guests had the hardware.
+    """
     pages: Counter[tuple[int, int]] = Counter()
     for server, assignment in held:
         for numa_node in assignment.numa_nodes:
@@ -310,44 +328,47 @@ def _beyond(
                 "assignment-exact", server, f"holds devices {gone} that {host} does not give out"
             )
     for (number, size), count in sorted(pages.items()):
-        there = numa_nodes[number].pages.get(str(size), 0) if number in numa_nodes else 0
-        if count > there:
+        existing = numa_nodes[number].pages.get(str(size), 0) if number in numa_nodes else 0
+        if count > existing:
             yield Finding(
                 "assignment-exact",
                 host,
-                f"{count} of {there} pages of {size} KiB in NUMA node {number} are held",
+                f"{count} of {existing} pages of {size} KiB in NUMA node {number} are held",
             )
 
 
-# --- what was promised of places, and what hosts say ---
+# --- server groups and hosts ---
 def _groups(tx: Connection) -> Iterator[Finding]:
-    """Hard policies hold."""
-    for group, found in server_groups.hard(tx).items():
-        counts = Counter(host for _, host in found.members)
+    """Check hard policies of server groups."""
+    for group, group_state in server_groups.hard(tx).items():
+        counts = Counter(host for _, host in group_state.members)
         if (
-            found.policy == server_groups.AFFINITY
+            group_state.policy == server_groups.AFFINITY
             and len(counts) > 1
-            and len({one for one, _ in found.members}) > 1
+            and len({server for server, _ in group_state.members}) > 1
         ):
             yield Finding(
                 "group-policy",
                 group,
                 f"affinity, and its servers are on {', '.join(sorted(counts))}",
             )
-        if found.policy == server_groups.ANTI_AFFINITY:
+        if group_state.policy == server_groups.ANTI_AFFINITY:
             for host, count in sorted(counts.items()):
-                if count > found.most:
+                if count > group_state.most:
                     yield Finding(
                         "group-policy",
                         group,
-                        f"anti-affinity of {found.most} a host, and {count} of its "
+                        f"anti-affinity of {group_state.most} a host, and {count} of its "
                         f"servers are on {host}",
                     )
 
 
 def _hosts(tx: Connection) -> Iterator[Finding]:
-    """The trait of disabled hosts says what their service says; aggregates hold hosts that are
-    there, each in one zone at most."""
+    """Check traits of disabled hosts, and members of aggregates.
+
+    A host has the trait if its service is disabled. Aggregates contain existing hosts, each in at
+    most one zone.
+    """
     marked, disabled = set(tx.scalars(_MARKED)), set(tx.scalars(_DISABLED))
     for host in sorted(marked ^ disabled):
         yield Finding(
@@ -356,14 +377,14 @@ def _hosts(tx: Connection) -> Iterator[Finding]:
             f"is {'' if host in disabled else 'not '}disabled and has "
             f"{'' if host in marked else 'not '}the trait {COMPUTE_DISABLED}",
         )
-    known, zones = set(tx.scalars(_HOSTS)), defaultdict(set)
+    host_names, zones = set(tx.scalars(_HOSTS)), defaultdict(set)
     for row in tx.execute(_MEMBERS):
-        if row.name is None or row.host not in known:
+        if row.name is None or row.host not in host_names:
             yield Finding(
                 "aggregate-host",
                 row.host,
                 f"is in aggregate {row.name or 'that is gone'}, "
-                f"{'and' if row.host in known else 'but'} there is "
+                f"{'and' if row.host in host_names else 'but'} there is "
                 f"{'no such aggregate' if row.name is None else 'no such host'}",
                 facts=(str(row.aggregate_id),),
             )

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rules at the shared file system service that let hosts mount shares, against the shares that
-servers have."""
+"""Compares rules of the shared file system service with the shares of servers."""
 
 from __future__ import annotations
 
@@ -14,27 +13,28 @@ from common.store import cleanups
 from common.store.schema import hosts, share_mappings
 from deploy.operator.doctor.finding import Finding
 
-#: States of a rule that is on its way out.
+#: States of a rule that the service is removing.
 _GOING = ("queued_to_deny", "denying")
 
 
 def compare_rules(rules: Sequence[JsonMapping], tx: Connection) -> list[Finding]:
-    """The rules that Kilonova made (share_id, access_to, state), against the shares of servers.
+    """Compare Kilonova's rules (share_id, access_to, state) with the shares of servers.
 
-    Only those for an address of a host that is known: another may be a host of another cloud, which
-    uses the service as this one does. What is on its way out is not judged, nor what a pending
-    cleanup will look at.
+    Only addresses of known hosts are checked, because another cloud may use the same service. Rules
+    that the service removes and rules with a pending cleanup are left out.
     """
     table = share_mappings
-    named = {(row.share_id, row.access_to) for row in tx.execute(sa.select(table))}
-    named |= {
+    needed_rules = {(row.share_id, row.access_to) for row in tx.execute(sa.select(table))}
+    needed_rules |= {
         (row.target, row.place) for row in cleanups.list_all(tx) if row.kind == cleanups.SHARE
     }
-    ours = {
+    host_addresses = {
         (row.facts or {}).get("share_address") or row.host_ip
         for row in tx.execute(sa.select(hosts.c.host_ip, hosts.c.facts))
     }
-    found = {(str(one["share_id"]), str(one["access_to"])): one["state"] for one in rules}
+    states_by_rule = {
+        (str(rule["share_id"]), str(rule["access_to"])): rule["state"] for rule in rules
+    }
     return sorted(
         Finding(
             "share-rule-of-server",
@@ -43,6 +43,9 @@ def compare_rules(rules: Sequence[JsonMapping], tx: Connection) -> list[Finding]
             "share-rule-of-nobody",
             (address,),
         )
-        for (share, address), state in found.items()
-        if address and address in ours and state not in _GOING and (share, address) not in named
+        for (share, address), state in states_by_rule.items()
+        if address
+        and address in host_addresses
+        and state not in _GOING
+        and (share, address) not in needed_rules
     )

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What nobody would ever look at again: states that no action is in, and times that lie ahead.
+"""States and times that would keep a row unattended for ever.
 
-Called by ``doctor.check``; reads only. A moment ahead is one that a clock has written which was
-wrong: all of ours are shorter.
+A resting state needs no action, and all others need one. A time far in the future was written with
+a wrong clock, because all of Kilonova's intervals are shorter.
+
+Called by ``doctor.check``. Reads only.
 """
 
 from __future__ import annotations
@@ -32,9 +34,11 @@ from common.store.servers.actions import LIVE
 from common.store.servers.guests import HERE
 from deploy.operator.doctor.finding import Finding
 
-AHEAD = 3600 * SECOND  #: longer than any lease of ours
-FAR_AHEAD = 24 * 3600 * SECOND  #: longer than any pending cleanup is put off
-#: States of servers that have a guest where they are; one in ERROR may have none.
+#: Longer than any lease of Kilonova.
+AHEAD = 3600 * SECOND
+#: Longer than any pause of a pending cleanup.
+FAR_AHEAD = 24 * 3600 * SECOND
+#: States of servers with a guest on their host. A server in ERROR may have none.
 WITH_DOMAIN = (
     states.ACTIVE,
     states.STOPPED,
@@ -43,10 +47,10 @@ WITH_DOMAIN = (
     states.RESCUED,
     states.RESIZED,
 )
-#: States that end by time, and the column that says since when.
+#: States that end after a time, and the column with their beginning.
 _RESTING = {states.SHELVED: "shelved_at", states.SOFT_DELETED: "soft_deleted_at"}
 
-# What is asked, made once: it is asked all the time where somebody watches a cloud.
+# Queries are built once, because monitoring runs the checks often.
 _UNSENT = sa.and_(
     actions.c.state == ActionState.WAITING,
     sa.or_(actions.c.host.is_(None), actions.c.sent_at.is_(None)),
@@ -75,7 +79,12 @@ _NO_GROUP = (
 def check(
     tx: Connection, live: Mapping[str, ServerRow], records: Sequence[GuestRow]
 ) -> Iterator[Finding]:
-    """All findings; ``live`` are the servers, ``records`` the guests."""
+    """Yield all findings.
+
+    Args:
+        live: The servers, by id.
+        records: The guests.
+    """
     yield from _servers(tx, live, records)
     yield from _debts(moment(tx), records)
     yield from _actions(tx)
@@ -105,7 +114,7 @@ def check(
 def _servers(
     tx: Connection, live: Mapping[str, ServerRow], records: Sequence[GuestRow]
 ) -> Iterator[Finding]:
-    """A server that no action has is in a state that it can be left in."""
+    """Check that a server without an action is in a resting state."""
     has_disk = {row.server_id for row in records if row.wanted in HERE}
     has_disk |= set(tx.scalars(_ON_VOLUMES))
     for row in live.values():
@@ -113,7 +122,9 @@ def _servers(
             yield Finding(
                 "server-lock",
                 row.id,
-                "is locked by nobody" if row.locked else f"is not locked, by {row.locked_by}",
+                "is locked without an owner"
+                if row.locked
+                else f"is not locked, by {row.locked_by}",
                 "lock",
             )
         if row.action is not None:
@@ -138,26 +149,26 @@ def _servers(
             yield Finding(
                 "server-state",
                 row.id,
-                f"is {row.vm_state} since nobody knows when",
+                f"is {row.vm_state} without a time",
                 "resting-since",
             )
 
 
 def _debts(at: int, records: Sequence[GuestRow]) -> Iterator[Finding]:
-    """What is to be removed is asked for again in time."""
+    """Check that removals of guests are requested again in time."""
     for row in records:
         if row.wanted == GuestState.ABSENT and (row.sent_at or 0) > at + AHEAD:
             yield Finding(
                 "debt",
                 row.server_id,
-                f"host {row.host} is told to remove its guest an hour from now, or later",
+                f"host {row.host} has a command to remove its guest that was sent more than an hour in the future",
                 "debt-sent",
                 (row.host,),
             )
 
 
 def _actions(tx: Connection) -> Iterator[Finding]:
-    """What waits, waits for something; what somebody has, comes back."""
+    """Check that a waiting action waits for a command, and that leases of actions end soon."""
     for row in tx.execute(_LOST):
         waits = row.state == ActionState.WAITING
         yield Finding(
@@ -172,7 +183,7 @@ def _actions(tx: Connection) -> Iterator[Finding]:
 
 
 def _shares(tx: Connection, live: Mapping[str, ServerRow]) -> Iterator[Finding]:
-    """A share is attached or detached by an action."""
+    """Check that each share in transit has an action."""
     for row in tx.execute(_IN_TRANSIT):
         server = live.get(row.server_id)
         if server is not None and server.action is None:

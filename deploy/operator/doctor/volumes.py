@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Volumes of servers: the records against themselves, against the attachments that the block
-storage service has, and against the disks that guests run with.
+"""Volumes of servers: the records, the attachments in the block storage service, and the disks of
+running guests, compared with each other.
 
-What an action has in hand is not judged, nor what
-a pending cleanup puts right.
+Servers with a running action are left out, and so are volumes with a pending cleanup.
 """
 
 from __future__ import annotations
@@ -25,15 +24,14 @@ from common.store.servers.actions import LIVE
 from deploy.operator.doctor.finding import Finding
 
 _ALL = sa.select(block_devices).order_by(block_devices.c.created_at, block_devices.c.uuid)
-#: What an attachment is whose server has the volume.
+#: The status of an attachment in use.
 _COMPLETE = "attached"
 
 
 def check(tx: Connection, live: Mapping[str, ServerRow]) -> Iterator[Finding]:
-    """A server counts its volumes; one that is gone has none; an idle one has each of them where it
-    is."""
+    """Check counts of volumes, volumes of deleted servers, and connections of idle servers."""
     rows: list[BlockDeviceRow] = list(tx.execute(_ALL))
-    spared = pending(tx) if rows else set()
+    ignored_volumes = pending(tx) if rows else set()
     numbers: dict[str, int] = {}
     for row in rows:
         numbers[row.server_id] = numbers.get(row.server_id, 0) + 1
@@ -44,18 +42,20 @@ def check(tx: Connection, live: Mapping[str, ServerRow]) -> Iterator[Finding]:
                 server.id,
                 f"counts {server.volumes} volumes and has {numbers.get(server.id, 0)}",
             )
-    for gone in numbers.keys() - live.keys():
-        yield Finding("volumes", gone, "has volumes and is gone", "volumes-of-gone")
+    for server_id in numbers.keys() - live.keys():
+        yield Finding("volumes", server_id, "has volumes and is gone", "volumes-of-gone")
     for row in rows:
         owner = live.get(row.server_id)
-        spares = (row.server_id, row.volume_id) in spared
-        if owner is not None and owner.action is None and not spares:
-            yield from _of_row(owner, row)
+        is_ignored = (row.server_id, row.volume_id) in ignored_volumes
+        if owner is not None and owner.action is None and not is_ignored:
+            yield from _check_row(owner, row)
 
 
 def pending(tx: Connection) -> set[tuple[str, str]]:
-    """Server and volume of each pending cleanup of an attachment; of a volume that was to migrate,
-    the new one too."""
+    """Return server and volume of each pending cleanup of an attachment.
+
+    For a volume that was being migrated, the new volume is included.
+    """
     return {
         (row.server_id, volume)
         for row in cleanups.list_all(tx)
@@ -65,7 +65,7 @@ def pending(tx: Connection) -> set[tuple[str, str]]:
     }
 
 
-def _of_row(server: ServerRow, row: BlockDeviceRow) -> Iterator[Finding]:
+def _check_row(server: ServerRow, row: BlockDeviceRow) -> Iterator[Finding]:
     if row.status == BlockDeviceStatus.ERROR:
         yield Finding(
             "volume-of-server",
@@ -93,13 +93,12 @@ def _of_row(server: ServerRow, row: BlockDeviceRow) -> Iterator[Finding]:
 
 
 def compare_volumes(attachments: Sequence[JsonMapping], tx: Connection) -> list[Finding]:
-    """The attachments of all servers, as the block storage service has them (id, volume_id,
-    server_id, status), against the records.
+    """Compare the attachments of servers (id, volume_id, server_id, status) with the records.
 
-    Finds a volume that a server has without an attachment, one that was not completed, and an
-    attachment that its server, which may be gone, does not know.
+    The findings are a volume without an attachment, an attachment that was not completed, and an
+    attachment that its server does not have. That server may be deleted.
     """
-    held = {str(one["id"]): one for one in attachments}
+    held = {str(attachment["id"]): attachment for attachment in attachments}
     idle = sa.select(servers.c.id, servers.c.host, servers.c.vm_state).where(
         servers.c.deleted == 0, servers.c.action.is_(None)
     )
@@ -108,49 +107,50 @@ def compare_volumes(attachments: Sequence[JsonMapping], tx: Connection) -> list[
         row
         for row in tx.execute(_ALL)
         if row.server_id in resting
-        and (row.attachment_id or not _was_never_made(resting[row.server_id]))
+        and (row.attachment_id or not _was_never_built(resting[row.server_id]))
     ]
-    spared = pending(tx)
+    ignored_volumes = pending(tx)
     busy = set(tx.scalars(sa.select(actions.c.server_id).where(actions.c.state.in_(LIVE))))
-    named = sorted({str(one["server_id"]) for one in attachments})
-    ours = set(tx.scalars(sa.select(servers.c.id).where(servers.c.id.in_(named))))
+    named = sorted({str(attachment["server_id"]) for attachment in attachments})
+    known_servers = set(tx.scalars(sa.select(servers.c.id).where(servers.c.id.in_(named))))
     findings = [
-        *_without_attachment(rows, held, spared),
+        *_without_attachment(rows, held, ignored_volumes),
         *(
             Finding(
                 "attachment-of-server",
-                str(one["id"]),
-                f"lets server {one['server_id']} have volume {one['volume_id']}, and the server "
-                f"{'does not know it' if one['server_id'] in resting else 'is gone'}",
-                facts=(str(one["server_id"]), str(one["volume_id"])),
+                str(attachment["id"]),
+                f"lets server {attachment['server_id']} have volume {attachment['volume_id']}, and the server "
+                f"{'does not know it' if attachment['server_id'] in resting else 'is gone'}",
+                facts=(str(attachment["server_id"]), str(attachment["volume_id"])),
             )
-            for one in held.values()
-            if one["server_id"] in ours - busy
-            and (one["server_id"], one["volume_id"]) not in spared
-            and all(row.attachment_id != one["id"] for row in rows)
+            for attachment in held.values()
+            if attachment["server_id"] in known_servers - busy
+            and (attachment["server_id"], attachment["volume_id"]) not in ignored_volumes
+            and all(row.attachment_id != attachment["id"] for row in rows)
         ),
     ]
     return sorted(findings)
 
 
 def compare_guests(
-    had: Mapping[str, Mapping[str, Collection[str]]], tx: Connection
+    volumes_by_host: Mapping[str, Mapping[str, Collection[str]]], tx: Connection
 ) -> list[Finding]:
-    """The volumes that guests have as their hosts run them (host -> server -> ids), against the
-    records of idle servers.
+    """Compare the volumes of running guests (host -> server -> volume ids) with the records.
 
-    Finds a volume that a guest can write to and its server does not have, and one that its server
-    has and the guest cannot see. A guest that is off has none: what it starts with is decided then.
+    The findings are a volume that the guest has and its server does not, and the reverse. Guests
+    that are off are left out, because their volumes are decided at the next start.
     """
     idle = sa.select(servers).where(
-        servers.c.deleted == 0, servers.c.action.is_(None), servers.c.host.in_(sorted(had))
+        servers.c.deleted == 0,
+        servers.c.action.is_(None),
+        servers.c.host.in_(sorted(volumes_by_host)),
     )
-    running = [row for row in tx.execute(idle) if row.id in had[row.host]]
+    running = [row for row in tx.execute(idle) if row.id in volumes_by_host[row.host]]
     rows = block_device_rows.of_servers(tx, running)
     findings = []
     for server in running:
-        mine = {str(row.volume_id): row.status for row in rows.get(server.id, ())}
-        has = set(had[server.host][server.id])
+        recorded_volumes = {str(row.volume_id): row.status for row in rows.get(server.id, ())}
+        guest_volumes = set(volumes_by_host[server.host][server.id])
         findings += [
             Finding(
                 "volume-of-guest",
@@ -160,7 +160,7 @@ def compare_guests(
                 "volume-of-another",
                 (volume,),
             )
-            for volume in has - mine.keys()
+            for volume in guest_volumes - recorded_volumes.keys()
         ]
         findings += [
             Finding(
@@ -170,27 +170,33 @@ def compare_guests(
                 "volume-not-in-guest",
                 (volume,),
             )
-            for volume, status in mine.items()
-            if status == BlockDeviceStatus.ATTACHED and volume not in has
+            for volume, status in recorded_volumes.items()
+            if status == BlockDeviceStatus.ATTACHED and volume not in guest_volumes
         ]
     return sorted(findings)
 
 
-def _was_never_made(server: ServerPlace) -> bool:
-    """Its create has failed, perhaps before it had its volumes: they are its delete's."""
+def _was_never_built(server: ServerPlace) -> bool:
+    """True if the server's create failed, perhaps before volumes were attached.
+
+    The server's delete removes the volumes.
+    """
     return server.host is None and server.vm_state == states.ERROR
 
 
 def _without_attachment(
     rows: Sequence[BlockDeviceRow],
     held: Mapping[str, JsonMapping],
-    spared: set[tuple[str, str]],
+    ignored_volumes: set[tuple[str, str]],
 ) -> Iterator[Finding]:
     for row in rows:
-        if (row.server_id, row.volume_id) in spared or row.status == BlockDeviceStatus.CREATING:
+        if (
+            row.server_id,
+            row.volume_id,
+        ) in ignored_volumes or row.status == BlockDeviceStatus.CREATING:
             continue
-        found = held.get(str(row.attachment_id))
-        if found is None:
+        attachment = held.get(str(row.attachment_id))
+        if attachment is None:
             yield Finding(
                 "volume-of-server",
                 row.server_id,
@@ -199,11 +205,11 @@ def _without_attachment(
                 "volume-without-attachment",
                 (str(row.volume_id),),
             )
-        elif row.status == BlockDeviceStatus.ATTACHED and found["status"] != _COMPLETE:
+        elif row.status == BlockDeviceStatus.ATTACHED and attachment["status"] != _COMPLETE:
             yield Finding(
                 "volume-of-server",
                 row.server_id,
-                f"has volume {row.volume_id}, and its attachment is {found['status']}",
+                f"has volume {row.volume_id}, and its attachment is {attachment['status']}",
                 "attachment-incomplete",
-                (str(row.volume_id), str(found["id"])),
+                (str(row.volume_id), str(attachment["id"])),
             )

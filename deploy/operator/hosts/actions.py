@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova host drain`` and ``kilonova host evacuate``: begin one, and watch it until its end.
+"""``kilonova host drain`` and ``kilonova host evacuate``: start and watch a host action.
 
-The conductors do the work (``conductor.hosts.host_actions``), so the command may be ended and
-given again at any time: then it watches the one that is open. Status 0: the host is empty; 1: it
-is not, and the last line says what to do.
+The conductors do the work (``conductor.hosts.host_actions``), so the command may be interrupted and
+repeated at any time. A repeated command watches the open action. Status 0: the host is empty. 1:
+the host is not empty, and the last line has the next step.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ from conductor.hosts.host_plan import Planned, too_many_down
 from deploy.operator.output import columns
 
 LOOK_SECONDS = 1.0
-PROGRESS = 10 * SECOND  #: between two lines of a move in which nothing changes
+#: The time between two lines about an unchanged move.
+PROGRESS = 10 * SECOND
 
 
 def drain(options: argparse.Namespace) -> int:
-    """Empty a host that runs."""
+    """Move the servers away from a running host."""
     return _command(options, Name.DRAIN, Arguments(options.cold, options.parallel, options.wait))
 
 
 def evacuate(options: argparse.Namespace) -> int:
-    """Make the servers of a dead host again elsewhere."""
+    """Recreate the servers of a dead host on other hosts."""
     return _command(options, Name.EVACUATE, Arguments(parallel=options.parallel, force=options.yes))
 
 
@@ -80,23 +81,24 @@ def _command(options: argparse.Namespace, name: Name, args: Arguments) -> int:
 
 
 def say(text: str) -> None:
-    """A line at once, also into a pipe."""
+    """Print a line at once, even into a pipe."""
     print(text, flush=True)
 
 
 def begin(
     store: Store, host: str, name: Name, args: Arguments, say: Callable[[str], None]
 ) -> HostAction:
-    """A new one; or the open one, when it is of this kind.
+    """Start a host action, or return the open action of this kind.
 
     Raises:
-        NotFound: there is no such host. Conflict: one of another kind is open.
+        NotFound: There is no such host.
+        Conflict: An action of another kind is open.
     """
-    found = store.read(lambda tx: host_actions.open_of(tx, host))
-    if found is not None and found.name is name:
-        say(f"host {host} has an open {name} already, action {found.id}:")
-        return found
-    before, action = store.write(
+    open_action = store.read(lambda tx: host_actions.open_of(tx, host))
+    if open_action is not None and open_action.name is name:
+        say(f"host {host} has an open {name} already, action {open_action.id}:")
+        return open_action
+    state, action = store.write(
         lambda tx: (
             host_status.host_state(tx, host, locked=True),
             host_actions.begin(tx, host, name, args, RequestContext.of_ourselves("")),
@@ -104,28 +106,28 @@ def begin(
     )
     if name is Name.DRAIN:
         say(
-            f"host {host} is disabled already: {before.reason or 'nobody said why'}"
-            if before.disabled
+            f"host {host} is disabled already: {state.reason or 'no reason given'}"
+            if state.disabled
             else f"host {host} gets no more servers; kilonova host restore {host} takes that back"
         )
     return action
 
 
 def stop(store: Store, host: str, name: Name, say: Callable[[str], None]) -> int:
-    """Have the open one begin nothing more; 0 when there was one.
+    """Let the open action start no more moves. Return 0 if there was one.
 
     Raises:
-        NotFound: there is no such host.
+        NotFound: There is no such host.
     """
     store.read(lambda tx: host_status.host_state(tx, host))
-    found = store.read(lambda tx: host_actions.open_of(tx, host))
-    if found is None or found.name is not name:
+    action = store.read(lambda tx: host_actions.open_of(tx, host))
+    if action is None or action.name is not name:
         say(f"host {host} has no open {name}")
         return 1
-    store.write(lambda tx: host_actions.stop(tx, found.id))
+    store.write(lambda tx: host_actions.stop(tx, action.id))
     say(
-        f"action {found.id} begins nothing more and ends when what is under way has ended: "
-        f"{found.progress.under_way} servers"
+        f"action {action.id} begins nothing more and ends when what is under way has ended: "
+        f"{action.progress.under_way} servers"
     )
     return 0
 
@@ -133,49 +135,49 @@ def stop(store: Store, host: str, name: Name, say: Callable[[str], None]) -> int
 def watch(
     store: Store, action: HostAction, sleep: Callable[[float], None], say: Callable[[str], None]
 ) -> int:
-    """Say what its journal says and how far its moves are, until it has ended; 0 when the host is
-    empty."""
-    watching = _Watching(store, say)
+    """Print the events and moves of the action until the end. Return 0 if the host is empty."""
+    watcher = _Watcher(store, say)
     while True:
         try:
-            found = watching.look(action)
+            current = watcher.look(action)
         except errors.Unavailable as problem:
-            watching.say_once(f"{problem.text} Trying again.")
+            watcher.say_once(f"{problem.text} Trying again.")
         else:
-            if not found.is_open:
-                say(found.message)
-                return 0 if found.state is State.DONE else 1
+            if not current.is_open:
+                say(current.message)
+                return 0 if current.state is State.DONE else 1
         sleep(LOOK_SECONDS)
 
 
 @dataclass
-class _Watching:
-    """What was said already."""
+class _Watcher:
+    """Prints news of a host action, and remembers the lines already printed."""
 
     store: Store
     say: Callable[[str], None]
-    seq: int = 0  # of the last event
-    said: str = ""
+    # Number of the last printed event.
+    seq: int = 0
+    last_text: str = ""
     moved: int = 0
-    # move -> what was said of it, and when
+    # Move -> the state in the last line, and the time of that line.
     moves: dict[str, tuple[object, ...]] = field(default_factory=dict)
 
     def look(self, action: HostAction) -> HostAction:
-        """One look; returns the action as it is.
+        """Print the news since the last call, and return the current action.
 
         Raises:
-            Unavailable: the database does not answer.
+            Unavailable: The database does not answer.
         """
-        found = self.store.read(lambda tx: host_actions.show(tx, action.id))
+        current = self.store.read(lambda tx: host_actions.show(tx, action.id))
         for event in self.store.read(lambda tx: host_actions.events(tx, action.id, self.seq)):
             self.say(event.message)
             self.seq = event.seq
-        if found.is_open:
+        if current.is_open:
             self._say_moves(action)
-            if found.progress.moved != self.moved:
-                self.moved = found.progress.moved
-                self.say(move_progress.summary(found.progress))
-        return found
+            if current.progress.moved != self.moved:
+                self.moved = current.progress.moved
+                self.say(move_progress.summary(current.progress))
+        return current
 
     def _say_moves(self, action: HostAction) -> None:
         look = self.store.snapshot(lambda tx: host_contents.look(tx, action.host))
@@ -185,16 +187,16 @@ class _Watching:
                 self._say_move(move, look.at)
 
     def _say_move(self, move: Move, at: int) -> None:
-        *before, said_at = self.moves.get(move.uuid, (0,))
-        now = [move.status, move.dest, move.stuck]
-        if now != before or at - int(str(said_at)) >= PROGRESS:
-            self.moves[move.uuid] = (*now, at)
+        *last_state, printed_at = self.moves.get(move.uuid, (0,))
+        state = [move.status, move.dest, move.stuck]
+        if state != last_state or at - int(str(printed_at)) >= PROGRESS:
+            self.moves[move.uuid] = (*state, at)
             self.say(move_progress.line(move, at))
 
     def say_once(self, text: str) -> None:
-        """Not again in every round."""
-        if text != self.said:
-            self.said = text
+        """Print a text unless it was the last one."""
+        if text != self.last_text:
+            self.last_text = text
             self.say(text)
 
 
@@ -209,51 +211,61 @@ def rehearse(
     has_hook: bool,
     silence: int,
 ) -> int:
-    """Say where everything would go, and change nothing; 0 when all of it can.
+    """Print the destination of each server, and change nothing. Return 0 if all servers can move.
 
     Args:
-        has_hook: is there a fencing hook? silence: seconds after which a host counts as down.
+        has_hook: A fencing hook is configured.
+        silence: Seconds of silence after which a host counts as down.
 
     Raises:
-        NotFound: there is no such host. NoAnswer: no scheduler answers.
+        NotFound: There is no such host.
+        NoAnswer: No scheduler answers.
     """
-    look = store.snapshot(lambda tx: host_contents.look(tx, host))
-    lines = look_ahead(store, select, host, name, args, look.servers)
+    contents = store.snapshot(lambda tx: host_contents.look(tx, host))
+    lines = look_ahead(store, select, host, name, args, contents.servers)
     going = [line for line in lines if line.way is not None]
     say(table(lines) if lines else f"no server is on host {host}")
-    took = [
+    durations = [
         seconds
         for kind in sorted({line.way.kind for line in going if line.way is not None})
         for seconds in store.read(partial(host_contents.took, host=host, kind=kind))
     ]
-    rest = move_progress.forecast(took, [], len(going), args.parallel, look.at)
-    say(
-        f"{len(going)} of {len(lines)} would go{f' in about {move_progress.words(rest)}' if rest and going else ''}; "
-        "nothing was changed"
-    )
+    seconds_left = move_progress.forecast(durations, [], len(going), args.parallel, contents.at)
+    in_time = f" in about {move_progress.words(seconds_left)}" if seconds_left and going else ""
+    say(f"{len(going)} of {len(lines)} would go{in_time}; nothing was changed")
     hosts = store.read(host_status.host_states).values()
-    refused = name is Name.EVACUATE and (
-        KINDS[name].refusal(look, has_hook)
-        or (not args.force and too_many_down(hosts, look.at, silence))
+    refusal = name is Name.EVACUATE and (
+        KINDS[name].refusal(contents, has_hook)
+        or (not args.force and too_many_down(hosts, contents.at, silence))
     )
-    if refused:
-        say(f"it would be refused: {refused}")
+    if refusal:
+        say(f"it would be refused: {refusal}")
         return 1
     return 0 if len(going) == len(lines) else 1
 
 
 def table(lines: Sequence[Planned]) -> str:
-    """A plan for people: who goes where; then who stays, why, and what to do."""
+    """Return a plan as text: servers with destinations, then the others with their reasons."""
     going = [["server", "name", "state", "how", "to"]]
     going += [
-        [one.server.id, one.server.name, one.server.vm_state, one.way.word, one.to]
-        for one in lines
-        if one.way
+        [
+            planned.server.id,
+            planned.server.name,
+            planned.server.vm_state,
+            planned.way.word,
+            planned.to,
+        ]
+        for planned in lines
+        if planned.way
     ]
-    written = [columns(going)] if len(going) > 1 else []
+    parts = [columns(going)] if len(going) > 1 else []
     return "\n".join(
         [
-            *written,
-            *(host_plan.stays(one.server, one.stays) for one in lines if one.stays is not None),
+            *parts,
+            *(
+                host_plan.stays(planned.server, planned.stays)
+                for planned in lines
+                if planned.stays is not None
+            ),
         ]
     )

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova host adopt HOST SERVER``: a guest that no record knows becomes a server again.
+"""``kilonova host adopt HOST SERVER``: makes a server again of a guest without a record.
 
-The host tells what it remembers of the server (``common.domain.server_facts``), the network
-service which ports it has, the other hosts whether one of them has a guest of it too. Must stay
-true: a host is not believed in what another can say: a port that is not the server's by the
-network service's word is not taken, and where the database has the server its owner stays. Nothing
-is written before an operator has seen all of it and said ``--yes``.
+The host reports facts about the server (``common.domain.server_facts``), the network service the
+server's ports, and the other hosts whether they have a guest of it too.
+
+Invariant: better sources override the host. The command takes only ports that belong to the server
+in the network service, and keeps the owner that the database has. Nothing is written before an
+operator has seen the result and given ``--yes``.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ _IMAGE: JsonObject = {
         "properties": _SPECS,
     },
 }
-#: What a host may say of a guest: the agent's word is checked as a user's is.
+#: The schema of a host's facts. They are checked as a user's input is.
 ANSWER = Schema(
     {
         "type": "object",
@@ -115,32 +116,34 @@ ANSWER = Schema(
         },
     }
 )
-#: Fields without which nothing can be written, and the options that say them.
+#: Fields that the row needs, and the options that set them.
 NEEDED = {"name": "--name", "project_id": "--project", "user_id": "--user", "flavor": "--flavor"}
-#: What no host remembers.
+#: Facts that hosts do not store.
 LOST = "its description, metadata, tags, server group, scheduler hints, lock, user data, shares"
 
 
 @dataclass(frozen=True)
 class Sources:
-    """Whom the command asks. ports: the server's by the network service, None where the cloud has
-    no such service; quota: whose limits are in force; flavor, image: by id or name."""
+    """The sources of facts about a server."""
 
     store: Store
     hosts: HostAnswers
     ports: Ports
     quota: Quota
+    #: Returns a flavor by id or name.
     flavor: Callable[[str], Flavor]
+    #: Returns an image by id or name.
     image: Callable[[str], ImageRef]
     default_zone: str = "nova"
 
 
 def adopt(options: argparse.Namespace) -> int:
-    """Show what would be written; with --yes write it.
+    """Print the record to write. With --yes write the record.
 
     Raises:
-        BadRequest: it is no server's id, or options are missing. Conflict, OverQuota: it cannot be.
-        Unavailable: host or network service do not answer.
+        BadRequest: The text is no server's id, or options are missing.
+        Conflict, OverQuota: The adoption is not possible.
+        Unavailable: The host or the network service does not answer.
     """
     try:
         server = str(uuid.UUID(options.server))
@@ -178,7 +181,7 @@ def _keystone(conf: cfg.ConfigOpts) -> KeystoneLimits | None:
 
 
 def carry_out(sources: Sources, server: str, options: argparse.Namespace) -> int:
-    """The command, whomever it asks."""
+    """Run the command with these sources."""
     store, host = sources.store, options.host
     if not store.read(lambda tx: host_status.host_state(tx, host)).answers:
         raise errors.Conflict(f"Host {host} does not answer: start its kilonova-agent first.")
@@ -193,36 +196,40 @@ def carry_out(sources: Sources, server: str, options: argparse.Namespace) -> int
         raise errors.Conflict(f"Server {server} is on host {host} by its record: nothing to adopt.")
     reported = from_wire(HostedServer, answer["facts"])
     _refuse_strange_volumes(store, server, reported.volumes)
-    facts = _completed(sources, reported, record, options)
-    found = _planned(sources, server, answer, facts, record, options)
-    silent = _check_places(sources, found, options)
-    for line in described(found, sources, silent):
+    facts = _complete_facts(sources, reported, record, options)
+    adoption_plan = _plan(sources, server, answer, facts, record, options)
+    silent = _check_places(sources, adoption_plan, options)
+    for line in describe(adoption_plan, sources, silent):
         print(line)
     if not options.yes:
         print("nothing was written: --yes if that is meant")
         return 1
-    limits = sources.quota.source(found.facts.project_id)
-    store.write(lambda tx: adoption.adopt(tx, found, limits(tx)))
+    limits = sources.quota.source(adoption_plan.facts.project_id)
+    store.write(lambda tx: adoption.adopt(tx, adoption_plan, limits(tx)))
     print(f"server {server} is on host {host}: openstack server show {server}")
     return 0
 
 
 @dataclass(frozen=True)
 class Record:
-    """What the database says of the server. host: "" for none."""
+    """The record of a server in the database. ``host`` is "" without a host."""
 
     host: str
     facts: HostedServer
 
     @classmethod
     def of(cls, tx: Connection, server: str, host: str) -> Record | None:
-        """None when there is no such server. Raises Conflict when it was deleted."""
+        """Return the record, or None if there is no such server.
+
+        Raises:
+            Conflict: The server was deleted.
+        """
         try:
             row = servers.show(tx, server, deleted=True)
         except errors.NotFound:
             return None
-        known = servers.written(row, ("deleted", "flavor", "image", "interfaces"))
-        if known["deleted"]:
+        values = servers.written(row, ("deleted", "flavor", "image", "interfaces"))
+        if values["deleted"]:
             raise adoption.was_deleted(server, host)
         return cls(
             row.host or "",
@@ -230,18 +237,26 @@ class Record:
                 name=row.name,
                 project_id=row.project_id,
                 user_id=row.user_id,
-                flavor=from_wire(Flavor, known["flavor"]),
-                image=from_wire(ImageRef, known["image"]) if known["image"] else None,
-                ports={one["port"]: one.get("tag") or "" for one in known["interfaces"] or ()},
+                flavor=from_wire(Flavor, values["flavor"]),
+                image=from_wire(ImageRef, values["image"]) if values["image"] else None,
+                ports={
+                    interface["port"]: interface.get("tag") or ""
+                    for interface in values["interfaces"] or ()
+                },
             ),
         )
 
 
-def _refuse_strange_volumes(store: Store, server: str, has: Sequence[str]) -> None:
-    """A guest keeps only volumes that its server has a row of: adopted without, it would lose them
-    at its next start, and what it boots from with them."""
+def _refuse_strange_volumes(store: Store, server: str, guest_volumes: Sequence[str]) -> None:
+    """Check that the server has a row for each volume of the guest.
+
+    Otherwise the guest would lose the volume, perhaps the boot volume, at the next start.
+
+    Raises:
+        Conflict: The guest has another volume.
+    """
     rows = store.read(lambda tx: volumes.list_of(tx, server))
-    strange = sorted(set(has) - {str(row.volume_id) for row in rows})
+    strange = sorted(set(guest_volumes) - {str(row.volume_id) for row in rows})
     if strange:
         raise errors.Conflict(
             f"The guest has volume {', '.join(strange)}, and the database has lost that. A server is not made of it: "
@@ -250,16 +265,21 @@ def _refuse_strange_volumes(store: Store, server: str, has: Sequence[str]) -> No
         )
 
 
-def _completed(
+def _complete_facts(
     sources: Sources, facts: HostedServer, record: Record | None, options: argparse.Namespace
 ) -> HostedServer:
-    """What the host remembers, with what the record or the options say in place of what it does
-    not."""
+    """Return the host's facts, completed from the record and the options.
+
+    Raises:
+        BadRequest: An option contradicts the record, or a fact is missing.
+    """
     if record is not None:
-        given = [f"--{name}" for name in ("name", "project", "user") if getattr(options, name)]
-        if given:
+        owner_options = [
+            f"--{name}" for name in ("name", "project", "user") if getattr(options, name)
+        ]
+        if owner_options:
             raise errors.BadRequest(
-                f"{given[0]}: the database has this server, and its name and owner stay."
+                f"{owner_options[0]}: the database has this server, and its name and owner stay."
             )
         facts = replace(
             facts,
@@ -290,7 +310,7 @@ def _completed(
     return facts
 
 
-def _planned(
+def _plan(
     sources: Sources,
     server: str,
     answer: JsonObject,
@@ -298,7 +318,7 @@ def _planned(
     record: Record | None,
     options: argparse.Namespace,
 ) -> Adoption:
-    """What is to be written."""
+    """Return the adoption with the server's interfaces."""
     ports = sources.ports(server)
     assert facts.flavor is not None, "it is needed"
     return Adoption(
@@ -309,8 +329,8 @@ def _planned(
         facts,
         facts.flavor,
         [
-            {**to_wire_interface(one), "tag": facts.ports.get(one.port, "")}
-            for one in _in_order(ports or [], facts.ports)
+            {**to_wire_interface(interface), "tag": facts.ports.get(interface.port, "")}
+            for interface in _in_order(ports or [], facts.ports)
         ],
         None if record is None else record.host,
         options.force,
@@ -319,84 +339,90 @@ def _planned(
 
 
 def to_wire_interface(interface: Interface) -> JsonObject:
-    """As the server's row has it."""
-    made = to_wire(interface)
-    assert isinstance(made, dict)
-    return made
+    """Return the interface in the form of the server's row."""
+    data = to_wire(interface)
+    assert isinstance(data, dict)
+    return data
 
 
-def _in_order(ports: list[Interface], known: Mapping[str, str]) -> list[Interface]:
-    """As the guest finds them; those that it does not know at the end."""
-    order = {port: number for number, port in enumerate(known)}
-    return sorted(ports, key=lambda one: order.get(one.port, len(order)))
+def _in_order(ports: list[Interface], guest_ports: Mapping[str, str]) -> list[Interface]:
+    """Return the ports in the guest's order, with unknown ports at the end."""
+    order = {port: number for number, port in enumerate(guest_ports)}
+    return sorted(ports, key=lambda interface: order.get(interface.port, len(order)))
 
 
-def _check_places(sources: Sources, found: Adoption, options: argparse.Namespace) -> list[str]:
-    """Has no other host a guest of this server? Returns who did not answer."""
+def _check_places(sources: Sources, plan: Adoption, options: argparse.Namespace) -> list[str]:
+    """Check that no other host has a guest of this server. Return the hosts that did not answer.
+
+    Raises:
+        Conflict: Another host has a guest, or the recorded host does not answer.
+    """
     silent: list[str] = []
     domains = ask_hosts(sources.store, sources.hosts.query, silent)
     others = {
-        host: there[found.server]
-        for host, there in domains.items()
-        if host != found.host and found.server in there
+        host: domains_of_host[plan.server]
+        for host, domains_of_host in domains.items()
+        if host != plan.host and plan.server in domains_of_host
     }
     for host, power_state in sorted(others.items()):
-        if host != found.record:
+        if host != plan.record:
             raise errors.Conflict(
-                f"Host {host} has a guest of {found.server} too. See which is the right one, and "
-                f"discard the other first: kilonova host discard {host} {found.server}"
+                f"Host {host} has a guest of {plan.server} too. See which is the right one, and "
+                f"discard the other first: kilonova host discard {host} {plan.server}"
             )
         if power_state != states.SHUTDOWN:
             raise errors.Conflict(
                 f"The server runs on host {host}, where its record says that it is. If the guest on "
-                f"{found.host} is the right one, stop the server first."
+                f"{plan.host} is the right one, stop the server first."
             )
         if not options.replace:
             raise errors.Conflict(
                 f"Host {host}, which the server's record names, has a guest of it too, which is off. "
-                f"To keep that one: kilonova host discard {found.host} {found.server}. To keep the one "
-                f"on {found.host}: --replace, and the one on {host} is removed with its disk."
+                f"To keep that one: kilonova host discard {plan.host} {plan.server}. To keep the one "
+                f"on {plan.host}: --replace, and the one on {host} is removed with its disk."
             )
-    if found.record and f"host {found.record}" in silent:
+    if plan.record and f"host {plan.record}" in silent:
         raise errors.Conflict(
-            f"Host {found.record}, which the server's record names, does not answer, and may have its "
+            f"Host {plan.record}, which the server's record names, does not answer, and may have its "
             "guest: start its kilonova-agent first."
         )
     return silent
 
 
-def described(found: Adoption, sources: Sources, silent: list[str]) -> list[str]:
-    """What will be written, a line each, and what cannot be."""
-    facts, flavor = found.facts, found.flavor
+def describe(plan: Adoption, sources: Sources, silent: list[str]) -> list[str]:
+    """Return the record to write as lines of text, with the facts that are lost."""
+    facts, flavor = plan.facts, plan.flavor
     lines = [
-        f"server {found.server} ({facts.name}) of project {facts.project_id}, user {facts.user_id}"
+        f"server {plan.server} ({facts.name}) of project {facts.project_id}, user {facts.user_id}"
         + (f", created {iso(facts.created_at)}" if facts.created_at else ""),
-        f"  on host {found.host}, {found.vm_state}"
-        + ("" if found.record is None else f"; its record names {found.record or 'no host'}"),
+        f"  on host {plan.host}, {plan.vm_state}"
+        + ("" if plan.record is None else f"; its record names {plan.record or 'no host'}"),
         f"  flavor {flavor.name} ({flavor.id}): {flavor.vcpus} VCPUs, {flavor.memory_mb} MiB, "
-        f"{flavor.disk_gb} GiB{_compared(sources, flavor)}",
+        f"{flavor.disk_gb} GiB{_flavor_difference(sources, flavor)}",
         f"  image {facts.image.id if facts.image else 'not known'}"
         + (f", key {facts.key_name}" if facts.key_name else ""),
         *(
-            f"  port {one['port']} ({one['mac']}) on network {one['network']}"
-            for one in found.interfaces
+            f"  port {item['port']} ({item['mac']}) on network {item['network']}"
+            for item in plan.interfaces
         ),
         *(
             f"  port {port}, which the guest has, is not the server's any more and is left out"
-            for port in sorted(set(facts.ports) - {one["port"] for one in found.interfaces})
+            for port in sorted(set(facts.ports) - {item["port"] for item in plan.interfaces})
         ),
-        f"  takes {', '.join(f'{amount} {name}' for name, amount in sorted(found.size.items()))} of the host",
+        f"  takes {', '.join(f'{amount} {name}' for name, amount in sorted(plan.size.items()))} of the host",
     ]
-    if found.record is None:
+    if plan.record is None:
         lines.append(f"  lost, for no host remembers them: {LOST}")
-    lines += [f"  {one} did not answer: see that no guest of it is there" for one in sorted(silent)]
+    lines += [
+        f"  {item} did not answer: see that no guest of it is there" for item in sorted(silent)
+    ]
     return lines
 
 
-def _compared(sources: Sources, flavor: Flavor) -> str:
-    """Is there such a flavor now?"""
+def _flavor_difference(sources: Sources, flavor: Flavor) -> str:
+    """Return a text if the flavor does not exist any more or has changed."""
     try:
         now = sources.flavor(flavor.id)
     except errors.NotFound:
-        return "; there is no such flavor any more"
+        return "; this flavor does not exist any more"
     return "" if now == flavor else "; the flavor of this id is another one now"

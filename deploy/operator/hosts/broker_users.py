@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Users of hosts and roles at the broker: made through RabbitMQ's management, or by an
-administrator who is told how.
+"""Users of hosts and roles at the broker.
+
+They are managed through RabbitMQ's management API. Without it, an administrator gets the commands.
 
 API: https://www.rabbitmq.com/docs/management#http-api
 """
@@ -24,22 +25,26 @@ SECONDS = 10.0
 
 
 class Users(Protocol):
-    """Who makes them. Each method is repeatable, and returns what an administrator has still to
-    do."""
+    """Manages users at the broker. Each method may be repeated.
+
+    Each method returns the commands that an administrator still has to run, or an empty text.
+    """
 
     def make(self, identity: Identity, virtual_host: str) -> str:
-        """The user is there, with this password and these permissions."""
+        """Create the user with this password and these permissions."""
 
     def disconnect(self, user: str) -> str:
-        """Connections that it has open end."""
+        """Close the user's open connections."""
 
     def remove(self, user: str) -> str:
-        """The user is not there."""
+        """Delete the user."""
 
 
 class Management:
-    """Through the management API at ``url``, which names a user with the tag administrator and its
-    password."""
+    """Manages users through the management API.
+
+    ``url`` contains the name and password of a user with the tag administrator.
+    """
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -78,8 +83,14 @@ class Management:
     def _call(
         self, method: str, path: str, body: dict[str, Any] | None = None, missing: bool = False
     ) -> None:
-        """Raises Unavailable: the broker was not told. ``missing``: what is not there is as
-        wanted."""
+        """Send a request.
+
+        Args:
+            missing: Accept a 404, because the object may be gone already.
+
+        Raises:
+            Unavailable: The broker does not answer, or refuses.
+        """
         try:
             answer = self._session.request(
                 method, f"{self._url}/api/{path}", json=body, timeout=SECONDS
@@ -96,8 +107,10 @@ class Management:
 
 
 class ByHand:
-    """No management is in reach: an administrator runs rabbitmqctl. Passwords are typed, so that no
-    list of processes shows them."""
+    """Returns rabbitmqctl commands for an administrator, without access to a management API.
+
+    The administrator types passwords, so that no list of processes shows them.
+    """
 
     def make(self, identity: Identity, virtual_host: str) -> str:
         return _lines(
@@ -144,15 +157,15 @@ class ByHand:
 
 
 def users(conf: cfg.ConfigOpts) -> Users:
-    """Return the maker of users at the configured broker."""
+    """Return the manager of users at the configured broker."""
     return Management(conf.host_keys.management_url) if conf.host_keys.management_url else ByHand()
 
 
-def say(left: str) -> None:
+def print_instructions(commands: str) -> None:
     """Print the commands that an administrator of the broker has to run, if any."""
-    if left:
+    if commands:
         print(
-            f"[host_keys] management_url is not set; on the broker's machine run:\n{left}",
+            f"[host_keys] management_url is not set; on the broker's machine run:\n{commands}",
             file=sys.stderr,
         )
 

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova host debts``: what is left of servers on hosts that have not removed it yet, and what
-will make it go.
+"""``kilonova host debts``: guests that hosts still have to remove, and the next step for each.
 
-Read only, from the database alone. A debt holds its resources until its host has confirmed that
-nothing is there, so it is never struck by hand: a host that is heard pays within seconds, one that
-is silent when it is back.
+The command reads only the database. A guest to be removed holds resources until the host has
+confirmed the removal, so no command drops the entry. A reachable host removes such guests within
+seconds, a silent host when it is back.
 """
 
 from __future__ import annotations
@@ -22,29 +21,30 @@ from common.store.views import host_contents
 from common.store.views.host_contents import Debt
 from deploy.operator.output import columns
 
-LATE = 60 * SECOND  # a host that is heard has paid long before
+# A reachable host has removed the guest long before.
+LATE = 60 * SECOND
 
 
 def debts(options: argparse.Namespace) -> int:
-    """Print them, oldest first; 1 when there are some."""
+    """Print the guests to remove, oldest first. Return 1 if there are any."""
     store = Store.opened(config.load(options.config))
     upgrades.check(store)
     try:
         if options.host:
             store.read(lambda tx: host_status.host_state(tx, options.host))
-        at, found = store.snapshot(lambda tx: (moment(tx), host_contents.debts(tx, options.host)))
+        at, pending = store.snapshot(lambda tx: (moment(tx), host_contents.debts(tx, options.host)))
     finally:
         store.close()
     print(
-        json.dumps([facts(one, at) for one in found], indent=1)
+        json.dumps([facts(debt, at) for debt in pending], indent=1)
         if options.json
-        else table(found, at)
+        else table(pending, at)
     )
-    return 1 if found else 0
+    return 1 if pending else 0
 
 
 def facts(debt: Debt, at: int) -> dict[str, object]:
-    """For programs."""
+    """Return an entry for JSON output."""
     return {
         "server": debt.server,
         "name": debt.name,
@@ -58,31 +58,34 @@ def facts(debt: Debt, at: int) -> dict[str, object]:
     }
 
 
-def table(found: list[Debt], at: int) -> str:
-    """For people: one line a debt, then for each host what makes them go."""
-    if not found:
+def table(pending: list[Debt], at: int) -> str:
+    """Return the entries as text for people, followed by the next step for each host."""
+    if not pending:
         return "no host has anything still to remove"
     lines = [["server", "name", "host", "since", "holds"]]
     lines += [
-        [one.server, one.name, one.host.name, iso(one.since) or "", _holds(one)] for one in found
+        [debt.server, debt.name, debt.host.name, iso(debt.since) or "", _holds(debt)]
+        for debt in pending
     ]
-    hosts = {one.host.name: one for one in reversed(found)}  # the oldest of each
+    # The oldest entry of each host.
+    hosts = {debt.host.name: debt for debt in reversed(pending)}
     states = [
-        f"host {name} is {state(one.host)}; {goes(one, at)}" for name, one in sorted(hosts.items())
+        f"host {name} is {state(debt.host)}; {goes(debt, at)}"
+        for name, debt in sorted(hosts.items())
     ]
-    return "\n".join([columns(lines), f"{len(found)} debts", *states])
+    return "\n".join([columns(lines), f"{len(pending)} debts", *states])
 
 
 def _holds(debt: Debt) -> str:
-    held = (
+    resources = (
         ", ".join(f"{amount} {name}" for name, amount in sorted(debt.holds.items()))
         or "no resources"
     )
-    return held + ("; its files stay, another host has them too" if debt.keeps_files else "")
+    return resources + ("; its files stay, another host has them too" if debt.keeps_files else "")
 
 
 def state(host: HostState) -> str:
-    """up, silent or unknown; and what was declared."""
+    """Return up, silent or unknown, followed by fenced or forced down, and disabled."""
     if not host.service:
         return "unknown"
     words = ["up" if host.up else "silent"]
@@ -92,7 +95,7 @@ def state(host: HostState) -> str:
 
 
 def goes(debt: Debt, at: int) -> str:
-    """What will make this debt go."""
+    """Return the next step that removes the guest."""
     if not debt.host.service:
         return "no service of it is known: start its agent there, and what is left is removed"
     if not debt.host.up:

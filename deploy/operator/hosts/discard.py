@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova host discard HOST SERVER``: has a host remove a guest that no record knows.
+"""``kilonova host discard HOST SERVER``: lets a host remove a guest that has no record.
 
-The host is asked first: what it does not have becomes no debt. Where the database has the server on
-another host, that host must have its guest; on storage that both share only the domain goes. Ports
-follow: to where the record is, or away, when no host has a guest of a server without one.
+The command first checks that the host has the guest. If the database has the server on another
+host, that host must have its guest. On storage that both hosts share, only the domain is removed.
+The server's ports are bound to the recorded host. Without a record they are deleted, if no other
+host has a guest of the server.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ from deploy.operator.store import adoption
 
 
 def discard(options: argparse.Namespace) -> int:
-    """Make a debt of it, or of the files that are there without a guest; without --yes only say
-    what would go.
+    """Request the removal of a guest, or of files without a guest. Without --yes only print the
+    effect.
 
     Raises:
-        BadRequest: it is no server's id. NotFound: the host has no guest of it. Conflict: it has a
-        record, or a host does not answer.
+        BadRequest: The text is no server's id.
+        NotFound: The host has no guest or files of the server.
+        Conflict: The guest has a record, or a host does not answer.
     """
     try:
         server = str(uuid.UUID(options.server))
@@ -51,9 +53,9 @@ def discard(options: argparse.Namespace) -> int:
 
 
 def carry_out(
-    store: Store, hosts: HostAnswers, ports: Ports, server: str, host: str, is_sure: bool
+    store: Store, hosts: HostAnswers, ports: Ports, server: str, host: str, is_confirmed: bool
 ) -> int:
-    """The command, whomever it asks."""
+    """Run the command with these clients of hosts and network service."""
     record = store.read(lambda tx: guests.home(tx, server))
     if server not in _domains(store, hosts, host) and not _has_files(hosts, server, host):
         raise errors.NotFound(
@@ -72,21 +74,21 @@ def carry_out(
 
     def work(tx: Connection) -> None:
         if not host_status.host_state(tx, host, locked=True).answers:
-            raise _silent(host)
+            raise _no_answer(host)
         guests.discard(tx, server, host, elsewhere=record, keeps_files=keeps_files)
         if has_ports:
             cleanups.add(tx, [_cleanup(server, host)])
 
-    if not is_sure:
-        goes = (
+    if not is_confirmed:
+        effect = (
             f"removed; its disk stays, which is that of the guest on host {record} too"
             if keeps_files
             else "removed with its disk, and nothing brings it back"
         )
         if has_ports:
-            goes += f"; its ports go {f'to {record}' if record else 'with it'}"
+            effect += f"; its ports go {f'to {record}' if record else 'with it'}"
         print(
-            f"the guest of server {server} on host {host} would be {goes}: --yes if that is meant"
+            f"the guest of server {server} on host {host} would be {effect}: --yes if that is meant"
         )
         return 1
     store.write(work)
@@ -95,31 +97,37 @@ def carry_out(
 
 
 def _domains(store: Store, hosts: HostAnswers, host: str) -> Mapping[str, int]:
-    """The guests that a host has now."""
+    """Return the guests that a host has now.
+
+    Raises:
+        Conflict: The host does not answer.
+    """
     if not store.read(lambda tx: host_status.host_state(tx, host)).answers:
-        raise _silent(host)
-    found: Mapping[str, int] = hosts.query(host, "domains", {})["domains"]
-    return found
+        raise _no_answer(host)
+    domains: Mapping[str, int] = hosts.query(host, "domains", {})["domains"]
+    return domains
 
 
 def _has_files(hosts: HostAnswers, server: str, host: str) -> bool:
-    """Has a host, which has no guest of this server, files of it?"""
+    """True if the host has files of this server."""
     return server in hosts.query(host, "files", {})["servers"]
 
 
-def _silent(host: str) -> errors.Conflict:
+def _no_answer(host: str) -> errors.Conflict:
     return errors.Conflict(f"Host {host} does not answer: start its kilonova-agent first.")
 
 
 def _is_last(store: Store, hosts: HostAnswers, server: str, host: str) -> bool:
-    """Do all other hosts say that they have no guest of this server?"""
+    """True if all other hosts answer and have no guest of this server."""
     silent: list[str] = []
-    found = ask_hosts(store, hosts.query, silent)
-    return not silent and not any(server in there for name, there in found.items() if name != host)
+    domains_by_host = ask_hosts(store, hosts.query, silent)
+    return not silent and not any(
+        server in domains for name, domains in domains_by_host.items() if name != host
+    )
 
 
 def _cleanup(server: str, host: str) -> dict[str, object]:
-    """The server's ports are to be looked at."""
+    """Return the pending cleanup that checks the server's ports."""
     return {
         "kind": cleanups.PORTS,
         "target": server,

@@ -34,7 +34,11 @@ class HostAnswers(Protocol):
     """A client that queries hosts, as ``agent.AgentClient`` does."""
 
     def query(self, host: str, verb: str, arguments: JsonObject, timeout: float = 10) -> JsonObject:
-        """Return the host's answer. Raises Unavailable if the host does not answer."""
+        """Return the host's answer.
+
+        Raises:
+            Unavailable: The host does not answer.
+        """
 
 
 def ask_hosts(

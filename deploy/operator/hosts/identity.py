@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova host add|rotate|remove``: who may speak as a host: its keys, and its user at the
-broker, and the token with which a machine becomes it (``kilonova join``).
+"""``kilonova host add|rotate|remove``: the identity of a host.
 
-The database says which generation of a host's keys counts, the host has them in one file, the
-broker knows its user. A command that ended in the middle is made up for by ``rotate``, which begins
-with the database too.
+The identity consists of the host's keys, the user at the broker, and the token with which a machine
+joins (``kilonova join``). The database has the valid generation of a host's keys, the host has the
+keys in one file, and the broker has the user. If a command is interrupted, ``rotate`` repairs the
+state.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from common.store import upgrades
 from common.store.engine import Connection, Store
 from common.store.hosts import host_joins, host_keys, host_status, services
 from common.store.views import host_contents, host_removal
-from deploy.operator.hosts.broker_users import say, users
+from deploy.operator.hosts.broker_users import print_instructions, users
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 OVERLAP_SECONDS = 3600
-NAMED = 5  #: servers, in a refusal
+#: The number of servers that an error names.
+NAMED = 5
 
 
 def add(options: argparse.Namespace) -> int:
-    """Let a host join: print a token for ``kilonova join``; or with --file give it its first
-    keys."""
-    conf, store = _opened(options)
+    """Print a token for ``kilonova join``, or with --file write the host's first keys."""
+    conf, store = _open(options)
     if options.file:
         store.write(lambda tx: host_keys.add(tx, options.host))
         return _issue(options, conf, store)
@@ -49,18 +49,20 @@ def add(options: argparse.Namespace) -> int:
 
 
 def _invite(options: argparse.Namespace, conf: cfg.ConfigOpts, store: Store) -> int:
-    """Everything that can be refused is looked at before the token before this one ends."""
+    """Print a token. All checks run before the previous token becomes invalid."""
     host, password = options.host, secrets.token_hex(24)
     if conf.tls.ca_key_file and not options.address:
         raise errors.ConfigError(
             f"hosts that join here get a certificate: say for which address, kilonova host add {host} --address IP"
         )
-    joins = broker_identities.of_join(host, password)
-    url = url_as(conf, joins.user, password, at=options.broker)
-    near = [one.hostname for one in address_of(conf, url).hosts if tls.is_loopback(one.hostname)]
-    if near and not options.broker:
+    join_identity = broker_identities.of_join(host, password)
+    url = url_as(conf, join_identity.user, password, at=options.broker)
+    loopbacks = [
+        node.hostname for node in address_of(conf, url).hosts if tls.is_loopback(node.hostname)
+    ]
+    if loopbacks and not options.broker:
         raise errors.ConfigError(
-            f"transport_url says {near[0]}, which from a host is that host: say where hosts reach the broker, "
+            f"transport_url says {loopbacks[0]}, which from a host is that host: say where hosts reach the broker, "
             f"kilonova host add {host} --broker HOST[:PORT]"
         )
     authority = Path(conf.tls.ca_file).read_text() if tls.of(conf) else ""
@@ -74,13 +76,20 @@ def _invite(options: argparse.Namespace, conf: cfg.ConfigOpts, store: Store) -> 
         authority,
         bool(conf.tls.allow_plain_text),
     )
-    own = broker_identities.of_host(host, keys.broker_password(host, generation))
+    host_identity = broker_identities.of_host(host, keys.broker_password(host, generation))
     virtual_host = address_of(conf).virtual_host or "/"
-    left = "\n".join(filter(None, (users(conf).make(one, virtual_host) for one in (own, joins))))
-    if left:
+    instructions = "\n".join(
+        filter(
+            None, (users(conf).make(node, virtual_host) for node in (host_identity, join_identity))
+        )
+    )
+    if instructions:
         path = Path(f"{host}-broker.txt")
-        private_files.replace(path, "".join(f"{one.user} {one.password}\n" for one in (own, joins)))
-        say(f"{left}\nThe written file is {path}: remove it then.")
+        private_files.replace(
+            path,
+            "".join(f"{node.user} {node.password}\n" for node in (host_identity, join_identity)),
+        )
+        print_instructions(f"{instructions}\nThe written file is {path}: remove it then.")
     print(
         f"Within an hour, once, as root on {host}: kilonova join TOKEN. Then here: kilonova host prove {host}",
         file=sys.stderr,
@@ -90,59 +99,70 @@ def _invite(options: argparse.Namespace, conf: cfg.ConfigOpts, store: Store) -> 
 
 
 def rotate(options: argparse.Namespace) -> int:
-    """Give a host new keys; the ones before count for an hour still, or with ``--now`` no more."""
-    conf, store = _opened(options)
+    """Give a host new keys. The old keys stay valid for an hour, or with ``--now`` end at once."""
+    conf, store = _open(options)
     store.write(
         lambda tx: host_keys.rotate(tx, options.host, 0 if options.now else OVERLAP_SECONDS)
     )
     status = _issue(options, conf, store)
     if options.now:
-        say(users(conf).disconnect(broker_names.user_of(options.host)))
+        print_instructions(users(conf).disconnect(broker_names.user_of(options.host)))
     return status
 
 
 def remove(options: argparse.Namespace) -> int:
-    """Take away all that is known of a host, when nothing is on it: keys, token, service, provider,
-    memberships, users of the broker."""
-    conf, store = _opened(options)
+    """Remove an empty host.
+
+    This deletes keys, token, service, provider, memberships, and users at the broker.
+    """
+    conf, store = _open(options)
 
     def forget(tx: Connection) -> bool:
         _require_empty(tx, options.host)
-        found = services.list_all(tx, options.host, Binary.COMPUTE)
-        for row in found:
+        service_rows = services.list_all(tx, options.host, Binary.COMPUTE)
+        for row in service_rows:
             host_removal.remove(tx, row, row.uuid)
         host_joins.forget(tx, options.host)
-        return host_keys.remove(tx, options.host) or bool(found)
+        return host_keys.remove(tx, options.host) or bool(service_rows)
 
     is_known = store.write(forget)
     store.close()
-    known, own = users(conf), broker_names.user_of(options.host)
-    joins = broker_names.user_of_join(options.host)
-    left = [known.remove(own), known.disconnect(own), known.remove(joins), known.disconnect(joins)]
-    if not is_known:  # its users were perhaps left by a command that was killed
+    broker_users, user = users(conf), broker_names.user_of(options.host)
+    join_user = broker_names.user_of_join(options.host)
+    instructions = [
+        broker_users.remove(user),
+        broker_users.disconnect(user),
+        broker_users.remove(join_user),
+        broker_users.disconnect(join_user),
+    ]
+    if not is_known:  # An earlier command may have been killed before it deleted the users.
         raise errors.NotFound(
             f"Host {options.host} has no keys: kilonova hosts lists those that are known."
         )
-    say("\n".join(filter(None, left)))
-    print(f"host {options.host} is not heard any more")
+    print_instructions("\n".join(filter(None, instructions)))
+    print(f"host {options.host} was removed, and its messages are refused")
     return 0
 
 
 def _require_empty(tx: Connection, host: str) -> None:
-    """Raises Conflict, which names the servers there and what takes them away."""
+    """Check that the host has no servers.
+
+    Raises:
+        Conflict: The host has servers. The text names them and the next command.
+    """
     states = host_status.host_states(tx, host)
-    there = host_contents.look(tx, host).servers if states else []
-    if not there:
+    remaining = host_contents.look(tx, host).servers if states else []
+    if not remaining:
         return
-    named = ", ".join(f"{one.name} ({one.id})" for one in there[:NAMED])
-    more = f" and {len(there) - NAMED} more" if len(there) > NAMED else ""
+    named = ", ".join(f"{server.name} ({server.id})" for server in remaining[:NAMED])
+    more = f" and {len(remaining) - NAMED} more" if len(remaining) > NAMED else ""
     way = "drain" if states[host].answers else "evacuate"
     raise errors.Conflict(
-        f"Host {host} has {len(there)} servers: {named}{more}. First: kilonova host {way} {host}"
+        f"Host {host} has {len(remaining)} servers: {named}{more}. First: kilonova host {way} {host}"
     )
 
 
-def _opened(options: argparse.Namespace) -> tuple[cfg.ConfigOpts, Store]:
+def _open(options: argparse.Namespace) -> tuple[cfg.ConfigOpts, Store]:
     conf = config.load(options.config)
     if NAME.fullmatch(options.host) is None:
         raise errors.ConfigError(
@@ -159,18 +179,18 @@ def _opened(options: argparse.Namespace) -> tuple[cfg.ConfigOpts, Store]:
 
 
 def _issue(options: argparse.Namespace, conf: cfg.ConfigOpts, store: Store) -> int:
-    """Make the broker's user and the key file."""
-    host, made = options.host, host_keys.of_all(store, conf)
-    generation = made.newest(host, Purpose.COMMAND).generation
-    password = made.broker_password(host, generation)
-    keys = made.for_host(host, url_as(conf, broker_names.user_of(host), password), generation)
+    """Create the broker's user, and write the key file."""
+    host, all_keys = options.host, host_keys.of_all(store, conf)
+    generation = all_keys.newest(host, Purpose.COMMAND).generation
+    password = all_keys.broker_password(host, generation)
+    keys = all_keys.for_host(host, url_as(conf, broker_names.user_of(host), password), generation)
     store.close()
     path = Path(options.file or f"{host}.key")
     private_files.replace(path, keys.text())
     instructions = users(conf).make(
         broker_identities.of_host(host, password), address_of(conf).virtual_host or "/"
     )
-    say(instructions)
+    print_instructions(instructions)
     print(
         f"{path} has the keys of host {host}, generation {keys.generation}. Bring it to the host as [agent] key_file "
         "(host.key in state_dir), readable for kilonova-agent alone, and restart kilonova-agent."

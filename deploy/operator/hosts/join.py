@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova join TOKEN``: this machine becomes the host that ``kilonova host add`` named.
+"""``kilonova join TOKEN``: makes this machine the host that ``kilonova host add`` named.
 
-Everything that can be refused is looked at before the token is used. Killed after that, it has
-written nothing or a part: ``kilonova host add`` then prints another token, and this is run again.
-It knows no user of the cloud, so the guest that proves the host is made on the controller:
+All checks run before the token is used. If the command is killed after that, the command has
+written no files or some of them. Then ``kilonova host add`` prints another token, and the command
+is repeated. The machine has no user of the cloud, so the controller creates the test server:
 ``kilonova host prove``.
 """
 
@@ -35,41 +35,49 @@ from common.service import config
 from deploy.operator.hosts import join_checks
 from deploy.operator.hosts.join_files import Owner, merged
 
-TRIES, PAUSE_SECONDS = 3, 2.0  #: for an answer that was lost
-HEARD_SECONDS = 60.0  #: until the control plane hears an agent that was started
-_NOT_YET = ("ca_file", "cert_file", "key_file")  #: of [tls]: what the file names is not there yet
-CA = "ca.pem"  #: beside agent.conf
-CERTIFICATE = "host.pem"  #: in state_dir, where the agent puts the next one
+TRIES, PAUSE_SECONDS = 3, 2.0  #: Attempts after a lost answer, and the pause between them.
+#: Seconds until the control plane must have heard the started agent.
+HEARD_SECONDS = 60.0
+#: Options of [tls] whose files do not exist yet.
+_NOT_YET = ("ca_file", "cert_file", "key_file")
+#: The file of the authority, beside agent.conf.
+CA = "ca.pem"
+#: The file of the certificate, in state_dir. The agent renews it there.
+CERTIFICATE = "host.pem"
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where things go on this host, and whose they are."""
+    """The configuration file of this host, the owner of files, and the token."""
 
     path: Path
     owner: Owner
     token: JoinToken
 
     def options(self, address: str = "", certificate: str = "") -> dict[str, dict[str, str]]:
-        """What stands in agent.conf afterwards; ``certificate``: its path, where there is one."""
-        made: dict[str, dict[str, str]] = {"DEFAULT": {"host": self.token.host}}
+        """Return the options that agent.conf must have.
+
+        Args:
+            certificate: Path of the certificate, or empty.
+        """
+        options: dict[str, dict[str, str]] = {"DEFAULT": {"host": self.token.host}}
         if address:
-            made["migration"] = {"live_migration_inbound_addr": address}
-        secured = {}
+            options["migration"] = {"live_migration_inbound_addr": address}
+        tls = {}
         if self.token.ca:
-            secured["ca_file"] = str(self.beside(CA))
+            tls["ca_file"] = str(self.beside(CA))
         if certificate:
-            secured["cert_file"] = certificate
+            tls["cert_file"] = certificate
         if self.token.allow_plain_text:
-            secured["allow_plain_text"] = "true"
-        return made | ({"tls": secured} if secured else {})
+            tls["allow_plain_text"] = "true"
+        return options | ({"tls": tls} if tls else {})
 
     def beside(self, name: str) -> Path:
         return self.path.parent / name
 
 
 def join(options: argparse.Namespace) -> int:
-    """Check, use the token, write, start."""
+    """Check the machine, use the token, write the files, start the agent."""
     try:
         text = sys.stdin.read() if options.token == "-" else options.token  # noqa: S105 - stands for standard input
         token = JoinToken.read(text)
@@ -79,14 +87,14 @@ def join(options: argparse.Namespace) -> int:
     place = Place(path, Owner.named(options.user), token)
     if not options.no_start:
         join_checks.unit()
-    with tempfile.TemporaryDirectory() as folder, _asking(place, Path(folder)) as (conf, client):
-        looked = _look(conf, token, client)
-        address = _checked(options, place, conf, looked)
-        certificate = _certificate(options, place, Path(folder), looked, address)
-        is_secured = certificate or looked.signs
+    with tempfile.TemporaryDirectory() as folder, _connect(place, Path(folder)) as (conf, client):
+        state = _check_token(conf, token, client)
+        address = _check_machine(options, place, conf, state)
+        certificate = _certificate(options, place, Path(folder), state, address)
+        is_secured = certificate or state.signs
         own = str(_certificate_file(conf)) if is_secured else ""
         texts = merged(path, place.options(address, own))
-        _use(place, conf, client, texts, certificate)
+        _use_token(place, conf, client, texts, certificate)
         if options.no_start:
             print(f"{path} is written. Start kilonova-agent with it")
         else:
@@ -96,16 +104,18 @@ def join(options: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _asking(place: Place, folder: Path) -> Iterator[tuple[cfg.ConfigOpts, HostJoinsClient]]:
-    """The configuration that the agent will have, as far as it is known, and who asks conductors.
-    It is read from a copy, so that nothing is written here yet."""
+def _connect(place: Place, folder: Path) -> Iterator[tuple[cfg.ConfigOpts, HostJoinsClient]]:
+    """Yield the agent's later configuration, as far as known, and a client of conductors.
+
+    The configuration is read from a temporary copy, so that no file is written yet.
+    """
     trial, authority = folder / config.AGENT_FILE.rpartition("/")[2], folder / CA
     trial.write_text(merged(place.path, place.options()))
     authority.write_text(place.token.ca)
     conf = config.load(str(trial), config.AGENT)
     for name in _NOT_YET:
-        known = str(authority) if name == "ca_file" and place.token.ca else ""
-        conf.set_override(name, known, group="tls")
+        value = str(authority) if name == "ca_file" and place.token.ca else ""
+        conf.set_override(name, value, group="tls")
     token = place.token
     connect = opener(conf, token.transport_url)
     link = HostSide(connect, token.keys, token.host, purpose=Purpose.JOIN)
@@ -117,47 +127,60 @@ def _asking(place: Place, folder: Path) -> Iterator[tuple[cfg.ConfigOpts, HostJo
             conf.clear_override(name, group="tls")
 
 
-def _look(conf: cfg.ConfigOpts, token: JoinToken, client: HostJoinsClient) -> TokenState:
-    """How the token stands, while the clocks are compared. Raises ConfigError: it opens nothing."""
-    look_in(conf, token.transport_url, "the token")  # whose refusal says why
+def _check_token(conf: cfg.ConfigOpts, token: JoinToken, client: HostJoinsClient) -> TokenState:
+    """Return the state of the token after a comparison of the clocks.
+
+    Raises:
+        ConfigError: No conductor answers, or the token is not valid.
+    """
+    # The broker's refusal has a reason.
+    look_in(conf, token.transport_url, "the token")
     try:
-        found, said = join_checks.clock(client.look)
+        state, difference = join_checks.clock(client.look)
     except errors.NoAnswer as problem:
         raise errors.ConfigError(
             f"the broker answers, and no conductor does: none runs (kilonova status, on the controller), or the "
             f"token was replaced, or host {token.host} was removed: kilonova host add {token.host} prints another"
         ) from problem
-    if found.refusal:
-        raise errors.ConfigError(found.refusal)
-    _tell("broker", address_of(conf, token.transport_url).hosts[0].hostname)
-    _tell("clock", said)
-    return found
+    if state.refusal:
+        raise errors.ConfigError(state.refusal)
+    _report("broker", address_of(conf, token.transport_url).hosts[0].hostname)
+    _report("clock", difference)
+    return state
 
 
-def _checked(
-    options: argparse.Namespace, place: Place, conf: cfg.ConfigOpts, looked: TokenState
+def _check_machine(
+    options: argparse.Namespace, place: Place, conf: cfg.ConfigOpts, state: TokenState
 ) -> str:
-    """Look at the machine; returns its address."""
+    """Check the machine and return the address.
+
+    Raises:
+        ConfigError: A check failed.
+    """
     token = place.token
     address = join_checks.address(
         options.address,
-        looked.address,
+        state.address,
         conf.migration.live_migration_inbound_addr,
         address_of(conf, token.transport_url),
     )
-    _tell("address", address)
+    _report("address", address)
     for name, check in (
         ("libvirt", join_checks.libvirt),
         ("guests", join_checks.acceleration),
         ("space", join_checks.space),
     ):
-        _tell(name, check(conf))
+        _report(name, check(conf))
     _require_own_keys(_key_file(conf), token.host)
     return address
 
 
 def _require_own_keys(path: Path, host: str) -> None:
-    """Raises ConfigError: this machine is another host, whose guests are here."""
+    """Check that this machine is not another host with its own guests.
+
+    Raises:
+        ConfigError: The machine has the keys of another host.
+    """
     try:
         other = json.loads(path.read_text())["host"]
     except FileNotFoundError:
@@ -180,11 +203,13 @@ def _key_file(conf: cfg.ConfigOpts) -> Path:
 
 
 def _certificate(
-    options: argparse.Namespace, place: Place, folder: Path, looked: TokenState, address: str
+    options: argparse.Namespace, place: Place, folder: Path, state: TokenState, address: str
 ) -> str:
-    """The one that the operator brings, with its key (PEM); empty: none is needed, or it comes with
-    the identity."""
-    if not place.token.ca or looked.signs:
+    """Return the operator's certificate with the key (PEM).
+
+    Empty if the cloud has no TLS, or if the certificate comes with the identity.
+    """
+    if not place.token.ca or state.signs:
         if options.cert_file:
             raise errors.ConfigError(
                 "--cert-file is not needed: "
@@ -202,41 +227,45 @@ def _certificate(
             f"with --address {address}"
         )
     key = options.key_file or options.cert_file
-    _tell("certificate", join_checks.certificate(options.cert_file, key, str(folder / CA), address))
+    _report(
+        "certificate", join_checks.certificate(options.cert_file, key, str(folder / CA), address)
+    )
     texts = dict.fromkeys((options.cert_file, key))
-    return "".join(Path(one).read_text() for one in texts)
+    return "".join(Path(file).read_text() for file in texts)
 
 
-def _use(
+def _use_token(
     place: Place,
     conf: cfg.ConfigOpts,
     client: HostJoinsClient,
     text: str,
     certificate: str,
 ) -> None:
-    """Use the token, and write what came; the configuration last, without which no agent starts."""
+    """Use the token, and write the files. The configuration is last, because no agent starts
+    without it.
+    """
     key = NewKey()
-    got = _joined(client, key.request(place.token.host))
+    identity = _request_identity(client, key.request(place.token.host))
     token, owner = place.token, place.owner
     user = broker_names.user_of(token.host)
-    url = url_as(conf, user, got.password, token.transport_url)
-    own = OwnKeys(token.host, got.generation, got.keys, url)
-    if got.certificate:
-        certificate = key.file(got.certificate)
+    url = url_as(conf, user, identity.password, token.transport_url)
+    own_keys = OwnKeys(token.host, identity.generation, identity.keys, url)
+    if identity.certificate:
+        certificate = key.file(identity.certificate)
     keys = _key_file(conf)
-    _folder(Path(conf.state_dir), owner)
+    _create_state_dir(Path(conf.state_dir), owner)
     place.path.parent.mkdir(parents=True, exist_ok=True, mode=0o711)
-    replace(keys, own.text(), 0o600, (owner.uid, owner.gid))
+    replace(keys, own_keys.text(), 0o600, (owner.uid, owner.gid))
     OwnKeys.read(keys, token.host)
     if token.ca:
         replace(place.beside(CA), token.ca, 0o644)
     if certificate:
         replace(_certificate_file(conf), certificate, 0o600, (owner.uid, owner.gid))
     replace(place.path, text, 0o640, (os.geteuid(), owner.gid))
-    _tell("identity", f"host {token.host}, in {keys}")
+    _report("identity", f"host {token.host}, in {keys}")
 
 
-def _joined(client: HostJoinsClient, request: str) -> Identity:
+def _request_identity(client: HostJoinsClient, request: str) -> Identity:
     for left in reversed(range(TRIES)):
         try:
             return client.join(request)
@@ -246,13 +275,13 @@ def _joined(client: HostJoinsClient, request: str) -> Identity:
             time.sleep(PAUSE_SECONDS)
         except NotGenuine as problem:
             raise errors.ConfigError(
-                "what came as the identity was not sealed for this machine: somebody else asks in its name"
+                "the identity in the answer was not sealed for this machine: another machine uses the same token"
             ) from problem
     raise AssertionError("the last try is answered, or raises")
 
 
-def _folder(path: Path, owner: Owner) -> None:
-    """As the unit's StateDirectory would make it."""
+def _create_state_dir(path: Path, owner: Owner) -> None:
+    """Create state_dir as the unit's StateDirectory would."""
     if not path.exists():
         path.mkdir(parents=True, mode=0o750)
         if not owner.is_us:
@@ -260,7 +289,7 @@ def _folder(path: Path, owner: Owner) -> None:
 
 
 def start_agent(client: HostJoinsClient) -> None:
-    """Start the unit, and wait until conductors hear it."""
+    """Start the unit, and wait until a conductor hears the agent."""
     for words in (("enable", join_checks.UNIT), ("restart", join_checks.UNIT)):
         if complaint := join_checks.systemctl(*words):
             raise errors.ConfigError(
@@ -271,10 +300,10 @@ def start_agent(client: HostJoinsClient) -> None:
     while time.monotonic() < until:
         try:
             if client.look().is_heard:
-                _tell("agent", "runs, and the cloud hears it")
+                _report("agent", "runs, and the cloud hears it")
                 return
         except errors.Unavailable:
-            pass  # asked again
+            pass  # The next attempt follows.
         time.sleep(PAUSE_SECONDS)
     raise errors.ConfigError(
         f"the agent runs, and the cloud has not heard it for {HEARD_SECONDS:.0f} s: see journalctl -u "
@@ -282,5 +311,5 @@ def start_agent(client: HostJoinsClient) -> None:
     )
 
 
-def _tell(name: str, found: str) -> None:
-    print(f"{name}: {found}", flush=True)
+def _report(name: str, result: str) -> None:
+    print(f"{name}: {result}", flush=True)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``kilonova join`` looks at before the token is used: each returns what it found, in words,
-or raises ConfigError with what to do.
+"""The checks of ``kilonova join`` before the token is used.
+
+Each check returns the result as text, or raises ConfigError with the next step.
 """
 
 from __future__ import annotations
@@ -26,70 +27,83 @@ from common.security import tls
 from deploy.operator import config_check
 
 UNIT = "kilonova-agent"
-CLOCK_SECONDS = 10.0  #: by which clocks may differ: cookies, tickets and certificates go by them
+#: Seconds by which clocks may differ, because cookies, tickets and certificates depend on the time.
+CLOCK_SECONDS = 10.0
 LEAST_GIB = 2
 COMMAND_SECONDS = 90.0
 
 
 def clock(look: Callable[[], TokenState]) -> tuple[TokenState, str]:
-    """Return the token's state, and the difference between this clock and the cloud's in words."""
+    """Return the token's state, and the difference between this clock and the cloud's as text.
+
+    Args:
+        look: Requests the token's state from a conductor.
+    """
     before = time.time()
-    found = look()
+    state = look()
     after = time.time()
-    ahead = (before + after) / 2 - found.now / 1e6
+    ahead = (before + after) / 2 - state.now / 1e6
     if abs(ahead) > CLOCK_SECONDS + (after - before):
         way = "ahead of" if ahead > 0 else "behind"
         raise ConfigError(
             f"this clock is {abs(ahead):.0f} s {way} the cloud's: let both be set by NTP (timedatectl "
             "set-ntp true, or chrony), and see timedatectl"
         )
-    return found, f"{abs(ahead):.1f} s from the cloud's"
+    return state, f"{abs(ahead):.1f} s from the cloud's"
 
 
-def address(given: str | None, invited: str, configured: str | None, broker: BrokerAddress) -> str:
-    """Where others reach this host: as said here, at host add, in the file, else the address by
-    which it reaches the broker. 127.0.0.1 is nobody's unless somebody says so here or there."""
-    said = given or invited or configured or ""
-    found = said or _towards(broker)
-    if not said and tls.is_loopback(found):
+def address(
+    explicit: str | None, invited: str, configured: str | None, broker: BrokerAddress
+) -> str:
+    """Return the address at which others reach this host.
+
+    The sources are, in order: this command, ``host add``, the configuration file, the local address
+    of the connection to the broker. A loopback address must be given explicitly.
+    """
+    specified = explicit or invited or configured or ""
+    chosen = specified or _address_towards(broker)
+    if not specified and tls.is_loopback(chosen):
         raise ConfigError(
-            f"this host reaches the broker by {found}, at which no other reaches this host: say where they do, "
+            f"this host reaches the broker by {chosen}, at which no other reaches this host: say where they do, "
             "--address IP"
         )
-    if given and invited and given != invited:
+    if explicit and invited and explicit != invited:
         raise ConfigError(
-            f"--address is {given}, and kilonova host add was told {invited}, which is in the certificate: "
+            f"--address is {explicit}, and kilonova host add was told {invited}, which is in the certificate: "
             "leave --address away, or add the host with that address"
         )
     try:
-        where = ipaddress.ip_address(found)
-        with socket.socket(socket.AF_INET6 if where.version == 6 else socket.AF_INET) as probe:
-            probe.bind((found, 0))
+        parsed = ipaddress.ip_address(chosen)
+        with socket.socket(socket.AF_INET6 if parsed.version == 6 else socket.AF_INET) as probe:
+            probe.bind((chosen, 0))
     except (ValueError, OSError) as problem:
         raise ConfigError(
-            f"{found} is no address of this machine ({problem}); ip address shows those that are"
+            f"{chosen} is no address of this machine ({problem}); ip address shows those that are"
         ) from problem
-    return found
+    return chosen
 
 
-def _towards(broker: BrokerAddress) -> str:
+def _address_towards(broker: BrokerAddress) -> str:
     for host in broker.hosts:
         try:
-            found = socket.getaddrinfo(host.hostname, host.port or 5672, type=socket.SOCK_DGRAM)
+            candidates = socket.getaddrinfo(
+                host.hostname, host.port or 5672, type=socket.SOCK_DGRAM
+            )
         except OSError:
-            continue  # another one of the broker's names may be known
-        for family, kind, _, _, where in found:
+            continue  # Another name of the broker may resolve.
+        for family, kind, _, _, target in candidates:
             with socket.socket(family, kind) as probe:
                 try:
-                    probe.connect(where)  # sends nothing
+                    # A datagram socket sends nothing here.
+                    probe.connect(target)
                 except OSError:
-                    continue  # another one may have a way
+                    continue  # Another address may be reachable.
                 return str(probe.getsockname()[0])
     raise ConfigError("no way leads to the broker: see the routes of this machine, or --address IP")
 
 
 def libvirt(conf: cfg.ConfigOpts) -> str:
-    """Does it answer?"""
+    """Check that libvirt answers."""
     try:
         return config_check.libvirt(conf)
     except errors.Problem as problem:
@@ -99,7 +113,7 @@ def libvirt(conf: cfg.ConfigOpts) -> str:
 
 
 def acceleration(conf: cfg.ConfigOpts) -> str:
-    """KVM or emulation, as the agent will find it."""
+    """Check how guests will run: with KVM or by emulation."""
     if conf.agent.driver != "libvirt":
         return f"no guests run, for [agent] driver is {conf.agent.driver}"
     if conf.agent.virt_type == "qemu":
@@ -120,7 +134,7 @@ def acceleration(conf: cfg.ConfigOpts) -> str:
 
 
 def space(conf: cfg.ConfigOpts) -> str:
-    """What is free for guests where their disks will be."""
+    """Check the free space for guests' disks."""
     folder = Path(conf.state_dir)
     while not folder.exists():
         folder = folder.parent
@@ -133,30 +147,30 @@ def space(conf: cfg.ConfigOpts) -> str:
     return f"{free:.0f} GiB for guests in {conf.state_dir}"
 
 
-def certificate(cert: str, key: str, ca: str, where: str) -> str:
-    """One that the operator brings: is it this host's, and the authority's?"""
-    tls.opened(cert, key, ca, "--cert-file {}, --key-file {}, the token's authority {}")
+def certificate(cert: str, key: str, ca: str, address: str) -> str:
+    """Check that the operator's certificate is for this host and of the cloud's authority."""
+    tls.load(cert, key, ca, "--cert-file {}, --key-file {}, the token's authority {}")
     chain = x509.load_pem_x509_certificates(Path(cert).read_bytes())
     own = chain[0]
     try:
-        named = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        reached = [str(one) for one in named.get_values_for_type(x509.IPAddress)]
+        names = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        reached = [str(authority) for authority in names.get_values_for_type(x509.IPAddress)]
     except x509.ExtensionNotFound:
         reached = []
-    if str(ipaddress.ip_address(where)) not in reached:
+    if str(ipaddress.ip_address(address)) not in reached:
         raise ConfigError(
-            f"the certificate {cert} names {', '.join(reached) or 'no address'}, and not {where}: make one "
-            f"with subjectAltName=IP:{where}, or say --address"
+            f"the certificate {cert} names {', '.join(reached) or 'no address'}, and not {address}: make one "
+            f"with subjectAltName=IP:{address}, or say --address"
         )
     authorities = [*chain[1:], *x509.load_pem_x509_certificates(Path(ca).read_bytes())]
-    if not any(_signed_by(own, one) for one in authorities):
+    if not any(_is_signed_by(own, authority) for authority in authorities):
         raise ConfigError(
             f"the certificate {cert} was not signed by the authority of this cloud, [tls] ca_file there"
         )
-    return f"{cert}, for {where}, until {own.not_valid_after_utc:%Y-%m-%d}"
+    return f"{cert}, for {address}, until {own.not_valid_after_utc:%Y-%m-%d}"
 
 
-def _signed_by(cert: x509.Certificate, authority: x509.Certificate) -> bool:
+def _is_signed_by(cert: x509.Certificate, authority: x509.Certificate) -> bool:
     try:
         cert.verify_directly_issued_by(authority)
     except (InvalidSignature, ValueError, TypeError):
@@ -165,7 +179,7 @@ def _signed_by(cert: x509.Certificate, authority: x509.Certificate) -> bool:
 
 
 def unit() -> None:
-    """Can the agent be started here?"""
+    """Check that systemd can start the agent."""
     if not Path("/run/systemd/system").is_dir():
         raise ConfigError(
             "systemd does not run here: --no-start, and start kilonova-agent your way"
@@ -178,9 +192,9 @@ def unit() -> None:
 
 
 def systemctl(*words: str) -> str:
-    """What it complains of; empty: it did."""
+    """Run systemctl and return the error, or an empty text on success."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ["systemctl", "--no-pager", *words],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -190,4 +204,8 @@ def systemctl(*words: str) -> str:
         )
     except (OSError, subprocess.TimeoutExpired) as problem:
         return str(problem)
-    return "" if done.returncode == 0 else (done.stderr.strip() or f"status {done.returncode}")
+    return (
+        ""
+        if process.returncode == 0
+        else (process.stderr.strip() or f"status {process.returncode}")
+    )

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files that ``kilonova join`` writes on a host: the agent's configuration, its keys, the
-authority, its certificate; and whose they are.
+"""The files that ``kilonova join`` writes on a host, and their owner.
 
-Must stay true: a file is there as a whole, with its owner and mode, or as it was before.
+These are the agent's configuration, its keys, the authority and the certificate.
+
+Invariant: a file is replaced as a whole, with owner and mode, or stays as it was.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ HEAD = "# Made by kilonova join. Every option: kilonova config sample\n"
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """A user of this machine; ``is_us``: who runs this, so that nothing has to be given away."""
+    """A user of this machine. ``is_us`` is True for the user that runs the command."""
 
     uid: int
     gid: int
@@ -30,42 +31,46 @@ class Owner:
 
     @classmethod
     def named(cls, name: str) -> Owner:
-        """Raises ConfigError: there is none, or it cannot be given files by who runs this."""
+        """Return the user with this name.
+
+        Raises:
+            ConfigError: There is no such user, or only root can give files to this user.
+        """
         try:
-            found = pwd.getpwnam(name)
+            entry = pwd.getpwnam(name)
         except KeyError as problem:
             raise ConfigError(
                 f"there is no user {name}: install the agent's package, or its sysusers.d file "
                 "(docs/hosts.md, Users and rights on a host); --user names another"
             ) from problem
-        is_us = found.pw_uid == os.geteuid()
+        is_us = entry.pw_uid == os.geteuid()
         if not is_us and os.geteuid() != 0:
             raise ConfigError(f"files of user {name} are made by root: run this as root")
-        return cls(found.pw_uid, found.pw_gid, is_us)
+        return cls(entry.pw_uid, entry.pw_gid, is_us)
 
 
-def merged(path: Path, wanted: Options) -> str:
-    """The text of a configuration file with these values in it; what else stands there stays.
+def merged(path: Path, required: Options) -> str:
+    """Return the text of a configuration file with these values added. All other lines stay.
 
     Raises:
-        ConfigError: it has another value for one of them.
+        ConfigError: The file has another value for one of them.
     """
     text = path.read_text() if path.exists() else HEAD
-    known = (
-        {(one.section, one.option): one.value for one in config_file.lines(str(path))}
+    present = (
+        {(line.section, line.option): line.value for line in config_file.lines(str(path))}
         if path.exists()
         else {}
     )
     lines = text.splitlines()
-    for section, options in wanted.items():
+    for section, options in required.items():
         missing = []
         for option, value in options.items():
-            there = known.get((section, option))
-            if there is None:
+            current = present.get((section, option))
+            if current is None:
                 missing.append(f"{option} = {value.replace('$', '$$')}")
-            elif there != value:
+            elif current != value:
                 raise ConfigError(
-                    f"{path} has [{section}] {option} = {there}, and this host is to have {value}: take the "
+                    f"{path} has [{section}] {option} = {current}, and this host is to have {value}: take the "
                     "line away, or let it say that"
                 )
         if missing:

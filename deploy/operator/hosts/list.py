@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova hosts``: where servers can go: zone, state, what is free of what there is, and which
-hosts are left out.
+"""``kilonova hosts``: zone, state, free resources and problems of each host.
 
-Read only, from the database alone, so it also answers while no scheduler does. A class with no room
-left is one of the numbers here; why a certain server finds no host is what ``kilonova explain``
-says.
+The command reads only the database, so it works without a scheduler. For the reason why a
+particular server finds no host, see ``kilonova explain``.
 """
 
 from __future__ import annotations
@@ -24,15 +22,15 @@ from common.store.hosts import hosts as store_hosts
 from common.store.servers import failed_builds
 from deploy.operator.output import columns
 
-CAUSES = 3  # that are spelled out for a host or an image; all of them in --json
-#: For how long ``hosts`` shows that messages of a host were refused; --json always has them.
+CAUSES = 3  # The number of causes shown for a host or an image. --json has all.
+#: Seconds for which ``hosts`` shows refused messages of a host. --json always has them.
 REFUSALS_SHOWN_SECONDS = 3600
-#: What filters may ask of a host beside what its agent calls facts.
+#: Facts for filters besides those that the agent reports as facts.
 _FACTS = ("hypervisor_type", "hypervisor_version", "hypervisor_hostname", "cpu_info")
 
 
 def hosts(options: argparse.Namespace) -> int:
-    """Print them; 1 when none of them takes new servers."""
+    """Print the hosts. Return 1 if none takes new servers."""
     conf = config.load(options.config)
     store = Store.opened(conf)
     upgrades.check(store)
@@ -53,10 +51,15 @@ def hosts(options: argparse.Namespace) -> int:
 def overview(
     tx: Connection, default_zone: str, limit: int, pause: int, silence: int
 ) -> list[JsonObject]:
-    """One dict a host. limit, pause: failed builds in a row after which it is left out, and for how
-    many seconds. silence: seconds after which conductors judge a silent host."""
+    """Return one dictionary per host.
+
+    Args:
+        limit: Number of failed builds in a row after which a host is left out.
+        pause: Seconds for which the host is left out.
+        silence: Seconds of silence after which conductors judge a host.
+    """
     zones, at, keys = aggregates.zones(tx, default_zone), moment(tx), host_keys.generations(tx)
-    failed = [one._asdict() for one in failed_builds.recent_failures(tx)]
+    failures = [failure._asdict() for failure in failed_builds.recent_failures(tx)]
     heard = services.hosts_heard(tx, silence)
     return sorted(
         (
@@ -64,7 +67,9 @@ def overview(
                 **_row(host, zones[host["name"]], at, limit, pause),
                 "silent": silence_of(host["seen_at"], host["up"], at, silence, heard),
                 "has_key": host["name"] in keys,
-                "failed_builds": [one for one in failed if one["host"] == host["name"]],
+                "failed_builds": [
+                    failure for failure in failures if failure["host"] == host["name"]
+                ],
             }
             for host in store_hosts.list_all(tx)
         ),
@@ -111,7 +116,7 @@ def _row(host: JsonObject, zone: str, at: int, limit: int, pause: int) -> JsonOb
 
 
 def table(rows: list[JsonObject]) -> str:
-    """One line a host; the columns are as wide as what stands in them."""
+    """Return one line per host as text for people."""
     names = sorted({name for row in rows for name in row["classes"]})
     lines = [["host", "zone", "state", "servers", *(f"{name} free/total" for name in names), ""]]
     for row in rows:
@@ -122,46 +127,60 @@ def table(rows: list[JsonObject]) -> str:
                 row["zone"],
                 state(row),
                 str(row["servers"]),
-                *(f"{one['free']}/{one['total']}" if one else "-" for one in stock),
+                *(f"{amounts['free']}/{amounts['total']}" if amounts else "-" for amounts in stock),
                 trouble(row),
             ]
         )
-    opened = sum(row["open"] for row in rows)
+    open_hosts = sum(row["open"] for row in rows)
     return "\n".join(
-        [columns(lines), *_images(rows), f"{len(rows)} hosts, {opened} of them take new servers"]
+        [
+            columns(lines),
+            *_images(rows),
+            f"{len(rows)} hosts, {open_hosts} of them take new servers",
+        ]
     )
 
 
 def _images(rows: list[JsonObject]) -> list[str]:
-    """Images of which builds failed more than once lately: what is wrong may be theirs."""
-    found: dict[str, list[JsonObject]] = {}
-    for failed in (one for row in rows for one in row["failed_builds"] if one["image"]):
-        found.setdefault(failed["image"], []).append(failed)
-    said = []
-    for image, all_failed in sorted(found.items()):
-        count, on = sum(one["builds"] for one in all_failed), {one["host"] for one in all_failed}
+    """Return a line for each image with several failed builds in the last hour.
+
+    The cause may be the image and not the host.
+    """
+    failures_by_image: dict[str, list[JsonObject]] = {}
+    for failure in (
+        failure for row in rows for failure in row["failed_builds"] if failure["image"]
+    ):
+        failures_by_image.setdefault(failure["image"], []).append(failure)
+    lines = []
+    for image, failures in sorted(failures_by_image.items()):
+        count, on = (
+            sum(failure["builds"] for failure in failures),
+            {failure["host"] for failure in failures},
+        )
         if count > 1:
-            said.append(
+            lines.append(
                 f"image {image}: {count} builds failed on {len(on)} of the hosts in the last hour: "
-                f"{_causes(all_failed)}"
+                f"{_causes(failures)}"
             )
-    return said
+    return lines
 
 
 def _causes(failed: list[JsonObject]) -> str:
-    """Each cause once, the most frequent first."""
+    """Return each cause once, the most frequent first."""
     counts: dict[str, int] = {}
-    for one in failed:
-        counts[one["cause"]] = counts.get(one["cause"], 0) + one["builds"]
-    most = sorted(counts.items(), key=lambda item: -item[1])
-    shown = [f"{count} times: {cause}" if count > 1 else cause for cause, count in most[:CAUSES]]
+    for failure in failed:
+        counts[failure["cause"]] = counts.get(failure["cause"], 0) + failure["builds"]
+    causes = sorted(counts.items(), key=lambda item: -item[1])
+    shown = [f"{count} times: {cause}" if count > 1 else cause for cause, count in causes[:CAUSES]]
     return one_line(
-        "; ".join([*shown, *([f"and {len(most) - CAUSES} others"] if len(most) > CAUSES else [])])
+        "; ".join(
+            [*shown, *([f"and {len(causes) - CAUSES} others"] if len(causes) > CAUSES else [])]
+        )
     )
 
 
 def state(row: JsonObject) -> str:
-    """up, down or forced down; and silent, disabled."""
+    """Return up, down or forced down, and silent, disabled."""
     is_silent = row["state"] == HostState.UP and row["silent"]
     return (
         str(row["state"])
@@ -173,7 +192,8 @@ def state(row: JsonObject) -> str:
 def silence_of(
     seen_at: int | None, is_up: bool | None, at: int, limit: int, heard: services.HostsHeard
 ) -> str:
-    """Return how long a compute host has been silent that counts as up, and why it is not judged.
+    """Return how long a compute host has been silent that counts as up, and the reason why no
+    conductor has judged it.
 
     Args:
         seen_at: The time of the last sign of life.
@@ -230,29 +250,31 @@ def refused_hostname(refused: str, shown: str) -> str:
 
 
 def trouble(row: JsonObject) -> str:
-    """What is wrong with it, where its state alone does not say it."""
-    said = [row["disabled_reason"]] if row["disabled_reason"] and not row["enabled"] else []
+    """Return the host's problems that its state does not show."""
+    problems = [row["disabled_reason"]] if row["disabled_reason"] and not row["enabled"] else []
     if row["silent"]:
-        said.append(row["silent"])
+        problems.append(row["silent"])
     if row["left_out"]:
-        said.append(
+        problems.append(
             f"left out after {row['failures']} failed builds in a row, tried again in "
             f"{row['tried_again_in']} s"
         )
     elif row["tried_again_in"] is not None:
-        said.append(f"{row['failures']} builds failed in a row; the next server tries it")
+        problems.append(f"{row['failures']} builds failed in a row; the next server tries it")
     if row["failed_builds"]:
-        count = sum(one["builds"] for one in row["failed_builds"])
-        said.append(
+        count = sum(failure["builds"] for failure in row["failed_builds"])
+        problems.append(
             f"{count} builds failed there in the last hour: {_causes(row['failed_builds'])}"
         )
     if row["refused_ago"] is not None and row["refused_ago"] < REFUSALS_SHOWN_SECONDS:
-        said.append(
+        problems.append(
             f"{refused_messages(row['refused_messages'], row['refused_ago'])}: a conductor's log "
             "says why"
         )
     if row["refused_hostname"]:
-        said.append(refused_hostname(row["refused_hostname"], row["facts"]["hypervisor_hostname"]))
+        problems.append(
+            refused_hostname(row["refused_hostname"], row["facts"]["hypervisor_hostname"])
+        )
     if not row["has_key"]:
-        said.append(f"it has no key, so nobody hears it: kilonova host add {row['name']}")
-    return "; ".join(said)
+        problems.append(f"it has no key, so nobody hears it: kilonova host add {row['name']}")
+    return "; ".join(problems)

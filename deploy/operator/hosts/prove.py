@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova host prove HOST``: a server is made on the host, reached, and removed again, as a user
-would do it: over the Compute API, by Kilonova's own user.
+"""``kilonova host prove HOST``: tests a host with a server that is deleted afterwards.
 
-It is run on the controller, where that user's password is: a host has no user of the cloud. What an
-earlier proof left that was killed is removed first.
+The command uses the Compute API with Kilonova's own user. Run the command on the controller, where
+the password of that user is. First the command deletes servers of earlier runs that were killed.
 """
 
 from __future__ import annotations
@@ -29,53 +28,65 @@ from common.store.hosts import host_status
 
 T = TypeVar("T")
 PAUSE_SECONDS, ANSWER_SECONDS, SSH_SECONDS = 1.0, 30.0, 5.0
-VERSION = "compute 2.79"  #: a host may be named since 2.74
+#: The API accepts a host since 2.74.
+VERSION = "compute 2.79"
 NAME = "kilonova-prove-"
 GIB = 1 << 30
 
 
 @dataclass(frozen=True)
 class Prover:
-    """Compute and image service, asked as Kilonova's own user. ``seconds``: for each step."""
+    """Clients of compute and image service for Kilonova's own user. ``seconds`` is the limit of
+    each step.
+    """
 
     identity: IdentityClient
     compute: Http
     image: Http
     seconds: int
 
-    def ask(self, method: str, path: str, body: JsonObject | None = None, *fine: int) -> JsonValue:
-        """The answer's JSON, None without one; ``fine``: statuses that are an answer too.
+    def ask(
+        self, method: str, path: str, body: JsonObject | None = None, *accepted: int
+    ) -> JsonValue:
+        """Send a request and return the JSON of the answer, or None without any.
+
+        Args:
+            fine: Error statuses that are accepted.
 
         Raises:
-            Problem: it is refused, in the service's own words.
+            Problem: The service refuses. The text is the service's own.
         """
         service = self.image if path.startswith("/v2/") else self.compute
-        more: JsonObject = {"json": body} if body is not None else {}
+        options: JsonObject = {"json": body} if body is not None else {}
         answer = service.send(
             method,
             service.base() + path,
             self.identity.token(),
             headers={"OpenStack-API-Version": VERSION},
-            **more,
+            **options,
         )
-        if answer.status_code >= 400 and answer.status_code not in fine:
+        if answer.status_code >= 400 and answer.status_code not in accepted:
             raise kind_of(answer.status_code)(
                 f"The {service.name} answers {answer.status_code} to {method} {path}: {answer.text[:300]}"
             )
         return answer.json() if answer.status_code < 300 and answer.content else None
 
-    def wait(self, what: str, look: Callable[[], T | None]) -> T:
-        """What ``look`` finds. Raises Conflict: it found nothing in time."""
+    def wait(self, subject: str, look: Callable[[], T | None]) -> T:
+        """Call ``look`` until there is a value.
+
+        Raises:
+            Conflict: There was no value in time.
+        """
         until = time.monotonic() + self.seconds
-        while (found := look()) is None:
+        while (value := look()) is None:
             if time.monotonic() > until:
-                raise errors.Conflict(f"{what} took longer than {self.seconds} s")
+                raise errors.Conflict(f"{subject} took longer than {self.seconds} s")
             time.sleep(PAUSE_SECONDS)
-        return found
+        return value
 
 
 def prove(options: argparse.Namespace) -> int:
-    """Make a server there, reach it, remove it; each step is said, with its seconds."""
+    """Create, reach and delete a server on the host. Each step is printed with its seconds."""
     conf = config.load(options.config)
     store = Store.opened(conf)
     try:
@@ -89,12 +100,12 @@ def prove(options: argparse.Namespace) -> int:
     server = _create(prover, options)
     try:
         _await_active(prover, server, options.host)
-        _say("created", f"server {server}, ACTIVE on {options.host}", began)
+        _report("created", f"server {server}, ACTIVE on {options.host}", began)
         _reach(prover, server, options.network)
     finally:
         began = time.monotonic()
         _remove(prover, server)
-    _say("removed", "nothing of it is left", began)
+    _report("removed", "nothing of it is left", began)
     print(f"host {options.host} is proved: it takes servers")
     return 0
 
@@ -107,11 +118,15 @@ def _prover(conf: cfg.ConfigOpts, seconds: int) -> Prover:
 
 
 def _await_host(prover: Prover, store: Store, host: str) -> None:
-    """Raises NotFound, Conflict: it never came, or takes no servers."""
+    """Wait until the host is up and can take servers.
+
+    Raises:
+        Conflict: The host did not come up in time, or is disabled.
+    """
 
     def look() -> host_status.HostState | None:
-        known = store.read(lambda tx: host_status.host_states(tx, host)).get(host)
-        return known if known is not None and known.answers else None
+        state = store.read(lambda tx: host_status.host_states(tx, host)).get(host)
+        return state if state is not None and state.answers else None
 
     try:
         state = prover.wait(f"Host {host} is not heard; it", look)
@@ -126,16 +141,16 @@ def _await_host(prover: Prover, store: Store, host: str) -> None:
 
 
 def _remove_leftovers(prover: Prover, host: str) -> None:
-    found = prover.ask("GET", f"/servers?name=^{NAME}{host}$")
-    for one in found["servers"]:
-        if one["name"] == NAME + host:
-            print(f"an earlier proof left server {one['id']}, which is removed", file=sys.stderr)
-            _remove(prover, one["id"])
+    answer = prover.ask("GET", f"/servers?name=^{NAME}{host}$")
+    for server in answer["servers"]:
+        if server["name"] == NAME + host:
+            print(f"an earlier proof left server {server['id']}, which is removed", file=sys.stderr)
+            _remove(prover, server["id"])
 
 
 def _create(prover: Prover, options: argparse.Namespace) -> str:
-    image = options.image or _image(prover)
-    flavor = options.flavor or _flavor(prover, image)
+    image = options.image or _choose_image(prover)
+    flavor = options.flavor or _choose_flavor(prover, image)
     body = {
         "name": NAME + options.host,
         "imageRef": image,
@@ -146,86 +161,94 @@ def _create(prover: Prover, options: argparse.Namespace) -> str:
     return str(prover.ask("POST", "/servers", {"server": body})["server"]["id"])
 
 
-def _image(prover: Prover) -> str:
-    """The smallest one of which a server can be made."""
-    found = prover.ask("GET", "/v2/images?status=active&limit=200")["images"]
+def _choose_image(prover: Prover) -> str:
+    """Return the id of the smallest image from which a server can be created."""
+    images = prover.ask("GET", "/v2/images?status=active&limit=200")["images"]
     usable = [
-        one for one in found if one.get("disk_format") in ("qcow2", "raw") and one.get("size")
+        image
+        for image in images
+        if image.get("disk_format") in ("qcow2", "raw") and image.get("size")
     ]
     if not usable:
         raise errors.NotFound(
             "The image service has no active image in the formats qcow2 and raw: upload one, or --image ID"
         )
-    return str(min(usable, key=lambda one: int(one["size"]))["id"])
+    return str(min(usable, key=lambda image: int(image["size"]))["id"])
 
 
-def _flavor(prover: Prover, image: str) -> str:
-    """The smallest one that the image fits in."""
-    about = prover.ask("GET", f"/v2/images/{image}")
-    size = int(about.get("virtual_size") or about.get("size") or 0)
-    disk = max(int(about.get("min_disk") or 0), -(-size // GIB))
-    found = prover.ask("GET", f"/flavors/detail?minRam={int(about.get('min_ram') or 0)}")
-    usable = [one for one in found["flavors"] if int(one["disk"]) >= disk]
+def _choose_flavor(prover: Prover, image: str) -> str:
+    """Return the id of the smallest flavor with room for the image."""
+    image_record = prover.ask("GET", f"/v2/images/{image}")
+    size = int(image_record.get("virtual_size") or image_record.get("size") or 0)
+    disk = max(int(image_record.get("min_disk") or 0), -(-size // GIB))
+    answer = prover.ask("GET", f"/flavors/detail?minRam={int(image_record.get('min_ram') or 0)}")
+    usable = [flavor for flavor in answer["flavors"] if int(flavor["disk"]) >= disk]
     if not usable:
         raise errors.NotFound(
             f"No flavor has {disk} GiB of disk for image {image}: make one, or --flavor ID"
         )
-    return str(min(usable, key=lambda one: (one["ram"], one["vcpus"], one["disk"]))["id"])
+    return str(
+        min(usable, key=lambda flavor: (flavor["ram"], flavor["vcpus"], flavor["disk"]))["id"]
+    )
 
 
 def _await_active(prover: Prover, server: str, host: str) -> None:
-    """Raises Conflict: it failed, or is elsewhere."""
+    """Wait until the server is ACTIVE.
+
+    Raises:
+        Conflict: The server failed, or is on another host.
+    """
 
     def look() -> JsonObject | None:
-        found: JsonObject = prover.ask("GET", f"/servers/{server}")["server"]
-        if found["status"] == "ERROR":
-            why = (found.get("fault") or {}).get("message", "no reason is given")
+        shown: JsonObject = prover.ask("GET", f"/servers/{server}")["server"]
+        if shown["status"] == "ERROR":
+            reason = (shown.get("fault") or {}).get("message", "no reason is given")
             raise errors.Conflict(
-                f"Server {server} failed on host {host}: {why} kilonova timeline {server} tells more"
+                f"Server {server} failed on host {host}: {reason} kilonova timeline {server} tells more"
             )
-        return found if found["status"] == "ACTIVE" else None
+        return shown if shown["status"] == "ACTIVE" else None
 
-    found = prover.wait(f"Server {server} is not ACTIVE: its creation", look)
-    there = found.get("OS-EXT-SRV-ATTR:host")
-    if there != host:
+    shown = prover.wait(f"Server {server} is not ACTIVE: its creation", look)
+    actual_host = shown.get("OS-EXT-SRV-ATTR:host")
+    if actual_host != host:
         raise errors.Conflict(
-            f"Server {server} is on {there}, not on {host}: [identity] username needs the role admin"
+            f"Server {server} is on {actual_host}, not on {host}: [identity] username needs the role admin"
         )
 
 
 def _reach(prover: Prover, server: str, network: str | None) -> None:
-    """What the guest says, or a console of it; with a network also its ssh."""
+    """Read the guest's console log, or open a console. With a network also connect to ssh."""
     began = time.monotonic()
 
-    def hear() -> str | None:
-        said = prover.ask(
+    def read_console() -> str | None:
+        answer = prover.ask(
             "POST", f"/servers/{server}/action", {"os-getConsoleOutput": {}}, 404, 409
         )
-        return (said or {}).get("output") or None
+        return (answer or {}).get("output") or None
 
     try:
-        heard = f"its console has said {len(prover.wait('The first word of its console', hear))} characters"
+        result = f"its console log has {len(prover.wait('The first word of its console', read_console))} characters"
     except errors.Conflict:
         body = {"remote_console": {"protocol": "serial", "type": "serial"}}
         prover.ask("POST", f"/servers/{server}/remote-consoles", body)
-        heard = "it is silent, and its console can be opened"
-    _say("reached", heard, began)
+        result = "it is silent, and its console can be opened"
+    _report("reached", result, began)
     if network:
         began = time.monotonic()
         address = _address(prover.ask("GET", f"/servers/{server}")["server"])
         banner = prover.wait(f"An answer of ssh at {address}", lambda: _banner(address))
-        _say("reached", f"ssh at {address}: {banner}", began)
+        _report("reached", f"ssh at {address}: {banner}", began)
 
 
 def _address(server: JsonObject) -> str:
-    found = [one["addr"] for listed in server["addresses"].values() for one in listed]
-    if not found:
+    addresses = [entry["addr"] for entries in server["addresses"].values() for entry in entries]
+    if not addresses:
         raise errors.Conflict(f"Server {server['id']} has no address on that network.")
-    return str(found[0])
+    return str(addresses[0])
 
 
 def _banner(address: str) -> str | None:
-    """How a server of ssh greets; RFC 4253, 4.2."""
+    """Return the greeting of an ssh server (RFC 4253, 4.2), or None."""
     try:
         with socket.create_connection((address, 22), SSH_SECONDS) as connection:
             connection.settimeout(SSH_SECONDS)
@@ -244,5 +267,5 @@ def _remove(prover: Prover, server: str) -> None:
     prover.wait(f"Server {server} is still there: its removal", look)
 
 
-def _say(step: str, text: str, began: float) -> None:
+def _report(step: str, text: str, began: float) -> None:
     print(f"{step}: {text} ({time.monotonic() - began:.0f} s)", flush=True)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova host restore``: takes back what a drain, a fencing hook or an admin's forced_down has
-done to a host."""
+"""``kilonova host restore``: reverts the effects of a drain, a fencing hook or forced_down on a
+host.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from common.store.views import host_contents
 
 
 def restore(options: argparse.Namespace) -> int:
-    """Use the host again; 0 when it takes servers now."""
+    """Use the host again. Return 0 if the host takes servers now."""
     conf = config.load(options.config)
     store = Store.opened(conf, notifications=NotificationSettings.of(conf))
     upgrades.check(store)
@@ -30,37 +31,37 @@ def restore(options: argparse.Namespace) -> int:
 
 
 @dataclass(frozen=True)
-class Undone:
-    """What is taken back (columns of the service), what is said of it, and what stays as it is."""
+class Restoration:
+    """The changes of the service's columns, texts about them, and texts about the rest."""
 
     changes: dict[str, object]
-    said: list[str]
+    done: list[str]
     stays: list[str]
 
 
-def undo(state: HostState) -> Undone:
-    """What of a host's state can be taken back."""
+def plan_restoration(state: HostState) -> Restoration:
+    """Return the parts of a host's state that can be reverted."""
     changes: dict[str, object] = {}
-    said, stays = [], []
+    done, stays = [], []
     if state.disabled and DISABLED_BY in state.reason:
         changes |= {"disabled": False, "disabled_reason": None}
-        said.append(f"enabled (was: {state.reason})")
+        done.append(f"enabled (was: {state.reason})")
     elif state.disabled:
         stays.append(
-            f"it was not disabled by a drain but because: {state.reason or 'nobody said why'}. Whoever did "
+            f"it was not disabled by a drain but because: {state.reason or 'no reason given'}. Whoever did "
             f"it enables it: openstack compute service set --enable {state.name} nova-compute"
         )
     if state.forced_down and state.up and not state.fenced:
         changes |= {"forced_down": False}
-        said.append("not forced down any more: its agent is heard")
+        done.append("not forced down any more: its agent is heard")
     elif state.forced_down:
-        what = (
+        condition = (
             "it was fenced"
             if state.fenced
             else "it is forced down, which proves that its guests are dead"
         )
         stays.append(
-            f"{what}, and its agent has not registered since: start it there"
+            f"{condition}, and its agent has not registered since: start it there"
             + (
                 ", which ends that"
                 if state.fenced
@@ -69,33 +70,33 @@ def undo(state: HostState) -> Undone:
         )
     elif not state.up:
         stays.append("it is silent: start its kilonova-agent")
-    return Undone(changes, said, stays)
+    return Restoration(changes, done, stays)
 
 
 def give_back(store: Store, host: str, say: Callable[[str], None]) -> int:
-    """Take back what can be taken back, and say what that was.
+    """Revert the host's state as far as possible, and print the result.
 
     Raises:
-        NotFound: there is no such host.
+        NotFound: There is no such host.
     """
 
-    def work(tx: Connection) -> Undone:
+    def work(tx: Connection) -> Restoration:
         state = host_status.host_state(tx, host, locked=True)
-        found = undo(state)
-        if found.changes:
-            services.set_state(tx, state.service, **found.changes)
-        return found
+        restoration = plan_restoration(state)
+        if restoration.changes:
+            services.set_state(tx, state.service, **restoration.changes)
+        return restoration
 
-    found = store.write(work)
-    for text in found.said:
+    restoration = store.write(work)
+    for text in restoration.done:
         say(f"host {host}: {text}")
-    for text in found.stays:
+    for text in restoration.stays:
         say(f"host {host}: {text}")
-    if not found.said and not found.stays:
+    if not restoration.done and not restoration.stays:
         say(f"host {host} is up and enabled: nothing to take back")
     if to_remove := store.snapshot(lambda tx: host_contents.debts(tx, host)):
         say(
             f"host {host} has {len(to_remove)} guests to remove, and does when it is heard: "
             f"kilonova host debts {host}"
         )
-    return 1 if found.stays else 0
+    return 1 if restoration.stays else 0

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A guest that no record knows becomes a server again, as an operator says.
+"""Creates or moves the record of a server for a guest without a record.
 
-Called by ``kilonova host adopt``, which has asked the hosts and the network service. Must stay
-true: quota and resources of the host are counted as for any other server, and whatever was read
-before is looked at again in this one transaction: the server's row and its place, that no action
-and no move has it, and that nobody else has the guest's parts of the host.
+Called by ``kilonova host adopt`` after queries to the hosts and the network service.
+
+Invariant: quota and the host's resources are counted as for any other server. All facts read before
+are checked again in this one transaction: the server's row and place, that no action or move has
+the server, and that no other guest has the assigned hardware.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ from common.store.servers import actions, guests, immediate_actions
 from common.store.servers import servers as server_rows
 from common.store.tenants import quotas
 
-#: What os-instance-actions calls it.
+#: The name of the action in os-instance-actions.
 NAME = "adopt"
 CHANGED = "The records of {server} have changed meanwhile; look again."
-#: States in which a server that has a record may get its guest's place.
+#: States in which a server with a record may move to the guest's host.
 _MAY_COME = (
     states.ACTIVE,
     states.STOPPED,
@@ -56,24 +57,31 @@ _MAY_COME = (
 
 @dataclass(frozen=True, slots=True)
 class Adoption:
-    """A guest, and what is to be written of it. fence, power_state: as its host tells; interfaces:
-    of ``models.Interface``; record: the host that the server's record names, "" for none, None: it
-    has no record. is_forced: although quota or host have no room."""
+    """A guest, and the facts to write about its server."""
 
     server: str
     host: str
+    #: As reported by the host.
     fence: int
+    #: As reported by the host.
     power_state: int
     facts: HostedServer
     flavor: Flavor
+    #: In the form of ``models.Interface``.
     interfaces: list[JsonObject]
+    #: The host in the server's record, "" without a host. None: the server has no record.
     record: str | None = None
+    #: True if quota and capacity of the host are ignored.
     is_forced: bool = False
     default_zone: str = "nova"
 
     @property
     def size(self) -> dict[str, int]:
-        """Resource class -> amount that it holds of its host. Raises BadRequest."""
+        """Resource class -> amount that the server holds on its host.
+
+        Raises:
+            BadRequest: Flavor and image are refused now.
+        """
         return hardware.resources(self.flavor, self.properties)
 
     @property
@@ -86,7 +94,7 @@ class Adoption:
 
     @property
     def vm_state(self) -> str:
-        """What the server is from now on."""
+        """The vm_state of the server after the adoption."""
         if self.facts.is_rescued:
             return states.RESCUED
         if self.facts.is_suspended:
@@ -96,175 +104,191 @@ class Adoption:
         return states.PAUSED if self.power_state == states.POWER_PAUSED else states.ACTIVE
 
 
-def adopt(tx: Connection, one: Adoption, limits: quotas.Numbers) -> None:
-    """Write the server's row, or its place, with the guest's record and its resources.
+def adopt(tx: Connection, adoption: Adoption, limits: quotas.Numbers) -> None:
+    """Write the server's row or place, the guest's record and the allocation.
 
     Raises:
-        NotFound: there is no such host. OverQuota: the project has no room for it. Conflict: the
-        host does not answer or has no room, or server, guest or parts of the host are not as they
-        were seen.
+        NotFound: There is no such host.
+        OverQuota: The project has no room for the server.
+        Conflict: The host does not answer or has no room, or server, guest or assigned hardware
+            changed since they were read.
     """
-    quotas.lock(tx, one.facts.project_id)
-    if not host_status.host_state(tx, one.host, locked=True).answers:
-        raise errors.Conflict(f"Host {one.host} does not answer: start its kilonova-agent first.")
-    known = tx.execute(
-        for_update(sa.select(servers).where(servers.c.id == one.server))
+    quotas.lock(tx, adoption.facts.project_id)
+    if not host_status.host_state(tx, adoption.host, locked=True).answers:
+        raise errors.Conflict(
+            f"Host {adoption.host} does not answer: start its kilonova-agent first."
+        )
+    row = tx.execute(
+        for_update(sa.select(servers).where(servers.c.id == adoption.server))
     ).one_or_none()
-    _check(tx, one, known)
-    _count(tx, one, known, limits)
-    fence = max(one.fence, known.fence if known is not None else 0) + 1
-    if known is not None and known.host:
+    _check(tx, adoption, row)
+    _count(tx, adoption, row, limits)
+    fence = max(adoption.fence, row.fence if row is not None else 0) + 1
+    if row is not None and row.host:
         guests.add_debt(
             tx,
-            one.server,
+            adoption.server,
             fence,
-            host=known.host,
+            host=row.host,
             may_run=False,
-            keeps_files=share_storage(tx, known.host, one.host),
+            keeps_files=share_storage(tx, row.host, adoption.host),
         )
-    _claim(tx, one)
+    _claim(tx, adoption)
     guests.add(
         tx,
         [
             {
-                "server_id": one.server,
-                "host": one.host,
+                "server_id": adoption.server,
+                "host": adoption.host,
                 "fence": fence,
-                "wanted": GuestState.RUNNING if one.is_on else GuestState.STOPPED,
-                "may_run": one.is_on,
-                "assignment": to_wire(one.facts.assignment) if one.facts.assignment else None,
+                "wanted": GuestState.RUNNING if adoption.is_on else GuestState.STOPPED,
+                "may_run": adoption.is_on,
+                "assignment": to_wire(adoption.facts.assignment)
+                if adoption.facts.assignment
+                else None,
             }
         ],
     )
-    _write(tx, one, known, fence)
-    context = RequestContext.of_ourselves(one.facts.project_id)
+    _write(tx, adoption, row, fence)
+    context = RequestContext.of_ourselves(adoption.facts.project_id)
     immediate_actions.note(
         tx,
         NAME,
-        one.server,
-        actions.take_lock(tx, one.server, None),
+        adoption.server,
+        actions.take_lock(tx, adoption.server, None),
         context,
-        {"host": one.host, "was": one.record},
+        {"host": adoption.host, "was": adoption.record},
     )
-    if one.interfaces:  # they may be bound to where it was
+    if adoption.interfaces:  # The ports may be bound to the previous host.
         cleanups.add(
             tx,
             [
                 {
                     "kind": cleanups.PORTS,
-                    "target": one.server,
+                    "target": adoption.server,
                     "place": "",
                     "args": {},
-                    "server_id": one.server,
-                    "project_id": one.facts.project_id,
-                    "why": f"it was adopted on host {one.host}",
+                    "server_id": adoption.server,
+                    "project_id": adoption.facts.project_id,
+                    "why": f"it was adopted on host {adoption.host}",
                 }
             ],
         )
     if notification_settings(tx) is not None:
-        outbox.add(tx, [Notice("instance.update", one.server)])
+        outbox.add(tx, [Notice("instance.update", adoption.server)])
 
 
 def share_storage(tx: Connection, first: str, second: str) -> bool:
-    """Have two hosts the same files, as they tell?"""
-    found = {
+    """True if two hosts report the same storage."""
+    storage_by_host = {
         row.name: (row.facts or {}).get("storage")
         for row in tx.execute(
             sa.select(hosts.c.name, hosts.c.facts).where(hosts.c.name.in_([first, second]))
         )
     }
-    return bool(found.get(first)) and found.get(first) == found.get(second)
+    return bool(storage_by_host.get(first)) and storage_by_host.get(first) == storage_by_host.get(
+        second
+    )
 
 
-def _check(tx: Connection, one: Adoption, known: ServerRow | None) -> None:
-    """Are server and guests as they were seen?"""
-    places: list[GuestRow] = guests.places(tx, one.server)
-    if any(row.host == one.host for row in places):
+def _check(tx: Connection, adoption: Adoption, row: ServerRow | None) -> None:
+    """Check that server and guests are unchanged.
+
+    Raises:
+        Busy, Conflict: They changed, or the server's state does not allow an adoption.
+    """
+    places: list[GuestRow] = guests.places(tx, adoption.server)
+    if any(place.host == adoption.host for place in places):
         raise errors.Conflict(
-            f"The guest of {one.server} on host {one.host} has a record; see kilonova host debts "
-            f"{one.host}, and openstack server show {one.server}."
+            f"The guest of {adoption.server} on host {adoption.host} has a record; see kilonova host debts "
+            f"{adoption.host}, and openstack server show {adoption.server}."
         )
-    if known is not None and known.deleted:
-        raise was_deleted(one.server, one.host)
-    if (known is None) != (one.record is None) or (known is None and places):
-        raise errors.Conflict(CHANGED.format(server=one.server))
-    if known is None:
+    if row is not None and row.deleted:
+        raise was_deleted(adoption.server, adoption.host)
+    if (row is None) != (adoption.record is None) or (row is None and places):
+        raise errors.Conflict(CHANGED.format(server=adoption.server))
+    if row is None:
         return
-    if known.project_id != one.facts.project_id:
+    if row.project_id != adoption.facts.project_id:
         raise errors.Conflict(
-            f"Server {one.server} is of project {known.project_id}, and its guest on {one.host} "
-            f"says that it is of {one.facts.project_id}: it is not adopted."
+            f"Server {adoption.server} is of project {row.project_id}, and its guest on {adoption.host} "
+            f"says that it is of {adoption.facts.project_id}: it is not adopted."
         )
-    if known.vm_state not in _MAY_COME:
+    if row.vm_state not in _MAY_COME:
         raise errors.Conflict(
-            f"Server {one.server} is {known.vm_state}: confirm, revert, restore or delete it, or "
-            f"openstack server set --state error {one.server}, and look again."
+            f"Server {adoption.server} is {row.vm_state}: confirm, revert, restore or delete it, or "
+            f"openstack server set --state error {adoption.server}, and look again."
         )
     moving = tx.scalar(
         sa.select(migrations.c.id).where(
-            migrations.c.server_id == one.server, migrations.c.status.in_(OPEN_MIGRATIONS)
+            migrations.c.server_id == adoption.server, migrations.c.status.in_(OPEN_MIGRATIONS)
         )
     )
-    if known.action or moving is not None:
-        raise errors.Busy(one.server)
-    if (known.host or "") != one.record or any(row.host != known.host for row in places):
-        raise errors.Conflict(CHANGED.format(server=one.server))
+    if row.action or moving is not None:
+        raise errors.Busy(adoption.server)
+    if (row.host or "") != adoption.record or any(place.host != row.host for place in places):
+        raise errors.Conflict(CHANGED.format(server=adoption.server))
 
 
 def was_deleted(server: str, host: str) -> errors.Conflict:
-    """Why a server that was deleted does not come back."""
+    """Return the error about the adoption of a deleted server."""
     return errors.Conflict(
         f"Server {server} was deleted, and its id is not given again: make an image of the guest's "
         f"disk if it is wanted, and then: kilonova host discard {host} {server}"
     )
 
 
-def _count(tx: Connection, one: Adoption, known: ServerRow | None, limits: quotas.Numbers) -> None:
-    """Has the project room for what it did not have before?"""
-    classes = Counter(one.size)
-    size = quotas.Size(1, one.flavor.vcpus, one.flavor.memory_mb, classes)
-    user = one.facts.user_id
-    if known is not None:
-        had = from_wire(Flavor, known.flavor)
-        classes -= Counter(hardware.resources_of(had, known.image))
-        more = (max(0, one.flavor.vcpus - had.vcpus), max(0, one.flavor.memory_mb - had.memory_mb))
-        size, user = quotas.Size(0, *more, classes), known.user_id
-    if not one.is_forced:
-        quotas.Account(tx, one.facts.project_id, limits).room(user, size)
+def _count(
+    tx: Connection, adoption: Adoption, row: ServerRow | None, limits: quotas.Numbers
+) -> None:
+    """Check that the project has quota for the additional resources."""
+    classes = Counter(adoption.size)
+    size = quotas.Size(1, adoption.flavor.vcpus, adoption.flavor.memory_mb, classes)
+    user = adoption.facts.user_id
+    if row is not None:
+        old_flavor = from_wire(Flavor, row.flavor)
+        classes -= Counter(hardware.resources_of(old_flavor, row.image))
+        additional = (
+            max(0, adoption.flavor.vcpus - old_flavor.vcpus),
+            max(0, adoption.flavor.memory_mb - old_flavor.memory_mb),
+        )
+        size, user = quotas.Size(0, *additional, classes), row.user_id
+    if not adoption.is_forced:
+        quotas.Account(tx, adoption.facts.project_id, limits).room(user, size)
 
 
-def _claim(tx: Connection, one: Adoption) -> None:
-    """Take what it holds of its host; where it already is, nothing but room counts."""
-    needs = hardware.hardware(one.flavor, one.properties).needs_assignment
-    if needs and one.facts.assignment is None:
+def _claim(tx: Connection, adoption: Adoption) -> None:
+    """Claim the resources of the host. With ``is_forced`` capacity is ignored."""
+    needs_assignment = hardware.hardware(adoption.flavor, adoption.properties).needs_assignment
+    if needs_assignment and adoption.facts.assignment is None:
         raise errors.Conflict(
-            f"Its flavor {one.flavor.name} asks for parts of a host for itself, and the host does "
+            f"Its flavor {adoption.flavor.name} asks for parts of a host for itself, and the host does "
             "not tell which the guest has: make an image of its disk, and a server of that."
         )
     request = ClaimRequest(
-        one.server,
-        one.facts.project_id,
-        one.facts.user_id,
-        one.size,
-        [one.host],
+        adoption.server,
+        adoption.facts.project_id,
+        adoption.facts.user_id,
+        adoption.size,
+        [adoption.host],
         forced=True,
-        is_there=one.is_forced,
+        is_there=adoption.is_forced,
     )
     allocations.claim(tx, [request])
     if request.host is None:
-        short = "; ".join(shortages(tx, one.host, one.size)) or request.refused
+        reason = "; ".join(shortages(tx, adoption.host, adoption.size)) or request.refused
         raise errors.Conflict(
-            f"Host {one.host} has no room for it: {short}. Move servers away, or give --force, "
+            f"Host {adoption.host} has no room for it: {reason}. Move servers away, or give --force, "
             "and it gets no new ones until there is room."
         )
-    if one.is_forced:
-        inventories.settle(tx, list(allocations.lock(tx, [one.host]).values()))
-    if one.facts.assignment is not None:
-        _check_parts(tx, one, one.facts.assignment)
+    if adoption.is_forced:
+        inventories.settle(tx, list(allocations.lock(tx, [adoption.host]).values()))
+    if adoption.facts.assignment is not None:
+        _check_parts(tx, adoption, adoption.facts.assignment)
 
 
 def shortages(tx: Connection, host: str, amounts: Mapping[str, int]) -> list[str]:
-    """Of which classes a host has too little, in words with numbers."""
+    """Return a text for each resource class of which the host has too little."""
     used = {
         row.resource_class: int(row.used)
         for row in tx.execute(
@@ -274,7 +298,7 @@ def shortages(tx: Connection, host: str, amounts: Mapping[str, int]) -> list[str
             .group_by(held_table.c.resource_class)
         )
     }
-    there = {
+    capacities = {
         row.resource_class: int(inventories.capacity(row))
         for row in tx.execute(
             sa.select(stock_table)
@@ -283,25 +307,25 @@ def shortages(tx: Connection, host: str, amounts: Mapping[str, int]) -> list[str
         )
     }
     return [
-        f"{amount} {name} are needed, and {used.get(name, 0)} of {there.get(name, 0)} are used"
+        f"{amount} {name} are needed, and {used.get(name, 0)} of {capacities.get(name, 0)} are used"
         for name, amount in sorted(amounts.items())
-        if used.get(name, 0) + amount > there.get(name, 0)
+        if used.get(name, 0) + amount > capacities.get(name, 0)
     ]
 
 
-def _check_parts(tx: Connection, one: Adoption, own: HardwareAssignment) -> None:
-    """No other guest has its CPUs or devices; its provider is locked."""
-    wanted = _parts(own)
+def _check_parts(tx: Connection, adoption: Adoption, own: HardwareAssignment) -> None:
+    """Check that no other guest has the same CPUs or devices. The provider is locked."""
+    own_parts = _parts(own)
     query = sa.select(guests_table).where(
-        guests_table.c.host == one.host,
+        guests_table.c.host == adoption.host,
         guests_table.c.assignment.is_not(None),
-        guests_table.c.server_id != one.server,
+        guests_table.c.server_id != adoption.server,
     )
     for row in tx.execute(query):
-        shared = wanted & _parts(from_wire(HardwareAssignment, row.assignment))
+        shared = own_parts & _parts(from_wire(HardwareAssignment, row.assignment))
         if shared:
             raise errors.Conflict(
-                f"The guest has {', '.join(sorted(shared))} of host {one.host}, which are "
+                f"The guest has {', '.join(sorted(shared))} of host {adoption.host}, which are "
                 f"{row.server_id}'s by now: stop one of them, and move it away."
             )
 
@@ -313,46 +337,46 @@ def _parts(assignment: HardwareAssignment) -> set[str]:
     }
 
 
-def _write(tx: Connection, one: Adoption, known: ServerRow | None, fence: int) -> None:
-    """The row of a new server, or the place of one that is there."""
-    zone = zones.hosts(tx, [one.host]).get(one.host, one.default_zone)
+def _write(tx: Connection, adoption: Adoption, row: ServerRow | None, fence: int) -> None:
+    """Write the row of a new server, or the new place of an existing server."""
+    zone = zones.hosts(tx, [adoption.host]).get(adoption.host, adoption.default_zone)
     values: Values = {
         "fence": fence,
-        "vm_state": one.vm_state,
+        "vm_state": adoption.vm_state,
         "task_state": None,
-        "power_state": one.power_state,
-        "host": one.host,
+        "power_state": adoption.power_state,
+        "host": adoption.host,
         "availability_zone": zone,
-        "flavor": to_wire(one.flavor),
-        "flavor_id": one.flavor.id,
-        "vcpus": one.flavor.vcpus,
-        "memory_mb": one.flavor.memory_mb,
-        "disk_gb": one.flavor.disk_gb,
-        "image_id": one.facts.image.id if one.facts.image else None,
-        "image": to_wire(one.facts.image) if one.facts.image else None,
-        "interfaces": one.interfaces or None,
+        "flavor": to_wire(adoption.flavor),
+        "flavor_id": adoption.flavor.id,
+        "vcpus": adoption.flavor.vcpus,
+        "memory_mb": adoption.flavor.memory_mb,
+        "disk_gb": adoption.flavor.disk_gb,
+        "image_id": adoption.facts.image.id if adoption.facts.image else None,
+        "image": to_wire(adoption.facts.image) if adoption.facts.image else None,
+        "interfaces": adoption.interfaces or None,
     }
-    if known is not None:
+    if row is not None:
         values |= {"fault": None, "shelved_image_id": None, "shelved_at": None}
     else:
-        server_rows.insert(tx, [{**values, **_described(one)}])
-        values = {"launched_at": one.facts.created_at or now()}
-        if one.facts.created_at:
-            values["created_at"] = one.facts.created_at
+        server_rows.insert(tx, [{**values, **_columns_from_host(adoption)}])
+        values = {"launched_at": adoption.facts.created_at or now()}
+        if adoption.facts.created_at:
+            values["created_at"] = adoption.facts.created_at
     tx.execute(
-        sa.update(servers).where(servers.c.id == one.server).values(**values, updated_at=now())
+        sa.update(servers).where(servers.c.id == adoption.server).values(**values, updated_at=now())
     )
 
 
-def _described(one: Adoption) -> Values:
-    """What only its host remembers."""
-    facts = one.facts
+def _columns_from_host(adoption: Adoption) -> Values:
+    """Return the columns that only the host remembers."""
+    facts = adoption.facts
     return {
-        "id": one.server,
+        "id": adoption.server,
         "project_id": facts.project_id,
         "user_id": facts.user_id,
         "name": facts.name,
-        "hostname": facts.hostname or f"server-{one.server}",
+        "hostname": facts.hostname or f"server-{adoption.server}",
         "pinned_availability_zone": facts.pinned_availability_zone or None,
         "key_name": facts.key_name or None,
         "key_data": facts.key_data or None,

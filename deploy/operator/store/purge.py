@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Old rows go: what kinds there are, for how long each is kept, and how they are removed.
+"""Removal of old rows: the kinds of rows, their retention times, and the deletion.
 
-Called by ``kilonova database purge``. ``KINDS`` says it all: when a row of a kind is over, and what
-hangs on it and goes before it. A kind is walked once along its primary key, so what is kept costs
-one look. Each transaction removes at most ``ROWS`` rows and holds its own rows only; a purge that
-is killed leaves nothing but work for the next one. Must stay true: nothing goes that a living row
-refers to, and nothing of a living server unless its kind is named. Notifications have no kind: a
-row goes as soon as a broker has it.
+Called by ``kilonova database purge``. ``KINDS`` defines when a row of a kind is old, and which
+dependent rows are deleted first. Each kind is read once along the primary key. Each transaction
+deletes at most ``ROWS`` rows and locks only those. A killed purge can be repeated. Notifications
+have no kind, because their rows are deleted as soon as a broker has accepted them.
+
+Invariant: no row is deleted that a remaining row refers to. Rows of existing servers are deleted
+only if their kind is named.
 """
 
 from __future__ import annotations
@@ -43,22 +44,31 @@ from common.store.schema import (
 from common.store.servers.actions import ENDED, LIVE
 
 DAY = 24 * 3600 * SECOND
-ROWS = 500  #: that one transaction removes
-LOOKED_AT = 100  #: rows of a kind that are taken in hand together
+#: The limit of rows that one transaction deletes.
+ROWS = 500
+#: The number of rows of a kind that are processed together.
+LOOKED_AT = 100
 Key = tuple[Any, ...]
 Condition = sa.ColumnElement[bool]
 
 
 @dataclass(frozen=True)
 class Hanging:
-    """Rows that go before the row whose id they have in ``column``. ``through``: it is the id of a
-    row of that column's table, which has the id of the kind's row there."""
+    """Dependent rows, which are deleted before the row with the id in ``column``.
+
+    With ``through``, ``column`` is the id of a row in the table of ``through``, and ``through`` is
+    the id of the kind's row.
+    """
 
     column: sa.Column[str]
     through: sa.Column[str] | None = None
 
     def of(self, ids: Sequence[object] | sa.Select[tuple[object]]) -> Condition:
-        """Those of these rows; ``ids``: values or a query."""
+        """Return the condition on the dependent rows of these ids.
+
+        Args:
+            ids: Values, or a query.
+        """
         if self.through is None:
             return self.column.in_(ids)
         return self.column.in_(
@@ -68,15 +78,17 @@ class Hanging:
 
 @dataclass(frozen=True)
 class RowKind:
-    """What is removed together. ``days``: kept for so long after it was over. ``named_only``:
-    it belongs to servers that live, so it goes only where somebody names it."""
+    """Rows that are deleted together."""
 
     name: str
     table: sa.Table
-    over: tuple[sa.ColumnElement[int], ...]  # the moments since which it is: the last one counts
+    #: Times since which the row is old. The latest counts.
+    over: tuple[sa.ColumnElement[int], ...]
     only: tuple[Condition, ...]
+    #: Days for which an old row is kept.
     days: int
     hanging: tuple[Hanging, ...] = ()
+    #: True for rows of existing servers, which are deleted only if the operator names the kind.
     named_only: bool = False
 
     @property
@@ -84,7 +96,7 @@ class RowKind:
         return tuple(self.table.primary_key.columns)
 
     def is_over(self, before: int) -> Condition:
-        """Rows that were over before this moment, and that nothing refers to."""
+        """Return the condition on rows that were old before this time and are not referred to."""
         return sa.and_(*(since < before for since in self.over), *self.only)
 
 
@@ -93,16 +105,17 @@ def _none(*conditions: Condition) -> Condition:
 
 
 def _is_idle(server: sa.Column[Any]) -> Condition:
-    """No action is at the server: one that is may need what an earlier one has left."""
+    """Return the condition that no action has the server. A running action may need older rows."""
     return _none(servers.c.id == server, servers.c.action.is_not(None))
 
 
 _A, _H, _M, _S = actions.c, host_actions.c, migrations.c, servers.c
 KINDS = (
     RowKind(
-        "servers",  # deleted ones
+        # Deleted servers.
+        "servers",
         servers,
-        # One that has run is part of what was used until it was terminated.
+        # A server that ran counts as used until it was terminated.
         (_S.deleted_at, sa.case((_S.launched_at.is_(None), _S.deleted_at), else_=_S.terminated_at)),
         (
             _S.deleted == 1,
@@ -126,7 +139,8 @@ KINDS = (
         ),
     ),
     RowKind(
-        "migrations",  # before actions, which they refer to
+        # Before actions, because migrations refer to them.
+        "migrations",
         migrations,
         (_M.updated_at,),
         (
@@ -161,77 +175,85 @@ KINDS = (
 
 
 def chosen(names: Sequence[str]) -> list[RowKind]:
-    """The kinds of these names; without names all but those that must be named."""
-    return [one for one in KINDS if (one.name in names if names else not one.named_only)]
+    """Return the kinds with these names. Without names, all kinds that need not be named."""
+    return [kind for kind in KINDS if (kind.name in names if names else not kind.named_only)]
 
 
 def counts(tx: Connection, kind: RowKind, days: int) -> Counter[str]:
-    """How many rows would go, by table; those that hang on them too."""
+    """Return the number of rows to delete, by table, including dependent rows."""
     is_over = kind.is_over(moment(tx) - days * DAY)
-    found = Counter({kind.table.name: tx.scalar(_count(kind.table, is_over)) or 0})
+    numbers = Counter({kind.table.name: tx.scalar(_count(kind.table, is_over)) or 0})
     for hanging in kind.hanging:
-        those = hanging.of(sa.select(kind.table.c.id).where(is_over).correlate(None))
-        found[hanging.column.table.name] += tx.scalar(_count(hanging.column.table, those)) or 0
-    return found
+        dependents = hanging.of(sa.select(kind.table.c.id).where(is_over).correlate(None))
+        numbers[hanging.column.table.name] += (
+            tx.scalar(_count(hanging.column.table, dependents)) or 0
+        )
+    return numbers
 
 
-def _count(table: sa.FromClause, those: Condition) -> sa.Select[Any]:
-    return sa.select(sa.func.count()).select_from(table).where(those)
+def _count(table: sa.FromClause, condition: Condition) -> sa.Select[Any]:
+    return sa.select(sa.func.count()).select_from(table).where(condition)
 
 
 def purge(
     store: Store,
     kind: RowKind,
     days: int,
-    said: Callable[[Counter[str]], None] = lambda removed: None,
+    report: Callable[[Counter[str]], None] = lambda removed: None,
 ) -> Counter[str]:
-    """Remove what was over more than ``days`` ago; returns how many rows of each table.
+    """Delete rows that were old more than ``days`` days ago, and return their numbers by table.
 
-    ``said`` is called with the sum so far after each transaction.
+    Args:
+         report: Called with the sum so far after each transaction.
 
     Raises:
-        NoStore, TooBusy, Unsure: the database does not answer, or gives no rows. What was removed
-        is removed; do it again.
+        NoStore, TooBusy, Unsure: The database does not answer, or the rows are locked. Deleted rows
+            stay deleted. Repeat the call.
     """
     before = store.read(moment) - days * DAY
     removed: Counter[str] = Counter()
-    after: Key | None = None
-    while keys := store.read(partial(_next, kind=kind, before=before, after=after)):
-        is_whole = False
-        while not is_whole:
-            # A part whose COMMIT nobody answered is done again: what is gone is gone.
+    last_key: Key | None = None
+    while keys := store.read(partial(_read_keys, kind=kind, before=before, after=last_key)):
+        is_complete = False
+        while not is_complete:
+            # A part with an unconfirmed COMMIT is repeated, because deleting again has no effect.
             part = store.write(
                 partial(_remove, kind=kind, keys=keys, before=before),
-                lambda tx, made: False,
+                lambda tx, result: False,
             )
             removed += part
-            is_whole = part.total() < ROWS
-            said(removed)
-        after = keys[-1]
+            is_complete = part.total() < ROWS
+            report(removed)
+        last_key = keys[-1]
     return removed
 
 
-def _next(tx: Connection, kind: RowKind, before: int, after: Key | None) -> list[Key]:
-    """Without locks: what is found here is looked at again under one."""
+def _read_keys(tx: Connection, kind: RowKind, before: int, after: Key | None) -> list[Key]:
+    """Return the next keys without locks. ``_remove`` checks them again under a lock."""
     query = sa.select(*kind.key).where(kind.is_over(before)).order_by(*kind.key).limit(LOOKED_AT)
     if after is not None:
-        query = query.where(_behind(kind.key, after))
+        query = query.where(_is_after(kind.key, after))
     return [tuple(row) for row in tx.execute(query)]
 
 
-def _behind(columns: Sequence[sa.Column[object]], after: Key) -> Condition:
-    """Rows behind this key; spelled out, as MariaDB has no index for a greater tuple."""
+def _is_after(columns: Sequence[sa.Column[object]], after: Key) -> Condition:
+    """Return the condition on rows after this key. MariaDB uses no index for a comparison of
+    tuples.
+    """
     first, rest = columns[0] > after[0], columns[1:]
     return (
         first
         if not rest
-        else sa.or_(first, sa.and_(columns[0] == after[0], _behind(rest, after[1:])))
+        else sa.or_(first, sa.and_(columns[0] == after[0], _is_after(rest, after[1:])))
     )
 
 
 def _remove(tx: Connection, kind: RowKind, keys: Sequence[Key], before: int) -> Counter[str]:
-    """At most ``ROWS`` rows; fewer: these keys are done, but for those that others hold."""
-    held = [
+    """Delete at most ``ROWS`` rows.
+
+    If fewer are deleted, these keys are done, except rows that other transactions have locked.
+    """
+    locked_keys = [
         tuple(row)
         for row in tx.execute(
             sa.select(*kind.key)
@@ -241,26 +263,26 @@ def _remove(tx: Connection, kind: RowKind, keys: Sequence[Key], before: int) -> 
         )
     ]
     removed: Counter[str] = Counter()
-    if not held:
+    if not locked_keys:
         return removed
     for hanging in kind.hanging:
-        those = hanging.of([key[0] for key in held])
+        condition = hanging.of([key[0] for key in locked_keys])
         table = hanging.column.table
         assert isinstance(table, sa.Table)
-        removed[table.name] += _delete(tx, table, those, ROWS - removed.total())
+        removed[table.name] += _delete(tx, table, condition, ROWS - removed.total())
         if removed.total() >= ROWS:
             return removed
-    those = _among(kind.key, held)
-    removed[kind.table.name] += _delete(tx, kind.table, those, ROWS - removed.total())
+    condition = _among(kind.key, locked_keys)
+    removed[kind.table.name] += _delete(tx, kind.table, condition, ROWS - removed.total())
     return removed
 
 
-def _delete(tx: Connection, table: sa.Table, those: Condition, most: int) -> int:
+def _delete(tx: Connection, table: sa.Table, condition: Condition, most: int) -> int:
     key = tuple(table.primary_key.columns)
-    found = [tuple(row) for row in tx.execute(sa.select(*key).where(those).limit(most))]
-    if not found:
+    keys = [tuple(row) for row in tx.execute(sa.select(*key).where(condition).limit(most))]
+    if not keys:
         return 0
-    return int(tx.execute(sa.delete(table).where(_among(key, found))).rowcount)
+    return int(tx.execute(sa.delete(table).where(_among(key, keys))).rowcount)
 
 
 def _among(columns: Sequence[sa.Column[object]], keys: Sequence[Key]) -> Condition:

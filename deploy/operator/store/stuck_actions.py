@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Actions that are stuck: what an operator sees of them, and the three ways out: retry, settle,
-abort.
+"""Stuck actions: listing, and the three ways out: retry, abort, settle.
 
-Called by ``deploy.operator.actions``; ``conductor.engine.retries`` is what makes an action stuck.
-A way out is one transaction, which locks the server and its action and compares before it changes
-anything. A stuck action holds its server until then; whatever supersedes a running action
-supersedes a stuck one too.
+Called by ``deploy.operator.actions``. ``conductor.engine.retries`` makes actions stuck. A way out
+is one transaction, which locks the server and the action and checks both before any change. Until
+then a stuck action holds the server. Actions that may supersede a running action may also supersede
+a stuck one.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ from common.store.servers.actions import (
 )
 from common.store.servers.migrations import abandon
 
-#: a due action that nobody has taken for so long is of no release that runs here
+#: A due action that no conductor takes for so long is of a release that does not run here.
 OVERDUE = 600 * SECOND
 
 
 def overdue() -> sa.ColumnElement[bool]:
-    """Due for long, and in nobody's hands."""
+    """Return the condition on actions that are due for long and not leased."""
     return sa.and_(
         actions.c.state == ActionState.DUE,
         actions.c.due_at < now() - OVERDUE,
@@ -47,8 +46,11 @@ def overdue() -> sa.ColumnElement[bool]:
 
 
 def listed(tx: Connection, *, only_stuck: bool = False) -> list[ActionInHandRow]:
-    """Actions in hand, oldest first, or those that need an operator: the action's columns, and of
-    its server ``server`` (the name), ``vm_state`` and ``task_state``; ``overdue``."""
+    """Return actions in hand, oldest first, or only those that need an operator.
+
+    A row has the action's columns, the server's name as ``server``, ``vm_state`` and ``task_state``
+    of the server, and ``overdue``.
+    """
     query = (
         sa.select(
             actions,
@@ -66,33 +68,39 @@ def listed(tx: Connection, *, only_stuck: bool = False) -> list[ActionInHandRow]
 
 
 def retry(tx: Connection, action_id: str) -> ActionRow:
-    """Let it go on where it stands: a command is sent again under the same key, any other step is
-    due at once. Returns the action as it was.
+    """Continue a stuck action at the current step, and return the action as it was.
+
+    A command is sent again under the same key. Any other step is due at once.
 
     Raises:
-        NotFound, Conflict: as ``_held``.
+        NotFound, Conflict: As ``_lock_stuck``.
     """
-    row, server = _held(tx, action_id)
-    again: Values = (
+    row, server = _lock_stuck(tx, action_id)
+    changes: Values = (
         {"state": ActionState.WAITING, "sent_at": 0}
         if row.sent_at is not None
         else {"state": ActionState.DUE, "due_at": now()}
     )
-    update(tx, {row.id: {**again, "failures": 0, "cause": None}})
-    _leave(tx, row, server)
+    update(tx, {row.id: {**changes, "failures": 0, "cause": None}})
+    _update_server(tx, row, server)
     return row
 
 
-def abort(tx: Connection, action_id: str, why: str, may: Callable[[ActionRow], None]) -> ActionRow:
-    """Let a conductor undo it from where it stands; the fence is raised, so that a host that is
-    still at it stops.
-    ``may`` raises a Problem when the action cannot be undone. Returns the action as it was.
+def abort(
+    tx: Connection, action_id: str, why: str, check_undo: Callable[[ActionRow], None]
+) -> ActionRow:
+    """Let a conductor undo a stuck action from the current step, and return the action as it was.
+
+    The fence is raised, so that a host that still runs a command stops.
+
+    Args:
+        may: Raises a Problem if the action cannot be undone.
 
     Raises:
-        NotFound, Conflict: as ``_held``.
+        NotFound, Conflict: As ``_lock_stuck``.
     """
-    row, server = _held(tx, action_id)
-    may(row)
+    row, server = _lock_stuck(tx, action_id)
+    check_undo(row)
     if server is None or not isinstance(row.data, dict):
         raise errors.Conflict(
             f"Action {row.id} has no server, or no data, that could be undone; settle it."
@@ -110,20 +118,20 @@ def abort(tx: Connection, action_id: str, why: str, may: Callable[[ActionRow], N
             }
         },
     )
-    _leave(tx, row, server, fence=server.fence + 1)
+    _update_server(tx, row, server, fence=server.fence + 1)
     return row
 
 
 def settle(tx: Connection, action_id: str, why: str) -> ActionRow:
-    """End it as failed without its undo, as a reset of the server's state does; the server shows
-    why in ERROR and is free for what its user asks next. Also for one that is overdue. Returns the
-    action as it was.
+    """End a stuck or overdue action as failed, without undo, and return the action as it was.
+
+    The server goes to ERROR with the reason, and the user can start the next action.
 
     Raises:
-        NotFound, Conflict: as ``_held``.
+        NotFound, Conflict: As ``_lock_stuck``.
     """
-    row, server = _held(tx, action_id, also_overdue=True)
-    message = f"{why} {row.cause or 'No conductor knows it.'}"
+    row, server = _lock_stuck(tx, action_id, also_overdue=True)
+    message = f"{why} {row.cause or 'No conductor takes it.'}"
     append(
         tx,
         [
@@ -156,10 +164,10 @@ def settle(tx: Connection, action_id: str, why: str) -> ActionRow:
         },
     )
     if server is None or server.deleted:
-        _leave(tx, row, server, action=None)
+        _update_server(tx, row, server, action=None)
         return row
     abandon(tx, server.id, server.fence + 1)
-    _leave(
+    _update_server(
         tx,
         row,
         server,
@@ -173,24 +181,24 @@ def settle(tx: Connection, action_id: str, why: str) -> ActionRow:
     return row
 
 
-def _held(
+def _lock_stuck(
     tx: Connection, action_id: str, also_overdue: bool = False
 ) -> tuple[LockedActionRow, PlacedServerRow | None]:
-    """A stuck action and its server, both locked; the server may be gone.
+    """Return a stuck action and the server, both locked. The server may be gone.
 
     Raises:
-        NotFound: there is no such action.
-        Conflict: it is not stuck, or does not hold its server.
+        NotFound: There is no such action.
+        Conflict: The action is not stuck, or does not hold its server.
     """
-    known = tx.execute(
+    head = tx.execute(
         sa.select(actions.c.server_id, overdue().label("overdue")).where(actions.c.id == action_id)
     ).first()
-    if known is None:
+    if head is None:
         raise errors.NotFound(f"There is no action {action_id}.")
-    server = lock_servers(tx, [known.server_id]).get(known.server_id)
+    server = lock_servers(tx, [head.server_id]).get(head.server_id)
     row = lock(tx, [action_id])[action_id]
     if row.state != ActionState.STUCK and not (
-        also_overdue and row.state == ActionState.DUE and known.overdue
+        also_overdue and row.state == ActionState.DUE and head.overdue
     ):
         raise errors.Conflict(f"Action {action_id} is {row.state}, not stuck.")
     if server is not None and server.action != action_id:
@@ -198,10 +206,10 @@ def _held(
     return row, server
 
 
-def _leave(
+def _update_server(
     tx: Connection, row: ActionRow, server: PlacedServerRow | None, **changes: object
 ) -> None:
-    """Change the server, which does not show any more that this action is stuck."""
+    """Change the server, and restore the fault from before the action was stuck."""
     if server is None:
         return
     if isinstance(server.fault, dict) and server.fault.get("action") == row.id:

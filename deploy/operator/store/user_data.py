@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seal the user data of servers that were made while the cloud had no ``[DEFAULT] secret_key``.
+"""Encrypts user data of servers that were created while the cloud had no ``[DEFAULT] secret_key``.
 
-Called by ``kilonova database upgrade``, repeatable, and harmless while the API writes: a row that
-changed since it was read is left as it is, because the API seals what it writes.
+Called by ``kilonova database upgrade``. May be repeated, and may run while the API writes: a row
+that changed after the read is skipped, because the API encrypts its own rows.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from common.store.rows import ServerUserData
 from common.store.schema import servers
 
 C = servers.c
-ROWS = 200  #: of one transaction
+#: The number of rows of one transaction.
+ROWS = 200
 
 
 def seal_user_data(store: Store, vault: Vault) -> int:
-    """Returns how many rows were sealed.
+    """Encrypt unencrypted user data, and return the number of rows.
 
     Raises:
-        Unavailable: there is such a row, and no key.
+        Unavailable: There is such a row, and no key.
     """
     sealed, last = 0, ""
-    while rows := store.read(partial(_readable, last=last)):
+    while rows := store.read(partial(_read_unsealed, last=last)):
         changes = [
             {"of": row.id, "old": row.user_data, "new": vault.seal_text(row.user_data)}
             for row in rows
@@ -38,7 +39,7 @@ def seal_user_data(store: Store, vault: Vault) -> int:
     return sealed
 
 
-def _readable(tx: Connection, last: str) -> list[ServerUserData]:
+def _read_unsealed(tx: Connection, last: str) -> list[ServerUserData]:
     return list(
         tx.execute(
             sa.select(C.id, C.user_data)

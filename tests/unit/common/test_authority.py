@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 from common.domain.errors import ConfigError
-from common.security.certificates import Signer, named
+from common.security.certificates import Signer, subject_name
 from deploy.one_machine.cloud.authority import Authority
 
 OWN = ec.generate_private_key(ec.SECP256R1())
@@ -25,7 +25,7 @@ def authority(tmp_path: Path) -> Authority:
 
 def request(key: ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey = OWN) -> str:
     """One that asks for more than its sender shall have."""
-    asked = x509.CertificateSigningRequestBuilder(named("broker")).add_extension(
+    asked = x509.CertificateSigningRequestBuilder(subject_name("broker")).add_extension(
         x509.SubjectAlternativeName([x509.DNSName("broker.example")]), critical=False
     )
     return (
@@ -36,11 +36,11 @@ def request(key: ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey = OWN) -
 
 
 def test_only_the_key_of_a_request_counts(authority: Authority) -> None:
-    signer = Signer.opened(str(authority.path), str(authority.key_path))
+    signer = Signer.read(str(authority.path), str(authority.key_path))
     cert = x509.load_pem_x509_certificate(signer.answer(request(), "h1", "192.0.2.7").encode())
     cert.verify_directly_issued_by(signer.cert)
     assert cert.public_key() == OWN.public_key()
-    assert cert.subject == named("h1")
+    assert cert.subject == subject_name("h1")
     names = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert [str(one.value) for one in names] == ["192.0.2.7"]
     assert not cert.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
@@ -50,7 +50,7 @@ def test_only_the_key_of_a_request_counts(authority: Authority) -> None:
 
 
 def test_a_request_that_is_none_is_refused(authority: Authority) -> None:
-    signer = Signer.opened(str(authority.path), str(authority.key_path))
+    signer = Signer.read(str(authority.path), str(authority.key_path))
     der = bytearray(x509.load_pem_x509_csr(request().encode()).public_bytes(_DER))
     der[der.index(b"broker")] ^= 1  # changed after it was signed
     changed = x509.load_der_x509_csr(bytes(der)).public_bytes(serialization.Encoding.PEM).decode()
@@ -66,9 +66,9 @@ def test_files_that_are_no_authoritys_are_refused(authority: Authority, tmp_path
     other, host = Authority(tmp_path / "other"), authority.issue("h1", "192.0.2.7")
     for key in (str(other.key_path), host.key):
         with pytest.raises(ConfigError, match="ca_key_file .* is not the key"):
-            Signer.opened(str(authority.path), key)
+            Signer.read(str(authority.path), key)
     with pytest.raises(ConfigError, match="ca_key_file .*missing"):
-        Signer.opened(str(authority.path), str(tmp_path / "missing"))
+        Signer.read(str(authority.path), str(tmp_path / "missing"))
     both = tmp_path / "both.pem"
     both.write_text(other.path.read_text() + authority.path.read_text())
-    assert Signer.opened(str(both), str(authority.key_path)).cert.subject == named("a cloud")
+    assert Signer.read(str(both), str(authority.key_path)).cert.subject == subject_name("a cloud")

@@ -156,7 +156,7 @@ for number in (1, 2):
         os._exit(0)
     os.waitpid(worker, 0)
     if number == 1:
-        metrics.ended(worker)
+        metrics.forget_worker(worker)
 print(metrics.text())
 """
     read = subprocess.run(

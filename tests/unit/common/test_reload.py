@@ -20,7 +20,7 @@ def path(
     made = tmp_path / "kilonova.conf"
     made.write_text("[conductor]\nbatch = 5\n")
     config.load(str(made))
-    monkeypatch.setattr(reload, "_taken", [])
+    monkeypatch.setattr(reload, "_callbacks", [])
     monkeypatch.setattr(reload, "_refused", set())
     caplog.set_level(logging.INFO)
     yield made

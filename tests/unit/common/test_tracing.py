@@ -296,7 +296,7 @@ def test_a_collector_that_fails_is_one_line_a_minute(
     handler, root = LogHandler(written), logging.getLogger()
     root.addHandler(handler)
     try:
-        exporter = tracing.sending(collector.url, True, seconds=0.2)
+        exporter = tracing.otlp_exporter(collector.url, True, seconds=0.2)
         tracing.start(conf, "api", lambda: exporter)
         for number in range(3):
             began = time.monotonic()

@@ -13,7 +13,7 @@ import pytest
 
 from common.domain import errors
 from common.domain.errors import ConfigError
-from common.security.tls import Tls, opened
+from common.security.tls import Tls, load
 from compute_agent.verb_context import VerbFailed
 from deploy.one_machine.cloud import authority
 from tests.unit.compute_agent.transfer_rig import Rig, whole
@@ -125,11 +125,11 @@ def test_files_that_went_away_close_the_service_rather_than_open_it(
 
 def test_files_that_cannot_be_used_are_refused(ours: Authority, tmp_path: Path) -> None:
     mine = ours.tls("source")
-    assert opened(mine.cert, mine.key, mine.ca) == mine
+    assert load(mine.cert, mine.key, mine.ca) == mine
     for cert, key, ca in (
         (mine.key, mine.key, mine.ca),
         (mine.cert, ours.tls("another").key, mine.ca),
         (mine.cert, mine.key, str(tmp_path / "missing")),
     ):
         with pytest.raises(ConfigError, match="give PEM files"):
-            opened(cert, key, ca)
+            load(cert, key, ca)

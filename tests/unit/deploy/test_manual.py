@@ -36,7 +36,7 @@ def test_every_command_is_in_its_page_with_all_that_it_takes(words: tuple[str, .
     assert COMMANDS[words][2][1:] in page
     for action in manual.options(command)[1:]:
         if action.help:
-            assert manual.named(action) in page
+            assert manual.argument_name(action) in page
             assert " ".join(action.help.split())[1:] in page
 
 

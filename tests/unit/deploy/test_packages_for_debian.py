@@ -37,7 +37,7 @@ def depends(package: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def divided() -> dict[str, list[str]]:
-    return bundle.divided(distribution("kilonova"))
+    return bundle.divide(distribution("kilonova"))
 
 
 def test_every_service_and_every_part_of_the_libraries_is_a_package() -> None:

@@ -14,7 +14,7 @@ from string import hexdigits
 
 import pytest
 
-from common.security.tls import of_neighbour
+from common.security.tls import check_external_url
 from common.service import config
 from deploy import packages
 from deploy.one_machine import down, preflight, up
@@ -185,7 +185,7 @@ def test_own_processes_may_ask_the_stand_ins(
     )
     lifecycle.prepare(cloud)
     for role in ("", *ROLES):
-        of_neighbour(
+        check_external_url(
             config.load(str(cloud.config(role=role))), "[identity] auth_url", cloud.identity_url
         )
         assert config.CONF.identity.allow_plain_text == cloud.is_joined

@@ -42,7 +42,7 @@ def test_processes_of_a_controller_take_theirs(load) -> None:
     scheduler.service.options(conf)
     api.settings(conf)
     image_tickets.configured(conf)
-    tls.of_neighbours(conf)
+    tls.check_external_urls(conf)
     from common.rpc.broker import configure
     from common.store.connections import protection
 

@@ -66,7 +66,7 @@ def test_a_controller_takes_what_the_page_writes(written: Path, load: Load) -> N
     conductor.service.check_options(conf)
     protected = tls.protecting(conf, "[metadata] host", [conf.metadata.host], listens=True)
     assert protected is not None and protected.cert == str(written / "tls/own.pem")
-    assert Signer.opened(conf.tls.ca_file, conf.tls.ca_key_file)
+    assert Signer.read(conf.tls.ca_file, conf.tls.ca_key_file)
     assert conf.metadata.host == conf.image_gateway.host == "192.0.2.10"
     assert conf.image_gateway.url == "https://192.0.2.10:9293"
     secrets = {conf.secret_key, conf.host_keys.command_secret, conf.host_keys.query_secret}

@@ -66,4 +66,4 @@ def test_what_nobody_knows_ends_the_process_naming_the_option_and_what_is_allowe
     values: dict[str, list[str]], text: str
 ) -> None:
     with pytest.raises(SystemExit, match=text):
-        service.checked("scheduler", lambda: options(conf(**values)))
+        service.exit_on_config_error("scheduler", lambda: options(conf(**values)))

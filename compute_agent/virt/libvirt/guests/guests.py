@@ -322,12 +322,12 @@ class LibvirtGuests:
 
     def record_interface(self, server: str, interface: Interface) -> None:
         """Record in the domain's metadata that the guest has an interface."""
-        self.remember(server, lambda facts: facts.plugged(interface))
+        self.remember(server, lambda facts: facts.with_interface(interface))
         self._libvirt.change_metadata(server, lambda text: nova_xml.with_interface(text, interface))
 
     def forget_interface(self, server: str, port_id: str) -> None:
         """Record in the domain's metadata that the guest has no interface of this port."""
-        self.remember(server, lambda facts: facts.unplugged(port_id))
+        self.remember(server, lambda facts: facts.without_interface(port_id))
         self._libvirt.change_metadata(
             server, lambda text: nova_xml.without_interface(text, port_id)
         )

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The remedies of findings: one transaction that locks, looks again, and writes what the kind's row
-says (``kinds.KINDS``).
+"""The remedies of findings.
 
-What a host or a neighbour must do is left to conductors: as a guest to be removed, as a pending
-cleanup, or as an action. Must stay true: nothing is written unless the finding is still there under
-the server's lock, so that a remedy can be given twice, by two operators at once; and what is
-written to a server is in its journal, with what stood there before.
+A remedy is one transaction that locks, checks again, and writes the change described in
+``kinds.KINDS``. Conductors do the work on hosts and in external services: a guest to be removed, a
+pending cleanup, or an action.
+
+Invariant: a remedy writes only if the finding still exists under the server's lock, so that two
+operators may run the same remedy. Changes of a server are in its journal, with the old values.
 """
 
 from __future__ import annotations
@@ -26,73 +27,75 @@ from deploy.operator.doctor.remedies.of_counts import COUNTS
 from deploy.operator.doctor.remedies.of_hosts import HOSTS
 from deploy.operator.doctor.remedies.of_servers import SERVERS, WRITTEN
 
-#: What os-instance-actions calls it.
+#: The name of the action in os-instance-actions.
 NAME = "repair"
 Look = Callable[[Connection], Iterable[Finding]]
 REMEDIES: dict[str, Callable[[Connection, Finding], None]] = {**SERVERS, **COUNTS, **HOSTS}
 
 
 def mend(tx: Connection, finding: Finding, look: Look) -> bool:
-    """Carry out the remedy of a finding that ``look`` still finds; returns whether it does.
+    """Run the remedy of a finding if ``look`` still finds it, and return whether the finding
+    existed.
 
     Raises:
-        Conflict: only an operator can mend it, or the place that it needs is not there. Busy: an
-        action has the server.
+        Conflict: Only an operator can repair the finding, another finding comes first, or the
+            needed place does not exist.
+        Busy: An action has the server.
     """
     kind = KINDS[finding.kind]
     if finding.kind not in REMEDIES:
         raise errors.Conflict(f"{finding.id} is not mended by itself. {kind.remedy}.")
-    known = _locked(tx, finding)
-    found = list(look(tx))
-    if not any(one.id == finding.id for one in found):
+    server_row = _lock_server(tx, finding)
+    current = list(look(tx))
+    if not any(other.id == finding.id for other in current):
         return False
-    for one in found:
-        if one.kind in kind.first and one.subject in (finding.subject, *finding.facts):
-            raise errors.Conflict(f"Mend this first: kilonova doctor --fix {one.id}")
-    if kind.is_free and known is not None and known.action is not None:
-        raise errors.Busy(known.id)
+    for other in current:
+        if other.kind in kind.first and other.subject in (finding.subject, *finding.facts):
+            raise errors.Conflict(f"Mend this first: kilonova doctor --fix {other.id}")
+    if kind.is_free and server_row is not None and server_row.action is not None:
+        raise errors.Busy(server_row.id)
     REMEDIES[finding.kind](tx, finding)
-    if known is not None and not known.deleted and kind.way is not Mender.ACTION:
+    if server_row is not None and not server_row.deleted and kind.way is not Mender.ACTION:
         immediate_actions.note(
             tx,
             NAME,
-            known.id,
-            actions.take_lock(tx, known.id, None),
-            RequestContext.of_ourselves(known.project_id),
+            server_row.id,
+            actions.take_lock(tx, server_row.id, None),
+            RequestContext.of_ourselves(server_row.project_id),
             {
                 "finding": finding.id,
                 "said": finding.text,
-                "was": {name: getattr(known, name) for name in WRITTEN},
+                "was": {name: getattr(server_row, name) for name in WRITTEN},
             },
         )
     return True
 
 
-def _locked(tx: Connection, finding: Finding) -> ServerRow | None:
-    """The server that the finding is about, locked; None: it is about none, or that is gone."""
+def _lock_server(tx: Connection, finding: Finding) -> ServerRow | None:
+    """Lock and return the server of the finding, or None if there is none."""
     names = sorted({finding.subject, *finding.facts})
-    found = tx.scalars(
-        sa.select(servers.c.id).where(servers.c.id.in_(names)).order_by(servers.c.id)
-    )
-    return next(iter(actions.lock_servers(tx, list(found)).values()), None)
+    ids = tx.scalars(sa.select(servers.c.id).where(servers.c.id.in_(names)).order_by(servers.c.id))
+    return next(iter(actions.lock_servers(tx, list(ids)).values()), None)
 
 
 def unknown_at(tx: Connection, finding: Finding) -> list[str]:
-    """Of the finding's hosts those whose guest of the server has no record."""
-    known = {row.host for row in guests.places(tx, finding.subject)}
-    return [host for host in finding.facts if host not in known]
+    """Return the hosts of the finding whose guest of the server has no record."""
+    recorded = {row.host for row in guests.places(tx, finding.subject)}
+    return [host for host in finding.facts if host not in recorded]
 
 
 def is_spare(tx: Connection, finding: Finding, look: Look) -> bool:
-    """Is a guest without a record wanted by nobody? Its server was deleted, or has the guest that
-    its record names."""
+    """True if a guest without a record can be discarded.
+
+    That is so if the server was deleted, or has a guest on the recorded host.
+    """
     row = tx.execute(sa.select(servers).where(servers.c.id == finding.subject)).first()
     if row is None or row.deleted:
         return row is not None
     is_missing = any(
-        one.kind == "guest-there" and one.subject == finding.subject for one in look(tx)
+        other.kind == "guest-there" and other.subject == finding.subject for other in look(tx)
     )
     return not is_missing and any(
-        one.host == row.host and one.wanted in guests.HERE
-        for one in guests.places(tx, finding.subject)
+        guest.host == row.host and guest.wanted in guests.HERE
+        for guest in guests.places(tx, finding.subject)
     )

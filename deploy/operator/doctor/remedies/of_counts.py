@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Remedies of what is counted wrong: quotas, shares, volumes, allocations, parts of hosts.
+"""Remedies of wrong counts and amounts: quotas, shares, volumes, allocations, assigned hardware.
 
-Called by ``remedies.mend``, under the server's lock."""
+Called by ``remedies.mend``, under the server's lock.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ from deploy.operator.doctor.finding import Finding
 
 
 def holds(tx: Connection, consumer: str, host: str) -> bool:
-    """Does the consumer hold anything of the host?"""
+    """True if the consumer has an allocation on the host."""
     query = (
         sa.select(allocations_table.c.used)
         .join(providers, providers.c.id == allocations_table.c.provider_id)
@@ -44,8 +45,11 @@ def holds(tx: Connection, consumer: str, host: str) -> bool:
 
 
 def allocate(tx: Connection, row: ServerRow, host: str, holder: str | None = None) -> None:
-    """What a server's flavor and image need on this host is held by the server, or by the migration
-    ``holder``."""
+    """Allocate the amounts of the server's flavor and image on this host.
+
+    Args:
+        holder: The migration that gets the allocation. None: the server.
+    """
     move = migrations.open_of(tx, [row.id]).get(row.id)
     flavor = row.flavor
     if move is not None and host in (move.source_host, move.dest_host):
@@ -64,12 +68,12 @@ def allocate(tx: Connection, row: ServerRow, host: str, holder: str | None = Non
     )
 
 
-def _server(tx: Connection, server_id: str) -> ServerRow | None:
+def _read_server(tx: Connection, server_id: str) -> ServerRow | None:
     return tx.execute(sa.select(servers).where(servers.c.id == server_id)).first()
 
 
-def _count(tx: Connection, finding: Finding) -> None:
-    row = _server(tx, finding.subject)
+def _count_quota(tx: Connection, finding: Finding) -> None:
+    row = _read_server(tx, finding.subject)
     assert row is not None, "it was found"
     move = migrations.open_of(tx, [row.id]).get(row.id)
     flavors = [row.flavor] if move is None else [move.old_flavor, move.new_flavor]
@@ -77,14 +81,14 @@ def _count(tx: Connection, finding: Finding) -> None:
         sa.update(servers)
         .where(servers.c.id == row.id)
         .values(
-            **{name: max(one[name] for one in flavors) for name in ("vcpus", "memory_mb")},
+            **{name: max(flavor[name] for flavor in flavors) for name in ("vcpus", "memory_mb")},
             updated_at=now(),
         )
     )
 
 
-def _counted(column: str, rows: sa.Table) -> Callable[[Connection, Finding], None]:
-    """A server's ``column`` counts its rows of this table."""
+def _recount(column: str, rows: sa.Table) -> Callable[[Connection, Finding], None]:
+    """Return the remedy that sets a server's ``column`` to the number of rows in this table."""
 
     def mend(tx: Connection, finding: Finding) -> None:
         number = (
@@ -102,63 +106,67 @@ def _counted(column: str, rows: sa.Table) -> Callable[[Connection, Finding], Non
     return mend
 
 
-def _shares_of_gone(tx: Connection, finding: Finding) -> None:
-    found = list(
+def _remove_shares_of_gone(tx: Connection, finding: Finding) -> None:
+    mappings = list(
         tx.execute(sa.select(share_mappings).where(share_mappings.c.server_id == finding.subject))
     )
-    shares.remove(tx, [one.uuid for one in found])
-    for one in found:
-        cleanups.ask(tx, cleanups.SHARE, one.share_id, finding.subject, one.access_to)
+    shares.remove(tx, [mapping.uuid for mapping in mappings])
+    for mapping in mappings:
+        cleanups.ask(tx, cleanups.SHARE, mapping.share_id, finding.subject, mapping.access_to)
 
 
-def _rule(tx: Connection, finding: Finding) -> None:
-    """Of the server that has the share elsewhere, if it is one: it was on that host before."""
+def _remove_rule(tx: Connection, finding: Finding) -> None:
+    """Request a cleanup of the rule.
+
+    The cleanup names the server with the share if there is only one, because that server was
+    probably on the rule's host before.
+    """
     [address] = finding.facts
-    having = sa.select(share_mappings.c.server_id).where(
+    query = sa.select(share_mappings.c.server_id).where(
         share_mappings.c.share_id == finding.subject
     )
-    known = tx.scalars(having.distinct()).all()
-    server = str(known[0]) if len(known) == 1 else ""
+    servers_of_share = tx.scalars(query.distinct()).all()
+    server = str(servers_of_share[0]) if len(servers_of_share) == 1 else ""
     cleanups.ask(tx, cleanups.SHARE, finding.subject, server, address)
 
 
-def _volumes_of_gone(tx: Connection, finding: Finding) -> None:
+def _remove_volumes_of_gone(tx: Connection, finding: Finding) -> None:
     of_server = block_devices.c.server_id == finding.subject
-    for one in tx.execute(sa.select(block_devices).where(of_server)).all():
-        if one.volume_id is not None:
-            target = one.attachment_id or one.volume_id
-            cleanups.ask(tx, cleanups.ATTACHMENT, target, finding.subject, one.volume_id)
+    for volume in tx.execute(sa.select(block_devices).where(of_server)).all():
+        if volume.volume_id is not None:
+            target = volume.attachment_id or volume.volume_id
+            cleanups.ask(tx, cleanups.ATTACHMENT, target, finding.subject, volume.volume_id)
     tx.execute(sa.delete(block_devices).where(of_server))
 
 
-def _attachment(tx: Connection, finding: Finding) -> None:
+def _end_attachment(tx: Connection, finding: Finding) -> None:
     server, volume = finding.facts
     cleanups.ask(tx, cleanups.ATTACHMENT, finding.subject, server, volume)
 
 
-def _complete(tx: Connection, finding: Finding) -> None:
+def _complete_attachment(tx: Connection, finding: Finding) -> None:
     volume, attachment = finding.facts
     cleanups.ask(tx, cleanups.ATTACHMENT, attachment, finding.subject, volume)
 
 
-def _bring_home(tx: Connection, finding: Finding) -> None:
+def _reconnect_volume(tx: Connection, finding: Finding) -> None:
     [volume] = finding.facts
-    found = volumes.show(tx, finding.subject, volume)
-    target = found.attachment_id or volume
+    row = volumes.show(tx, finding.subject, volume)
+    target = row.attachment_id or volume
     cleanups.ask(tx, cleanups.ATTACHMENT, target, finding.subject, volume)
 
 
-def _give_back(tx: Connection, finding: Finding) -> None:
+def _detach_volume(tx: Connection, finding: Finding) -> None:
     [volume] = finding.facts
-    found = volumes.show(tx, finding.subject, volume)
-    cleanups.ask(tx, cleanups.GUEST_VOLUME, found.uuid, finding.subject, volume)
+    row = volumes.show(tx, finding.subject, volume)
+    cleanups.ask(tx, cleanups.GUEST_VOLUME, row.uuid, finding.subject, volume)
 
 
-def _share(tx: Connection, finding: Finding) -> None:
+def _fail_share(tx: Connection, finding: Finding) -> None:
     shares.put(tx, [finding.facts[0]], ShareStatus.ERROR)
 
 
-def _release(tx: Connection, finding: Finding) -> None:
+def _release_allocation(tx: Connection, finding: Finding) -> None:
     [host] = finding.facts
     if not host:
         raise errors.Conflict(
@@ -168,8 +176,8 @@ def _release(tx: Connection, finding: Finding) -> None:
     allocations.release(tx, [(finding.subject, host)])
 
 
-def _allocate(tx: Connection, finding: Finding) -> None:
-    """``subject``: who is to hold it, the server or a migration."""
+def _allocate_guest(tx: Connection, finding: Finding) -> None:
+    """Allocate a guest's amounts. The subject of the finding is the server or a migration."""
     [host] = finding.facts
     columns = guests_table.c
     guest = tx.execute(
@@ -178,18 +186,18 @@ def _allocate(tx: Connection, finding: Finding) -> None:
             sa.or_(columns.server_id == finding.subject, columns.holder == finding.subject),
         )
     ).one()
-    row = _server(tx, guest.server_id)
+    row = _read_server(tx, guest.server_id)
     if row is None:
         raise errors.Conflict(f"Server {guest.server_id} is gone: kilonova host debts {host}")
     allocate(tx, row, host, guest.holder)
 
 
-def _forget(tx: Connection, finding: Finding) -> None:
+def _remove_consumer(tx: Connection, finding: Finding) -> None:
     allocations.release(tx, [(finding.subject, "")])
 
 
-def _register(tx: Connection, finding: Finding) -> None:
-    row = _server(tx, finding.subject)
+def _register_consumer(tx: Connection, finding: Finding) -> None:
+    row = _read_server(tx, finding.subject)
     kind = "server"
     if row is None:
         columns = migrations_table.c
@@ -197,8 +205,8 @@ def _register(tx: Connection, finding: Finding) -> None:
         kind = "migration"
     if row is None:
         raise errors.Conflict(
-            f"Nobody knows whose {finding.subject} is: openstack resource provider allocation "
-            f"unset {finding.subject}"
+            f"No server or migration has the id {finding.subject}: openstack resource provider "
+            f"allocation unset {finding.subject}"
         )
     allocations.register(
         tx,
@@ -211,7 +219,7 @@ def _register(tx: Connection, finding: Finding) -> None:
     )
 
 
-def _assignment(tx: Connection, finding: Finding) -> None:
+def _clear_assignment(tx: Connection, finding: Finding) -> None:
     tx.execute(
         sa.update(guests_table)
         .where(guests_table.c.server_id == finding.subject, guests_table.c.host == finding.facts[0])
@@ -219,29 +227,29 @@ def _assignment(tx: Connection, finding: Finding) -> None:
     )
 
 
-def _members(tx: Connection, finding: Finding) -> None:
+def _remove_members(tx: Connection, finding: Finding) -> None:
     tx.execute(
         sa.delete(server_group_members).where(server_group_members.c.group_id == finding.subject)
     )
 
 
 COUNTS: dict[str, Callable[[Connection, Finding], None]] = {
-    "counted": _count,
-    "shares": _counted("shares", share_mappings),
-    "shares-of-gone": _shares_of_gone,
-    "share-rule-of-nobody": _rule,
-    "share-in-transit": _share,
-    "volumes": _counted("volumes", block_devices),
-    "volumes-of-gone": _volumes_of_gone,
-    "attachment-of-server": _attachment,
-    "attachment-incomplete": _complete,
-    "volume-elsewhere": _bring_home,
-    "volume-in-error": _give_back,
-    "allocation-of-nothing": _release,
-    "guest-without-allocation": _allocate,
-    "allocation-exact": _allocate,
-    "consumer-of-nothing": _forget,
-    "no-consumer": _register,
-    "assignment-not-asked-for": _assignment,
-    "group-member": _members,
+    "counted": _count_quota,
+    "shares": _recount("shares", share_mappings),
+    "shares-of-gone": _remove_shares_of_gone,
+    "share-rule-of-nobody": _remove_rule,
+    "share-in-transit": _fail_share,
+    "volumes": _recount("volumes", block_devices),
+    "volumes-of-gone": _remove_volumes_of_gone,
+    "attachment-of-server": _end_attachment,
+    "attachment-incomplete": _complete_attachment,
+    "volume-elsewhere": _reconnect_volume,
+    "volume-in-error": _detach_volume,
+    "allocation-of-nothing": _release_allocation,
+    "guest-without-allocation": _allocate_guest,
+    "allocation-exact": _allocate_guest,
+    "consumer-of-nothing": _remove_consumer,
+    "no-consumer": _register_consumer,
+    "assignment-not-asked-for": _clear_assignment,
+    "group-member": _remove_members,
 }

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Remedies of what is wrong with hosts, with what neighbours have, and with who is to do what.
-Called by ``remedies.mend``."""
+"""Remedies of findings about hosts, external services and duties. Called by ``remedies.mend``."""
 
 from __future__ import annotations
 
@@ -30,19 +29,19 @@ from common.store.schema import services as services_table
 from deploy.operator.doctor.finding import Finding
 
 
-def _trait(tx: Connection, finding: Finding) -> None:
-    """A service that is set to what it is says so by its provider's trait."""
+def _set_trait(tx: Connection, finding: Finding) -> None:
+    """Write the present state of the service again, which also sets the provider's trait."""
     uuid = tx.scalar(
         sa.select(services_table.c.uuid).where(
             services_table.c.host == finding.subject, services_table.c.binary == Binary.COMPUTE
         )
     )
     if uuid is None:
-        raise errors.Conflict(f"Host {finding.subject} has no service: mend that first.")
+        raise errors.Conflict(f"Host {finding.subject} has no service: repair that finding first.")
     services.set_state(tx, uuid)
 
 
-def _membership(tx: Connection, finding: Finding) -> None:
+def _remove_membership(tx: Connection, finding: Finding) -> None:
     tx.execute(
         sa.delete(aggregate_hosts).where(
             aggregate_hosts.c.host == finding.subject,
@@ -51,16 +50,18 @@ def _membership(tx: Connection, finding: Finding) -> None:
     )
 
 
-def _service(tx: Connection, finding: Finding) -> None:
+def _enrol_service(tx: Connection, finding: Finding) -> None:
     services.enrol(tx, finding.subject, Binary.COMPUTE)
 
 
-def _register(tx: Connection, finding: Finding) -> None:
-    """A host whose session is over registers with its next exchange, and tells what it has."""
+def _register_again(tx: Connection, finding: Finding) -> None:
+    """End the host's session. Then the host registers with its next exchange and reports its
+    inventory.
+    """
     tx.execute(sa.update(hosts).where(hosts.c.name == finding.subject).values(session=0))
 
 
-def _provider(tx: Connection, finding: Finding) -> None:
+def _remove_provider(tx: Connection, finding: Finding) -> None:
     number = int(finding.facts[0])
     tx.execute(sa.select(providers.c.id).where(providers.c.id == number).with_for_update())
     if tx.scalar(sa.select(allocations.c.used).where(allocations.c.provider_id == number).limit(1)):
@@ -73,7 +74,7 @@ def _provider(tx: Connection, finding: Finding) -> None:
     tx.execute(sa.delete(providers).where(providers.c.id == number))
 
 
-def _seen(tx: Connection, finding: Finding) -> None:
+def _set_seen(tx: Connection, finding: Finding) -> None:
     tx.execute(
         sa.update(heartbeats)
         .where(heartbeats.c.host == finding.subject, heartbeats.c.binary == finding.facts[0])
@@ -81,7 +82,7 @@ def _seen(tx: Connection, finding: Finding) -> None:
     )
 
 
-def _host_action(tx: Connection, finding: Finding) -> None:
+def _end_host_action_lease(tx: Connection, finding: Finding) -> None:
     tx.execute(
         sa.update(host_actions)
         .where(host_actions.c.id == finding.facts[0], host_actions.c.open_host.is_not(None))
@@ -93,37 +94,37 @@ def _hasten(tx: Connection, finding: Finding) -> None:
     cleanups.hasten(tx, int(finding.facts[0]))
 
 
-def _duty(tx: Connection, finding: Finding) -> None:
+def _end_duty(tx: Connection, finding: Finding) -> None:
     tx.execute(sa.update(leases).where(leases.c.name == finding.subject).values(until=now()))
 
 
-# --- what neighbours are to do ---
-def _port(tx: Connection, finding: Finding) -> None:
+# --- pending cleanups for external services ---
+def _request_port(tx: Connection, finding: Finding) -> None:
     cleanups.ask(tx, cleanups.PORT, finding.subject, finding.facts[0])
 
 
-def _binding(tx: Connection, finding: Finding) -> None:
-    server, *more = finding.facts
-    for host in more:
+def _request_binding(tx: Connection, finding: Finding) -> None:
+    server, *hosts_bound = finding.facts
+    for host in hosts_bound:
         cleanups.ask(tx, cleanups.BINDING, finding.subject, server, host)
 
 
-def _image(tx: Connection, finding: Finding) -> None:
+def _request_image(tx: Connection, finding: Finding) -> None:
     cleanups.ask(tx, cleanups.IMAGE, finding.subject, finding.facts[0])
 
 
 HOSTS: dict[str, Callable[[Connection, Finding], None]] = {
-    "disabled-trait": _trait,
-    "aggregate-host": _membership,
-    "host-without-service": _service,
-    "host-without-provider": _register,
-    "provider-without-host": _provider,
-    "heartbeat": _seen,
-    "host-action-lease": _host_action,
+    "disabled-trait": _set_trait,
+    "aggregate-host": _remove_membership,
+    "host-without-service": _enrol_service,
+    "host-without-provider": _register_again,
+    "provider-without-host": _remove_provider,
+    "heartbeat": _set_seen,
+    "host-action-lease": _end_host_action_lease,
     "cleanup": _hasten,
-    "duty": _duty,
-    "port-of-nobody": _port,
-    "port-elsewhere": _port,
-    "port-twice": _binding,
-    "image-in-transit": _image,
+    "duty": _end_duty,
+    "port-of-nobody": _request_port,
+    "port-elsewhere": _request_port,
+    "port-twice": _request_binding,
+    "image-in-transit": _request_image,
 }

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Remedies of what is wrong with servers, their actions, guests and migrations. Called by
-``remedies.mend``, under the server's lock."""
+"""Remedies of findings about servers, their actions, guests and migrations.
+
+Called by ``remedies.mend``, under the server's lock.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ from deploy.operator.doctor.finding import Finding
 from deploy.operator.doctor.remedies.of_counts import allocate, holds
 from deploy.operator.store import stuck_actions
 
-#: Columns of a server that remedies write: its journal keeps what stood there.
+#: Columns of a server that remedies write. The journal keeps their old values.
 WRITTEN = (
     "vm_state",
     "task_state",
@@ -48,48 +50,48 @@ _OFF = (states.STOPPED, states.SUSPENDED)
 
 
 def server(tx: Connection, server_id: str) -> ServerRow:
-    """A server that is locked."""
+    """Return a server that is locked."""
     return tx.execute(sa.select(servers).where(servers.c.id == server_id)).one()
 
 
 def write(tx: Connection, server_id: str, **values: object) -> None:
-    """Change a server that is locked."""
+    """Update a server that is locked."""
     tx.execute(
         sa.update(servers).where(servers.c.id == server_id).values(**values, updated_at=now())
     )
 
 
 def _fail(tx: Connection, server_id: str, message: str) -> None:
-    """The server shows what is wrong with it, and is free for what its user asks."""
+    """Set the server to ERROR with this fault. The user can start the next action."""
     fault = {"code": 500, "message": message, "details": "", "created": moment(tx)}
     write(tx, server_id, vm_state=states.ERROR, task_state=None, fault=fault)
 
 
-# --- its state ---
-def _task_state(tx: Connection, finding: Finding) -> None:
+# --- states ---
+def _clear_task_state(tx: Connection, finding: Finding) -> None:
     write(tx, finding.subject, task_state=None)
 
 
-def _building(tx: Connection, finding: Finding) -> None:
+def _fail_build(tx: Connection, finding: Finding) -> None:
     _fail(tx, finding.subject, "It was not built to its end. Rebuild it, or delete it.")
 
 
-def _nowhere(tx: Connection, finding: Finding) -> None:
+def _place_or_fail(tx: Connection, finding: Finding) -> None:
     row = server(tx, finding.subject)
-    found = [one for one in guests.places(tx, row.id) if one.wanted in HERE]
-    if len(found) == 1:
-        _place(tx, row, found[0])
+    local_guests = [guest for guest in guests.places(tx, row.id) if guest.wanted in HERE]
+    if len(local_guests) == 1:
+        _place(tx, row, local_guests[0])
     elif row.shelved_image_id is not None:
         write(tx, row.id, vm_state=states.SHELVED_OFFLOADED, task_state=None)
     else:
         _fail(tx, row.id, "Its guest is gone, and so is its disk. Delete it.")
 
 
-def _without_image(tx: Connection, finding: Finding) -> None:
+def _fail_shelved(tx: Connection, finding: Finding) -> None:
     _fail(tx, finding.subject, "The image that it rested in is gone. Delete it.")
 
 
-def _resting(tx: Connection, finding: Finding) -> None:
+def _set_resting_time(tx: Connection, finding: Finding) -> None:
     row = server(tx, finding.subject)
     column = "shelved_at" if row.vm_state == states.SHELVED else "soft_deleted_at"
     write(tx, row.id, **{column: now()})
@@ -99,12 +101,12 @@ def _unlock(tx: Connection, finding: Finding) -> None:
     write(tx, finding.subject, locked=False, locked_by=None, locked_reason=None)
 
 
-# --- its action ---
-def _let_go(tx: Connection, finding: Finding) -> None:
+# --- actions ---
+def _release_server(tx: Connection, finding: Finding) -> None:
     write(tx, finding.subject, action=None, task_state=None)
 
 
-def _fence(tx: Connection, finding: Finding) -> None:
+def _raise_fence(tx: Connection, finding: Finding) -> None:
     [action] = finding.facts
     row, head = server(tx, finding.subject), actions.lock(tx, [action])[action]
     fence = max(row.fence, head.fence) + 1
@@ -116,13 +118,13 @@ def _supersede(tx: Connection, finding: Finding) -> None:
     actions.supersede(tx, finding.facts[0])
 
 
-def _due(tx: Connection, finding: Finding) -> None:
+def _make_due(tx: Connection, finding: Finding) -> None:
     actions.update(tx, {finding.facts[0]: {"due_at": now()}})
 
 
-def _send(tx: Connection, finding: Finding) -> None:
-    again = {"state": ActionState.DUE, "due_at": now(), "host": None, "sent_at": None}
-    actions.update(tx, {finding.facts[0]: again})
+def _send_again(tx: Connection, finding: Finding) -> None:
+    changes = {"state": ActionState.DUE, "due_at": now(), "host": None, "sent_at": None}
+    actions.update(tx, {finding.facts[0]: changes})
 
 
 def _end_lease(tx: Connection, finding: Finding) -> None:
@@ -137,10 +139,12 @@ def _settle(tx: Connection, finding: Finding) -> None:
     stuck_actions.settle(tx, finding.facts[0], SETTLED)
 
 
-# --- its guests ---
+# --- guests ---
 def _remove(tx: Connection, row: ServerRow, host: str) -> None:
-    """Its guest on this host goes, under a fence that the host does not know yet; not its files,
-    where they are also those of the guest that stays."""
+    """Remove the server's guest on this host, under a new fence.
+
+    Shared files stay if another guest of the server uses them.
+    """
     write(tx, row.id, fence=row.fence + 1)
     shared = row.host is not None and host != row.host
     guests.add_debt(
@@ -153,10 +157,13 @@ def _remove(tx: Connection, row: ServerRow, host: str) -> None:
 
 
 def _place(tx: Connection, row: ServerRow, guest: GuestRow) -> None:
-    """The server is where its guest is; what it rested in goes, and its ports follow."""
+    """Make the guest's host the server's host.
+
+    The shelved image is deleted, and the ports are bound to the host.
+    """
     fence = row.fence + 1
     runs = guest.wanted == GuestState.RUNNING
-    keeps = row.vm_state not in (states.SHELVED_OFFLOADED, states.SHELVED, states.BUILDING)
+    keeps_state = row.vm_state not in (states.SHELVED_OFFLOADED, states.SHELVED, states.BUILDING)
     zone = zones.hosts(tx, [guest.host]).get(guest.host, row.availability_zone)
     values: Values = {
         "fence": fence,
@@ -166,7 +173,7 @@ def _place(tx: Connection, row: ServerRow, guest: GuestRow) -> None:
         "shelved_image_id": None,
         "shelved_at": None,
     }
-    if not keeps:
+    if not keeps_state:
         values["vm_state"] = states.ACTIVE if runs else states.STOPPED
     write(tx, row.id, **values)
     guests.become(tx, row.id, guest.host, guest.wanted, fence=fence)
@@ -176,17 +183,17 @@ def _place(tx: Connection, row: ServerRow, guest: GuestRow) -> None:
         cleanups.ask(tx, cleanups.PORTS, row.id, row.id)
 
 
-def _one_guest(tx: Connection, finding: Finding) -> None:
+def _keep_one_guest(tx: Connection, finding: Finding) -> None:
     row = server(tx, finding.subject)
-    for one in guests.places(tx, row.id):
-        if one.may_run and one.wanted != GuestState.ABSENT and one.host != row.host:
-            if one.wanted in HERE:
-                _remove(tx, server(tx, row.id), one.host)
+    for guest in guests.places(tx, row.id):
+        if guest.may_run and guest.wanted != GuestState.ABSENT and guest.host != row.host:
+            if guest.wanted in HERE:
+                _remove(tx, server(tx, row.id), guest.host)
             else:
-                guests.become(tx, row.id, one.host, one.wanted, may_run=False)
+                guests.become(tx, row.id, guest.host, guest.wanted, may_run=False)
 
 
-def _gone(tx: Connection, finding: Finding) -> None:
+def _remove_guest_of_gone(tx: Connection, finding: Finding) -> None:
     [host] = finding.facts
     fence = tx.scalar(
         sa.select(guests_table.c.fence).where(
@@ -196,34 +203,34 @@ def _gone(tx: Connection, finding: Finding) -> None:
     guests.add_debt(tx, finding.subject, (fence or 0) + 1, host=host)
 
 
-def _files(tx: Connection, finding: Finding) -> None:
-    """Its host removes what it has of it: no guest, and files that are nobody else's."""
+def _remove_files(tx: Connection, finding: Finding) -> None:
+    """Let the host remove the server's files, except shared files that another host uses."""
     [host] = finding.facts
     row = server(tx, finding.subject)
     guests.discard(tx, row.id, host, elsewhere=None if row.deleted else row.host)
 
 
-def _elsewhere(tx: Connection, finding: Finding) -> None:
+def _place_or_remove(tx: Connection, finding: Finding) -> None:
     [host] = finding.facts
     row, places = server(tx, finding.subject), guests.places(tx, finding.subject)
-    guest = next(one for one in places if one.host == host)
-    has_own = any(one.host == row.host and one.wanted in HERE for one in places)
-    rests = (
+    guest = next(place for place in places if place.host == host)
+    has_own = any(place.host == row.host and place.wanted in HERE for place in places)
+    is_in_image = (
         row.host is None and row.shelved_image_id is not None and guest.wanted == GuestState.STOPPED
     )
-    if has_own or rests:
+    if has_own or is_in_image:
         _remove(tx, row, host)
     else:
         _place(tx, row, guest)
 
 
-def _record(tx: Connection, finding: Finding) -> None:
+def _add_record(tx: Connection, finding: Finding) -> None:
     row = server(tx, finding.subject)
     [host] = finding.facts
     if not holds(tx, row.id, host):
         allocate(tx, row, host)
     runs = row.vm_state not in _OFF
-    wanted = GuestState.RUNNING if runs else GuestState.STOPPED
+    guest_state = GuestState.RUNNING if runs else GuestState.STOPPED
     guests.add(
         tx,
         [
@@ -231,18 +238,18 @@ def _record(tx: Connection, finding: Finding) -> None:
                 "server_id": row.id,
                 "host": host,
                 "fence": row.fence,
-                "wanted": wanted,
+                "wanted": guest_state,
                 "may_run": runs,
             }
         ],
     )
 
 
-def _no_move(tx: Connection, finding: Finding) -> None:
+def _remove_guest(tx: Connection, finding: Finding) -> None:
     _remove(tx, server(tx, finding.subject), finding.facts[0])
 
 
-def _may_not_run(tx: Connection, finding: Finding) -> None:
+def _forbid_run(tx: Connection, finding: Finding) -> None:
     tx.execute(
         sa.update(guests_table)
         .where(
@@ -254,19 +261,19 @@ def _may_not_run(tx: Connection, finding: Finding) -> None:
     )
 
 
-def _hand_back(tx: Connection, finding: Finding) -> None:
+def _move_allocation_back(tx: Connection, finding: Finding) -> None:
     [host] = finding.facts
-    for one in guests.places(tx, finding.subject):
-        if one.host == host and one.holder is not None:
+    for guest in guests.places(tx, finding.subject):
+        if guest.host == host and guest.holder is not None:
             guests.hold(tx, finding.subject, host, None)
             if holds(tx, finding.subject, host):
-                allocations.release(tx, [(one.holder, host)])
+                allocations.release(tx, [(guest.holder, host)])
             else:
                 allocate(tx, server(tx, finding.subject), host)
-                allocations.release(tx, [(one.holder, host)])
+                allocations.release(tx, [(guest.holder, host)])
 
 
-def _resend(tx: Connection, finding: Finding) -> None:
+def _resend_removal(tx: Connection, finding: Finding) -> None:
     tx.execute(
         sa.update(guests_table)
         .where(
@@ -291,8 +298,8 @@ def _detach(tx: Connection, finding: Finding) -> None:
     actions.begin(tx, states.row("detach_interface"), row.id, context=system, args={"port": port})
 
 
-# --- its moves ---
-def _newest_move(tx: Connection, finding: Finding) -> None:
+# --- migrations ---
+def _keep_newest_move(tx: Connection, finding: Finding) -> None:
     columns = migrations_table.c
     mine = sa.and_(columns.server_id == finding.subject, columns.status.in_(OPEN_MIGRATIONS))
     newest = tx.scalar(sa.select(sa.func.max(columns.id)).where(mine))
@@ -304,21 +311,21 @@ def _newest_move(tx: Connection, finding: Finding) -> None:
 
 
 def _end_move(tx: Connection, finding: Finding) -> None:
-    found = tx.execute(
+    row = tx.execute(
         sa.select(servers).where(servers.c.id == finding.subject, servers.c.deleted == 0)
     ).first()
-    if found is None:
+    if row is None:
         migrations.end_open(tx, [finding.subject], MigrationStatus.ERROR)
         return
-    migrations.abandon(tx, found.id, found.fence + 1)
-    write(tx, found.id, fence=found.fence + 1)
-    if found.vm_state == states.RESIZED:
-        _not_resized(tx, finding)
+    migrations.abandon(tx, row.id, row.fence + 1)
+    write(tx, row.id, fence=row.fence + 1)
+    if row.vm_state == states.RESIZED:
+        _leave_resized(tx, finding)
 
 
-def _not_resized(tx: Connection, finding: Finding) -> None:
+def _leave_resized(tx: Connection, finding: Finding) -> None:
     row = server(tx, finding.subject)
-    runs = any(one.wanted == GuestState.RUNNING for one in guests.places(tx, row.id))
+    runs = any(guest.wanted == GuestState.RUNNING for guest in guests.places(tx, row.id))
     write(
         tx,
         row.id,
@@ -329,34 +336,34 @@ def _not_resized(tx: Connection, finding: Finding) -> None:
 
 
 SERVERS: dict[str, Callable[[Connection, Finding], None]] = {
-    "task-state": _task_state,
-    "building-idle": _building,
-    "nowhere": _nowhere,
-    "shelved-without-image": _without_image,
-    "resting-since": _resting,
+    "task-state": _clear_task_state,
+    "building-idle": _fail_build,
+    "nowhere": _place_or_fail,
+    "shelved-without-image": _fail_shelved,
+    "resting-since": _set_resting_time,
     "lock": _unlock,
-    "held-by-ended": _let_go,
-    "fence-of-action": _fence,
+    "held-by-ended": _release_server,
+    "fence-of-action": _raise_fence,
     "holds-nothing": _supersede,
-    "due": _due,
-    "never-sent": _send,
+    "due": _make_due,
+    "never-sent": _send_again,
     "lease-of-action": _end_lease,
     "stuck": _retry,
     "overdue": _settle,
-    "one-guest": _one_guest,
-    "guest-of-gone-server": _gone,
-    "guest-elsewhere": _elsewhere,
-    "files-elsewhere": _files,
-    "no-guest-record": _record,
-    "guest-of-no-move": _no_move,
-    "kept-may-run": _may_not_run,
-    "held-by-no-migration": _hand_back,
-    "debt-sent": _resend,
+    "one-guest": _keep_one_guest,
+    "guest-of-gone-server": _remove_guest_of_gone,
+    "guest-elsewhere": _place_or_remove,
+    "files-elsewhere": _remove_files,
+    "no-guest-record": _add_record,
+    "guest-of-no-move": _remove_guest,
+    "kept-may-run": _forbid_run,
+    "held-by-no-migration": _move_allocation_back,
+    "debt-sent": _resend_removal,
     "guest-there": _reboot,
     "volume-of-another": _reboot,
     "volume-not-in-guest": _reboot,
     "interface-of-server": _detach,
-    "one-move": _newest_move,
+    "one-move": _keep_newest_move,
     "move-without-action": _end_move,
-    "resized-without-move": _not_resized,
+    "resized-without-move": _leave_resized,
 }

@@ -54,7 +54,7 @@ def _query(host: str, port: int, server: str, tls: Tls | None) -> bytes:
     context = tls.for_client() if tls else None
     plain = socket.create_connection((host, port), SECONDS)
     with plain:
-        side = plain if context is None else TlsSocket.proved(plain, context, host)
+        side = plain if context is None else TlsSocket.open(plain, context, host)
         try:
             if context is not None and side.recv(len(WELCOME)) != WELCOME:
                 raise Malformed("the destination does not speak as it should")
