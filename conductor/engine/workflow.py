@@ -15,7 +15,7 @@ from common.store.rows import ActionRow, BlockDeviceRow, PlacedServerRow
 from conductor.engine.action_args import ActionArgs
 from conductor.engine.action_data import ActionData, StepFailed
 from conductor.engine.engine import Engine, Lane
-from conductor.engine.run import AnyRun, Known, Run
+from conductor.engine.run import AnyRun, RunFacts, Run
 from conductor.engine.step import AnyStep, Step, StepEvents
 
 #: The names of a workflow and of one of its steps.
@@ -51,13 +51,16 @@ class Workflow(Generic[WorkflowArgs, WorkflowData]):
     version: int = 1
 
     def index(self, step: str | None) -> int:
-        """Return the position of a step. None: of the first step.
+        """Return the position of a step.
+
+        Args:
+            step: The name of the step. None: the first step that ``by_name`` does not exclude.
 
         Raises:
-            LookupError: There is no such step in this release.
+            LookupError: This release has no such step.
         """
-        for number, known in enumerate(self.steps):
-            if step == known.name or (step is None and not known.by_name):
+        for number, candidate in enumerate(self.steps):
+            if step == candidate.name or (step is None and not candidate.by_name):
                 return number
         raise LookupError(f"{self.name} has no step {step} in this release")
 
@@ -66,7 +69,7 @@ class Workflow(Generic[WorkflowArgs, WorkflowData]):
         action: ActionRow,
         server: PlacedServerRow,
         volumes: Sequence[BlockDeviceRow],
-        **more: Unpack[Known],
+        **more: Unpack[RunFacts],
     ) -> Run[WorkflowArgs, WorkflowData]:
         """Return the run of an action of this workflow.
 
@@ -95,9 +98,9 @@ AnyWorkflow = Workflow[Any, Any]
 
 
 class Workflows(dict[str, AnyWorkflow]):
-    """All workflows of a release by name, and what follows from the declarations of their steps.
+    """The workflows of a release by name, with indexes of their steps' declarations.
 
-    A step with a call has the same lane in all workflows.
+    Invariant: a step with a call has the same lane in all workflows.
     """
 
     def knows(self, action: ActionRow) -> bool:

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine that advances workflows: an ``Engine`` with the registry of workflows and what a
-conductor remembers between two rounds."""
+"""The engine with the registry of workflows and the state kept between rounds."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ def call_one_by_one(
 
 
 def pass_fault_point(workflow: str, step: str, where: str) -> None:
-    """The fault point of ordinary operation: nothing happens."""
+    """Do nothing. Tests replace this function to crash the conductor at a fault point."""
 
 
 @dataclass(kw_only=True)

@@ -87,7 +87,7 @@ def service(engine: Engine) -> NetworkApi:
 def create_ports(engine: Engine, run: RequestRun) -> None:
     """Make the ports that are asked for and bind them, and those of the user, to the server's
     host."""
-    late_calls.look_for(run, LATE_PORTS)
+    late_calls.expect_late_result(run, LATE_PORTS)
     networks, requests = service(engine), run.args.networks
     there = networks.ports(run.server.id) if run.is_repeated else []  # a first try has left nothing
     taken = {request["port"] for request in requests if request.get("port")} | _ports_before(run)

@@ -17,10 +17,10 @@ from conductor.steps import volumes
 from conductor.steps.volumes import COMPLETE, NAME_ID
 
 
-def look_for_late_swap(run: AnyRun, row: BlockDeviceRow, new: str) -> None:
+def expect_late_swap(run: AnyRun, row: BlockDeviceRow, new: str) -> None:
     """What is carried out late: for the new volume, or for the old one, whose id it has then."""
-    volumes.look_for_late_calls(run, row)
-    late_calls.look_for(run, LATE_ATTACHMENTS, new)
+    volumes.expect_late_attachment(run, row)
+    late_calls.expect_late_result(run, LATE_ATTACHMENTS, new)
 
 
 def connect_other(
@@ -30,7 +30,7 @@ def connect_other(
     which is another one where somebody has removed it, and its connection, sealed."""
     assert run.host is not None, "its volume is attached"
     connector = volumes.connector_of(engine, run.host)
-    look_for_late_swap(run, row, new)
+    expect_late_swap(run, row, new)
     try:
         made = volumes.let_connect(engine, row, attachment, connector)
     except errors.NotFound:

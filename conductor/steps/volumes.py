@@ -171,14 +171,14 @@ def _as_attached(engine: Engine, row: BlockDeviceRow, sealed: str | None) -> Att
 # --- attachments ---
 def reserve(engine: Engine, run: AnyRun, row: BlockDeviceRow) -> None:
     """Nobody else can have the volume from here on."""
-    look_for_late_calls(run, row)
+    expect_late_attachment(run, row)
     found = _found(engine, run, row) if run.is_repeated else []
     made = found[0] if found else service(engine).attach(str(row.volume_id), run.server.id)
     run.set_volume(row, attachment_id=made.id)
 
 
-def look_for_late_calls(run: AnyRun, row: BlockDeviceRow) -> None:
-    late_calls.look_for(run, LATE_ATTACHMENTS, str(row.volume_id))
+def expect_late_attachment(run: AnyRun, row: BlockDeviceRow) -> None:
+    late_calls.expect_late_result(run, LATE_ATTACHMENTS, str(row.volume_id))
 
 
 def _found(engine: Engine, run: AnyRun, row: BlockDeviceRow) -> list[Attachment]:
@@ -190,7 +190,7 @@ def _found(engine: Engine, run: AnyRun, row: BlockDeviceRow) -> list[Attachment]
 def connect(engine: Engine, run: AnyRun, row: BlockDeviceRow, connector: JsonObject) -> None:
     """Let the host of this connector have the volume that is reserved. A reservation that somebody
     has removed is made anew."""
-    look_for_late_calls(run, row)
+    expect_late_attachment(run, row)
     try:
         made = let_connect(engine, row, str(row.attachment_id), connector)
     except errors.NotFound:
@@ -234,7 +234,7 @@ def _renew(
     """Another attachment in place of the present one, which ends when none of the hosts ``holding``
     the volume is left; for the host of the connector, or for none. The service has no second one
     beside one that is not complete: that one ends first."""
-    look_for_late_calls(run, row)
+    expect_late_attachment(run, row)
     found = _found(engine, run, row)
     if connector is None and [(one.id, bool(one.connection)) for one in found] == [
         (row.attachment_id, False)
@@ -437,7 +437,7 @@ def connect_also(engine: Engine, run: ArrivingRun, host: str) -> None:
     """Let this host have the volumes too: the server moves there while it runs."""
     connector, arriving = connector_of(engine, host), {}
     for row in of(run):
-        look_for_late_calls(run, row)
+        expect_late_attachment(run, row)
         for one in _found(engine, run, row) if run.is_repeated else ():
             if one.id != row.attachment_id:  # of an earlier try; no host has got it
                 service(engine).detach(one.id)
