@@ -200,7 +200,7 @@ class CallPools:
 
 
 class Conductor:
-    """The RPC server of the process (``conductor_rpc.ConductorApi``), and the loops of its threads."""
+    """The RPC server of the process (``ConductorApi``), and the loops of its threads."""
 
     def __init__(
         self,

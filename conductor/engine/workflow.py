@@ -15,7 +15,7 @@ from common.store.rows import ActionRow, BlockDeviceRow, PlacedServerRow
 from conductor.engine.action_args import ActionArgs
 from conductor.engine.action_data import ActionData, StepFailed
 from conductor.engine.engine import Engine, Lane
-from conductor.engine.run import AnyRun, RunFacts, Run
+from conductor.engine.run import AnyRun, Run, RunFacts
 from conductor.engine.step import AnyStep, Step, StepEvents
 
 #: The names of a workflow and of one of its steps.
