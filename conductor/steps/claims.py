@@ -277,8 +277,7 @@ def release_host(tx: Connection, engine: Engine, run: PlacementRun) -> None:
 def leave_debt(
     tx: Connection, run: PlacementRun, host: str, keeps_files: bool = False, blames: bool = True
 ) -> None:
-    """Record a pending removal of the server's guest on a host, and exclude the host from the next
-    try.
+    """Record a pending removal of the server's guest, and exclude the host from the next try.
 
     Args:
         keeps_files: Keep the files, because the remaining guest uses them on shared storage.
@@ -306,8 +305,7 @@ def record_successful_build(run: PlacementRun) -> None:
 
 
 def reschedule(engine: Engine, run: PlacementRun, problem: StepFailed) -> bool:
-    """Restart the workflow on another host, if attempts are left and the failure depended on the
-    host.
+    """Restart the workflow on another host if attempts are left and the failure is the host's.
 
     If a server failed on several hosts, the server is a likely cause. Then the failures that were
     counted against the hosts are withdrawn. Invariant: a tenant cannot exclude hosts by requesting

@@ -15,7 +15,10 @@ from conductor.steps import volumes
 
 
 def delete(engine: Engine, run: AnyRun, snapshots: Sequence[str]) -> None:
-    """Delete the snapshots of an image that was not created. A refusal becomes a pending cleanup."""
+    """Delete the snapshots of an image that was not created.
+
+    A refusal becomes a pending cleanup.
+    """
     for snapshot in snapshots:
         with run.cleanup_on_failure(SNAPSHOT, snapshot):
             volumes.service(engine).delete_snapshot(snapshot)

@@ -59,7 +59,7 @@ class VolumesData(ActionData):
 class ArrivingData(ActionData):
     """Data of a move that needs attachments for two hosts."""
 
-    #: uuid of the row -> attachment and sealed connection for the host that does not have the server
+    #: Row uuid -> attachment and sealed connection for the host that does not have the server.
     volumes_arriving: dict[str, JsonObject] = field(default_factory=dict)
 
 
@@ -80,7 +80,7 @@ def service(engine: Engine) -> VolumeApi:
 
 # --- the volumes of a server ---
 def of(run: AnyRun) -> list[BlockDeviceRow]:
-    """Return the server's volumes with the changes of this run, in the order of the guest's disks."""
+    """Return the server's volumes with the changes of this run, in the guest's disk order."""
     rows = [
         _apply_changes(row, values)
         for row in run.volumes
@@ -385,7 +385,7 @@ def _has_been_created(engine: Engine, run: AnyRun, row: BlockDeviceRow) -> bool:
 
 
 def await_volumes(tx: Connection, engine: Engine, runs: Sequence[ReadyRun]) -> None:
-    """Continue when all volumes are reserved. Until the time-out, poll again with growing pauses."""
+    """Continue when all volumes are reserved. Until the time-out, poll with growing pauses."""
     for run in runs:
         if run.data.volumes_since is None:
             run.data.volumes_since = run.locked_at
@@ -536,8 +536,9 @@ def disconnect_arriving(engine: Engine, run: ArrivingRun) -> None:
 
 
 def exchange(run: ArrivingRun) -> None:
-    """Exchange the attachments of the rows with those in the action's data, because the server
-    moved.
+    """Exchange the attachments of the rows with those in the action's data.
+
+    The server has moved, so the rows need the attachments of its new host.
     """
     arriving = run.data.volumes_arriving
     old = {}
