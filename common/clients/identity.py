@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from oslo_config import cfg
 
-from common.clients.http import Breaker, judged, not_registered, require_answer
+from common.clients.http import Breaker, not_registered, refuse_plain_text, require_answer
 from common.domain import errors
 from common.domain.errors import ConfigError
 from common.security import tls
@@ -279,7 +279,7 @@ class IdentityClient:
             future.set_result(found)
 
     def _come(self, found: AccessInfo | None) -> None:
-        self._breaker.heard(answered=found is not None)
+        self._breaker.record(answered=found is not None)
         with self._lock:
             self._coming = None
             if found is not None:
@@ -299,7 +299,7 @@ class IdentityClient:
             project_domain_name=own.domain,
         )
         return password.get_access(
-            judged(
+            refuse_plain_text(
                 session.Session(timeout=timeout),
                 partial(
                     tls.refusal_of_neighbour,

@@ -132,7 +132,7 @@ class UnifiedLimits:
             )
             raise
         finally:
-            self._breaker.heard(answered=found is not None)
+            self._breaker.record(answered=found is not None)
             with self._lock:
                 del self._coming[name]
                 if found is not None:

@@ -124,9 +124,9 @@ class Dynamic:
         try:
             found = box.get(timeout=max(0.0, until - time.monotonic()))
         except queue.Empty:
-            target.breaker.heard(answered=False)
+            target.breaker.record(answered=False)
             raise _Refused("its answer has not come in time") from None
-        target.breaker.heard(answered=not isinstance(found, _Refused))
+        target.breaker.record(answered=not isinstance(found, _Refused))
         if isinstance(found, _Refused):
             raise found
         return found

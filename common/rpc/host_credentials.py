@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conductors' answers about the credentials of hosts: a token's state, an identity, a certificate.
+"""Answers of conductors about credentials of hosts: token states, identities, certificates.
 
-The questions of ``kilonova join`` are sealed with the token's key, which opens nothing else. The
-question for the next certificate is sealed with the host's own key and proved with the key of its
+The requests of ``kilonova join`` are sealed with the token's key, which opens nothing else. The
+request for the next certificate is sealed with the host's own key, and proved with the key of its
 present certificate. So neither a removed host nor a stolen key file gets a certificate.
 """
 
@@ -69,7 +69,7 @@ def join_methods(joins: HostJoinsApi) -> dict[str, Method]:
 
 
 class HostJoinsClient:
-    """The questions of ``kilonova join``."""
+    """The requests of ``kilonova join``."""
 
     def __init__(self, link: HostSide) -> None:
         self._link, self._own = link, Envelope()
@@ -110,7 +110,7 @@ def certificate_methods(certificates: HostCertificatesApi) -> dict[str, Method]:
 
 
 class HostCertificatesClient:
-    """The question of an agent whose certificate ends soon."""
+    """The request of an agent whose certificate ends soon."""
 
     def __init__(self, link: HostSide) -> None:
         self._link = link

@@ -80,7 +80,7 @@ class _AuthProtocol(auth_token.AuthProtocol):  # type: ignore[misc]  # the libra
     refusal: Callable[[str], str]
 
     def _create_session(self, **more: object) -> Any:  # noqa: ANN401 - keystonemiddleware has no types
-        return http.judged(super()._create_session(**more), self.refusal)
+        return http.refuse_plain_text(super()._create_session(**more), self.refusal)
 
     def fetch_token(self, token: str, **more: object) -> Any:  # noqa: ANN401 - keystonemiddleware has no types
         """Raises Unavailable when the identity service does not answer."""
