@@ -46,7 +46,7 @@ REFUSALS: Mapping[int, type[errors.Problem]] = {
 
 
 def is_not_now(status: int) -> bool:
-    """True if the status is transient (408, 423, 425, 429, 5xx) and the request should be repeated."""
+    """True for a transient status (408, 423, 425, 429, 5xx), so that a repetition may succeed."""
     return status >= 500 or status in NOT_NOW
 
 
@@ -136,7 +136,7 @@ class HttpAnswer(Protocol):
 
 
 class Document(dict[str, Any]):
-    """The JSON object in a response. A missing key raises Unavailable, as if there were no answer."""
+    """The JSON object in a response. A missing key raises Unavailable."""
 
     def __init__(self, content: JsonObject, name: str) -> None:
         super().__init__(content)
@@ -359,8 +359,9 @@ class Http:
         return answer
 
     def _refusal(self, url: str) -> str:
-        """Return the reason to refuse a URL: a service with an https URL must not lead to plain
-        HTTP.
+        """Return the reason to refuse a URL, or an empty text.
+
+        Invariant: a service with an https URL is never accessed by plain HTTP.
         """
         return (
             f"the {self.name} leads from https:// to {url[:200]}, which is refused"

@@ -92,11 +92,11 @@ def identity(conf: cfg.ConfigOpts) -> str:
     lacking = WANTED_ROLES - {role.lower() for role in known.roles()}
     if lacking:
         raise errors.ConfigError(
-            f"user {known.described()} lacks {' and '.join(sorted(lacking))}; run: openstack role add --user "
+            f"user {known.describe_user()} lacks {' and '.join(sorted(lacking))}; run: openstack role add --user "
             f"{conf.identity.username} --project {conf.identity.project_name} {min(lacking)} "
             "(docs/external-services.md)"
         )
-    return f"user {known.described()}"
+    return f"user {known.describe_user()}"
 
 
 def image(conf: cfg.ConfigOpts) -> str:
