@@ -4,7 +4,7 @@
 One thread advances due actions. Each lane of an external service has one more thread for the
 actions before a call to that service. Further threads process the reports of agents, sweep once a
 second, retry pending cleanups, advance host actions and send notifications. A thread of the
-transport answers heartbeats. A wake-up or a report wakes the thread for it. Work that arrives
+transport answers heartbeats. Wake-ups and reports wake the responsible thread. Work that arrives
 during a round is done together in the next round. Several calls to an external service are made in
 parallel.
 """
@@ -87,7 +87,7 @@ CLEANUP_SECONDS = 5.0
 SYNC_TIMEOUT_SECONDS = 20.0
 LOOPBACK_SECONDS = 5.0
 MAX_SYNCS = 256
-#: Number of hosts whose refused messages a sweep records.
+#: Number of hosts for which a sweep records refused messages.
 MAX_NOTED_HOSTS = 100
 NO_SECRET = (
     "there is no [host_keys] command_secret to make the keys of hosts with: set any long random text, the "  # noqa: S105 - a message
@@ -153,7 +153,7 @@ class Messages:
     def cache_images(self, host: str, images: list[ImageRef]) -> None:
         """Let a host fetch images ahead.
 
-        If no ticket can be issued, the message is not sent. The sweep sends it again later.
+        If no ticket can be issued, the message is not sent. The sweep tries again later.
         """
         for part in _parts(images):
             try:
@@ -173,7 +173,7 @@ class Messages:
 
 
 def _parts(items: list[T]) -> list[list[T]]:
-    """Split items into messages whose images fit into one ticket."""
+    """Split items so that the images of each message fit into one ticket."""
     return [items[at : at + MOST] for at in range(0, len(items), MOST)]
 
 

@@ -2,10 +2,10 @@
 """HTTP access to an external service, shared by the clients of this package.
 
 If a service cannot be reached, does not answer in time, fails internally or requests a later try,
-the error is ``Unavailable``: the effect of the request is unknown, and the caller repeats it later.
-All other refusals are definite. This is the only place that maps HTTP status codes to errors. After
-three failures in a row the *breaker* is open: for two seconds requests fail without being sent, so
-that a dead service costs its callers no time. keystoneauth is imported at first use.
+the error is ``Unavailable``: the effect of the request is unknown, and the caller tries again
+later. All other refusals are definite. This is the only place that maps HTTP status codes to
+errors. After three failures in a row the *breaker* is open: for two seconds requests fail without
+being sent, so that a dead service costs its callers no time. keystoneauth is imported at first use.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ def kind_of(status: int) -> type[errors.Problem]:
 def refusal_of(answer: HttpAnswer, name: str, needs: str) -> errors.Problem:
     """Return the error for a refusal, with the service's message.
 
-    The message is in the first value of the JSON body, whatever its key is.
+    The message is in the first value of the JSON body. The keys of services differ.
 
     Args:
         name: The service's name, for example "block storage service".
-        needs: The required API version and its purpose, for a service that does not support it.
+        needs: The required API version and its purpose, for the error of an older service.
     """
     if answer.status_code == 401:
         return errors.Unauthorized(f"The {name} does not accept the token.")

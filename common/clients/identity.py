@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kilonova's own token at Keystone, and the catalogue. The token is sent to external services only.
 
-A token lives for hours, is renewed before it expires, and is never stored on disk. A thread fetches
+A token lives for hours, is renewed before its expiry, and is never stored on disk. A thread fetches
 the token, one request at a time, so a silent identity service delays callers only briefly. After
 three failures in a row no request is sent for two seconds. Each token comes with a catalogue. A
 service that the catalogue lacks is looked up in a new catalogue once a minute. The whole catalogue
@@ -132,7 +132,7 @@ class IdentityClient:
         return f"{own.username} of project {own.project_name} ({', '.join(self.roles()) or 'its roles are not known'})"
 
     def token(self) -> str:
-        """Return Kilonova's own token, renewed before it expires.
+        """Return Kilonova's own token, renewed before its expiry.
 
         Raises:
             Unavailable: No token can be fetched now.
@@ -250,10 +250,11 @@ class IdentityClient:
         return self._require_tls(kind, str(url)) if url else None
 
     def _require_tls(self, kind: str, url: str) -> str:
-        """Return the URL unless it would send Kilonova's token as plain text to another machine.
+        """Return the URL of a service, unless plain HTTP would be used to another machine.
 
         Raises:
-            Unavailable: It would. Actions wait until the operator has corrected the catalogue.
+            Unavailable: Plain HTTP would be used. Actions wait until the operator has corrected the
+                catalogue.
         """
         alternative = f", give one as [{SECTIONS[kind]}] endpoint" if kind in SECTIONS else ""
         try:
@@ -301,7 +302,7 @@ class IdentityClient:
             raise errors.Unavailable(NO_TOKEN) from problem
 
     def _get(self, future: Future[AccessInfo]) -> None:
-        """Fetch a token and pass it to all waiting callers."""
+        """Fetch a token for all waiting callers."""
         try:
             access = self._fetch()
         except Exception as problem:  # noqa: BLE001  # The waiting callers receive the error.

@@ -34,7 +34,7 @@ ACTIVE = "active"
 _LONGEST = 500
 #: Seconds that the service may take to answer after an image's last byte.
 _STORING = 600
-#: Fields of an image's record; all other keys are properties.
+#: Fields of an image's record. All other keys are properties.
 OWN_KEYS = frozenset(
     (
         "id",
@@ -342,7 +342,7 @@ class ImageClient:
         return images
 
     def upload(self, image_id: str, token: str, chunks: Iterable[bytes]) -> None:
-        """Store an image's data, and verify that the service has all of it.
+        """Store an image's data, and verify that the service has all data.
 
         Args:
             chunks: The data. An exception of this iterator ends the upload, and the image stays

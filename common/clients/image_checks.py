@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks whether hosts can create a server's disk from an image. Pure functions.
 
-The API checks before it accepts a request, and the conductor again before it claims a host.
+The API checks before the acceptance of a request, and the conductor again before the claim.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def check_active(image: Image) -> None:
 
 
 def check_flavor(image: Image, flavor: models.Flavor) -> None:
-    """Check that a server of the flavor has what the image needs.
+    """Check that the flavor has enough memory and disk for the image.
 
     Raises:
         BadRequest: The flavor is too small.
@@ -99,7 +99,8 @@ def check_hardware(flavor: models.Flavor, properties: Mapping[str, str]) -> None
     """Check that hosts support the hardware that flavor and image require.
 
     Raises:
-        BadRequest: No host supports it. The text names the extra spec or the image property.
+        BadRequest: No host supports the hardware. The text names the extra spec or the image
+            property.
     """
     for read in (hardware.hardware, hardware.resources, hardware.traits):
         read(flavor, properties)

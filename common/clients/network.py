@@ -31,7 +31,7 @@ EXTENSIONS_KEPT_SECONDS = 300.0
 #: Maximum number of ids in one URL.
 AT_ONCE = 50
 NAME = "network service"
-#: The binding:profile of ports that Kilonova created. It marks them at the network service.
+#: The binding:profile that marks ports of Kilonova at the network service.
 MADE = {"made_by": "kilonova"}
 #: Attributes of ports that no host supports.
 UNSUPPORTED = ("resource_request", "numa_affinity_policy", "device_profile")

@@ -5,8 +5,8 @@ One binding of a port is active: the port's own binding:host_id. ``bind_also`` c
 binding, ``activate`` makes that one active, and ``unbind_at`` deletes it. Only the conductor
 changes bindings, and each call may be repeated. Existing bindings are read and not guessed from a
 refusal. The doctor reads them too. If the service lacks the extension, no port is bound ahead, and
-``activate`` binds the port. Then the guest arrives as well, but its network is interrupted for
-longer.
+``activate`` binds the port. Then the migration works too, but the guest's network is interrupted
+for longer.
 """
 
 from __future__ import annotations

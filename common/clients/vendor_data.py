@@ -4,13 +4,13 @@
 Each target in [vendor_data] dynamic_targets gets a POST with facts about the server. Its answer
 appears under the target's name in vendor_data2.json. Targets may be slow or faulty: an answer that
 is late, too long, too deep, not JSON or a redirection is ignored and logged, and the guest starts
-without it, unless dynamic_failure_fatal is set. A call that never ends keeps a thread. At most
-``AT_ONCE`` threads exist, and a caller without a free thread calls no target. After three failures
-in a row a target is not called for two seconds.
+without this data, unless dynamic_failure_fatal is set. A call that never ends keeps a thread. At
+most ``AT_ONCE`` threads exist, and a caller without a free thread calls no target. After three
+failures in a row a target is not called for two seconds.
 
 The token is that of the user in [vendordata_dynamic_auth], with keystoneauth's options, as in Nova.
-Kilonova's own token is never sent, because a target could use it. Without that section no token is
-sent.
+Kilonova's own token is never sent, because a target could misuse the token. Without that section no
+token is sent.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ RESERVED, DOWNLOADING = "reserved", "downloading"
 DELETING, ERROR_DELETING = "deleting", "error_deleting"
 #: The progress of a snapshot at which the host is done and the service continues.
 HOST_IS_DONE = "90%"
-#: Migration status of a volume whose data is being copied to another volume by the servers.
+#: Migration status of a volume while servers copy its data to another volume.
 MIGRATING = "migrating"
 
 
@@ -243,7 +243,7 @@ class VolumeClient(OptionalService):
         answer = self._json("POST", path, token, {"os-migrate_volume_completion": values})
         return str(answer["save_volume_id"])
 
-    # --- records for users; ``resource`` is "volumes" or "snapshots" ---
+    # --- records for users, with "volumes" or "snapshots" as ``resource`` ---
     def records(self, token: str, resource: str) -> list[JsonObject]:
         """Return all records of the token's project, newest first. Reads all pages."""
         records: list[JsonObject] = []

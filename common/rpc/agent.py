@@ -67,10 +67,10 @@ def serve(link: HostSide, agent: AgentApi) -> None:
 
 
 def commands_of(contents: Iterable[JsonObject]) -> list[Command]:
-    """Parse commands, and leave out those that cannot be parsed.
+    """Parse commands, and leave out faulty commands.
 
-    A faulty command thus delays no other. The conductor sends it again, and the agent's log names
-    the error.
+    A faulty command thus delays no other. The conductor repeats the command, and the agent's log
+    names the error.
     """
     commands = []
     for content in contents:
@@ -104,7 +104,7 @@ class AgentClient:
         """Send images to fetch ahead to a host.
 
         Returns:
-            False if the message was lost. The conductor's sweep repeats it.
+            False if the message was lost. The conductor's sweep repeats the message.
         """
         return self._cast(
             host, "cache_images", {"images": to_wire(list(images)), "access": to_wire(access)}
@@ -119,7 +119,7 @@ class AgentClient:
     def query(self, host: str, verb: str, arguments: JsonObject, timeout: float = 10) -> JsonObject:
         """Send a query to a host and return the answer.
 
-        The text of a Problem is one printable line, whatever the host has sent.
+        The text of a Problem is one printable line, even if a host sends more.
 
         Raises:
             NoAnswer: The host did not answer in time.

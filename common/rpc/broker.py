@@ -29,7 +29,7 @@ from common.service import metrics
 
 RABBIT = "oslo_messaging_rabbit"  #: the section with the options of both stacks
 CONNECT_SECONDS = 2.0  #: limit for a connection to one node
-#: Defaults for both stacks; an operator's file overrides them. The database remembers all work, so
+#: Defaults for both stacks. An operator's file overrides them. The database remembers all work, so
 #: retries are quick. With the two heartbeat options oslo.messaging wakes up once a second
 #: (threshold / rate / 2), so a process stops promptly. For the same reason an answer to a caller
 #: that is gone is not offered for a minute.
@@ -96,7 +96,7 @@ class Connect:
 
     Args:
         urls: One URL for each node.
-        files: The TLS options of amqp; empty without TLS.
+        files: The TLS options of amqp. Empty without TLS.
         heartbeat: Seconds between heartbeats.
         retry_seconds: The pause before a broken connection is opened again.
     """
@@ -107,7 +107,7 @@ class Connect:
     retry_seconds: float
 
     def __call__(self, heartbeat: float | None = None, **options: object) -> Connection:
-        """Return a connection; ``heartbeat`` 0 is none, ``options`` are those of amqp."""
+        """Return a connection with these options of amqp. A ``heartbeat`` of 0 disables heartbeats."""
         return cast(Any, KombuConnection)(
             random.sample(self.urls, len(self.urls)),
             connect_timeout=CONNECT_SECONDS,
@@ -154,7 +154,7 @@ def require_answer(connect: Callable[..., Connection]) -> None:
 
 
 def look_in(conf: cfg.ConfigOpts, url: str | None = None, option: str = "transport_url") -> None:
-    """Open a connection to the broker, and close it.
+    """Check that the broker accepts a connection.
 
     Args:
         option: The name of the option that has the URL, for the texts of errors.
@@ -184,7 +184,7 @@ def look_in(conf: cfg.ConfigOpts, url: str | None = None, option: str = "transpo
 
 
 def _try(connection: Connection) -> None:
-    """Open a connection with a channel, and close it."""
+    """Open and close a connection with a channel."""
     try:
         connection.default_channel  # noqa: B018  # connects
     finally:
@@ -265,7 +265,7 @@ def address_of(conf: cfg.ConfigOpts, url: str | None = None) -> BrokerAddress:
 
 
 def own_exchange(conf: cfg.ConfigOpts) -> str:
-    """Return [DEFAULT] control_exchange, or an empty text where the operator has not set it.
+    """Return [DEFAULT] control_exchange, or an empty text if the option is not set.
 
     An exchange that the operator sets carries calls and notifications.
     """
@@ -281,7 +281,7 @@ def url_as(
     """Return the URL of the configured broker, or of the broker at ``url``, for another user.
 
     Args:
-        at: Addresses of the nodes in place of those of the URL, each HOST or HOST:PORT.
+        at: Addresses of the nodes that replace the addresses in the URL, each HOST or HOST:PORT.
 
     Raises:
         ConfigError: An entry of ``at`` is not an address.
@@ -306,7 +306,7 @@ def _user_at(address: str) -> BrokerUser:
 
 
 def _tls_files(options: cfg.ConfigOpts.GroupAttr) -> JsonObject:
-    """Return the TLS options for the amqp library; empty without TLS."""
+    """Return the TLS options for the amqp library, or an empty dict without TLS."""
     if not options.ssl:
         return {}
     files = {

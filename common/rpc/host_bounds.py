@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Limits for messages of hosts, because a host's key may be stolen: their size and their rate.
 
-``host_link`` checks in this order: the allowance of the host in the routing key, before anything is
-parsed (the broker enforces that a host uses its own name); the length, before decryption; and the
-content, before it becomes records. Honest hosts stay far below the limits. An agent waits for the
-answer to each report, and a report of 4,096 guests has 400 KB.
+``host_link`` first checks the allowance of the host in the routing key, before the message is
+parsed. The broker enforces that a host uses its own name there. Then the length is checked before
+decryption, and the content before records are created. Honest hosts stay far below the limits. An
+agent waits for the answer to each report, and a report of 4,096 guests has 400 KB.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class _Flooder:
 
 
 class Quarantine:
-    """Hosts whose messages are ignored for a while, because they far exceeded their allowance.
+    """Hosts that far exceeded their allowance. Their messages are ignored for a while.
 
     The first quarantine takes 60 seconds. Each further one within an hour takes twice as long as
     the one before, at most 15 minutes. Thread-safe.

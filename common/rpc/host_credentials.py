@@ -25,11 +25,16 @@ ANSWER_SECONDS = 10.0
 class TokenState:
     """The state of a token, for the machine that has it."""
 
-    now: int  #: the time of the control plane in microseconds
-    refusal: str  #: why the token is void; empty while it is valid
-    address: str  #: of the host, as the operator gave it; may be empty
-    signs: bool  #: True if a certificate comes with the identity
-    is_heard: bool  #: True if the host is up
+    #: The time of the control plane in microseconds.
+    now: int
+    #: The reason why the token is void. Empty for a valid token.
+    refusal: str
+    #: The host's address that the operator has set. May be empty.
+    address: str
+    #: True if the identity comes with a certificate.
+    signs: bool
+    #: True if the host is up.
+    is_heard: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +42,12 @@ class Identity:
     """The credentials of a host."""
 
     generation: int
-    keys: Mapping[str, str] = field(repr=False)  #: by purpose, in hexadecimal digits
-    password: str = field(repr=False)  #: at the broker
-    certificate: str = ""  #: for the key of the request (PEM), or empty
+    #: Purpose -> key in hexadecimal digits.
+    keys: Mapping[str, str] = field(repr=False)
+    #: The host's password at the broker.
+    password: str = field(repr=False)
+    #: The certificate for the key of the request (PEM), or empty.
+    certificate: str = ""
 
 
 class HostJoinsApi(Protocol):
@@ -75,7 +83,7 @@ class HostJoinsClient:
         self._link, self._own = link, Envelope()
 
     def look(self) -> TokenState:
-        """Return the state of the token; raise NoAnswer or NotFound."""
+        """Return the state of the token. Raise NoAnswer, or NotFound for a replaced token."""
         return from_wire(TokenState, self._link.ask(REPORTS, "join_look", {}, ANSWER_SECONDS))
 
     def join(self, request: str = "") -> Identity:
@@ -116,6 +124,6 @@ class HostCertificatesClient:
         self._link = link
 
     def renew(self, certificate: str, request: str, proof: str) -> str:
-        """Return the next certificate (PEM); raise a Problem with the reason if there is none."""
+        """Return the next certificate (PEM), or raise a Problem with the reason for a refusal."""
         content = {"certificate": certificate, "request": request, "proof": proof}
         return str(self._link.ask(REPORTS, "renew_certificate", content, ANSWER_SECONDS))

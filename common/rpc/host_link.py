@@ -464,7 +464,7 @@ class ControlSide(_Side):
 
         A refusal is only logged, because no sender with a valid key is refused. A request that
         waited here for long is dropped, for example while the database was unreachable. The host
-        has given up and sends it again.
+        has given up, and repeats the request.
         """
         if time.monotonic() - came_at > STALE_SECONDS:
             return

@@ -67,7 +67,7 @@ class Notifier:
 
         Raises:
             Unavailable: The broker has not taken the message, or this is not known.
-            Exception: The message cannot be sent to any broker, for example because it is not
+            Exception: The message cannot be sent to any broker, for example a message that is not
                 serializable.
         """
         self._problem = None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The arguments of actions, stored in the action's row when the request is accepted.
 
-The API and operator commands write them. Each workflow declares the arguments that it reads
+The API and operator commands write them. Each workflow declares its arguments
 (``conductor.engine.workflow.Workflow.args``). A missing field takes its default, and an unknown
 field is ignored, so that this release can continue an action of the previous one. Secrets are never
 stored here.
@@ -22,7 +22,7 @@ class ActionArgs:
 
     #: The server's vm_state when the action was accepted.
     was: str = ""
-    #: The roles of the caller who created the server.
+    #: Roles of the user that created the server.
     roles: list[str] = field(default_factory=list)
 
 

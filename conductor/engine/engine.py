@@ -29,7 +29,7 @@ class Lane(StrEnum):
 class Chore:
     """Work that the sweep of a conductor does from time to time."""
 
-    #: Does the work. Several conductors may do it at the same time.
+    #: Does the work. Several conductors may call this at the same time.
     run: Callable[[Engine], object]
     #: Seconds between two rounds.
     period: float

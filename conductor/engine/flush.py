@@ -2,7 +2,7 @@
 """Write the changes that runs have collected, and send their commands after the commit.
 
 The transaction calls ``write``. After the commit the caller passes the result to ``send``. If the
-conductor is killed between the two, each host gets its commands with its next report.
+conductor is killed between the two, each host gets the commands with the next report.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _log_events(run: AnyRun) -> Iterator[tuple[str, JsonObject, int]]:
     """Yield a log event for each completed step of a run, and for the end of its action.
 
     The duration of a command is measured from its first sending, that of another step from the
-    moment its burst took the action.
+    beginning of the burst.
     """
     row = run.action
     locked_at = getattr(row, "locked_at", None)
@@ -132,7 +132,7 @@ def with_sessions(tx: Connection, sendings: Sequence[tuple[str, Command]]) -> Se
 def send(engine: WorkflowEngine, written: Written) -> None:
     """Log, wake the lanes with due actions, and send one message to each host.
 
-    A lost message is harmless: the host gets its commands with its next report.
+    A lost message is harmless: the answer to the host's next report contains the commands.
     """
     for name, fields, attempt in written.lines:
         event(log, name, **fields)

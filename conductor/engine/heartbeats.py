@@ -2,13 +2,12 @@
 """Answer the heartbeats of idle hosts from memory, without a database query per host.
 
 Once a second the conductor reads the session of each host, and the hosts with waiting commands or
-pending cleanups. Until the next read, heartbeats are answered from this data. If nothing waits for
-a host, the answer renews its lease. Otherwise the host must send a report
-(``conductor.engine.reports``). A command that is too new for the data is probably still on its way
-to the host.
+pending cleanups. Until the next read, heartbeats are answered from this data. For a host without
+waiting work, the answer renews the lease. Otherwise the host must send a report
+(``conductor.engine.reports``). A command that is too new for the data is probably still in transit.
 
 When a host reports all its domains, the conductor compares them with the records. A host must do
-this when the digest in its heartbeat has changed, at regular intervals, and soon after the database
+this when the digest in the heartbeat has changed, at regular intervals, and soon after the database
 was set back (``compare_all``).
 """
 
@@ -42,7 +41,7 @@ class Heartbeats:
         self._sessions: dict[str, int] = {}
         #: Hosts with waiting commands or pending cleanups.
         self._busy_hosts: set[str] = set()
-        #: Host -> the digest of its domains, and the time of its next full report.
+        #: Host -> the digest of the domains, and the time of the next full report.
         self._summaries: dict[str, tuple[str, float]] = {}
 
     def answer(self, beat: Heartbeat) -> bool:

@@ -14,12 +14,12 @@ def expect_late_result(run: AnyRun, kind: str, place: str = "") -> None:
     """Add a pending cleanup for an object that an earlier try of this step may still create.
 
     Call this before the call that creates the object, because the call may fail at once. A first
-    try adds no cleanup. The cleanup has no reason text, so it does not appear in the action's
-    message.
+    try adds no cleanup. The cleanup has no reason text, so that the action's message does not
+    mention the cleanup.
 
     Args:
         kind: A kind of ``store.cleanups``.
-        place: The part of the cleanup's key that depends on its kind, for example a volume id.
+        place: The part of the cleanup's key that depends on the kind, for example a volume id.
     """
     if run.is_repeated:
         run.add_cleanup(kind, run.server.id, "", place)

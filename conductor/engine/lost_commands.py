@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Send lost commands and removals again, in the answer to a host's report.
 
-A command is lost if the host's report does not list it. It is built again from the journal.
-``conductor.engine.reports`` calls this. If one command cannot be built, the others are still sent.
+A command that a host's report does not list is lost. The conductor builds the command again from
+the journal. ``conductor.engine.reports`` calls this. If one command cannot be built, the others are
+still sent.
 
-The API can request an abort or a forced completion of a running live migration. It records the
+The API can request an abort or a forced completion of a running live migration. The API records the
 request in the migration and notifies the host at once. Each periodic report is answered with the
 request until the migration has ended.
 """
@@ -32,21 +33,21 @@ log = logging.getLogger(__name__)
 BATCH_SIZE = 32
 #: Hosts may report larger numbers, which fit no column.
 MAX_ATTEMPT = 10**9
-#: Actions whose command could not be built, with the error.
+#: Actions without a command, and the error that occurred while the command was built.
 Failed = list[tuple[ActionRow, Exception]]
 
 
 def resend(
     tx: Connection, engine: WorkflowEngine, host: str, session: int, known: set[str], grace: int
 ) -> tuple[list[Command], Failed]:
-    """Return the commands that the host has lost, with its pending removals and migration controls.
+    """Return a host's lost commands, pending removals and migration controls.
 
     Args:
         known: Keys of the commands that the host's report lists.
         grace: Microseconds. Commands sent more recently are not lost, but still on their way.
 
     Returns:
-        The commands to send, and the actions whose command could not be built.
+        The commands to send, and the actions without a command because of an error.
     """
     keys = CommandKey.parse_each(known).values()
     rows = actions.outstanding(tx, host, grace, BATCH_SIZE, _journal_keys(keys))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Split reports of hosts into parts, so that a part which cannot be processed delays no other part.
 
-``conductor.engine.reports`` uses this when a transaction failed, and for servers whose rows are
-locked. Pure functions.
+``conductor.engine.reports`` uses this when a transaction failed, and for servers with locked rows.
+Pure functions.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _entries(name: str, value: Any) -> list[Any]:
 
 
 def servers_in(sync: Sync) -> set[str]:
-    """Return the servers whose rows are locked while the report is processed."""
+    """Return the servers that the processing of the report locks."""
     return {entry.server for entry in [*sync.results, *(sync.domains or ()), *sync.changed]}
 
 

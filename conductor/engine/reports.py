@@ -103,10 +103,10 @@ def _handle_each(engine: WorkflowEngine, syncs: Sequence[Sync]) -> list[SyncAnsw
 
 
 def _handle_separately(engine: WorkflowEngine, sync: Sync, until: float) -> SyncAnswer | Exception:
-    """Process as much of a report as possible, and answer it.
+    """Process as much of a report as possible, and build the answer.
 
-    A result that cannot be processed is acknowledged too. Its command is sent again, and the host
-    answers from its journal.
+    A result that cannot be processed is acknowledged too. The command is sent again, and the host
+    answers from the journal.
     """
     try:
         session = _find_session(engine, sync)
@@ -142,7 +142,7 @@ def _find_session(engine: WorkflowEngine, sync: Sync) -> int:
     """Return the host's session, or open one if the report is a registration.
 
     After a boot each server is started in a transaction of its own. A server that cannot be started
-    is recorded as off. A later full report of the host starts it again.
+    is recorded as off. A later full report of the host starts the server again.
     """
     if sync.session != 0 or sync.inventory is None:
         return engine.store.read(lambda tx: hosts.sessions(tx, [sync.host])).get(sync.host, 0)
@@ -208,8 +208,7 @@ def _take_in(
     The order is registrations, results and domain states, host states, answers.
 
     Args:
-        locked: Servers whose rows another transaction has locked. Their part of the reports is left
-            out.
+        locked: Servers that another transaction has locked. Their part of the reports is left out.
     """
     sessions = {
         sync.host: _register(tx, engine, sync)
@@ -442,7 +441,7 @@ def finish_step(
     result: Result,
     host: str | None,
 ) -> AnyRun | None:
-    """Process a result if an action waits for it on this host.
+    """Process a result, if an action waits for this result from this host.
 
     Args:
         servers: The locked servers by id.
@@ -532,7 +531,7 @@ def _advance_waiting_actions(
 def _add_refused_fences(results: Sequence[tuple[str, Result]], ahead: HigherFences) -> HigherFences:
     """Return ``ahead`` with the fences for which hosts have refused commands.
 
-    In most cases a command is refused because it was late.
+    In most cases the refused command was late.
     """
     fences_by_place = dict(ahead)
     for host, result in results:
@@ -553,7 +552,8 @@ def _compare_domains(
 ) -> tuple[News, HigherFences]:
     """Return the domains that differ from their server's record, and the fences that are higher.
 
-    The comparison takes no locks. It is repeated under the lock before a change is written.
+    The comparison takes no locks. Before a change is written, the comparison is repeated under the
+    lock.
     """
     reported = {
         (sync.host, domain.server): domain
@@ -582,7 +582,7 @@ def _compare_domains(
 def _is_news(server: PlacedServerRow, host: str, domain: DomainState) -> bool:
     """True if the state counts, and differs from the record of the server.
 
-    A state counts if its server is idle, is on this host, and has the fence of the domain.
+    A state counts if the server is idle, is on this host, and has the domain's fence.
     """
     return bool(
         server.host == host
@@ -644,12 +644,13 @@ def _write_news(tx: Connection, servers: dict[str, PlacedServerRow], news: News)
 
 
 def _find_unknown_fences(tx: Connection, sync: Sync) -> tuple[dict[str, int], list[str]]:
-    """Return the fences that the host must learn, and the servers that it must not run.
+    """Return the fences that the host must learn, and the servers that must not run there.
 
     Returns:
         The fences of idle servers on this host that are higher than the host's. Until the host has
-        learned a fence, its domain state does not count, and it may still execute commands of an
-        ended action. And the servers that run here although their record names another host.
+        learned a fence, the reported state of the domain does not count, and the host may still
+        execute commands of an ended action. And the servers that run here although their record
+        names another host.
     """
     domains = [*(sync.domains or ()), *sync.changed]
     reported = {domain.server: domain.fence for domain in domains}

@@ -3,13 +3,12 @@
 
 An action that waits for a service, a host or a lock is postponed, which is no failure. Unexpected
 failures are counted: ``count_failure`` counts in the transaction of a run, ``count_exception`` in a
-transaction of its own. After enough failures in a row the action is stuck until an operator
-continues or ends it. ``conductor.engine.runner`` and ``conductor.engine.reports`` call these
-functions.
+transaction of its own. After enough failures in a row the action is stuck, until an operator
+intervenes. ``conductor.engine.runner`` and ``conductor.engine.reports`` call these functions.
 
-Servers whose rows another transaction has locked are set aside until the lock is gone. The runner
+Servers that another transaction has locked are set aside until the lock is gone. The runner
 postpones their actions. Reports are processed without these servers, because hosts repeat that
-part. So a lock delays only its own server. Without such servers the check costs nothing.
+part. So a lock delays one server only. Without locked servers the check is free.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def postpone(
     """Make due actions of this conductor due again after a pause, and release their leases.
 
     The pause doubles with each try. Rows that another transaction has locked keep their lease until
-    it expires.
+    the expiry.
 
     Args:
         at_most: Upper limit of the pause, in seconds.
@@ -183,7 +182,7 @@ def _position(action: ActionRow) -> tuple[Any, ...]:
     return action.state, action.workflow, action.step, action.phase, action.attempt
 
 
-# --- servers whose rows are locked ---
+# --- servers with locked rows ---
 def set_aside(engine: WorkflowEngine, servers: Iterable[str]) -> None:
     """Postpone all work on these servers until ``locked_servers`` finds them unlocked."""
     engine.locked_servers.update(
@@ -192,7 +191,7 @@ def set_aside(engine: WorkflowEngine, servers: Iterable[str]) -> None:
 
 
 def find_locked(engine: WorkflowEngine, servers: Iterable[str]) -> set[str]:
-    """Return the servers whose rows are locked now, and set them aside. Waits for no lock.
+    """Return the servers with locked rows, and set them aside. Waits for no lock.
 
     Raises:
         Unavailable: The database does not answer.
@@ -206,7 +205,7 @@ def find_locked(engine: WorkflowEngine, servers: Iterable[str]) -> set[str]:
 def locked_servers(engine: WorkflowEngine) -> set[str]:
     """Return the servers that are set aside now.
 
-    Servers whose time is over are checked, and removed if their rows are unlocked.
+    After ``LOCK_POLL_SECONDS`` the servers' locks are checked again.
 
     Raises:
         Unavailable: The database does not answer.

@@ -33,12 +33,12 @@ class MigrationChanges(TypedDict, total=False):
 
     #: How far the migration is.
     status: MigrationStatus
-    #: The destination. None: it has none yet, or no longer.
+    #: The destination. None: not claimed, or released.
     dest_host: str | None
 
 
 class RunFacts(TypedDict, total=False):
-    """Facts that a burst has collected before its transaction; the fields are those of ``Run``."""
+    """Facts that a burst has collected before the transaction. The fields are those of ``Run``."""
 
     selection: Selection | None
     problem: StepFailed | None
@@ -170,7 +170,7 @@ class Run(Generic[Args, Data]):
 
     @property
     def is_repeated(self) -> bool:
-        """True if the step may have been tried before, so that its effect may exist already."""
+        """True if the step may have been tried before, so that the effect may exist already."""
         return self.action.owner is not None or self.action.sends > 0 or self.action.attempt > 1
 
     @property
@@ -314,7 +314,8 @@ AnyRun = Run[Any, Any]
 def cleanup_command(server: str, fence: int, session: int = 0, *, keep_files: bool) -> Command:
     """Return the command that removes a guest which a server left on a host.
 
-    No action waits for the command. It is sent until the host has removed the guest.
+    No action waits for the command. The conductor repeats the command until the host has removed
+    the guest.
     """
     verb = EnsureAbsent(keep_files=keep_files)
     key = CommandKey(CommandKind.CLEANUP, server, verb.name, fence)

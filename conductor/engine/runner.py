@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Execute workflows: take due actions, do their next steps, and record the results.
 
-``advance`` is a plain function of the engine. The threads of ``conductor.service`` call it, each
-for one lane: INSIDE, or the lane of an external service. Actions that are due at the same step
-share one transaction. If that transaction fails, each action gets its own. No recovery code exists:
-a conductor that takes over continues with the first step that is not recorded as complete.
+``advance`` is a plain function of the engine. Each thread of ``conductor.service`` that calls it
+serves one lane: INSIDE, or the lane of an external service. Actions that are due at the same step
+share one transaction. If that transaction fails, each action gets a separate transaction. No
+recovery code exists: a conductor that takes over continues with the first step that is not recorded
+as complete.
 
 An action ends as done, or as failed after its completed steps were undone in reverse order. Most
 undos change rows only and happen at once. An undo by a host or an external service is journalled in
-the phase *undo*, so it survives crashes. If a host definitely refuses an undo, the server goes to
+the phase *undo*, and so survives crashes. If a host definitely refuses an undo, the server goes to
 ERROR with a fault that names the step. If an external service refuses a call after the pivot or an
 undo, the server is not affected, and a pending cleanup (``store.cleanups``) remains.
 """
@@ -60,7 +61,7 @@ MAX_ONE_BY_ONE_SECONDS = 5.0
 
 
 def advance(engine: WorkflowEngine, lane: Lane = Lane.INSIDE) -> int:
-    """Take the due actions of a lane, and advance each until it waits, ends or changes its lane.
+    """Take a lane's due actions, and advance each until it waits, ends or changes its lane.
 
     Returns:
         The number of actions taken. ``engine.batch`` or more means that further actions may be due.
@@ -142,9 +143,9 @@ def _prepare(
 ) -> list[AnyRun]:
     """Call the step's ``prepare`` and return the runs that can continue.
 
-    If an action got no answer ``MAX_UNANSWERED`` times, its request may be the reason. Then a part
-    of the runs, different in each round, is prepared first, and the others only if that part got an
-    answer.
+    If an action got no answer ``MAX_UNANSWERED`` times, the action's request may be the reason.
+    Then a part of the runs, different in each round, is prepared first, and the others only if that
+    part got an answer.
     """
     if not step.prepare:
         return list(runs)
@@ -346,8 +347,8 @@ def _write(
 def _position(action: ActionRow) -> tuple[Any, ...]:
     """Return the position of an action in its workflow.
 
-    A burst compares the position with the one it took. They differ if the lease expired and another
-    conductor advanced the action, or if another lane of this conductor did.
+    A burst compares the position with the position at its beginning. They differ if the lease
+    expired and another conductor advanced the action, or if another lane of this conductor did.
     """
     return action.workflow, action.step, action.phase, action.attempt
 
@@ -368,7 +369,7 @@ def proceed(
     """Advance runs from the step at ``index`` on.
 
     Steps of this transaction are applied, a command is started, and a run without further steps is
-    finished. A run whose next step needs a call or preparation becomes due in that lane.
+    finished. If the next step needs a call or preparation, the run becomes due in that lane.
 
     Args:
         ready: The lane that has completed the call or preparation of the first step. None: no lane.
@@ -595,7 +596,7 @@ def continue_undo(
     """Record the end of a step's undo, and continue with the steps before it.
 
     Args:
-        refused: The reason why the undo failed, or None if it succeeded.
+        refused: The reason why the undo failed, or None after a successful undo.
     """
     step = workflow.steps[index]
     if refused and step.undo_call and not step.undo_command:

@@ -43,9 +43,9 @@ MIN_DOUBT_SECONDS, MAX_DOUBT_SECONDS = 60.0, 3600.0
 
 @dataclass
 class Watch:
-    """What the sweep remembers from one round to the next.
+    """The state that the sweep keeps between rounds.
 
-    Times are seconds of the monotonic clock, if their field does not say otherwise.
+    Times are seconds of the monotonic clock, unless the field's comment names another clock.
     """
 
     #: The time of the last round by the database's clock, in microseconds.
@@ -54,9 +54,9 @@ class Watch:
     beaten_at: int = 0
     #: The time of the last round.
     monotonic_at: float = 0.0
-    #: Since when the conductor receives its own messages. None: it does not.
+    #: The time since which the conductor receives its own messages. None: it receives none.
     listening_since: float | None = None
-    #: True if too few hosts are heard to judge the others.
+    #: True if too few hosts have a recent sign of life to judge the others.
     doubtful: bool = False
     #: Until when the database's clock is not trusted, after a jump.
     doubted_until: float = 0.0
@@ -71,7 +71,7 @@ def sweep(
 
     Args:
         engine: The conductor's engine.
-        watch: The state from earlier rounds. The round updates it.
+        watch: The state from earlier rounds, which the round updates.
         heard: Hosts with a report or heartbeat since the last round.
         hears_itself: True if the conductor's own message came back through the broker.
 
@@ -152,7 +152,7 @@ def _look_at_clock(engine: WorkflowEngine, watch: Watch, moment: float) -> bool:
 
 
 def _do_chores(engine: WorkflowEngine, watch: Watch, moment: float, is_certain: bool) -> None:
-    """Do the chores whose period is over.
+    """Do the chores that are due.
 
     Args:
         is_certain: True if this conductor has listened to hosts for long enough, and the clock of
@@ -171,7 +171,7 @@ def begin_due(engine: WorkflowEngine) -> None:
     """Begin the actions that are due by time.
 
     These are deletes of soft-deleted servers, offloads of shelved servers, and confirms of resizes.
-    An interval of 0 or less turns its kind off.
+    An interval of 0 or less disables the action.
     """
     for row, since, seconds in (
         (_RECLAIM, "soft_deleted_at", engine.reclaim_interval),

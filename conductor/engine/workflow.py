@@ -18,12 +18,12 @@ from conductor.engine.engine import Engine, Lane
 from conductor.engine.run import AnyRun, Run, RunFacts
 from conductor.engine.step import AnyStep, Step, StepEvents
 
-#: The names of a workflow and of one of its steps.
+#: The names of a workflow and of a step.
 StepKey = tuple[str, str]
 
 
 def keep_state(tx: Connection, engine: Engine, run: AnyRun, problem: StepFailed) -> None:
-    """Let the server keep its state when an action fails."""
+    """Leave the server's state unchanged when an action fails."""
 
 
 WorkflowArgs = TypeVar("WorkflowArgs", bound=ActionArgs)
@@ -42,7 +42,7 @@ class Workflow(Generic[WorkflowArgs, WorkflowData]):
     data: type[WorkflowData]
     #: The steps in their order.
     steps: tuple[Step[WorkflowArgs, WorkflowData], ...]
-    #: Sets the server's state when the action has failed. May begin it again by
+    #: Sets the server's state when the action has failed. May restart the action by
     #: ``run.continue_at``.
     failed: Callable[[Connection, Engine, Run[WorkflowArgs, WorkflowData], StepFailed], None] = (
         keep_state

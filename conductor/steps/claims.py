@@ -178,8 +178,8 @@ def claim(
 ) -> list[tuple[R, ClaimedHost]]:
     """Claim for each run the first proposed host that still fits.
 
-    A run whose proposed hosts were all refused requests new proposals. A run without proposed hosts
-    fails with the reasons.
+    If all proposed hosts of a run were refused, the run requests new proposals. A run without
+    proposed hosts fails with the reasons.
 
     Args:
         leaves: Returns the host that the server leaves, and the migration that holds its resources

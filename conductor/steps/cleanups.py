@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 #: Cleanups in one round.
 BATCH_SIZE = 16
 Server = ServerRow | None
-#: Reads the cleanup's server. A remedy calls this after it has read from the external service, so
-#: that a newer state at the service is never compared with an older record.
+#: Reads the cleanup's server. A remedy first reads from the external service and then calls this,
+#: so that a newer state at the service is never compared with an older record.
 Look = Callable[[], Server]
 
 
@@ -127,7 +127,7 @@ def _reconcile_attachment(engine: Engine, row: CleanupRow, look: Look) -> None:
 
 
 def _detach_guest_volume(engine: Engine, row: CleanupRow, look: Look) -> None:
-    """Detach the volume while the server has it, because the guest may have it too."""
+    """Detach the volume from the guest, as long as the server has the volume."""
     volume_cleanups.give_back(engine, row, look)
 
 

@@ -2,7 +2,7 @@
 """Pending removals: mark a server's guests for removal, and wait until the hosts confirm.
 
 The steps of delete, shelve, offload and of moves use this. An action waits up to half a minute, and
-only for reachable hosts. After that it continues, and the removal remains pending.
+only for reachable hosts. After that the action continues, and the removal remains pending.
 """
 
 from __future__ import annotations

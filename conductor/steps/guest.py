@@ -63,7 +63,7 @@ def spec(engine: Engine, run: AnyRun, image: ImageRef | None = None) -> GuestSpe
 
 
 def start(engine: Engine, run: AnyRun) -> EnsureRunning:
-    """Return the verb that boots the guest, or resumes it."""
+    """Return the verb that boots or resumes the guest."""
     return EnsureRunning(has=belongings(engine, run))
 
 
@@ -71,9 +71,8 @@ def belongings(engine: Engine, run: AnyRun) -> Belongings:
     """Return the volumes and shares that the guest may have when it starts.
 
     A host that was away during a detach still has the volume or share. Every volume with a row
-    belongs to the server, whatever its status. The guest does not start without the volumes that it
-    must have, because a host that could not define the guest with its volumes has disconnected
-    them.
+    belongs to the server, in any status. The guest does not start without its required volumes,
+    because a host that could not define the guest with these volumes has disconnected them.
     """
     kept = [str(row.volume_id) for row in volumes.of(run) if row.volume_id]
     needed = volumes.needed(engine, run) if kept else []
@@ -81,7 +80,7 @@ def belongings(engine: Engine, run: AnyRun) -> Belongings:
 
 
 def stop(engine: Engine, run: AnyRun) -> EnsureStopped:
-    """Return the verb that shuts the guest down, and powers it off after the timeout."""
+    """Return the verb that shuts the guest down, or powers the guest off after the timeout."""
     return EnsureStopped(timeout=engine.shutdown_timeout)
 
 

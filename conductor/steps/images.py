@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Images of servers: the steps that snapshot, backup and shelve share, and checks of images.
 
-The API chooses the image's id when it accepts the request, so each step can be repeated: an
+The API chooses the image's id before it accepts the request, so each step can be repeated: an
 existing record was created by an earlier try, and a missing one was deleted by an earlier undo. The
 module also rotates backups, and checks whether an image can still be used.
 """
@@ -106,7 +106,7 @@ def rotate(engine: Engine, server: str, args: JsonMapping) -> None:
 
 # --- the image of a disk ---
 def check(engine: Engine, image_id: str, flavor: JsonObject) -> None:
-    """Check again that an image can be used, because it may have changed since the request.
+    """Check again that an image can be used, because the image may have changed meanwhile.
 
     Raises:
         Problem: The image cannot be used. The text contains the reason.
@@ -116,7 +116,7 @@ def check(engine: Engine, image_id: str, flavor: JsonObject) -> None:
 
 
 def check_disk(engine: Engine, image_id: str) -> Image:
-    """Check an image without comparing it with a flavor, and return it.
+    """Check an image without a comparison with a flavor, and return the image.
 
     Raises:
         Problem, Unavailable: As for ``check``.

@@ -4,8 +4,8 @@
 The workflows resize, live_migrate and evacuate use this module.
 
 Invariants: At most one of the two guests may run. From the claim of the destination on, the
-migration holds the allocation at the source. The server's host is the one that ``switch`` has set,
-under a higher fence.
+migration holds the allocation at the source. The step ``switch`` sets the server's host, under a
+higher fence.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from conductor.steps.claims import ClaimedHost, PlacementData
 from conductor.steps.networks import PortData
 from conductor.steps.volumes import ArrivingData
 
-#: The workflow of a resize that stays on its host. It begins at the step ``place``.
+#: The workflow of a resize on the same host, with ``place`` as the first step.
 RESIZE_HERE = "resize_here"
 
 #: Notifications about a move without a destination.
@@ -89,7 +89,7 @@ def claimed_destination(run: MoveRun) -> str:
 
 
 def was_running(run: MoveRun) -> bool:
-    """True if the server was running when the move was requested, so that it runs afterwards."""
+    """True if the server was running when the move was requested, and so must run afterwards."""
     return run.args.was != states.STOPPED
 
 
@@ -135,8 +135,9 @@ def _properties(run: MoveRun) -> dict[str, str]:
 def propose(engine: Engine, runs: Sequence[MoveRun]) -> None:
     """Request destinations from the scheduler.
 
-    A resize may stay on its host if the operator allows it and the server has no hardware
-    assignment, neither before nor afterwards. Otherwise it would need both assignments at once.
+    A resize may stay on the same host if the operator permits this and the server has no hardware
+    assignment, neither before nor afterwards. Otherwise the host would have to hold both
+    assignments at once.
     """
     claims.exclude_hosts_with_debts(engine, runs)
     for run in runs:
@@ -162,7 +163,7 @@ def claim(tx: Connection, engine: Engine, runs: Sequence[R]) -> list[tuple[R, Js
     """Claim a destination for each run. The migration now holds the resources at the source.
 
     Returns:
-        The runs whose destination is another host, each with the facts of its source.
+        The runs with a destination other than the source, each with the facts of the source.
     """
     moving = []
     for run, claimed in claims.claim(
@@ -208,7 +209,7 @@ def compare_hosts(tx: Connection, runs: Sequence[R]) -> list[tuple[R, JsonObject
     """Record whether the hosts share storage, and the addresses by which they reach each other.
 
     Returns:
-        The runs, each with the facts of its source.
+        The runs, each with the facts of the source.
     """
     if not runs:
         return []
@@ -232,7 +233,7 @@ def release_destination(tx: Connection, engine: Engine, run: MoveRun, blames: bo
     """Release the destination. The server holds its resources at the source again.
 
     Args:
-        blames: Count a failure by the destination against it.
+        blames: Count a failed build for a destination that caused the failure.
     """
     if not run.data.placed:
         return
@@ -404,8 +405,8 @@ RETURN_VOLUMES: Step[Any, Any] = replace(
 def fail_move(tx: Connection, engine: Engine, run: MoveRun, problem: StepFailed) -> None:
     """Try another destination, or fail the move and leave the server at its source.
 
-    Another destination is tried while attempts are left, if the failure depended on the host. A
-    server whose guest could not be started again is recorded as off.
+    Another destination is tried while attempts are left, if the failure depended on the host. If
+    the undo could not start the guest again, the server is recorded as off.
     """
     if not run.data.undo_failures and claims.reschedule(engine, run, problem):
         run.data.arriving = None

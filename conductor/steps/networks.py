@@ -134,7 +134,7 @@ def _bind_user_port(networks: NetworkApi, run: PortRun, port_id: str) -> Port:
 
 
 def rebind(engine: Engine, run: PortRun) -> None:
-    """Bind the server's ports to its host. A port that its user has deleted is ignored."""
+    """Bind the server's ports to its host. Deleted ports are ignored."""
     assert run.host is not None
     rebind_to(engine, run, run.host)
 
@@ -522,7 +522,7 @@ def await_plugged(tx: Connection, engine: Engine, runs: Sequence[PortRun]) -> No
 
 
 def store_plugged(tx: Connection, engine: Engine, runs: Sequence[PortRun]) -> None:
-    """Store the interfaces. A guest whose interfaces are not wired yet starts paused."""
+    """Store the interfaces. Until all interfaces are wired, the guest starts paused."""
     for run in runs:
         run.set(interfaces=run.data.plugged)
         run.data.paused = bool(

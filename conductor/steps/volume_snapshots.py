@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots of volumes: those in an image of a server, and those that hosts create for Cinder."""
+"""Snapshots of volumes, for images of servers and on behalf of Cinder."""
 
 from __future__ import annotations
 

@@ -32,9 +32,9 @@ def expect_late_swap(run: AnyRun, row: BlockDeviceRow, new: str) -> None:
 def connect_other(
     engine: Engine, run: AnyRun, row: BlockDeviceRow, new: str, attachment: str
 ) -> tuple[str, str]:
-    """Connect the new volume, which replaces another one, to the server's host.
+    """Connect the new volume of a swap to the server's host.
 
-    If the attachment has been deleted, a new one is created.
+    A deleted attachment is replaced.
 
     Returns:
         The id of the attachment, and the sealed connection.
@@ -55,7 +55,7 @@ def connect_other(
 def end_swap(
     engine: Engine, server_id: str, old: str, new: str, keeps: Collection[str], swapped: bool
 ) -> None:
-    """End a swap whose data is in the new volume, or in the old one.
+    """End a swap: the server's data is in the new volume, or in the old volume.
 
     The attachments of the unused volume end, and the service completes or cancels the migration.
     The remaining volume has the old volume's id.

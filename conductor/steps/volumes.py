@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The volumes of servers: the steps that attach, detach, create, delete and moves share.
 
-An attachment is the permission to use a volume. It is created before a host connects, and ends
-after the host has disconnected. A repeated call finds its earlier attachment by server and volume.
-When a server changes its host, the new attachment is created before the old one ends, so that no
-other server can take the volume in between.
+An attachment is the permission to use a volume. A host connects after the attachment was created,
+and disconnects before the attachment ends. A repeated call finds its earlier attachment by server
+and volume. When a server changes its host, the new attachment is created before the old one ends,
+so that no other server can take the volume in between.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from conductor.engine.run import MAX_CLEANING_TRIES, AnyRun, Run
 from conductor.engine.step import Step
 
 FIRST_POLL_MICROS, MAX_POLL_MICROS = SECOND // 4, 4 * SECOND
-#: Steps whose call makes attachments.
+#: Steps that create attachments by their call.
 CALLS = ("reserve", "connect", "volumes", "connect_volumes", "move_volumes", "reserve_volumes")
 #: Statuses of a volume that does not exist yet.
 BEING_MADE = (BEING_CREATED, "downloading")
@@ -131,8 +131,8 @@ def described_arriving(engine: Engine, run: ArrivingRun) -> list[AttachedVolume]
     """Return the volumes with the connections for the host that does not have the server.
 
     During a live migration this host has attachments of its own, in ``volumes_arriving``. Until the
-    switch it is the destination. After the switch it is the source, and the connections are empty.
-    Volumes without an attachment for this host are left out.
+    switch this is the destination. After the switch this is the source, and the connections are
+    empty. Volumes without an attachment for this host are left out.
     """
     arriving = run.data.volumes_arriving
     return [
@@ -183,7 +183,7 @@ def _as_attached(engine: Engine, row: BlockDeviceRow, sealed: str | None) -> Att
 
 # --- attachments ---
 def reserve(engine: Engine, run: AnyRun, row: BlockDeviceRow) -> None:
-    """Reserve the volume for the server, so that no other server can take it."""
+    """Reserve the volume for the server, so that no other server can take the volume."""
     expect_late_attachment(run, row)
     attachments = _find_attachments(engine, run, row) if run.is_repeated else []
     attachment = (
@@ -360,7 +360,7 @@ def are_reserved(run: AnyRun) -> bool:
 
 
 def make_ready(engine: Engine, run: ReadyRun) -> None:
-    """Reserve the server's volumes that exist, and record those that were created."""
+    """Reserve the server's existing volumes, and record volumes that the service has created."""
     for row in of(run):
         if row.status == BlockDeviceStatus.CREATING and not _has_been_created(engine, run, row):
             continue
