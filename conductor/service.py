@@ -336,19 +336,19 @@ class Conductor:
         while not self._stop.wait(SWEEP_SECONDS):
             wakeup.wake()
             with self._lock:
-                heard, self._heard_hosts = self._heard_hosts, set()
+                hosts_heard, self._heard_hosts = self._heard_hosts, set()
             received_at = self._own_message_at
             hears = (
                 received_at is not None
                 and self.engine.clock.monotonic() - received_at < LOOPBACK_SECONDS
             )
             try:
-                sweep(self.engine, watch, heard, hears)
+                sweep(self.engine, watch, hosts_heard, hears)
                 self._note_refusals()
             except errors.Unavailable as problem:
                 log.warning("the sweep waits: %s", problem)
                 with self._lock:
-                    self._heard_hosts |= heard
+                    self._heard_hosts |= hosts_heard
             except Exception:
                 log.exception("a sweep failed; the next begins in a second")
 

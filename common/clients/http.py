@@ -163,9 +163,9 @@ def document(answer: HttpAnswer, name: str) -> Document:
         raise _unreadable(name, "what is no JSON object") from problem
 
 
-def _unreadable(name: str, what: str) -> errors.Unavailable:
+def _unreadable(name: str, content: str) -> errors.Unavailable:
     return errors.Unavailable(
-        f"The {name} answered {what}; try again later, or see who answers at its address."
+        f"The {name} answered {content}; try again later, or see who answers at its address."
     )
 
 

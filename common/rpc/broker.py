@@ -27,8 +27,10 @@ from common.domain.json_types import JsonObject
 from common.security import tls
 from common.service import metrics
 
-RABBIT = "oslo_messaging_rabbit"  #: the section with the options of both stacks
-CONNECT_SECONDS = 2.0  #: limit for a connection to one node
+#: The section with the options of both stacks.
+RABBIT = "oslo_messaging_rabbit"
+#: Time limit for a connection to one node.
+CONNECT_SECONDS = 2.0
 #: Defaults for both stacks. An operator's file overrides them. The database remembers all work, so
 #: retries are quick. With the two heartbeat options oslo.messaging wakes up once a second
 #: (threshold / rate / 2), so a process stops promptly. For the same reason an answer to a caller
@@ -48,8 +50,9 @@ BROKEN = (
     exceptions.KombuError,
     OSError,
 )
-Connection = Any  #: kombu's connection, which declares no types
-Channel = Any  #: a channel of such a connection
+#: kombu's connection and its channel, which declare no types.
+Connection = Any
+Channel = Any
 CONNECTIONS = metrics.Metric(
     metrics.COUNTER,
     "broker_connections",
@@ -82,7 +85,7 @@ class BrokerTransport(AmqpTransport):
             CONNECTIONS.add("failed")
             raise
         finally:
-            client.hostname = name  # kombu replaces "localhost" by 127.0.0.1
+            client.hostname = name  # kombu has replaced "localhost" by 127.0.0.1.
         CONNECTIONS.add("opened")
         return connection
 
@@ -107,7 +110,10 @@ class Connect:
     retry_seconds: float
 
     def __call__(self, heartbeat: float | None = None, **options: object) -> Connection:
-        """Return a connection with these options of amqp. A ``heartbeat`` of 0 disables heartbeats."""
+        """Return a connection with these options of amqp. Without ``heartbeat``, use the default.
+
+        A ``heartbeat`` of 0 disables heartbeats.
+        """
         return cast(Any, KombuConnection)(
             random.sample(self.urls, len(self.urls)),
             connect_timeout=CONNECT_SECONDS,
@@ -259,7 +265,7 @@ def configure(conf: cfg.ConfigOpts, url: str | None = None) -> BrokerAddress:
 
 def address_of(conf: cfg.ConfigOpts, url: str | None = None) -> BrokerAddress:
     """Return the nodes of the configured broker, or of the broker at ``url``."""
-    oslo_messaging.get_rpc_transport(conf, url=url)  # registers the options, and does not connect
+    oslo_messaging.get_rpc_transport(conf, url=url)  # Registers the options without connecting.
     address: BrokerAddress = oslo_messaging.TransportURL.parse(conf, url)
     return address
 
@@ -288,7 +294,7 @@ def url_as(
     """
     address = address_of(conf, url)
     if at:
-        address.hosts = [_user_at(one) for one in at]
+        address.hosts = [_user_at(node) for node in at]
     for host in address.hosts:
         host.username, host.password = user, password
     return str(address)

@@ -23,8 +23,10 @@ from kombu.transport.pyamqp import Transport as AmqpTransport
 from common.rpc.broker import BROKEN, LOST_MESSAGES, Channel, Connect, Connection
 
 log = logging.getLogger(__name__)
-SEND_SECONDS = 2.0  #: limit until the broker has a message
-IDLE = 1.0  #: longest pause in seconds between two looks at the heartbeats of a connection
+#: Time limit for sending a message to the broker.
+SEND_SECONDS = 2.0
+#: Maximum seconds between two checks of a connection's heartbeats.
+IDLE = 1.0
 #: Takes in a message: its body, and its routing key.
 Take = Callable[[bytes, str], None]
 

@@ -154,9 +154,9 @@ class ConductorWakeup:
         while True:
             self._woken.wait()
             self._woken.clear()
-            more = {"neighbours": True} if self._neighbours.is_set() else {}
+            arguments = {"neighbours": True} if self._neighbours.is_set() else {}
             self._neighbours.clear()
             try:
-                self._transport.cast(TOPIC, self._method, server=self._server, **more)
+                self._transport.cast(TOPIC, self._method, server=self._server, **arguments)
             except Exception:
                 log.exception("a wake-up message was lost; the next wake-up sends another")

@@ -142,5 +142,5 @@ class Refusals:
     def take(self) -> Counter[str]:
         """Return the numbers of refused messages since the last call, by host."""
         with self._lock:
-            taken, self._new = self._new, Counter()
-        return taken
+            counts, self._new = self._new, Counter()
+        return counts

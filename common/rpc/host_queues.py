@@ -23,7 +23,8 @@ FORGOTTEN_SECONDS = 3600
 #: Maximum number of messages that wait for a host.
 QUEUED = 10_000
 QUEUE_ARGUMENTS = {"x-expires": FORGOTTEN_SECONDS * 1000, "x-max-length": QUEUED}
-ACCESS_REFUSED, PRECONDITION_FAILED = 403, 406  #: codes of AMQP
+#: Reply codes of AMQP.
+ACCESS_REFUSED, PRECONDITION_FAILED = 403, 406
 
 
 def name_of(prefix: str, host: str, purpose: Purpose) -> str:

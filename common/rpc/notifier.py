@@ -18,7 +18,7 @@ from common.rpc.broker import configure
 from common.rpc.transport import CONTROL_EXCHANGE, LOST
 
 # isort: split
-import oslo_messaging  # after transport has chosen the threading backend
+import oslo_messaging  # The import of transport has chosen the threading backend.
 
 #: The exchange that Nova's consumers read, unless [DEFAULT] control_exchange is set.
 EXCHANGE = "nova"

@@ -17,7 +17,8 @@ from common.domain.json_types import JsonObject
 from common.domain.models import Result, Sync
 from common.domain.text import one_line
 
-MAX_DETAILS_CHARACTERS = 2000  # as agents cut them
+#: Agents use the same limit.
+MAX_DETAILS_CHARACTERS = 2000
 MAX_VERB_CHARACTERS = 40
 
 

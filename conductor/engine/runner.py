@@ -296,7 +296,7 @@ def _write(
     )
     shares = share_mappings.ids_of(tx, servers.values())
     heads = actions.lock(tx, (run.action.id for run in planned))
-    runs, lost = [], []
+    runs, ids_to_release = [], []
     for plan in planned:
         server, head = servers.get(plan.server.id), heads[plan.action.id]
         if _position(head) != _position(plan.action):
@@ -322,9 +322,9 @@ def _write(
             plan.copy_data_to(run)
             runs.append(run)
         else:
-            lost.append(head.id)
-    if lost:
-        actions.let_go(tx, engine.owner, lost)
+            ids_to_release.append(head.id)
+    if ids_to_release:
+        actions.let_go(tx, engine.owner, ids_to_release)
     continuing = []
     for run in runs:
         why, run.data.abort = run.data.abort, None

@@ -83,7 +83,7 @@ class Step(Generic[StepArgs, StepData]):
     undo_command: Callable[[Engine, Run[StepArgs, StepData]], Verb] | None = None
     #: Undoes the step at the service.
     undo_call: Callable[[Engine, Run[StepArgs, StepData]], None] | None = None
-    #: True if the undo starts the guest that the action stopped. A failed undo leaves the guest off.
+    #: True if the undo starts the guest that the action stopped. If it fails, the guest is off.
     undo_starts_guest: bool = False
     #: True if the action is not undone any more after this step.
     pivot: bool = False

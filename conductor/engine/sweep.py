@@ -212,8 +212,8 @@ def fail_lost_commands(engine: WorkflowEngine) -> None:
             migrations.reading_from_the_dead(tx, engine.workflows.reading_source, engine.batch),
         )
 
-    lost, readings = engine.store.read(read)
-    for row in lost:
+    lost_actions, readings = engine.store.read(read)
+    for row in lost_actions:
         message = (
             "Host {} was forced down before it had answered."
             if row.dead

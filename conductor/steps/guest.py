@@ -74,9 +74,9 @@ def belongings(engine: Engine, run: AnyRun) -> Belongings:
     belongs to the server, in any status. The guest does not start without its required volumes,
     because a host that could not define the guest with these volumes has disconnected them.
     """
-    kept = [str(row.volume_id) for row in volumes.of(run) if row.volume_id]
-    needed = volumes.needed(engine, run) if kept else []
-    return Belongings(kept, list(run.shares), needed)
+    volume_ids = [str(row.volume_id) for row in volumes.of(run) if row.volume_id]
+    needed = volumes.needed(engine, run) if volume_ids else []
+    return Belongings(volume_ids, list(run.shares), needed)
 
 
 def stop(engine: Engine, run: AnyRun) -> EnsureStopped:

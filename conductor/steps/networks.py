@@ -100,8 +100,10 @@ def create_ports(engine: Engine, run: RequestRun) -> None:
     networks, requests = service(engine), run.args.networks
     # Only an earlier try can have left ports.
     existing = networks.ports(run.server.id) if run.is_repeated else []
-    taken = {request["port"] for request in requests if request.get("port")} | _ports_before(run)
-    spare = [port for port in existing if port["id"] not in taken]
+    used_ports = {request["port"] for request in requests if request.get("port")} | _ports_before(
+        run
+    )
+    spare = [port for port in existing if port["id"] not in used_ports]
     ports: dict[int, JsonObject] = {}
     for number, request in enumerate(requests):
         if request.get("port"):

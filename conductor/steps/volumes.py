@@ -501,9 +501,8 @@ def connect_also(engine: Engine, run: ArrivingRun, host: str) -> None:
     for row in of(run):
         expect_late_attachment(run, row)
         for attachment in _find_attachments(engine, run, row) if run.is_repeated else ():
-            if (
-                attachment.id != row.attachment_id
-            ):  # An earlier try created it. No host has used it.
+            # Another attachment was created by an earlier try, and is used by no host.
+            if attachment.id != row.attachment_id:
                 service(engine).detach(attachment.id)
         new = service(engine).attach(
             str(row.volume_id), run.server.id, connector, row.device_name, mode_of(row)
