@@ -90,7 +90,7 @@ MAX_SYNCS = 256
 #: Number of hosts for which a sweep records refused messages.
 MAX_NOTED_HOSTS = 100
 NO_SECRET = (
-    "there is no [host_keys] command_secret to make the keys of hosts with: set any long random text, the "  # noqa: S105 - a message
+    "[host_keys] command_secret is not set, from which the keys of hosts are derived: set a long random text, the "  # noqa: S105 - a message
     "same for all conductors and on no other machine"
 )
 #: Options that a running engine takes over after a reload.
@@ -118,7 +118,7 @@ LIVE = (
 #: Fields of the engine that a reload does not change.
 NOT_LIVE = ("fence_host", "chores", "lease_micros")
 T = TypeVar("T")
-STOPPING = "This conductor is stopping; ask again."
+STOPPING = "This conductor is stopping; try again."
 
 
 class Messages:
@@ -159,7 +159,7 @@ class Messages:
             try:
                 access = self._gateway.for_reading(host, [image.id for image in part])
             except errors.Unavailable as problem:
-                log.warning("images for host %s to fetch ahead wait: %s", host, problem)
+                log.warning("images that host %s must fetch ahead wait: %s", host, problem)
                 return
             self._agents.cache_images(host, part, access)
 
@@ -317,7 +317,7 @@ class Conductor:
             answers = reports.handle(self.engine, [sync for sync, _ in batch])
         except Exception as problem:
             answers = [problem] * len(batch)
-            log.exception("reports could not be taken in; the agents repeat them")
+            log.exception("reports could not be processed; the agents repeat them")
         for (sync, future), answer in zip(batch, answers, strict=True):
             if isinstance(answer, Exception):
                 future.set_exception(

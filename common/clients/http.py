@@ -165,7 +165,7 @@ def document(answer: HttpAnswer, name: str) -> Document:
 
 def _unreadable(name: str, content: str) -> errors.Unavailable:
     return errors.Unavailable(
-        f"The {name} answered {content}; try again later, or see who answers at its address."
+        f"The {name} answered {content}; try again later, or check which program answers at its address."
     )
 
 

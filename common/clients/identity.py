@@ -55,7 +55,9 @@ SECTIONS = {
     "volumev3": "volume",
     "volume": "volume",
 }
-NO_TOKEN = "The identity service gives Kilonova no token; check [identity] and that it runs."  # noqa: S105 - a message
+NO_TOKEN = (
+    "Kilonova gets no token from the identity service; check [identity], and that the service runs."  # noqa: S105 - a message
+)
 
 
 class IdentityClient:

@@ -295,7 +295,9 @@ def _session(conf: cfg.ConfigOpts) -> Session:
     if auth is not None and own.auth_url:
         tls.of_neighbour(conf, f"[{GROUP}] auth_url", own.auth_url)
     if auth is None:
-        log.warning("vendor data is asked for without a token: [%s] has no auth_type", GROUP)
+        log.warning(
+            "vendor data is requested without a token, because [%s] has no auth_type", GROUP
+        )
     return session.Session(
         auth=auth, timeout=LOGIN_SECONDS, verify=False if own.insecure else own.cafile or True
     )

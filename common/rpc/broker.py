@@ -184,8 +184,8 @@ def look_in(conf: cfg.ConfigOpts, url: str | None = None, option: str = "transpo
             raise errors.Unavailable(f"The broker does not answer: {problem}") from problem
         text = " ".join(str(refusal).split())
         raise ConfigError(
-            f"{option}: the broker refuses {connection.userid}: {text}. Give the name, password "
-            "and virtual host that it knows, or let it know these"
+            f"{option}: the broker refuses {connection.userid}: {text}. Set a name, password "
+            "and virtual host that the broker has, or create them there"
         ) from problem
 
 
@@ -255,7 +255,7 @@ def configure(conf: cfg.ConfigOpts, url: str | None = None) -> BrokerAddress:
     if not options.ssl_enforce_hostname_verification:
         raise ConfigError(
             "[oslo_messaging_rabbit] ssl_enforce_hostname_verification is false: the broker's name is "
-            "always verified; leave it away"
+            "always verified; remove this option"
         )
     if not options.ssl:
         off = "[oslo_messaging_rabbit] ssl is false" if files else ""

@@ -125,7 +125,7 @@ class Listener:
             text = body if isinstance(body, bytes) else str(body).encode()
             take(text, str(message.delivery_info["routing_key"]))
         except Exception:
-            log.exception("%s: a message could not be taken in", self._name)
+            log.exception("%s: a message could not be processed", self._name)
 
 
 class Sender:

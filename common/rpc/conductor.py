@@ -130,7 +130,7 @@ class ConductorClient:
                 self._link.ask(HEARTBEATS, "heartbeat", {"beat": to_wire(beat)}, timeout),
             )
         except errors.Problem as problem:
-            log.info("a heartbeat has no answer: %s", problem)
+            log.info("a heartbeat was not answered: %s", problem)
             return None
 
 

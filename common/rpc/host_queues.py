@@ -44,7 +44,7 @@ def declare(connection: Connection, queue: str) -> None:
             except AmqpTransport.channel_errors as problem:
                 if not deletes or getattr(problem, "reply_code", None) != PRECONDITION_FAILED:
                     raise
-        log.warning("the queue %s has other arguments than it must have, and is deleted", queue)
+        log.warning("the queue %s has wrong arguments, and is deleted", queue)
         with connection.channel() as channel:
             channel.queue_delete(queue)
 

@@ -167,7 +167,7 @@ class Transport:
         except oslo_messaging.MessageDeliveryFailure as problem:
             if not _has_dead_channel(problem) or time.monotonic() < self._mends_after:
                 raise
-            log.warning("a channel to the broker is dead and is made anew: %s", problem)
+            log.warning("a channel to the broker is dead, and is replaced: %s", problem)
         try:
             return send(1)
         finally:

@@ -146,6 +146,7 @@ def send(engine: WorkflowEngine, written: Written) -> None:
             engine.messaging.do(host, commands)
         except Exception:
             log.exception(
-                "commands for host %s cannot be sent; its next report asks for them", host
+                "commands for host %s cannot be sent; the answer to the host's next report contains them",
+                host,
             )
         engine.fault_point(commands[0].verb, commands[0].key.label, "sent")

@@ -634,7 +634,7 @@ def _write_news(tx: Connection, servers: dict[str, PlacedServerRow], news: News)
                     tx, [server_id], GuestState.RUNNING if may_run else GuestState.STOPPED, may_run
                 )
                 log.info(
-                    "server %s on host %s went from %s to %s by itself",
+                    "server %s on host %s changed from %s to %s by itself",
                     server_id,
                     host,
                     server.vm_state,

@@ -83,7 +83,7 @@ def postpone(
         if rows:
             engine.store.write(work, alone=False)
     except errors.TooBusy as problem:
-        log.warning("actions stay leased for a while: %s", problem)
+        log.warning("actions cannot be postponed and wait until their leases expire: %s", problem)
 
 
 def _pause(tries: int) -> int:

@@ -102,7 +102,11 @@ def advance(engine: WorkflowEngine, lane: Lane = Lane.INSIDE) -> int:
         except errors.Unavailable:
             raise
         except Exception:
-            log.exception("%d actions of %s are left to the end of their lease", len(members), name)
+            log.exception(
+                "%d actions of %s failed unexpectedly and wait until their leases expire",
+                len(members),
+                name,
+            )
     return len(rows)
 
 
@@ -300,7 +304,7 @@ def _write(
     for plan in planned:
         server, head = servers.get(plan.server.id), heads[plan.action.id]
         if _position(head) != _position(plan.action):
-            log.warning("action %s has gone on to %s without this burst", head.id, head.step)
+            log.warning("action %s was advanced to step %s by another burst", head.id, head.step)
         elif (
             server is not None
             and is_held(server, head)

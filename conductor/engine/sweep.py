@@ -119,9 +119,7 @@ def sweep(
         log.warning("too few hosts are heard: no host is marked as down or up by its silence")
     watch.doubtful = doubtful
     for host in down:
-        log.warning(
-            "host %s has been silent for %d s: it counts as down", host, engine.host_silence
-        )
+        log.warning("host %s is down: no sign of life for %d s", host, engine.host_silence)
     return down
 
 
@@ -144,7 +142,7 @@ def _look_at_clock(engine: WorkflowEngine, watch: Watch, moment: float) -> bool:
     watch.doubted_until = max(watch.doubted_until, moment + doubt)
     log.warning(
         "the database's clock jumped by %.0f s: for %.0f s no server is reclaimed, offloaded or confirmed by "
-        "its age; see the time service of the database's machine",
+        "its age; check the time service of the database's machine",
         jump,
         doubt,
     )
@@ -284,5 +282,5 @@ def _begin(
     except errors.Problem as problem:
         log.info("server %s: %s is not begun: %s", server.id, row.name, problem)
         return
-    log.info("server %s: %s, because its time is over", server.id, row.name)
+    log.info("server %s: %s is begun, because it is due by time", server.id, row.name)
     engine.wake(Lane.INSIDE)

@@ -241,7 +241,7 @@ def _retry(run: PlacementRun, refused: str) -> None:
     excess = losses - MAX_LOST_CLAIMS
     if excess > MAX_LOST_CLAIMS:
         log.warning(
-            "server %s: the hosts proposed were refused %d times in a row, the last because of: %s",
+            "server %s: the proposed hosts were refused %d times in a row, most recently because of: %s",
             run.server.id,
             losses,
             refused or "no scheduler's answer",

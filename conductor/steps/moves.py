@@ -193,7 +193,9 @@ def claim_place(tx: Connection, engine: Engine, runs: Sequence[MoveRun]) -> None
     """
     for run, _ in claim(tx, engine, runs):
         if copies_files(run) and not run.data.transfer:
-            run.fail(f"Host {source(run)} gives no files to other hosts; its agent's log says why.")
+            run.fail(
+                f"Host {source(run)} serves no files to other hosts, so the server cannot leave it. The agent's log on that host has the reason."
+            )
     for run in runs:
         if run.data.placed and stays_on_host(run):
             run.switch_workflow(RESIZE_HERE)

@@ -187,7 +187,7 @@ def _check_interfaces(
     if failed and not run.is_undoing:
         run.fail(
             f"The network service cannot bind port {', '.join(failed)} on this host.",
-            f"binding:vif_type is {', '.join(map(str, failed.values()))}; does its host part run on {host}?",
+            f"binding:vif_type is {', '.join(map(str, failed.values()))}; does its agent run on {host}?",
             retryable=True,
         )
     if not run.is_undoing:

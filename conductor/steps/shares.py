@@ -76,13 +76,13 @@ def reconcile_rule(engine: Engine, share_id: str, access_to: str) -> None:
         if is_used:
             if service(engine).allow(share_id, access_to) in GOING:
                 raise errors.Unavailable(
-                    f"The rule for {access_to} is on its way out; it is asked for again then."
+                    f"The rule for {access_to} is being deleted, and is created again afterwards."
                 )
         else:
             service(engine).deny(share_id, access_to)
         if engine.store.read(lambda tx: shares.is_used(tx, share_id, access_to)) == is_used:
             return
-    raise errors.Unavailable(f"Servers come and go that use share {share_id} at {access_to}.")
+    raise errors.Unavailable(f"The use of share {share_id} at {access_to} changed during each try.")
 
 
 # --- attach ---

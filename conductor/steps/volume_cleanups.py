@@ -224,7 +224,7 @@ def _connect_again(
     reserved = old if old is not None and not old.connection else None
     if reserved is None:
         if old is not None and _may_run(engine, server):
-            raise errors.Conflict("Its guest may run with it: stop the server first.")
+            raise errors.Conflict("The guest may be using the volume: stop the server first.")
         reserved = _reserve_anew(engine, row, server, old)
     if reserved is None:
         return
@@ -309,4 +309,4 @@ def give_back(engine: Engine, row: CleanupRow, look: Callable[[], ServerRow | No
         return True
 
     if engine.store.write(begin):
-        raise errors.Unavailable("Its host is asked to let go of it.")
+        raise errors.Unavailable("The server's host is detaching the volume.")

@@ -55,7 +55,9 @@ def end_without_guest(engine: Engine, snapshot_id: str, status: str) -> None:
     """
     report(engine, snapshot_id, status)
     if status == CREATING and _is_creating(engine, snapshot_id):
-        raise errors.Unavailable(f"The block storage service still takes snapshot {snapshot_id}.")
+        raise errors.Unavailable(
+            f"The block storage service is still creating snapshot {snapshot_id}."
+        )
 
 
 def _is_creating(engine: Engine, snapshot_id: str) -> bool:

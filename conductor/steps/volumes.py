@@ -240,8 +240,8 @@ def connector_of(engine: Engine, host: str) -> JsonObject:
     facts = engine.store.read(lambda tx: hosts.facts_of(tx, [host])).get(host, {})
     if not facts.get("connector"):
         raise errors.Conflict(
-            f"Host {host} connects no volumes: its agent reports no connector. Upgrade the agent, or use "
-            "another host."
+            f"Host {host} cannot connect volumes, because its agent reports no connector. Upgrade the agent, "
+            "or use another host."
         )
     return dict(facts["connector"])
 
@@ -348,8 +348,8 @@ def holding(engine: Engine, server_id: str) -> list[str]:
 def held_by(host_names: Sequence[str]) -> str:
     """Return the reason why an attachment cannot end yet."""
     return (
-        f"Host {', '.join(host_names)} has not let go of it yet. When it never will: force it down, or "
-        "have it back."
+        f"Host {', '.join(host_names)} has not disconnected the volume yet. If the host cannot do so: force it down, or "
+        "repair it."
     )
 
 
@@ -376,7 +376,7 @@ def _has_been_created(engine: Engine, run: AnyRun, row: BlockDeviceRow) -> bool:
     volume = service(engine).volume(str(row.volume_id))
     if volume.status.startswith("error"):
         run.fail(
-            f"Volume {row.volume_id} could not be made: the block storage service shows it as {volume.status}."
+            f"Volume {row.volume_id} could not be created: its status at the block storage service is {volume.status}."
         )
     if volume.status in BEING_MADE or volume.status.startswith("error"):
         return False
