@@ -194,7 +194,8 @@ def claim_place(tx: Connection, engine: Engine, runs: Sequence[MoveRun]) -> None
     for run, _ in claim(tx, engine, runs):
         if copies_files(run) and not run.data.transfer:
             run.fail(
-                f"Host {source(run)} serves no files to other hosts, so the server cannot leave it. The agent's log on that host has the reason."
+                f"Host {source(run)} serves no files to other hosts, so the server cannot leave it. "
+                "The agent's log on that host has the reason."
             )
     for run in runs:
         if run.data.placed and stays_on_host(run):

@@ -348,8 +348,8 @@ def holding(engine: Engine, server_id: str) -> list[str]:
 def held_by(host_names: Sequence[str]) -> str:
     """Return the reason why an attachment cannot end yet."""
     return (
-        f"Host {', '.join(host_names)} has not disconnected the volume yet. If the host cannot do so: force it down, or "
-        "repair it."
+        f"Host {', '.join(host_names)} has not disconnected the volume yet. If the host cannot do "
+        "so: force it down, or repair it."
     )
 
 
@@ -461,11 +461,11 @@ def release(engine: Engine, run: AnyRun) -> None:
 
 
 def _still_holding(engine: Engine, run: AnyRun) -> list[str]:
-    """Wait, in an undo, for the hosts that may have volumes connected.
+    """Check, in an undo, that no host may have volumes connected.
 
     Returns:
-        No hosts: after the last try all attachments end, because no guest of a failed action may
-        run there.
+        No hosts, also after the last try. Then all attachments end, because no guest of a failed
+        action may run.
 
     Raises:
         Unavailable: A host has not disconnected the volumes yet, and tries are left.
