@@ -26,7 +26,7 @@ from common.security.host_keys import NotGenuine
 
 log = logging.getLogger(__name__)
 TOPIC = "kilonova-conductor"
-HostMessage = TypeVar("Said", Sync, Heartbeat)
+HostMessage = TypeVar("HostMessage", Sync, Heartbeat)
 
 
 class ConductorApi(Protocol):

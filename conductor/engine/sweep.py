@@ -116,7 +116,7 @@ def sweep(
     _do_chores(engine, watch, moment, is_certain=is_patient and moment >= watch.doubted_until)
     engine.fault_point("sweep", "judge", "committed")
     if doubtful and not watch.doubtful:
-        log.warning("too few hosts are heard: no host is marked as down or up by its silence")
+        log.warning("too few hosts are heard: no silent host is marked as down")
     watch.doubtful = doubtful
     for host in down:
         log.warning("host %s is down: no sign of life for %d s", host, engine.host_silence)

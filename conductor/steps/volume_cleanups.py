@@ -186,8 +186,8 @@ def reconcile(engine: Engine, row: CleanupRow, look: Callable[[], ServerRow | No
         elif attachment.connection and attachment.status != COMPLETE and own_row.connection:
             service(engine).complete(attachment.id)
     if server is not None:
-        for own_row in own_rows:
-            _repair_row(engine, own_row, server, attachments)
+        for volume in own_rows:
+            _repair_row(engine, volume, server, attachments)
     if row.args.get("delete") and not own_rows:
         service(engine).delete(row.place)
 
