@@ -29,9 +29,7 @@ COMPARE_SOON_SECONDS = 60.0
 
 
 class Heartbeats:
-    """A conductor's view of all hosts, by which heartbeats are answered. One thread calls
-    ``answer``.
-    """
+    """The conductor's data about all hosts. Only one thread may call ``answer``."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store, self._clock = store, clock

@@ -238,8 +238,9 @@ def _take_in(
 
 
 def _drop_old_state(tx: Connection, sync: Sync) -> Sync:
-    """Return the report, without the host's state if another conductor has processed a newer
-    report.
+    """Return the report, without the host's state if a newer report was processed.
+
+    Another conductor may have processed the newer report.
     """
     if sync.session == 0 or sync.number == 0 or not sync.tells_state:
         return sync

@@ -414,9 +414,7 @@ def _is_through(
     step: AnyStep,
     run: AnyRun,
 ) -> bool:
-    """Record the outcome of a step in this transaction. True if the run continues with the next
-    step.
-    """
+    """Record the outcome of a step. True if the run continues with the next step."""
     if run.paused:
         run.head.setdefault("step", step.name)
         return False
