@@ -3,9 +3,10 @@
 
 Only the reading part of oslo.limit is used. Its enforcer reads the limit, counts and compares in
 separate steps, so concurrent requests could exceed a limit together. In Kilonova the count is part
-of the transaction that creates the server. The section [oslo_limit] has oslo.limit's own options,
-as in other services. Without ``auth_type`` there, Kilonova logs in as [identity] specifies. The
-token must be system-scoped, because with another token Keystone silently leaves limits out.
+of the transaction that adds to the counted resources. The section [oslo_limit] has oslo.limit's own
+options, as in other services. Without ``auth_type`` there, Kilonova logs in as [identity]
+specifies. The token must be system-scoped, because with another token Keystone silently leaves
+limits out.
 
 One thread sends each request, however many callers wait, and callers wait only briefly. After three
 failures in a row no request is sent for two seconds. An unknown limit is ``Unavailable``, never "no

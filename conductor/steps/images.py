@@ -2,8 +2,8 @@
 """Images of servers: the steps that snapshot, backup and shelve share, and checks of images.
 
 The API chooses the image's id before it accepts the request, so each step can be repeated: an
-existing record was created by an earlier try, and a missing one was deleted by an earlier undo. The
-module also rotates backups, and checks whether an image can still be used.
+existing record was created by an earlier try, and a missing one was deleted by Kilonova. The module
+also rotates backups, and checks whether an image can still be used.
 """
 
 from __future__ import annotations
