@@ -64,7 +64,7 @@ class HostJoinsApi(Protocol):
         """Use the token, and return the Identity, sealed for the envelope with this public key.
 
         Raises:
-            Conflict: Another machine has used the token, or its hour is over.
+            Conflict: Another machine has used the token, or the token has expired.
         """
 
 
@@ -91,7 +91,7 @@ class HostJoinsClient:
 
         Raises:
             Unavailable: No answer. The token may have been used.
-            Conflict: Another machine has used the token, or its hour is over.
+            Conflict: Another machine has used the token, or the token has expired.
             NotGenuine: The answer was not sealed for this machine.
         """
         sealed: JsonObject = self._link.ask(

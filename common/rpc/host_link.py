@@ -462,9 +462,9 @@ class ControlSide(_Side):
     def _answer(self, header: Header, method: Method, content: JsonObject, came_at: float) -> None:
         """Run a method and send its answer.
 
-        A refusal is only logged, because no sender with a valid key is refused. A request that
-        waited here for long is dropped, for example while the database was unreachable. The host
-        has given up, and repeats the request.
+        A refused request is logged and gets no answer, because honest hosts are never refused. A
+        request that waited here for long is dropped, for example while the database was
+        unreachable. The host has given up, and repeats the request.
         """
         if time.monotonic() - came_at > STALE_SECONDS:
             return

@@ -45,7 +45,7 @@ LOST = (
 )
 
 
-def _is_news(record: logging.LogRecord) -> bool:
+def _is_relevant(record: logging.LogRecord) -> bool:
     """False for a log record that is part of a normal shutdown.
 
     At its end the library deletes the fanout queue that it still reads, and RabbitMQ reports this.
@@ -57,7 +57,7 @@ def _is_news(record: logging.LogRecord) -> bool:
     )
 
 
-logging.getLogger("amqp").addFilter(_is_news)
+logging.getLogger("amqp").addFilter(_is_relevant)
 
 
 class Transport:

@@ -299,7 +299,11 @@ def offer(engine: Engine, run: MoveRun) -> Offer:
 
 
 def switch_to_destination(tx: Connection, run: MoveRun, runs: bool) -> None:
-    """Make the destination the server's host. From here on only the guest there may run."""
+    """Make the destination the server's host. From here on the guest at the source may not run.
+
+    Args:
+        runs: True if the guest at the destination may run.
+    """
     run.data.old_assignment = assignment_of(run.server.assignment)
     run.data.switched = run.data.knows_old_assignment = True
     _switch_host(tx, run, claimed_destination(run), runs, source(run), GuestState.KEPT)
@@ -334,10 +338,10 @@ def _zone_of(tx: Connection, engine: Engine, host: str) -> str:
 
 
 def switch_to_source(tx: Connection, engine: Engine, run: MoveRun, runs: bool) -> None:
-    """Make the source the server's host again. From here on only the guest there may run.
+    """Make the source the server's host again. The guest at the destination may not run.
 
     Args:
-        runs: True if the guest there may run.
+        runs: True if the guest at the source may run.
     """
     _switch_host(tx, run, source(run), runs, claimed_destination(run), GuestState.ARRIVING)
     run.set(
@@ -347,7 +351,11 @@ def switch_to_source(tx: Connection, engine: Engine, run: MoveRun, runs: bool) -
 
 
 def return_to_destination(tx: Connection, engine: Engine, run: MoveRun, runs: bool) -> None:
-    """Undo ``switch_to_source``: make the destination the server's host again."""
+    """Undo ``switch_to_source``: make the destination the server's host again.
+
+    Args:
+        runs: True if the guest at the destination may run.
+    """
     host = claimed_destination(run)
     _switch_host(tx, run, host, runs, source(run), GuestState.KEPT)
     run.set(
