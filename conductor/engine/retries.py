@@ -105,8 +105,8 @@ def count_failure(run: AnyRun, text: str, details: str, tries: int) -> None:
         return
     is_waiting, step = row.state == ActionState.WAITING, row.step or "begin"
     message = (
-        f"The {row.name} is stuck at its step {step}: {text} Ask the operator, who sees it as action {row.id} and "
-        "can let it go on or end it."
+        f"The {row.name} is stuck at its step {step}: {text} Ask the operator to continue or end "
+        f"action {row.id}."
     )
     run.head.update(
         state=ActionState.STUCK,
