@@ -90,7 +90,7 @@ MAX_SYNCS = 256
 #: Number of hosts for which a sweep records refused messages.
 MAX_NOTED_HOSTS = 100
 NO_SECRET = (
-    "[host_keys] command_secret is not set, from which the keys of hosts are derived: set a long random text, the "  # noqa: S105 - a message
+    "there is no [host_keys] command_secret, from which the keys of hosts are derived: set a long random text, the "  # noqa: S105 - a message
     "same for all conductors and on no other machine"
 )
 #: Options that a running engine takes over after a reload.
@@ -118,7 +118,7 @@ LIVE = (
 #: Fields of the engine that a reload does not change.
 NOT_LIVE = ("fence_host", "chores", "lease_micros")
 T = TypeVar("T")
-STOPPING = "This conductor is stopping; try again."
+STOPPING = "This conductor is stopping; ask again."
 
 
 class Messages:
