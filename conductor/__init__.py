@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides and remembers: carries out the actions that the API committed."""
+"""The conductor: executes the actions that the API has committed."""

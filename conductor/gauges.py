@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the database knows, as metrics: read when Prometheus reads, by conductors alone.
+"""Metrics that conductors read from the database at each scrape by Prometheus.
 
-Every conductor tells the same, so who sums them up takes the largest. However often they are read,
-the database is asked once in ``KEEP_SECONDS``; while it does not answer, these metrics are
-missing."""
+Every conductor reports the same values, so queries must use max and not sum. The database is read
+at most once in ``KEEP_SECONDS``. If the database does not answer, these metrics are missing.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KEEP_SECONDS = 5.0
 
 
 class DatabaseGauges:
-    """prometheus-client's collector."""
+    """A collector for prometheus-client."""
 
     def __init__(self, store: Store, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._store, self._monotonic = store, monotonic
@@ -33,16 +33,16 @@ class DatabaseGauges:
         self._fresh_until = float("-inf")
 
     def describe(self) -> list[Metric]:
-        """Called when it is registered: nothing is read for that."""
+        """Return no metrics, so that registration does not read the database."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Called when the metrics are read."""
+        """Yield the metrics of the database for a scrape."""
         from prometheus_client.core import GaugeMetricFamily
 
         families = {
-            name: GaugeMetricFamily(PREFIX + name, about, labels=labels)
-            for name, (about, labels) in gauges.GAUGES.items()
+            name: GaugeMetricFamily(PREFIX + name, description, labels=labels)
+            for name, (description, labels) in gauges.GAUGES.items()
         }
         for name, labels, value in self._samples():
             families[name].add_metric(labels, value)

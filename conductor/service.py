@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conductor process: the threads around the plain functions.
+"""The conductor process: the threads around the functions of the engine.
 
-One thread advances due actions, and one more for each neighbour those that stand before a call to
-it; one takes in what agents say, one of the transport answers their heartbeats, one sweeps once a
-second, one carries out pending cleanups. A wakeup message or a sync wakes its thread; what piles up
-while a round runs is the next round's list. Calls to a neighbour are made several at a time.
+One thread advances due actions. Each lane of an external service has one more thread for the
+actions before a call to that service. Further threads process the reports of agents, sweep once a
+second, retry pending cleanups, advance host actions and send notifications. A thread of the
+transport answers heartbeats. Wake-ups and reports wake the responsible thread. Work that arrives
+during a round is done together in the next round. Several calls to an external service are made in
+parallel.
 """
 
 from __future__ import annotations
@@ -79,17 +81,19 @@ from conductor.workflows import WORKFLOWS
 
 log = logging.getLogger(__name__)
 SWEEP_SECONDS = 1.0
-LOOK_SECONDS = 1.0  #: after which due actions are looked for without being woken
+#: Interval at which threads look for due actions without a wake-up.
+LOOK_SECONDS = 1.0
 CLEANUP_SECONDS = 5.0
 SYNC_TIMEOUT_SECONDS = 20.0
 LOOPBACK_SECONDS = 5.0
 MAX_SYNCS = 256
-MAX_NOTED_HOSTS = 100  #: whose refused messages a sweep notes
+#: Number of hosts for which a sweep records refused messages.
+MAX_NOTED_HOSTS = 100
 NO_SECRET = (
-    "there is no [host_keys] command_secret to make the keys of hosts with: set any long random text, the "  # noqa: S105 - a message
+    "there is no [host_keys] command_secret, from which the keys of hosts are derived: set a long random text, the "  # noqa: S105 - a message
     "same for all conductors and on no other machine"
 )
-#: Options that the engine takes over while it runs; and what of it those do not change.
+#: Options that a running engine takes over after a reload.
 LIVE = (
     *(
         f"conductor.{name}"
@@ -111,14 +115,14 @@ LIVE = (
     "DEFAULT.reclaim_instance_interval",
     "DEFAULT.shelved_offload_time",
 )
+#: Fields of the engine that a reload does not change.
 NOT_LIVE = ("fence_host", "chores", "lease_micros")
 T = TypeVar("T")
 STOPPING = "This conductor is stopping; ask again."
 
 
 class Messages:
-    """RPC clients (``external_services.Messaging``), and tickets for hosts that read or write
-    images."""
+    """RPC clients (``external_services.Messaging``), and tickets for images."""
 
     def __init__(self, transport: Transport, link: ControlSide, gateway: Gateway) -> None:
         self._agents = agent_rpc.AgentClient(link)
@@ -126,38 +130,50 @@ class Messages:
         self._gateway = gateway
 
     def select(self, specs: list[RequestSpec], fresh: bool) -> list[Selection]:
-        """Ask a scheduler once: what waits behind this must not wait for its repetition, which the
-        runner makes."""
+        """Send a request to a scheduler once.
+
+        The runner repeats the request, so that other actions need not wait here.
+        """
         return self._scheduler.select(specs, fresh)
 
     def do(self, host: str, commands: list[Command]) -> None:
-        """Cast; without a ticket nothing is sent, and the host's next sync asks for it again."""
-        for some in _parts(commands):
+        """Send commands to a host.
+
+        If no ticket can be issued, the commands are not sent. The host gets them with its next
+        report.
+        """
+        for part in _parts(commands):
             try:
-                access = self.access_for(host, some)
+                access = self.access_for(host, part)
             except errors.Unavailable as problem:
                 log.warning("commands for host %s wait: %s", host, problem)
                 return
-            self._agents.do(host, some, access)
+            self._agents.do(host, part, access)
 
     def cache_images(self, host: str, images: list[ImageRef]) -> None:
-        """Cast; without a ticket nothing is sent, and the sweep sends it again later."""
-        for some in _parts(images):
+        """Let a host fetch images ahead.
+
+        If no ticket can be issued, the message is not sent. The sweep tries again later.
+        """
+        for part in _parts(images):
             try:
-                access = self._gateway.for_reading(host, [image.id for image in some])
+                access = self._gateway.for_reading(host, [image.id for image in part])
             except errors.Unavailable as problem:
-                log.warning("images for host %s to fetch ahead wait: %s", host, problem)
+                log.warning("images that host %s must fetch ahead wait: %s", host, problem)
                 return
-            self._agents.cache_images(host, some, access)
+            self._agents.cache_images(host, part, access)
 
     def access_for(self, host: str, commands: list[Command]) -> Access | None:
-        """The image gateway's URL and a ticket for the images of these commands, when they have
-        any."""
+        """Return the image gateway's URL and a ticket for the images of the commands.
+
+        Returns:
+            None if the commands have no images.
+        """
         return self._gateway.for_commands(host, commands)
 
 
 def _parts(items: list[T]) -> list[list[T]]:
-    """Messages of which none has more images than a ticket opens."""
+    """Split items so that the images of each message fit into one ticket."""
     return [items[at : at + MOST] for at in range(0, len(items), MOST)]
 
 
@@ -174,18 +190,17 @@ class CallPools:
     ) -> list[Exception | None]:
         if len(runs) == 1:
             return call_one_by_one(lane, call, runs)
-        begun = [self._pools[lane].submit(call, run) for run in runs]
-        return [future.exception() for future in begun]  # type: ignore[misc]  # calls raise nothing but Exceptions
+        futures = [self._pools[lane].submit(call, run) for run in runs]
+        return [future.exception() for future in futures]  # type: ignore[misc]  # Calls raise subclasses of Exception only.
 
     def close(self) -> None:
-        """Begin no more calls."""
+        """Cancel the calls that have not begun, without waiting for the others."""
         for pool in self._pools.values():
             pool.shutdown(wait=False, cancel_futures=True)
 
 
 class Conductor:
-    """What the process serves (``common.rpc.conductor.ConductorApi``) and the loops of its
-    threads."""
+    """The RPC server of the process (``ConductorApi``), and the loops of its threads."""
 
     def __init__(
         self,
@@ -202,30 +217,30 @@ class Conductor:
             cookies,
             notifications,
         )
-        self._outside = {lane: threading.Event() for lane in WORKFLOWS.lanes}
-        self._woken, self._spoken, self._stop = (
+        self._lane_events = {lane: threading.Event() for lane in WORKFLOWS.lanes}
+        self._woken, self._reports_waiting, self._stop = (
             threading.Event(),
             threading.Event(),
             threading.Event(),
         )
         self._lock = threading.Lock()
         self._inbox: list[tuple[Sync, Future[SyncAnswer]]] = []
-        self._heard: set[str] = set()
+        self._heard_hosts: set[str] = set()
         self._own_message_at: float | None = None
         engine.wake = self._wake
 
     def _wake(self, lane: Lane) -> None:
-        """Some action is due in this lane."""
-        self._outside.get(lane, self._woken).set()
+        """Wake the thread of a lane with a due action."""
+        self._lane_events.get(lane, self._woken).set()
 
     def wake(self, neighbours: bool = False) -> None:
         self._woken.set()
         if neighbours:
-            for woken in self._outside.values():
-                woken.set()
+            for event in self._lane_events.values():
+                event.set()
 
     def loop_back(self) -> None:
-        """Our own message came back: the broker works."""
+        """Note that the conductor's own message came back, so the broker works."""
         self._own_message_at = self.engine.clock.monotonic()
         self._woken.set()
 
@@ -236,42 +251,41 @@ class Conductor:
             return SyncAnswer(
                 0, cookie=self._cookies.cookie(request.host, self._session(request.host))
             ), None
-        given, access = self._sync(request)
-        session = given.session or self._session(request.host)
-        return replace(given, cookie=self._cookies.cookie(request.host, session)), access
+        answer, access = self._sync(request)
+        session = answer.session or self._session(request.host)
+        return replace(answer, cookie=self._cookies.cookie(request.host, session)), access
 
     def _session(self, host: str) -> int:
-        """The session in force of a host that registers, or is to."""
+        """Return the current session of a host, 0 without one."""
         return self.engine.store.read(lambda tx: hosts.sessions(tx, [host])).get(host, 0)
 
     def _sync(self, request: Sync) -> tuple[SyncAnswer, Access | None]:
-        answer: Future[SyncAnswer] = Future()
+        future: Future[SyncAnswer] = Future()
         with self._lock:
             if self._stop.is_set():
                 raise errors.Unavailable(STOPPING)
-            self._inbox.append((request, answer))
-        self._spoken.set()
-        given = answer.result(timeout=SYNC_TIMEOUT_SECONDS)
+            self._inbox.append((request, future))
+        self._reports_waiting.set()
+        reply = future.result(timeout=SYNC_TIMEOUT_SECONDS)
         try:
-            return given, self._messages.access_for(request.host, given.commands)
+            return reply, self._messages.access_for(request.host, reply.commands)
         except errors.Unavailable as problem:
             log.warning("commands for host %s wait: %s", request.host, problem)
-            return replace(given, commands=[]), None
+            return replace(reply, commands=[]), None
 
     def heartbeat(self, beat: Heartbeat) -> HeartbeatAnswer:
         is_fresh = self._cookies.is_fresh(beat.host, beat.session, beat.cookie)
-        nothing = is_fresh and self.engine.heartbeats.answer(beat)
-        if nothing:
+        is_idle = is_fresh and self.engine.heartbeats.answer(beat)
+        if is_idle:
             self._hear(beat.host)
-        return HeartbeatAnswer(nothing, self._cookies.cookie(beat.host, beat.session))
+        return HeartbeatAnswer(is_idle, self._cookies.cookie(beat.host, beat.session))
 
     def _hear(self, host: str) -> None:
         with self._lock:
-            self._heard.add(host)
+            self._heard_hosts.add(host)
 
     def advance(self, lane: Lane, woken: threading.Event) -> None:
-        """Loop: bring a lane's due actions on, while there may be more of them, then wait to be
-        woken or for a second."""
+        """Loop: advance the due actions of a lane, then wait for a wake-up or a second."""
         while not self._stop.is_set():
             woken.clear()
             try:
@@ -287,14 +301,14 @@ class Conductor:
             woken.wait(LOOK_SECONDS)
 
     def take_reports(self) -> None:
-        """Loop: answer the syncs that have come in since the last round."""
+        """Loop: answer the reports that arrived since the last round."""
         while not self._stop.is_set():
-            self._spoken.wait(SWEEP_SECONDS)
-            self._spoken.clear()
+            self._reports_waiting.wait(SWEEP_SECONDS)
+            self._reports_waiting.clear()
             with self._lock:
                 batch, self._inbox = self._inbox[:MAX_SYNCS], self._inbox[MAX_SYNCS:]
                 if self._inbox:
-                    self._spoken.set()
+                    self._reports_waiting.set()
             if batch:
                 self._answer(batch)
 
@@ -303,7 +317,7 @@ class Conductor:
             answers = reports.handle(self.engine, [sync for sync, _ in batch])
         except Exception as problem:
             answers = [problem] * len(batch)
-            log.exception("reports could not be taken in; the agents repeat them")
+            log.exception("reports could not be processed; the agents repeat them")
         for (sync, future), answer in zip(batch, answers, strict=True):
             if isinstance(answer, Exception):
                 future.set_exception(
@@ -314,36 +328,40 @@ class Conductor:
                 self._hear(sync.host)
             future.set_result(answer)
         if any(sync.session == 0 for sync, _ in batch):
-            self._woken.set()  # a host that was booted anew has its guests started
+            self._woken.set()  # After a boot of a host, the start of its guests is due.
 
     def sweep(self, wakeup: conductor_rpc.ConductorWakeup) -> None:
-        """Loop: once a second."""
+        """Loop: run the sweep once a second."""
         watch = Watch()
         while not self._stop.wait(SWEEP_SECONDS):
             wakeup.wake()
             with self._lock:
-                heard, self._heard = self._heard, set()
-            own = self._own_message_at
-            hears = own is not None and self.engine.clock.monotonic() - own < LOOPBACK_SECONDS
+                hosts_heard, self._heard_hosts = self._heard_hosts, set()
+            received_at = self._own_message_at
+            hears = (
+                received_at is not None
+                and self.engine.clock.monotonic() - received_at < LOOPBACK_SECONDS
+            )
             try:
-                sweep(self.engine, watch, heard, hears)
+                sweep(self.engine, watch, hosts_heard, hears)
                 self._note_refusals()
             except errors.Unavailable as problem:
                 log.warning("the sweep waits: %s", problem)
                 with self._lock:
-                    self._heard |= heard
+                    self._heard_hosts |= hosts_heard
             except Exception:
                 log.exception("a sweep failed; the next begins in a second")
 
     def _note_refusals(self) -> None:
-        """Keep the numbers of refused messages of hosts, for ``kilonova hosts``."""
+        """Store the numbers of refused messages by host, for ``kilonova hosts``."""
         refused = self._refusals.take() if self._refusals is not None else None
         if refused:
-            most = dict(refused.most_common(MAX_NOTED_HOSTS))  # names may be made up
+            # Limited, because an attacker may invent names of hosts.
+            most = dict(refused.most_common(MAX_NOTED_HOSTS))
             self.engine.store.write(lambda tx: hosts.note_refusals(tx, most), alone=False)
 
     def clean_up(self) -> None:
-        """Loop: what neighbours have still to remove."""
+        """Loop: retry pending cleanups at external services."""
         while not self._stop.wait(CLEANUP_SECONDS):
             try:
                 while (
@@ -358,7 +376,7 @@ class Conductor:
                 )
 
     def act_on_hosts(self, actions: HostActions) -> None:
-        """Loop: bring drains and evacuations on."""
+        """Loop: advance drains and evacuations of hosts."""
         while not self._stop.wait(SWEEP_SECONDS):
             try:
                 actions.advance()
@@ -366,11 +384,11 @@ class Conductor:
                 log.warning("actions on hosts wait: %s", problem)
             except Exception:
                 log.exception("a round of the actions on hosts failed; the next begins in a second")
-        with suppress(errors.Unavailable):  # the lease runs out by itself
+        with suppress(errors.Unavailable):  # Otherwise the leases expire by themselves.
             actions.close()
 
     def send_notifications(self, sender: NotificationSender) -> None:
-        """Loop: send what the outbox has."""
+        """Loop: send the notifications in the outbox."""
         while not self._stop.wait(SWEEP_SECONDS):
             try:
                 sender.audit_usage()
@@ -380,11 +398,11 @@ class Conductor:
                 log.warning("notifications wait: %s", problem)
             except Exception:
                 log.exception("a round of notifications failed; the next begins in a second")
-        with suppress(errors.Unavailable):  # the lease runs out by itself
+        with suppress(errors.Unavailable):  # Otherwise the lease expires by itself.
             sender.release()
 
     def start(self, wakeup: conductor_rpc.ConductorWakeup) -> list[threading.Thread]:
-        """Start the threads."""
+        """Start the threads and return them."""
         metrics.collect(DatabaseGauges(self.engine.store))
         loops: list[tuple[str, Callable[[], None]]] = [
             ("runner", lambda: self.advance(Lane.INSIDE, self._woken)),
@@ -392,7 +410,10 @@ class Conductor:
             ("sweep", lambda: self.sweep(wakeup)),
             ("cleanups", self.clean_up),
             ("host actions", partial(self.act_on_hosts, HostActions(self.engine))),
-            *((lane, partial(self.advance, lane, woken)) for lane, woken in self._outside.items()),
+            *(
+                (lane, partial(self.advance, lane, woken))
+                for lane, woken in self._lane_events.items()
+            ),
         ]
         if self._notifications is not None:
             loops.append(("notifications", partial(self.send_notifications, self._notifications)))
@@ -402,19 +423,21 @@ class Conductor:
         return threads
 
     def close(self) -> None:
-        """Finish the rounds in hand; syncs that came after them are answered by another
-        conductor."""
+        """Let the threads finish their rounds.
+
+        Waiting reports fail with Unavailable, and the hosts send them to another conductor.
+        """
         with self._lock:
             self._stop.set()
-            left, self._inbox = self._inbox, []
-        for _, answer in left:
-            answer.set_exception(errors.Unavailable(STOPPING))
+            reports, self._inbox = self._inbox, []
+        for _, future in reports:
+            future.set_exception(errors.Unavailable(STOPPING))
         self.wake(neighbours=True)
-        self._spoken.set()
+        self._reports_waiting.set()
 
 
 def _notification_sender(conf: cfg.ConfigOpts, engine: Engine) -> NotificationSender:
-    """What sends notifications, as configured."""
+    """Return the configured sender of notifications."""
     options = conf.notifications
     return NotificationSender(
         engine.store,
@@ -428,16 +451,15 @@ def _notification_sender(conf: cfg.ConfigOpts, engine: Engine) -> NotificationSe
 
 
 def check_options(conf: cfg.ConfigOpts) -> None:
-    """Ends the process where options do not go together."""
-    if refused := automatic_evacuation.refusal(conf.ha.evacuate, conf.conductor.fencing_hook):
-        service.refuse("conductor", refused)
+    """End the process with a message if options contradict each other or are missing."""
+    if problem := automatic_evacuation.refusal(conf.ha.evacuate, conf.conductor.fencing_hook):
+        service.refuse("conductor", problem)
     if not conf.host_keys.command_secret:
         service.refuse("conductor", NO_SECRET)
     tls.of_url(conf, "[image_gateway] url", conf.image_gateway.url)
 
 
 def _engine_options(conf: cfg.ConfigOpts) -> dict[str, Any]:
-    """Return the fields of the engine that the configuration sets."""
     own = conf.conductor
     return {
         "batch": own.batch,
@@ -463,7 +485,6 @@ def _engine_options(conf: cfg.ConfigOpts) -> dict[str, Any]:
 
 
 def _chores(conf: cfg.ConfigOpts) -> tuple[Chore, ...]:
-    """Return the chores of the sweep."""
     if not conf.ha.evacuate:
         return (prefetch.CHORE,)
     policy = EvacuationPolicy(conf.ha.after, conf.ha.max_hosts)
@@ -471,14 +492,18 @@ def _chores(conf: cfg.ConfigOpts) -> tuple[Chore, ...]:
 
 
 def _take_over(engine: WorkflowEngine, conf: cfg.ConfigOpts) -> None:
-    """Let the rounds to come use the options in ``LIVE``."""
+    """Apply the reloaded options in ``LIVE`` to the engine."""
     for name, value in _engine_options(conf).items():
         if name not in NOT_LIVE:
             setattr(engine, name, value)
 
 
 def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
-    """Open the store and the broker, start the threads; returns what closes them."""
+    """Open the store and the broker and start the threads.
+
+    Returns:
+        The function that closes them all.
+    """
     check_options(conf)
     access.check(conf, access.DATABASE, access.BROKER, access.IDENTITY)
     owner, identity_file = service.own_name(conf.state_dir, "conductor", conf.host)
@@ -544,7 +569,7 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
 
 
 def main() -> None:
-    """The console script kilonova-conductor."""
+    """Run the console script kilonova-conductor."""
     service.run("conductor", service.start("conductor"), open_up)
 
 

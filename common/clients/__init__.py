@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The neighbours, reached only over their public HTTP APIs."""
+"""Clients of the external services, over their public HTTP APIs only."""

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process's way to a neighbour over HTTP, shared by the clients of this package.
+"""HTTP access to an external service, shared by the clients of this package.
 
-A neighbour that cannot be reached, does not answer in time, fails inside or says "not now" is
-``Unavailable``: what became of the request is not known, and it is made again later. Any other
-refusal is definite. Which status means what is said here and nowhere else. After three failures in
-a row the *breaker* is open: for two seconds nothing is even tried, so that a dead neighbour costs
-its callers no time. keystoneauth is imported at first use.
+If a service cannot be reached, does not answer in time, fails internally or requests a later try,
+the error is ``Unavailable``: the effect of the request is unknown, and the caller tries again
+later. All other refusals are definite. This is the only place that maps HTTP status codes to
+errors. After three failures in a row the *breaker* is open: for two seconds requests fail without
+being sent, so that a dead service costs its callers no time. keystoneauth is imported at first use.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 FAILURES, PAUSE = 3, 2.0
-MAX_WAIT_SECONDS = 10.0  #: of what a neighbour may ask for with Retry-After
+#: Upper limit for a service's Retry-After.
+MAX_WAIT_SECONDS = 10.0
 
-#: Refusals that another try may not meet: time-out, locked, too early, too many requests.
+#: Transient refusals: time-out, locked, too early, too many requests.
 NOT_NOW = frozenset((408, 423, 425, 429))
-#: What is refused for good, by status; every other one is a Conflict.
+#: Status of a definite refusal -> error. Every other status is a Conflict.
 REFUSALS: Mapping[int, type[errors.Problem]] = {
     400: errors.BadRequest,
     401: errors.Unauthorized,
@@ -45,35 +46,49 @@ REFUSALS: Mapping[int, type[errors.Problem]] = {
 
 
 def is_not_now(status: int) -> bool:
-    """Says this status nothing of the request itself, so that it is to be made again later?"""
+    """True for a transient status (408, 423, 425, 429, 5xx), so that a repetition may succeed."""
     return status >= 500 or status in NOT_NOW
 
 
 def kind_of(status: int) -> type[errors.Problem]:
-    """What a status that is no success means. A redirection that led nowhere is no answer of the
-    service."""
+    """Return the error for a status that is no success.
+
+    A redirection that was not followed counts as Unavailable, because the service has not answered.
+    """
     if is_not_now(status) or status < 400:
         return errors.Unavailable
     return REFUSALS.get(status, errors.Conflict)
 
 
 def refusal_of(answer: HttpAnswer, name: str, needs: str) -> errors.Problem:
-    """What a service of this name refuses, with its words, which stand under whatever key comes
-    first. ``needs``: who needs which version of its API, where it knows no such version."""
+    """Return the error for a refusal, with the service's message.
+
+    The message is in the first value of the JSON body. The keys of services differ.
+
+    Args:
+        name: The service's name, for example "block storage service".
+        needs: The required API version and its purpose, for the error of an older service.
+    """
     if answer.status_code == 401:
         return errors.Unauthorized(f"The {name} does not accept the token.")
     if answer.status_code == 406:
         return errors.Conflict(f"The {name} does not know version {needs}.")
     try:
-        words = next(iter(answer.json().values()))["message"]
+        message = next(iter(answer.json().values()))["message"]
     except (ValueError, KeyError, TypeError, AttributeError, StopIteration):
-        words = f"it answered {answer.status_code}"
-    return kind_of(answer.status_code)(f"The {name} says: {words}"[:500])
+        message = f"it answered {answer.status_code}"
+    return kind_of(answer.status_code)(f"The {name} says: {message}"[:500])
 
 
 def require_answer(url: str, seconds: float = 2) -> None:
-    """Raises Unavailable unless a service answers at this URL; what it answers to nobody is its
-    own."""
+    """Check that a service answers at this URL. No token is sent, so a refusal counts as an answer.
+
+    Args:
+        seconds: Time limit.
+
+    Raises:
+        Unavailable: The service does not answer, or answers with a transient status.
+    """
     import requests
 
     try:
@@ -85,7 +100,10 @@ def require_answer(url: str, seconds: float = 2) -> None:
 
 
 class RequestOptions(TypedDict, total=False):
-    """How keystoneauth asks; ``connect_retries``: 1 unless said otherwise, 0 of a POST."""
+    """Options of a request in keystoneauth.
+
+    The default of ``connect_retries`` is 1, and 0 for a POST.
+    """
 
     headers: Mapping[str, str]
     params: Mapping[str, str]
@@ -97,7 +115,7 @@ class RequestOptions(TypedDict, total=False):
 
 
 class HttpAnswer(Protocol):
-    """What is read of an answer; requests' own is one."""
+    """The used part of a response. A response of requests matches this protocol."""
 
     status_code: int
 
@@ -118,11 +136,10 @@ class HttpAnswer(Protocol):
 
 
 class Document(dict[str, Any]):
-    """What a neighbour says in an answer. A part that it lacks was never told, as when nobody
-    answers."""
+    """The JSON object in a response. A missing key raises Unavailable."""
 
-    def __init__(self, said: JsonObject, name: str) -> None:
-        super().__init__(said)
+    def __init__(self, content: JsonObject, name: str) -> None:
+        super().__init__(content)
         self._name = name
 
     def __missing__(self, part: str) -> NoReturn:
@@ -130,27 +147,30 @@ class Document(dict[str, Any]):
 
 
 def document(answer: HttpAnswer, name: str) -> Document:
-    """What an answer of the neighbour of this name says; empty where it has no body.
+    """Return the JSON object in a response, or an empty object if the response has no body.
+
+    Args:
+        name: The service's name, for the error.
 
     Raises:
-        Unavailable: nobody can read it, because it broke off or somebody else answers there; what
-        became of the request is not known.
+        Unavailable: The body is not a JSON object, because the transfer broke off or another
+            program answers at this address. The effect of the request is unknown.
     """
     try:
-        said: Any = answer.json() if answer.content else {}
-        return Document(dict(said), name)
+        content: Any = answer.json() if answer.content else {}
+        return Document(dict(content), name)
     except (ValueError, TypeError) as problem:
         raise _unreadable(name, "what is no JSON object") from problem
 
 
-def _unreadable(name: str, what: str) -> errors.Unavailable:
+def _unreadable(name: str, content: str) -> errors.Unavailable:
     return errors.Unavailable(
-        f"The {name} answered {what}; try again later, or see who answers at its address."
+        f"The {name} answered {content}; try again later, or check which program answers at its address."
     )
 
 
 def wait_of(answer: HttpAnswer) -> float:
-    """The seconds that an answer's Retry-After asks for, within bounds."""
+    """Return the seconds in a response's Retry-After, at most ``MAX_WAIT_SECONDS``, or 0."""
     retry_after = str(answer.headers.get("Retry-After", "")).strip()
     return (
         min(float(retry_after), MAX_WAIT_SECONDS)
@@ -169,8 +189,10 @@ class Breaker:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def is_open(self) -> bool:
-        """Should nothing be tried now? When the pause is over one caller tries; the others wait for
-        it."""
+        """True if no request may be sent now.
+
+        When the pause is over, one caller gets False and tries. The others wait for the result.
+        """
         with self._lock:
             if self._failures < FAILURES:
                 return False
@@ -179,25 +201,34 @@ class Breaker:
             self._open_until = self.monotonic() + PAUSE
             return False
 
-    def heard(self, answered: bool) -> None:
-        """What became of a try."""
+    def record(self, answered: bool) -> None:
+        """Record the outcome of a request.
+
+        Args:
+            answered: False if the service was unreachable or failed.
+        """
         with self._lock:
             self._failures = 0 if answered else self._failures + 1
             if not answered:
                 self._open_until = self.monotonic() + PAUSE
 
 
-def judged(session: Session, refusal: Callable[[str], str]) -> Session:
-    """keystoneauth's session that asks no plain URL for which there is a ``refusal``, not even
-    after a redirection or where a catalogue has one."""
+def refuse_plain_text(session: Session, refusal: Callable[[str], str]) -> Session:
+    """Make a keystoneauth session refuse plain HTTP to URLs for which ``refusal`` returns a reason.
+
+    The check includes redirections and URLs from the catalogue.
+
+    Returns:
+        The same session.
+    """
     from keystoneauth1.session import TCPKeepAliveAdapter
     from requests.exceptions import ConnectionError as Refused
 
     class Judge(TCPKeepAliveAdapter):
         def send(self, request: PreparedRequest, *arguments: Any, **more: Any) -> Response:  # noqa: ANN401 - passed on unchanged
-            if why := refusal(request.url or ""):
-                log.error("%s", why)
-                raise Refused(why)
+            if reason := refusal(request.url or ""):
+                log.error("%s", reason)
+                raise Refused(reason)
             return super().send(request, *arguments, **more)
 
     session.session.adapters["http://"] = Judge()
@@ -205,13 +236,13 @@ def judged(session: Session, refusal: Callable[[str], str]) -> Session:
 
 
 def _trace() -> Mapping[str, str]:
-    """The header that makes a neighbour's spans part of the trace of the request in hand."""
+    """Return the header that makes a service's spans part of the current request's trace."""
     parent = tracing.traceparent(request_id.get()) if tracing.spans else None
     return {"traceparent": parent} if parent else {}
 
 
 def not_registered(name: str, section: str) -> errors.Unavailable:
-    """The refusal where no catalogue names this neighbour, nor its section of the configuration."""
+    """Return the error for a service that is neither configured nor in the catalogue."""
     return errors.Unavailable(
         f"The catalogue names no {name}; register it or set [{section}] endpoint."
     )
@@ -219,47 +250,56 @@ def not_registered(name: str, section: str) -> errors.Unavailable:
 
 @dataclass
 class OptionalService:
-    """A client of a neighbour that a cloud may lack. Where it is is asked each time, so that one
-    that is registered later is used without a restart.
+    """A client of a service that a cloud may lack.
+
+    The URL is looked up for each request, so that a service can be registered without a restart.
 
     Args:
-        endpoint: its URL; a function may return None: the cloud has no such service.
-        timeout: seconds for an answer to begin.
+        endpoint: The URL, or a function that returns the URL or None. None: the cloud lacks the
+            service.
+        timeout: Seconds until the first byte of a response.
     """
 
     endpoint: str | Callable[[], str | None] | None
     timeout: float = 10
-    service_name: ClassVar[str]  #: as sentences have it
-    section: ClassVar[str]  #: of the configuration
+    #: The service's name in sentences.
+    service_name: ClassVar[str]
+    #: The service's section in the configuration.
+    section: ClassVar[str]
 
     def has_service(self) -> bool:
-        """Has this cloud such a service?
+        """True if the cloud has the service.
 
         Raises:
-            Unavailable: the catalogue cannot be read.
+            Unavailable: The catalogue cannot be read.
         """
-        return bool(self._found())
+        return bool(self._find_url())
 
     def _base(self) -> str:
-        """Its URL without a slash at the end.
+        """Return the service's URL without a slash at the end.
 
         Raises:
-            Unavailable: there is none, or the catalogue cannot be read.
+            Unavailable: The cloud lacks the service, or the catalogue cannot be read.
         """
-        if not (found := self._found()):
+        if not (url := self._find_url()):
             raise not_registered(self.service_name, self.section)
-        return found.rstrip("/")
+        return url.rstrip("/")
 
-    def _found(self) -> str | None:
+    def _find_url(self) -> str | None:
         return self.endpoint() if callable(self.endpoint) else self.endpoint
 
 
 @dataclass
 class Http:
-    """A neighbour: its name in sentences ("network service"), where it is, and seconds for an
-    answer to begin.
-    ``verify``: the file of the authority that signs its certificate, instead of those that the
-    system knows."""
+    """HTTP access to a service.
+
+    Args:
+        name: The service's name in sentences, for example "network service".
+        endpoint: The URL, or a function that returns the URL.
+        timeout: Seconds until the first byte of a response.
+        verify: The file of the authority that signs the service's certificate. True: the
+            authorities of the system.
+    """
 
     name: str
     endpoint: str | Callable[[], str]
@@ -269,7 +309,7 @@ class Http:
     _session: Session | None = field(default=None, repr=False)
 
     def base(self) -> str:
-        """Its URL without a slash at the end."""
+        """Return the service's URL without a slash at the end."""
         return (self.endpoint if isinstance(self.endpoint, str) else self.endpoint()).rstrip("/")
 
     def send(
@@ -281,18 +321,19 @@ class Http:
         refusal: Callable[[HttpAnswer], bool] = lambda answer: False,
         **more: Unpack[RequestOptions],
     ) -> HttpAnswer:
-        """The answer, unless its status means "not now"; also then, where it is a ``refusal`` in
-        spite of its status.
+        """Send a request and return the response, unless its status is transient.
+
+        Args:
+            refusal: Returns True for a definite refusal in spite of a transient status.
 
         Raises:
-            Unavailable: there is none, the neighbour failed inside, or it does not want to be asked
-            now.
+            Unavailable: No response came, or its status is transient.
         """
         from keystoneauth1 import exceptions
 
         if self.breaker.is_open():
             raise errors.Unavailable(f"The {self.name} does not answer; try again later.")
-        # one that was not answered may be done: a second would make another thing
+        # A POST without a response may have created an object. A second POST would create another.
         options: JsonObject = {"connect_retries": 0 if method == "POST" else 1, **more}
         try:
             answer: HttpAnswer = self._http().request(
@@ -305,20 +346,23 @@ class Http:
                 **options,
             )
         except (exceptions.ClientException, OSError) as problem:
-            self.breaker.heard(answered=False)
+            self.breaker.record(answered=False)
             raise errors.Unavailable(
                 f"The {self.name} does not answer; try again later."
             ) from problem
-        counts = not is_not_now(answer.status_code) or refusal(answer)
-        self.breaker.heard(answered=counts or answer.status_code < 500)
-        if not counts:
+        is_definite = not is_not_now(answer.status_code) or refusal(answer)
+        self.breaker.record(answered=is_definite or answer.status_code < 500)
+        if not is_definite:
             raise errors.Unavailable(
                 f"The {self.name} answered {answer.status_code}; try again later.", wait_of(answer)
             )
         return answer
 
     def _refusal(self, url: str) -> str:
-        """Who is asked over TLS is never asked without."""
+        """Return the reason to refuse a URL, or an empty text.
+
+        Invariant: a service with an https URL is never accessed by plain HTTP.
+        """
         return (
             f"the {self.name} leads from https:// to {url[:200]}, which is refused"
             if (self.base().startswith("https://"))
@@ -329,7 +373,7 @@ class Http:
         if self._session is None:
             from keystoneauth1 import session
 
-            self._session = judged(
+            self._session = refuse_plain_text(
                 session.Session(timeout=self.timeout, verify=self.verify), self._refusal
             )
         return self._session

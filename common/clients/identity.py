@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Identity: Kilonova's own token at Keystone, which it gives to nobody but neighbours, and the
-catalogue.
+"""Kilonova's own token at Keystone, and the catalogue. The token is sent to external services only.
 
-A token lives for hours and is renewed before it ends; it is never written anywhere. It is fetched
-by a thread of its own, one at a time, so that a silent identity service holds whoever needs one for
-a moment only; after three failures in a row nothing is even tried for two seconds. A catalogue
-comes with each token: what it does not name is looked for in a new one once a minute, and what it
-names is read again every five minutes, while callers go on with the old one.
+A token lives for hours, is renewed before its expiry, and is never stored on disk. A thread fetches
+the token, one request at a time, so a silent identity service delays callers only briefly. After
+three failures in a row no request is sent for two seconds. Each token comes with a catalogue. A
+service that the catalogue lacks is looked up in a new catalogue once a minute. The whole catalogue
+is read again every five minutes, while callers continue with the old one.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from oslo_config import cfg
 
-from common.clients.http import Breaker, judged, not_registered, require_answer
+from common.clients.http import Breaker, not_registered, refuse_plain_text, require_answer
 from common.domain import errors
 from common.domain.errors import ConfigError
 from common.security import tls
@@ -31,18 +30,22 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-KEEP = 60.0  # seconds that a catalogue's silence about a service is believed
-BELIEVED_SECONDS = 300.0  # seconds that what it names is believed
-READ = 30.0  # seconds that the identity service has to answer
-LOOK = 5.0  # seconds that it has when a process starts
-# seconds that services wait for a token; commands, who have nothing else to do, wait READ
+#: Seconds until a service that the catalogue lacks is looked up again.
+KEEP = 60.0
+#: Seconds until the catalogue is read again.
+BELIEVED_SECONDS = 300.0
+#: Seconds that the identity service has to answer.
+READ = 30.0
+#: The same when a process starts.
+LOOK = 5.0
+#: Seconds that callers in services wait for a token. CLI commands wait READ.
 WAIT = 2.0
-# seconds before its end from which a token is renewed, and until which it is given out
+#: Seconds before its expiry at which a token is renewed, and at which its use ends.
 RENEW, GOOD = (
     120,
     15,
 )
-#: Services of the catalogue, and where each may be configured instead.
+#: Service type in the catalogue -> the configuration section that can replace the entry.
 SECTIONS = {
     "image": "image",
     "network": "network",
@@ -52,17 +55,20 @@ SECTIONS = {
     "volumev3": "volume",
     "volume": "volume",
 }
-NO_TOKEN = "The identity service gives Kilonova no token; check [identity] and that it runs."  # noqa: S105 - a message
+NO_TOKEN = (
+    "Kilonova gets no token from the identity service; check [identity], and that the service runs."  # noqa: S105 - a message
+)
 
 
 class IdentityClient:
-    """Kilonova's user; made after the process has forked. Thread-safe.
-
-    Raises ConfigError where plain text would travel to a neighbour on another machine.
+    """Kilonova's user at Keystone. Created after the process has forked. Thread-safe.
 
     Args:
-        wait: seconds that callers wait for an answer, from when it was asked for.
-        fetch: gets a new token with its catalogue, as keystoneauth's AccessInfo.
+        wait: Seconds that callers wait for a token, counted from its request.
+        fetch: Returns a new token with its catalogue, as keystoneauth's AccessInfo.
+
+    Raises:
+        ConfigError: Plain HTTP would be used to another machine.
     """
 
     def __init__(
@@ -74,74 +80,86 @@ class IdentityClient:
         tls.check_external_urls(conf)
         self._conf, self._wait, self._fetch = conf, wait, fetch or self._log_in
         self._lock, self._breaker = threading.Lock(), Breaker()
-        self._known: AccessInfo | None = None
-        self._complained: set[str] = set()
-        self._known_since = 0.0
-        # since when a new one is being fetched
-        self._coming: tuple[float, Future[AccessInfo]] | None = None
+        self._access_info: AccessInfo | None = None
+        self._logged_urls: set[str] = set()
+        self._fetched_at = 0.0
+        # The time of the running request for a new token, and its future.
+        self._fetching: tuple[float, Future[AccessInfo]] | None = None
 
     def look_in(self) -> None:
-        """Get a token.
+        """Fetch a token.
 
         Raises:
-            ConfigError: the identity service knows no such user, password or project, or is not
-            there.
-            Unavailable: it does not answer.
+            ConfigError: The identity service does not know the user, password or project, or the
+                URL is not that of an identity service.
+            Unavailable: The identity service does not answer.
         """
         from keystoneauth1 import exceptions
 
         own = self._conf.identity
         try:
-            self._come(self._log_in(LOOK))
+            self._store(self._log_in(LOOK))
         except (exceptions.Unauthorized, exceptions.NotFound) as problem:
-            what = "username, password, project_name" if problem.http_status == 401 else "auth_url"
+            options = (
+                "username, password, project_name" if problem.http_status == 401 else "auth_url"
+            )
             raise ConfigError(
-                f"[identity] {what}: {own.auth_url} answers {problem.http_status} to user {own.username} of "
+                f"[identity] {options}: {own.auth_url} answers {problem.http_status} to user {own.username} of "
                 f"project {own.project_name}, domain {own.domain}. Set what the identity service knows"
             ) from problem
         except exceptions.ClientException as problem:
             raise errors.Unavailable(f"{NO_TOKEN} {problem}") from problem
 
     def image_url(self) -> str:
-        """The image service's URL ([image] endpoint, else from the catalogue).
+        """Return the image service's URL, from [image] endpoint or from the catalogue.
 
         Raises:
-            Unavailable: the catalogue names none, or cannot be read now.
+            Unavailable: The catalogue does not contain the service, or cannot be read now.
         """
-        found = self._endpoint(self._conf.image.endpoint, "image")
-        if found is None:
+        url = self._endpoint(self._conf.image.endpoint, "image")
+        if url is None:
             raise not_registered("image service", "image")
-        return found
+        return url
 
     def roles(self) -> list[str]:
-        """Of our user, as its token says; empty where that is not known now."""
+        """Return the roles of Kilonova's user in the present token, or nothing without a token."""
         with self._lock:
-            return sorted((self._known.role_names or ()) if self._known is not None else ())
+            return sorted(
+                (self._access_info.role_names or ()) if self._access_info is not None else ()
+            )
 
-    def described(self) -> str:
-        """Our user with its project and roles, for those who have to give it more."""
+    def describe_user(self) -> str:
+        """Return the user with its project and roles, for errors about missing roles."""
         own = self._conf.identity
         return f"{own.username} of project {own.project_name} ({', '.join(self.roles()) or 'its roles are not known'})"
 
     def token(self) -> str:
-        """A token of Kilonova's own, renewed before it ends.
+        """Return Kilonova's own token, renewed before its expiry.
 
         Raises:
-            Unavailable: the identity service gives none now.
+            Unavailable: No token can be fetched now.
         """
         return str(self._access().auth_token)
 
     def require_answer(self) -> None:
-        """Raises Unavailable unless the identity service answers, and lets our own user in."""
+        """Check that the identity service answers and accepts Kilonova's user.
+
+        Raises:
+            Unavailable: The service does not answer, or refuses the user.
+        """
         require_answer(self._conf.identity.auth_url)
         self.token()
 
     def with_token(self, call: Callable[[str], T], who: str) -> T:
-        """What the call answers to our token. One that ``who`` does not accept any more is given
-        up.
+        """Call a function with Kilonova's token, and return its result.
+
+        If the service refuses the token, the token is dropped, and the next call fetches a new one.
+
+        Args:
+            who: The name of the service that the function calls, for the error.
 
         Raises:
-            Unavailable: so it was, or there is no token; the next call is made with a new one.
+            Unavailable: The service refused the token, or there is no token.
         """
         token = self.token()
         try:
@@ -151,26 +169,30 @@ class IdentityClient:
             raise errors.Unavailable(f"{who} does not accept Kilonova's token.") from problem
 
     def forget_token(self, token: str) -> None:
-        """This token is not accepted any more: the next question gets another."""
+        """Drop a token that a service refused, so that the next call fetches a new one."""
         with self._lock:
-            if self._known is not None and self._known.auth_token == token:
-                self._known = None
+            if self._access_info is not None and self._access_info.auth_token == token:
+                self._access_info = None
 
     def network_url(self) -> str | None:
-        """The network service's URL ([network] endpoint, else from the catalogue); None: there is
-        none.
+        """Return the network service's URL, from [network] endpoint or from the catalogue.
+
+        Returns:
+            None if the cloud has no network service.
 
         Raises:
-            Unavailable: the catalogue cannot be read now.
+            Unavailable: The catalogue cannot be read now.
         """
         return self._endpoint(self._conf.network.endpoint, "network")
 
     def share_url(self) -> str | None:
-        """The shared file system service's URL ([share] endpoint, else from the catalogue); None:
-        there is none.
+        """Return the shared file system service's URL, from [share] endpoint or from the catalogue.
+
+        Returns:
+            None if the cloud has no such service.
 
         Raises:
-            Unavailable: the catalogue cannot be read now.
+            Unavailable: The catalogue cannot be read now.
         """
         configured = self._conf.share.endpoint
         return self._endpoint(configured, "shared-file-system") or self._endpoint(
@@ -178,11 +200,13 @@ class IdentityClient:
         )
 
     def volume_url(self) -> str | None:
-        """The block storage service's URL ([volume] endpoint, else from the catalogue); None: there
-        is none.
+        """Return the block storage service's URL, from [volume] endpoint or from the catalogue.
+
+        Returns:
+            None if the cloud has no such service.
 
         Raises:
-            Unavailable: the catalogue cannot be read now.
+            Unavailable: The catalogue cannot be read now.
         """
         configured = self._conf.volume.endpoint
         return (
@@ -192,98 +216,110 @@ class IdentityClient:
         )
 
     def compute_url(self) -> str:
-        """The URL of the compute service in the catalogue, which is ours.
+        """Return the URL of Kilonova's own API in the catalogue.
 
         Raises:
-            Unavailable: the catalogue names none, or cannot be read now.
+            Unavailable: The catalogue does not contain the compute service, or cannot be read now.
         """
-        found = self._endpoint(None, "compute")
-        if found is None:
+        url = self._endpoint(None, "compute")
+        if url is None:
             raise errors.Unavailable("The catalogue names no compute service; register it.")
-        return found
+        return url
 
     def _endpoint(self, configured: str | None, kind: str) -> str | None:
-        """Of a neighbour; None: the catalogue does not name it, nor did it a minute ago."""
+        """Return the configured URL of a service, or the URL in the catalogue.
+
+        Returns:
+            None if neither the present catalogue nor one from the last minute contains the service.
+        """
         if configured:
             return configured
-        found = self._named(self._access(), kind)
-        if found is None and time.monotonic() >= self._known_since + KEEP:
-            found = self._named(self._access(fresh=True), kind)
-        return found
+        url = self._look_up(self._access(), kind)
+        if url is None and time.monotonic() >= self._fetched_at + KEEP:
+            url = self._look_up(self._access(fresh=True), kind)
+        return url
 
-    def _named(self, access: AccessInfo, kind: str) -> str | None:
-        """What the catalogue says."""
+    def _look_up(self, access: AccessInfo, kind: str) -> str | None:
+        """Return a service's URL in the catalogue, or None."""
         from keystoneauth1 import exceptions
 
         try:
-            found = access.service_catalog.url_for(
+            url = access.service_catalog.url_for(
                 service_type=kind, region_name=self._conf.identity.region
             )
         except exceptions.EndpointNotFound:
             return None
-        return self._judged(kind, str(found)) if found else None
+        return self._require_tls(kind, str(url)) if url else None
 
-    def _judged(self, kind: str, url: str) -> str:
-        """Raises Unavailable: nothing is sent there as plain text; what waits goes on when that has
-        been mended."""
-        other = f", give one as [{SECTIONS[kind]}] endpoint" if kind in SECTIONS else ""
+    def _require_tls(self, kind: str, url: str) -> str:
+        """Return the URL of a service, unless plain HTTP would be used to another machine.
+
+        Raises:
+            Unavailable: Plain HTTP would be used. Actions wait until the operator has corrected the
+                catalogue.
+        """
+        alternative = f", give one as [{SECTIONS[kind]}] endpoint" if kind in SECTIONS else ""
         try:
             return tls.check_external_url(
                 self._conf,
                 f"the catalogue's endpoint of {kind}",
                 url,
-                f"let the catalogue name an https:// URL{other}",
+                f"let the catalogue name an https:// URL{alternative}",
             )
         except ConfigError as problem:
-            if url not in self._complained:
-                self._complained.add(url)
+            if url not in self._logged_urls:
+                self._logged_urls.add(url)
                 log.error("%s", problem)
             raise errors.Unavailable(
                 f"The endpoint of {kind} in the catalogue is plain text, which is refused; tell "
                 "your operator."
             ) from problem
 
-    # --- one token for all ---
+    # --- one token for all callers ---
     def _access(self, fresh: bool = False) -> AccessInfo:
-        """The token that is known; else the one that is being fetched, if it comes in a moment."""
+        """Return the present token, or wait briefly for the token that is being fetched.
+
+        Args:
+            fresh: Ignore the present token and fetch a new catalogue.
+        """
         with self._lock:
-            known = self._known if not fresh else None
-            is_old = time.monotonic() >= self._known_since + BELIEVED_SECONDS
-            if known is not None and not is_old and not known.will_expire_soon(RENEW):
-                return known
-            if self._coming is None and not self._breaker.is_open():
-                self._coming = (time.monotonic(), Future())
+            present = self._access_info if not fresh else None
+            is_old = time.monotonic() >= self._fetched_at + BELIEVED_SECONDS
+            if present is not None and not is_old and not present.will_expire_soon(RENEW):
+                return present
+            if self._fetching is None and not self._breaker.is_open():
+                self._fetching = (time.monotonic(), Future())
                 threading.Thread(
-                    target=self._get, args=self._coming[1:], name="token", daemon=True
+                    target=self._get, args=self._fetching[1:], name="token", daemon=True
                 ).start()
-            coming = self._coming
-        if known is not None and not known.will_expire_soon(GOOD):
-            return known
-        if coming is None:
+            request = self._fetching
+        if present is not None and not present.will_expire_soon(GOOD):
+            return present
+        if request is None:
             raise errors.Unavailable(NO_TOKEN)
-        since, future = coming
+        since, future = request
         try:
             return future.result(timeout=max(0.0, since + self._wait - time.monotonic()))
         except Exception as problem:
             raise errors.Unavailable(NO_TOKEN) from problem
 
     def _get(self, future: Future[AccessInfo]) -> None:
-        """Fetch a token, and hand it to all that wait for it."""
+        """Fetch a token for all waiting callers."""
         try:
-            found = self._fetch()
-        except Exception as problem:  # noqa: BLE001  # it is handed to those who wait
-            self._come(None)
+            access = self._fetch()
+        except Exception as problem:  # noqa: BLE001  # The waiting callers receive the error.
+            self._store(None)
             future.set_exception(problem)
         else:
-            self._come(found)
-            future.set_result(found)
+            self._store(access)
+            future.set_result(access)
 
-    def _come(self, found: AccessInfo | None) -> None:
-        self._breaker.heard(answered=found is not None)
+    def _store(self, access: AccessInfo | None) -> None:
+        self._breaker.record(answered=access is not None)
         with self._lock:
-            self._coming = None
-            if found is not None:
-                self._known, self._known_since = found, time.monotonic()
+            self._fetching = None
+            if access is not None:
+                self._access_info, self._fetched_at = access, time.monotonic()
 
     def _log_in(self, timeout: float = READ) -> AccessInfo:
         from keystoneauth1 import session
@@ -299,7 +335,7 @@ class IdentityClient:
             project_domain_name=own.domain,
         )
         return password.get_access(
-            judged(
+            refuse_plain_text(
                 session.Session(timeout=timeout),
                 partial(
                     tls.refusal_of_external_url,

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The image service (Glance v2), over HTTP only: what an image is, and its bytes.
+"""The client of the image service (Glance v2): records of images, and their data.
 
-The API asks ``show`` with the user's token before it accepts a server. Nothing is remembered, but
-concurrent requests share questions. The conductor makes, finds and removes images with Kilonova's
-own token, the image gateway reads and stores them with it. Agents ``download`` and ``upload`` at
-the gateway, with the ticket of their command. A service that does not answer is Unavailable, never
-a missing image; what it refuses for good is another Problem.
+The API calls ``show`` with the user's token before it accepts a server. Nothing is cached, but
+concurrent requests share a query. The conductor creates, finds and deletes images with Kilonova's
+own token, and the image gateway reads and stores them with that token. Agents ``download`` and
+``upload`` at the gateway, with the ticket of their command. A service that does not answer is
+Unavailable, never a missing image. A definite refusal is another Problem.
 """
 
 from __future__ import annotations
@@ -28,10 +28,13 @@ from common.domain.models import ImageRef
 
 NAME = "image service"
 CHUNK = 1024 * 1024
-ACTIVE = "active"  #: the status of an image whose bytes are stored
-_LONGEST = 500  # characters of a refusal
-_STORING = 600  # seconds that the service may take to answer after an image's last byte
-#: Fields of an image's record; all other keys are properties.
+#: The status of an image with stored data.
+ACTIVE = "active"
+#: Maximum characters of a refusal's message.
+_LONGEST = 500
+#: Seconds that the service may take to answer after an image's last byte.
+_STORING = 600
+#: Fields of an image's record. All other keys are properties.
 OWN_KEYS = frozenset(
     (
         "id",
@@ -68,10 +71,12 @@ OWN_KEYS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """What the image service said: the record that a server freezes, and what only its acceptance
-    needs.
+    """An image's record: the part that servers store, and the data for its acceptance.
 
-    min_ram in MiB, min_disk in GiB, virtual_size in bytes (0: unknown).
+    Attributes:
+        min_ram: MiB.
+        min_disk: GiB.
+        virtual_size: Bytes, 0 if unknown.
     """
 
     ref: ImageRef
@@ -84,11 +89,12 @@ class Image:
 
     @property
     def is_active(self) -> bool:
+        """True if the image's data is stored."""
         return self.status == ACTIVE
 
 
 def image_of(answer: JsonObject) -> Image:
-    """The record of a Glance v2 body."""
+    """Return the record in the body of a Glance v2 response."""
     properties = {
         key: str(value)
         for key, value in answer.items()
@@ -113,31 +119,32 @@ def image_of(answer: JsonObject) -> Image:
     )
 
 
-class _Line:
-    """Requests of one token for one image: one question at a time, and the next one."""
+class _SharedQuery:
+    """The requests of one token for one image: one query at a time, and the next one."""
 
     def __init__(self) -> None:
         self.turn, self.leaders = threading.Lock(), 0
-        self.next: Future[Image] | None = None  #: not sent yet
+        #: The query that is not sent yet.
+        self.next: Future[Image] | None = None
 
 
 @dataclass
 class ImageClient:
-    """One process's way to the image service.
+    """The client of the image service. Thread-safe.
 
     Args:
-        endpoint: its URL, with or without /v2.
-        timeout: seconds for an answer to begin.
-        verify: the file of the authority that signs its certificate; True: those that the system
-        knows.
-        require: asked of each image that ``show`` finds; raises what speaks against it.
+        endpoint: The URL, with or without /v2, or a function that returns the URL.
+        timeout: Seconds until the first byte of a response.
+        require: Called with each image that ``show`` finds. Raises an error to refuse the image.
+        verify: The file of the authority that signs the service's certificate. True: the
+            authorities of the system.
     """
 
     endpoint: str | Callable[[], str]
     timeout: float = 10
     require: Callable[[Image], None] | None = None
     verify: bool | str = True
-    _lines: dict[tuple[str, str], _Line] = field(default_factory=dict, repr=False)
+    _queries: dict[tuple[str, str], _SharedQuery] = field(default_factory=dict, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def __post_init__(self) -> None:
@@ -146,35 +153,36 @@ class ImageClient:
     def show(self, image_id: str, token: str) -> Image:
         """Return the image as it is now, if the token may see it.
 
-        Concurrent requests of one token for one image share a question. Invariant: the question is
-        sent after each of these requests came, so that none gets an answer from before.
+        Concurrent requests of one token for one image share a query. Invariant: the query is sent
+        after each of these requests came, so no request gets an older answer.
 
         Raises:
-            BadRequest: it may not, or there is none. Unavailable: the service does not answer. What
-            ``require`` raises.
+            BadRequest: The image does not exist, or the token may not see it.
+            Unavailable: The service does not answer.
+            Problem: ``require`` refuses the image.
         """
         key = (image_id, hashlib.sha256(token.encode()).hexdigest())
         with self._lock:
-            line = self._lines.setdefault(key, _Line())
-            leads = line.next is None
-            question = line.next = line.next or Future()
-            line.leaders += leads
+            query = self._queries.setdefault(key, _SharedQuery())
+            leads = query.next is None
+            future = query.next = query.next or Future()
+            query.leaders += leads
         if leads:
-            with line.turn:
+            with query.turn:
                 with self._lock:
-                    line.next = None
+                    query.next = None
                 try:
-                    question.set_result(self._show(image_id, token))
+                    future.set_result(self._show(image_id, token))
                 except errors.Problem as problem:
-                    question.set_exception(problem)
+                    future.set_exception(problem)
                 finally:
-                    if not question.done():
-                        question.set_exception(errors.Unavailable(f"The {NAME} was not asked."))
+                    if not future.done():
+                        future.set_exception(errors.Unavailable(f"The {NAME} was not asked."))
             with self._lock:
-                line.leaders -= 1
-                if not line.leaders:
-                    del self._lines[key]
-        return question.result()
+                query.leaders -= 1
+                if not query.leaders:
+                    del self._queries[key]
+        return future.result()
 
     def _show(self, image_id: str, token: str) -> Image:
         try:
@@ -186,44 +194,50 @@ class ImageClient:
         return image
 
     def look(self, image_id: str, token: str) -> Image:
-        """The same for Kilonova's own user, who must tell an image that is gone from a role that it
-        has not.
+        """Return the image, with different errors for a missing image and for a missing role.
 
         Raises:
-            NotFound: there is none. Forbidden: the user may not see it. Unavailable: the service
-            does not answer.
+            NotFound: The image does not exist.
+            Forbidden: The token's user may not see the image.
+            Unavailable: The service does not answer.
         """
         return image_of(self.record(image_id, token))
 
     def record(self, image_id: str, token: str) -> JsonObject:
-        """All that the service says of an image.
+        """Return the whole record of an image in Glance's format.
 
         Raises:
-            NotFound: there is none. Forbidden: the token's user may not see it. Unavailable: no
-            answer.
+            NotFound: The image does not exist.
+            Forbidden: The token's user may not see the image.
+            Unavailable: The service does not answer.
         """
         answer = self._get(f"/v2/images/{quote(image_id, safe='')}", token)
         if answer.status_code in (400, 404):
             raise errors.NotFound(f"Image {image_id[:80]} could not be found.")
-        _check_seen(answer)
+        _check_read(answer)
         return document(answer, NAME)
 
     def page(self, query: Mapping[str, str], token: str) -> list[JsonObject]:
-        """The records of one page of images, by the service's own parameters.
+        """Return the records of one page of images.
+
+        Args:
+            query: Query parameters of the image service.
 
         Raises:
-            BadRequest: it does not accept them. Unavailable: no answer.
+            BadRequest: The service does not accept the parameters.
+            Unavailable: The service does not answer.
         """
         answer = self._get(f"/v2/images?{urlencode(query)}", token)
         _check(answer)
         return list(document(answer, NAME)["images"])
 
     def change(self, image_id: str, properties: Mapping[str, str | None], token: str) -> None:
-        """Set these properties of an image; None takes one out.
+        """Set properties of an image. A property with the value None is removed.
 
         Raises:
-            NotFound: the image is gone. Forbidden, BadRequest, TooLarge: the service refuses.
-            Unavailable: no answer.
+            NotFound: The image does not exist any more.
+            Forbidden, BadRequest, TooLarge: The service refuses.
+            Unavailable: The service does not answer.
         """
 
         def step(key: str, value: str | None) -> dict[str, str]:
@@ -247,111 +261,123 @@ class ImageClient:
             )
 
     def download(self, image_id: str, token: str) -> Iterator[bytes]:
-        """The image's bytes, in pieces of at most 1 MiB; not checked here.
+        """Yield the image's data in chunks of at most 1 MiB, without verifying a checksum.
+
+        The request is sent when iteration starts, so all errors occur during iteration.
 
         Raises:
-            NotFound: it is not there any more, or has no data. Forbidden: the token's user may not
-            read it.
-            Unavailable: the service does not answer, or breaks off.
+            NotFound: The image does not exist any more, or has no data.
+            Unauthorized: The service does not accept the token.
+            Forbidden: The token's user may not read the image.
+            BadRequest, Conflict, TooLarge: The service refuses for another reason.
+            Unavailable: The service does not answer, or the transfer breaks off.
         """
         with closing(self.open(image_id, token)) as data:
             yield from data
 
     def open(self, image_id: str, token: str) -> Data:
-        """The same, once the service has begun to answer; to be closed.
+        """Return the image's data, once the service has begun to answer.
+
+        The caller must close the result.
 
         Raises:
-            NotFound, Forbidden, Unavailable: as above.
+            NotFound, Forbidden, Unavailable, other Problems: As for ``download``.
         """
         answer = self._get(f"/v2/images/{image_id}/file", token, stream=True)
         try:
             if answer.status_code in (204, 404):
                 raise errors.NotFound(f"Image {image_id} could not be found, or has no data.")
-            _check_seen(answer)
+            _check_read(answer)
         except errors.Problem:
             answer.close()
             raise
         return Data(answer)
 
     def url(self, image_id: str) -> str:
-        """Where an image is."""
+        """Return the URL of an image."""
         return f"{self._base()}/v2/images/{image_id}"
 
     def create(self, record: JsonMapping, token: str) -> None:
-        """Make an image's record under the id that it names; the same one again is fine.
+        """Create an image's record under the id in ``record``.
+
+        An equal existing record is no error.
 
         Raises:
-            Conflict: the id is another image's. Forbidden, TooLarge, BadRequest: the service
-            refuses.
-            Unavailable: the service does not answer.
+            Conflict: Another image has the id.
+            Forbidden, TooLarge, BadRequest: The service refuses.
+            Unavailable: The service does not answer.
         """
         answer = self._send("POST", "/v2/images", token, json=dict(record))
         if answer.status_code == 409:
-            there = self._get(f"/v2/images/{record['id']}", token)
-            if there.status_code == 200 and _is(document(there, NAME), record):
+            existing = self._get(f"/v2/images/{record['id']}", token)
+            if existing.status_code == 200 and _matches(document(existing, NAME), record):
                 return
         _check(answer)
 
     def delete(self, image_id: str, token: str) -> None:
-        """Remove an image; one that is gone is fine.
+        """Delete an image. A missing image is no error.
 
         Raises:
-            Forbidden, Conflict: it is protected, or in use. Unavailable: the service does not
-            answer.
+            Forbidden, Conflict: The image is protected or in use.
+            Unavailable: The service does not answer.
         """
         answer = self._send("DELETE", f"/v2/images/{image_id}", token)
         if answer.status_code not in (404, 410):
             _check(answer)
 
     def find(self, filters: Mapping[str, str], token: str) -> list[JsonObject]:
-        """The records of the images with these fields and properties, newest first.
+        """Return the records of the images with these fields and properties, newest first.
 
         Raises:
-            Unavailable: the service does not answer.
+            Unavailable: The service does not answer.
         """
         query = urlencode({**filters, "sort_key": "created_at", "sort_dir": "desc"})
-        path, found = f"/v2/images?{query}", []
+        path, images = f"/v2/images?{query}", []
         while path:
             answer = self._get(path, token)
             _check(answer)
             page = document(answer, NAME)
-            found += page["images"]
+            images += page["images"]
             path = page.get("next") or ""
-        return found
+        return images
 
     def upload(self, image_id: str, token: str, chunks: Iterable[bytes]) -> None:
-        """Give an image its bytes, and look whether the service has them all. ``chunks`` may raise
-        to break it off: the image then stays without data.
+        """Store an image's data, and verify that the service has all data.
+
+        Args:
+            chunks: The data. An exception of this iterator ends the upload, and the image stays
+                without data.
 
         Raises:
-            NotFound: its record is gone. Conflict: it has its bytes already, or not those that it
-            was given. Forbidden, TooLarge: the service refuses. Unavailable: the service does not
-            answer, or breaks off.
+            NotFound: The image's record does not exist any more.
+            Conflict: The image has data already, or the stored data differs from the sent data.
+            Forbidden, TooLarge: The service refuses.
+            Unavailable: The service does not answer, or the transfer breaks off.
         """
-        given = _Given(chunks)
-        self.put(image_id, token, given)
+        data = _HashedData(chunks)
+        self.put(image_id, token, data)
         stored = self._get(f"/v2/images/{image_id}", token)
         _check(stored)
-        given.compare(image_of(document(stored, NAME)))
+        data.compare(image_of(document(stored, NAME)))
 
     def leave_empty(self, image_id: str, token: str) -> None:
-        """Make an image whole that has no bytes, only properties; one that is so already is fine.
+        """Complete an image that has properties but no data. A complete, empty image is no error.
 
         Raises:
-            NotFound, Conflict, Forbidden, TooLarge, Unavailable: as above.
+            NotFound, Conflict, Forbidden, TooLarge, Unavailable: As for ``upload``.
         """
         try:
             self.put(image_id, token, ())
         except errors.Conflict:
-            there = image_of(self.record(image_id, token))
-            if not there.is_active or there.ref.size:
+            existing = image_of(self.record(image_id, token))
+            if not existing.is_active or existing.ref.size:
                 raise
 
     def put(self, image_id: str, token: str, chunks: Iterable[bytes]) -> None:
-        """The same, by who leaves it to another to look.
+        """Store an image's data without verifying the stored data.
 
         Raises:
-            NotFound, Conflict, Forbidden, TooLarge, Unavailable: as above.
+            NotFound, Conflict, Forbidden, TooLarge, Unavailable: As for ``upload``.
         """
         answer = self._send(
             "PUT",
@@ -379,9 +405,13 @@ class ImageClient:
 
 
 class Data:
-    """An image's bytes on their way from the service, in pieces of at most 1 MiB. ``size``: how
-    many there will be; None where the service does not say. One that breaks off raises
-    Unavailable."""
+    """An image's data on its way from the service, in chunks of at most 1 MiB.
+
+    Iteration raises Unavailable if the transfer breaks off.
+
+    Attributes:
+        size: The number of bytes, or None if the service does not report the number.
+    """
 
     def __init__(self, answer: HttpAnswer) -> None:
         self._answer = answer
@@ -403,13 +433,12 @@ class Data:
             ) from problem
 
     def close(self) -> None:
-        """Read no more."""
+        """End the transfer."""
         self._answer.close()
 
 
-class _Given:
-    """The bytes of an image on their way to the service, counted and hashed as it does by
-    default."""
+class _HashedData:
+    """An image's data on its way to the service, counted and hashed like the service does."""
 
     def __init__(self, chunks: Iterable[bytes]) -> None:
         self._chunks, self._digest, self._size = chunks, hashlib.sha512(), 0
@@ -421,39 +450,46 @@ class _Given:
             yield chunk
 
     def compare(self, image: Image) -> None:
-        """Conflict unless the image has these bytes. Of a checksum of another kind only the size is
-        compared."""
+        """Compare the stored image with the data sent.
+
+        If the service uses another hash algorithm, only the size is compared.
+
+        Raises:
+            Conflict: The image is not active, or differs from the data.
+        """
         expected = {"status": ACTIVE, "size": self._size}
-        found: JsonObject = {"status": image.status, "size": image.ref.size}
+        stored: JsonObject = {"status": image.status, "size": image.ref.size}
         if image.ref.hash_algo == self._digest.name:
-            expected["checksum"], found["checksum"] = self._digest.hexdigest(), image.ref.hash_value
-        if found != expected:
+            expected["checksum"], stored["checksum"] = (
+                self._digest.hexdigest(),
+                image.ref.hash_value,
+            )
+        if stored != expected:
             raise errors.Conflict(
-                f"The image service has image {image.ref.id} not as it was given: {found}, where "
+                f"The image service has image {image.ref.id} not as it was given: {stored}, where "
                 f"{expected} was sent."
             )
 
 
-def _is(there: JsonMapping, record: JsonMapping) -> bool:
-    """Is this the image that the record would make? The service writes values its own way, as text
-    or number."""
-    return all(str(there.get(key)) == str(value) for key, value in record.items())
+def _matches(image: JsonMapping, record: JsonMapping) -> bool:
+    """True if the image equals the record. Values are compared as texts."""
+    return all(str(image.get(key)) == str(value) for key, value in record.items())
 
 
-def _check_seen(answer: HttpAnswer) -> None:
-    """As ``_check``, for a request that only reads an image."""
+def _check_read(answer: HttpAnswer) -> None:
+    """Check the response to a request that only reads an image, as ``_check`` does."""
     if answer.status_code == 403:
         raise errors.Forbidden(
             _sentence(
                 "The image service does not let this user read the image; check its roles. "
                 "It says: {}",
-                _words(answer.text),
+                _read_message(answer.text),
             )
         )
     _check(answer)
 
 
-#: How each kind of refusal is told.
+#: Error -> the sentence for a refusal.
 _WORDS: dict[type[errors.Problem], str] = {
     errors.BadRequest: "The image service does not accept the image: {}",
     errors.Unauthorized: "The image service does not accept the token.",
@@ -466,26 +502,30 @@ _WORDS: dict[type[errors.Problem], str] = {
 
 
 def _check(answer: HttpAnswer) -> None:
-    """Raises what a status other than success means, with the service's words."""
+    """Check the status of a response.
+
+    Raises:
+        Problem: The status is no success. The text contains the service's message.
+    """
     if answer.status_code >= 300:
         kind = kind_of(answer.status_code)
         raise kind(
             _sentence(
                 _WORDS[kind],
-                f"{answer.status_code} {_words(answer.text)}"
+                f"{answer.status_code} {_read_message(answer.text)}"
                 if kind is errors.Unavailable
-                else _words(answer.text),
+                else _read_message(answer.text),
             )
         )
 
 
-def _sentence(form: str, words: str) -> str:
-    """What is told of a refusal; the image gateway's is such a sentence already."""
-    return words if words.startswith("The image service ") else form.format(words)
+def _sentence(form: str, message: str) -> str:
+    """Return the text of a refusal. The message of the image gateway is already such a sentence."""
+    return message if message.startswith("The image service ") else form.format(message)
 
 
-def _words(page: str) -> str:
-    """What a refusal says, without its markup, in bounds."""
+def _read_message(page: str) -> str:
+    """Return the message of a refusal without markup, shortened."""
     return (
         " ".join(re.sub(r"<[^>]*>", " ", page[:2000]).split())[:_LONGEST] or "no reason was given"
     )

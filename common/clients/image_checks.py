@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether hosts can make a server's disk of an image. Pure.
+"""Checks whether hosts can create a server's disk from an image. Pure functions.
 
-The API asks before it accepts a request, the conductor again before it claims a host.
+The API checks before the acceptance of a request, and the conductor again before the claim.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def check_active(image: Image) -> None:
 
 
 def check_flavor(image: Image, flavor: models.Flavor) -> None:
-    """Check that a server of the flavor has what the image needs.
+    """Check that the flavor has enough memory and disk for the image.
 
     Raises:
         BadRequest: The flavor is too small.
@@ -80,7 +80,7 @@ def check_volume(image: Image, volume_gb: int, memory_mb: int | None = None) -> 
     """Check that a server can boot an image from a volume.
 
     Args:
-        memory_mb: Of the server; None: not checked.
+        memory_mb: Memory of the server in MiB. None: memory is not checked.
 
     Raises:
         BadRequest: The image is not active or is encrypted, or memory or volume are too small.
@@ -96,10 +96,11 @@ def check_volume(image: Image, volume_gb: int, memory_mb: int | None = None) -> 
 
 
 def check_hardware(flavor: models.Flavor, properties: Mapping[str, str]) -> None:
-    """Check that hosts can make the hardware that flavor and image ask for.
+    """Check that hosts support the hardware that flavor and image require.
 
     Raises:
-        BadRequest: A host cannot; the text names the extra spec or the image property.
+        BadRequest: No host supports the hardware. The text names the extra spec or the image
+            property.
     """
     for read in (hardware.hardware, hardware.resources, hardware.traits):
         read(flavor, properties)

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keystone's unified limits: the numbers, read through oslo.limit, and remembered for a short time.
+"""Keystone's unified limits, read through oslo.limit and cached for a short time.
 
-Only its reading part: its enforcer takes the limit, counts and compares one after the other, so
-that requests that come at once pass together; here the count is part of the transaction that adds
-to it. Section [oslo_limit] has its own options, as in other services; without ``auth_type`` there,
-Kilonova logs in as [identity] says. The token must be one for the whole cloud: with another
-Keystone leaves limits out and says nothing of it.
+Only the reading part of oslo.limit is used. Its enforcer reads the limit, counts and compares in
+separate steps, so concurrent requests could exceed a limit together. In Kilonova the count is part
+of the transaction that adds to the counted resources. The section [oslo_limit] has oslo.limit's own
+options, as in other services. Without ``auth_type`` there, Kilonova logs in as [identity]
+specifies. The token must be system-scoped, because with another token Keystone silently leaves
+limits out.
 
-Each question is asked by one thread however many wait for it, and they wait for a moment only;
-after three failures in a row nothing is asked for two seconds. What is not known is
-``Unavailable``, never "no limit".
+One thread sends each request, however many callers wait, and callers wait only briefly. After three
+failures in a row no request is sent for two seconds. An unknown limit is ``Unavailable``, never "no
+limit".
 """
 
 from __future__ import annotations
@@ -31,10 +32,14 @@ from common.domain.json_types import JsonObject
 from common.security import tls
 
 LOG = logging.getLogger(__name__)
-WAIT = 5.0  # seconds that a request waits for its limits
-READ = 5  # seconds that the identity service has for each answer
-AT_ONCE, MOST = 4, 10000  # questions at once; projects whose limits are remembered
-EVERYBODY = "*"  # stands for no project: the registered limits
+#: Seconds that a caller waits for limits.
+WAIT = 5.0
+#: Seconds that the identity service has for each answer.
+READ = 5
+#: Number of concurrent requests, and of projects in the cache.
+AT_ONCE, MOST = 4, 10000
+#: Stands for the registered limits, in place of a project.
+EVERYBODY = "*"
 GROUP = "oslo_limit"
 NO_LIMITS = "The identity service does not tell the limits of this project; try again later."
 NOT_INSTALLED = "[quota] driver = unified needs oslo.limit: pip install 'kilonova[unified-limits]'"
@@ -44,7 +49,7 @@ NOT_SYSTEM = (
 
 
 class Reader(Protocol):
-    """The part of oslo.limit's enforcer that reads; None asks for all resources."""
+    """The reading part of oslo.limit's enforcer. None requests all resources."""
 
     def get_registered_limits(
         self, resources_to_check: Collection[str] | None
@@ -56,12 +61,12 @@ class Reader(Protocol):
 
 
 class UnifiedLimits:
-    """Limits by resource name; made after the process has forked. Thread-safe.
+    """Limits by resource name. Created after the process has forked. Thread-safe.
 
     Args:
-        seconds: how long an answer is believed, from when it was asked for.
-        wait: seconds that callers wait for one.
-        reader: opens the way to the identity service.
+        seconds: Time that an answer is cached, counted from its request.
+        reader: Opens the connection to the identity service.
+        wait: Seconds that callers wait for an answer.
     """
 
     def __init__(
@@ -77,53 +82,58 @@ class UnifiedLimits:
             threading.Lock(),
             Breaker(monotonic),
         )
-        # oldest first; (since, …)
-        self._known: OrderedDict[str, tuple[float, dict[str, int]]] = OrderedDict()
-        self._coming: dict[str, tuple[float, Future[dict[str, int]]]] = {}
+        # Project -> the time of the request, and the limits. Oldest first.
+        self._cache: OrderedDict[str, tuple[float, dict[str, int]]] = OrderedDict()
+        self._requests: dict[str, tuple[float, Future[dict[str, int]]]] = {}
         self._reader: Reader | None = None
         self._pool = ThreadPoolExecutor(AT_ONCE, "limits")
 
     def of(self, project_id: str) -> Mapping[str, int]:
-        """The limits of a project: its own before the registered ones; of '*' the registered ones.
+        """Return the limits of a project: the registered limits, replaced by the project's own.
+
+        Args:
+            project_id: "*" returns only the registered limits.
 
         Raises:
-            Unavailable: they are not known, and the identity service does not tell them now.
+            Unavailable: The limits are not cached, and the identity service does not answer.
         """
         try:
-            asked = [self._ask(name) for name in dict.fromkeys((EVERYBODY, project_id))]
-            return {name: limit for answer in asked for name, limit in answer().items()}
+            requests = [self._request(name) for name in dict.fromkeys((EVERYBODY, project_id))]
+            return {name: limit for answer in requests for name, limit in answer().items()}
         except Exception as problem:
             raise errors.Unavailable(NO_LIMITS) from problem
 
     def close(self) -> None:
-        """What is being asked ends by itself."""
+        """Send no more requests. Running requests end by themselves."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _ask(self, name: str) -> Callable[[], dict[str, int]]:
-        """What gives the answer: at once when it is known, else when it has come."""
+    def _request(self, name: str) -> Callable[[], dict[str, int]]:
+        """Return a function that returns the limits of a project, from the cache or a request."""
         with self._lock:
-            since, known = self._known.get(name, (float("-inf"), {}))
-            if self._monotonic() < since + self._seconds:
-                return lambda: known
-            if name not in self._coming:
+            cached_at, limits = self._cache.get(name, (float("-inf"), {}))
+            if self._monotonic() < cached_at + self._seconds:
+                return lambda: limits
+            if name not in self._requests:
                 if self._breaker.is_open():
                     raise errors.Unavailable(NO_LIMITS)
                 now = self._monotonic()
-                self._coming[name] = now, self._pool.submit(self._fetch, name, now)
-            asked, future = self._coming[name]
-        return lambda: future.result(timeout=max(0.0, asked + self._wait - self._monotonic()))
+                self._requests[name] = now, self._pool.submit(self._fetch, name, now)
+            requested_at, future = self._requests[name]
+        return lambda: future.result(
+            timeout=max(0.0, requested_at + self._wait - self._monotonic())
+        )
 
     def _fetch(self, name: str, now: float) -> dict[str, int]:
-        """Ask, and remember the answer."""
-        found: dict[str, int] | None = None
+        """Read limits and cache them."""
+        limits: dict[str, int] | None = None
         try:
-            reader = self._opened()
-            found = dict(
+            reader = self._get_reader()
+            limits = dict(
                 reader.get_registered_limits(None)
                 if name == EVERYBODY
                 else reader.get_project_limits(name, None)
             )
-            return found
+            return limits
         except Exception as problem:
             LOG.warning(
                 "cannot read limits from the identity service: %s: %s",
@@ -132,17 +142,17 @@ class UnifiedLimits:
             )
             raise
         finally:
-            self._breaker.heard(answered=found is not None)
+            self._breaker.record(answered=limits is not None)
             with self._lock:
-                del self._coming[name]
-                if found is not None:
-                    self._known[name] = now, found
-                    self._known.move_to_end(name)
-                    while len(self._known) > MOST:
-                        self._known.popitem(last=False)
+                del self._requests[name]
+                if limits is not None:
+                    self._cache[name] = now, limits
+                    self._cache.move_to_end(name)
+                    while len(self._cache) > MOST:
+                        self._cache.popitem(last=False)
 
-    def _opened(self) -> Reader:
-        """One way for all; several questions at the beginning wait for the first."""
+    def _get_reader(self) -> Reader:
+        """Return the connection for all callers. The first callers wait until it is open."""
         with self._opening:
             if self._reader is None:
                 self._reader = self._open()
@@ -150,24 +160,24 @@ class UnifiedLimits:
 
 
 def configured(conf: cfg.ConfigOpts) -> UnifiedLimits | None:
-    """As [quota] says; None: our own limits are in force.
+    """Return the limits that [quota] configures. None: Kilonova's own limits apply.
 
     Raises:
-        ConfigError: oslo.limit is not there.
+        ConfigError: oslo.limit is not installed.
     """
     if conf.quota.driver != "unified":
         return None
     try:
-        _default(conf)
+        _set_defaults(conf)
     except ImportError as problem:
         raise ConfigError(NOT_INSTALLED) from problem
     return UnifiedLimits(conf.quota.unified_limits_cache_seconds, _through_oslo)
 
 
-def _default(conf: cfg.ConfigOpts) -> None:
-    """Make oslo.limit's options known, with what [identity] says as their defaults."""
+def _set_defaults(conf: cfg.ConfigOpts) -> None:
+    """Register oslo.limit's options, with the values of [identity] as their defaults."""
     from keystoneauth1 import loading
-    from oslo_limit import limit  # noqa: F401  # which makes its options known when it is imported
+    from oslo_limit import limit  # noqa: F401  # The import registers its options.
 
     section, own = conf[GROUP], conf.identity
     defaults: JsonObject = {"timeout": READ}
@@ -188,16 +198,16 @@ def _default(conf: cfg.ConfigOpts) -> None:
     if section.auth_type:
         conf.register_opts(loading.get_auth_plugin_conf_options(section.auth_type), group=GROUP)
     for name in ("auth_url", "endpoint_override"):
-        if found := getattr(section, name, None):
-            tls.check_external_url(conf, f"[{GROUP}] {name}", found)
+        if url := getattr(section, name, None):
+            tls.check_external_url(conf, f"[{GROUP}] {name}", url)
 
 
 def _through_oslo() -> Reader:
-    """oslo.limit, logged in."""
+    """Return oslo.limit's enforcer, logged in with a system-scoped token."""
     from oslo_limit import limit
 
     enforcer = limit.Enforcer(lambda project_id, resources: {}, cache=False)
     session: Any = enforcer.connection.session
     if not session.auth.get_access(session).system_scoped:
         raise ConfigError(NOT_SYSTEM)
-    return cast(Reader, enforcer)  # which takes None for all resources too
+    return cast(Reader, enforcer)  # The enforcer accepts None for all resources too.

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The network service (Neutron v2.0), over HTTP only: networks, ports, security groups.
+"""The client of the network service (Neutron v2.0): networks, ports and security groups.
 
-The API reads with the user's token before it accepts a request; the conductor makes, binds, changes
-and removes ports with Kilonova's own. Networks and subnets are remembered for a few seconds for
-each token. ``interface_of`` is the one place that turns a port into what Kilonova keeps of it. A
-service that does not answer is Unavailable; what it refuses for good is another Problem, in the
-service's own words.
+The API reads with the user's token before it accepts a request. The conductor creates, binds,
+changes and deletes ports with Kilonova's own token. Networks and subnets are cached for a few
+seconds per token. Only ``interface_of`` converts a port to the form that Kilonova stores. A service
+that does not answer is Unavailable. A definite refusal is another Problem with the service's
+message.
 """
 
 from __future__ import annotations
@@ -24,29 +24,31 @@ from common.domain.json_types import JsonMapping, JsonObject
 from common.domain.models import OVS_HYBRID, Interface
 from common.domain.statuses import PORT_ACTIVE
 
-REMEMBERED, KEEP = 1000, 5.0  # answers, and seconds that each is remembered
-EXTENSIONS_KEPT_SECONDS = 300.0  #: they change with an upgrade of the service
-AT_ONCE = 50  # ids in one URL
+#: Number of cached answers, and the seconds that each is cached.
+REMEMBERED, KEEP = 1000, 5.0
+#: Seconds that the list of extensions is cached. Only an upgrade of the service changes the list.
+EXTENSIONS_KEPT_SECONDS = 300.0
+#: Maximum number of ids in one URL.
+AT_ONCE = 50
 NAME = "network service"
-#: The binding:profile of ports that Kilonova made: whose they are is written on the ports
-#: themselves.
+#: The binding:profile that marks ports of Kilonova at the network service.
 MADE = {"made_by": "kilonova"}
-#: Attributes of ports that no host can carry out.
+#: Attributes of ports that no host supports.
 UNSUPPORTED = ("resource_request", "numa_affinity_policy", "device_profile")
 
 
 def device_of(port_id: str) -> str:
-    """What a host calls the interface of a port; the network service's parts compute the same."""
+    """Return the name of a port's interface on its host. Neutron's agents compute the same name."""
     return f"tap{port_id[:11]}"
 
 
 def is_made(port: JsonObject) -> bool:
-    """Did Kilonova make this port? Then it goes with its server."""
+    """True if Kilonova created the port. Such a port is deleted with its server."""
     return bool((port.get("binding:profile") or {}).get("made_by") == MADE["made_by"])
 
 
 def find_unsupported_request(port: JsonObject) -> str | None:
-    """Name the request of a port that no host can carry out; None if there is none."""
+    """Return the name of a port's request that no host supports, or None."""
     vnic_type = port.get("binding:vnic_type") or "normal"
     if vnic_type != "normal":
         return f"binding:vnic_type {vnic_type}"
@@ -61,7 +63,14 @@ def interface_of(
     floating: Mapping[str, list[str]] | None = None,
     groups: Mapping[str, str] | None = None,
 ) -> Interface:
-    """A port as Kilonova keeps it. ``floating``: by fixed address; ``groups``: names by id."""
+    """Return a port in the form that Kilonova stores.
+
+    Args:
+        networks: Networks by id.
+        subnets: Subnets by id.
+        floating: Floating addresses by fixed address.
+        groups: Names of security groups by id.
+    """
     network = networks.get(port["network_id"], {})
     details = port.get("binding:vif_details") or {}
     return Interface(
@@ -108,11 +117,11 @@ def _address(
 
 @dataclass
 class NetworkClient(OptionalService):
-    """One process's way to the network service. Thread-safe. Its URL may end in /v2.0."""
+    """The client of the network service. Thread-safe. The endpoint may end in /v2.0."""
 
     service_name, section = NAME, "network"
     monotonic: Callable[[], float] = time.monotonic
-    _kept: dict[tuple[str, str], tuple[float, list[JsonObject]]] = field(
+    _cached_lists: dict[tuple[str, str], tuple[float, list[JsonObject]]] = field(
         default_factory=dict, repr=False
     )
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -121,10 +130,12 @@ class NetworkClient(OptionalService):
     def __post_init__(self) -> None:
         self._http = Http(NAME, self._url, self.timeout)
 
-    # --- what the API reads, with the user's token ---
+    # --- reads of the API, with the user's token ---
     def networks(self, token: str, project_id: str, ids: Sequence[str] = ()) -> list[JsonObject]:
-        """The networks with these ids that the token may see; without ids the project's own and the
-        shared ones."""
+        """Return the networks with these ids that the token may see.
+
+        Without ids, return the project's networks and the shared networks.
+        """
         if ids:
             return self._all(token, "networks", {"id": sorted(set(ids))}, keep=True)
         own = self._all(token, "networks", {"project_id": project_id}, keep=True)
@@ -132,7 +143,7 @@ class NetworkClient(OptionalService):
         return list({network["id"]: network for network in [*own, *shared]}.values())
 
     def subnets(self, token: str, network_ids: Sequence[str]) -> list[JsonObject]:
-        """The subnets of these networks."""
+        """Return the subnets of these networks."""
         return (
             self._all(token, "subnets", {"network_id": sorted(set(network_ids))}, keep=True)
             if network_ids
@@ -140,67 +151,75 @@ class NetworkClient(OptionalService):
         )
 
     def ports(self, token: str, **filters: object) -> list[JsonObject]:
-        """The ports that have all these values."""
+        """Return the ports that have all these values."""
         return self._all(token, "ports", filters)
 
     def port(self, token: str, port_id: str) -> JsonObject:
-        """One port.
+        """Return a port.
 
         Raises:
-            NotFound: there is none that the token may see.
+            NotFound: The port does not exist, or the token may not see it.
         """
         return dict(self._json("GET", f"/ports/{port_id}", token)["port"])
 
     def security_groups(self, token: str, project_id: str, whole: bool = False) -> list[JsonObject]:
-        """The project's security groups: id and name, or the whole of them with their rules."""
+        """Return the project's security groups.
+
+        Args:
+            whole: Return all fields with the rules, and not only id and name.
+        """
         more = {} if whole else {"fields": ["id", "name"]}
         return self._all(token, "security-groups", {"project_id": project_id, **more})
 
     def ports_left(self, token: str, project_id: str) -> int:
-        """How many more ports the project's quota allows; -1: no limit."""
+        """Return the number of further ports that the project's quota permits. -1: unlimited."""
         try:
             port = self._json("GET", f"/quotas/{project_id}/details", token)["quota"]["port"]
             limit, used = int(port["limit"]), int(port["used"]) + int(port.get("reserved", 0))
-        except errors.NotFound:  # a service without the extension quota_details
+        except errors.NotFound:  # The service lacks the extension quota_details.
             limit = int(self._json("GET", f"/quotas/{project_id}", token)["quota"]["port"])
             used = 0 if limit < 0 else len(self.ports(token, project_id=project_id, fields=["id"]))
         return -1 if limit < 0 else max(0, limit - used)
 
     def interfaces(self, token: str, server_id: str) -> list[Interface]:
-        """A server's ports described whole, floating addresses included."""
+        """Return a server's ports as interfaces, with floating addresses."""
         return self.described(token, self.ports(token, device_id=server_id), floating=True)
 
     def described(
         self, token: str, ports: Sequence[JsonObject], floating: bool = False
     ) -> list[Interface]:
-        """These ports with what their networks and subnets say."""
+        """Return ports as interfaces, with data of their networks, subnets and security groups.
+
+        Args:
+            floating: Include floating addresses.
+        """
         if not ports:
             return []
         ids = sorted({port["network_id"] for port in ports})
         networks = {network["id"]: network for network in self.networks(token, "", ids)}
         subnets = {subnet["id"]: subnet for subnet in self.subnets(token, ids)}
-        used = sorted({group for port in ports for group in port.get("security_groups") or ()})
-        named = {"id": used, "fields": ["id", "name"]}
+        group_ids = sorted({group for port in ports for group in port.get("security_groups") or ()})
+        filters = {"id": group_ids, "fields": ["id", "name"]}
         groups = (
             {
                 group["id"]: group["name"]
-                for group in self._all(token, "security-groups", named, keep=True)
+                for group in self._all(token, "security-groups", filters, keep=True)
             }
-            if used
+            if group_ids
             else {}
         )
         by_port: dict[str, dict[str, list[str]]] = {}
-        for one in self.floating(token, [port["id"] for port in ports]) if floating else ():
-            by_port.setdefault(one["port_id"], {}).setdefault(one["fixed_ip_address"], []).append(
-                one["floating_ip_address"]
-            )
+        for floating_ip in self.floating(token, [port["id"] for port in ports]) if floating else ():
+            by_port.setdefault(floating_ip["port_id"], {}).setdefault(
+                floating_ip["fixed_ip_address"], []
+            ).append(floating_ip["floating_ip_address"])
         return [
             interface_of(port, networks, subnets, floating=by_port.get(port["id"]), groups=groups)
             for port in ports
         ]
 
     def floating(self, token: str, port_ids: Sequence[str]) -> list[JsonObject]:
-        """The floating IPs of these ports; none where the service has no routers."""
+        """Return the floating IPs of these ports. Empty if the service has no routers."""
         try:
             return (
                 self._all(token, "floatingips", {"port_id": sorted(port_ids)}) if port_ids else []
@@ -209,37 +228,39 @@ class NetworkClient(OptionalService):
             return []
 
     def extensions(self, token: str) -> frozenset[str]:
-        """What the service can do beyond the core, by alias; remembered for some minutes."""
-        until, found = self._extensions
-        if not found or self.monotonic() >= until:
-            found = frozenset(
-                one["alias"] for one in self._json("GET", "/extensions", token)["extensions"]
+        """Return the aliases of the service's extensions, cached for some minutes."""
+        until, aliases = self._extensions
+        if not aliases or self.monotonic() >= until:
+            aliases = frozenset(
+                extension["alias"]
+                for extension in self._json("GET", "/extensions", token)["extensions"]
             )
-            self._extensions = (self.monotonic() + EXTENSIONS_KEPT_SECONDS, found)
-        return found
+            self._extensions = (self.monotonic() + EXTENSIONS_KEPT_SECONDS, aliases)
+        return aliases
 
-    # --- what the conductor changes, with its own ---
+    # --- changes by the conductor, with Kilonova's token ---
     def create_ports(self, token: str, ports: Sequence[JsonObject]) -> list[JsonObject]:
-        """Make ports, all or none.
+        """Create ports, all or none.
 
         Raises:
-            Conflict, Forbidden, BadRequest, NotFound: the service refuses.
+            Conflict, Forbidden, BadRequest, NotFound: The service refuses.
         """
-        made: list[JsonObject] = self._json("POST", "/ports", token, {"ports": list(ports)})[
+        new_ports: list[JsonObject] = self._json("POST", "/ports", token, {"ports": list(ports)})[
             "ports"
         ]
-        return made
+        return new_ports
 
     def update_port(self, token: str, port_id: str, values: JsonObject) -> JsonObject:
-        """Change a port.
+        """Change a port and return the new port.
 
         Raises:
-            NotFound: it is gone. Conflict, Forbidden, BadRequest: the service refuses.
+            NotFound: The port does not exist.
+            Conflict, Forbidden, BadRequest: The service refuses.
         """
         return dict(self._json("PUT", f"/ports/{port_id}", token, {"port": values})["port"])
 
     def delete_port(self, token: str, port_id: str) -> None:
-        """Remove a port; one that is gone is fine."""
+        """Delete a port. A missing port is no error."""
         try:
             self._json("DELETE", f"/ports/{port_id}", token)
         except errors.NotFound:
@@ -252,47 +273,51 @@ class NetworkClient(OptionalService):
     def _all(
         self, token: str, resource: str, filters: JsonMapping, keep: bool = False
     ) -> list[JsonObject]:
-        """A list, every page of it; long lists of ids are asked for in pieces."""
-        found: list[JsonObject] = []
-        for part in _parts(filters):
+        """Return all pages of a list. A long list of ids is split into several queries.
+
+        Args:
+            keep: Cache the answers.
+        """
+        records: list[JsonObject] = []
+        for query_filters in _split(filters):
             query = urlencode(
                 [
                     (name, value)
-                    for name, values in part.items()
+                    for name, values in query_filters.items()
                     for value in (values if isinstance(values, (list, tuple)) else [values])
                 ]
             )
-            found += (
-                self._kept_list(token, resource, query)
+            records += (
+                self._list_cached(token, resource, query)
                 if keep
                 else self._list(token, resource, query)
             )
-        return found
+        return records
 
-    def _kept_list(self, token: str, resource: str, query: str) -> list[JsonObject]:
+    def _list_cached(self, token: str, resource: str, query: str) -> list[JsonObject]:
         key = (f"{resource}?{query}", hashlib.sha256(token.encode()).hexdigest())
         with self._lock:
-            until, found = self._kept.get(key, (0.0, []))
+            until, records = self._cached_lists.get(key, (0.0, []))
         if self.monotonic() < until:
-            return found
-        found = self._list(token, resource, query)
-        if found:
+            return records
+        records = self._list(token, resource, query)
+        if records:
             with self._lock:
-                if len(self._kept) >= REMEMBERED:
-                    self._kept.clear()
-                self._kept[key] = (self.monotonic() + KEEP, found)
-        return found
+                if len(self._cached_lists) >= REMEMBERED:
+                    self._cached_lists.clear()
+                self._cached_lists[key] = (self.monotonic() + KEEP, records)
+        return records
 
     def _list(self, token: str, resource: str, query: str) -> list[JsonObject]:
-        key, path, found = resource.replace("-", "_"), f"/{resource}?{query}", []
+        key, path, records = resource.replace("-", "_"), f"/{resource}?{query}", []
         while path:
             page = self._json("GET", path, token)
-            found += page[key]
-            following = [
+            records += page[key]
+            next_pages = [
                 link["href"] for link in page.get(f"{key}_links", ()) if link["rel"] == "next"
             ]
-            path = f"/{resource}?{following[0].partition('?')[2]}" if following else ""
-        return found
+            path = f"/{resource}?{next_pages[0].partition('?')[2]}" if next_pages else ""
+        return records
 
     def _json(
         self, method: str, path: str, token: str, body: JsonObject | None = None
@@ -315,8 +340,8 @@ class NetworkClient(OptionalService):
         return self._http.send(method, url, token, refusal=refusal, **more)
 
 
-def _parts(filters: JsonMapping) -> Iterable[JsonMapping]:
-    """One query, or several where a list of values is too long for one URL."""
+def _split(filters: JsonMapping) -> Iterable[JsonMapping]:
+    """Yield the filters, or several parts if a list of values is too long for one URL."""
     long = next(
         (
             name
@@ -333,16 +358,16 @@ def _parts(filters: JsonMapping) -> Iterable[JsonMapping]:
 
 
 def refusal_of(answer: HttpAnswer) -> errors.Problem:
-    """What the service refuses, with its words."""
+    """Return the error for a refusal, with the service's message."""
     if answer.status_code == 401:
         return errors.Unauthorized(f"The {NAME} does not accept the token.")
     try:
-        said = answer.json()["NeutronError"]
-        words, kind = (
-            (said["message"], said.get("type")) if isinstance(said, dict) else (str(said), None)
+        body = answer.json()["NeutronError"]
+        message, kind = (
+            (body["message"], body.get("type")) if isinstance(body, dict) else (str(body), None)
         )
     except (ValueError, KeyError, TypeError):
-        words, kind = f"it answered {answer.status_code}", None
+        message, kind = f"it answered {answer.status_code}", None
     if kind == "OverQuota":
-        return errors.Forbidden(f"The {NAME} says: {words}"[:500])
-    return kind_of(answer.status_code)(f"The {NAME} says: {words}"[:500])
+        return errors.Forbidden(f"The {NAME} says: {message}"[:500])
+    return kind_of(answer.status_code)(f"The {NAME} says: {message}"[:500])

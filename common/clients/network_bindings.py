@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hosts that a port is bound to (Neutron's extension binding-extended), for servers that move
-while they run.
+"""Bindings of a port to several hosts (Neutron's extension binding-extended), for live migration.
 
-One binding of a port is active: the port's own binding:host_id. ``bind_also`` makes another,
-``activate`` lets it take the active one's place, ``unbind_at`` gives it up; only the conductor
-calls them, and each may be repeated. What is there is asked, not guessed from a refusal; the doctor
-asks too. With a service that knows one host a port nothing is bound ahead, and activating is
-binding: the guest arrives just as well, only its frames come later.
+One binding of a port is active: the port's own binding:host_id. ``bind_also`` creates another
+binding, ``activate`` makes that one active, and ``unbind_at`` deletes it. Only the conductor
+changes bindings, and each call may be repeated. Existing bindings are read and not guessed from a
+refusal. The doctor reads them too. If the service lacks the extension, no port is bound ahead, and
+``activate`` binds the port. Then the migration works too, but the guest's network is interrupted
+for longer.
 """
 
 from __future__ import annotations
@@ -24,11 +24,17 @@ FAILED = "binding_failed"
 
 
 class Bindings(NetworkClient):
-    """A client that also binds ports to more than one host."""
+    """A client that can also bind ports to several hosts."""
 
     def bindings(self, token: str, port_id: str) -> list[JsonObject]:
-        """All of a server's port; none where it is gone, or where the service knows one host a
-        port."""
+        """Return all bindings of a port, active and inactive.
+
+        The list is empty if the port does not exist, or if the service lacks the extension
+        ``binding-extended`` and so binds a port to one host only.
+
+        Raises:
+            Problem: The service does not answer, or refuses the request.
+        """
         if ALIAS not in self.extensions(token):
             return []
         try:
@@ -37,28 +43,29 @@ class Bindings(NetworkClient):
             return []
 
     def bind_also(self, token: str, port: JsonObject, host: str) -> JsonObject | None:
-        """Bind a port to this host too; its profile goes with it, which says whose the port is.
+        """Add an inactive binding of a port to a host, with the port's profile.
 
         Returns:
-            The binding: host, status, vif_type, vif_details, profile. Its vif_type is
-            "binding_failed" when the port cannot be bound there. None: the service knows one host a
-            port.
+            The binding: host, status, vif_type, vif_details, profile. The vif_type is
+            "binding_failed" if the host cannot bind the port. None if the service binds a port to
+            one host only.
 
         Raises:
-            NotFound: the port is gone. BadRequest, Forbidden, Conflict: the service refuses.
+            NotFound: The port does not exist.
+            BadRequest, Forbidden, Conflict: The service refuses.
         """
         if ALIAS not in self.extensions(token):
             return None
-        wanted = {
+        values = {
             "host": host,
             "profile": port.get("binding:profile") or {},
             "vnic_type": port.get("binding:vnic_type") or "normal",
         }
         answer = self._answer(
-            "POST", _path(port["id"]), token, {"binding": wanted}, refusal=_cannot_bind
+            "POST", _path(port["id"]), token, {"binding": values}, refusal=_cannot_bind
         )
-        if answer.status_code == 409 and (found := self._binding(token, port["id"], host)):
-            return found
+        if answer.status_code == 409 and (binding := self._binding(token, port["id"], host)):
+            return binding
         if answer.status_code >= 500:
             return {"host": host, "vif_type": FAILED, "vif_details": {}}
         if answer.status_code >= 300:
@@ -66,11 +73,11 @@ class Bindings(NetworkClient):
         return dict(document(answer, NAME)["binding"])
 
     def activate(self, token: str, port_id: str, host: str) -> None:
-        """This host's binding is the active one from now on, or is already.
+        """Make the binding to a host the active binding. An active binding is no error.
 
         Raises:
-            NotFound: the port or this binding of it is gone. BadRequest, Forbidden, Conflict: the
-            service refuses.
+            NotFound: The port or this binding does not exist.
+            BadRequest, Forbidden, Conflict: The service refuses.
         """
         if ALIAS not in self.extensions(token):
             self.update_port(token, port_id, {"binding:host_id": host})
@@ -78,35 +85,34 @@ class Bindings(NetworkClient):
         try:
             self._json("PUT", f"{_path(port_id, host)}/activate", token)
         except errors.Conflict:
-            found = self._binding(token, port_id, host)
-            if found is None or found["status"] != PORT_ACTIVE:
+            binding = self._binding(token, port_id, host)
+            if binding is None or binding["status"] != PORT_ACTIVE:
                 raise
 
     def unbind_at(self, token: str, port_id: str, host: str) -> None:
-        """Give an inactive binding up. One that is gone is fine; the active one is never
-        touched."""
+        """Delete an inactive binding. A missing binding is no error, and an active one is kept."""
         if ALIAS not in self.extensions(token):
             return
         try:
-            found = self._binding(token, port_id, host)
-            if found is not None and found["status"] != PORT_ACTIVE:
+            binding = self._binding(token, port_id, host)
+            if binding is not None and binding["status"] != PORT_ACTIVE:
                 self._json("DELETE", _path(port_id, host), token)
         except errors.NotFound:
             return
 
     def _binding(self, token: str, port_id: str, host: str) -> JsonObject | None:
-        found = self._json("GET", f"{_path(port_id)}?host={quote(host, safe='')}", token)[
+        bindings = self._json("GET", f"{_path(port_id)}?host={quote(host, safe='')}", token)[
             "bindings"
         ]
-        return next((dict(one) for one in found if one["host"] == host), None)
+        return next((dict(binding) for binding in bindings if binding["host"] == host), None)
 
 
 def _path(port_id: str, *host: str) -> str:
-    return "/".join([f"/ports/{port_id}/bindings", *(quote(one, safe="") for one in host)])
+    return "/".join([f"/ports/{port_id}/bindings", *(quote(name, safe="") for name in host)])
 
 
 def _cannot_bind(answer: HttpAnswer) -> bool:
-    """Is it the host that is wrong, not the service? Neutron says so with status 500."""
+    """True if the host cannot bind the port. Neutron reports this with status 500."""
     try:
         return bool(answer.json()["NeutronError"]["type"] == "PortBindingError")
     except (ValueError, KeyError, TypeError):

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The network service's records as users see and change them, with their own tokens: what the API
-passes on.
+"""Records of the network service for users, with their own tokens, which the API passes on.
 
-A resource is a collection's name in the service's URLs, such as "security-groups". Nothing is
-remembered here, and what the service answers is handed on as it is; who may do what is the
-service's to say.
+A resource is the name of a collection in the service's URLs, for example "security-groups". Nothing
+is cached, and records are returned unchanged. The service decides on permissions.
 """
 
 from __future__ import annotations
@@ -16,25 +14,28 @@ from common.domain.json_types import JsonObject
 
 
 class Records(NetworkClient):
-    """A client that also makes, changes and removes. Every method raises what the service refuses
-    with: BadRequest, Forbidden, NotFound or Conflict; and Unavailable when it does not answer."""
+    """A client that can also create, change and delete records.
+
+    Every method raises BadRequest, Forbidden, NotFound or Conflict if the service refuses, and
+    Unavailable if it does not answer.
+    """
 
     def records(self, token: str, resource: str, **filters: object) -> list[JsonObject]:
-        """Those that have all these values."""
+        """Return the records that have all these values."""
         return self._all(token, resource, filters)
 
     def record(self, token: str, resource: str, record_id: str) -> JsonObject:
-        """One of them."""
+        """Return the record with this id."""
         return dict(self._json("GET", _path(resource, record_id), token)[_key(resource)])
 
     def create(self, token: str, resource: str, values: JsonObject) -> JsonObject:
-        """Make one."""
+        """Create a record and return it as stored."""
         return dict(
             self._json("POST", f"/{resource}", token, {_key(resource): values})[_key(resource)]
         )
 
     def update(self, token: str, resource: str, record_id: str, values: JsonObject) -> JsonObject:
-        """Change one."""
+        """Change a record and return it as stored."""
         return dict(
             self._json("PUT", _path(resource, record_id), token, {_key(resource): values})[
                 _key(resource)
@@ -42,7 +43,7 @@ class Records(NetworkClient):
         )
 
     def delete(self, token: str, resource: str, record_id: str) -> None:
-        """Remove one."""
+        """Delete the record with this id."""
         self._json("DELETE", _path(resource, record_id), token)
 
 

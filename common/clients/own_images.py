@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The image service as Kilonova's own user, for conductors, the image gateway and the API's look
-before a create.
+"""The image service with Kilonova's own user, for conductors, image gateway and API.
 
-What tenants may use, this user must be able to read too, whoever owns it; what it cannot for lack
-of a role is told as that, with the user and its roles, and never as an image that is missing.
+This user must be able to read every image that tenants use, whichever project owns the image. If a
+role is missing, the error names the user and its roles, and does not report the image as missing.
 """
 
 from __future__ import annotations
@@ -17,15 +16,18 @@ from common.clients.image import Image, ImageClient
 from common.domain import errors
 
 T = TypeVar("T")
-#: Images of these kinds are seen by everybody who knows their id.
+#: Visibilities of images that every user can read by id.
 OPEN = ("public", "community")
-#: With it the image service's own rules hide nothing.
+#: With this role the image service's default policy hides no image.
 ROLE = "admin"
 
 
 class OwnImages:
-    """One process's way to it; made after the process has forked. Thread-safe. ``timeout``: seconds
-    for an answer to begin."""
+    """A client of the image service. Created after the process has forked. Thread-safe.
+
+    Args:
+        timeout: Seconds until the first byte of a response.
+    """
 
     def __init__(self, identity: IdentityClient, timeout: float = 10) -> None:
         self._identity, self._client = (
@@ -34,16 +36,20 @@ class OwnImages:
         )
 
     def require_answer(self) -> None:
-        """Raises Unavailable unless the image service answers."""
+        """Check that the image service answers.
+
+        Raises:
+            Unavailable: The service does not answer.
+        """
         require_answer(self._identity.image_url())
 
     def ask(self, call: Callable[[ImageClient, str], T]) -> T:
-        """What the call answers, given the client and our token.
+        """Call a function with the client and Kilonova's token, and return its result.
 
         Raises:
-            Forbidden: the user's roles do not suffice, or a quota is used up. NotFound: the image
-            is gone, or hidden from a user without the role. Unavailable: no answer, or the token is
-            not accepted any more.
+            Forbidden: The user's roles do not suffice, or a quota is exceeded.
+            NotFound: The image does not exist, or is hidden from a user without the role.
+            Unavailable: The service does not answer, or refused the token.
         """
         try:
             return self._identity.with_token(
@@ -57,11 +63,13 @@ class OwnImages:
             raise errors.NotFound(f"{problem.text} Or it is hidden: {self._needs()}") from problem
 
     def require_readable(self, image: Image) -> None:
-        """A tenant sees this image: so must we, or no host gets it. An image service that is silent
-        stops nobody.
+        """Check that Kilonova's user can read an image that a tenant sees.
+
+        Hosts get the image's data through this user. An image service that does not answer refuses
+        no request here.
 
         Raises:
-            Forbidden: it is hidden from us.
+            Forbidden: The image is hidden from Kilonova's user.
         """
         if image.visibility in OPEN:
             return
@@ -76,6 +84,6 @@ class OwnImages:
 
     def _needs(self) -> str:
         return (
-            f"Kilonova's own user, {self._identity.described()}, needs the role {ROLE} at the image service, or "
+            f"Kilonova's own user, {self._identity.describe_user()}, needs the role {ROLE} at the image service, or "
             "one that its policy lets read and make images of all projects; its operator can give it that."
         )

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shared file system service (Manila v2), over HTTP only: a share, and who may mount it.
+"""The client of the shared file system service (Manila v2): shares and their access rules.
 
-The API looks at a share with the user's token before it accepts a request; the conductor lets hosts
-mount it, and takes that back, with Kilonova's own. Rules are made with the locks of 2.82: no tenant
-sees a host's address in them, or removes one under a server that runs. A service that does not
-answer is Unavailable; what it refuses for good is another Problem, in the service's own words.
+The API reads a share with the user's token before it accepts a request. The conductor creates and
+deletes access rules with Kilonova's own token. Rules have the locks of version 2.82, so that no
+tenant sees a host's address in a rule, or deletes the rule of a running server. A service that does
+not answer is Unavailable. A definite refusal is another Problem with the service's message.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ NAME = "shared file system service"
 #: The first version in which a rule can be locked.
 VERSION = "2.82"
 NEEDS = f"{VERSION} of its API, which shares of servers need"
-#: States of a rule: it counts; it never will; it is on its way out, or on its way in.
+#: States of a rule: in force, failed, and being deleted.
 ACTIVE, FAILED, GOING = "active", "error", ("queued_to_deny", "denying")
-#: How an endpoint in a catalogue may end; the service asks for no project there since 2.60.
+#: The optional end of an endpoint in a catalogue. Since 2.60 the project is not needed.
 _VERSION_AND_PROJECT = re.compile("/v2(/[^/]*)?$")
-PAGE = 1000  #: locks in one answer
+#: Requested number of locks per page.
+PAGE = 1000
 IP, READ_WRITE, REASON = "ip", "rw", "A server has the share; detach it there."
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A share as the service tells it; ``export_location``: where it is mounted from, None where it
-    is nowhere yet."""
+    """A share. ``export_location`` is None if the share has none yet."""
 
     id: str
     status: str
@@ -44,7 +44,7 @@ class Share:
 
 @dataclass
 class ShareClient(OptionalService):
-    """One process's way to the service. Thread-safe."""
+    """The client of the shared file system service. Thread-safe."""
 
     service_name, section = NAME, "share"
 
@@ -52,43 +52,48 @@ class ShareClient(OptionalService):
         self._http = Http(NAME, self._url, self.timeout)
 
     def share(self, token: str, share_id: str) -> Share:
-        """One share, and the location that its owner prefers.
+        """Return a share with its preferred export location.
 
         Raises:
-            NotFound: there is none that the token may see.
+            NotFound: The share does not exist, or the token may not see it.
         """
         path = f"/shares/{quote(share_id, safe='')}"
-        found = self._json("GET", path, token)["share"]
+        record = self._json("GET", path, token)["share"]
         locations = self._json("GET", f"{path}/export_locations", token)["export_locations"]
         ordered = sorted(
-            (one for one in locations if not one.get("is_admin_only")),
-            key=lambda one: not one.get("preferred"),
+            (location for location in locations if not location.get("is_admin_only")),
+            key=lambda location: not location.get("preferred"),
         )
         return Share(
-            str(found["id"]),
-            str(found["status"]),
-            str(found["share_proto"]),
+            str(record["id"]),
+            str(record["status"]),
+            str(record["share_proto"]),
             str(ordered[0]["path"]) if ordered else None,
         )
 
     def rules(self, token: str, share_id: str, access_to: str) -> list[JsonObject]:
-        """The share's rules for this address; there is at most one that is not on its way out."""
-        found = self._json(
+        """Return the share's rules for this address. At most one of them is not being deleted."""
+        rules = self._json(
             "GET", f"/share-access-rules?share_id={quote(share_id, safe='')}", token
         )["access_list"]
-        return [one for one in found if (one["access_type"], one["access_to"]) == (IP, access_to)]
+        return [
+            rule for rule in rules if (rule["access_type"], rule["access_to"]) == (IP, access_to)
+        ]
 
     def allow(self, token: str, share_id: str, access_to: str) -> str:
-        """Let this address read and write the share; what is so already stays. Returns the state of
-        the rule.
+        """Create a rule that lets an address read and write the share, unless a rule exists.
+
+        Returns:
+            The state of the rule.
 
         Raises:
-            NotFound: the share is gone. BadRequest, Forbidden, Conflict: the service refuses.
+            NotFound: The share does not exist.
+            BadRequest, Forbidden, Conflict: The service refuses.
         """
-        there = self.rules(token, share_id, access_to)
-        if there:
-            return str(there[0]["state"])
-        wanted = {
+        existing = self.rules(token, share_id, access_to)
+        if existing:
+            return str(existing[0]["state"])
+        values = {
             "access_type": IP,
             "access_to": access_to,
             "access_level": READ_WRITE,
@@ -97,20 +102,20 @@ class ShareClient(OptionalService):
             "lock_reason": REASON,
         }
         try:
-            made = self._act(token, share_id, {"allow_access": wanted})["access"]
+            rule = self._act(token, share_id, {"allow_access": values})["access"]
         except (errors.BadRequest, errors.Conflict):
-            # somebody else was quicker: that is no refusal
-            there = self.rules(token, share_id, access_to)
-            if not there:
+            # Another process may have created the rule first.
+            existing = self.rules(token, share_id, access_to)
+            if not existing:
                 raise
-            return str(there[0]["state"])
-        return str(made.get("state") or "queued_to_apply")
+            return str(existing[0]["state"])
+        return str(rule.get("state") or "queued_to_apply")
 
     def deny(self, token: str, share_id: str, access_to: str) -> None:
-        """Take the rule for this address back; one that is gone, or whose share is, is fine.
+        """Delete the rules for this address. A missing rule or share is no error.
 
         Raises:
-            BadRequest, Forbidden, Conflict: the service refuses.
+            BadRequest, Forbidden, Conflict: The service refuses.
         """
         try:
             for rule in self.rules(token, share_id, access_to):
@@ -124,21 +129,26 @@ class ShareClient(OptionalService):
             return
 
     def own_rules(self, token: str) -> list[JsonObject]:
-        """All rules that are locked as ours are, with their share_id, access_to and state: those
-        of every cloud that uses the service as this one does. A request for a thousand locks, which
-        name no share, and one for each rule."""
-        ours = {str(lock["resource_id"]) for lock in self._locks(token)}
-        found: list[JsonObject] = []
-        for rule in sorted(ours):
-            with suppress(errors.NotFound):  # it has gone meanwhile
-                path = f"/share-access-rules/{quote(rule, safe='')}"
-                found.append(self._json("GET", path, token)["access"])
-        return found
+        """Return all rules with Kilonova's locks, with their share_id, access_to and state.
+
+        Rules of other clouds that use the same service with Kilonova are included. This sends a
+        request per ``PAGE`` locks, and a request per rule, because locks do not name the share.
+        """
+        rule_ids = {str(lock["resource_id"]) for lock in self._locks(token)}
+        rules: list[JsonObject] = []
+        for rule_id in sorted(rule_ids):
+            with suppress(errors.NotFound):  # The rule was deleted meanwhile.
+                path = f"/share-access-rules/{quote(rule_id, safe='')}"
+                rules.append(self._json("GET", path, token)["access"])
+        return rules
 
     def _locks(self, token: str) -> Iterator[JsonObject]:
-        """The locks that give our reason. An answer may be shorter than what was asked for, which
-        the service limits (osapi_max_limit): the last is empty."""
-        asked = {
+        """Yield the locks with Kilonova's reason.
+
+        A page may be shorter than requested, because the service has its own limit
+        (osapi_max_limit). So only an empty page is the last one.
+        """
+        filters = {
             "resource_type": "access_rule",
             "lock_reason": REASON,
             "all_projects": "true",
@@ -147,12 +157,12 @@ class ShareClient(OptionalService):
         }
         offset = 0
         while True:
-            query = urlencode({**asked, "offset": offset})
-            found = self._json("GET", f"/resource-locks?{query}", token)["resource_locks"]
-            if not found:
+            query = urlencode({**filters, "offset": offset})
+            locks = self._json("GET", f"/resource-locks?{query}", token)["resource_locks"]
+            if not locks:
                 return
-            yield from found
-            offset += len(found)
+            yield from locks
+            offset += len(locks)
 
     # --- HTTP ---
     def _url(self) -> str:

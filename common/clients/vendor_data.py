@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dynamic vendor data: what the operator's own services say to each guest, as Nova's DynamicJSON
-asks them.
+"""Dynamic vendor data: data from the operator's services for each guest, as in Nova's DynamicJSON.
 
-Each target of [vendor_data] dynamic_targets gets a POST with what is known of the server, and what
-it answers stands under its name in vendor_data2.json. Targets are not trusted with our time: an
-answer that has not come whole within the time-outs, is too long, too deep, no JSON or a redirection
-is refused, the log says so, and the guest goes without it, unless dynamic_failure_fatal says
-otherwise. A call that never ends holds a thread of its own; no more than ``AT_ONCE`` do, and who
-finds none free asks nothing. After three failures in a row a target is left alone for two seconds.
+Each target in [vendor_data] dynamic_targets gets a POST with facts about the server. Its answer
+appears under the target's name in vendor_data2.json. Targets may be slow or faulty: an answer that
+is late, too long, too deep, not JSON or a redirection is ignored and logged, and the guest starts
+without this data, unless dynamic_failure_fatal is set. A call that never ends keeps a thread. At
+most ``AT_ONCE`` threads exist, and a caller without a free thread calls no target. After three
+failures in a row a target is not called for two seconds.
 
-The token is that of the user in [vendordata_dynamic_auth], in keystoneauth's options, as in Nova;
-never Kilonova's own, because a target could use it. Without that section the targets are asked
-without one.
+The token is that of the user in [vendordata_dynamic_auth], with keystoneauth's options, as in Nova.
+Kilonova's own token is never sent, because a target could misuse the token. Without that section no
+token is sent.
 """
 
 from __future__ import annotations
@@ -43,19 +42,21 @@ log = logging.getLogger(__name__)
 GROUP = "vendordata_dynamic_auth"
 STATIC, DYNAMIC = "static", "dynamic"
 AT_ONCE, MOST_TARGETS = 8, 16
-MOST_BYTES, MOST_DEPTH = 64 * 1024, 32  #: of one answer
-LOGIN_SECONDS = 5  #: that the identity service has for each answer
+#: Limits of one answer.
+MOST_BYTES, MOST_DEPTH = 64 * 1024, 32
+#: Seconds that the identity service has for each answer.
+LOGIN_SECONDS = 5
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _HEADERS = {"Accept": "application/json", "User-Agent": "kilonova-vendordata"}
 
 
 class _Refused(Exception):
-    """What a target said, or did not say, in words for the log."""
+    """The reason to ignore a target's answer, for the log."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """A service that is asked, and the name that its answer has."""
+    """A service that is called, and the name of its answer."""
 
     name: str
     url: str
@@ -63,12 +64,15 @@ class Target:
 
 
 class Dynamic:
-    """One process's way to the targets; made after the process has forked. Thread-safe.
+    """The client of the targets. Created after the process has forked. Thread-safe.
 
     Args:
-        session: keystoneauth's, with a user or without; ``verify``: the CAs that targets'
-        certificates are checked by. connect, read: seconds to reach a target, and for each part of
-        its answer; both together for all of it.
+        session: keystoneauth's session, with or without a user.
+        connect: Seconds to reach a target.
+        read: Seconds for each part of an answer. A whole call may take ``connect`` plus ``read``.
+        is_fatal: True if a failed target fails the request.
+        verify: The file of the authorities for targets' certificates. True: the system's
+            authorities.
     """
 
     def __init__(
@@ -86,16 +90,19 @@ class Dynamic:
         self._free = threading.Semaphore(AT_ONCE)
 
     def of(self, facts: JsonMapping) -> JsonObject:
-        """What each target says of this server, {} where it says nothing that can be used.
+        """Return the answer of each target by name, {} for a target without a usable answer.
+
+        Args:
+            facts: The body of the requests.
 
         Raises:
-            Unavailable: a target has failed, and that is fatal.
+            Unavailable: A target has failed, and failures are fatal.
         """
         return {target.name: self._answer(target, facts) for target in self._targets}
 
     def _answer(self, target: Target, facts: JsonMapping) -> JsonValue:
         try:
-            return self._ask(target, json.dumps(facts).encode())
+            return self._call_with_timeout(target, json.dumps(facts).encode())
         except _Refused as problem:
             log.warning(
                 "vendor data of %s for server %s: %s",
@@ -109,9 +116,14 @@ class Dynamic:
                 ) from problem
             return {}
 
-    def _ask(self, target: Target, body: bytes) -> JsonValue:
-        """Its answer, waited for no longer than both time-outs; what has not ended by then ends by
-        itself."""
+    def _call_with_timeout(self, target: Target, body: bytes) -> JsonValue:
+        """Call a target in a thread, and return its answer.
+
+        A thread that is late ends by itself.
+
+        Raises:
+            _Refused: The target failed, is late, or is not called.
+        """
         if target.breaker.is_open():
             raise _Refused("it has failed three times in a row, and is left alone for a moment")
         until = time.monotonic() + self._connect + self._read
@@ -119,27 +131,27 @@ class Dynamic:
             raise _Refused(f"{AT_ONCE} calls of this process have not been answered yet")
         box: queue.SimpleQueue[JsonValue] = queue.SimpleQueue()
         threading.Thread(
-            target=self._call, args=(target, body, until, box), daemon=True, name="vendor data"
+            target=self._run_call, args=(target, body, until, box), daemon=True, name="vendor data"
         ).start()
         try:
-            found = box.get(timeout=max(0.0, until - time.monotonic()))
+            answer = box.get(timeout=max(0.0, until - time.monotonic()))
         except queue.Empty:
-            target.breaker.heard(answered=False)
+            target.breaker.record(answered=False)
             raise _Refused("its answer has not come in time") from None
-        target.breaker.heard(answered=not isinstance(found, _Refused))
-        if isinstance(found, _Refused):
-            raise found
-        return found
+        target.breaker.record(answered=not isinstance(answer, _Refused))
+        if isinstance(answer, _Refused):
+            raise answer
+        return answer
 
-    def _call(
+    def _run_call(
         self, target: Target, body: bytes, until: float, box: queue.SimpleQueue[JsonValue]
     ) -> None:
-        """In a thread of its own."""
+        """Call a target, and put the answer or the error into ``box``."""
         try:
-            box.put(understood(self._post(target, body, until)))
+            box.put(parse_answer(self._post(target, body, until)))
         except _Refused as problem:
             box.put(problem)
-        except Exception as problem:  # noqa: BLE001  # whatever a target makes our libraries raise is its failure
+        except Exception as problem:  # noqa: BLE001  # Each exception counts as a failure of the target.
             box.put(_Refused(f"{type(problem).__name__}: {str(problem)[:300]}"))
         finally:
             self._free.release()
@@ -162,30 +174,34 @@ class Dynamic:
         with answer:
             if not 200 <= answer.status_code < 300:
                 raise _Refused(f"it answered {answer.status_code}")
-            found = b""
+            content = b""
             for part in answer.iter_content(8192):
-                found += part
-                if len(found) > MOST_BYTES:
+                content += part
+                if len(content) > MOST_BYTES:
                     raise _Refused(f"its answer is longer than {MOST_BYTES} bytes")
                 if time.monotonic() > until:
                     raise _Refused("its answer has not come in time")
-        return found
+        return content
 
 
-def understood(answer: bytes) -> JsonValue:
-    """The JSON of an answer that a guest can be given; {} for an empty one. Raises _Refused."""
+def parse_answer(answer: bytes) -> JsonValue:
+    """Return the JSON value of an answer, or {} for an empty answer.
+
+    Raises:
+        _Refused: The answer is not JSON, or is nested too deeply.
+    """
     if not answer.strip():
         return {}
     try:
-        found = json.loads(answer, parse_constant=_no_number)
-        if _depth(found) > MOST_DEPTH:
+        value = json.loads(answer, parse_constant=_no_number)
+        if _depth(value) > MOST_DEPTH:
             raise _Refused(f"its answer is deeper than {MOST_DEPTH} levels")
-        json.dumps(found, ensure_ascii=False).encode()  # half a surrogate pair is no text
+        json.dumps(value, ensure_ascii=False).encode()  # fails for half a surrogate pair
     except RecursionError:
         raise _Refused(f"its answer is deeper than {MOST_DEPTH} levels") from None
     except ValueError as problem:
         raise _Refused(f"its answer is not JSON: {str(problem)[:200]}") from problem
-    return found
+    return value
 
 
 def _no_number(name: str) -> NoReturn:
@@ -193,30 +209,35 @@ def _no_number(name: str) -> NoReturn:
 
 
 def _depth(value: object) -> int:
-    """Levels of lists and objects, no further than what is allowed and one."""
+    """Return the levels of lists and objects, counted up to ``MOST_DEPTH`` plus one."""
     level: list[object] = [value]
     depth = 0
     while level and depth <= MOST_DEPTH:
-        nested = [one for one in level if isinstance(one, (dict, list))]
+        nested = [container for container in level if isinstance(container, (dict, list))]
         level = [
-            item for one in nested for item in (one.values() if isinstance(one, dict) else one)
+            item
+            for container in nested
+            for item in (container.values() if isinstance(container, dict) else container)
         ]
         depth += bool(nested)
     return depth
 
 
 def static(conf: cfg.ConfigOpts) -> JsonObject | None:
-    """What all guests are told; None: [vendor_data] providers has no static. Raises ConfigError."""
+    """Return the vendor data for all guests. None: [vendor_data] providers lacks "static".
+
+    Raises:
+        ConfigError: The file cannot be read, or is not valid.
+    """
     return config.vendor_data(conf) if STATIC in conf.vendor_data.providers else None
 
 
 def configured(conf: cfg.ConfigOpts) -> Dynamic | None:
-    """As [vendor_data] says; None: no target is asked.
+    """Return the client of the configured targets. None: no target is configured.
 
     Raises:
-        ConfigError: a target, or the user in [vendordata_dynamic_auth], cannot be understood; or
-        plain text would
-            travel to another machine.
+        ConfigError: A target or the user in [vendordata_dynamic_auth] is not valid, or plain HTTP
+            would be used to another machine.
     """
     own = conf.vendor_data
     if DYNAMIC not in own.providers:
@@ -246,9 +267,9 @@ def configured(conf: cfg.ConfigOpts) -> Dynamic | None:
 def _target(text: str) -> Target:
     name, _, url = text.partition("@")
     try:
-        where = urlsplit(url)
+        parts = urlsplit(url)
         is_url = (
-            where.scheme in ("http", "https") and bool(where.hostname) and where.username is None
+            parts.scheme in ("http", "https") and bool(parts.hostname) and parts.username is None
         )
     except ValueError:
         is_url = False
@@ -274,7 +295,9 @@ def _session(conf: cfg.ConfigOpts) -> Session:
     if auth is not None and own.auth_url:
         tls.check_external_url(conf, f"[{GROUP}] auth_url", own.auth_url)
     if auth is None:
-        log.warning("vendor data is asked for without a token: [%s] has no auth_type", GROUP)
+        log.warning(
+            "vendor data is requested without a token, because [%s] has no auth_type", GROUP
+        )
     return session.Session(
         auth=auth, timeout=LOGIN_SECONDS, verify=False if own.insecure else own.cafile or True
     )

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The block storage service (Cinder v3), over HTTP only: volumes, and which server may have them.
+"""The client of the block storage service (Cinder v3): volumes, snapshots and attachments.
 
-The API looks at volumes with the user's token, and makes with it what is to be the user's; the
-conductor attaches and detaches with Kilonova's own. An *attachment* is the permission: without a
-connector it reserves a volume for a server, with one it lets a host connect. A service that does
-not answer is Unavailable; what it refuses for good is another Problem, in the service's own words.
+The API reads volumes with the user's token, and creates the user's objects with that token. The
+conductor attaches and detaches with Kilonova's own token. An *attachment* is a server's permission
+to use a volume. Without a connector the attachment reserves the volume. With a connector, a host
+may connect to the volume. A service that does not answer is Unavailable. A definite refusal is
+another Problem with the service's message.
 """
 
 from __future__ import annotations
@@ -22,25 +23,31 @@ NAME = "block storage service"
 #: The first version in which an attachment can be completed.
 VERSION = "3.44"
 NEEDS = f"{VERSION} of its API, which volumes of servers need"
-REIMAGE_VERSION = "3.68"  #: the first in which a volume can be written anew
+#: The first version in which a volume can be overwritten with an image.
+REIMAGE_VERSION = "3.68"
 NEEDS_REIMAGE = f"{REIMAGE_VERSION} of its API, which another image on a volume needs"
-#: How an endpoint in a catalogue may end; a service that knows 3.67 asks for no project there.
+#: The optional end of an endpoint in a catalogue. Since 3.67 the project is not needed.
 _VERSION_AND_PROJECT = re.compile("/v3(/[^/]*)?$")
-#: A user may not end the connection of a server beneath it; who shows this may (CVE-2023-2088).
+#: Header that permits the detach of a volume in use, which users must not do (CVE-2023-2088).
 AS_SERVICE = ("X-Service-Token",)
 AVAILABLE, IN_USE, CREATING, ERROR = "available", "in-use", "creating", "error"
 RESERVED, DOWNLOADING = "reserved", "downloading"
 DELETING, ERROR_DELETING = "deleting", "error_deleting"
-#: The progress of a snapshot with which the service takes over again.
+#: The progress of a snapshot at which the host is done and the service continues.
 HOST_IS_DONE = "90%"
-#: A volume whose data the service has its servers copy into another one.
+#: Migration status of a volume while servers copy its data to another volume.
 MIGRATING = "migrating"
 
 
 @dataclass(frozen=True, slots=True)
 class Volume:
-    """A volume as the service has it. image_metadata: of the image that it was made of; servers:
-    that it is attached to; migration: how far its migration is, for admins alone."""
+    """A volume.
+
+    Attributes:
+        image_metadata: Metadata of the image from which the volume was created.
+        servers: Ids of the servers to which the volume is attached.
+        migration: Migration status. Empty if the token has no admin role.
+    """
 
     id: str
     status: str
@@ -59,7 +66,7 @@ class Volume:
 
 @dataclass(frozen=True, slots=True)
 class VolumeSnapshot:
-    """What a volume was like once; another one can be made of it."""
+    """The state of a volume at one moment, from which another volume can be created."""
 
     id: str
     status: str
@@ -70,7 +77,7 @@ class VolumeSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class VolumeType:
-    """A kind of volume that the token may ask for."""
+    """A volume type that the token may use."""
 
     id: str
     name: str
@@ -78,8 +85,12 @@ class VolumeType:
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A server's permission to have a volume. connection: what the host needs in order to connect
-    (driver_volume_type and the rest), which may hold passwords; empty without a connector."""
+    """A server's permission to use a volume.
+
+    Attributes:
+        connection: The data that the host needs to connect (driver_volume_type and more). May
+            contain passwords. Empty without a connector.
+    """
 
     id: str
     volume_id: str
@@ -90,10 +101,10 @@ class Attachment:
 
 @dataclass
 class VolumeClient(OptionalService):
-    """One process's way to the service. Thread-safe.
+    """The client of the block storage service. Thread-safe.
 
-    Every call raises Unauthorized for a token that the service does not accept, and NotFound,
-    BadRequest, Forbidden, Conflict and TooLarge (a quota) for what it refuses.
+    Every call raises Unauthorized if the service does not accept the token, and NotFound,
+    BadRequest, Forbidden, Conflict or TooLarge (a quota) for other refusals.
     """
 
     service_name, section = NAME, "volume"
@@ -103,17 +114,25 @@ class VolumeClient(OptionalService):
 
     # --- volumes ---
     def volume(self, token: str, volume_id: str) -> Volume:
-        """One volume. Raises NotFound: there is none that the token may see."""
-        return _volume(self._json("GET", f"/volumes/{_part(volume_id)}", token)["volume"])
+        """Return a volume.
+
+        Raises:
+            NotFound: The volume does not exist, or the token may not see it.
+        """
+        return _volume(self._json("GET", f"/volumes/{_quote(volume_id)}", token)["volume"])
 
     def snapshot(self, token: str, snapshot_id: str) -> VolumeSnapshot:
-        """One snapshot. Raises NotFound: there is none that the token may see."""
-        return _snapshot(self._json("GET", f"/snapshots/{_part(snapshot_id)}", token)["snapshot"])
+        """Return a snapshot.
+
+        Raises:
+            NotFound: The snapshot does not exist, or the token may not see it.
+        """
+        return _snapshot(self._json("GET", f"/snapshots/{_quote(snapshot_id)}", token)["snapshot"])
 
     def types(self, token: str) -> list[VolumeType]:
-        """Those that the token may ask for."""
-        found = self._json("GET", "/types", token)["volume_types"]
-        return [VolumeType(str(one["id"]), str(one["name"])) for one in found]
+        """Return the volume types that the token may use."""
+        types = self._json("GET", "/types", token)["volume_types"]
+        return [VolumeType(str(entry["id"]), str(entry["name"])) for entry in types]
 
     def create(
         self,
@@ -126,76 +145,83 @@ class VolumeClient(OptionalService):
         volume_type: str | None = None,
         zone: str | None = None,
     ) -> Volume:
-        """A new volume of the token's project, empty or made of an image or a snapshot. It is there
-        when its status is ``available``, and never will be when that is ``error``.
+        """Create a volume in the token's project, empty or from an image or a snapshot.
+
+        The volume is ready when its status is ``available``. The status ``error`` is final.
 
         Raises:
-            TooLarge: a quota of the service does not allow it.
+            TooLarge: A quota of the service is exceeded.
         """
-        wanted: JsonObject = {"size": size_gb, "name": name}
-        beside = {
+        values: JsonObject = {"size": size_gb, "name": name}
+        optional = {
             "imageRef": image_id,
             "snapshot_id": snapshot_id,
             "volume_type": volume_type,
             "availability_zone": zone,
         }
-        wanted |= {key: value for key, value in beside.items() if value}
-        return _volume(self._json("POST", "/volumes", token, {"volume": wanted})["volume"])
+        values |= {key: value for key, value in optional.items() if value}
+        return _volume(self._json("POST", "/volumes", token, {"volume": values})["volume"])
 
     def delete(self, token: str, volume_id: str) -> None:
-        """Delete a volume; one that is gone is fine.
+        """Delete a volume. A missing volume is no error.
 
         Raises:
-            BadRequest: it is attached, or has snapshots.
+            BadRequest: The volume is attached, or has snapshots.
         """
-        self._gone_is_fine("DELETE", f"/volumes/{_part(volume_id)}", token)
+        self._send_ignoring_missing("DELETE", f"/volumes/{_quote(volume_id)}", token)
 
     def reimage(self, token: str, volume_id: str, image_id: str) -> None:
-        """Have a volume that is reserved written anew from an image: it is ``downloading``, and
-        then reserved as before, or in ``error``.
+        """Overwrite a reserved volume with an image.
+
+        The status of the volume is ``downloading`` meanwhile, and then ``reserved`` again or
+        ``error``.
 
         Raises:
-            BadRequest: it is not reserved, or too small. Conflict: the service is too old.
+            BadRequest: The volume is not reserved, or is too small.
+            Conflict: The service is too old.
         """
-        wanted = {"os-reimage": {"image_id": image_id, "reimage_reserved": True}}
-        path = f"/volumes/{_part(volume_id)}/action"
-        self._json("POST", path, token, wanted, version=REIMAGE_VERSION)
+        body = {"os-reimage": {"image_id": image_id, "reimage_reserved": True}}
+        path = f"/volumes/{_quote(volume_id)}/action"
+        self._json("POST", path, token, body, version=REIMAGE_VERSION)
 
     # --- snapshots ---
     def make_snapshot(self, token: str, volume_id: str, name: str) -> VolumeSnapshot:
-        """A new snapshot, of the token's project, also of a volume that is in use. It is taken when
-        its status is ``available``, and never will be when that is ``error``.
+        """Create a snapshot in the token's project, even of a volume in use.
+
+        The snapshot is ready when its status is ``available``. The status ``error`` is final.
 
         Raises:
-            TooLarge: a quota of the service does not allow it.
+            TooLarge: A quota of the service is exceeded.
         """
-        wanted = {"volume_id": volume_id, "name": name, "force": True}
-        return _snapshot(self._json("POST", "/snapshots", token, {"snapshot": wanted})["snapshot"])
+        values = {"volume_id": volume_id, "name": name, "force": True}
+        return _snapshot(self._json("POST", "/snapshots", token, {"snapshot": values})["snapshot"])
 
     def delete_snapshot(self, token: str, snapshot_id: str) -> None:
-        """Delete a snapshot; one that is gone, or going, is fine.
+        """Delete a snapshot. A snapshot that is missing or being deleted is no error.
 
         Raises:
-            BadRequest: it is being made.
+            BadRequest: The snapshot is being created.
         """
         try:
-            self._gone_is_fine("DELETE", f"/snapshots/{_part(snapshot_id)}", token)
+            self._send_ignoring_missing("DELETE", f"/snapshots/{_quote(snapshot_id)}", token)
         except errors.BadRequest:
-            if not self._is_going(token, snapshot_id):
+            if not self._is_being_deleted(token, snapshot_id):
                 raise
 
     def update_snapshot_status(self, token: str, snapshot_id: str, status: str) -> None:
-        """What a host that takes or deletes the snapshot has made of it: the status as it is
-        (``creating``, ``deleting``) says that the host is done, and the service goes on.
+        """Report the result of a host that creates or deletes a snapshot.
+
+        The snapshot's present status (``creating``, ``deleting``) means that the host is done. Then
+        the service continues.
 
         Raises:
-            BadRequest: the service does not wait for it, or not for this.
+            BadRequest: The service does not wait for this report.
         """
-        wanted = {"status": status, "progress": HOST_IS_DONE}
-        path = f"/snapshots/{_part(snapshot_id)}/action"
-        self._json("POST", path, token, {"os-update_snapshot_status": wanted})
+        values = {"status": status, "progress": HOST_IS_DONE}
+        path = f"/snapshots/{_quote(snapshot_id)}/action"
+        self._json("POST", path, token, {"os-update_snapshot_status": values})
 
-    def _is_going(self, token: str, snapshot_id: str) -> bool:
+    def _is_being_deleted(self, token: str, snapshot_id: str) -> bool:
         try:
             return self.snapshot(token, snapshot_id).status == DELETING
         except errors.NotFound:
@@ -204,65 +230,87 @@ class VolumeClient(OptionalService):
     def end_migration(
         self, token: str, volume_id: str, new_volume_id: str, failed: bool = False
     ) -> str:
-        """The server has the data of a migrating volume in the new one, or does not have it there;
-        the other one is deleted. Returns the id that the volume has from now on.
+        """Complete a volume's migration, or cancel it with ``failed``. The other volume is deleted.
+
+        Returns:
+            The id of the remaining volume.
 
         Raises:
-            BadRequest: it is not being migrated there.
+            BadRequest: The volume is not being migrated to the new volume.
         """
-        wanted: JsonObject = {"new_volume": new_volume_id, "error": failed}
-        path = f"/volumes/{_part(volume_id)}/action"
-        found = self._json("POST", path, token, {"os-migrate_volume_completion": wanted})
-        return str(found["save_volume_id"])
+        values: JsonObject = {"new_volume": new_volume_id, "error": failed}
+        path = f"/volumes/{_quote(volume_id)}/action"
+        answer = self._json("POST", path, token, {"os-migrate_volume_completion": values})
+        return str(answer["save_volume_id"])
 
-    # --- what users see there: "volumes" or "snapshots", as the service has them ---
+    # --- records for users, with "volumes" or "snapshots" as ``resource`` ---
     def records(self, token: str, resource: str) -> list[JsonObject]:
-        """All of the token's project, the newest first, of as many pages as there are."""
-        found: list[JsonObject] = []
+        """Return all records of the token's project, newest first. Reads all pages."""
+        records: list[JsonObject] = []
         path = f"/{resource}/detail"
         while True:
-            said = self._json("GET", path, token)
-            found += said[resource]
-            links = {link["rel"] for link in said.get(f"{resource}_links") or ()}
-            if "next" not in links or not said[resource]:
-                return found
-            path = f"/{resource}/detail?{urlencode({'marker': found[-1]['id']})}"
+            page = self._json("GET", path, token)
+            records += page[resource]
+            links = {link["rel"] for link in page.get(f"{resource}_links") or ()}
+            if "next" not in links or not page[resource]:
+                return records
+            path = f"/{resource}/detail?{urlencode({'marker': records[-1]['id']})}"
 
     def record(self, token: str, resource: str, record_id: str) -> JsonObject:
-        """One. Raises NotFound: there is none that the token may see."""
-        return dict(self._json("GET", f"/{resource}/{_part(record_id)}", token)[resource[:-1]])
+        """Return a record.
+
+        Raises:
+            NotFound: The record does not exist, or the token may not see it.
+        """
+        return dict(self._json("GET", f"/{resource}/{_quote(record_id)}", token)[resource[:-1]])
 
     def make(self, token: str, resource: str, values: JsonObject) -> JsonObject:
-        """A new one of the token's project. Raises TooLarge: a quota does not allow it."""
+        """Create a record in the token's project and return it.
+
+        Raises:
+            TooLarge: A quota of the service is exceeded.
+        """
         return dict(
             self._json("POST", f"/{resource}", token, {resource[:-1]: values})[resource[:-1]]
         )
 
     def remove(self, token: str, resource: str, record_id: str) -> None:
-        """Delete one. Raises NotFound: it is gone already."""
-        self._json("DELETE", f"/{resource}/{_part(record_id)}", token)
+        """Delete a record.
+
+        Raises:
+            NotFound: The record does not exist.
+        """
+        self._json("DELETE", f"/{resource}/{_quote(record_id)}", token)
 
     # --- attachments ---
     def attachments(
         self, token: str, server_id: str, volume_id: str | None = None
     ) -> list[Attachment]:
-        """A server's, or those that it has of one volume, with their connections; in all projects
-        for an admin's token."""
-        asked = {"instance_id": server_id, "all_tenants": "1"}
+        """Return the attachments of a server with their connections, or only those of one volume.
+
+        With an admin's token, all projects are searched.
+        """
+        query = {"instance_id": server_id, "all_tenants": "1"}
         if volume_id:
-            asked["volume_id"] = volume_id
-        found = self._json("GET", f"/attachments/detail?{urlencode(asked)}", token)["attachments"]
-        return [_attachment(one) for one in found]
+            query["volume_id"] = volume_id
+        attachments = self._json("GET", f"/attachments/detail?{urlencode(query)}", token)[
+            "attachments"
+        ]
+        return [_attachment(attachment) for attachment in attachments]
 
     def every_attachment(self, token: str) -> list[Attachment]:
-        """Those of all servers in all projects, for an admin's token; without connections."""
-        found = self._json("GET", "/attachments?all_tenants=1", token)["attachments"]
-        return [_attachment(one) for one in found]
+        """Return the attachments of all servers, without connections. Needs an admin's token."""
+        attachments = self._json("GET", "/attachments?all_tenants=1", token)["attachments"]
+        return [_attachment(attachment) for attachment in attachments]
 
     def attachment(self, token: str, attachment_id: str) -> Attachment:
-        """One. Raises NotFound."""
-        found = self._json("GET", f"/attachments/{_part(attachment_id)}", token)
-        return _attachment(found["attachment"])
+        """Return an attachment.
+
+        Raises:
+            NotFound: The attachment does not exist.
+        """
+        answer = self._json("GET", f"/attachments/{_quote(attachment_id)}", token)
+        return _attachment(answer["attachment"])
 
     def attach(
         self,
@@ -273,16 +321,19 @@ class VolumeClient(OptionalService):
         mountpoint: str | None = None,
         mode: str | None = None,
     ) -> Attachment:
-        """A new attachment: without a ``connector`` the volume is reserved for the server, with one
-        the host that it tells of may connect.
+        """Create an attachment.
+
+        Args:
+            connector: The host that may connect. None: the volume is only reserved for the server.
 
         Raises:
-            NotFound: there is no such volume. BadRequest: it is another server's, or not available.
+            NotFound: The volume does not exist.
+            BadRequest: Another server has the volume, or its status does not permit an attachment.
         """
-        wanted: JsonObject = {"volume_uuid": volume_id, "instance_uuid": server_id}
-        wanted["connector"] = _connector(connector, mountpoint, mode)
+        values: JsonObject = {"volume_uuid": volume_id, "instance_uuid": server_id}
+        values["connector"] = _connector(connector, mountpoint, mode)
         return _attachment(
-            self._json("POST", "/attachments", token, {"attachment": wanted})["attachment"]
+            self._json("POST", "/attachments", token, {"attachment": values})["attachment"]
         )
 
     def connect(
@@ -293,30 +344,40 @@ class VolumeClient(OptionalService):
         mountpoint: str | None = None,
         mode: str | None = None,
     ) -> Attachment:
-        """Let the host that the ``connector`` tells of connect. Raises NotFound: there is no such
-        attachment."""
-        wanted = {"connector": _connector(connector, mountpoint, mode)}
-        found = self._json(
-            "PUT", f"/attachments/{_part(attachment_id)}", token, {"attachment": wanted}
+        """Let the connector's host connect to the volume, and return the attachment.
+
+        Raises:
+            NotFound: The attachment does not exist.
+        """
+        values = {"connector": _connector(connector, mountpoint, mode)}
+        answer = self._json(
+            "PUT", f"/attachments/{_quote(attachment_id)}", token, {"attachment": values}
         )
-        return _attachment(found["attachment"])
+        return _attachment(answer["attachment"])
 
     def complete(self, token: str, attachment_id: str) -> None:
-        """The server has the volume: it is shown as in-use. Raises NotFound: there is no such
-        attachment."""
-        path = f"/attachments/{_part(attachment_id)}/action"
+        """Mark the volume as in use by the server.
+
+        Raises:
+            NotFound: The attachment does not exist.
+        """
+        path = f"/attachments/{_quote(attachment_id)}/action"
         self._json("POST", path, token, {"os-complete": None})
 
     def detach(self, token: str, attachment_id: str) -> None:
-        """End an attachment with its connection, when the host has let go; one that is gone is
-        fine."""
-        self._gone_is_fine("DELETE", f"/attachments/{_part(attachment_id)}", token, AS_SERVICE)
+        """Delete an attachment with its connection. A missing attachment is no error.
+
+        Call this only after the host has disconnected.
+        """
+        self._send_ignoring_missing(
+            "DELETE", f"/attachments/{_quote(attachment_id)}", token, AS_SERVICE
+        )
 
     # --- HTTP ---
     def _url(self) -> str:
         return _VERSION_AND_PROJECT.sub("", self._base()) + "/v3"
 
-    def _gone_is_fine(
+    def _send_ignoring_missing(
         self,
         method: str,
         path: str,
@@ -337,7 +398,11 @@ class VolumeClient(OptionalService):
         beside: Iterable[str] = (),
         version: str = VERSION,
     ) -> JsonObject:
-        """``beside``: names of headers that carry the token, too."""
+        """Send a request and return the JSON object in the response.
+
+        Args:
+            beside: Names of further headers that contain the token.
+        """
         more: JsonObject = {} if body is None else {"json": body}
         answer = self._http.send(
             method,
@@ -351,62 +416,63 @@ class VolumeClient(OptionalService):
         return document(answer, NAME)
 
 
-def _part(name: str) -> str:
-    """A name within a path."""
+def _quote(name: str) -> str:
     return quote(name, safe="")
 
 
 def _connector(
     connector: JsonObject | None, mountpoint: str | None, mode: str | None
 ) -> JsonObject | None:
-    """With what is said of one attachment alone."""
+    """Return the connector with the data of this attachment."""
     if connector is None:
         return None
-    beside = {"mountpoint": mountpoint, "mode": mode}
-    return connector | {name: value for name, value in beside.items() if value}
+    optional = {"mountpoint": mountpoint, "mode": mode}
+    return connector | {name: value for name, value in optional.items() if value}
 
 
-def _volume(found: JsonObject) -> Volume:
-    metadata = found.get("metadata") or {}
+def _volume(record: JsonObject) -> Volume:
+    metadata = record.get("metadata") or {}
     return Volume(
-        id=str(found["id"]),
-        status=str(found["status"]),
-        size_gb=int(found["size"]),
-        bootable=_is_true(found.get("bootable")),
-        multiattach=_is_true(found.get("multiattach")),
-        availability_zone=found.get("availability_zone"),
-        volume_type=found.get("volume_type"),
+        id=str(record["id"]),
+        status=str(record["status"]),
+        size_gb=int(record["size"]),
+        bootable=_is_true(record.get("bootable")),
+        multiattach=_is_true(record.get("multiattach")),
+        availability_zone=record.get("availability_zone"),
+        volume_type=record.get("volume_type"),
         image_metadata={
             str(name): str(value)
-            for name, value in (found.get("volume_image_metadata") or {}).items()
+            for name, value in (record.get("volume_image_metadata") or {}).items()
         },
         read_only=_is_true(metadata.get("readonly")),
-        encrypted=_is_true(found.get("encrypted")),
-        project_id=found.get("os-vol-tenant-attr:tenant_id"),
-        servers=tuple(str(one["server_id"]) for one in found.get("attachments") or ()),
-        migration=str(found.get("migration_status") or ""),
+        encrypted=_is_true(record.get("encrypted")),
+        project_id=record.get("os-vol-tenant-attr:tenant_id"),
+        servers=tuple(
+            str(attachment["server_id"]) for attachment in record.get("attachments") or ()
+        ),
+        migration=str(record.get("migration_status") or ""),
     )
 
 
-def _snapshot(found: JsonObject) -> VolumeSnapshot:
+def _snapshot(record: JsonObject) -> VolumeSnapshot:
     return VolumeSnapshot(
-        str(found["id"]),
-        str(found["status"]),
-        int(found["size"]),
-        str(found["volume_id"]),
-        found.get("os-extended-snapshot-attributes:project_id"),
+        str(record["id"]),
+        str(record["status"]),
+        int(record["size"]),
+        str(record["volume_id"]),
+        record.get("os-extended-snapshot-attributes:project_id"),
     )
 
 
-def _is_true(said: object) -> bool:
-    return str(said).lower() == "true"
+def _is_true(value: object) -> bool:
+    return str(value).lower() == "true"
 
 
-def _attachment(found: JsonObject) -> Attachment:
+def _attachment(record: JsonObject) -> Attachment:
     return Attachment(
-        id=str(found["id"]),
-        volume_id=str(found["volume_id"]),
-        server_id=str(found.get("instance") or ""),
-        status=str(found["status"]),
-        connection=dict(found.get("connection_info") or {}),
+        id=str(record["id"]),
+        volume_id=str(record["volume_id"]),
+        server_id=str(record.get("instance") or ""),
+        status=str(record["status"]),
+        connection=dict(record.get("connection_info") or {}),
     )

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What agents answer: commands (``do``, cast), images to fetch ahead (``cache_images``, cast), and
-questions that the API asks at once (``query``). Only conductors have the keys for the first two."""
+"""The interface of agents: commands (``do``), images to fetch ahead, and queries by the API.
+
+``do`` and ``cache_images`` are casts, and only conductors have the keys for them. The API waits for
+the answer to a ``query``.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +26,25 @@ class AgentApi(Protocol):
     """The interface that an agent process serves."""
 
     def do(self, commands: list[Command], access: Access | None) -> None:
-        """Take these commands in hand; ``access`` opens their images."""
+        """Accept commands.
+
+        Args:
+            access: Access to the images of the commands, or None if they have no images.
+        """
 
     def cache_images(self, images: list[ImageRef], access: Access) -> None:
-        """Fetch these into the host's image cache, one after the other; those in hand or there
-        already are not fetched again. What became of each is told as ``Sync.cached``, also of one
-        that was there."""
+        """Fetch images into the host's image cache, one after the other.
+
+        Images that are cached or being fetched are not fetched again. The agent reports the outcome
+        of each image in ``Sync.cached``, also for cached images.
+        """
 
     def query(self, verb: str, arguments: JsonObject) -> JsonObject:
-        """Answer a question about a guest, or the host, at once."""
+        """Return the answer to a query about a guest or the host at once."""
 
 
 def serve(link: HostSide, agent: AgentApi) -> None:
-    """Answer conductors and the API."""
+    """Serve conductors and the API."""
 
     def do(commands: list[JsonObject], access: JsonObject | None) -> None:
         agent.do(commands_of(commands), from_wire(Access, access) if access else None)
@@ -57,35 +66,44 @@ def serve(link: HostSide, agent: AgentApi) -> None:
     )
 
 
-def commands_of(said: Iterable[JsonObject]) -> list[Command]:
-    """Those of them that can be read: one that cannot holds up no other. It is sent again, and its
-    action looked at by whoever reads the log."""
-    found = []
-    for one in said:
+def commands_of(contents: Iterable[JsonObject]) -> list[Command]:
+    """Parse commands, and leave out faulty commands.
+
+    A faulty command thus delays no other. The conductor repeats the command, and the agent's log
+    names the error.
+    """
+    commands = []
+    for content in contents:
         try:
-            found.append(from_wire(Command, one))
+            commands.append(from_wire(Command, content))
         except (TypeError, ValueError, AttributeError) as problem:
-            log.error(
-                "a command cannot be read and is left out: %s: %s", type(problem).__name__, problem
-            )
-    return found
+            log.error("a faulty command is ignored: %s: %s", type(problem).__name__, problem)
+    return commands
 
 
 class AgentClient:
-    """For conductors (``do``, ``cache_images``) and the API (``query``)."""
+    """The client of agents, for conductors (``do``, ``cache_images``) and the API (``query``)."""
 
     def __init__(self, link: ControlSide) -> None:
         self._link = link
 
     def do(self, host: str, commands: Sequence[Command], access: Access | None) -> bool:
-        """Cast commands to a host; False when they were lost: the next sync sends them again."""
+        """Send commands to a host.
+
+        Returns:
+            False if the message was lost. The answer to the host's next report contains the
+            commands.
+        """
         return self._cast(
             host, "do", {"commands": to_wire(list(commands)), "access": to_wire(access)}
         )
 
     def cache_images(self, host: str, images: Sequence[ImageRef], access: Access) -> bool:
-        """Cast images to fetch ahead; False when they were lost: the conductor's sweep repeats
-        them."""
+        """Send images to fetch ahead to a host.
+
+        Returns:
+            False if the message was lost. The conductor's sweep repeats the message.
+        """
         return self._cast(
             host, "cache_images", {"images": to_wire(list(images)), "access": to_wire(access)}
         )
@@ -93,13 +111,17 @@ class AgentClient:
     def _cast(self, host: str, method: str, content: JsonObject) -> bool:
         try:
             return self._link.cast(host, method, Purpose.COMMAND, content)
-        except errors.Unavailable:  # a host without a key is as good as away
+        except errors.Unavailable:  # A host without a key is treated like an unreachable host.
             return False
 
     def query(self, host: str, verb: str, arguments: JsonObject, timeout: float = 10) -> JsonObject:
-        """Ask a host; raises NoAnswer, or the Problem that it answers with.
+        """Send a query to a host and return the answer.
 
-        The text of the Problem is one printable line, whatever the host sends.
+        The text of a Problem is one printable line, even if a host sends more.
+
+        Raises:
+            NoAnswer: The host did not answer in time.
+            Problem: The host's answer is this error.
         """
         try:
             answer: JsonObject = self._link.call(

@@ -27,9 +27,11 @@ from common.domain.json_types import JsonObject
 from common.security import tls
 from common.service import metrics
 
-RABBIT = "oslo_messaging_rabbit"  #: the section with the options of both stacks
-CONNECT_SECONDS = 2.0  #: limit for a connection to one node
-#: Defaults for both stacks; an operator's file overrides them. The database remembers all work, so
+#: The section with the options of both stacks.
+RABBIT = "oslo_messaging_rabbit"
+#: Time limit for a connection to one node.
+CONNECT_SECONDS = 2.0
+#: Defaults for both stacks. An operator's file overrides them. The database remembers all work, so
 #: retries are quick. With the two heartbeat options oslo.messaging wakes up once a second
 #: (threshold / rate / 2), so a process stops promptly. For the same reason an answer to a caller
 #: that is gone is not offered for a minute.
@@ -48,8 +50,9 @@ BROKEN = (
     exceptions.KombuError,
     OSError,
 )
-Connection = Any  #: kombu's connection, which declares no types
-Channel = Any  #: a channel of such a connection
+#: kombu's connection and its channel, which declare no types.
+Connection = Any
+Channel = Any
 CONNECTIONS = metrics.Metric(
     metrics.COUNTER,
     "broker_connections",
@@ -82,7 +85,7 @@ class BrokerTransport(AmqpTransport):
             CONNECTIONS.add("failed")
             raise
         finally:
-            client.hostname = name  # kombu replaces "localhost" by 127.0.0.1
+            client.hostname = name  # kombu has replaced "localhost" by 127.0.0.1.
         CONNECTIONS.add("opened")
         return connection
 
@@ -96,7 +99,7 @@ class Connect:
 
     Args:
         urls: One URL for each node.
-        files: The TLS options of amqp; empty without TLS.
+        files: The TLS options of amqp. Empty without TLS.
         heartbeat: Seconds between heartbeats.
         retry_seconds: The pause before a broken connection is opened again.
     """
@@ -107,7 +110,10 @@ class Connect:
     retry_seconds: float
 
     def __call__(self, heartbeat: float | None = None, **options: object) -> Connection:
-        """Return a connection; ``heartbeat`` 0 is none, ``options`` are those of amqp."""
+        """Return a connection with these options of amqp. Without ``heartbeat``, use the default.
+
+        A ``heartbeat`` of 0 disables heartbeats.
+        """
         return cast(Any, KombuConnection)(
             random.sample(self.urls, len(self.urls)),
             connect_timeout=CONNECT_SECONDS,
@@ -154,7 +160,7 @@ def require_answer(connect: Callable[..., Connection]) -> None:
 
 
 def look_in(conf: cfg.ConfigOpts, url: str | None = None, option: str = "transport_url") -> None:
-    """Open a connection to the broker, and close it.
+    """Check that the broker accepts a connection.
 
     Args:
         option: The name of the option that has the URL, for the texts of errors.
@@ -178,13 +184,13 @@ def look_in(conf: cfg.ConfigOpts, url: str | None = None, option: str = "transpo
             raise errors.Unavailable(f"The broker does not answer: {problem}") from problem
         text = " ".join(str(refusal).split())
         raise ConfigError(
-            f"{option}: the broker refuses {connection.userid}: {text}. Give the name, password "
-            "and virtual host that it knows, or let it know these"
+            f"{option}: the broker refuses {connection.userid}: {text}. Set a name, password "
+            "and virtual host that the broker has, or create them there"
         ) from problem
 
 
 def _try(connection: Connection) -> None:
-    """Open a connection with a channel, and close it."""
+    """Open and close a connection with a channel."""
     try:
         connection.default_channel  # noqa: B018  # connects
     finally:
@@ -249,7 +255,7 @@ def configure(conf: cfg.ConfigOpts, url: str | None = None) -> BrokerAddress:
     if not options.ssl_enforce_hostname_verification:
         raise ConfigError(
             "[oslo_messaging_rabbit] ssl_enforce_hostname_verification is false: the broker's name is "
-            "always verified; leave it away"
+            "always verified; remove this option"
         )
     if not options.ssl:
         off = "[oslo_messaging_rabbit] ssl is false" if files else ""
@@ -259,13 +265,13 @@ def configure(conf: cfg.ConfigOpts, url: str | None = None) -> BrokerAddress:
 
 def address_of(conf: cfg.ConfigOpts, url: str | None = None) -> BrokerAddress:
     """Return the nodes of the configured broker, or of the broker at ``url``."""
-    oslo_messaging.get_rpc_transport(conf, url=url)  # registers the options, and does not connect
+    oslo_messaging.get_rpc_transport(conf, url=url)  # Registers the options without connecting.
     address: BrokerAddress = oslo_messaging.TransportURL.parse(conf, url)
     return address
 
 
 def own_exchange(conf: cfg.ConfigOpts) -> str:
-    """Return [DEFAULT] control_exchange, or an empty text where the operator has not set it.
+    """Return [DEFAULT] control_exchange, or an empty text if the option is not set.
 
     An exchange that the operator sets carries calls and notifications.
     """
@@ -281,14 +287,14 @@ def url_as(
     """Return the URL of the configured broker, or of the broker at ``url``, for another user.
 
     Args:
-        at: Addresses of the nodes in place of those of the URL, each HOST or HOST:PORT.
+        at: Addresses of the nodes that replace the addresses in the URL, each HOST or HOST:PORT.
 
     Raises:
         ConfigError: An entry of ``at`` is not an address.
     """
     address = address_of(conf, url)
     if at:
-        address.hosts = [_user_at(one) for one in at]
+        address.hosts = [_user_at(node) for node in at]
     for host in address.hosts:
         host.username, host.password = user, password
     return str(address)
@@ -306,7 +312,7 @@ def _user_at(address: str) -> BrokerUser:
 
 
 def _tls_files(options: cfg.ConfigOpts.GroupAttr) -> JsonObject:
-    """Return the TLS options for the amqp library; empty without TLS."""
+    """Return the TLS options for the amqp library, or an empty dict without TLS."""
     if not options.ssl:
         return {}
     files = {

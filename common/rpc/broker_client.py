@@ -23,8 +23,10 @@ from kombu.transport.pyamqp import Transport as AmqpTransport
 from common.rpc.broker import BROKEN, LOST_MESSAGES, Channel, Connect, Connection
 
 log = logging.getLogger(__name__)
-SEND_SECONDS = 2.0  #: limit until the broker has a message
-IDLE = 1.0  #: longest pause in seconds between two looks at the heartbeats of a connection
+#: Time limit for sending a message to the broker.
+SEND_SECONDS = 2.0
+#: Maximum seconds between two checks of a connection's heartbeats.
+IDLE = 1.0
 #: Takes in a message: its body, and its routing key.
 Take = Callable[[bytes, str], None]
 
@@ -32,8 +34,8 @@ Take = Callable[[bytes, str], None]
 class Listener:
     """A thread that reads queues, and passes on one message after the other.
 
-    Why not kombu's ConsumerMixin: it sends no heartbeat while messages arrive, so RabbitMQ would
-    close a busy connection. It also notices a stop or a reconnect only at its next look.
+    Why not kombu's ConsumerMixin: ConsumerMixin sends no heartbeat while messages arrive, so
+    RabbitMQ would close a busy connection. A stop or a reconnect would also be noticed late.
 
     Args:
         declare: Called with the channel of each new connection. Returns the queues, and the
@@ -123,15 +125,15 @@ class Listener:
             text = body if isinstance(body, bytes) else str(body).encode()
             take(text, str(message.delivery_info["routing_key"]))
         except Exception:
-            log.exception("%s: a message could not be taken in", self._name)
+            log.exception("%s: a message could not be processed", self._name)
 
 
 class Sender:
     """Sends messages from any thread over one connection.
 
     kombu opens the connection again when it breaks. After a failure messages are lost at once for
-    ``retry_seconds``, so that many callers do not wait one after the other. There is no heartbeat,
-    because nothing reads while nothing is sent.
+    ``retry_seconds``, so that many callers do not wait one after the other. The connection has no
+    heartbeat, because the sender reads only while it sends.
 
     Args:
         confirms: Wait until the broker has put each message into a queue.
@@ -150,7 +152,7 @@ class Sender:
         self._rests_until = 0.0
 
     def send(self, exchange: str, key: str, body: bytes, seconds: float) -> bool:
-        """Send a message, which the broker drops after ``seconds`` if nothing reads it.
+        """Send a message. The broker drops an unread message after ``seconds``.
 
         Returns:
             False if the broker is unreachable or, with confirms, if no queue takes the message.
@@ -193,7 +195,7 @@ class Sender:
         return self._run(what, run)
 
     def _run(self, what: str, work: Callable[[], bool]) -> bool:
-        """Work, and once more over a new connection if the present one is broken."""
+        """Call ``work``, and repeat the call over a new connection if the first is broken."""
 
         def attempt() -> bool:
             try:

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What conductors answer: the wakeup message (``wake``), the one exchange with agents (``sync``),
-and the heartbeat that an idle agent sends in its place.
+"""The interface of conductors: wake-ups (``wake``), reports of agents (``sync``) and heartbeats.
 
-``ConductorWakeup`` is how the API wakes a conductor: it never blocks, and one background thread
-sends one message for all wakeups since the last; a wakeup that is lost costs at most the
-conductor's next sweep.
+An idle agent sends a heartbeat in place of a report. The API wakes a conductor by
+``ConductorWakeup``, which never blocks. One background thread sends one message for all wake-ups
+since the last message. A lost wake-up costs at most the time until the conductor's next sweep.
 """
 
 from __future__ import annotations
@@ -27,27 +26,35 @@ from common.security.host_keys import NotGenuine
 
 log = logging.getLogger(__name__)
 TOPIC = "kilonova-conductor"
-Said = TypeVar("Said", Sync, Heartbeat)
+HostMessage = TypeVar("HostMessage", Sync, Heartbeat)
 
 
 class ConductorApi(Protocol):
     """The interface that a conductor process serves."""
 
     def wake(self, neighbours: bool = False) -> None:
-        """There may be due actions; ``neighbours``: also among those that wait for a neighbour."""
+        """Look for due actions.
+
+        Args:
+            neighbours: Look also for actions before a call to an external service.
+        """
 
     def loop_back(self) -> None:
-        """A conductor's message to itself came back through the broker."""
+        """Note that a conductor's message to itself came back through the broker."""
 
     def sync(self, request: Sync) -> tuple[SyncAnswer, Access | None]:
-        """Take in what an agent says; answer what it should know, and what opens its images."""
+        """Process an agent's report.
+
+        Returns:
+            The answer, and the access to the images of its commands (None if they have no images).
+        """
 
     def heartbeat(self, beat: Heartbeat) -> HeartbeatAnswer:
-        """Does nothing wait for this idle host? Else it is to sync, with all its domains."""
+        """Answer whether the host is idle. A host that is not idle then reports all its domains."""
 
 
 def serve(transport: Transport, name: str, conductor: ConductorApi) -> None:
-    """Answer wakeup messages."""
+    """Serve wake-up messages."""
     transport.serve(TOPIC, name, {"wake": conductor.wake, "loop_back": conductor.loop_back})
 
 
@@ -57,16 +64,22 @@ def listen(
     joins: host_credentials.HostJoinsApi | None = None,
     certificates: host_credentials.HostCertificatesApi | None = None,
 ) -> None:
-    """Answer agents, with ``joins`` those that are to become one, and with ``certificates`` those
-    whose certificate ends. What a host says concerns that host: a message in which it calls itself
-    by another name than its key has is refused."""
+    """Serve agents.
+
+    Invariant: a host can only change its own state. A message that names another host than the
+    owner of its key is refused.
+
+    Args:
+        joins: Serves machines that join the cloud. None: joins are refused.
+        certificates: Serves hosts whose certificate ends soon. None: renewals are refused.
+    """
 
     def sync(host: str, request: dict[str, object]) -> dict[str, object]:
-        answer, access = conductor.sync(_of(host, from_wire(Sync, request)))
+        answer, access = conductor.sync(_check_sender(host, from_wire(Sync, request)))
         return {"answer": to_wire(answer), "access": to_wire(access)}
 
     def heartbeat(host: str, beat: dict[str, object]) -> object:
-        return to_wire(conductor.heartbeat(_of(host, from_wire(Heartbeat, beat))))
+        return to_wire(conductor.heartbeat(_check_sender(host, from_wire(Heartbeat, beat))))
 
     link.serve(
         {"sync": sync}
@@ -76,44 +89,53 @@ def listen(
     )
 
 
-def _of(host: str, said: Said) -> Said:
-    if said.host != host:
-        raise NotGenuine(f"it speaks of host {said.host}")
-    return said
+def _check_sender(host: str, message: HostMessage) -> HostMessage:
+    if message.host != host:
+        raise NotGenuine(f"it speaks of host {message.host}")
+    return message
 
 
-def read_answer(said: dict[str, object]) -> SyncAnswer:
-    """A conductor's answer, without those of its commands that cannot be read."""
-    answer = from_wire(SyncAnswer, {**said, "commands": []})
-    return replace(answer, commands=commands_of(cast("list[JsonObject]", said.get("commands", []))))
+def read_answer(content: dict[str, object]) -> SyncAnswer:
+    """Return a conductor's answer, without commands that cannot be parsed."""
+    answer = from_wire(SyncAnswer, {**content, "commands": []})
+    return replace(
+        answer, commands=commands_of(cast("list[JsonObject]", content.get("commands", [])))
+    )
 
 
 class ConductorClient:
-    """For agents."""
+    """The agent's client of the conductors."""
 
     def __init__(self, link: HostSide) -> None:
         self._link = link
 
     def sync(self, request: Sync, timeout: float) -> tuple[SyncAnswer, Access | None]:
-        """Exchange once. Raises NoAnswer."""
+        """Send a report and return the answer.
+
+        Args:
+            timeout: Seconds to wait for the answer.
+
+        Raises:
+            NoAnswer: No conductor answered in time.
+        """
         reply = self._link.ask(REPORTS, "sync", {"request": to_wire(request)}, timeout)
         access = reply["access"]
         return read_answer(reply["answer"]), from_wire(Access, access) if access else None
 
     def heartbeat(self, beat: Heartbeat, timeout: float) -> HeartbeatAnswer | None:
-        """Does nothing wait for this host? None: no answer came."""
+        """Send a heartbeat and return the answer, or None if no answer came."""
         try:
             return from_wire(
                 HeartbeatAnswer,
                 self._link.ask(HEARTBEATS, "heartbeat", {"beat": to_wire(beat)}, timeout),
             )
         except errors.Problem as problem:
-            log.info("a heartbeat has no answer: %s", problem)
+            log.info("a heartbeat was not answered: %s", problem)
             return None
 
 
 class ConductorWakeup:
-    """Wakes any conductor, or the one named ``server``, without ever making the caller wait."""
+    """Wakes any conductor, or the one named ``server``, without blocking the caller."""
 
     def __init__(
         self, transport: Transport, server: str | None = None, method: str = "wake"
@@ -123,6 +145,7 @@ class ConductorWakeup:
         threading.Thread(target=self._run, name="conductor-wakeup", daemon=True).start()
 
     def wake(self, neighbours: bool = False) -> None:
+        """Let the background thread send a wake-up."""
         if neighbours:
             self._neighbours.set()
         self._woken.set()
@@ -131,9 +154,9 @@ class ConductorWakeup:
         while True:
             self._woken.wait()
             self._woken.clear()
-            more = {"neighbours": True} if self._neighbours.is_set() else {}
+            arguments = {"neighbours": True} if self._neighbours.is_set() else {}
             self._neighbours.clear()
             try:
-                self._transport.cast(TOPIC, self._method, server=self._server, **more)
+                self._transport.cast(TOPIC, self._method, server=self._server, **arguments)
             except Exception:
-                log.exception("a wakeup message was lost; the next one is tried all the same")
+                log.exception("a wake-up message was lost; the next wake-up sends another")

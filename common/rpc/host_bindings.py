@@ -22,7 +22,8 @@ from common.security.broker_names import exchange
 
 log = logging.getLogger(__name__)
 ALL = "#"
-REPEAT_SECONDS = 10.0  #: how often new hosts get their binding during a quarantine
+#: Interval at which new hosts get their binding during a quarantine.
+REPEAT_SECONDS = 10.0
 RESTORE_SECONDS = 60.0
 
 
@@ -84,7 +85,7 @@ class HostBindings:
     def _apply(self, channel: Channel, quarantined: Collection[str]) -> None:
         if not quarantined:
             self._bind(channel, [ALL])
-            channel.close()  # waits until the broker has done it
+            channel.close()  # Wait until the broker has bound the queues.
             return
         # In this order, so that no other host goes unheard in between.
         self._bind(channel, [host for host in self._hosts() if host not in quarantined])

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is accepted from a host, whose key may be stolen: how much a message holds, and how many
-messages come in a second.
+"""Limits for messages of hosts, because a host's key may be stolen: their size and their rate.
 
-Checked in this order by ``host_link``: the allowance of the host that the routing key names (the
-broker holds a host to its own name), before anything is read; the length, before the key is tried;
-and the content, before it becomes records. Honest hosts stay far below: an agent waits for the
-answer to each exchange, and reports of 4,096 guests have 400 KB.
+``host_link`` first checks the allowance of the host in the routing key, before the message is
+parsed. The broker enforces that a host uses its own name there. Then the length is checked before
+decryption, and the content before records are created. Honest hosts stay far below the limits. An
+agent waits for the answer to each report, and a report of 4,096 guests has 400 KB.
 """
 
 from __future__ import annotations
@@ -22,31 +21,37 @@ from common.security.rate_limit import RateLimiter
 MESSAGES_A_SECOND = 200
 BYTES_A_SECOND = 2 * 1024 * 1024
 MAX_MESSAGE_BYTES = 1024 * 1024
-MAX_ITEMS = 4096  #: of a list or an object
+#: Entries of a list or an object.
+MAX_ITEMS = 4096
 MAX_TEXT_CHARS = 8192
 MAX_DEPTH = 32
-MAX_NUMBER = 2**63 - 1  #: what a column of the database holds
+#: The largest number that fits a column of the database.
+MAX_NUMBER = 2**63 - 1
 #: A host floods when so many of its messages are above its allowance within these seconds. A
 #: message counts once more for each 64 KiB. A busy conductor reads some hundred messages a second,
 #: so a shorter time would hide a flood.
 FLOOD_MESSAGES, FLOOD_SECONDS, FLOOD_UNIT_BYTES = 1000, 10.0, 64 * 1024
 QUARANTINE_SECONDS, MAX_QUARANTINE_SECONDS = 60.0, 900.0
-DRAIN_SECONDS = 5.0  #: for messages that the broker took in before the quarantine began
+#: Time for messages that the broker accepted before the quarantine began.
+DRAIN_SECONDS = 5.0
 FORGIVEN_SECONDS = 3600.0
 
 
 class Allowances:
-    """How much each host may still say."""
+    """The messages and bytes that each host may still send."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._messages = RateLimiter(MESSAGES_A_SECOND, monotonic)
         self._bytes = RateLimiter(BYTES_A_SECOND, monotonic)
 
     def take(self, host: str, size: int) -> None:
-        """Let a message of ``size`` bytes pass.
+        """Count a message against the host's allowance.
+
+        Args:
+            size: Bytes of the message.
 
         Raises:
-            NotGenuine: the host has used up its allowance, or the message is too long.
+            NotGenuine: The allowance is used up, or the message is too long.
         """
         if self._messages.take(host)[0]:
             raise NotGenuine(f"it sends more than {MESSAGES_A_SECOND} messages a second")
@@ -58,20 +63,22 @@ class Allowances:
 
 @dataclass(slots=True)
 class _Flooder:
-    """What is known of a host that sent more than its allowance."""
+    """The counts of a host that exceeded its allowance."""
 
-    counted_since: float  #: begin of the time in which ``counted`` messages came
+    #: Begin of the period in which ``counted`` messages arrived.
+    counted_since: float
     counted: int = 0
     quarantines: int = 0
-    begun: float = -math.inf  #: of its newest quarantine
+    #: Begin and end of the newest quarantine.
+    begun: float = -math.inf
     until: float = -math.inf
 
 
 class Quarantine:
-    """Which hosts sent far more than their allowance, and are not heard for a while.
+    """Hosts that far exceeded their allowance. Their messages are ignored for a while.
 
-    The first quarantine takes 60 seconds, each further one within an hour twice as long as the one
-    before, at most 15 minutes. Thread-safe.
+    The first quarantine takes 60 seconds. Each further one within an hour takes twice as long as
+    the one before, at most 15 minutes. Thread-safe.
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -80,7 +87,10 @@ class Quarantine:
         self._lock = threading.Lock()
 
     def count(self, host: str, size: int) -> float:
-        """Count a message of ``size`` bytes that was above the host's allowance.
+        """Count a message above the host's allowance.
+
+        Args:
+            size: Bytes of the message.
 
         Returns:
             The seconds of the quarantine that begins with this message, or 0.
@@ -116,12 +126,12 @@ def require_bounded(content: object, place: str = "the message", depth: int = 0)
     """Check the lengths of all lists, objects, texts and numbers in a message from a host.
 
     Args:
-        content: what JSON holds.
-        place: where it stands, for the refusal.
-        depth: in how many lists and objects it stands.
+        content: A JSON value.
+        place: The name of the value, for the error.
+        depth: Number of lists and objects around the value.
 
     Raises:
-        NotGenuine: something is too long or too large.
+        NotGenuine: A value is too long, too large, or nested too deeply.
     """
     if depth > MAX_DEPTH:
         raise NotGenuine(f"{place}: more than {MAX_DEPTH} levels")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conductors' answers about the credentials of hosts: a token's state, an identity, a certificate.
+"""Answers of conductors about credentials of hosts: token states, identities, certificates.
 
-The questions of ``kilonova join`` are sealed with the token's key, which opens nothing else. The
-question for the next certificate is sealed with the host's own key and proved with the key of its
+The requests of ``kilonova join`` are sealed with the token's key, which opens nothing else. The
+request for the next certificate is sealed with the host's own key, and proved with the key of its
 present certificate. So neither a removed host nor a stolen key file gets a certificate.
 """
 
@@ -25,11 +25,16 @@ ANSWER_SECONDS = 10.0
 class TokenState:
     """The state of a token, for the machine that has it."""
 
-    now: int  #: the time of the control plane in microseconds
-    refusal: str  #: why the token is void; empty while it is valid
-    address: str  #: of the host, as the operator gave it; may be empty
-    signs: bool  #: True if a certificate comes with the identity
-    is_heard: bool  #: True if the host is up
+    #: The time of the control plane in microseconds.
+    now: int
+    #: The reason why the token is void. Empty for a valid token.
+    refusal: str
+    #: The host's address that the operator has set. May be empty.
+    address: str
+    #: True if the identity comes with a certificate.
+    signs: bool
+    #: True if the host is up.
+    is_heard: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +42,12 @@ class Identity:
     """The credentials of a host."""
 
     generation: int
-    keys: Mapping[str, str] = field(repr=False)  #: by purpose, in hexadecimal digits
-    password: str = field(repr=False)  #: at the broker
-    certificate: str = ""  #: for the key of the request (PEM), or empty
+    #: Purpose -> key in hexadecimal digits.
+    keys: Mapping[str, str] = field(repr=False)
+    #: The host's password at the broker.
+    password: str = field(repr=False)
+    #: The certificate for the key of the request (PEM), or empty.
+    certificate: str = ""
 
 
 class HostJoinsApi(Protocol):
@@ -56,7 +64,7 @@ class HostJoinsApi(Protocol):
         """Use the token, and return the Identity, sealed for the envelope with this public key.
 
         Raises:
-            Conflict: Another machine has used the token, or its hour is over.
+            Conflict: Another machine has used the token, or the token has expired.
         """
 
 
@@ -69,13 +77,13 @@ def join_methods(joins: HostJoinsApi) -> dict[str, Method]:
 
 
 class HostJoinsClient:
-    """The questions of ``kilonova join``."""
+    """The requests of ``kilonova join``."""
 
     def __init__(self, link: HostSide) -> None:
         self._link, self._own = link, Envelope()
 
     def look(self) -> TokenState:
-        """Return the state of the token; raise NoAnswer or NotFound."""
+        """Return the state of the token. Raise NoAnswer, or NotFound for a replaced token."""
         return from_wire(TokenState, self._link.ask(REPORTS, "join_look", {}, ANSWER_SECONDS))
 
     def join(self, request: str = "") -> Identity:
@@ -83,7 +91,7 @@ class HostJoinsClient:
 
         Raises:
             Unavailable: No answer. The token may have been used.
-            Conflict: Another machine has used the token, or its hour is over.
+            Conflict: Another machine has used the token, or the token has expired.
             NotGenuine: The answer was not sealed for this machine.
         """
         sealed: JsonObject = self._link.ask(
@@ -110,12 +118,12 @@ def certificate_methods(certificates: HostCertificatesApi) -> dict[str, Method]:
 
 
 class HostCertificatesClient:
-    """The question of an agent whose certificate ends soon."""
+    """The request of an agent whose certificate ends soon."""
 
     def __init__(self, link: HostSide) -> None:
         self._link = link
 
     def renew(self, certificate: str, request: str, proof: str) -> str:
-        """Return the next certificate (PEM); raise a Problem with the reason if there is none."""
+        """Return the next certificate (PEM), or raise a Problem with the reason for a refusal."""
         content = {"certificate": certificate, "request": request, "proof": proof}
         return str(self._link.ask(REPORTS, "renew_certificate", content, ANSWER_SECONDS))

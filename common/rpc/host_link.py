@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two ends of the link between a host and the control plane, for sealed messages.
+"""Both ends of the link between a host and the control plane, for sealed messages.
 
-A host reads one queue, its own, and writes to one exchange, under routing keys that end in its
-name. So RabbitMQ can hold it to both (``common.security.broker_identities``). The control plane
-writes into the hosts' queues through the default exchange.
+A host reads only its own queue, and writes to one exchange with routing keys that end in its name.
+RabbitMQ enforces both (``common.security.broker_identities``). The control plane writes into the
+hosts' queues through the default exchange.
 
-A conductor declares a host's queue whenever the host asks for it, which it does with each new
-connection. The host's user may not: RabbitMQ lets the declaring user choose the type of the queue,
-and dead-letter its messages into the conductors' queue in another host's name.
+With each new connection, a host requests its queue, and a conductor declares the queue. The host's
+own user has no permission for that. Why: RabbitMQ lets the declaring user choose the type of the
+queue, and dead-letter messages into the conductors' queue in another host's name.
 
-Replays: a host remembers the ids of its messages. A message of a host carries a cookie that proves
-that it is new (``conductor.hosts.sync_cookies``), and a message that a conductor takes in twice
-changes nothing.
+Replays: a host remembers the ids of its messages. A host's message contains a cookie that proves
+its age (``conductor.hosts.sync_cookies``), and processing a message twice changes no state.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from common.rpc.broker import Channel, Connect, Connection
 from common.rpc.broker_client import Listener, Sender, Take
 from common.rpc.host_bindings import HostBindings
 from common.rpc.host_messages import REMEMBERED, Header, Refusals, claimed_host, pack, unpack
-from common.rpc.problems import answered, result
+from common.rpc.problems import result, run_method
 from common.security.broker_names import (
     ANSWERS,
     CONDUCTOR,
@@ -49,21 +48,26 @@ from common.security.host_keys import AllKeys, Keys, NotGenuine, Purpose
 
 log = logging.getLogger(__name__)
 ANSWER = "answer"
-DECLARE_QUEUE = "declare_queue"  #: the method by which a host asks for its queue
-FROM_HOSTS = "from-hosts"  #: the thread that takes in what hosts say
+#: The method by which a host requests its queue.
+DECLARE_QUEUE = "declare_queue"
+#: The thread that reads the messages of hosts.
+FROM_HOSTS = "from-hosts"
 #: Pauses in seconds before a host looks for its queue again.
 QUEUE_PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8)
-AT_ONCE = 64  #: questions in hand at a time
-SECONDS_FOR_ANSWERS = 10.0  #: until the broker drops one that nobody takes in
+#: Requests of hosts that a conductor processes at the same time.
+AT_ONCE = 64
+#: Time after which the broker drops an unread answer or command.
+SECONDS_FOR_ANSWERS = 10.0
 SECONDS_FOR_COMMANDS = 10.0
-STALE_SECONDS = 5.0  #: longer than a host waits for an answer
-#: Where hosts ask for their queues, and with keys of which purposes.
-QUEUES_ASKED = {(REPORTS, Purpose.COMMAND), (REPORTS, Purpose.JOIN)}
+#: Longer than a host waits for an answer.
+STALE_SECONDS = 5.0
+#: The queues and the key purposes with which hosts may request their queues.
+QUEUE_REQUESTS = {(REPORTS, Purpose.COMMAND), (REPORTS, Purpose.JOIN)}
 Method = Callable[..., object]
 
 
-class _Questions:
-    """Those that were sent and have no answer yet."""
+class _PendingRequests:
+    """Requests that were sent and have no answer yet."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, tuple[Header, Future[JsonObject]]] = {}
@@ -76,12 +80,16 @@ class _Questions:
     def drop(self, header: Header) -> None:
         self._waiting.pop(header.id, None)
 
-    def answered(self, header: Header, content: JsonObject) -> None:
-        """An answer counts when it is of the host that was asked, under the key of the question."""
-        asked, future = self._waiting.get(header.id, (None, None))
-        if asked is None or future is None:
+    def complete(self, header: Header, content: JsonObject) -> None:
+        """Pass an answer to its request.
+
+        Raises:
+            NotGenuine: The answer is not from the host of the request, under the request's key.
+        """
+        request, future = self._waiting.get(header.id, (None, None))
+        if request is None or future is None:
             return
-        if (asked.host, asked.generation, asked.purpose) != (
+        if (request.host, request.generation, request.purpose) != (
             header.host,
             header.generation,
             header.purpose,
@@ -92,20 +100,23 @@ class _Questions:
 
 
 class _Side(ABC):
-    """What both ends have: the thread that listens, begun when it is first needed, and questions
-    that wait."""
+    """The common part of both ends: the listening thread and pending requests."""
 
     def __init__(self, connect: Connect, keys: Keys, prefix: str, thread: str) -> None:
         self._connect, self._keys, self._prefix, self._thread = connect, keys, prefix, thread
-        self._questions, self.refusals = _Questions(), Refusals()
+        self._requests, self.refusals = _PendingRequests(), Refusals()
         self._lock = threading.Lock()
         self._listener: Listener | None = None
 
     @abstractmethod
     def _declare(self, channel: Channel) -> dict[str, Take]:
-        """The queues that it reads, and what takes in their messages."""
+        """Declare the queues of this end.
 
-    def _listening(self) -> Listener:
+        Returns:
+            For each queue the function that processes its messages.
+        """
+
+    def _start_listener(self) -> Listener:
         with self._lock:
             if self._listener is None:
                 self._listener = Listener(self._connect, self._thread, self._declare)
@@ -117,22 +128,29 @@ class _Side(ABC):
         Args:
             timeout: Seconds to wait. After that the method returns False.
         """
-        return self._listening().is_ready.wait(timeout)
+        return self._start_listener().is_ready.wait(timeout)
 
-    def _asked(
+    def _call(
         self, who: str, message: tuple[Header, bytes], timeout: float, send: Callable[[bytes], bool]
     ) -> JsonValue:
-        """What they answer, once answers can be heard and the question is sent. Raises NoAnswer,
-        Problem."""
+        """Send a request once answers can be received, and return the answer.
+
+        Args:
+            who: The name of the other end, for the error.
+
+        Raises:
+            NoAnswer: No answer came in time.
+            Problem: The answer is this error.
+        """
         until, (header, body) = time.monotonic() + timeout, message
-        future = self._questions.put(header)
+        future = self._requests.put(header)
         try:
             if self.wait_until_ready(timeout) and send(body):
                 return result(future.result(max(0.0, until - time.monotonic())))
         except TimeoutError:
             pass
         finally:
-            self._questions.drop(header)
+            self._requests.drop(header)
         raise errors.NoAnswer(f"{who} did not answer {header.method} within {timeout:g} s.")
 
     def close(self) -> None:
@@ -141,8 +159,12 @@ class _Side(ABC):
 
 
 class HostSide(_Side):
-    """An agent's end, or with ``purpose`` JOIN that of who is to become this host. ``prefix``
-    begins every name at the broker."""
+    """An agent's end of the link.
+
+    Args:
+        prefix: Prefix of every name at the broker.
+        purpose: JOIN for a machine that joins as this host.
+    """
 
     def __init__(
         self,
@@ -155,8 +177,8 @@ class HostSide(_Side):
         super().__init__(connect, keys, prefix, "from-control")
         self._host, self._purpose = host, purpose
         self._methods: dict[str, tuple[Purpose, Method]] = {}
-        self._seen: OrderedDict[str, None] = OrderedDict()
-        #: Questions wait for the hypervisor, and commands are not to wait for them.
+        self._seen_ids: OrderedDict[str, None] = OrderedDict()
+        #: Separate pools, because queries wait for the hypervisor and must not delay commands.
         self._pools = {
             Purpose.COMMAND: ThreadPoolExecutor(2, thread_name_prefix="commands"),
             Purpose.QUERY: ThreadPoolExecutor(16, thread_name_prefix="queries"),
@@ -164,18 +186,23 @@ class HostSide(_Side):
         self._sender = Sender(connect)
 
     def serve(self, methods: Mapping[str, tuple[Purpose, Method]]) -> None:
-        """Answer these, each asked under a key of this purpose."""
+        """Serve methods, each under a key of the given purpose."""
         self._methods.update(methods)
-        self._listening()
+        self._start_listener()
 
     def ask(self, door: str, method: str, content: JsonObject, timeout: float) -> JsonValue:
-        """Ask the conductors, at one of their doors: REPORTS, HEARTBEATS.
+        """Call a method of the conductors.
+
+        Args:
+            door: The queue of the conductors, REPORTS or HEARTBEATS.
+            timeout: Seconds to wait for the answer.
 
         Raises:
-            NoAnswer: none answered in time. Problem: what it answered with.
+            NoAnswer: No conductor answered in time.
+            Problem: The answer is this error.
         """
         message = pack(self._keys.newest(self._host, self._purpose), method, content)
-        return self._asked(
+        return self._call(
             "The conductors",
             message,
             timeout,
@@ -185,10 +212,10 @@ class HostSide(_Side):
         )
 
     def _declare(self, channel: Channel) -> dict[str, Take]:
-        """Ask the conductors for this host's queue, and wait until the broker has it.
+        """Request this host's queue from the conductors, and wait until the queue exists.
 
         Raises:
-            NotFound: the queue is still missing. ``Listener`` connects and asks again.
+            NotFound: The queue is still missing. ``Listener`` connects and tries again.
         """
         queue, connection = (
             host_queues.name_of(self._prefix, self._host, self._purpose),
@@ -210,7 +237,7 @@ class HostSide(_Side):
         try:
             header, content = unpack(self._keys, body)
             if header.method == ANSWER:
-                self._questions.answered(header, content)
+                self._requests.complete(header, content)
                 return
             purpose, method = self._methods.get(header.method, (None, None))
             if method is None or purpose != header.purpose:
@@ -224,17 +251,20 @@ class HostSide(_Side):
         self._pools[purpose].submit(self._answer, header, method, content, time.monotonic())
 
     def _remember(self, header: Header) -> None:
-        if header.id in self._seen:
+        if header.id in self._seen_ids:
             raise NotGenuine("it has come before")
-        self._seen[header.id] = None
-        if len(self._seen) > REMEMBERED:
-            self._seen.popitem(last=False)
+        self._seen_ids[header.id] = None
+        if len(self._seen_ids) > REMEMBERED:
+            self._seen_ids.popitem(last=False)
 
     def _answer(self, header: Header, method: Method, content: JsonObject, came_at: float) -> None:
-        """Who asks what has waited here for long has given up, and asks again."""
+        """Run a method and send its answer.
+
+        A request that waited here for too long is dropped, because its sender has given up.
+        """
         if time.monotonic() - came_at > SECONDS_FOR_ANSWERS:
             return
-        answer = answered(method, content)
+        answer = run_method(method, content)
         if header.answer_to:
             key = self._keys.find(header.host, header.generation, Purpose(header.purpose))
             self._sender.send(
@@ -252,7 +282,7 @@ class HostSide(_Side):
 
 
 class ControlSide(_Side):
-    """The end of a conductor, which serves, or of the API, which only asks."""
+    """The end of a conductor, which serves hosts, or of the API, which only calls hosts."""
 
     def __init__(
         self, connect: Connect, keys: AllKeys, prefix: str = PREFIX, role: str = CONDUCTOR
@@ -274,19 +304,26 @@ class ControlSide(_Side):
         heartbeats: Mapping[str, Method],
         joins: Mapping[str, Method] | None = None,
     ) -> None:
-        """Take in what hosts say; each method gets the host's name first. Heartbeats are answered
-        by one thread, one after the other. ``joins``: what may be asked with a token; these get
-        the generation of its key too."""
+        """Serve hosts. Each method gets the host's name as an argument.
+
+        Args:
+            reports: Methods for requests in the queue of reports.
+            heartbeats: Methods that one thread runs, one after the other.
+            joins: Methods for keys of tokens. They get the generation of the key too.
+        """
         self._doors = {REPORTS: dict(reports), HEARTBEATS: dict(heartbeats)}
         self._joins = dict(joins or {})
         self._bindings = HostBindings(
             self._connect, self._prefix, self._doors, self._hosts, self._quarantine.hosts
         )
-        self._listening()
+        self._start_listener()
 
     def cast(self, host: str, method: str, purpose: Purpose, content: JsonObject) -> bool:
-        """Send and forget; False when it is lost: the broker is away, or the host has no queue
-        there."""
+        """Send a message to a host without waiting for an answer.
+
+        Returns:
+            False if the broker is unreachable, or the host's queue does not exist.
+        """
         return self._asking.send(
             "",
             host_queue(self._prefix, host),
@@ -297,11 +334,14 @@ class ControlSide(_Side):
     def call(
         self, host: str, method: str, purpose: Purpose, content: JsonObject, timeout: float
     ) -> JsonValue:
-        """Ask a host.
+        """Call a method of a host and return its result.
+
+        Args:
+            timeout: Seconds to wait for the answer.
 
         Raises:
-            NoAnswer: it did not answer in time, or is in quarantine. Problem: what it answered
-                with.
+            NoAnswer: The host did not answer in time, or is in quarantine.
+            Problem: The answer is this error.
         """
         if host in self._quarantine.hosts():
             raise errors.NoAnswer(
@@ -309,7 +349,7 @@ class ControlSide(_Side):
                 "in quarantine."
             )
         message = pack(self._keys.newest(host, purpose), method, content, answer_to=self._name)
-        return self._asked(
+        return self._call(
             host,
             message,
             timeout,
@@ -326,20 +366,20 @@ class ControlSide(_Side):
     def _take_answer(self, body: bytes, key: str) -> None:
         sender = key.removeprefix(f"{ANSWERS}.").partition(".")[2]
         if self._may_send(sender, len(body), self._rename):
-            self._opened(body, self._questions.answered)
+            self._process(body, self._requests.complete)
 
     def _rename(self) -> None:
-        """Await answers under a name that a host in quarantine does not know."""
+        """Receive answers under a new name, which a host in quarantine does not know."""
         self._name = uuid.uuid4().hex
-        self._listening().reconnect()
+        self._start_listener().reconnect()
 
     def _may_send(self, sender: str, size: int, escape: Callable[[], None]) -> bool:
-        """Whether a message is within the allowance of its sender.
+        """True if a message is within the allowance of its sender.
 
         Args:
-            sender: the host that the routing key names. The broker holds each host to its own.
-            size: bytes of the message.
-            escape: called when the sender begins to flood, so that the broker drops its messages.
+            sender: The host in the routing key. The broker enforces that this is the sender.
+            size: Bytes of the message.
+            escape: Called when the sender begins to flood, so that the broker drops its messages.
         """
         try:
             self._allowances.take(sender, size)
@@ -360,17 +400,17 @@ class ControlSide(_Side):
         return True
 
     def _take(self, door: str, body: bytes, key: str) -> None:
-        assert self._bindings is not None  # a door is open once there are bindings
+        assert self._bindings is not None  # ``serve`` creates the bindings before the listener.
         if not self._may_send(key.removeprefix(f"{door}."), len(body), self._bindings.wake):
             return
 
         def take(header: Header, content: JsonObject) -> None:
             host_bounds.require_bounded(content)
             purpose = Purpose(header.purpose)
-            if header.method == DECLARE_QUEUE and (door, purpose) in QUEUES_ASKED:
+            if header.method == DECLARE_QUEUE and (door, purpose) in QUEUE_REQUESTS:
                 self._pool.submit(self._declare_queue_of, header, time.monotonic())
                 return
-            method = self._asked_there(door, purpose).get(header.method)
+            method = self._methods_at(door, purpose).get(header.method)
             if method is None:
                 raise NotGenuine(f"{header.method} is not asked there")
             if door == HEARTBEATS:
@@ -378,15 +418,15 @@ class ControlSide(_Side):
             else:
                 self._pool.submit(self._answer, header, method, content, time.monotonic())
 
-        self._opened(body, take)
+        self._process(body, take)
 
-    def _asked_there(self, door: str, purpose: Purpose) -> dict[str, Method]:
-        """What may be asked at this door with a key of this purpose."""
+    def _methods_at(self, door: str, purpose: Purpose) -> dict[str, Method]:
+        """Return the methods of a queue for a key of this purpose."""
         if purpose == Purpose.JOIN:
             return self._joins if door == REPORTS else {}
         return self._doors[door] if purpose == Purpose.COMMAND else {}
 
-    def _opened(self, body: bytes, take: Callable[[Header, JsonObject], None]) -> None:
+    def _process(self, body: bytes, take: Callable[[Header, JsonObject], None]) -> None:
         try:
             take(*unpack(self._keys, body))
         except NotGenuine as problem:
@@ -395,7 +435,10 @@ class ControlSide(_Side):
             log.warning("a message of host %.80s waits: %s", claimed_host(body), problem)
 
     def _declare_queue_of(self, header: Header, came_at: float) -> None:
-        """Declare the queue of a host. The host asks again if this conductor is too late."""
+        """Declare the queue of a host.
+
+        If this conductor is too late, the host requests the queue again.
+        """
         queue = host_queues.name_of(self._prefix, header.host, Purpose(header.purpose))
         if time.monotonic() - came_at > STALE_SECONDS:
             return
@@ -417,16 +460,19 @@ class ControlSide(_Side):
         self._declaring.run(f"the declaration of {queue}", declare)
 
     def _answer(self, header: Header, method: Method, content: JsonObject, came_at: float) -> None:
-        """A refusal is told to nobody else than the log: who has a key says nothing that is
-        refused. A host does not wait for the answer to what has waited here for long, as while the
-        database is away: it asks again."""
+        """Run a method and send its answer.
+
+        A refused request is logged and gets no answer, because honest hosts are never refused. A
+        request that waited here for long is dropped, for example while the database was
+        unreachable. The host has given up, and repeats the request.
+        """
         if time.monotonic() - came_at > STALE_SECONDS:
             return
-        said = {**content, "host": header.host}
+        arguments = {**content, "host": header.host}
         if header.purpose == Purpose.JOIN:
-            said["generation"] = header.generation
+            arguments["generation"] = header.generation
         try:
-            answer = answered(method, said, NotGenuine)
+            answer = run_method(method, arguments, NotGenuine)
             key = self._keys.find(header.host, header.generation, Purpose(header.purpose))
         except (NotGenuine, errors.Unavailable) as problem:
             self.refusals.count(header.host, problem)

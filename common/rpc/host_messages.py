@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sealed messages between hosts and the control plane: how they are made, read and refused.
+"""Sealed messages between hosts and the control plane: packing, unpacking and refusals.
 
-A message is a header that anybody can read (host, generation, purpose, method, id), a line break,
-and a body that is sealed with a key of the host (``common.security.host_keys``). The header is
-bound to the body.
+A message is a readable header (host, generation, purpose, method, id), a line break, and a body
+that is sealed with a key of the host (``common.security.host_keys``). The seal covers the header.
 """
 
 from __future__ import annotations
@@ -24,7 +23,8 @@ log = logging.getLogger(__name__)
 MOST_BYTES = 16 * 1024 * 1024
 _HEADER_MOST_BYTES = 2048
 COMPLAIN_SECONDS = 60.0
-REMEMBERED = 65536  #: ids of messages and names of hosts that a process remembers
+#: Ids of messages and names of hosts that a process remembers.
+REMEMBERED = 65536
 REFUSED = metrics.Metric(
     metrics.COUNTER,
     "refused_messages",
@@ -34,7 +34,7 @@ REFUSED = metrics.Metric(
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The part of a message that anybody can read: between whom, why, and which question."""
+    """The readable part of a message: the host, the key, the method and the request's id."""
 
     host: str
     generation: int
@@ -45,7 +45,11 @@ class Header:
 
     @classmethod
     def read(cls, text: bytes) -> Header:
-        """Read a header; raise NotGenuine if it is malformed."""
+        """Parse a header.
+
+        Raises:
+            NotGenuine: The header is malformed.
+        """
         try:
             header = cls(**json.loads(text[:_HEADER_MOST_BYTES]))
             Purpose(header.purpose)
@@ -65,7 +69,12 @@ class Header:
 def pack(
     key: HostKey, method: str, content: object, number: str = "", answer_to: str = ""
 ) -> tuple[Header, bytes]:
-    """Return a sealed message: its header, and its bytes."""
+    """Return a sealed message as its header and its bytes.
+
+    Args:
+        number: The id of the request that this message answers. Empty: a new id.
+        answer_to: The name to which the host sends its answer. Empty: no answer is expected.
+    """
     header = Header(
         key.host, key.generation, key.purpose, method, number or uuid.uuid4().hex, answer_to
     )
@@ -74,10 +83,10 @@ def pack(
 
 
 def unpack(keys: Keys, body: bytes) -> tuple[Header, JsonObject]:
-    """Open a message.
+    """Open a sealed message.
 
     Raises:
-        NotGenuine: It was not sealed with a key that counts.
+        NotGenuine: The message was not sealed with a valid key, or is malformed.
     """
     text, _, sealed = body.partition(b"\n")
     if len(body) > MOST_BYTES:
@@ -94,7 +103,7 @@ def unpack(keys: Keys, body: bytes) -> tuple[Header, JsonObject]:
 
 
 def claimed_host(body: bytes) -> str:
-    """Return the host that a message names, which nothing proves."""
+    """Return the host that an unverified message names."""
     try:
         return Header.read(body.partition(b"\n")[0]).host
     except NotGenuine:
@@ -111,10 +120,11 @@ class Refusals:
         self._lock = threading.Lock()
 
     def count(self, host: str, why: object) -> None:
+        """Count a refused message, and log the reason at most once a minute for each host."""
         REFUSED.add()
         with self._lock:
             if host not in self.counted and len(self.counted) >= REMEMBERED:
-                host = "(others)"  # names may be made up without end
+                host = "(others)"  # An attacker may invent any number of names.
             self.counted[host] += 1
             self._new[host] += 1
             if time.monotonic() - self._logged.get(host, float("-inf")) < COMPLAIN_SECONDS:
@@ -132,5 +142,5 @@ class Refusals:
     def take(self) -> Counter[str]:
         """Return the numbers of refused messages since the last call, by host."""
         with self._lock:
-            taken, self._new = self._new, Counter()
-        return taken
+            counts, self._new = self._new, Counter()
+        return counts

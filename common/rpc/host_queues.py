@@ -3,7 +3,7 @@
 
 This is the only file that declares them. Each host has one queue, which a conductor declares
 (docs/decisions/0081). The conductors share one queue for reports and one for heartbeats. Each
-process that asks hosts has a queue for their answers.
+process that calls hosts has a queue for their answers.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ from common.security.broker_names import ANSWERS, answers_queue, exchange, host_
 from common.security.host_keys import Purpose
 
 log = logging.getLogger(__name__)
-FORGOTTEN_SECONDS = 3600  #: after which the broker removes the queue of a host that nobody reads
-QUEUED = 10_000  #: messages that wait for a host at most
+#: Time after which the broker removes an unread queue of a host.
+FORGOTTEN_SECONDS = 3600
+#: Maximum number of messages that wait for a host.
+QUEUED = 10_000
 QUEUE_ARGUMENTS = {"x-expires": FORGOTTEN_SECONDS * 1000, "x-max-length": QUEUED}
-ACCESS_REFUSED, PRECONDITION_FAILED = 403, 406  #: codes of AMQP
+#: Reply codes of AMQP.
+ACCESS_REFUSED, PRECONDITION_FAILED = 403, 406
 
 
 def name_of(prefix: str, host: str, purpose: Purpose) -> str:
@@ -41,7 +44,7 @@ def declare(connection: Connection, queue: str) -> None:
             except AmqpTransport.channel_errors as problem:
                 if not deletes or getattr(problem, "reply_code", None) != PRECONDITION_FAILED:
                     raise
-        log.warning("the queue %s has other arguments than it must have, and is deleted", queue)
+        log.warning("the queue %s has wrong arguments, and is deleted", queue)
         with connection.channel() as channel:
             channel.queue_delete(queue)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""oslo.messaging's notifier, which tells whether the broker has taken a message.
+"""oslo.messaging's notifier, with an error if the broker does not take a message.
 
-The library's own swallows that; here it is heard where the driver calls the transport. A broker
-that cannot be reached is tried for a moment only: the outbox keeps what was not taken.
+The library ignores such errors. This notifier catches them where the driver calls the transport. An
+unreachable broker is tried only briefly, because the outbox keeps the message.
 """
 
 from __future__ import annotations
@@ -18,17 +18,16 @@ from common.rpc.broker import configure
 from common.rpc.transport import CONTROL_EXCHANGE, LOST
 
 # isort: split
-import oslo_messaging  # after transport has chosen the threading backend
+import oslo_messaging  # The import of transport has chosen the threading backend.
 
-#: Where Nova's consumers listen, unless [DEFAULT] control_exchange says otherwise.
+#: The exchange that Nova's consumers read, unless [DEFAULT] control_exchange is set.
 EXCHANGE = "nova"
-#: With one retry the library makes a dead channel anew.
+#: With one retry the library replaces a dead channel.
 RETRIES = 1
 
 
 class _Context:
-    """What a message says of its request; the library asks for a copy without secrets, and there
-    are none."""
+    """The request context in a message. The context contains no secrets to redact."""
 
     def __init__(self, values: JsonObject) -> None:
         self._values = values
@@ -38,25 +37,25 @@ class _Context:
 
 
 class Notifier:
-    """Used by one thread."""
+    """Sends notifications. Only one thread may use a notifier."""
 
     def __init__(self, conf: cfg.ConfigOpts, url: str | None = None) -> None:
-        # we say it ourselves
+        # Errors of sending are raised by ``send``, so the library must not log them too.
         logging.getLogger("oslo_messaging.notify.messaging").setLevel(logging.CRITICAL)
         oslo_messaging.set_transport_defaults(EXCHANGE)
         self._transport = oslo_messaging.get_notification_transport(conf, url=url)
         oslo_messaging.set_transport_defaults(CONTROL_EXCHANGE)
         configure(conf, url or conf.oslo_messaging_notifications.transport_url)
         self._send = self._transport._send_notification
-        self._transport._send_notification = self._sent
+        self._transport._send_notification = self._send_recording
         self._problem: Exception | None = None
         conf.set_default("driver", ["messagingv2"], group="oslo_messaging_notifications")
-        self._older = oslo_messaging.Notifier(self._transport, retry=RETRIES)
-        self._newer = oslo_messaging.Notifier(
+        self._unversioned = oslo_messaging.Notifier(self._transport, retry=RETRIES)
+        self._versioned = oslo_messaging.Notifier(
             self._transport, retry=RETRIES, topics=conf.notifications.versioned_notifications_topics
         )
 
-    def _sent(self, *arguments: object, **named: object) -> None:
+    def _send_recording(self, *arguments: object, **named: object) -> None:
         try:
             self._send(*arguments, **named)
         except Exception as problem:
@@ -64,18 +63,19 @@ class Notifier:
             raise
 
     def send(self, message: Message) -> None:
-        """Returns when the broker has it.
+        """Send a message, and return when the broker has taken it.
 
         Raises:
-            Unavailable: it has not, or nobody knows. Others: the message cannot be sent, wherever
-            the broker is.
+            Unavailable: The broker has not taken the message, or this is not known.
+            Exception: The message cannot be sent to any broker, for example a message that is not
+                serializable.
         """
         self._problem = None
-        notifier = (self._newer if message.is_versioned else self._older).prepare(
+        notifier = (self._versioned if message.is_versioned else self._unversioned).prepare(
             publisher_id=message.publisher
         )
-        say = notifier.error if message.is_error else notifier.info
-        say(_Context(message.context), message.event, message.payload)
+        emit = notifier.error if message.is_error else notifier.info
+        emit(_Context(message.context), message.event, message.payload)
         if self._problem is not None and not isinstance(self._problem, LOST):
             raise self._problem
         if self._problem is not None:
@@ -84,5 +84,5 @@ class Notifier:
             ) from self._problem
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections to the broker."""
         self._transport.cleanup()

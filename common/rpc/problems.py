@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results and Problems as plain data: a Problem that one process raised is raised by the one that
-asked it."""
+"""Results and Problems as plain data, for the answers of one process to another."""
 
 from __future__ import annotations
 
@@ -13,11 +12,16 @@ from common.domain.json_types import JsonMapping, JsonObject, JsonValue
 log = logging.getLogger(__name__)
 
 
-def answered(
+def run_method(
     function: Callable[..., object], arguments: JsonMapping, *passes: type[Exception]
 ) -> JsonObject:
-    """What the function returned or raised; exceptions of the kinds in ``passes`` are the
-    caller's."""
+    """Call a function and return its result or Problem as plain data.
+
+    An unexpected exception is logged, and returned as a Problem without details.
+
+    Args:
+        passes: Exceptions that are raised to the caller.
+    """
     try:
         return {"result": function(**arguments)}
     except passes:
@@ -30,20 +34,27 @@ def answered(
 
 
 def result(answer: JsonObject) -> JsonValue:
-    """What ``answered`` was given, or raises the Problem: its class and text are the same, other
-    attributes are not."""
+    """Return the result in an answer of ``run_method``, or raise its Problem.
+
+    The raised Problem has the same class and text. Other attributes are lost.
+    """
     if isinstance(answer, dict) and "problem" in answer:
-        raise _rebuilt(answer["problem"], answer["text"])
+        raise _rebuild(answer["problem"], answer["text"])
     return answer["result"]
 
 
-def _rebuilt(name: str, text: str) -> errors.Problem:
-    """One of a newer sender that is unknown here is a plain Problem."""
-    found = getattr(errors, name, None)
+def _rebuild(name: str, text: str) -> errors.Problem:
+    """Return the Problem with this class and text.
+
+    A class of a newer sender that is unknown here becomes a plain Problem.
+    """
+    candidate = getattr(errors, name, None)
     kind = (
-        found if isinstance(found, type) and issubclass(found, errors.Problem) else errors.Problem
+        candidate
+        if isinstance(candidate, type) and issubclass(candidate, errors.Problem)
+        else errors.Problem
     )
     problem = kind.__new__(kind)
-    # some kinds make their text from parts, which did not travel
+    # Some classes build their text from arguments, which the message does not contain.
     errors.Problem.__init__(problem, text)
     return problem

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What schedulers answer: which hosts, in which order, and why not the others."""
+"""The interface of schedulers: proposals of hosts, and explanations of proposals."""
 
 from __future__ import annotations
 
@@ -19,15 +19,18 @@ class SchedulerApi(Protocol):
     """The interface that a scheduler process serves."""
 
     def select(self, specs: list[RequestSpec], fresh: bool) -> list[Selection]:
-        """Propose hosts for each request; ``fresh``: from a snapshot read after the request
-        arrived."""
+        """Propose hosts for each request.
+
+        Args:
+            fresh: Use a snapshot that was read after the request arrived.
+        """
 
     def explain(self, spec: RequestSpec) -> Explanation:
-        """What would become of the request now, without making anything."""
+        """Explain how the scheduler would answer the request now, without placing a server."""
 
 
 def serve(transport: Transport, name: str, scheduler: SchedulerApi) -> None:
-    """Answer conductors and the API."""
+    """Serve conductors and the API."""
 
     def select(specs: list[JsonObject], fresh: bool) -> list[Any]:
         return [
@@ -44,16 +47,17 @@ def serve(transport: Transport, name: str, scheduler: SchedulerApi) -> None:
 
 
 class SchedulerClient:
-    """For conductors and the API."""
+    """The client of schedulers, for conductors and the API."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
     def select(self, specs: list[RequestSpec], fresh: bool = False) -> list[Selection]:
-        """Ask any scheduler.
+        """Request proposals from any scheduler. See ``SchedulerApi.select``.
 
         Raises:
-            NoAnswer: none answered; that is waiting, never "no valid host".
+            NoAnswer: No scheduler answered. The caller must wait, and must not report "no valid
+                host".
         """
         answer = self._transport.call(
             TOPIC, "select", timeout=TIMEOUT, specs=to_wire(specs), fresh=fresh
@@ -61,10 +65,10 @@ class SchedulerClient:
         return [from_wire(Selection, selection) for selection in answer]
 
     def explain(self, spec: RequestSpec) -> Explanation:
-        """Ask any scheduler what would become of the request now.
+        """Request an explanation from any scheduler. See ``SchedulerApi.explain``.
 
         Raises:
-            NoAnswer: none answered.
+            NoAnswer: No scheduler answered.
         """
         return from_wire(
             Explanation,

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""oslo.messaging over RabbitMQ, with threads: between processes of the control plane (hosts:
-``common.rpc.host_link``).
+"""oslo.messaging over RabbitMQ with threads, between processes of the control plane.
 
-``Transport`` refuses a process in which anything was monkey-patched. A cast gives up after one try:
-the sweep and the sync exchange make up for it. A call ends within its time, also when the broker
-was never there; only one that finds its channel dead, while the broker does not answer, takes about
-ten seconds more.
+For messages to and from hosts see ``common.rpc.host_link``. ``Transport`` refuses to run in a
+process with monkey-patched sockets. A cast is tried once, because the sweep and the reports of
+hosts repeat its effect. A call ends within its time-out, also if the broker was never reachable.
+The exception is a call that finds its channel dead while the broker does not answer, which takes
+about ten seconds more.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ from oslo_config import cfg
 from common.domain import errors
 from common.domain.json_types import JsonObject, JsonValue
 from common.rpc import broker
-from common.rpc.problems import answered, result
+from common.rpc.problems import result, run_method
 from common.security.broker_names import CALLS, CONDUCTOR, reply_queue
 
 log = logging.getLogger(__name__)
 CONTROL_EXCHANGE = CALLS
 Sent = TypeVar("Sent")
-#: seconds between two tries to make a dead channel anew, which may take some seconds more
+#: Minimum seconds between two replacements of a dead channel, each of which may take some seconds.
 MEND = 5.0
-_CANCELLED = (60, 30)  #: basic.cancel: the queue that is read is there no more
+#: The AMQP method basic.cancel: the queue of a consumer was deleted.
+_CANCELLED = (60, 30)
 LOST = (
     oslo_messaging.MessagingException,
     oslo_messaging.MessageUndeliverable,
@@ -44,9 +45,11 @@ LOST = (
 )
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    """At its end the library removes its fanout queue under its own reader, which RabbitMQ then
-    tells of it."""
+def _is_relevant(record: logging.LogRecord) -> bool:
+    """False for a log record that is part of a normal shutdown.
+
+    At its end the library deletes the fanout queue that it still reads, and RabbitMQ reports this.
+    """
     return not (
         str(record.msg).startswith("Received method %s during closing channel")
         and isinstance(record.args, tuple)
@@ -54,12 +57,17 @@ def _is_news(record: logging.LogRecord) -> bool:
     )
 
 
-logging.getLogger("amqp").addFilter(_is_news)
+logging.getLogger("amqp").addFilter(_is_relevant)
 
 
 class Transport:
-    """One process's connection to the broker; made after the process has forked. ``role``: whose
-    name it has there."""
+    """A process's connection to the broker, created after the process has forked.
+
+    Args:
+        url: The broker's URL. None: the configured broker.
+        role: The broker user of this process. Names of its reply queues begin with the role,
+            because the broker's permissions depend on queue names.
+    """
 
     def __init__(self, conf: cfg.ConfigOpts, url: str | None = None, role: str = CONDUCTOR) -> None:
         if getattr(socket.socket, "__module__", "socket") not in ("socket", "_socket"):
@@ -69,19 +77,22 @@ class Transport:
         oslo_messaging.set_transport_defaults(CONTROL_EXCHANGE)
         broker.configure(conf, url)
         self._transport = oslo_messaging.get_rpc_transport(conf, url=url)
-        # The library's names for these queues are of one kind for all, and the broker knows users
-        # by names of queues.
+        # The library would give the queues of all roles the same prefix.
         self._transport._driver._get_reply_queue_name = lambda: reply_queue(role, uuid.uuid4().hex)
         self._options = oslo_messaging.TransportOptions(at_least_once=True)
         self._servers: list[Any] = []
-        self._lock, self._can_hear = threading.Lock(), threading.Event()
+        self._lock, self._has_replies = threading.Lock(), threading.Event()
         self._opener: threading.Thread | None = None
-        self._mends_from = 0.0
+        self._mends_after = 0.0
 
     def cast(self, topic: str, method: str, server: str | None = None, **arguments: object) -> bool:
-        """Send and forget; False when the broker or the queue is not there."""
+        """Send a message without waiting for an answer.
+
+        Returns:
+            False if the broker is unreachable or the queue does not exist.
+        """
         try:
-            self._sent(
+            self._try_send(
                 lambda retry: self._client(topic, server, None, retry).cast({}, method, **arguments)
             )
         except LOST as problem:
@@ -98,58 +109,69 @@ class Transport:
         timeout: float = 10,
         **arguments: object,
     ) -> JsonValue:
-        """Ask and wait.
+        """Call a method of another process and return its result.
+
+        Args:
+            server: The process. None: any process that serves the topic.
+            timeout: Seconds to wait for the answer.
 
         Raises:
-            NoAnswer: nobody answered in time: what became of the question is unknown.
-            Problem: the one that the other side raised; its class and text are the same, other
-            attributes are not.
+            NoAnswer: No answer came in time. The call may still be executed.
+            Problem: The error of the other process, with the same class and text. Other attributes
+                are lost.
         """
-        silence = f"{server or topic} did not answer {method} within {timeout:g} s."
+        failure = f"{server or topic} did not answer {method} within {timeout:g} s."
         deadline = time.monotonic() + timeout
-        if not self._hears(timeout) or (left := deadline - time.monotonic()) <= 0:
-            raise errors.NoAnswer(silence)
+        if not self._await_replies(timeout) or (seconds_left := deadline - time.monotonic()) <= 0:
+            raise errors.NoAnswer(failure)
         try:
-            answer = self._sent(
-                lambda retry: self._client(topic, server, left, retry).call({}, method, **arguments)
+            answer = self._try_send(
+                lambda retry: self._client(topic, server, seconds_left, retry).call(
+                    {}, method, **arguments
+                )
             )
         except LOST as problem:
             if not isinstance(problem, oslo_messaging.MessagingTimeout):
                 broker.LOST_MESSAGES.add("services")
-            raise errors.NoAnswer(silence) from problem
+            raise errors.NoAnswer(failure) from problem
         return result(answer)
 
-    def _hears(self, timeout: float) -> bool:
-        """Can answers reach us? The library opens its queue for them in the first call and waits
-        for the broker without end, so a first call to nobody is made in a thread that may wait."""
-        if not self._can_hear.is_set():
+    def _await_replies(self, timeout: float) -> bool:
+        """Wait until this process can receive replies. False if the time is over.
+
+        The library opens the reply queue during the first call, and then waits for the broker
+        without a time limit. So a thread makes a first call to a topic without a server.
+        """
+        if not self._has_replies.is_set():
             with self._lock:
                 if self._opener is None:
                     self._opener = threading.Thread(target=self._open, name="replies", daemon=True)
                     self._opener.start()
-        return self._can_hear.wait(timeout)
+        return self._has_replies.wait(timeout)
 
     def _open(self) -> None:
         try:
             self._client("kilonova-nobody", None, 1).call({}, "open")
         except LOST as problem:
-            log.debug("answers can be heard from now on: %s", problem)
-        self._can_hear.set()
+            log.debug("the reply queue is open: %s", problem)
+        self._has_replies.set()
 
-    def _sent(self, send: Callable[[int], Sent]) -> Sent:
-        """Try once. Where the library's connection lives and its channel is dead, once more with a
-        retry: only in one does it make a new channel, and without any it would fail with the dead
-        one for ever."""
+    def _try_send(self, send: Callable[[int], Sent]) -> Sent:
+        """Try to send once, and once more if the channel is dead while the connection is alive.
+
+        The library creates a new channel only in a retry. Without a retry each later call would
+        fail with the dead channel.
+        """
         try:
             return send(0)
         except oslo_messaging.MessageDeliveryFailure as problem:
-            if not _has_dead_channel(problem) or time.monotonic() < self._mends_from:
+            if not _has_dead_channel(problem) or time.monotonic() < self._mends_after:
                 raise
-            log.warning("a channel to the broker is dead and is made anew: %s", problem)
+            log.warning("a channel to the broker is dead, and is replaced: %s", problem)
         try:
             return send(1)
         finally:
-            self._mends_from = time.monotonic() + MEND
+            self._mends_after = time.monotonic() + MEND
 
     def _client(
         self, topic: str, server: str | None, timeout: float | None, retry: int = 0
@@ -160,9 +182,9 @@ class Transport:
         )
 
     def serve(self, topic: str, server: str, methods: Mapping[str, Callable[..., object]]) -> None:
-        """Answer these methods on the topic, from threads of the library's pool."""
+        """Serve these methods on the topic, in threads of the library's pool."""
         endpoint = type(
-            "Endpoint", (), {name: _answering(function) for name, function in methods.items()}
+            "Endpoint", (), {name: _expose(function) for name, function in methods.items()}
         )()
         rpc_server = oslo_messaging.get_rpc_server(
             self._transport,
@@ -174,19 +196,18 @@ class Transport:
         self._servers.append(rpc_server)
 
     def close(self) -> None:
-        """Stop serving, close the connections."""
+        """Stop serving and close the connections."""
         for rpc_server in self._servers:
             rpc_server.stop()
         for rpc_server in self._servers:
             rpc_server.wait()
-        # else the library still waits for the broker
-        if self._opener is None or self._can_hear.is_set():
+        # The opener thread must not be waiting for the broker inside the library any more.
+        if self._opener is None or self._has_replies.is_set():
             self._transport.cleanup()
 
 
 def _has_dead_channel(problem: BaseException | None) -> bool:
-    """Did the library fail because what it wanted to use was closed before, and not because the
-    broker is away?"""
+    """True if the library used a closed channel, False if the broker is unreachable."""
     while problem is not None:
         if isinstance(problem, kombu_exceptions.ConnectionError):
             return True
@@ -194,11 +215,11 @@ def _has_dead_channel(problem: BaseException | None) -> bool:
     return False
 
 
-def _answering(function: Callable[..., object]) -> Callable[..., object]:
-    """An endpoint method whose Problems travel back as plain data."""
+def _expose(function: Callable[..., object]) -> Callable[..., object]:
+    """Return an endpoint method that returns Problems as plain data."""
 
     def method(self: object, context: JsonObject, **arguments: object) -> JsonObject:
-        return answered(function, arguments)
+        return run_method(function, arguments)
 
-    exposed: Callable[..., object] = oslo_messaging.expose(method)
-    return exposed
+    endpoint: Callable[..., object] = oslo_messaging.expose(method)
+    return endpoint

@@ -83,7 +83,7 @@ class _AuthProtocol(auth_token.AuthProtocol):  # type: ignore[misc]  # the libra
     refusal: Callable[[str], str]
 
     def _create_session(self, **arguments: object) -> Any:  # noqa: ANN401 - keystonemiddleware has no types
-        return http.judged(super()._create_session(**arguments), self.refusal)
+        return http.refuse_plain_text(super()._create_session(**arguments), self.refusal)
 
     def fetch_token(self, token: str, **arguments: object) -> Any:  # noqa: ANN401 - keystonemiddleware has no types
         """Return the data of a token.

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs workflows: takes due actions, runs their steps, records the results. Imports no workflow."""
+"""Execute workflows: take due actions, run their steps, record the results. Imports no workflow."""

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arguments of actions: what was asked for, frozen into the action's row when it was accepted.
+"""The arguments of actions, stored in the action's row when the request is accepted.
 
-The API and the operator's commands write them. Each workflow declares the arguments that it reads
+The API and operator commands write them. Each workflow declares its arguments
 (``conductor.engine.workflow.Workflow.args``). A missing field takes its default, and an unknown
-field is ignored, so that an action of the previous release is understood. Secrets are never here.
+field is ignored, so that this release can continue an action of the previous one. Secrets are never
+stored here.
 """
 
 from __future__ import annotations
@@ -17,89 +18,102 @@ from common.domain.statuses import BlockDeviceStatus, ShareStatus
 
 @dataclass(frozen=True, kw_only=True)
 class ActionArgs:
-    """What every action has."""
+    """Arguments of every action."""
 
-    was: str = ""  #: the server's vm_state when the action was accepted
-    roles: list[str] = field(default_factory=list)  #: of the caller who created the server
+    #: The server's vm_state when the action was accepted.
+    was: str = ""
+    #: Roles of the user that created the server.
+    roles: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DestinationArgs(ActionArgs):
-    """Where the server is to be placed."""
+    """Requirements for the server's new host."""
 
-    zone: str | None = None  #: availability zone
-    host: str | None = None  #: the only host that may be chosen
-    forced: bool = False  #: the filters of the operator do not apply to ``host``
+    #: Availability zone.
+    zone: str | None = None
+    #: The only host that may be chosen.
+    host: str | None = None
+    #: True if the operator's filters do not apply to ``host``.
+    forced: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkArgs(ActionArgs):
-    """Which interfaces the server is to get."""
+    """The requested interfaces."""
 
-    #: dicts with network or port, label, fixed_ip?, tag?
+    #: Dicts with network or port, label, and optionally fixed_ip and tag.
     networks: list[JsonObject] = field(default_factory=list)
     security_groups: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CreateArgs(DestinationArgs, NetworkArgs):
-    """Create."""
+    """Arguments of a create."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class UnshelveArgs(DestinationArgs):
-    """Unshelve."""
+    """Arguments of an unshelve."""
 
-    unpin: bool = False  #: the server's pinned availability zone counts no longer
+    #: True if the server's pinned availability zone no longer applies.
+    unpin: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class DetachInterfaceArgs(ActionArgs):
-    """Detach an interface."""
+    """Arguments of an interface's detach."""
 
     port: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class SecurityGroupArgs(ActionArgs):
-    """Add or remove a security group."""
+    """Arguments of adding or removing a security group."""
 
-    group: str  #: id at the network service
-    name: str = ""  #: as the caller wrote it
+    #: Id at the network service.
+    group: str
+    #: The name or id in the request.
+    name: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShareArgs:
     """A share of a server."""
 
-    uuid: str  #: of the mapping
+    #: Id of the mapping between the server and the share.
+    uuid: str
     share_id: str
-    access_to: str  #: address of the host that mounts it
+    #: Address of the host that mounts the share.
+    access_to: str
     tag: str = ""
     protocol: str = ""
     export_location: str = ""
-    was: ShareStatus | None = None  #: status of the mapping when it was to be detached
+    #: Status of the mapping before its detach.
+    was: ShareStatus | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShareActionArgs(ActionArgs):
-    """Attach or detach a share."""
+    """Arguments of a share's attach or detach."""
 
     share: ShareArgs
 
 
 @dataclass(frozen=True, kw_only=True)
 class VolumeActionArgs(ActionArgs):
-    """Attach, detach or extend a volume."""
+    """Arguments of a volume's attach, detach or extend."""
 
-    block_device: str  #: uuid of the row
+    #: The uuid of the volume's row.
+    block_device: str
     volume_id: str
-    before: BlockDeviceStatus = BlockDeviceStatus.ATTACHED  #: the row's status, for the way back
+    #: The row's status before the action, for the undo.
+    before: BlockDeviceStatus = BlockDeviceStatus.ATTACHED
 
 
 @dataclass(frozen=True, kw_only=True)
 class SwapVolumeArgs(VolumeActionArgs):
-    """Copy a volume's data into another one while the server runs, and go on there."""
+    """Arguments of a swap: copy a volume to another while the server runs, then use the other."""
 
     new_volume_id: str
     new_size_gb: int
@@ -107,7 +121,7 @@ class SwapVolumeArgs(VolumeActionArgs):
 
 @dataclass(frozen=True, kw_only=True)
 class VolumeSnapshotArgs(VolumeActionArgs):
-    """The guest leaves a volume's file as it is and writes into a new one."""
+    """Arguments of a volume snapshot: the guest writes to a new file from here on."""
 
     snapshot_id: str
     new_file: str
@@ -115,8 +129,12 @@ class VolumeSnapshotArgs(VolumeActionArgs):
 
 @dataclass(frozen=True, kw_only=True)
 class MergeSnapshotArgs(VolumeActionArgs):
-    """A file of a volume goes: ``file`` into ``into``; without ``into`` all that is between
-    ``file`` (None: nothing, so that none is left) and the guest's own goes into that."""
+    """Arguments of a snapshot's delete: merge files of the volume.
+
+    With ``into``, ``file`` is merged into that file. Without, all files between ``file`` and the
+    guest's active file are merged into the active file. If ``file`` is None too, only the active
+    file remains.
+    """
 
     snapshot_id: str
     file: str | None = None
@@ -125,72 +143,89 @@ class MergeSnapshotArgs(VolumeActionArgs):
 
 @dataclass(frozen=True, kw_only=True)
 class ImageArgs(ActionArgs):
-    """Make an image of the server: snapshot, shelve."""
+    """Arguments of actions that create an image of the server: snapshot and shelve."""
 
     image_id: str
     name: str = ""
     properties: JsonObject = field(default_factory=dict)
-    #: of the volumes of a server that boots from one, at the block storage service
+    #: Ids of volume snapshots at the block storage service, for a server that boots from a volume.
     snapshots: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
 class BackupArgs(ImageArgs):
-    """Backup."""
+    """Arguments of a backup."""
 
     backup_type: str
-    rotation: int  #: how many backups of this type are kept
+    #: Number of backups of this type to keep.
+    rotation: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class RebuildArgs(ActionArgs):
-    """Rebuild. ``before`` and ``wrote`` are there when the image is another one."""
+    """Arguments of a rebuild.
+
+    ``before`` and ``wrote`` are set only if the request changes the image.
+    """
 
     preserve_ephemeral: bool = False
-    reimage: str | None = None  #: the image that the volume it boots from is written from
-    before: JsonObject = field(default_factory=dict)  #: columns of the server as they were
-    wrote: JsonObject = field(default_factory=dict)  #: the same columns as the request left them
+    #: The image that overwrites the boot volume.
+    reimage: str | None = None
+    #: Columns of the server before the request.
+    before: JsonObject = field(default_factory=dict)
+    #: The same columns after the request.
+    wrote: JsonObject = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RescueArgs(ActionArgs):
-    """Rescue."""
+    """Arguments of a rescue."""
 
-    image: ImageRef | None = None  #: None: the server's own
+    #: The rescue image. None: the server's own image.
+    image: ImageRef | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class MoveArgs(ActionArgs):
-    """Resize, cold migration; what all moves have."""
+    """Arguments of all moves, and of resize and cold migration."""
 
-    migration: str  #: uuid of the migration's record
+    #: The uuid of the migration's record.
+    migration: str
     source: str
     old_flavor: Flavor
     new_flavor: Flavor
-    dest: str | None = None  #: of a move that has ended
-    host: str | None = None  #: the only destination that may be chosen
+    #: The destination of a completed move.
+    dest: str | None = None
+    #: The only destination that may be chosen.
+    host: str | None = None
     forced: bool = False
-    by: str = ""  #: the operator's command that began it
+    #: The operator's command that began the move.
+    by: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LiveMigrateArgs(MoveArgs):
-    """Live migration."""
+    """Arguments of a live migration."""
 
-    block_migration: bool | None = None  #: None: as the hosts' storage needs it
+    #: True if disks are copied. None: decided by the storage of the hosts.
+    block_migration: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvacuateArgs(MoveArgs):
-    """Evacuate."""
+    """Arguments of an evacuation."""
 
-    stopped: bool = False  #: the server is not started at its destination
-    shared: bool | None = None  #: what the caller says of the hosts' storage
+    #: True if the server stays off at the destination.
+    stopped: bool = False
+    #: The caller's statement that both hosts share storage. None: no statement.
+    shared: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class MoveEndArgs(MoveArgs):
-    """Confirm or revert a resize or a cold migration."""
+    """Arguments of the confirm or revert of a move."""
 
-    before: str = ""  #: vm_state before the move
-    resized: int = 0  #: fence under which the server was moved
+    #: The vm_state before the move.
+    before: str = ""
+    #: The fence of the move.
+    resized: int = 0

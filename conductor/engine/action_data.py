@@ -18,7 +18,7 @@ from common.store.engine import Connection, moment
 class Failure:
     """The failure of an action, in its journal."""
 
-    #: What failed, safe for the tenant.
+    #: Description of the failure, safe for the tenant.
     text: str
     #: More about the cause, for the operator.
     details: str = ""
@@ -64,7 +64,7 @@ class ActionData:
     problem: Failure | None = None
     #: For each step that could not be undone, the reason.
     undo_failures: dict[str, str] = field(default_factory=dict)
-    #: What an external service still has to remove, and why.
+    #: The reasons of the pending cleanups at external services.
     left_undone: str | None = None
     #: How many times waiting steps have polled.
     polls: int = 0
@@ -79,10 +79,13 @@ class ActionData:
 
 
 def journal(data: ActionData, stored: JsonMapping) -> JsonObject:
-    """Return the data for the journal, with fields of a later release that ``stored`` has."""
+    """Return the data for the journal.
+
+    Fields in ``stored`` that a later release has added are kept.
+    """
     plain, default = to_wire(data), _default(cast(Hashable, type(data)))
-    kept = {name: value for name, value in stored.items() if name not in default}
-    return kept | {name: value for name, value in plain.items() if value != default[name]}
+    unknown_fields = {name: value for name, value in stored.items() if name not in default}
+    return unknown_fields | {name: value for name, value in plain.items() if value != default[name]}
 
 
 @cache

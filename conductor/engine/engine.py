@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What steps of workflows, pending cleanups and actions on hosts work with."""
+"""The context of workflow steps, pending cleanups and host actions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Lane(StrEnum):
 class Chore:
     """Work that the sweep of a conductor does from time to time."""
 
-    #: Does the work. Several conductors may do it at the same time.
+    #: Does the work. Several conductors may call this at the same time.
     run: Callable[[Engine], object]
     #: Seconds between two rounds.
     period: float
@@ -38,7 +38,7 @@ class Chore:
 
 
 def ignore_wake(lane: Lane) -> None:
-    """The wake-up of a caller that looks for due actions by itself."""
+    """Ignore the wake-up, because the caller looks for due actions by itself."""
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Engine:
     store: Store
     #: The clock of this machine.
     clock: Clock
-    #: Sends commands to hosts, and questions to schedulers.
+    #: Sends commands to hosts, and requests to schedulers.
     messaging: Messaging
     #: Names this conductor in leases.
     owner: str
@@ -59,7 +59,7 @@ class Engine:
     volumes: VolumeApi | None = None
     #: Seals the secrets of actions and of connections to volumes.
     vault: Vault = field(default_factory=lambda: Vault(""))
-    #: Returns when the guests of a host are certainly dead. Raises a Problem if it cannot tell.
+    #: Returns when the guests of a host are certainly dead, otherwise raises a Problem.
     fence_host: Callable[[str], None] | None = None
     #: Called with a lane, after a commit that made an action due in that lane at once.
     wake: Callable[[Lane], None] = ignore_wake
@@ -75,7 +75,7 @@ class Engine:
     volume_timeout: int = 600
     #: Seconds for the ports of a guest that starts. 0: do not wait.
     vif_plugging_timeout: int = 300
-    #: Whether the action fails when the ports are late.
+    #: True if the action fails when the ports are late.
     vif_plugging_is_fatal: bool = True
     #: When a host on which builds failed is left out.
     failed_build_limit: FailedBuildLimit = FailedBuildLimit()
@@ -83,5 +83,5 @@ class Engine:
     default_zone: str = "nova"
     #: Seconds after which a shelved server leaves its host. 0: at once. Negative: never.
     shelved_offload_time: int = 0
-    #: Whether the host of a server is a candidate for its resize.
+    #: True if the host of a server is a candidate for its resize.
     allow_resize_to_same_host: bool = False

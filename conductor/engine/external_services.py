@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the conductor asks of others: messages, images, networks, shares, volumes. The seams that
-``conductor.engine.engine.Engine`` has.
+"""The interfaces through which the conductor calls schedulers, agents and external services.
 
-``conductor.steps.service_clients`` and ``conductor.service`` implement them for the process. Each
-call of the image, network, share and volume service is made as Kilonova's own user. It raises
-Unavailable when the service does not answer, and another Problem when the service refuses for good.
+``conductor.engine.engine.Engine`` has one client of each. ``conductor.steps.service_clients`` and
+``conductor.service`` implement them for the process. Calls of the image, network, share and volume
+service use Kilonova's own user. They raise Unavailable if the service does not answer, and another
+Problem for a definite refusal.
 """
 
 from __future__ import annotations
@@ -19,118 +19,172 @@ from common.domain.models import Command, ImageRef, Interface, RequestSpec, Sele
 
 
 class Messaging(Protocol):
-    """Messages to schedulers and hosts; any of them may be lost."""
+    """Messages to schedulers and hosts. Any of them may be lost."""
 
     def select(self, specs: list[RequestSpec], fresh: bool) -> list[Selection]:
-        """Ask a scheduler; raises NoAnswer."""
+        """Request a host for each spec from a scheduler.
+
+        Args:
+            fresh: Use a snapshot of the hosts that was read after the request came.
+
+        Raises:
+            NoAnswer: No scheduler answers.
+        """
 
     def do(self, host: str, commands: list[Command]) -> None:
         """Send commands to a host."""
 
     def cache_images(self, host: str, images: list[ImageRef]) -> None:
-        """Tell a host to fetch these images ahead."""
+        """Let a host fetch images before a server needs them."""
 
 
 class ImageApi(Protocol):
     """The image service. Each call may be repeated."""
 
     def create(self, record: JsonObject) -> None:
-        """Make an image record under the id it names; one that is there already is fine."""
+        """Create an image record under the id in ``record``. An identical record is no error."""
 
     def show(self, image_id: str) -> ImageRef:
-        """The image as it is now."""
+        """Return the part of the image's record that servers store."""
 
     def look(self, image_id: str) -> Image:
-        """The same, with all that its use depends on."""
+        """Return the image's whole record."""
 
     def delete(self, image_id: str) -> None:
-        """Remove an image; one that is gone is fine."""
+        """Delete an image. A missing image is no error."""
 
     def leave_empty(self, image_id: str) -> None:
-        """Make an image whole that has no bytes; one that is so already is fine."""
+        """Complete an image without data. A complete, empty image is no error."""
 
     def find(self, filters: dict[str, str]) -> list[JsonObject]:
-        """Images with these properties, newest first."""
+        """Return the records of the images with these properties, newest first."""
 
 
 class NetworkApi(Protocol):
-    """The network service. Ports are dicts as the service writes them."""
+    """The network service. Ports are dicts in the service's format."""
 
     def ports(self, server: str) -> list[JsonObject]:
-        """The ports of a server."""
+        """Return the ports of a server."""
 
     def port(self, port_id: str) -> JsonObject:
-        """One port; NotFound when it is gone."""
+        """Return a port.
+
+        Raises:
+            NotFound: The port does not exist.
+        """
 
     def create(self, ports: Sequence[JsonObject]) -> list[JsonObject]:
-        """Make ports, all or none. Not repeatable: look first whether they are there."""
+        """Create ports, all or none.
+
+        Not repeatable: the caller first looks for ports of an earlier try.
+        """
 
     def update(self, port_id: str, values: JsonObject) -> JsonObject:
-        """Change a port; NotFound when it is gone."""
+        """Change a port and return the new port.
+
+        Raises:
+            NotFound: The port does not exist.
+        """
 
     def delete(self, port_id: str) -> None:
-        """Remove a port; one that is gone is fine."""
+        """Delete a port. A missing port is no error."""
 
     def bind_also(self, port: JsonObject, host: str) -> JsonObject | None:
-        """Bind a port (the whole of it) to this host too, inactively. The binding, with vif_type
-        and vif_details; None where the service knows one host a port. NotFound when the port is
-        gone."""
+        """Add an inactive binding of a port to a host.
+
+        Args:
+            port: The whole port.
+
+        Returns:
+            The binding, with vif_type and vif_details. None if the service binds a port to one host
+            only.
+
+        Raises:
+            NotFound: The port does not exist.
+        """
 
     def activate(self, port_id: str, host: str) -> None:
-        """Make the binding to this host the active one; NotFound when it is gone."""
+        """Make the binding to a host the active binding.
+
+        Raises:
+            NotFound: The port or the binding does not exist.
+        """
 
     def unbind_at(self, port_id: str, host: str) -> None:
-        """Remove the inactive binding to this host; one that is gone is fine, the active one
-        stays."""
+        """Remove the inactive binding to a host. A missing or active binding is ignored."""
 
     def names_guests(self) -> bool:
-        """Does the service know ports by names, which guests resolve?"""
+        """Return True if the service gives ports DNS names."""
 
     def described(self, ports: Sequence[JsonObject], floating: bool) -> list[Interface]:
-        """These ports with what their networks and subnets say; ``floating``: also which floating
-        IPs lead to them, which none does to a port that was just made."""
+        """Return the ports as interfaces, with data of their networks and subnets.
+
+        Args:
+            floating: Include floating IPs. New ports have none.
+        """
 
 
 class ShareApi(Protocol):
     """The shared file system service."""
 
     def allow(self, share_id: str, access_to: str) -> str:
-        """Let an address mount a share; what is so already stays. The state of that rule: active,
-        error or another."""
+        """Create the rule that lets an address mount a share, unless the rule exists.
+
+        Returns:
+            The state of the rule: active, error or another state of Manila.
+        """
 
     def deny(self, share_id: str, access_to: str) -> None:
-        """Remove that rule; one that is gone is fine."""
+        """Delete that rule. A missing rule is no error."""
 
 
 class VolumeApi(Protocol):
-    """The block storage service. Each call but ``attach`` may be repeated."""
+    """The block storage service. Each call but ``attach`` and ``end_migration`` may be repeated."""
 
     def volume(self, volume_id: str) -> Volume:
-        """A volume as it is now; NotFound when it is gone."""
+        """Return a volume.
+
+        Raises:
+            NotFound: The volume does not exist.
+        """
 
     def delete(self, volume_id: str) -> None:
-        """Delete a volume that is attached to nothing; one that is gone is fine."""
+        """Delete a volume without attachments. A missing volume is no error."""
 
     def reimage(self, volume_id: str, image_id: str) -> None:
-        """Have a volume that is reserved written anew from an image. Look first whether it is being
-        written already."""
+        """Overwrite a reserved volume with an image.
+
+        The caller first checks whether the service is already doing this.
+        """
 
     def snapshot(self, snapshot_id: str) -> VolumeSnapshot:
-        """A snapshot as it is now; NotFound when it is gone."""
+        """Return a snapshot.
+
+        Raises:
+            NotFound: The snapshot does not exist.
+        """
 
     def update_snapshot_status(self, snapshot_id: str, status: str) -> None:
-        """What a host has made of a snapshot that it takes or deletes for the service; BadRequest
-        when the service does not wait for that."""
+        """Report the result of a host that creates or deletes a snapshot for the service.
+
+        Raises:
+            BadRequest: The service does not wait for the report.
+        """
 
     def delete_snapshot(self, snapshot_id: str) -> None:
-        """Delete a snapshot; one that is gone is fine."""
+        """Delete a snapshot. A missing snapshot is no error."""
 
     def end_migration(self, volume_id: str, new_volume_id: str, failed: bool) -> str:
-        """A migrating volume has its data in the new one, or where it was, and the other one goes;
-        the id of what stays. Not repeatable: look first whether it migrates still."""
+        """Complete or cancel the migration of a volume. The service deletes the other volume.
+
+        Not repeatable: the caller first checks whether the volume is still migrating.
+
+        Returns:
+            The id of the remaining volume.
+        """
 
     def attachments(self, server: str, volume_id: str | None = None) -> list[Attachment]:
-        """A server's, or those that it has of one volume."""
+        """Return the attachments of a server, or only those of one volume."""
 
     def attach(
         self,
@@ -140,16 +194,26 @@ class VolumeApi(Protocol):
         mountpoint: str | None = None,
         mode: str | None = None,
     ) -> Attachment:
-        """Reserve a volume for a server, or let the host of the connector have it at once. Not
-        repeatable: look first whether it is reserved."""
+        """Reserve a volume for a server, or connect it to the connector's host at once.
+
+        Not repeatable: the caller first checks whether the volume is reserved.
+        """
 
     def connect(
         self, attachment_id: str, connector: JsonObject, mountpoint: str, mode: str
     ) -> Attachment:
-        """Let the host of the connector have the volume; NotFound when the attachment is gone."""
+        """Let the connector's host use the volume.
+
+        Raises:
+            NotFound: The attachment does not exist.
+        """
 
     def complete(self, attachment_id: str) -> None:
-        """The server has the volume: it is in use; NotFound when the attachment is gone."""
+        """Mark the volume as in use by the server.
+
+        Raises:
+            NotFound: The attachment does not exist.
+        """
 
     def detach(self, attachment_id: str) -> None:
-        """End an attachment; one that is gone is fine."""
+        """Delete an attachment. A missing attachment is no error."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs have collected is written in their transaction, and sent after its commit.
+"""Write the changes that runs have collected, and send their commands after the commit.
 
-``write`` is called in the transaction, ``send`` after it, with what ``write`` returned. Between the
-two a conductor may be killed: the next sync of a host brings what was not sent.
+The transaction calls ``write``. After the commit the caller passes the result to ``send``. If the
+conductor is killed between the two, each host gets the commands with the next report.
 """
 
 from __future__ import annotations
@@ -31,20 +31,22 @@ from conductor.engine.run import AnyRun
 from conductor.engine.workflow_engine import WorkflowEngine
 
 log = logging.getLogger(__name__)
-Sendings = dict[str, list[Command]]  #: commands by host
+#: Host -> commands.
+Sendings = dict[str, list[Command]]
 
 
 class Written(NamedTuple):
-    """What is left to do after the commit: commands by host, the lanes in which some action is due,
-    and what to log."""
+    """The work that remains after the commit."""
 
     sendings: Sendings
+    #: Lanes in which an action is due.
     due: frozenset[Lane] = frozenset()
-    lines: tuple[tuple[str, JsonObject, int], ...] = ()  #: of the log; with their attempt
+    #: Log events, as (name, fields, attempt).
+    lines: tuple[tuple[str, JsonObject, int], ...] = ()
 
 
 def write(tx: Connection, engine: WorkflowEngine, runs: Iterable[AnyRun]) -> Written:
-    """Write the changes of runs, and return what is left to do after the commit."""
+    """Write the changes of runs in their transaction, and return the work for ``send``."""
     runs = list(runs)
     for run in runs:
         if run.data is not None and (data := journal(run.data, run.action.data)) != run.action.data:
@@ -54,11 +56,13 @@ def write(tx: Connection, engine: WorkflowEngine, runs: Iterable[AnyRun]) -> Wri
     actions.update_servers(tx, {run.server.id: run.changes for run in runs if run.changes})
     actions.update(tx, {run.action.id: run.head for run in runs if run.head})
     actions.append(tx, [event for run in runs for event in run.events])
-    migrated = {run.args.migration: run.migration_changes for run in runs if run.migration_changes}
-    if migrated:
-        migrations.update(tx, migrated)
-    if changed := {key: one for run in runs for key, one in run.volume_changes.items()}:
-        block_devices.change(tx, changed)
+    migration_changes = {
+        run.args.migration: run.migration_changes for run in runs if run.migration_changes
+    }
+    if migration_changes:
+        migrations.update(tx, migration_changes)
+    if volumes := {uuid: row for run in runs for uuid, row in run.volume_changes.items()}:
+        block_devices.change(tx, volumes)
     cleanups.add(tx, [row for run in runs for row in run.cleanups])
     allocations.judge(tx, [verdict for run in runs for verdict in run.build_verdicts])
     if settings := notification_settings(tx):
@@ -71,42 +75,51 @@ def write(tx: Connection, engine: WorkflowEngine, runs: Iterable[AnyRun]) -> Wri
             for run in runs
             if run.head.get("state") == ActionState.DUE
         ),
-        tuple(line for run in runs for line in _lines(run)),
+        tuple(line for run in runs for line in _log_events(run)),
     )
 
 
-def _lines(run: AnyRun) -> Iterator[tuple[str, JsonObject, int]]:
-    """What the log tells of a run: each step that is over, and the action's end. Durations of what
-    a host did begin with its command, of other steps with the burst that took the action."""
+def _log_events(run: AnyRun) -> Iterator[tuple[str, JsonObject, int]]:
+    """Yield a log event for each completed step of a run, and for the end of its action.
+
+    The duration of a command is measured from its first sending, that of another step from the
+    beginning of the burst.
+    """
     row = run.action
-    micros = getattr(row, "locked_at", None)
-    about = {"action": row.id, "workflow": row.workflow}
-    whose = {"server": row.server_id, "request": row.request_id}
-    took = (time.monotonic() - run.began) * 1000
-    if row.state == ActionState.WAITING and row.sent_at and micros:
-        took = (micros - row.sent_at) / 1000
-    for one in run.events:
-        if one["event"] != StepEvent.STARTED:
-            step = {"step": one["step"], "event": one["event"], "host": one["host"]}
-            parts = {**about, **step, "ms": max(0.0, took), **whose, "why": one["message"]}
-            yield "step", parts, one["attempt"]
-    if micros and (state := run.head.get("state")) in (ActionState.DONE, ActionState.FAILED):
-        took = (micros - row.created_at) / 1000
-        yield "action", {**about, "state": state, "ms": took, **whose}, run.attempt
+    locked_at = getattr(row, "locked_at", None)
+    action_fields = {"action": row.id, "workflow": row.workflow}
+    ids = {"server": row.server_id, "request": row.request_id}
+    milliseconds = (time.monotonic() - run.began) * 1000
+    if row.state == ActionState.WAITING and row.sent_at and locked_at:
+        milliseconds = (locked_at - row.sent_at) / 1000
+    for entry in run.events:
+        if entry["event"] != StepEvent.STARTED:
+            step_fields = {"step": entry["step"], "event": entry["event"], "host": entry["host"]}
+            fields = {
+                **action_fields,
+                **step_fields,
+                "ms": max(0.0, milliseconds),
+                **ids,
+                "why": entry["message"],
+            }
+            yield "step", fields, entry["attempt"]
+    if locked_at and (state := run.head.get("state")) in (ActionState.DONE, ActionState.FAILED):
+        milliseconds = (locked_at - row.created_at) / 1000
+        yield "action", {**action_fields, "state": state, "ms": milliseconds, **ids}, run.attempt
 
 
-def _count(what: str, parts: JsonObject) -> None:
-    seconds = parts["ms"] / 1000
-    if what == "step":
-        metrics.STEPS.add(parts["workflow"], parts["step"], parts["event"])
-        metrics.STEP_SECONDS.observe(seconds, parts["workflow"], parts["step"])
+def _count(name: str, fields: JsonObject) -> None:
+    seconds = fields["ms"] / 1000
+    if name == "step":
+        metrics.STEPS.add(fields["workflow"], fields["step"], fields["event"])
+        metrics.STEP_SECONDS.observe(seconds, fields["workflow"], fields["step"])
     else:
-        metrics.ACTIONS.add(parts["workflow"], parts["state"])
-        metrics.ACTION_SECONDS.observe(seconds, parts["workflow"], parts["state"])
+        metrics.ACTIONS.add(fields["workflow"], fields["state"])
+        metrics.ACTION_SECONDS.observe(seconds, fields["workflow"], fields["state"])
 
 
 def with_sessions(tx: Connection, sendings: Sequence[tuple[str, Command]]) -> Sendings:
-    """Commands by host, each with the session that its host has now."""
+    """Return the commands by host, each with the current session of its host."""
     if not sendings:
         return {}
     sessions = hosts.sessions(tx, (host for host, _ in sendings))
@@ -117,12 +130,15 @@ def with_sessions(tx: Connection, sendings: Sequence[tuple[str, Command]]) -> Se
 
 
 def send(engine: WorkflowEngine, written: Written) -> None:
-    """One message a host; a lost one is made up for by the host's next sync."""
-    for what, parts, attempt in written.lines:
-        event(log, what, **parts)
-        _count(what, parts)
+    """Log, wake the lanes with due actions, and send one message to each host.
+
+    A lost message is harmless: the answer to the host's next report contains the commands.
+    """
+    for name, fields, attempt in written.lines:
+        event(log, name, **fields)
+        _count(name, fields)
         if tracing.spans:
-            tracing.action(parts) if what == "action" else tracing.step(parts, attempt)
+            tracing.action(fields) if name == "action" else tracing.step(fields, attempt)
     for lane in sorted(written.due):
         engine.wake(lane)
     for host, commands in written.sendings.items():
@@ -130,6 +146,7 @@ def send(engine: WorkflowEngine, written: Written) -> None:
             engine.messaging.do(host, commands)
         except Exception:
             log.exception(
-                "commands for host %s cannot be sent; its next report asks for them", host
+                "commands for host %s cannot be sent; the answer to the host's next report contains them",
+                host,
             )
         engine.fault_point(commands[0].verb, commands[0].key.label, "sent")

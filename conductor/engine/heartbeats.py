@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Heartbeats of idle hosts, answered from memory: a host that has nothing to tell costs the
-database nothing.
+"""Answer the heartbeats of idle hosts from memory, without a database query per host.
 
-Once a second, for the whole cloud, it is read which session each host has and for which hosts
-something waits: commands, debts. Until the next look a heartbeat is answered by that: either
-nothing waits for the host, which renews its lease, or it is to sync
-(``conductor.engine.reports``). A command that is not seen yet is so young that it may still be on
-its way.
+Once a second the conductor reads the session of each host, and the hosts with waiting commands or
+pending cleanups. Until the next read, heartbeats are answered from this data. For a host without
+waiting work, the answer renews the lease. Otherwise the host must send a report
+(``conductor.engine.reports``). A command that is too new for the data is probably still in transit.
 
-What hosts and records say is compared when a host syncs with all its domains. It is told to when
-its heartbeat says that they have changed, from time to time, and soon after the database was set
-back (``compare_all``).
+When a host reports all its domains, the conductor compares them with the records. A host must do
+this when the digest in the heartbeat has changed, at regular intervals, and soon after the database
+was set back (``compare_all``).
 """
 
 from __future__ import annotations
@@ -22,34 +20,38 @@ from common.domain.models import Heartbeat
 from common.store.engine import Connection, Store
 from common.store.hosts import hosts
 
-LOOK_INTERVAL_SECONDS = 1.0  #: for which a look is good; less than ``reports.GRACE_MICROS``
-#: after which a host is to report all its domains although they have not changed
+#: Time between two reads of the database. Less than ``reports.GRACE_MICROS``.
+LOOK_INTERVAL_SECONDS = 1.0
+#: Interval at which a host must report all its domains although they have not changed.
 COMPARE_SECONDS = 1800.0
-COMPARE_SOON_SECONDS = 60.0  #: the same where they may differ from the records
+#: The same interval for domains that may differ from the records.
+COMPARE_SOON_SECONDS = 60.0
 
 
 class Heartbeats:
-    """What one conductor remembers of all hosts. ``answer`` is called by one thread."""
+    """The conductor's data about all hosts. Only one thread may call ``answer``."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store, self._clock = store, clock
-        self.good_for = LOOK_INTERVAL_SECONDS  #: seconds until the next look; a test shortens it
+        #: Seconds until the next read. Tests shorten this.
+        self.good_for = LOOK_INTERVAL_SECONDS
         self._looked_at = float("-inf")
         self._sessions: dict[str, int] = {}
-        self._waited_for: set[str] = set()
-        #: Host -> what its heartbeat said of its domains, and until when it need not tell them.
+        #: Hosts with waiting commands or pending cleanups.
+        self._busy_hosts: set[str] = set()
+        #: Host -> the digest of the domains, and the time of the next full report.
         self._summaries: dict[str, tuple[str, float]] = {}
 
     def answer(self, beat: Heartbeat) -> bool:
-        """Does nothing wait for this host? Else it is to sync, with all its domains.
+        """Return True if the host is idle. Return False if the host must report all its domains.
 
         Raises:
-            Unavailable: the database does not answer, so that nobody knows.
+            Unavailable: The database does not answer.
         """
         moment = self._clock.monotonic()
         if moment - self._looked_at > self.good_for:
             self._look(moment)
-        if self._sessions.get(beat.host) != beat.session or beat.host in self._waited_for:
+        if self._sessions.get(beat.host) != beat.session or beat.host in self._busy_hosts:
             return False
         domains, until = self._summaries.setdefault(
             beat.host, (beat.domains, moment + _spread(beat.host))
@@ -60,8 +62,10 @@ class Heartbeats:
         return False
 
     def compare_soon(self, host: str) -> None:
-        """What this host told of its domains could not be compared with the records: an action has
-        the server."""
+        """Let the host report its domains again within ``COMPARE_SOON_SECONDS``.
+
+        Called when a reported domain could not be compared, because an action has the server.
+        """
         if host in self._summaries:
             domains, until = self._summaries[host]
             self._summaries[host] = (
@@ -70,19 +74,23 @@ class Heartbeats:
             )
 
     def compare_all(self) -> None:
-        """The database was set back, by a fail-over or a restore: all hosts report what they have
-        within a minute."""
+        """Let all hosts report their domains within a minute, because the database was set back.
+
+        A fail-over or a restore can set the database back.
+        """
         self._summaries = {}
 
     def _look(self, moment: float) -> None:
         def read(tx: Connection) -> tuple[dict[str, int], set[str]]:
             return hosts.all_sessions(tx), hosts.waited_for(tx)
 
-        self._sessions, self._waited_for = self._store.read(read)
+        self._sessions, self._busy_hosts = self._store.read(read)
         self._looked_at = moment
 
 
 def _spread(host: str) -> float:
-    """Seconds until a host that this conductor does not know tells all its domains: not all hosts
-    at once."""
+    """Return the seconds until the first full report of a host after this conductor's start.
+
+    Invariant: the reports of all hosts are spread over ``COMPARE_SOON_SECONDS``.
+    """
     return zlib.crc32(host.encode()) % int(COMPARE_SOON_SECONDS)

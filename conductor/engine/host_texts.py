@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The texts of a host's report, made printable and short before anything is stored.
+"""Make the texts of a host's report printable and short before they are stored.
 
-Tenants read the errors of a host in faults, and operators read all of its texts in a terminal. A
-host that is in other hands must not write there what it likes. Values of other types than the
-report declares stay as they are: the report is then taken in part by part."""
+Tenants read errors of a host in faults, and operators read all its texts in a terminal. So a
+compromised host must not control these texts. Values of a wrong type stay unchanged, because the
+report is then processed part by part.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from common.domain.json_types import JsonObject
 from common.domain.models import Result, Sync
 from common.domain.text import one_line
 
-MAX_DETAILS_CHARACTERS = 2000  # as agents cut them
+#: Agents use the same limit.
+MAX_DETAILS_CHARACTERS = 2000
 MAX_VERB_CHARACTERS = 40
 
 
@@ -53,7 +55,7 @@ def _clean_text(text: Any, *most: int) -> Any:
 
 
 def _clean_all(value: Any) -> Any:
-    """Return the value with each text in it clean, the keys of objects too."""
+    """Return the value with clean texts, including the keys of dicts."""
     if isinstance(value, dict):
         return {_clean_text(key): _clean_all(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -1,15 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that were given up may still be carried out: what they make late is looked for by a pending
-cleanup, which is due when they cannot make anything any more."""
+"""Pending cleanups for the results of calls that may still complete after their time-out.
+
+A timed-out call may create an object later. The cleanup looks for the object once the call can no
+longer complete.
+"""
 
 from __future__ import annotations
 
 from conductor.engine.run import AnyRun
 
 
-def look_for(run: AnyRun, kind: str, place: str = "") -> None:
-    """What is called now makes something of this kind, and may have been called before: each such
-    call begins with this, since it may fail at once. Nothing is known to be left undone, so the
-    action says nothing of it."""
+def expect_late_result(run: AnyRun, kind: str, place: str = "") -> None:
+    """Add a pending cleanup for an object that an earlier try of this step may still create.
+
+    Call this before the call that creates the object, because the call may fail at once. A first
+    try adds no cleanup. The cleanup has no reason text, so that the action's message does not
+    mention the cleanup.
+
+    Args:
+        kind: A kind of ``store.cleanups``.
+        place: The part of the cleanup's key that depends on the kind, for example a volume id.
+    """
     if run.is_repeated:
         run.add_cleanup(kind, run.server.id, "", place)

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands and debts that a host does not seem to know of: made again from the journal, in the
-answer to its report.
+"""Send lost commands and removals again, in the answer to a host's report.
 
-Called by ``conductor.engine.reports``. A command that cannot be made again keeps no other from
-being sent. A live migration that runs can be aborted, or completed by force: the API writes that
-into the record of the migration and tells the host at once; the host is told again with every
-periodic report until the migration has ended.
+A command that a host's report does not list is lost. The conductor builds the command again from
+the journal. ``conductor.engine.reports`` calls this. If one command cannot be built, the others are
+still sent.
+
+The API can request an abort or a forced completion of a running live migration. The API records the
+request in the migration and notifies the host at once. Each periodic report is answered with the
+request until the migration has ended.
 """
 
 from __future__ import annotations
@@ -27,27 +29,37 @@ from conductor.engine.workflow import Workflows
 from conductor.engine.workflow_engine import WorkflowEngine
 
 log = logging.getLogger(__name__)
-BATCH_SIZE = 32  #: commands re-sent to a host in one answer
-MAX_ATTEMPT = 10**9  #: larger numbers, which a host may report, fit no column
-Failed = list[tuple[ActionRow, Exception]]  #: actions whose command could not be made, and why
+#: Commands that one answer to a host contains at most.
+BATCH_SIZE = 32
+#: Hosts may report larger numbers, which fit no column.
+MAX_ATTEMPT = 10**9
+#: Actions without a command, and the error that occurred while the command was built.
+Failed = list[tuple[ActionRow, Exception]]
 
 
 def resend(
     tx: Connection, engine: WorkflowEngine, host: str, session: int, known: set[str], grace: int
 ) -> tuple[list[Command], Failed]:
-    """Return the commands that the host has lost: not among the ``known`` keys, and sent more than
-    ``grace`` µs ago."""
+    """Return a host's lost commands, pending removals and migration controls.
+
+    Args:
+        known: Keys of the commands that the host's report lists.
+        grace: Microseconds. Commands sent more recently are not lost, but still on their way.
+
+    Returns:
+        The commands to send, and the actions without a command because of an error.
+    """
     keys = CommandKey.parse_each(known).values()
-    rows = actions.outstanding(tx, host, grace, BATCH_SIZE, _commands(keys))
+    rows = actions.outstanding(tx, host, grace, BATCH_SIZE, _journal_keys(keys))
     servers = actions.servers_of(tx, (row.server_id for row in rows)) if rows else {}
-    having = [row for row in servers.values() if row.volumes]
-    volumes = block_devices.of_servers(tx, having) if having else {}
+    with_volumes = [row for row in servers.values() if row.volumes]
+    volumes = block_devices.of_servers(tx, with_volumes) if with_volumes else {}
     shares = share_mappings.ids_of(tx, servers.values())
     commands, failed = [], []
     for row in rows:
         try:
             command = (
-                _made_again(
+                _build_command(
                     engine,
                     row,
                     servers[row.server_id],
@@ -59,24 +71,24 @@ def resend(
                 else None
             )
         except Exception as problem:
-            log.exception("the command of action %s cannot be made again", row.id)
+            log.exception("the command of action %s cannot be built", row.id)
             failed.append((row, problem))
             continue
         if command is not None:
             commands.append(command)
     if rows:
         actions.mark_sent(tx, [row.id for row in rows])
-    debts = [
+    removals = [
         cleanup_command(row.server_id, row.fence, session, keep_files=row.keeps_files)
-        for row in guests.debts(tx, host, grace, BATCH_SIZE, _debts(keys))
+        for row in guests.debts(tx, host, grace, BATCH_SIZE, _removal_keys(keys))
     ]
-    if debts:
-        guests.mark_sent(tx, host, [command.server for command in debts])
-    return commands + debts + control_commands(tx, engine.workflows, host, session), failed
+    if removals:
+        guests.mark_sent(tx, host, [command.server for command in removals])
+    return commands + removals + control_commands(tx, engine.workflows, host, session), failed
 
 
-def _commands(keys: Iterable[CommandKey]) -> set[actions.CommandOf]:
-    """Return the commands of actions, as the journal has them."""
+def _journal_keys(keys: Iterable[CommandKey]) -> set[actions.CommandOf]:
+    """Return the commands of actions, in the journal's form."""
     return {
         (key.owner, ActionPhase(key.kind.value), key.step, key.attempt)
         for key in keys
@@ -84,12 +96,12 @@ def _commands(keys: Iterable[CommandKey]) -> set[actions.CommandOf]:
     }
 
 
-def _debts(keys: Iterable[CommandKey]) -> set[tuple[str, int]]:
-    """Return the servers and fences of the cleanups."""
+def _removal_keys(keys: Iterable[CommandKey]) -> set[tuple[str, int]]:
+    """Return the server and the fence of each removal."""
     return {(key.owner, key.attempt) for key in keys if key.kind is CommandKind.CLEANUP}
 
 
-def _made_again(
+def _build_command(
     engine: WorkflowEngine,
     row: ActionRow,
     server: PlacedServerRow,
@@ -97,7 +109,7 @@ def _made_again(
     shares: Sequence[str],
     session: int,
 ) -> Command | None:
-    """Return the command that an action waits for."""
+    """Build the command that an action waits for. None if this release lacks its workflow."""
     if not engine.workflows.knows(row):
         return None
     workflow = engine.workflows[row.workflow]
@@ -115,11 +127,11 @@ def _made_again(
     )
 
 
-# --- live migrations that run ---
+# --- running live migrations ---
 def control_commands(
     tx: Connection, workflows: Workflows, host: str, session: int
 ) -> list[Command]:
-    """Return the commands that control the live migrations which leave this host."""
+    """Return the commands that abort or complete the live migrations which leave this host."""
     requested = {
         row.action_id: row.requested_control for row in migrations.requested_controls(tx, host)
     }

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The progress of long commands, as task_state and progress of the server.
 
-The conductor writes it with each periodic exchange while a command runs. That changes neither
-``updated_at`` nor the fence, so a client that polls for changes does not see it. For a command
-without a sign of life the conductor writes the cause that ``kilonova action list`` shows.
+The conductor writes the progress with each periodic report while a command runs. ``updated_at`` and
+the fence stay unchanged, so a client that polls for changes sees no change. For a command without a
+sign of life the conductor writes the cause that ``kilonova action list`` shows.
 """
 
 from __future__ import annotations

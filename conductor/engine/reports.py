@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What agents say: the conductor's half of the one exchange.
+"""Process the reports of agents and answer them.
 
-``handle`` takes the syncs that have piled up, writes all their results and news in one transaction,
-and answers each with what it may forget (acknowledged), what it should be doing (commands, debts)
-and, at registration, what may exist on it. A late result whose key matches is a fact, whoever sent
-the command. What cannot be taken in holds up nothing else: neither another host nor another server
-of the same host.
+``handle`` takes the reports that arrived since the last round and writes their results and domain
+states in one transaction. Each answer acknowledges the results and contains commands that the host
+has lost, removals of leftover guests and, at registration, the guests that may exist on the host. A
+late result with the key of the awaited command counts, whichever conductor sent the command. If a
+part of a report cannot be processed, only that part is left out. Other hosts, and other servers of
+the same host, are not delayed.
 """
 
 from __future__ import annotations
@@ -40,21 +41,30 @@ from conductor.engine.run import AnyRun, Run
 from conductor.engine.workflow_engine import WorkflowEngine
 
 log = logging.getLogger(__name__)
-GRACE_MICROS = 2 * SECOND  #: a command younger than this may still be on its way
-MAX_APART_SECONDS = 10.0  #: for reports that are taken in part by part
-#: in which the reports of a host with one that cannot be taken in are taken in alone
+#: A command younger than this may still be on its way to the host.
+GRACE_MICROS = 2 * SECOND
+#: Time limit for reports that are processed part by part.
+MAX_APART_SECONDS = 10.0
+#: Time during which the reports of a host with a faulty report are processed separately.
 ODD_HOST_SECONDS = 60.0
 
 
 def handle(engine: WorkflowEngine, syncs: Sequence[Sync]) -> list[SyncAnswer | Exception]:
-    """Answer each sync; the exception in place of an answer is that of the one sync that caused it,
-    or of the database that does not answer."""
+    """Process reports and return an answer for each, in the same order.
+
+    Returns:
+        For each report its answer, or an exception: the error that the report caused, or NoStore if
+        the database does not answer.
+    """
     syncs = [host_texts.clean(sync) for sync in syncs]
-    moment = engine.clock.monotonic()
-    odd = [sync for sync in syncs if engine.odd_hosts.get(sync.host, moment) > moment]
-    together = [sync for sync in syncs if sync not in odd] if odd else syncs
-    answers, others = iter(_handle_together(engine, together)), iter(_each_apart(engine, odd))
-    return [next(others if sync in odd else answers) for sync in syncs]
+    now = engine.clock.monotonic()
+    separate = [sync for sync in syncs if engine.odd_hosts.get(sync.host, now) > now]
+    common = [sync for sync in syncs if sync not in separate] if separate else syncs
+    answers, separate_answers = (
+        iter(_handle_together(engine, common)),
+        iter(_handle_each(engine, separate)),
+    )
+    return [next(separate_answers if sync in separate else answers) for sync in syncs]
 
 
 def _handle_together(engine: WorkflowEngine, syncs: Sequence[Sync]) -> list[SyncAnswer | Exception]:
@@ -73,35 +83,37 @@ def _handle_together(engine: WorkflowEngine, syncs: Sequence[Sync]) -> list[Sync
         return (
             _handle_together(engine, syncs)
             if retries.find_locked(engine, named)
-            else _each_apart(engine, syncs)
+            else _handle_each(engine, syncs)
         )
     except errors.NoStore as problem:
         log.warning("the reports of %d hosts wait: %s", len(syncs), problem)
         return [problem] * len(syncs)
     except Exception:
         log.exception("%d reports cannot be taken in together", len(syncs))
-        return _each_apart(engine, syncs)
+        return _handle_each(engine, syncs)
     engine.fault_point("sync", "reports", "committed")
     flush.send(engine, written)
     _count(engine, failed)
     return list(answers)
 
 
-def _each_apart(engine: WorkflowEngine, syncs: Sequence[Sync]) -> list[SyncAnswer | Exception]:
+def _handle_each(engine: WorkflowEngine, syncs: Sequence[Sync]) -> list[SyncAnswer | Exception]:
     until = engine.clock.monotonic() + MAX_APART_SECONDS
-    return [_handle_apart(engine, sync, until) for sync in syncs]
+    return [_handle_separately(engine, sync, until) for sync in syncs]
 
 
-def _handle_apart(engine: WorkflowEngine, sync: Sync, until: float) -> SyncAnswer | Exception:
-    """Take in what can be taken in of a report, and answer it. A result that cannot be is
-    acknowledged like the others: its command is sent again, and the host answers again from its
-    journal."""
+def _handle_separately(engine: WorkflowEngine, sync: Sync, until: float) -> SyncAnswer | Exception:
+    """Process as much of a report as possible, and build the answer.
+
+    A result that cannot be processed is acknowledged too. The command is sent again, and the host
+    answers from the journal.
+    """
     try:
-        session = _session_apart(engine, sync)
+        session = _find_session(engine, sync)
         if sync.session in (0, session):
-            reported = engine.store.write(lambda tx: _in_order(tx, sync), alone=False)
-            _absorb(engine, reported, until)
-        return _answer_apart(engine, sync, session)
+            reported = engine.store.write(lambda tx: _drop_old_state(tx, sync), alone=False)
+            _process_part(engine, reported, until)
+        return _answer_separately(engine, sync, session)
     except Exception as problem:
         log.exception(
             "the report of host %s could not be answered; the agent repeats it", sync.host
@@ -109,27 +121,29 @@ def _handle_apart(engine: WorkflowEngine, sync: Sync, until: float) -> SyncAnswe
         return problem
 
 
-def _answer_apart(engine: WorkflowEngine, sync: Sync, session: int) -> SyncAnswer:
-    """The answer; without commands when they are what cannot be told."""
+def _answer_separately(engine: WorkflowEngine, sync: Sync, session: int) -> SyncAnswer:
+    """Answer a report, without commands if the commands cannot be read."""
     try:
         answer, failed = engine.store.write(lambda tx: _answer(tx, engine, sync, session))
     except Exception:
-        log.exception("what host %s should be doing cannot be told", sync.host)
+        log.exception("the commands for host %s cannot be read", sync.host)
         return engine.store.write(lambda tx: _answer(tx, engine, sync, session, sends=False))[0]
     _count(engine, failed)
     return answer
 
 
 def _count(engine: WorkflowEngine, failed: lost_commands.Failed) -> None:
-    """Commands that could not be made again."""
+    """Count the failures to build commands."""
     for row, problem in failed:
         retries.count_exception(engine, row, problem)
 
 
-def _session_apart(engine: WorkflowEngine, sync: Sync) -> int:
-    """The host's session, a new one at registration. After a boot each server is started in a
-    transaction of its own; one that cannot be is known to be off, and is tried again whenever its
-    host tells so."""
+def _find_session(engine: WorkflowEngine, sync: Sync) -> int:
+    """Return the host's session, or open one if the report is a registration.
+
+    After a boot each server is started in a transaction of its own. A server that cannot be started
+    is recorded as off. A later full report of the host starts the server again.
+    """
     if sync.session != 0 or sync.inventory is None:
         return engine.store.read(lambda tx: hosts.sessions(tx, [sync.host])).get(sync.host, 0)
     session, to_start = engine.store.write(
@@ -143,38 +157,45 @@ def _session_apart(engine: WorkflowEngine, sync: Sync) -> int:
     return session
 
 
-def _absorb(engine: WorkflowEngine, reported: Sync, until: float) -> None:
-    """Take a part of a report in, divided further where that fails. What is left when the time is
-    over comes again."""
+def _process_part(engine: WorkflowEngine, reported: Sync, until: float) -> None:
+    """Process a report, or split it if that fails.
+
+    Parts that are left when the time is over are ignored, because the host repeats them.
+    """
     if engine.clock.monotonic() > until:
         return
     try:
-        heard = [report_parts.without(reported, retries.locked_servers(engine))]
+        unlocked = [report_parts.remove_servers(reported, retries.locked_servers(engine))]
         flush.send(
             engine,
-            engine.store.write(lambda tx: _settle(tx, engine, heard, goes_on=False), alone=False),
+            engine.store.write(
+                lambda tx: _write_results(tx, engine, unlocked, advances=False), alone=False
+            ),
         )
         engine.store.write(lambda tx: _describe(tx, reported))
     except Exception as problem:
-        log.exception("what host %s tells cannot be taken in", reported.host)
-        parts = report_parts.divided(reported)
+        log.exception("a part of the report of host %s cannot be processed", reported.host)
+        parts = report_parts.split(reported)
         for part in parts:
-            _absorb(engine, part, until)
+            _process_part(engine, part, until)
         if not parts:
-            _leave(engine, reported, problem)
+            _leave_out(engine, reported, problem)
 
 
-def _leave(engine: WorkflowEngine, reported: Sync, problem: Exception) -> None:
-    """A thing that cannot be taken in is left out; an action that waits for it comes nearer to
-    being stuck."""
-    log.error("host %s told this, which is left out: %.500s", reported.host, reported)
+def _leave_out(engine: WorkflowEngine, reported: Sync, problem: Exception) -> None:
+    """Leave out a part that cannot be processed.
+
+    If the database was busy, the servers of the part are set aside. Otherwise each action that
+    waits for the part comes closer to being stuck.
+    """
+    log.error("this part of the report of host %s is left out: %.500s", reported.host, reported)
     if isinstance(problem, errors.Unavailable):
         retries.set_aside(engine, report_parts.servers_in(reported))
         return
     engine.odd_hosts[reported.host] = engine.clock.monotonic() + ODD_HOST_SECONDS
     keys = CommandKey.parse_each(result.key for result in reported.results)
-    named = [key.owner for key in keys.values()]
-    for row in engine.store.read(lambda tx: actions.waiting(tx, named)):
+    action_ids = [key.owner for key in keys.values()]
+    for row in engine.store.read(lambda tx: actions.waiting(tx, action_ids)):
         if row.host == reported.host:
             retries.count_exception(engine, row, problem)
 
@@ -182,48 +203,60 @@ def _leave(engine: WorkflowEngine, reported: Sync, problem: Exception) -> None:
 def _take_in(
     tx: Connection, engine: WorkflowEngine, syncs: Sequence[Sync], locked: Collection[str]
 ) -> tuple[list[SyncAnswer], flush.Written, lost_commands.Failed]:
-    """The transaction: registrations, then results, debts and news under the servers' locks, but
-    for those that somebody else has ``locked``, then the answers."""
+    """Run the transaction of a round of reports.
+
+    The order is registrations, results and domain states, host states, answers.
+
+    Args:
+        locked: Servers that another transaction has locked. Their part of the reports is left out.
+    """
     sessions = {
-        sync.host: _registration(tx, engine, sync)
+        sync.host: _register(tx, engine, sync)
         for sync in sorted(syncs, key=lambda sync: sync.host)
         if sync.session == 0 and sync.inventory
     }
     sessions |= hosts.sessions(tx, (sync.host for sync in syncs if sync.host not in sessions))
-    heard = [
-        _in_order(tx, sync)
+    accepted = [
+        _drop_old_state(tx, sync)
         for sync in sorted(syncs, key=lambda sync: (sync.host, sync.number))
         if sync.session == 0 or sync.session == sessions.get(sync.host)
     ]
-    written = _settle(
-        tx, engine, [report_parts.without(sync, locked) for sync in heard] if locked else heard
+    written = _write_results(
+        tx,
+        engine,
+        [report_parts.remove_servers(sync, locked) for sync in accepted] if locked else accepted,
     )
-    for sync in heard:
+    for sync in accepted:
         _describe(tx, sync)
     answers = [_answer(tx, engine, sync, sessions.get(sync.host, 0)) for sync in syncs]
     engine.fault_point("sync", "reports", "written")
     return (
         [answer for answer, _ in answers],
         written,
-        [one for _, failed in answers for one in failed],
+        [failure for _, failed in answers for failure in failed],
     )
 
 
-def _in_order(tx: Connection, sync: Sync) -> Sync:
-    """The report, without the host's state when a later one has told that already, which another
-    conductor took in."""
+def _drop_old_state(tx: Connection, sync: Sync) -> Sync:
+    """Return the report, without the host's state if a newer report was processed.
+
+    Another conductor may have processed the newer report.
+    """
     if sync.session == 0 or sync.number == 0 or not sync.tells_state:
         return sync
     return (
         sync
         if hosts.is_newest(tx, sync.host, sync.session, sync.number)
-        else report_parts.stateless(sync)
+        else report_parts.remove_host_state(sync)
     )
 
 
-def _registration(tx: Connection, engine: WorkflowEngine, sync: Sync) -> int:
-    """A new session; after a boot of the host what should run is started again, as actions tenants
-    can see."""
+def _register(tx: Connection, engine: WorkflowEngine, sync: Sync) -> int:
+    """Open a session and return its number.
+
+    After a boot of the host, the servers that should run are started by actions that tenants can
+    see.
+    """
     session, to_start = _open_session(tx, sync)
     for server in to_start:
         if not _start_again(tx, server, sync.host):
@@ -234,8 +267,13 @@ def _registration(tx: Connection, engine: WorkflowEngine, sync: Sync) -> int:
 def _open_session(
     tx: Connection, sync: Sync, idle_too: bool = False
 ) -> tuple[int, list[ServerKey]]:
-    """A new session, and the idle servers to start after a boot. Those with an action, and with
-    ``idle_too`` all that should run, are known to be off from then on."""
+    """Open a session, and return its number and the idle servers to start after a boot.
+
+    After a boot, servers with an action are recorded as off.
+
+    Args:
+        idle_too: Record idle servers that should run as off, too.
+    """
     assert sync.inventory is not None
     session, booted = hosts.open_session(tx, sync.host, sync.boot_id, sync.inventory)
     log.info(
@@ -251,8 +289,11 @@ def _open_session(
 
 
 def _start_again(tx: Connection, server: ServerKey, host: str) -> bool:
-    """Begin what starts the guest of a server whose host was booted; False: somebody has begun
-    another action."""
+    """Begin the action that starts a server's guest after a boot of its host.
+
+    Returns:
+        False if the action cannot begin now, for example because another action has the server.
+    """
     row = replace(states.row("reboot", "HARD"), vm=states.ANY)
     system = RequestContext.of_ourselves(server.project_id)
     try:
@@ -264,12 +305,14 @@ def _start_again(tx: Connection, server: ServerKey, host: str) -> bool:
 
 
 def _describe(tx: Connection, sync: Sync) -> None:
-    """What the host has, at registration or where that changed, and what it has measured; last,
-    because providers are locked."""
+    """Store the host's inventory, guests, files, cached images and metrics.
+
+    Called last in a transaction, because this locks the host's resource providers.
+    """
     if sync.inventory is not None:
         hosts.describe(tx, sync.host, sync.inventory)
         if sync.session != 0:
-            log.info("host %s tells what it has now", sync.host)
+            log.info("host %s reported its inventory", sync.host)
     if sync.domains is not None:
         _note_guests(tx, sync.host, [domain.server for domain in sync.domains])
     if sync.files is not None:
@@ -281,7 +324,7 @@ def _describe(tx: Connection, sync: Sync) -> None:
 
 
 def _note_guests(tx: Connection, host: str, servers: Sequence[str]) -> None:
-    """Guests without a record are logged as soon as their host reports them."""
+    """Record guests without a record, and log them at their first report."""
     if unknown := hosts.note_guests(tx, host, servers):
         log.warning(
             "host %s has %d guests without a record, as of %.400s; see: kilonova doctor, "
@@ -295,7 +338,7 @@ def _note_guests(tx: Connection, host: str, servers: Sequence[str]) -> None:
 def _note_files(
     tx: Connection, host: str, servers: Sequence[str], between: Sequence[str] | None
 ) -> None:
-    """So are files without a guest that nothing explains."""
+    """Record files without a guest, and log them at their first report."""
     if unknown := host_files.note(tx, host, servers, between):
         log.warning(
             "host %s has files of %d servers and no guest, as of %.400s; see: kilonova doctor",
@@ -305,33 +348,39 @@ def _note_files(
         )
 
 
-def _settle(
-    tx: Connection, engine: WorkflowEngine, syncs: Sequence[Sync], goes_on: bool = True
+def _write_results(
+    tx: Connection, engine: WorkflowEngine, syncs: Sequence[Sync], advances: bool = True
 ) -> flush.Written:
-    """Write results, paid debts and news of domains. ``goes_on``: actions that waited for a debt
-    look again now."""
+    """Write results, confirmed removals, progress and domain states of reports.
+
+    Args:
+        advances: Advance the actions that waited for a removal at once. If False, they continue
+            with their next poll.
+    """
     results = [(sync.host, result) for sync in syncs for result in sync.results]
     keys = CommandKey.parse_each(
         text
         for sync in syncs
         for text in (*(result.key for result in sync.results), *sync.phases, *sync.moved)
     )
-    mine = {
+    action_results = {
         keys[result.key]: (host, result)
         for host, result in results
         if result.key in keys and keys[result.key].is_of_action
     }
-    paid = [
+    removed_guests = [
         guests.RemovedGuest(result.server, host, result.fence)
         for host, result in results
         if result.key in keys
         and keys[result.key].kind is CommandKind.CLEANUP
         and result.status == ResultStatus.DONE
     ]
-    news, differing = _differing(tx, engine, syncs)
-    ahead = fences.believed(tx, _refused(results, differing))
-    touched = (
-        {result.server for _, result in results} | {server for _, server in news} | ahead.keys()
+    news, differing = _compare_domains(tx, engine, syncs)
+    higher_fences = fences.believed(tx, _add_refused_fences(results, differing))
+    server_ids = (
+        {result.server for _, result in results}
+        | {server for _, server in news}
+        | higher_fences.keys()
     )
     phases = {
         (sync.host, keys[text]): phase
@@ -341,42 +390,46 @@ def _settle(
     }
     if phases:
         progress.write(tx, phases)
-    measured = {
+    transferred = {
         (sync.host, keys[text].owner): numbers
         for sync in syncs
         for text, numbers in sync.moved.items()
         if text in keys
     }
-    if measured:
-        migrations.measured(tx, measured)
-    if not touched:
+    if transferred:
+        migrations.measured(tx, transferred)
+    if not server_ids:
         return flush.Written({})
-    servers = actions.lock_servers(tx, touched)
+    servers = actions.lock_servers(tx, server_ids)
     heads = actions.lock(
         tx,
         {
-            *(key.owner for key in mine),
-            *(row.action for row in servers.values() if row.action and paid),
+            *(key.owner for key in action_results),
+            *(row.action for row in servers.values() if row.action and removed_guests),
         },
     )
     runs = [
         finish_step(tx, engine, servers, heads[key.owner], result, host)
-        for key, (host, result) in mine.items()
+        for key, (host, result) in action_results.items()
         if key.owner in heads
     ]
-    if paid:
-        struck = guests.confirm_debts(tx, paid)
-        moved = {
+    if removed_guests:
+        confirmed_servers = guests.confirm_debts(tx, removed_guests)
+        left_servers = {
             server
-            for server, host, _ in paid
-            if server in struck and server in servers and servers[server].host != host
+            for server, host, _ in removed_guests
+            if server in confirmed_servers and server in servers and servers[server].host != host
         }
-        if moved:
-            migrations.completed(tx, moved)
-        runs += _go_on(tx, engine, servers, heads, struck) if goes_on else []
+        if left_servers:
+            migrations.completed(tx, left_servers)
+        runs += (
+            _advance_waiting_actions(tx, engine, servers, heads, confirmed_servers)
+            if advances
+            else []
+        )
     _write_news(tx, servers, news)
     written = flush.write(tx, engine, [run for run in runs if run is not None])
-    if ahead and fences.rise_above(tx, ahead):
+    if higher_fences and fences.rise_above(tx, higher_fences):
         engine.heartbeats.compare_all()
     return written
 
@@ -389,8 +442,16 @@ def finish_step(
     result: Result,
     host: str | None,
 ) -> AnyRun | None:
-    """Take a result in, if it is the one that its action waits for, of the host that it waits
-    for."""
+    """Process a result, if an action waits for this result from this host.
+
+    Args:
+        servers: The locked servers by id.
+        head: The locked action that the key of the result names.
+        host: The host that sent the result.
+
+    Returns:
+        The run with the changes to write. None if the result is ignored.
+    """
     server = servers.get(head.server_id)
     if (
         server is None
@@ -401,7 +462,7 @@ def finish_step(
         return None
     if host != head.host:
         log.warning(
-            "host %s is not believed what became of %s: host %s was asked",
+            "host %s: the result of %s is ignored, because the command was sent to host %s",
             host,
             result.key,
             head.host,
@@ -409,7 +470,7 @@ def finish_step(
         return None
     if result.status == ResultStatus.REFUSED:
         log.warning("host %s refused %s: %s", head.host, result.key, result.error)
-        run: AnyRun = Run(head, server, None, None)  # they are not needed
+        run: AnyRun = Run(head, server, None, None)  # Arguments and data are not needed.
         retries.count_failure(
             run,
             f"Host {head.host} refuses it: {result.error}",
@@ -419,36 +480,35 @@ def finish_step(
         return run
     if not engine.workflows.knows(head):
         log.warning(
-            "host %s answers %s, which is left to a conductor that knows %s",
+            "host %s answered %s, which waits for a conductor that has the workflow %s",
             head.host,
             result.key,
             head.workflow,
         )
         return None
-    run = _run(tx, engine, head, server)
+    run = _build_run(tx, engine, head, server)
     runner.take_result(tx, engine, run, result)
     return run
 
 
-def _run(
+def _build_run(
     tx: Connection, engine: WorkflowEngine, head: ActionRow, server: PlacedServerRow
 ) -> AnyRun:
-    """The action, with what its server has."""
     volumes = block_devices.of_server(tx, server) if server.volumes else ()
-    having = shares.ids_of(tx, [server]).get(server.id, ())
-    return engine.workflows[head.workflow].run(head, server, volumes, shares=having)
+    share_ids = shares.ids_of(tx, [server]).get(server.id, ())
+    return engine.workflows[head.workflow].run(head, server, volumes, shares=share_ids)
 
 
-def _go_on(
+def _advance_waiting_actions(
     tx: Connection,
     engine: WorkflowEngine,
     servers: dict[str, PlacedServerRow],
     heads: Mapping[str, ActionRow],
-    paid: set[str],
+    server_ids: set[str],
 ) -> list[AnyRun]:
-    """Actions that were waiting for debts of their server look again at once."""
+    """Advance the actions that waited for the removal of their server's guests."""
     runs = []
-    for server_id in sorted(paid):
+    for server_id in sorted(server_ids):
         server = servers.get(server_id)
         head = heads.get(server.action) if server is not None and server.action else None
         if (
@@ -463,15 +523,17 @@ def _go_on(
         index = workflow.index(head.step)
         step = workflow.steps[index]
         if step.apply and not step.prepare and not step.call and runner.is_held(server, head):
-            run = _run(tx, engine, head, server)
+            run = _build_run(tx, engine, head, server)
             runner.proceed(tx, engine, workflow, index, [run])
             runs.append(run)
     return runs
 
 
-def _refused(results: Sequence[tuple[str, Result]], ahead: Known) -> Known:
-    """Return ``ahead`` with the fences for which hosts have refused commands. A command is refused
-    mostly because it was late."""
+def _add_refused_fences(results: Sequence[tuple[str, Result]], ahead: HigherFences) -> HigherFences:
+    """Return ``ahead`` with the fences for which hosts have refused commands.
+
+    In most cases the refused command was late.
+    """
     fences_by_place = dict(ahead)
     for host, result in results:
         if result.status == ResultStatus.REFUSED and result.known_fence is not None:
@@ -480,14 +542,20 @@ def _refused(results: Sequence[tuple[str, Result]], ahead: Known) -> Known:
     return fences_by_place
 
 
-#: server and host -> the highest fence that the host knows of the server
-Known = dict[tuple[str, str], int]
+#: (server, host) -> the highest fence of the server on the host, if higher than the record.
+HigherFences = dict[tuple[str, str], int]
+#: (host, server) -> a state of the domain that differs from the record.
 News = dict[tuple[str, str], DomainState]
 
 
-def _differing(tx: Connection, engine: WorkflowEngine, syncs: Sequence[Sync]) -> tuple[News, Known]:
-    """Domains whose state is not what the server's row says; and higher fences of servers that a
-    host knows, by server and host. Compared without locks."""
+def _compare_domains(
+    tx: Connection, engine: WorkflowEngine, syncs: Sequence[Sync]
+) -> tuple[News, HigherFences]:
+    """Return the domains that differ from their server's record, and the fences that are higher.
+
+    The comparison takes no locks. Before a change is written, the comparison is repeated under the
+    lock.
+    """
     reported = {
         (sync.host, domain.server): domain
         for sync in syncs
@@ -496,25 +564,27 @@ def _differing(tx: Connection, engine: WorkflowEngine, syncs: Sequence[Sync]) ->
     if not reported:
         return {}, {}
     servers = actions.servers_of(tx, (server for _, server in reported))
-    known = [
+    domains = [
         (servers[key[1]], key[0], domain) for key, domain in reported.items() if key[1] in servers
     ]
-    ahead: Known = {}
-    for server, host, domain in known:
+    higher_fences: HigherFences = {}
+    for server, host, domain in domains:
         if server.action is not None and domain.power_state != server.power_state:
             engine.heartbeats.compare_soon(host)
         if domain.fence > server.fence:
-            ahead[server.id, host] = domain.fence
+            higher_fences[server.id, host] = domain.fence
     return {
         (host, server.id): domain
-        for server, host, domain in known
+        for server, host, domain in domains
         if _is_news(server, host, domain)
-    }, ahead
+    }, higher_fences
 
 
 def _is_news(server: PlacedServerRow, host: str, domain: DomainState) -> bool:
-    """A state under the server's present fence, of an idle server on this host, that its row does
-    not say."""
+    """True if the state counts, and differs from the record of the server.
+
+    A state counts if the server is idle, is on this host, and has the domain's fence.
+    """
     return bool(
         server.host == host
         and server.action is None
@@ -524,15 +594,17 @@ def _is_news(server: PlacedServerRow, host: str, domain: DomainState) -> bool:
 
 
 def _lost_power(server: PlacedServerRow, domain: DomainState) -> bool:
-    """Was its host booted during an action, which has ended since? A server that should run and is
-    known to be off is in that state by nothing else (``guests.lost_power``)."""
+    """True if a server that should run is off, and recorded as off.
+
+    Only a boot of the host during an action leads to this state (``guests.lost_power``).
+    """
     return server.vm_state in (states.ACTIVE, states.RESCUED) and (
         domain.power_state == server.power_state == states.SHUTDOWN
     )
 
 
-#: What a guest did out of band: (vm_state, power states seen) -> (vm_state, whether it may still
-#: run)
+#: Changes that a guest made by itself: vm_states before, reported power states, vm_state after, and
+#: whether the guest may run.
 _OUT_OF_BAND_CHANGES: tuple[tuple[tuple[str, ...], tuple[int, ...], str, bool], ...] = (
     (
         (states.ACTIVE, states.PAUSED, states.RESCUED),
@@ -546,8 +618,7 @@ _OUT_OF_BAND_CHANGES: tuple[tuple[tuple[str, ...], tuple[int, ...], str, bool], 
 
 
 def _write_news(tx: Connection, servers: dict[str, PlacedServerRow], news: News) -> None:
-    """What happened out of band is written down once; other differences show in power_state
-    only."""
+    """Write each change that a guest made by itself. Other differences change power_state only."""
     changes: dict[str, JsonObject] = {}
     for (host, server_id), domain in news.items():
         server = servers.get(server_id)
@@ -557,26 +628,31 @@ def _write_news(tx: Connection, servers: dict[str, PlacedServerRow], news: News)
             _start_again(tx, server, host)
             continue
         changes[server_id] = {"power_state": domain.power_state}
-        for before, seen, after, may_run in _OUT_OF_BAND_CHANGES:
-            if server.vm_state in before and domain.power_state in seen:
-                changes[server_id]["vm_state"] = after
+        for old_states, power_states, new_state, may_run in _OUT_OF_BAND_CHANGES:
+            if server.vm_state in old_states and domain.power_state in power_states:
+                changes[server_id]["vm_state"] = new_state
                 guests.want(
                     tx, [server_id], GuestState.RUNNING if may_run else GuestState.STOPPED, may_run
                 )
                 log.info(
-                    "server %s on host %s went from %s to %s by itself",
+                    "server %s on host %s changed from %s to %s by itself",
                     server_id,
                     host,
                     server.vm_state,
-                    after,
+                    new_state,
                 )
     actions.update_servers(tx, changes)
 
 
-def _compared(tx: Connection, sync: Sync) -> tuple[dict[str, int], list[str]]:
-    """Fences of idle servers on this host that it does not know yet: until it does, its news cannot
-    count, and it may be at work for an action that was ended. And the servers whose domain runs
-    here although they are elsewhere."""
+def _find_unknown_fences(tx: Connection, sync: Sync) -> tuple[dict[str, int], list[str]]:
+    """Return the fences that the host must learn, and the servers that must not run there.
+
+    Returns:
+        The fences of idle servers on this host that are higher than the host's. Until the host has
+        learned a fence, the reported state of the domain does not count, and the host may still
+        execute commands of an ended action. And the servers that run here although their record
+        names another host.
+    """
     domains = [*(sync.domains or ()), *sync.changed]
     reported = {domain.server: domain.fence for domain in domains}
     if sync.ask and sync.working:
@@ -603,37 +679,40 @@ def _compared(tx: Connection, sync: Sync) -> tuple[dict[str, int], list[str]]:
 def _answer(
     tx: Connection, engine: WorkflowEngine, sync: Sync, session: int, sends: bool = True
 ) -> tuple[SyncAnswer, lost_commands.Failed]:
-    """What the agent may forget and what it should know; a stale session must register first.
-    ``sends``: with the commands that it does not seem to know of."""
+    """Build the answer to a report. A host with an old session must register first.
+
+    Args:
+        sends: Include the commands that the host has lost.
+    """
     if sync.session not in (0, session) or session == 0:
         return SyncAnswer(session=0), []
-    registration = sync.session == 0
-    fences_here, elsewhere = _compared(tx, sync)
+    is_registration = sync.session == 0
+    fences_here, elsewhere = _find_unknown_fences(tx, sync)
     if (
         elsewhere
-        and not registration
+        and not is_registration
         and set(elsewhere) & set(guests.off_on(tx, sync.host, elsewhere))
     ):
         log.warning(
-            "host %s runs guests of servers that are elsewhere by what the database knows: it is to register, "
-            "and to make them off: %s",
+            "host %s runs guests of servers that the database places on other hosts: the host must "
+            "register, and stop them: %s",
             sync.host,
             ", ".join(elsewhere),
         )
         return SyncAnswer(session=0), []
-    known = {*sync.working, *(result.key for result in sync.results)}
+    keys = {*sync.working, *(result.key for result in sync.results)}
     commands: list[Command] = []
     failed: lost_commands.Failed = []
-    if sends and (registration or sync.ask):
+    if sends and (is_registration or sync.ask):
         commands, failed = lost_commands.resend(
-            tx, engine, sync.host, session, known, 0 if registration else GRACE_MICROS
+            tx, engine, sync.host, session, keys, 0 if is_registration else GRACE_MICROS
         )
     return SyncAnswer(
         session=session,
         acknowledged=[result.key for result in sync.results],
         commands=commands,
-        guests=(guests.fences_on(tx, sync.host) if registration else {}) | fences_here or None,
-        stop=guests.off_on(tx, sync.host, (one.server for one in sync.domains or ()))
-        if registration
+        guests=(guests.fences_on(tx, sync.host) if is_registration else {}) | fences_here or None,
+        stop=guests.off_on(tx, sync.host, (domain.server for domain in sync.domains or ()))
+        if is_registration
         else [],
     ), failed

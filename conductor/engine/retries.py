@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is tried again, and what has been tried often enough: it is stuck, visible, and left to an
-operator.
+"""Postpone and repeat actions, count their unexpected failures, and mark them stuck.
 
-What waits for a service, a host or a lock is postponed; that is no failure. What fails where nobody
-foresaw it is
-counted: ``count_failure`` in the transaction of a run, ``count_exception`` in one of its own.
-Called by ``conductor.engine.runner`` and ``conductor.engine.reports``.
+An action that waits for a service, a host or a lock is postponed, which is no failure. Unexpected
+failures are counted: ``count_failure`` counts in the transaction of a run, ``count_exception`` in a
+transaction of its own. After enough failures in a row the action is stuck, until an operator
+intervenes. ``conductor.engine.runner`` and ``conductor.engine.reports`` call these functions.
 
-Servers whose rows somebody holds locked are set aside until the lock is gone, so that who waited
-for one once does not wait for it again and again, and others with them: the runner postpones their
-actions, reports leave out what hosts say of them, which comes again. While none is set aside,
-asking costs nothing.
+Servers that another transaction has locked are set aside until the lock is gone. The runner
+postpones their actions. Reports are processed without these servers, because hosts repeat that
+part. So a lock delays one server only. Without locked servers the check is free.
 """
 
 from __future__ import annotations
@@ -29,10 +27,14 @@ from conductor.engine.run import AnyRun, Run
 from conductor.engine.workflow_engine import WorkflowEngine
 
 log = logging.getLogger(__name__)
-MAX_EXCEPTIONS = 10  #: unforeseen failures in a row: about three minutes of a due action
-MAX_REFUSALS = 120  #: answers of a host that it cannot do this yet: about ten minutes
-FIRST_PAUSE_MICROS, MAX_PAUSE_MICROS = SECOND // 4, 60 * SECOND  #: before the next try
-LOCK_POLL_SECONDS = 10.0  #: between two looks whether a lock is gone
+#: Unexpected failures in a row that make an action stuck, after about three minutes.
+MAX_EXCEPTIONS = 10
+#: Refusals by a host in a row that make an action stuck, after about ten minutes.
+MAX_REFUSALS = 120
+#: The shortest and the longest pause before the next try.
+FIRST_PAUSE_MICROS, MAX_PAUSE_MICROS = SECOND // 4, 60 * SECOND
+#: Time between two checks whether a lock is gone.
+LOCK_POLL_SECONDS = 10.0
 UNFORESEEN = "an unforeseen failure, again and again."
 
 
@@ -43,12 +45,19 @@ def postpone(
     wait: float = 0,
     cause: str = "",
 ) -> None:
-    """Look again soon, but not within ``wait`` seconds; what waits long is looked at less and less
-    often, up to ``at_most`` seconds. Rows that somebody else has locked are left to the end of
-    their lease. ``cause``: what they wait for, which operators see until they go on.
+    """Make due actions of this conductor due again after a pause, and release their leases.
+
+    The pause doubles with each try. Rows that another transaction has locked keep their lease until
+    the expiry.
+
+    Args:
+        at_most: Upper limit of the pause, in seconds.
+        wait: Lower limit of the pause, in seconds. Takes precedence over ``at_most``.
+        cause: The reason for the wait, shown to operators until the action continues. An empty
+            string leaves the old reason.
 
     Raises:
-        Unavailable: the database does not answer.
+        Unavailable: The database does not answer.
     """
 
     def pause(row: ActionRow) -> int:
@@ -74,37 +83,44 @@ def postpone(
         if rows:
             engine.store.write(work, alone=False)
     except errors.TooBusy as problem:
-        log.warning("actions stay leased for a while: %s", problem)
+        log.warning("actions cannot be postponed and wait until their leases expire: %s", problem)
 
 
-def _pause(before: int) -> int:
-    """µs before the next try, after so many."""
-    return FIRST_PAUSE_MICROS << min(before, 8)
+def _pause(tries: int) -> int:
+    """Return the microseconds before the next try."""
+    return FIRST_PAUSE_MICROS << min(tries, 8)
 
 
 def count_failure(run: AnyRun, text: str, details: str, tries: int) -> None:
-    """Count a failure; the last one of ``tries`` in a row makes the action stuck. ``text`` is safe
-    for the tenant, ``details`` are for the operator."""
+    """Count an unexpected failure, and mark the action as stuck after ``tries`` failures in a row.
+
+    Args:
+        text: Description for the tenant.
+        details: Further description, for the operator only.
+        tries: Number of failures in a row that make the action stuck.
+    """
     row, cause = run.action, f"{text} {details}".strip()
     run.head.update(failures=row.failures + 1, cause=cause)
     if row.failures + 1 < tries:
         return
-    waits, step = row.state == ActionState.WAITING, row.step or "begin"
+    is_waiting, step = row.state == ActionState.WAITING, row.step or "begin"
     message = (
-        f"The {row.name} is stuck at its step {step}: {text} Ask the operator, who sees it as action {row.id} and "
-        "can let it go on or end it."
+        f"The {row.name} is stuck at its step {step}: {text} Ask the operator to continue or end "
+        f"action {row.id}."
     )
     run.head.update(
         state=ActionState.STUCK,
         due_at=None,
         owner=None,
         lease_until=None,
-        sent_at=row.sent_at if waits else None,
+        sent_at=row.sent_at if is_waiting else None,
     )
-    run.record_event(step, StepEvent.STUCK, row.host if waits else None, message, cause)
-    before = getattr(run.server, "fault", None)
-    if isinstance(before, dict) and "action" in before:  # of another one, which was superseded
-        before = before["before"]
+    run.record_event(step, StepEvent.STUCK, row.host if is_waiting else None, message, cause)
+    previous_fault = getattr(run.server, "fault", None)
+    if (
+        isinstance(previous_fault, dict) and "action" in previous_fault
+    ):  # of another one, which was superseded
+        previous_fault = previous_fault["before"]
     run.set(
         fault={
             "code": 500,
@@ -112,7 +128,7 @@ def count_failure(run: AnyRun, text: str, details: str, tries: int) -> None:
             "details": cause,
             "created": run.locked_at,
             "action": row.id,
-            "before": before,
+            "before": previous_fault,
         }
     )
     log.error(
@@ -127,15 +143,18 @@ def count_failure(run: AnyRun, text: str, details: str, tries: int) -> None:
 
 
 def count_exception(engine: WorkflowEngine, row: ActionRow, problem: Exception) -> None:
-    """Count an unforeseen failure of this action, if it still stands where it failed. One that is
-    due is tried again, less and less often; a command is sent again with its host's next report."""
+    """Count an unexpected failure of an action, unless the action has advanced meanwhile.
+
+    A due action is tried again after a growing pause. A command is sent again with the next report
+    of its host.
+    """
 
     def work(tx: Connection) -> None:
         server = actions.lock_servers(tx, [row.server_id]).get(row.server_id)
         head = actions.lock(tx, [row.id]).get(row.id)
         if (
             head is None
-            or _place(head) != _place(row)
+            or _position(head) != _position(row)
             or (head.state == ActionState.DUE and head.owner != engine.owner)
         ):
             return
@@ -159,24 +178,23 @@ def count_exception(engine: WorkflowEngine, row: ActionRow, problem: Exception) 
         log.warning("a failure of action %s is not counted: %s", row.id, busy)
 
 
-def _place(action: ActionRow) -> tuple[Any, ...]:
+def _position(action: ActionRow) -> tuple[Any, ...]:
     return action.state, action.workflow, action.step, action.phase, action.attempt
 
 
-# --- servers whose rows somebody holds locked ---
+# --- servers with locked rows ---
 def set_aside(engine: WorkflowEngine, servers: Iterable[str]) -> None:
-    """Leave these servers alone from now on."""
+    """Postpone all work on these servers until ``locked_servers`` finds them unlocked."""
     engine.locked_servers.update(
         dict.fromkeys(servers, engine.clock.monotonic() + LOCK_POLL_SECONDS)
     )
 
 
 def find_locked(engine: WorkflowEngine, servers: Iterable[str]) -> set[str]:
-    """Set those of these servers aside whose rows are locked just now, without waiting for any;
-    returns them.
+    """Return the servers with locked rows, and set them aside. Waits for no lock.
 
     Raises:
-        Unavailable: the database does not answer.
+        Unavailable: The database does not answer.
     """
     names = set(servers)
     locked = names - engine.store.write(lambda tx: actions.unlocked(tx, names))
@@ -185,13 +203,19 @@ def find_locked(engine: WorkflowEngine, servers: Iterable[str]) -> set[str]:
 
 
 def locked_servers(engine: WorkflowEngine) -> set[str]:
-    """Those that are set aside now."""
-    late = {
+    """Return the servers that are set aside now.
+
+    After ``LOCK_POLL_SECONDS`` the servers' locks are checked again.
+
+    Raises:
+        Unavailable: The database does not answer.
+    """
+    expired = {
         server
         for server, until in list(engine.locked_servers.items())
         if engine.clock.monotonic() > until
     }
-    if late:
-        for server in late - find_locked(engine, late):
+    if expired:
+        for server in expired - find_locked(engine, expired):
             engine.locked_servers.pop(server, None)
     return set(engine.locked_servers)

@@ -33,12 +33,12 @@ class MigrationChanges(TypedDict, total=False):
 
     #: How far the migration is.
     status: MigrationStatus
-    #: The destination. None: it has none yet, or no longer.
+    #: The destination. None: not claimed, or released.
     dest_host: str | None
 
 
-class Known(TypedDict, total=False):
-    """Facts that a burst has collected before its transaction; the fields are those of ``Run``."""
+class RunFacts(TypedDict, total=False):
+    """Facts that a burst has collected before the transaction. The fields are those of ``Run``."""
 
     selection: Selection | None
     problem: StepFailed | None
@@ -127,20 +127,20 @@ class Run(Generic[Args, Data]):
             other: A run of the same action, as the action is now.
         """
         before = from_wire(type(self.data), self.action.data)
-        for one in fields(before):
-            if (value := getattr(self.data, one.name)) != getattr(before, one.name):
-                setattr(other.data, one.name, value)
+        for data_field in fields(before):
+            if (value := getattr(self.data, data_field.name)) != getattr(before, data_field.name):
+                setattr(other.data, data_field.name, value)
 
     def raise_fence(self) -> None:
         """Raise the fence, so that hosts refuse commands under the old fence from now on."""
         self.head["fence"] = self.changes["fence"] = self.fence + 1
 
     def set(self, **values: object) -> None:
-        """Change columns of the server."""
+        """Change columns of the server's row."""
         self.changes.update(values)
 
     def has_volumes(self) -> bool:
-        """True if the server has volumes."""
+        """True if the server has at least one volume."""
         return bool(self.volumes)
 
     def set_volume(self, row: BlockDeviceRow, **values: object) -> None:
@@ -150,8 +150,8 @@ class Run(Generic[Args, Data]):
     def remove_volumes(self, rows: Iterable[BlockDeviceRow]) -> None:
         """Remove the rows of volumes."""
         self.volume_changes.update(dict.fromkeys((row.uuid for row in rows), None))
-        kept = [self.volume_changes.get(row.uuid, {}) is not None for row in self.volumes]
-        self.set(volumes=sum(kept))
+        remaining = [self.volume_changes.get(row.uuid, {}) is not None for row in self.volumes]
+        self.set(volumes=sum(remaining))
 
     def set_migration(self, **values: Unpack[MigrationChanges]) -> None:
         """Change columns of the action's migration."""
@@ -170,7 +170,7 @@ class Run(Generic[Args, Data]):
 
     @property
     def is_repeated(self) -> bool:
-        """True if the step may have been tried before, so that its effect may exist already."""
+        """True if the step may have been tried before, so that the effect may exist already."""
         return self.action.owner is not None or self.action.sends > 0 or self.action.attempt > 1
 
     @property
@@ -257,8 +257,8 @@ class Run(Generic[Args, Data]):
 
     @property
     def cleanup_message(self) -> str | None:
-        """The reasons of the pending cleanups that this step has added. None: it has added none."""
-        texts = dict.fromkeys([*(one["why"] for one in self.cleanups), self.ignored_refusal])
+        """The reasons of the pending cleanups that this step has added, or None."""
+        texts = dict.fromkeys([*(row["why"] for row in self.cleanups), self.ignored_refusal])
         return " ".join(filter(None, texts)) or None
 
     def retry_in(self, micros: int) -> None:
@@ -314,7 +314,8 @@ AnyRun = Run[Any, Any]
 def cleanup_command(server: str, fence: int, session: int = 0, *, keep_files: bool) -> Command:
     """Return the command that removes a guest which a server left on a host.
 
-    No action waits for the command. It is sent until the host has removed the guest.
+    No action waits for the command. The conductor repeats the command until the host has removed
+    the guest.
     """
     verb = EnsureAbsent(keep_files=keep_files)
     key = CommandKey(CommandKind.CLEANUP, server, verb.name, fence)

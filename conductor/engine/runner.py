@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The only executor of workflows: takes due actions, does the next step, writes down what happened.
+"""Execute workflows: take due actions, do their next steps, and record the results.
 
-``advance`` is a plain function of the engine; the threads that call it live in
-``conductor.service``. It works in one of the lanes: one for each external service, with the steps
-that call it, and INSIDE for all others. Everything works on
-lists: what is due together is done in one transaction, and one by one when that fails. There is no
-recovery code: a step found unfinished is simply the next step.
+``advance`` is a plain function of the engine. Each thread of ``conductor.service`` that calls it
+serves one lane: INSIDE, or the lane of an external service. Actions that are due at the same step
+share one transaction. If that transaction fails, each action gets a separate transaction. No
+recovery code exists: a conductor that takes over continues with the first step that is not recorded
+as complete.
 
-An action ends done, or failed after what it made has been undone, backwards from the step that
-failed. Most of an undo is rows, and happens at once; what a host or an external service must do is
-one journalled step each, in the phase *undo*, and survives crashes like any other. An undo that a
-host definitely refuses is noted, and the server goes to ERROR with a fault that names the step:
-nothing hangs. What a service refuses after the pivot, or on the way back, changes nothing of the
-server: it is a pending cleanup (``store.cleanups``).
+An action ends as done, or as failed after its completed steps were undone in reverse order. Most
+undos change rows only and happen at once. An undo by a host or an external service is journalled in
+the phase *undo*, and so survives crashes. If a host definitely refuses an undo, the server goes to
+ERROR with a fault that names the step. If an external service refuses a call after the pivot or an
+undo, the server is not affected, and a pending cleanup (``store.cleanups``) remains.
 """
 
 from __future__ import annotations
@@ -46,7 +45,8 @@ from conductor.engine.workflow_engine import WorkflowEngine
 
 log = logging.getLogger(__name__)
 AnyWorkflow = Workflow[Any, Any]
-MAX_SERVICE_PAUSE_SECONDS, MAX_LOCK_PAUSE_SECONDS = 4, 60  #: between two tries
+#: Maximum pause between two tries: for a service that does not answer, and for a locked row.
+MAX_SERVICE_PAUSE_SECONDS, MAX_LOCK_PAUSE_SECONDS = 4, 60
 #: Statuses of results that end a command.
 FINAL_STATUSES = (
     ResultStatus.DONE,
@@ -54,14 +54,22 @@ FINAL_STATUSES = (
     ResultStatus.DEAD,
     ResultStatus.UNKNOWN,
 )
-MAX_UNANSWERED = 8  #: tries of an action whose proposal nobody answers, in about twenty seconds
-MAX_ONE_BY_ONE_SECONDS = 5.0  #: in which actions of a burst that failed are written one by one
+#: Tries without an answer, in about twenty seconds, after which ``_prepare`` splits a burst.
+MAX_UNANSWERED = 8
+#: Time limit for writing the actions of a failed burst one by one.
+MAX_ONE_BY_ONE_SECONDS = 5.0
 
 
 def advance(engine: WorkflowEngine, lane: Lane = Lane.INSIDE) -> int:
-    """Take the due actions of a lane and bring each to where it waits, ends or changes lanes;
-    returns how many were taken."""
-    which: JsonObject = (
+    """Take a lane's due actions, and advance each until it waits, ends or changes its lane.
+
+    Returns:
+        The number of actions taken. ``engine.batch`` or more means that further actions may be due.
+
+    Raises:
+        Unavailable: The database does not answer.
+    """
+    selection: JsonObject = (
         {"but": engine.workflows.steps_with_calls}
         if lane == Lane.INSIDE
         else {
@@ -70,7 +78,9 @@ def advance(engine: WorkflowEngine, lane: Lane = Lane.INSIDE) -> int:
         }
     )
     rows = engine.store.write(
-        lambda tx: actions.take(tx, engine.owner, engine.workflows.versions, engine.batch, **which)
+        lambda tx: actions.take(
+            tx, engine.owner, engine.workflows.versions, engine.batch, **selection
+        )
     )
     groups: dict[tuple[str, int, str], list[ActionRow]] = defaultdict(list)
     locked = retries.locked_servers(engine) if rows else ()
@@ -78,7 +88,8 @@ def advance(engine: WorkflowEngine, lane: Lane = Lane.INSIDE) -> int:
         engine, [row for row in rows if row.server_id in locked], MAX_LOCK_PAUSE_SECONDS
     )
     for row in (row for row in rows if row.server_id not in locked):
-        alone = row.id if row.failures else ""  # and after the others
+        # An action that has failed unexpectedly is advanced by itself, after the others.
+        alone = row.id if row.failures else ""
         try:
             groups[row.workflow, engine.workflows[row.workflow].index(row.step), alone].append(row)
         except LookupError as problem:
@@ -91,17 +102,20 @@ def advance(engine: WorkflowEngine, lane: Lane = Lane.INSIDE) -> int:
         except errors.Unavailable:
             raise
         except Exception:
-            log.exception("%d actions of %s are left to the end of their lease", len(members), name)
+            log.exception(
+                "%d actions of %s failed unexpectedly and wait until their leases expire",
+                len(members),
+                name,
+            )
     return len(rows)
 
 
 def _burst(
     engine: WorkflowEngine, workflow: AnyWorkflow, index: int, rows: Sequence[ActionRow], lane: Lane
 ) -> None:
-    """Advance actions that stand at the same step: what is done outside the transaction, then one
-    transaction, then send."""
+    """Advance actions at the same step: prepare or call, write one transaction, then send."""
     servers, volumes = engine.store.read(
-        lambda tx: _with_volumes(tx, actions.servers_of(tx, (row.server_id for row in rows)))
+        lambda tx: _add_volumes(tx, actions.servers_of(tx, (row.server_id for row in rows)))
     )
     runs = []
     for row in rows:
@@ -121,28 +135,31 @@ def _burst(
         _commit(engine, workflow, index, [*runs, *aborted], lane)
 
 
-def _with_volumes(
+def _add_volumes(
     tx: Connection, servers: dict[str, PlacedServerRow]
 ) -> tuple[dict[str, PlacedServerRow], dict[str, list[BlockDeviceRow]]]:
-    having = [row for row in servers.values() if row.volumes]
-    return servers, block_devices.of_servers(tx, having) if having else {}
+    with_volumes = [row for row in servers.values() if row.volumes]
+    return servers, block_devices.of_servers(tx, with_volumes) if with_volumes else {}
 
 
 def _prepare(
     engine: WorkflowEngine, workflow: AnyWorkflow, step: AnyStep, runs: Sequence[AnyRun]
 ) -> list[AnyRun]:
-    """Do what the step prepares before its transaction; returns those that can go on. When that was
-    not answered many times, one of them may be the reason: a part of them is prepared alone, each
-    time another one."""
+    """Call the step's ``prepare`` and return the runs that can continue.
+
+    If an action got no answer ``MAX_UNANSWERED`` times, the action's request may be the reason.
+    Then a part of the runs, different in each round, is prepared first, and the others only if that
+    part got an answer.
+    """
     if not step.prepare:
         return list(runs)
     if all(run.action.sends < MAX_UNANSWERED for run in runs):
         return _prepare_together(engine, workflow, step, runs)
-    chosen = [
+    sample = [
         run for run in runs if sha256(f"{run.action.id}{run.action.sends}".encode()).digest()[0] % 2
     ]
-    answered = _prepare_together(engine, workflow, step, chosen or runs)
-    others = [run for run in runs if run not in chosen] if chosen else []
+    answered = _prepare_together(engine, workflow, step, sample or runs)
+    others = [run for run in runs if run not in sample] if sample else []
     if others and answered:
         return answered + _prepare_together(engine, workflow, step, others)
     retries.postpone(engine, [run.action for run in others], MAX_SERVICE_PAUSE_SECONDS)
@@ -152,12 +169,12 @@ def _prepare(
 def _prepare_together(
     engine: WorkflowEngine, workflow: AnyWorkflow, step: AnyStep, runs: Sequence[AnyRun]
 ) -> list[AnyRun]:
-    """In one call for all, or for each where that fails."""
+    """Prepare all runs in one call, or each in its own call if that fails unexpectedly."""
     assert step.prepare is not None
-    asking = [workflow.run(run.action, run.server, run.volumes) for run in runs]
+    prepared = [workflow.run(run.action, run.server, run.volumes) for run in runs]
     try:
-        if wanted := [run for run in asking if not step.is_skipped(run)]:
-            step.prepare(engine, wanted)
+        if relevant := [run for run in prepared if not step.is_skipped(run)]:
+            step.prepare(engine, relevant)
             engine.fault_point(workflow.name, step.name, "proposed")
     except errors.Unavailable as problem:
         log.warning("%s waits: %s", workflow.name, problem)
@@ -168,22 +185,24 @@ def _prepare_together(
         log.exception("%s cannot be prepared for %d servers", workflow.name, len(runs))
         if len(runs) > 1:
             return [
-                asked for run in runs for asked in _prepare_together(engine, workflow, step, [run])
+                ready for run in runs for ready in _prepare_together(engine, workflow, step, [run])
             ]
         retries.count_exception(engine, runs[0].action, problem)
         return []
-    return asking
+    return prepared
 
 
 def _call(engine: WorkflowEngine, step: AnyStep, runs: Sequence[AnyRun]) -> list[AnyRun]:
-    """Call the service for each; what it refuses for good is the step's failure. Those that it did
-    not answer are postponed; returns the others."""
+    """Call the step's service for each run, and return the runs that got an answer.
+
+    A definite refusal becomes the failure of the run's step. Runs without an answer are postponed.
+    """
 
     def call(run: AnyRun) -> None:
-        chosen = step.undo_call if run.is_undoing else step.call
-        assert chosen is not None
+        service_call = step.undo_call if run.is_undoing else step.call
+        assert service_call is not None
         try:
-            chosen(engine, run)
+            service_call(engine, run)
         except errors.Unavailable:
             raise
         except errors.Problem as problem:
@@ -212,12 +231,13 @@ def _call(engine: WorkflowEngine, step: AnyStep, runs: Sequence[AnyRun]) -> list
 def _commit(
     engine: WorkflowEngine, workflow: AnyWorkflow, index: int, runs: Sequence[AnyRun], lane: Lane
 ) -> None:
-    """The transaction of a burst and what follows it. When it fails, one for each: what was called
-    or prepared is not repeated.
+    """Write the transaction of a burst, and send the commands after the commit.
+
+    If the transaction fails, the runs are written one by one without repeating ``call`` or
+    ``prepare``. If rows are locked, their actions are postponed and the others are written.
 
     Raises:
-        Unavailable: the database does not answer at all, which is more than a row that somebody has
-        locked.
+        Unavailable: The database does not answer at all. A locked row raises nothing.
     """
     try:
         written = engine.store.write(
@@ -253,11 +273,11 @@ def _commit(
 def _commit_each(
     engine: WorkflowEngine, workflow: AnyWorkflow, index: int, runs: Sequence[AnyRun], lane: Lane
 ) -> None:
-    """One after the other; where locks make that slow, the rest is left to the next round."""
+    """Write runs one by one, and leave the rest to the next round once the time limit is over."""
     until = engine.clock.monotonic() + MAX_ONE_BY_ONE_SECONDS
     for number, run in enumerate(runs):
         if engine.clock.monotonic() > until:
-            retries.postpone(engine, [left.action for left in runs[number:]], 0)
+            retries.postpone(engine, [rest.action for rest in runs[number:]], 0)
             return
         _commit(engine, workflow, index, [run], lane)
 
@@ -270,18 +290,21 @@ def _write(
     planned: Sequence[AnyRun],
     lane: Lane,
 ) -> flush.Written:
-    """The transaction of a burst. Runs whose server has moved on, or that another conductor or
-    another lane took, drop out."""
-    servers, volumes = _with_volumes(
+    """Run the transaction of a burst.
+
+    Runs drop out if their server has a newer action, or if another conductor or lane has advanced
+    their action.
+    """
+    servers, volumes = _add_volumes(
         tx, actions.lock_servers(tx, (run.server.id for run in planned))
     )
     shares = share_mappings.ids_of(tx, servers.values())
     heads = actions.lock(tx, (run.action.id for run in planned))
-    runs, lost = [], []
+    runs, ids_to_release = [], []
     for plan in planned:
         server, head = servers.get(plan.server.id), heads[plan.action.id]
-        if _where(head) != _where(plan.action):
-            log.warning("action %s has gone on to %s without this burst", head.id, head.step)
+        if _position(head) != _position(plan.action):
+            log.warning("action %s was advanced to step %s by another burst", head.id, head.step)
         elif (
             server is not None
             and is_held(server, head)
@@ -303,34 +326,39 @@ def _write(
             plan.copy_data_to(run)
             runs.append(run)
         else:
-            lost.append(head.id)
-    if lost:
-        actions.let_go(tx, engine.owner, lost)
-    going_on = []
+            ids_to_release.append(head.id)
+    if ids_to_release:
+        actions.let_go(tx, engine.owner, ids_to_release)
+    continuing = []
     for run in runs:
         why, run.data.abort = run.data.abort, None
         if why:
             run.fail(why)
         if run.is_undoing:
-            undone(tx, engine, workflow, index, run, str(run.problem) if run.problem else None)
+            continue_undo(
+                tx, engine, workflow, index, run, str(run.problem) if run.problem else None
+            )
         elif why:
             fail(tx, engine, workflow, index, run)
         else:
-            going_on.append(run)
-    proceed(tx, engine, workflow, index, going_on, ready=lane)
+            continuing.append(run)
+    proceed(tx, engine, workflow, index, continuing, ready=lane)
     written = flush.write(tx, engine, runs)
     engine.fault_point(workflow.name, workflow.steps[index].name, "written")
     return written
 
 
-def _where(action: ActionRow) -> tuple[Any, ...]:
-    """What a burst must find as it took it: a lease that ran out may have led another one past this
-    step, and another lane of this conductor may hold the action by now."""
+def _position(action: ActionRow) -> tuple[Any, ...]:
+    """Return the position of an action in its workflow.
+
+    A burst compares the position with the position at its beginning. They differ if the lease
+    expired and another conductor advanced the action, or if another lane of this conductor did.
+    """
     return action.workflow, action.step, action.phase, action.attempt
 
 
 def is_held(server: ServerRow, action: ActionRow) -> bool:
-    """Does this action still hold its server, under the fence that it was given?"""
+    """True if the action still has its server, under the action's fence."""
     return bool(server.action == action.id and server.fence == action.fence)
 
 
@@ -342,10 +370,13 @@ def proceed(
     runs: Sequence[AnyRun],
     ready: Lane | None = None,
 ) -> None:
-    """From this step on: do what is done here, start what is done on a host, finish what has no
-    more steps.
+    """Advance runs from the step at ``index`` on.
 
-    ``ready``: the lane in which the first of these steps has done its part outside the transaction.
+    Steps of this transaction are applied, a command is started, and a run without further steps is
+    finished. If the next step needs a call or preparation, the run becomes due in that lane.
+
+    Args:
+        ready: The lane that has completed the call or preparation of the first step. None: no lane.
     """
     for number, step in enumerate(workflow.steps[index:], index):
         skipping = [run for run in runs if step.is_skipped(run)]
@@ -361,9 +392,9 @@ def proceed(
             runs = []
         elif runs:
             ignore_refusals(workflow, number, runs)
-            sound = [run for run in runs if not run.problem]
-            if step.apply and sound:
-                step.apply(tx, engine, sound)
+            succeeded = [run for run in runs if not run.problem]
+            if step.apply and succeeded:
+                step.apply(tx, engine, succeeded)
             runs = [run for run in runs if _is_through(tx, engine, workflow, number, step, run)]
         runs, ready = [*runs, *skipping], None
     for run in runs:
@@ -371,7 +402,7 @@ def proceed(
 
 
 def _is_elsewhere(step: AnyStep, ready: Lane | None) -> bool:
-    """Has the step a part outside the transaction that is not done yet?"""
+    """True if the step has an incomplete call or preparation outside the transaction."""
     return bool((step.call and ready != step.lane) or (step.prepare and ready != Lane.INSIDE))
 
 
@@ -383,6 +414,7 @@ def _is_through(
     step: AnyStep,
     run: AnyRun,
 ) -> bool:
+    """Record the outcome of a step. True if the run continues with the next step."""
     if run.paused:
         run.head.setdefault("step", step.name)
         return False
@@ -396,7 +428,7 @@ def _is_through(
 
 
 def _start(tx: Connection, engine: WorkflowEngine, step: AnyStep, runs: Sequence[AnyRun]) -> None:
-    """Write "started" and the command in the same transaction; it is cast after the commit."""
+    """Record the start of a step and its command. The command is sent after the commit."""
     assert step.command is not None
     placed = []
     for run in runs:
@@ -430,18 +462,21 @@ def _send(run: AnyRun, host: str, kind: CommandKind, step: AnyStep, verb: Verb) 
 
 
 def take_result(tx: Connection, engine: WorkflowEngine, run: AnyRun, result: Result) -> None:
-    """Write a host's result and go on from the next step."""
+    """Record a host's result, and advance the action from the next step on.
+
+    Raises:
+        ValueError: The status of the result is not a final status of this release.
+    """
     workflow = engine.workflows[run.action.workflow]
     index = workflow.index(run.action.step)
     step = workflow.steps[index]
     if result.status not in FINAL_STATUSES:
         raise ValueError(f"{result.status!r} is no end of a command that this release knows")
     if result.status == ResultStatus.DEAD and (run.is_undoing or step.done_when_host_dead):
-        result = replace(
-            result, status=ResultStatus.DONE
-        )  # nothing runs there, and what is left is a debt
+        # No guest runs on the dead host, and its files are a pending cleanup.
+        result = replace(result, status=ResultStatus.DONE)
     if run.is_undoing:
-        undone(
+        continue_undo(
             tx,
             engine,
             workflow,
@@ -475,11 +510,15 @@ def key_of(row: ActionRow) -> CommandKey:
     return CommandKey(CommandKind(row.phase), row.id, row.step or "", row.attempt)
 
 
-# --- the end, and the way back ---
+# --- end and undo ---
 def fail(
     tx: Connection, engine: WorkflowEngine, workflow: AnyWorkflow, index: int, run: AnyRun
 ) -> None:
-    """The step at ``index`` has definitely failed; its effect may have happened all the same."""
+    """Record the definite failure of the step at ``index``, and begin the undo.
+
+    The failed step is undone too, because its effect may exist. After the pivot the action ends as
+    failed without an undo.
+    """
     problem = run.problem
     assert problem is not None
     step = workflow.steps[index]
@@ -496,19 +535,19 @@ def fail(
     if _is_past_pivot(workflow, index):
         _end_failed(tx, engine, workflow, run)
         return
-    for made in reversed(workflow.steps[: index + 1]):
-        if made.undo:
-            made.undo(tx, engine, run)
-            run.record_event(made.name, StepEvent.UNDONE)
+    for completed in reversed(workflow.steps[: index + 1]):
+        if completed.undo:
+            completed.undo(tx, engine, run)
+            run.record_event(completed.name, StepEvent.UNDONE)
     undo_from(tx, engine, workflow, index, run)
 
 
 def _is_past_pivot(workflow: AnyWorkflow, index: int) -> bool:
-    return any(passed.pivot for passed in workflow.steps[:index])
+    return any(step.pivot for step in workflow.steps[:index])
 
 
 def ignore_refusals(workflow: AnyWorkflow, index: int, runs: Iterable[AnyRun]) -> None:
-    """What a service has refused at this step after the pivot fails no action."""
+    """Clear refusals by a service after the pivot, because they do not fail the action."""
     step = workflow.steps[index]
     if step.call and _is_past_pivot(workflow, index):
         for run in runs:
@@ -518,8 +557,11 @@ def ignore_refusals(workflow: AnyWorkflow, index: int, runs: Iterable[AnyRun]) -
 
 
 def _ignore_refusal(step: AnyStep, run: AnyRun, why: str) -> None:
-    """What this step cleans has been remembered one by one; but a server's ports are looked at as a
-    whole too."""
+    """Record the refusal as a message of the step.
+
+    Each object of the step has its own pending cleanup. For the network service a cleanup of all
+    the server's ports is added.
+    """
     run.ignored_refusal = why
     if step.lane == Lane.NETWORK:
         run.add_cleanup(PORTS, run.server.id, why)
@@ -528,8 +570,10 @@ def _ignore_refusal(step: AnyStep, run: AnyRun, why: str) -> None:
 def undo_from(
     tx: Connection, engine: WorkflowEngine, workflow: AnyWorkflow, index: int, run: AnyRun
 ) -> None:
-    """Start the next undo that a host or a service must do, from this step backwards; after the
-    last, end."""
+    """Start the next undo by a host or a service, backwards from the step at ``index``.
+
+    If no such undo is left, the action ends as failed.
+    """
     for step in reversed(workflow.steps[: index + 1]):
         if step.is_skipped(run):
             continue
@@ -543,7 +587,7 @@ def undo_from(
     _end_failed(tx, engine, workflow, run)
 
 
-def undone(
+def continue_undo(
     tx: Connection,
     engine: WorkflowEngine,
     workflow: AnyWorkflow,
@@ -551,7 +595,11 @@ def undone(
     run: AnyRun,
     refused: str | None = None,
 ) -> None:
-    """The undo of this step is over; go on with those before it."""
+    """Record the end of a step's undo, and continue with the steps before it.
+
+    Args:
+        refused: The reason why the undo failed, or None after a successful undo.
+    """
     step = workflow.steps[index]
     if refused and step.undo_call and not step.undo_command:
         _ignore_refusal(step, run, refused)
@@ -576,16 +624,16 @@ def _end_failed(tx: Connection, engine: WorkflowEngine, workflow: AnyWorkflow, r
     )
     workflow.failed(tx, engine, run, problem)
     if run.head.get("state") == ActionState.DUE and run.head.get("phase") == ActionPhase.FORWARD:
-        return  # the workflow chose to try again
+        return  # ``failed`` of the workflow has begun another try.
     if run.data.undo_failures:
-        undone = "; ".join(f"{step}: {why}" for step, why in run.data.undo_failures.items())
-        text = f"{problem}; and it could not be undone: {undone}. Delete or rebuild it."
+        failures = "; ".join(f"{step}: {why}" for step, why in run.data.undo_failures.items())
+        text = f"{problem}; and it could not be undone: {failures}. Delete or rebuild it."
         run.set(vm_state=states.ERROR, fault=fault_of(tx, StepFailed(text, problem.details)))
     finish(run, ActionState.FAILED, str(problem))
 
 
 def finish(run: AnyRun, state: ActionState, message: str | None = None) -> None:
-    """The action lets its server go; secrets are forgotten."""
+    """End the action: release the server, and delete the action's secrets."""
     row = BY_WORKFLOW[run.action.workflow]
     run.changes.update(task_state=None, action=None)
     if state == ActionState.DONE and row.after:

@@ -40,8 +40,10 @@ StepData = TypeVar("StepData", bound=ActionData, contravariant=True)
 
 @dataclass(frozen=True)
 class Step(Generic[StepArgs, StepData]):
-    """The declaration of a step. It works in the transaction, calls a service first, or is a
-    command."""
+    """The declaration of a step.
+
+    A step works in the transaction, calls a service first, or is a command.
+    """
 
     #: The name of the step in the journal.
     name: str

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sweep: once a second, the work that no message triggers.
+"""The sweep: the periodic work that no message triggers, once a second.
 
-The sweep records which hosts were heard (one statement for all), judges which hosts are down,
-begins the actions that time makes due, and does the chores of the engine. ``runner.advance`` finds
-due actions, and the sync of a host finds lost commands. ``conductor.service`` calls the sweep in a
-thread.
+The sweep records the hosts with a sign of life (one statement for all), marks silent hosts as down,
+begins actions that are due by time, and runs the chores of the engine. ``runner.advance`` finds due
+actions, and the report of a host finds lost commands. A thread of ``conductor.service`` calls the
+sweep.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ _RECLAIM = dataclasses.replace(
     states.row("delete"), vm=(states.SOFT_DELETED,), task=states.NONE, supersedes=False
 )
 _OFFLOAD, _CONFIRM = states.row("shelveOffload"), states.row("confirmResize")
-#: by which the database's clock may run apart from ours between sweeps
+#: Tolerated difference between the clocks of the database and of this machine per round.
 MAX_CLOCK_DIFFERENCE_SECONDS = 5.0
-#: Seconds in which nothing is begun because its time is over, after a jump: at least and at most.
+#: After a jump of the clock, the bounds of the time in which no action is begun by time.
 MIN_DOUBT_SECONDS, MAX_DOUBT_SECONDS = 60.0, 3600.0
 
 
 @dataclass
 class Watch:
-    """What the sweep remembers from one round to the next.
+    """The state that the sweep keeps between rounds.
 
-    Times are seconds of the monotonic clock, if their field does not say otherwise.
+    Times are seconds of the monotonic clock, unless the field's comment names another clock.
     """
 
     #: The time of the last round by the database's clock, in microseconds.
@@ -54,9 +54,9 @@ class Watch:
     beaten_at: int = 0
     #: The time of the last round.
     monotonic_at: float = 0.0
-    #: Since when the conductor receives its own messages. None: it does not.
+    #: The time since which the conductor receives its own messages. None: it receives none.
     listening_since: float | None = None
-    #: True if too few hosts are heard to judge the others.
+    #: True if too few hosts have a recent sign of life to judge the others.
     doubtful: bool = False
     #: Until when the database's clock is not trusted, after a jump.
     doubted_until: float = 0.0
@@ -67,56 +67,68 @@ class Watch:
 def sweep(
     engine: WorkflowEngine, watch: Watch, heard: Collection[str], hears_itself: bool
 ) -> list[str]:
-    """One round. ``heard``: hosts that have synced since the last; ``hears_itself``: the
-    conductor's own message came back through the broker. Returns the hosts that were found down in
-    this round."""
+    """Run one round of the sweep.
+
+    Args:
+        engine: The conductor's engine.
+        watch: The state from earlier rounds, which the round updates.
+        heard: Hosts with a report or heartbeat since the last round.
+        hears_itself: True if the conductor's own message came back through the broker.
+
+    Returns:
+        The hosts that this round has marked as down.
+
+    Raises:
+        Unavailable: The database does not answer.
+    """
     moment = engine.clock.monotonic()
     jumped = _look_at_clock(engine, watch, moment)
     if not hears_itself or jumped:
         watch.listening_since = None
     elif watch.listening_since is None:
         watch.listening_since = moment
-    patient = (
+    is_patient = (
         watch.listening_since is not None and moment - watch.listening_since > engine.host_silence
     )
 
     def work(tx: Connection) -> tuple[int | None, list[str], bool]:
-        mine = engine.owner.split("/")[0]
-        before = services.seen_at(tx, mine, Binary.CONDUCTOR)
+        own_host = engine.owner.split("/")[0]
+        recorded_at = services.seen_at(tx, own_host, Binary.CONDUCTOR)
         if heard:
             services.beat(tx, heard, Binary.COMPUTE)
-        services.beat(tx, [mine], Binary.CONDUCTOR)
-        return before, *(
-            services.judge(tx, engine.host_silence) if patient else ([], watch.doubtful)
+        services.beat(tx, [own_host], Binary.CONDUCTOR)
+        return recorded_at, *(
+            services.judge(tx, engine.host_silence) if is_patient else ([], watch.doubtful)
         )
 
-    before, down, doubtful = engine.store.write(work)
-    if (before or 0) < watch.beaten_at:
+    recorded_at, down, doubtful = engine.store.write(work)
+    if (recorded_at or 0) < watch.beaten_at:
         log.warning(
-            "the database has forgotten when this conductor was seen last: it was set back, by a fail-over "
-            "or a restore; all hosts tell what they have within %.0f s",
+            "the database was set back, by a fail-over or a restore: all hosts report their guests "
+            "within %.0f s",
             COMPARE_SOON_SECONDS,
         )
         engine.heartbeats.compare_all()
     watch.beaten_at = watch.database_at or 0
     if moment >= watch.doubted_until:
         begin_due(engine)
-    fail_where_nothing_comes(engine)
-    _do_chores(engine, watch, moment, is_certain=patient and moment >= watch.doubted_until)
+    fail_lost_commands(engine)
+    _do_chores(engine, watch, moment, is_certain=is_patient and moment >= watch.doubted_until)
     engine.fault_point("sweep", "judge", "committed")
     if doubtful and not watch.doubtful:
-        log.warning("too few hosts are heard to judge by silence: the last known states stand")
+        log.warning("too few hosts are heard: no silent host is marked as down")
     watch.doubtful = doubtful
     for host in down:
-        log.warning(
-            "host %s has been silent for %d s: it counts as down", host, engine.host_silence
-        )
+        log.warning("host %s is down: no sign of life for %d s", host, engine.host_silence)
     return down
 
 
 def _look_at_clock(engine: WorkflowEngine, watch: Watch, moment: float) -> bool:
-    """Has the database's clock jumped since the last round? What time makes due cannot be undone,
-    so that for as long as it jumped, within bounds, nobody believes it: it may jump back."""
+    """Return True if the database's clock has jumped since the last round.
+
+    Actions that are due by time cannot be undone, and the clock may jump back. So after a jump the
+    clock is not trusted for as long as the jump was, within bounds.
+    """
     database = engine.store.now()
     jump = (
         0.0
@@ -130,7 +142,7 @@ def _look_at_clock(engine: WorkflowEngine, watch: Watch, moment: float) -> bool:
     watch.doubted_until = max(watch.doubted_until, moment + doubt)
     log.warning(
         "the database's clock jumped by %.0f s: for %.0f s no server is reclaimed, offloaded or confirmed by "
-        "its age; see the time service of the database's machine",
+        "its age; check the time service of the database's machine",
         jump,
         doubt,
     )
@@ -138,7 +150,7 @@ def _look_at_clock(engine: WorkflowEngine, watch: Watch, moment: float) -> bool:
 
 
 def _do_chores(engine: WorkflowEngine, watch: Watch, moment: float, is_certain: bool) -> None:
-    """Do the chores whose period is over.
+    """Do the chores that are due.
 
     Args:
         is_certain: True if this conductor has listened to hosts for long enough, and the clock of
@@ -154,37 +166,43 @@ def _do_chores(engine: WorkflowEngine, watch: Watch, moment: float, is_certain: 
 
 
 def begin_due(engine: WorkflowEngine) -> None:
-    """Begin what time makes due: deletes of servers whose time to be restored is over, offloads of
-    shelved ones."""
+    """Begin the actions that are due by time.
+
+    These are deletes of soft-deleted servers, offloads of shelved servers, and confirms of resizes.
+    An interval of 0 or less disables the action.
+    """
     for row, since, seconds in (
         (_RECLAIM, "soft_deleted_at", engine.reclaim_interval),
         (_OFFLOAD, "shelved_at", engine.shelved_offload_time),
     ):
         if seconds > 0:
-            resting = functools.partial(
+            find_resting = functools.partial(
                 actions.resting,
                 vm_state=row.vm[0],
                 since=since,
                 longer_than=seconds * SECOND,
                 limit=engine.batch,
             )
-            for server in engine.store.read(resting):
+            for server in engine.store.read(find_resting):
                 _begin(engine, row, server)
     if engine.resize_confirm_window > 0:
-        late = functools.partial(
+        find_unconfirmed = functools.partial(
             migrations.unconfirmed,
             older_than=engine.resize_confirm_window * SECOND,
             limit=engine.batch,
         )
-        for server in engine.store.read(late):
+        for server in engine.store.read(find_unconfirmed):
             _begin(engine, _CONFIRM, server, migrations.close)
 
 
-def fail_where_nothing_comes(engine: WorkflowEngine) -> None:
-    """Commands at hosts whose guests are dead have failed; so have those that start nothing, at
-    hosts that are down, and those that need the files of a host that was forced down."""
+def fail_lost_commands(engine: WorkflowEngine) -> None:
+    """End the wait for commands that cannot complete any more.
 
-    def look(tx: Connection) -> tuple[list[LostActionRow], list[ReadingActionRow]]:
+    These are commands at hosts whose guests are dead, commands that start no guest at hosts that
+    are down, and commands that need files of a host that was forced down.
+    """
+
+    def read(tx: Connection) -> tuple[list[LostActionRow], list[ReadingActionRow]]:
         return (
             actions.commands_on_dead_hosts(
                 tx, engine.workflows.failing_with_host, engine.host_silence, engine.batch
@@ -192,8 +210,8 @@ def fail_where_nothing_comes(engine: WorkflowEngine) -> None:
             migrations.reading_from_the_dead(tx, engine.workflows.reading_source, engine.batch),
         )
 
-    lost, readings = engine.store.read(look)
-    for row in lost:
+    lost_actions, readings = engine.store.read(read)
+    for row in lost_actions:
         message = (
             "Host {} was forced down before it had answered."
             if row.dead
@@ -219,7 +237,7 @@ def fail_where_nothing_comes(engine: WorkflowEngine) -> None:
 def _give_up(
     engine: WorkflowEngine, row: ActionRow, status: ResultStatus, message: str, retryable: bool
 ) -> None:
-    """Nobody waits any longer for what a host was to do."""
+    """Fail the command that an action waits for."""
     result = Result(
         str(runner.key_of(row)),
         row.server_id,
@@ -234,11 +252,11 @@ def _give_up(
         raise
     except Exception as problem:
         log.exception(
-            "action %s waits in vain, and that cannot be written down; it is tried again", row.id
+            "the failure of action %s cannot be recorded; the next sweep tries again", row.id
         )
         retries.count_exception(engine, row, problem)
         return
-    log.warning("action %s does not wait any longer: %s", row.id, message)
+    log.warning("action %s no longer waits for its command: %s", row.id, message)
     flush.send(engine, written)
 
 
@@ -257,12 +275,12 @@ Begin = Callable[..., str]
 def _begin(
     engine: WorkflowEngine, row: states.Action, server: ServerKey, begin: Begin = actions.begin
 ) -> None:
-    """Compare-and-set like any request: who restored or unshelved it meanwhile was first."""
+    """Begin an action like a request, unless a request has changed the server meanwhile."""
     system = RequestContext.of_ourselves(server.project_id)
     try:
         engine.store.write(lambda tx: begin(tx, row, server.id, context=system))
     except errors.Problem as problem:
-        log.info("server %s is left alone: %s", server.id, problem)
+        log.info("server %s: %s is not begun: %s", server.id, row.name, problem)
         return
-    log.info("server %s: %s, because its time is over", server.id, row.name)
+    log.info("server %s: %s is begun, because it is due by time", server.id, row.name)
     engine.wake(Lane.INSIDE)

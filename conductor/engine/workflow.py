@@ -15,15 +15,15 @@ from common.store.rows import ActionRow, BlockDeviceRow, PlacedServerRow
 from conductor.engine.action_args import ActionArgs
 from conductor.engine.action_data import ActionData, StepFailed
 from conductor.engine.engine import Engine, Lane
-from conductor.engine.run import AnyRun, Known, Run
+from conductor.engine.run import AnyRun, Run, RunFacts
 from conductor.engine.step import AnyStep, Step, StepEvents
 
-#: The names of a workflow and of one of its steps.
+#: The names of a workflow and of a step.
 StepKey = tuple[str, str]
 
 
 def keep_state(tx: Connection, engine: Engine, run: AnyRun, problem: StepFailed) -> None:
-    """Let the server keep its state when an action fails."""
+    """Leave the server's state unchanged when an action fails."""
 
 
 WorkflowArgs = TypeVar("WorkflowArgs", bound=ActionArgs)
@@ -42,7 +42,7 @@ class Workflow(Generic[WorkflowArgs, WorkflowData]):
     data: type[WorkflowData]
     #: The steps in their order.
     steps: tuple[Step[WorkflowArgs, WorkflowData], ...]
-    #: Sets the server's state when the action has failed. May begin it again by
+    #: Sets the server's state when the action has failed. May restart the action by
     #: ``run.continue_at``.
     failed: Callable[[Connection, Engine, Run[WorkflowArgs, WorkflowData], StepFailed], None] = (
         keep_state
@@ -51,13 +51,16 @@ class Workflow(Generic[WorkflowArgs, WorkflowData]):
     version: int = 1
 
     def index(self, step: str | None) -> int:
-        """Return the position of a step. None: of the first step.
+        """Return the position of a step.
+
+        Args:
+            step: The name of the step. None: the first step that ``by_name`` does not exclude.
 
         Raises:
-            LookupError: There is no such step in this release.
+            LookupError: This release has no such step.
         """
-        for number, known in enumerate(self.steps):
-            if step == known.name or (step is None and not known.by_name):
+        for number, candidate in enumerate(self.steps):
+            if step == candidate.name or (step is None and not candidate.by_name):
                 return number
         raise LookupError(f"{self.name} has no step {step} in this release")
 
@@ -66,7 +69,7 @@ class Workflow(Generic[WorkflowArgs, WorkflowData]):
         action: ActionRow,
         server: PlacedServerRow,
         volumes: Sequence[BlockDeviceRow],
-        **more: Unpack[Known],
+        **more: Unpack[RunFacts],
     ) -> Run[WorkflowArgs, WorkflowData]:
         """Return the run of an action of this workflow.
 
@@ -95,9 +98,9 @@ AnyWorkflow = Workflow[Any, Any]
 
 
 class Workflows(dict[str, AnyWorkflow]):
-    """All workflows of a release by name, and what follows from the declarations of their steps.
+    """The workflows of a release by name, with indexes of their steps' declarations.
 
-    A step with a call has the same lane in all workflows.
+    Invariant: a step with a call has the same lane in all workflows.
     """
 
     def knows(self, action: ActionRow) -> bool:

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine that advances workflows: an ``Engine`` with the registry of workflows and what a
-conductor remembers between two rounds."""
+"""The engine with the registry of workflows and the state kept between rounds."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ def call_one_by_one(
 
 
 def pass_fault_point(workflow: str, step: str, where: str) -> None:
-    """The fault point of ordinary operation: nothing happens."""
+    """Do nothing. Tests replace this function to crash the conductor at a fault point."""
 
 
 @dataclass(kw_only=True)
@@ -53,7 +52,7 @@ class WorkflowEngine(Engine):
     batch: int = 64
     #: Makes the calls of a lane.
     call_pool: CallPool = call_one_by_one
-    #: Leases of lanes whose calls take longer than usual, in microseconds.
+    #: Leases of lanes with long calls, in microseconds.
     lease_micros: Mapping[str, int] = field(default_factory=dict)
     #: Seconds after which soft-deleted servers are deleted. 0: never.
     reclaim_interval: int = 0
@@ -61,13 +60,13 @@ class WorkflowEngine(Engine):
     resize_confirm_window: int = 0
     #: Further work of the sweep, see ``conductor.engine.sweep``.
     chores: Sequence[Chore] = ()
-    #: Servers whose rows another transaction has locked, and until when they are set aside.
+    #: Servers that another transaction has locked, and until when they are set aside.
     locked_servers: dict[str, float] = field(default_factory=dict)
-    #: Hosts whose reports are processed one by one, and until when.
+    #: Hosts with separate processing of their reports, and until when.
     odd_hosts: dict[str, float] = field(default_factory=dict)
     #: Answers heartbeats from memory.
     heartbeats: Heartbeats = field(init=False)
-    #: Called with a workflow, a step and a point in it; tests crash the conductor there.
+    #: Called with a workflow, a step and a point in the step. Tests crash the conductor there.
     fault_point: Callable[[str, str, str], None] = pass_fault_point
 
     def __post_init__(self) -> None:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of steps that several workflows share, by subject."""
+"""Parts of steps that several workflows use, one module per subject."""

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Placing servers: the scheduler proposes, the conductor claims the first host that still fits.
+"""Placement of servers: the scheduler proposes hosts, and the conductor claims the first that fits.
 
-A claim, its guest record and the server's new place commit together. "No valid host" is only said
-from a snapshot that was read after the last failed claim; that no scheduler answers is waiting, not
-a failure. Whether builds work on a host is written down here too: where several fail in a row,
-claims leave the host out.
+A claim, its guest record and the server's new host are committed together. A server fails with "No
+valid host" only if the scheduler used a snapshot from after the last lost claim. If no scheduler
+answers, the action waits. Results of builds are counted per host. Claims leave out a host on which
+several builds have failed in a row.
 """
 
 from __future__ import annotations
@@ -31,22 +31,26 @@ from conductor.engine.engine import Engine
 from conductor.engine.run import Run, cleanup_command
 
 log = logging.getLogger(__name__)
-#: Of hosts whose agent attaches volumes: one of an earlier release would leave them out.
+#: Trait of hosts whose agent attaches volumes. Agents of earlier releases would ignore volumes.
 VOLUMES = "COMPUTE_VOLUME_ATTACH"
-MAX_LOST_CLAIMS = 3  #: claims lost to others in a row before the next try waits
+#: Lost claims in a row before the next try waits.
+MAX_LOST_CLAIMS = 3
 MAX_PAUSE_MICROS = 4 * SECOND
 
 
 @dataclass(kw_only=True)
 class PlacementData(ActionData):
-    """What placing a server leaves."""
+    """Data that the placement of a server leaves."""
 
-    claims_lost: int = 0  #: to others, in a row
-    tried: bool = False  #: the claim is a try of a host on which builds have failed
-    failed_hosts: list[str] = field(default_factory=list)  #: that were given up, the last one last
-    #: of these, those for which a failed build was counted
+    #: Claims in a row that other servers have won.
+    claims_lost: int = 0
+    #: True if the claimed host is tried again after failed builds.
+    tried: bool = False
+    #: Hosts on which the server failed, in order.
+    failed_hosts: list[str] = field(default_factory=list)
+    #: Those of ``failed_hosts`` for which a failed build was counted.
     blamed: list[str] = field(default_factory=list)
-    #: that have not removed an old guest of the server yet
+    #: Hosts that have not removed an old guest of the server yet.
     hosts_with_debts: list[str] = field(default_factory=list)
 
 
@@ -55,14 +59,14 @@ R = TypeVar("R", bound=PlacementRun)
 
 
 class ClaimedHost(NamedTuple):
-    """What a claim got."""
+    """The result of a claim."""
 
     host: str
     zone: str | None
     assignment: HardwareAssignment | None
 
     def guest(self, run: PlacementRun) -> JsonObject:
-        """The record of the guest that the server has or will have there."""
+        """Return the record of the server's guest on the host."""
         return {
             "server_id": run.server.id,
             "host": self.host,
@@ -80,12 +84,18 @@ def spec(
     is_rebuild: bool = False,
     flavor: Flavor | None = None,
 ) -> RequestSpec:
-    """What the server wants of a host. host: the only one that may be; forced: whatever the
-    operator's filters say;
-    flavor: another than its own."""
+    """Return the server's requirements for a host.
+
+    Args:
+        zone: The required availability zone.
+        host: The only host that may be chosen.
+        forced: True if the operator's filters do not apply to ``host``.
+        is_rebuild: True for a rebuild on the server's present host.
+        flavor: The new flavor. None: the server's flavor.
+    """
     server = run.server
     image = from_wire(ImageRef, server.image) if server.image else None
-    made = request_spec.of(
+    requirements = request_spec.of(
         server.id,
         server.project_id,
         flavor or from_wire(Flavor, server.flavor),
@@ -100,36 +110,45 @@ def spec(
         debts=run.data.hosts_with_debts,
     )
     if server.volumes:
-        made = replace(made, required_traits=[*made.required_traits, VOLUMES])
-    return made
+        requirements = replace(
+            requirements, required_traits=[*requirements.required_traits, VOLUMES]
+        )
+    return requirements
 
 
 def exclude_hosts_with_debts(engine: Engine, runs: Sequence[PlacementRun]) -> None:
-    """A host that has not removed an old guest of the server yet holds its resources still, and
-    gets no second one."""
-    debts = engine.store.read(lambda tx: guests.debts_of(tx, [run.server.id for run in runs]))
+    """Exclude hosts that have not removed an old guest of the server yet.
+
+    Such a host still holds the old guest's resources, and must not get a second guest.
+    """
+    removals = engine.store.read(lambda tx: guests.debts_of(tx, [run.server.id for run in runs]))
     for run in runs:
-        run.data.hosts_with_debts = [debt.host for debt in debts if debt.server_id == run.server.id]
+        run.data.hosts_with_debts = [
+            removal.host for removal in removals if removal.server_id == run.server.id
+        ]
 
 
 def propose(engine: Engine, runs: Sequence[R], spec_of: Callable[[R], RequestSpec]) -> None:
-    """Ask for hosts for all of them in one call. One whose flavor or image asks for what no host
-    makes, as it did not when the server was made, has failed.
+    """Request hosts for all runs in one call to a scheduler.
+
+    A run fails if no host supports the hardware of its flavor and image. This can happen when the
+    rules have changed since the server was created.
 
     Raises:
-        NoAnswer: no scheduler answers.
+        NoAnswer: No scheduler answers.
     """
     fresh, specs = any(run.data.claims_lost for run in runs), []
     for run in runs:
         try:
-            wanted = spec_of(run)
-            assert wanted.flavor is not None
-            # claim and host read it too; here it may still refuse
-            hardware(wanted.flavor, wanted.image_properties)
-            specs.append(wanted)
+            requirements = spec_of(run)
+            assert requirements.flavor is not None
+            # The claim and the host read the hardware too, but only here a refusal fails the run.
+            hardware(requirements.flavor, requirements.image_properties)
+            specs.append(requirements)
         except errors.BadRequest as problem:
             run.fail(problem.text)
-    by_server = {one.server: one for one in engine.messaging.select(specs, fresh)} if specs else {}
+    selections = engine.messaging.select(specs, fresh) if specs else []
+    by_server = {selection.server: selection for selection in selections}
     for run in runs:
         run.selection = by_server.get(run.server.id)
 
@@ -137,8 +156,10 @@ def propose(engine: Engine, runs: Sequence[R], spec_of: Callable[[R], RequestSpe
 def claim_and_place(
     tx: Connection, engine: Engine, runs: Sequence[R], spec_of: Callable[[R], RequestSpec]
 ) -> None:
-    """Claim for each run the first proposed host that still fits, and the server is there; the
-    others ask again or fail with reasons."""
+    """Claim a host for each run, and make that host the server's host.
+
+    Runs without a claim try again or fail, as in ``claim``.
+    """
     placed: list[JsonObject] = []
     for run, claimed in claim(tx, engine, runs, spec_of):
         run.set(host=claimed.host, availability_zone=claimed.zone)
@@ -155,17 +176,25 @@ def claim(
     spec_of: Callable[[R], RequestSpec],
     leaves: Callable[[R], tuple[str, str]] | None = None,
 ) -> list[tuple[R, ClaimedHost]]:
-    """Claim for each run the first proposed host that still fits; the others ask again or fail with
-    reasons.
-    ``leaves``: the host that a server leaves, and the migration that holds from now on what it has
-    there."""
+    """Claim for each run the first proposed host that still fits.
+
+    If all proposed hosts of a run were refused, the run requests new proposals. A run without
+    proposed hosts fails with the reasons.
+
+    Args:
+        leaves: Returns the host that the server leaves, and the migration that holds its resources
+            there from now on. None: the server leaves no host.
+
+    Returns:
+        The runs with a claimed host.
+    """
     requests = {run.server.id: _request(run, spec_of(run)) for run in runs}
     if leaves is not None:
         for run in runs:
             requests[run.server.id].leaves = leaves(run)
             requests[run.server.id].has = spec_of(run).holds
     allocations.claim(tx, list(requests.values()), engine.failed_build_limit, engine.default_zone)
-    taken = []
+    claimed_runs = []
     for run in runs:
         request = requests[run.server.id]
         if request.host is not None:
@@ -173,7 +202,7 @@ def claim(
             assert run.selection is not None
             run.data.claims_lost = 0
             run.data.tried = run.data.tried or bool(request.tried)
-            taken.append(
+            claimed_runs.append(
                 (
                     run,
                     ClaimedHost(
@@ -187,12 +216,12 @@ def claim(
         else:
             metrics.CLAIMS.add("none")
             fail_no_valid_host(run)
-    return taken
+    return claimed_runs
 
 
 def _request(run: PlacementRun, spec: RequestSpec) -> allocations.ClaimRequest:
     assert spec.flavor is not None
-    wanted = hardware(spec.flavor, spec.image_properties)
+    assignment_request = hardware(spec.flavor, spec.image_properties)
     return allocations.ClaimRequest(
         run.server.id,
         run.server.project_id,
@@ -202,41 +231,44 @@ def _request(run: PlacementRun, spec: RequestSpec) -> allocations.ClaimRequest:
         forced=spec.force_host is not None,
         zone=spec.availability_zone,
         group=spec.group,
-        hardware=wanted if wanted.needs_assignment else None,
+        hardware=assignment_request if assignment_request.needs_assignment else None,
     )
 
 
 def _retry(run: PlacementRun, refused: str) -> None:
-    """Others were first on every host proposed: ask again at once, and after some tries with
-    pauses."""
-    lost = run.data.claims_lost = run.data.claims_lost + 1
-    over = lost - MAX_LOST_CLAIMS
-    if over > MAX_LOST_CLAIMS:
+    """Request new proposals at once, or with growing pauses after some lost claims."""
+    losses = run.data.claims_lost = run.data.claims_lost + 1
+    excess = losses - MAX_LOST_CLAIMS
+    if excess > MAX_LOST_CLAIMS:
         log.warning(
-            "server %s: the hosts proposed were refused %d times in a row, the last because of: %s",
+            "server %s: the proposed hosts were refused %d times in a row, most recently because of: %s",
             run.server.id,
-            lost,
+            losses,
             refused or "no scheduler's answer",
         )
-    run.retry_in(0 if over <= 0 else min(MAX_PAUSE_MICROS, (SECOND // 100) * 2 ** min(over, 10)))
+    run.retry_in(
+        0 if excess <= 0 else min(MAX_PAUSE_MICROS, (SECOND // 100) * 2 ** min(excess, 10))
+    )
 
 
 def fail_no_valid_host(run: PlacementRun) -> None:
-    """No host may take it: the step fails with how many hosts there are for what reason, with what
-    the last host said on which it was tried, and for operators with each host by its name."""
+    """Fail the run, because no host fits.
+
+    The text counts the hosts by reason, and contains the error of the last host that was tried. For
+    operators the details list each host by name.
+    """
     assert run.selection is not None
     by_host = [f"{name}: {why}" for name, why in sorted(run.selection.by_host.items())]
-    text, before = f"No valid host was found. {run.selection.reason}", run.data.problem
-    if before is not None:
+    text, previous = f"No valid host was found. {run.selection.reason}", run.data.problem
+    if previous is not None:
         host = run.data.failed_hosts[-1] if run.data.failed_hosts else ""
-        text += f"; the last host tried said: {before.text}"
-        by_host.append(f"{host} said: {before.text} {before.details}".rstrip())
+        text += f"; the last host tried said: {previous.text}"
+        by_host.append(f"{host} said: {previous.text} {previous.details}".rstrip())
     run.fail(text, "\n".join(by_host))
 
 
 def release_host(tx: Connection, engine: Engine, run: PlacementRun) -> None:
-    """Give the claimed host up: what may be there becomes a debt, the host is asked to remove it,
-    and the claim is given back when it has."""
+    """Release the claimed host. The host must remove the guest, and then the claim ends."""
     if run.host is not None:
         leave_debt(tx, run, run.host)
     run.set(host=None, availability_zone=None)
@@ -245,9 +277,12 @@ def release_host(tx: Connection, engine: Engine, run: PlacementRun) -> None:
 def leave_debt(
     tx: Connection, run: PlacementRun, host: str, keeps_files: bool = False, blames: bool = True
 ) -> None:
-    """What may be there of the server becomes a debt, and the next try goes to another host.
-    ``keeps_files``: they are the guest's that stays, on shared storage; ``blames``: a failure of
-    the host's own says that builds fail there, unless its image is as likely to blame."""
+    """Record a pending removal of the server's guest, and exclude the host from the next try.
+
+    Args:
+        keeps_files: Keep the files, because the remaining guest uses them on shared storage.
+        blames: Count a failed build for a retryable failure, unless the image is as likely a cause.
+    """
     if (
         blames
         and run.problem is not None
@@ -263,18 +298,21 @@ def leave_debt(
 
 
 def record_successful_build(run: PlacementRun) -> None:
-    """The guest was built; written down of a host only where builds had failed before this one."""
+    """Count a successful build, if the host was tried again after failed builds."""
     if run.data.tried and run.host is not None:
         run.build_verdicts.append((run.host, 0))
     run.data.tried = False
 
 
 def reschedule(engine: Engine, run: PlacementRun, problem: StepFailed) -> bool:
-    """Begin again on another host, while there are attempts and the failure was the host's own.
+    """Restart the workflow on another host if attempts are left and the failure is the host's.
 
-    A server that could be built on none of several hosts is itself to blame as likely as they: what
-    was counted against them is taken back, so that nobody puts hosts out of use by asking for
-    servers that cannot be.
+    If a server failed on several hosts, the server is a likely cause. Then the failures that were
+    counted against the hosts are withdrawn. Invariant: a tenant cannot exclude hosts by requesting
+    servers that cannot be built.
+
+    Returns:
+        True if the workflow restarts.
     """
     if not problem.retryable or run.attempt >= engine.max_attempts:
         if len(blamed := set(run.data.blamed)) > 1:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Carrying out what neighbours have refused, or were too silent, to remove: see ``store.cleanups``.
+"""Retry pending cleanups: removals that an external service refused or did not answer.
 
-``retry`` is called every few seconds by a thread of its own, so that a neighbour that hangs holds
-nobody up. It brings things to what the records say *now*, whatever was wanted when they were
-refused: a port that its server has again stays. Nothing is done to the ports of a server that an
-action has; when one has taken it meanwhile the row stays, and is looked at again after it.
+A thread of its own calls ``retry`` every few seconds, so that a slow service delays no action. A
+remedy brings the service to the state in the *present* records. For example, a port that belongs to
+its server again is kept. The ports of a server with a running action are not changed. If an action
+has taken the server during the remedy, the cleanup is repeated after the action. See
+``store.cleanups``.
 """
 
 from __future__ import annotations
@@ -20,19 +21,20 @@ from conductor.steps import images, networks, shares, volume_cleanups, volumes
 from conductor.steps.images import try_all
 
 log = logging.getLogger(__name__)
-BATCH_SIZE = 16  #: cleanups in one round
+#: Cleanups in one round.
+BATCH_SIZE = 16
 Server = ServerRow | None
-#: Looks up the cleanup's server; after the neighbour was asked, so that nothing new is judged by an
-#: old record.
+#: Reads the cleanup's server. A remedy first reads from the external service and then calls this,
+#: so that a newer state at the service is never compared with an older record.
 Look = Callable[[], Server]
 
 
 class _Busy(Exception):
-    """An action has the server."""
+    """An action has the server, so the cleanup must wait."""
 
 
 def retry(engine: Engine) -> int:
-    """Try what is due; returns how many there were."""
+    """Try the cleanups that are due, and return their number."""
     rows = engine.store.write(lambda tx: cleanups.take(tx, REMEDIES, BATCH_SIZE))
     for row in rows:
         _try(engine, row)
@@ -40,43 +42,43 @@ def retry(engine: Engine) -> int:
 
 
 def _try(engine: Engine, row: CleanupRow) -> None:
-    seen: list[int | None] = [None]
+    fence_read: list[int | None] = [None]
 
     def look() -> Server:
         server = engine.store.read(lambda tx: cleanups.server_of(tx, row))
         if server is not None and server.action is not None:
             raise _Busy
-        seen[0] = server.fence if server is not None else None
+        fence_read[0] = server.fence if server is not None else None
         return server
 
-    what = f"cleanup {row.id} of server {row.server_id}, {cleanups.worded(row)}"
+    description = f"cleanup {row.id} of server {row.server_id}, {cleanups.worded(row)}"
     try:
         REMEDIES[row.kind](engine, row, look)
     except _Busy:
         engine.store.write(lambda tx: cleanups.wait(tx, row))
     except errors.Unavailable as problem:
-        _postpone(engine, row, what, problem, cleanups.SILENT_AT_MOST)
+        _postpone(engine, row, description, problem, cleanups.SILENT_AT_MOST)
     except errors.Problem as problem:
-        _postpone(engine, row, what, problem, cleanups.REFUSED_AT_MOST)
+        _postpone(engine, row, description, problem, cleanups.REFUSED_AT_MOST)
     except Exception:
-        log.exception("%s failed unexpectedly", what)
-        _postpone(engine, row, what, errors.Problem(), cleanups.REFUSED_AT_MOST)
+        log.exception("%s failed unexpectedly", description)
+        _postpone(engine, row, description, errors.Problem(), cleanups.REFUSED_AT_MOST)
     else:
-        if engine.store.write(lambda tx: cleanups.strike(tx, row, seen[0])):
-            log.info("%s is done", what)
+        if engine.store.write(lambda tx: cleanups.strike(tx, row, fence_read[0])):
+            log.info("%s is done", description)
         else:
             engine.store.write(lambda tx: cleanups.wait(tx, row))
 
 
 def _postpone(
-    engine: Engine, row: CleanupRow, what: str, problem: errors.Problem, at_most: int
+    engine: Engine, row: CleanupRow, description: str, problem: errors.Problem, at_most: int
 ) -> None:
-    log.warning("%s waits: %s", what, problem.text)
+    log.warning("%s waits: %s", description, problem.text)
     engine.store.write(lambda tx: cleanups.postpone(tx, row, problem.text, at_most))
 
 
-# --- what is done for each kind ---
-def _port(engine: Engine, row: CleanupRow, look: Look) -> None:
+# --- the remedy of each kind ---
+def _clean_port(engine: Engine, row: CleanupRow, look: Look) -> None:
     service = networks.service(engine)
     try:
         port = service.port(row.target)
@@ -86,72 +88,70 @@ def _port(engine: Engine, row: CleanupRow, look: Look) -> None:
     if port.get("device_id") == row.server_id:
         networks.reconcile_port(service, port, server)
     if row.place:
-        service.unbind_at(row.target, row.place)  # unless that is its place again
+        service.unbind_at(row.target, row.place)  # An active binding is never removed.
 
 
-def _ports(engine: Engine, row: CleanupRow, look: Look) -> None:
+def _clean_ports(engine: Engine, row: CleanupRow, look: Look) -> None:
     service = networks.service(engine)
     ports, server = service.ports(row.server_id), look()
     try_all(lambda port: networks.reconcile_port(service, port, server), ports)
 
 
-def _binding(engine: Engine, row: CleanupRow, look: Look) -> None:
-    """Of a server that has come back to that host the binding is the active one, which is never
-    touched."""
+def _delete_binding(engine: Engine, row: CleanupRow, look: Look) -> None:
+    """Delete the binding. If the server is on that host again, the binding is active and stays."""
     look()
     networks.service(engine).unbind_at(row.target, row.place)
 
 
-def _image(engine: Engine, row: CleanupRow, look: Look) -> None:
-    """Never one that a server rests in."""
+def _delete_image(engine: Engine, row: CleanupRow, look: Look) -> None:
+    """Delete the image, unless the server is shelved in this image."""
     server = engine.store.read(lambda tx: cleanups.server_of(tx, row))
     if server is None or server.shelved_image_id != row.target:
         images.service(engine).delete(row.target)
 
 
-def _backups(engine: Engine, row: CleanupRow, look: Look) -> None:
-    """While the server exists; afterwards its backups are its user's alone."""
+def _rotate_backups(engine: Engine, row: CleanupRow, look: Look) -> None:
+    """Rotate the backups while the server exists. Afterwards they belong to the user alone."""
     if look() is not None:
         images.rotate(engine, row.server_id, row.args)
 
 
-def _share(engine: Engine, row: CleanupRow, look: Look) -> None:
-    """The rule that lets a host mount a share; by now another of its servers may need it."""
+def _reconcile_share(engine: Engine, row: CleanupRow, look: Look) -> None:
+    """Reconcile the rule of the share, because another server may need the rule by now."""
     shares.reconcile_rule(engine, row.target, row.place)
 
 
-def _attachment(engine: Engine, row: CleanupRow, look: Look) -> None:
-    """Of one volume; by now the server may have it again."""
+def _reconcile_attachment(engine: Engine, row: CleanupRow, look: Look) -> None:
+    """Reconcile the attachments of one volume, because the server may have the volume again."""
     volume_cleanups.reconcile(engine, row, look)
 
 
-def _guest_volume(engine: Engine, row: CleanupRow, look: Look) -> None:
-    """While the server has it: its guest may have it too."""
+def _detach_guest_volume(engine: Engine, row: CleanupRow, look: Look) -> None:
+    """Detach the volume from the guest, as long as the server has the volume."""
     volume_cleanups.give_back(engine, row, look)
 
 
-def _snapshot(engine: Engine, row: CleanupRow, look: Look) -> None:
-    """Of an image that was not made."""
+def _delete_snapshot(engine: Engine, row: CleanupRow, look: Look) -> None:
+    """Delete a snapshot of an image that was not created."""
     volumes.service(engine).delete_snapshot(row.target)
 
 
-def _gone_port(engine: Engine, row: CleanupRow, look: Look) -> None:
-    """Take a port out of its guest, by an action."""
+def _remove_gone_port(engine: Engine, row: CleanupRow, look: Look) -> None:
     networks.remove_gone_port(engine, row, look)
 
 
 Remedy = Callable[[Engine, CleanupRow, Look], None]
 REMEDIES: dict[str, Remedy] = {
-    cleanups.PORT: _port,
-    cleanups.PORTS: _ports,
-    cleanups.BINDING: _binding,
-    cleanups.IMAGE: _image,
-    cleanups.BACKUPS: _backups,
-    cleanups.SHARE: _share,
-    cleanups.ATTACHMENT: _attachment,
-    cleanups.SNAPSHOT: _snapshot,
-    cleanups.GUEST_VOLUME: _guest_volume,
-    cleanups.GONE_PORT: _gone_port,
-    cleanups.LATE_PORTS: _ports,
-    cleanups.LATE_ATTACHMENTS: _attachment,
+    cleanups.PORT: _clean_port,
+    cleanups.PORTS: _clean_ports,
+    cleanups.BINDING: _delete_binding,
+    cleanups.IMAGE: _delete_image,
+    cleanups.BACKUPS: _rotate_backups,
+    cleanups.SHARE: _reconcile_share,
+    cleanups.ATTACHMENT: _reconcile_attachment,
+    cleanups.SNAPSHOT: _delete_snapshot,
+    cleanups.GUEST_VOLUME: _detach_guest_volume,
+    cleanups.GONE_PORT: _remove_gone_port,
+    cleanups.LATE_PORTS: _clean_ports,
+    cleanups.LATE_ATTACHMENTS: _reconcile_attachment,
 }

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waiting for debts: a server's guests become debts, and the action goes on when their removal is
-confirmed.
+"""Pending removals: mark a server's guests for removal, and wait until the hosts confirm.
 
-Used by the steps of delete, shelve, offload and of moves. A host that cannot be reached, or that
-takes longer than half a minute, keeps its debt, and the action goes on all the same.
+The steps of delete, shelve, offload and of moves use this. An action waits up to half a minute, and
+only for reachable hosts. After that the action continues, and the removal remains pending.
 """
 
 from __future__ import annotations
@@ -18,9 +17,10 @@ from common.store.rows import DebtRow
 from common.store.servers import actions, guests
 from conductor.engine.run import AnyRun, cleanup_command
 
-CONFIRM_TIMEOUT_MICROS = 30 * SECOND  #: how long an action waits for hosts that are up
+#: Time that an action waits for reachable hosts.
+CONFIRM_TIMEOUT_MICROS = 30 * SECOND
 POLL_MICROS = 2 * SECOND
-#: between two looks whether the superseded action's conductor is done
+#: Time between two checks whether the superseded action's conductor has finished its burst.
 BURST_POLL_MICROS = SECOND // 20
 R = TypeVar("R", bound=AnyRun)
 
@@ -31,14 +31,20 @@ def collect(
     host_of: Callable[[R], str] | None = None,
     keeps_files: Callable[[R], bool] = lambda run: False,
 ) -> list[R]:
-    """Make debts of the servers' guests and have them removed; returns the runs that need not wait
-    any longer.
-    ``host_of``: only of the guest on this host, which does not run; another host has its files when
-    ``keeps_files``."""
+    """Record pending removals of the servers' guests and send the commands.
+
+    Args:
+        host_of: Returns a host. Only the guest on this host, which does not run, is removed. None:
+            all guests of the server.
+        keeps_files: True if another host uses the files of the guest.
+
+    Returns:
+        The runs that need not wait any longer.
+    """
     ready = []
     for run in runs:
         if run.data.after and actions.busy_until(tx, run.data.after):
-            # the old burst may still write; what it leaves must be found
+            # The old burst may still write guests, and these must be removed too.
             run.retry_in(BURST_POLL_MICROS)
         else:
             ready.append(run)
@@ -54,25 +60,30 @@ def collect(
                 may_run=False,
                 keeps_files=keeps_files(run),
             )
-    debts, hosts = (
+    removals, hosts = (
         defaultdict(list),
         {run.server.id: host_of(run) for run in ready} if host_of is not None else {},
     )
-    for debt in guests.debts_of(tx, [run.server.id for run in ready]) if ready else ():
-        if hosts.get(debt.server_id, debt.host) == debt.host:
-            debts[debt.server_id].append(debt)
-    return [run for run in ready if _is_over(tx, run, debts[run.server.id])]
+    for removal in guests.debts_of(tx, [run.server.id for run in ready]) if ready else ():
+        if hosts.get(removal.server_id, removal.host) == removal.host:
+            removals[removal.server_id].append(removal)
+    return [run for run in ready if _is_over(tx, run, removals[run.server.id])]
 
 
-def _is_over(tx: Connection, run: AnyRun, debts: Sequence[DebtRow]) -> bool:
-    if run.data.polls * POLL_MICROS >= CONFIRM_TIMEOUT_MICROS or not any(debt.up for debt in debts):
+def _is_over(tx: Connection, run: AnyRun, removals: Sequence[DebtRow]) -> bool:
+    if run.data.polls * POLL_MICROS >= CONFIRM_TIMEOUT_MICROS or not any(
+        removal.up for removal in removals
+    ):
         return True
-    for debt in debts:
-        if debt.up and debt.sent_at is None:
+    for removal in removals:
+        if removal.up and removal.sent_at is None:
             run.commands.append(
-                (debt.host, cleanup_command(run.server.id, debt.fence, keep_files=debt.keeps_files))
+                (
+                    removal.host,
+                    cleanup_command(run.server.id, removal.fence, keep_files=removal.keeps_files),
+                )
             )
-            guests.mark_sent(tx, debt.host, [run.server.id])
+            guests.mark_sent(tx, removal.host, [run.server.id])
     run.data.polls += 1
     run.retry_in(POLL_MICROS)
     return False

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The guest of a server: what its host needs to know of it, and the parts of a step that many
-workflows share.
+"""The guest of a server: its definition for the host, and step functions that many workflows share.
 
-``spec`` is made from the server's row and its guest record whenever a command is sent: the one
-place that makes a GuestSpec, so that no verb forgets which parts of the host the guest has.
-``start`` and ``stop`` are commands; ``allow_to_run`` stands in the transaction that sends one which
-may start the guest, ``record_running`` or ``record_stopped`` in the one that takes its result in.
+``spec`` builds the definition from the server's row and guest record for every command. No other
+function builds a GuestSpec, so that no command omits the guest's hardware assignment. ``start`` and
+``stop`` return commands. ``allow_to_run`` runs in the transaction that sends a command which may
+start the guest. ``record_running`` and ``record_stopped`` run in the transaction that processes the
+result.
 """
 
 from __future__ import annotations
@@ -26,12 +26,16 @@ from conductor.steps import networks, volumes
 
 
 def spec(engine: Engine, run: AnyRun, image: ImageRef | None = None) -> GuestSpec:
-    """The guest; with ``image`` one whose disk is made of another image than the server's own. Its
-    hardware stays what the server's own image asks for, because that was claimed."""
+    """Return the definition of the guest for its host.
+
+    Args:
+        image: Another image for the guest's disk. The hardware still follows the server's own
+            image, because that hardware was claimed.
+    """
     if image is not None and run.server.image:
         image = replace(image, properties=run.server.image.get("properties", {}))
     secrets = run.secrets(engine)
-    made = guest_spec(
+    definition = guest_spec(
         run.server,
         run.fence,
         image,
@@ -40,9 +44,9 @@ def spec(engine: Engine, run: AnyRun, image: ImageRef | None = None) -> GuestSpe
         admin_pass=secrets.get("admin_pass", ""),
         boot_roles=run.args.roles,
     )
-    user_data = engine.vault.open_text(made.user_data) if made.user_data else None
+    user_data = engine.vault.open_text(definition.user_data) if definition.user_data else None
     return replace(
-        made,
+        definition,
         user_data=user_data,
         interfaces=networks.interfaces_of(run),
         paused=networks.starts_paused(run),
@@ -59,7 +63,7 @@ def spec(engine: Engine, run: AnyRun, image: ImageRef | None = None) -> GuestSpe
 
 
 def start(engine: Engine, run: AnyRun) -> EnsureRunning:
-    """Return the verb that boots the guest, or resumes it."""
+    """Return the verb that boots or resumes the guest."""
     return EnsureRunning(has=belongings(engine, run))
 
 
@@ -67,47 +71,50 @@ def belongings(engine: Engine, run: AnyRun) -> Belongings:
     """Return the volumes and shares that the guest may have when it starts.
 
     A host that was away during a detach still has the volume or share. Every volume with a row
-    belongs to the server, whatever its status. The guest does not start without the volumes that it
-    must have, because a host that could not define the guest with its volumes has disconnected
-    them.
+    belongs to the server, in any status. The guest does not start without its required volumes,
+    because a host that could not define the guest with these volumes has disconnected them.
     """
-    kept = [str(row.volume_id) for row in volumes.of(run) if row.volume_id]
-    needed = volumes.needed(engine, run) if kept else []
-    return Belongings(kept, list(run.shares), needed)
+    volume_ids = [str(row.volume_id) for row in volumes.of(run) if row.volume_id]
+    needed = volumes.needed(engine, run) if volume_ids else []
+    return Belongings(volume_ids, list(run.shares), needed)
 
 
 def stop(engine: Engine, run: AnyRun) -> EnsureStopped:
-    """Return the verb that shuts the guest down, and powers it off after the timeout."""
+    """Return the verb that shuts the guest down, or powers the guest off after the timeout."""
     return EnsureStopped(timeout=engine.shutdown_timeout)
 
 
 def allow_to_run(tx: Connection, runs: Sequence[AnyRun]) -> None:
-    """From the moment the command is sent the guest may run."""
+    """Record that the guest may run, in the transaction that sends the command."""
     guests.want(tx, [run.server.id for run in runs], GuestState.RUNNING, True)
 
 
 def record_running(tx: Connection, run: AnyRun, result: Result) -> None:
-    """Record that the guest runs, or is paused."""
-    run.set(power_state=_reported(result, states.RUNNING))
+    """Record the power state that the host reports, or RUNNING if the result contains none.
+
+    Steps that start or pause a guest use this. The wanted state in the guest record stays
+    unchanged.
+    """
+    run.set(power_state=_read_power_state(result, states.RUNNING))
 
 
-def _reported(result: Result, default: int) -> int:
-    """Return the reported power state.
+def _read_power_state(result: Result, default: int) -> int:
+    """Return the reported power state, or ``default`` for a result that a conductor made.
 
-    A result that a conductor made for a dead host has none. A host may have sent another type than
-    a number: then the result cannot be written.
+    Raises:
+        TypeError, ValueError: The host has sent another type than a number. The result is left out.
     """
     state = power_state(result)
     return default if state is None else int(state)
 
 
 def record_booted(tx: Connection, run: AnyRun, result: Result) -> None:
-    """Record that the guest was booted, which counts its disks anew."""
+    """Record that the guest was booted, which renames its disks."""
     record_running(tx, run, result)
     volumes.name_devices(run)
 
 
 def record_stopped(tx: Connection, run: AnyRun, result: Result) -> None:
-    """Record that the guest is off, and is to stay off."""
-    run.set(power_state=_reported(result, states.SHUTDOWN))
+    """Record that the guest is off, and must stay off."""
+    run.set(power_state=_read_power_state(result, states.SHUTDOWN))
     guests.want(tx, [run.server.id], GuestState.STOPPED, False)

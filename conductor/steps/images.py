@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images that the conductor makes of servers: the steps that snapshot, backup and shelve share.
+"""Images of servers: the steps that snapshot, backup and shelve share, and checks of images.
 
-The image's id was chosen when the request was accepted, so each of these can be repeated: a record
-that is there is the one we made, one that is gone was removed by us.
-
-Also here: which backups go when a newer one is whole, and whether an image can still be used.
+The API chooses the image's id before it accepts the request, so each step can be repeated: an
+existing record was created by an earlier try, and a missing one was deleted by Kilonova. The module
+also rotates backups, and checks whether an image can still be used.
 """
 
 from __future__ import annotations
@@ -35,19 +34,20 @@ T = TypeVar("T")
 
 @dataclass(kw_only=True)
 class ImageData(ActionData):
-    """What making an image leaves."""
+    """Data that the creation of an image leaves."""
 
-    size: int = 0  #: of the image, bytes
+    #: Size of the image in bytes.
+    size: int = 0
 
 
 ImageRun = Run[ImageArgs, ImageData]
 
 
 def service(engine: Engine) -> ImageApi:
-    """The image service.
+    """Return the client of the image service.
 
     Raises:
-        Unavailable: this conductor knows of none.
+        Unavailable: The cloud has no image service.
     """
     if engine.images is None:
         raise errors.Unavailable("This conductor has no image service.")
@@ -55,10 +55,11 @@ def service(engine: Engine) -> ImageApi:
 
 
 def try_all(call: Callable[[T], None], members: Iterable[T]) -> None:
-    """Make the call for each, also after a refusal.
+    """Call a function for each member, and continue after a refusal.
 
     Raises:
-        Unavailable: at once. Problem: the first refusal, when all were tried.
+        Unavailable: At once, without the other members.
+        Problem: The first refusal, after all members were tried.
     """
     refused: errors.Problem | None = None
     for member in members:
@@ -73,17 +74,17 @@ def try_all(call: Callable[[T], None], members: Iterable[T]) -> None:
 
 
 def rotate(engine: Engine, server: str, args: JsonMapping) -> None:
-    """Keep the newest active backups of one type of a server and delete the others.
+    """Keep the newest active backups of one type of a server, and delete the others.
 
-    The journal of actions orders the backups. The image service tells ages in whole seconds, so
-    its order only counts for images that no action of the journal made.
+    The journal of actions orders the backups. The image service reports times in whole seconds, so
+    its order counts only for images that no action in the journal created.
 
     Args:
-        args: owner, backup_type, and rotation (how many backups are kept).
+        args: owner, backup_type, and rotation (the number of backups to keep).
 
     Raises:
-        Problem: the first refusal, after all deletions were tried.
-        Unavailable: the image service does not answer.
+        Problem: The first refusal, after all deletions were tried.
+        Unavailable: The image service does not answer.
     """
     images = service(engine)
     backups = [
@@ -103,36 +104,41 @@ def rotate(engine: Engine, server: str, args: JsonMapping) -> None:
     try_all(images.delete, backups[int(args["rotation"]) :])
 
 
-# --- an image that a disk is made of ---
+# --- the image of a disk ---
 def check(engine: Engine, image_id: str, flavor: JsonObject) -> None:
-    """Check again that an image can be used, because it may have changed since the request.
+    """Check again that an image can be used, because the image may have changed meanwhile.
 
     Raises:
-        Problem: It cannot, with the reason. Unavailable: the image service does not answer.
+        Problem: The image cannot be used. The text contains the reason.
+        Unavailable: The image service does not answer.
     """
     image_checks.check_flavor(check_disk(engine, image_id), from_wire(Flavor, flavor))
 
 
 def check_disk(engine: Engine, image_id: str) -> Image:
-    """As ``check``, of an image that no flavor must have room for; returns the image."""
+    """Check an image without a comparison with a flavor, and return the image.
+
+    Raises:
+        Problem, Unavailable: As for ``check``.
+    """
     image = service(engine).look(image_id)
     image_checks.check_disk(image)
     return image
 
 
 def check_own(engine: Engine, run: AnyRun) -> None:
-    """``check`` the image that the server's disk is made of."""
+    """Check the image of the server's disk, as ``check`` does."""
     check(engine, str((run.server.image or {})["id"]), run.server.flavor)
 
 
 def has_own(run: AnyRun) -> bool:
-    """True if the server's disk is made of an image."""
+    """True if the server's disk was created from an image."""
     return bool((run.server.image or {}).get("id"))
 
 
 # --- steps ---
 def _create_record(engine: Engine, run: ImageRun) -> None:
-    """Make the image's record, owned by the server's project."""
+    """Create the image's record for the server's project."""
     args, image = run.args, run.server.image or {}
     service(engine).create(
         {
@@ -158,20 +164,20 @@ def _upload(engine: Engine, run: ImageRun) -> Snapshot:
     return Snapshot(image_id=run.args.image_id)
 
 
-def _uploaded(tx: Connection, run: ImageRun, result: Result) -> None:
+def _record_upload(tx: Connection, run: ImageRun, result: Result) -> None:
     run.data.size = from_wire(StoredImage, result.data).size
     run.set(progress=100)
 
 
 RECORD = Step(
     "record",
-    "before any byte is copied: the image service may refuse",
+    "The image service may refuse, so its record is created before any data is copied.",
     call=_create_record,
     undo_call=_delete_image,
 )
 UPLOAD = Step(
     "upload",
-    "the guest goes on meanwhile; the image is what one moment saw",
+    "The guest continues to run. The image contains the disk at one moment.",
     command=_upload,
-    on_result=_uploaded,
+    on_result=_record_upload,
 )

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all moves share: the two places of a server on its way, and what each of them must hold.
+"""The parts that all moves share: both hosts of a server on its way, and the guest on each.
 
-Used by the workflows resize, live_migrate and evacuate. Must stay true: at most one of the two
-guests may run; the source's allocation is the migration's from the claim of the destination on; the
-server is where ``switch`` has put it, under a fence that rose with it.
+The workflows resize, live_migrate and evacuate use this module.
+
+Invariants: At most one of the two guests may run. From the claim of the destination on, the
+migration holds the allocation at the source. The step ``switch`` sets the server's host, under a
+higher fence.
 """
 
 from __future__ import annotations
@@ -34,25 +36,35 @@ from conductor.steps.claims import ClaimedHost, PlacementData
 from conductor.steps.networks import PortData
 from conductor.steps.volumes import ArrivingData
 
-RESIZE_HERE = "resize_here"  #: the workflow of a resize that stays on its host; it begins at the step ``place``
+#: The workflow of a resize on the same host, with ``place`` as the first step.
+RESIZE_HERE = "resize_here"
 
-NO_HOST_EVENTS = ("compute_task.migrate_server.error",)  #: no destination was found
+#: Notifications about a move without a destination.
+NO_HOST_EVENTS = ("compute_task.migrate_server.error",)
 
 
 @dataclass(kw_only=True)
 class MoveData(PlacementData, PortData, ArrivingData):
-    """What the steps of a move leave."""
+    """Data that the steps of a move leave."""
 
-    placed: bool = False  #: a destination is claimed: ``dest``, ``zone``, ``assignment``
-    may_stay: bool = False  #: the destination may be the source
-    assignment: HardwareAssignment | None = None  #: which parts of the destination the guest has
-    old_assignment: HardwareAssignment | None = None  #: which parts of the source it had
-    #: ``old_assignment`` is known; until then it is what the guest has now
+    #: True if a destination is claimed, in ``dest``, ``zone`` and ``assignment``.
+    placed: bool = False
+    #: True if the destination may be the source.
+    may_stay: bool = False
+    #: The parts of the destination that the guest has.
+    assignment: HardwareAssignment | None = None
+    #: The parts of the source that the guest had.
+    old_assignment: HardwareAssignment | None = None
+    #: True if ``old_assignment`` is set. Before, the guest's present assignment counts.
     knows_old_assignment: bool = False
-    switched: bool = False  #: the server is at its destination, or of its new flavor
-    shared: bool | None = None  #: both hosts have the same files; None: not asked yet
-    transfer: str | None = None  #: address at which the source gives files; "": it gives none
-    to: JsonObject | None = None  #: how the destination takes servers in while they run
+    #: True if the server is at its destination, or has its new flavor.
+    switched: bool = False
+    #: True if both hosts share storage. None: not compared yet.
+    shared: bool | None = None
+    #: Address of the source's transfer service. "": the source serves no files.
+    transfer: str | None = None
+    #: Facts of the destination about incoming live migrations.
+    to: JsonObject | None = None
 
 
 MoveRun = Run[MoveArgs, MoveData]
@@ -60,46 +72,46 @@ R = TypeVar("R", bound=MoveRun)
 
 
 def source(run: MoveRun) -> str:
-    """The host that the server leaves."""
+    """Return the host that the server leaves."""
     return run.args.source
 
 
 def destination(run: MoveRun) -> str | None:
-    """The host that it goes to; None while none is claimed."""
+    """Return the host that the server goes to, or None before one is claimed."""
     return run.data.dest or run.args.dest
 
 
 def claimed_destination(run: MoveRun) -> str:
-    """The same, where one is claimed."""
+    """Return the destination of a move that has claimed one."""
     host = destination(run)
     assert host is not None, "a destination was claimed before"
     return host
 
 
 def was_running(run: MoveRun) -> bool:
-    """Did the server run when it was asked to move, so that it runs afterwards?"""
+    """True if the server was running when the move was requested, and so must run afterwards."""
     return run.args.was != states.STOPPED
 
 
 def shares_storage(run: MoveRun) -> bool:
-    """Have both hosts the server's files?"""
+    """True if both hosts share the storage of the server's files."""
     return bool(run.data.shared)
 
 
 def copies_files(run: MoveRun) -> bool:
-    """Must its files travel?"""
+    """True if the server's files must be copied."""
     return not run.data.shared
 
 
 def stays_on_host(run: MoveRun) -> bool:
-    """Is the server resized where it is?"""
+    """True if the server is resized on its present host."""
     return destination(run) == source(run)
 
 
 # --- choosing the destination ---
 def request_spec(run: MoveRun) -> RequestSpec:
-    """What the server wants of a destination: its new flavor, its pinned zone, and another host."""
-    wanted = claims.spec(
+    """Return the requirements for the destination: new flavor, pinned zone, and another host."""
+    requirements = claims.spec(
         run,
         run.server.pinned_availability_zone,
         run.args.host,
@@ -107,12 +119,12 @@ def request_spec(run: MoveRun) -> RequestSpec:
         flavor=run.args.new_flavor,
     )
     if run.data.may_stay:
-        return replace(wanted, holds_on=source(run), holds=old_resources(run))
-    return replace(wanted, excluded=[*wanted.excluded, source(run)])
+        return replace(requirements, holds_on=source(run), holds=old_resources(run))
+    return replace(requirements, excluded=[*requirements.excluded, source(run)])
 
 
 def old_resources(run: MoveRun) -> dict[str, int]:
-    """What the server has at the source."""
+    """Return the resources that the server holds at the source."""
     return resources_of(run.args.old_flavor, run.server.image)
 
 
@@ -121,9 +133,12 @@ def _properties(run: MoveRun) -> dict[str, str]:
 
 
 def propose(engine: Engine, runs: Sequence[MoveRun]) -> None:
-    """Ask for destinations. A resize may stay where it is if that is allowed, and the server has no
-    parts of its host for itself, before or afterwards: it would need the old ones and the new
-    ones."""
+    """Request destinations from the scheduler.
+
+    A resize may stay on the same host if the operator permits this and the server has no hardware
+    assignment, neither before nor afterwards. Otherwise the host would have to hold both
+    assignments at once.
+    """
     claims.exclude_hosts_with_debts(engine, runs)
     for run in runs:
         try:
@@ -137,71 +152,92 @@ def propose(engine: Engine, runs: Sequence[MoveRun]) -> None:
             )
             if run.action.name != "evacuate":
                 transfer_secret(engine, run)
-        except errors.Problem as problem:  # hardware that no host makes, or a cloud without a key
+        except errors.Problem as problem:  # No host has the hardware, or secret_key is not set.
             run.fail(problem.text)
-    asking = [run for run in runs if not run.problem]
-    if asking:
-        claims.propose(engine, asking, request_spec)
+    valid_runs = [run for run in runs if not run.problem]
+    if valid_runs:
+        claims.propose(engine, valid_runs, request_spec)
 
 
 def claim(tx: Connection, engine: Engine, runs: Sequence[R]) -> list[tuple[R, JsonObject]]:
-    """Claim a destination for each, where its guest arrives; the migration holds now what it has at
-    the source. Returns those that got another host than their source, each with what the source
-    says of itself."""
-    taken = []
+    """Claim a destination for each run. The migration now holds the resources at the source.
+
+    Returns:
+        The runs with a destination other than the source, each with the facts of the source.
+    """
+    moving = []
     for run, claimed in claims.claim(
         tx, engine, runs, request_spec, lambda run: (source(run), run.args.migration)
     ):
         record_claim(run, claimed)
         if claimed.host != source(run):
-            taken.append((run, claimed))
+            moving.append((run, claimed))
             guests.hold(tx, run.server.id, source(run), run.args.migration)
         run.set_migration(status=MigrationStatus.PRE_MIGRATING, dest_host=claimed.host)
-    if taken:
+    if moving:
         guests.add(
             tx,
             [
                 {**claimed.guest(run), "wanted": GuestState.ARRIVING, "may_run": False}
-                for run, claimed in taken
+                for run, claimed in moving
             ],
         )
-    return compare_hosts(tx, [run for run, _ in taken])
+    return compare_hosts(tx, [run for run, _ in moving])
 
 
 def claim_place(tx: Connection, engine: Engine, runs: Sequence[MoveRun]) -> None:
-    """``claim`` for a server whose files travel unless both hosts have them. One that stays goes on
-    in a workflow of its own."""
+    """Claim a destination for each run and check that the server's files can be copied there.
+
+    A run fails if the hosts share no storage and the source does not serve files to other hosts. If
+    the destination is the source, the run continues in the workflow ``resize_here``.
+    """
     for run, _ in claim(tx, engine, runs):
         if copies_files(run) and not run.data.transfer:
-            run.fail(f"Host {source(run)} gives no files to other hosts; its agent's log says why.")
+            run.fail(
+                f"Host {source(run)} serves no files to other hosts, so the server cannot leave it. "
+                "The agent's log on that host has the reason."
+            )
     for run in runs:
         if run.data.placed and stays_on_host(run):
             run.switch_workflow(RESIZE_HERE)
 
 
 def record_claim(run: MoveRun, claimed: ClaimedHost) -> None:
-    """Write down where it goes."""
+    """Record the claimed destination in the data of the move."""
     run.data.placed, run.data.dest, run.data.source = True, claimed.host, source(run)
     run.data.zone, run.data.assignment = claimed.zone, claimed.assignment
 
 
 def compare_hosts(tx: Connection, runs: Sequence[R]) -> list[tuple[R, JsonObject]]:
-    """Write down what the two hosts of each say of themselves: whether they share storage, how one
-    reaches the other. Returns the runs with what their sources say."""
+    """Record whether the hosts share storage, and the addresses by which they reach each other.
+
+    Returns:
+        The runs, each with the facts of the source.
+    """
     if not runs:
         return []
-    found = hosts.facts_of(
+    facts = hosts.facts_of(
         tx, {host for run in runs for host in (source(run), claimed_destination(run))}
     )
     for run in runs:
-        here, there = found.get(source(run), {}), found.get(claimed_destination(run), {})
-        run.data.shared = bool(here.get("storage")) and here.get("storage") == there.get("storage")
-        run.data.transfer, run.data.to = here.get("transfer", ""), there.get("migration", {})
-    return [(run, found.get(source(run), {})) for run in runs]
+        old, new = (
+            facts.get(source(run), {}),
+            facts.get(claimed_destination(run), {}),
+        )
+        run.data.shared = bool(old.get("storage")) and old.get("storage") == new.get("storage")
+        run.data.transfer, run.data.to = (
+            old.get("transfer", ""),
+            new.get("migration", {}),
+        )
+    return [(run, facts.get(source(run), {})) for run in runs]
 
 
 def release_destination(tx: Connection, engine: Engine, run: MoveRun, blames: bool = True) -> None:
-    """Give the destination up: the server is where it was, and holds again what it had there."""
+    """Release the destination. The server holds its resources at the source again.
+
+    Args:
+        blames: Count a failed build for a destination that caused the failure.
+    """
     if not run.data.placed:
         return
     run.data.placed = False
@@ -209,49 +245,51 @@ def release_destination(tx: Connection, engine: Engine, run: MoveRun, blames: bo
         allocations.stay(tx, run.args.migration, run.server.id, source(run), old_resources(run))
         run.set_migration(dest_host=None)
         return
-    run.raise_fence()  # what the destination does for it still is cancelled by that
+    run.raise_fence()  # The destination refuses commands that are still on their way.
     claims.leave_debt(tx, run, claimed_destination(run), shares_storage(run), blames)
     return_source_resources(tx, run)
 
 
-# --- the guest at its two places ---
+# --- the guest on both hosts ---
 def guest_spec(engine: Engine, run: MoveRun) -> GuestSpec:
-    """The guest as it is at the destination."""
-    made, found = guest.spec(engine, run), run.data.arriving
+    """Return the guest for the destination."""
+    spec, arriving = guest.spec(engine, run), run.data.arriving
     return replace(
-        _of_flavor(made, run, run.args.new_flavor),
+        _set_flavor(spec, run, run.args.new_flavor),
         assignment=run.data.assignment,
-        interfaces=[from_wire(Interface, one) for one in found]
-        if found is not None
-        else made.interfaces,
+        interfaces=[from_wire(Interface, interface) for interface in arriving]
+        if arriving is not None
+        else spec.interfaces,
         volumes=volumes.described_arriving(engine, run)
         if run.data.volumes_arriving and not run.data.switched
-        else made.volumes,
+        else spec.volumes,
     )
 
 
 def old_guest_spec(engine: Engine, run: MoveRun) -> GuestSpec:
-    """The guest as it was at the source."""
-    made = guest.spec(engine, run)
+    """Return the guest as defined at the source before the move."""
+    spec = guest.spec(engine, run)
     return replace(
-        _of_flavor(made, run, run.args.old_flavor),
-        assignment=run.data.old_assignment if run.data.knows_old_assignment else made.assignment,
+        _set_flavor(spec, run, run.args.old_flavor),
+        assignment=run.data.old_assignment if run.data.knows_old_assignment else spec.assignment,
     )
 
 
-def _of_flavor(made: GuestSpec, run: MoveRun, flavor: Flavor) -> GuestSpec:
-    """The guest with the disks of this flavor too."""
-    return replace(made, flavor=flavor, disks=local_disks.of(flavor, run.server.disks))
+def _set_flavor(spec: GuestSpec, run: MoveRun, flavor: Flavor) -> GuestSpec:
+    """Return the guest with a flavor and its local disks."""
+    return replace(spec, flavor=flavor, disks=local_disks.of(flavor, run.server.disks))
 
 
-def assignment_of(kept: JsonObject | None) -> HardwareAssignment | None:
-    """Which parts of its host a guest has, as its record says."""
-    return from_wire(HardwareAssignment, kept) if kept else None
+def assignment_of(stored: JsonObject | None) -> HardwareAssignment | None:
+    """Return the hardware assignment in a guest's record."""
+    return from_wire(HardwareAssignment, stored) if stored else None
 
 
 def transfer_secret(engine: Engine, run: MoveRun) -> str:
-    """What opens the guest's files at the source for the destination of this attempt; it is nowhere
-    written down."""
+    """Return the secret by which the destination of this attempt reads the files at the source.
+
+    The secret is derived and never stored.
+    """
     return engine.vault.derive(f"move {run.action.id} {run.attempt}")
 
 
@@ -261,8 +299,11 @@ def offer(engine: Engine, run: MoveRun) -> Offer:
 
 
 def switch_to_destination(tx: Connection, run: MoveRun, runs: bool) -> None:
-    """The server is at its destination: from here on its guest there may run, and the one at the
-    source may not."""
+    """Make the destination the server's host. From here on the guest at the source may not run.
+
+    Args:
+        runs: True if the guest at the destination may run.
+    """
     run.data.old_assignment = assignment_of(run.server.assignment)
     run.data.switched = run.data.knows_old_assignment = True
     _switch_host(tx, run, claimed_destination(run), runs, source(run), GuestState.KEPT)
@@ -272,8 +313,13 @@ def switch_to_destination(tx: Connection, run: MoveRun, runs: bool) -> None:
 def _switch_host(
     tx: Connection, run: MoveRun, host: str, runs: bool, other: str, state: GuestState
 ) -> None:
-    """The server is on this host, where its guest may run if ``runs``; the one on the other host is
-    ``state``."""
+    """Set the server's host.
+
+    Args:
+        runs: True if the guest there may run.
+        other: The other host.
+        state: State of the guest on the other host.
+    """
     run.raise_fence()
     guests.become(tx, run.server.id, other, state, may_run=False)
     guests.become(
@@ -292,8 +338,11 @@ def _zone_of(tx: Connection, engine: Engine, host: str) -> str:
 
 
 def switch_to_source(tx: Connection, engine: Engine, run: MoveRun, runs: bool) -> None:
-    """The server is at its source again, where its guest may run if ``runs``; the one at the
-    destination may not."""
+    """Make the source the server's host again. The guest at the destination may not run.
+
+    Args:
+        runs: True if the guest at the source may run.
+    """
     _switch_host(tx, run, source(run), runs, claimed_destination(run), GuestState.ARRIVING)
     run.set(
         availability_zone=_zone_of(tx, engine, source(run)),
@@ -302,8 +351,11 @@ def switch_to_source(tx: Connection, engine: Engine, run: MoveRun, runs: bool) -
 
 
 def return_to_destination(tx: Connection, engine: Engine, run: MoveRun, runs: bool) -> None:
-    """``switch_to_source`` undone: the server is at its destination, and its source keeps its
-    guest."""
+    """Undo ``switch_to_source``: make the destination the server's host again.
+
+    Args:
+        runs: True if the guest at the destination may run.
+    """
     host = claimed_destination(run)
     _switch_host(tx, run, host, runs, source(run), GuestState.KEPT)
     run.set(
@@ -312,23 +364,23 @@ def return_to_destination(tx: Connection, engine: Engine, run: MoveRun, runs: bo
 
 
 def return_source_resources(tx: Connection, run: MoveRun) -> None:
-    """The server holds again what the migration held at the source."""
+    """Return the resources that the migration holds at the source to the server."""
     guests.hold(tx, run.server.id, source(run), None)
     allocations.hand_back(tx, run.args.migration, run.server.id, source(run))
 
 
 def flavor_columns(run: AnyRun, flavor: Flavor) -> JsonObject:
-    """The columns of the server when it has this flavor, but for what the quota counts."""
-    held = on_host(flavor, run.server.image).disk_gb
-    return {"flavor": to_wire(flavor), "flavor_id": flavor.id, "disk_gb": held}
+    """Return the server's columns for a flavor, without those that the quota counts."""
+    disk_gb = on_host(flavor, run.server.image).disk_gb
+    return {"flavor": to_wire(flavor), "flavor_id": flavor.id, "disk_gb": disk_gb}
 
 
 def quota_columns(flavor: Flavor) -> dict[str, int]:
-    """What the quota counts of a server of this flavor; of one that moves, the larger of both."""
+    """Return the columns that the quota counts for a server with this flavor."""
     return {"vcpus": flavor.vcpus, "memory_mb": flavor.memory_mb}
 
 
-# --- volumes of a server that moves while it is off ---
+# --- volumes of a stopped server on its way ---
 def disconnect(engine: Engine, run: MoveRun) -> DisconnectVolumes:
     """Return the verb that disconnects the volumes of a guest that is off."""
     return DisconnectVolumes()
@@ -349,7 +401,7 @@ def _return_volumes(engine: Engine, run: MoveRun) -> None:
 
 MOVE_VOLUMES: Step[Any, Any] = Step(
     "move_volumes",
-    "when the host that the server leaves has none of them any more, and before the other one has the guest",
+    "The old host has disconnected the volumes, and the new host does not have the guest yet.",
     call=_move_volumes,
     undo_call=_return_volumes,
     lane=Lane.VOLUME,
@@ -362,9 +414,11 @@ RETURN_VOLUMES: Step[Any, Any] = replace(
 
 # --- the end ---
 def fail_move(tx: Connection, engine: Engine, run: MoveRun, problem: StepFailed) -> None:
-    """Another destination while there are attempts and the failure was the host's own; else the
-    server is as before. One that could not be started again is off, and somebody must look at
-    it."""
+    """Try another destination, or fail the move and leave the server at its source.
+
+    Another destination is tried while attempts are left, if the failure depended on the host. If
+    the undo could not start the guest again, the server is recorded as off.
+    """
     if not run.data.undo_failures and claims.reschedule(engine, run, problem):
         run.data.arriving = None
         run.set_migration(status=MigrationStatus.ACCEPTED, dest_host=None)

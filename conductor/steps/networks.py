@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ports of servers: the steps that create, unshelve, attach, detach, delete and moves share.
 
-A port that Kilonova made carries the server's id from its first moment, so what a crash or a lost
-answer left is found by asking for the server's ports; a port that its user made is only bound and
-unbound. The step that makes ports looks first when it may have been tried before. That a port is
-wired is asked, not remembered: the network service's event only makes the question come sooner.
+Kilonova creates a port with the server's id. So after a crash or a lost response, a query for the
+server's ports finds all of them. Ports of users are only bound and unbound. A repeated step looks
+for the ports of its first try before it creates new ones. Whether a port is wired is always read
+from the network service. The service's event only causes an earlier read.
 """
 
 from __future__ import annotations
@@ -35,80 +35,92 @@ from conductor.engine.step import Step
 
 Port = JsonObject
 FIRST_POLL_MICROS, MAX_POLL_MICROS = SECOND // 4, 4 * SECOND
-BOUND = ("bridge", "ovs")  #: values of binding:vif_type
+#: Values of binding:vif_type that hosts can plug.
+BOUND = ("bridge", "ovs")
 DETACH = states.row("detach_interface")
 UNBOUND = {"device_id": "", "device_owner": "", "binding:host_id": ""}
 
 
 @dataclass(kw_only=True)
 class PortData(ActionData):
-    """What the steps about ports leave."""
+    """Data that the steps about ports leave."""
 
-    #: the server's interfaces, as the network service has them
+    #: The server's interfaces as the network service reports them.
     plugged: list[JsonObject] | None = None
-    paused: bool = False  #: the guest starts paused, because they are not wired yet
-    plug_since: int | None = None  #: when the action first looked whether they are, µs
-    no_way_back: bool = False  #: that they are not wired in time fails nothing any more
-    dest: str | None = None  #: of a server that moves: the host it goes to
-    source: str | None = None  #: the host it leaves
-    zone: str | None = None  #: availability zone of ``dest``
-    arriving: list[JsonObject] | None = None  #: the interfaces as they are bound to ``dest``
+    #: True if the guest starts paused, because the interfaces are not wired yet.
+    paused: bool = False
+    #: Time of the first check whether the interfaces are wired, in microseconds.
+    plug_since: int | None = None
+    #: True if late interfaces do not fail the action any more.
+    no_way_back: bool = False
+    #: The destination of a move.
+    dest: str | None = None
+    #: The source of a move.
+    source: str | None = None
+    #: Availability zone of ``dest``.
+    zone: str | None = None
+    #: The interfaces as bound to ``dest``.
+    arriving: list[JsonObject] | None = None
 
 
 @dataclass(kw_only=True)
 class InterfaceData(PortData):
-    """What attaching an interface leaves."""
+    """Data that the attach of an interface leaves."""
 
-    interface: JsonObject | None = None  #: the one that was made; the API reads it
+    #: The new interface. The API reads this.
+    interface: JsonObject | None = None
 
 
 PortRun = Run[ActionArgs, PortData]
-RequestRun = Run[NetworkArgs, PortData]  #: of an action that asks for interfaces
+#: The run of an action with requested interfaces.
+RequestRun = Run[NetworkArgs, PortData]
 
 
 def interfaces_of(run: AnyRun) -> list[Interface]:
-    """The server's interfaces, counting what this transaction is about to write."""
-    kept = run.changes.get("interfaces", run.server.interfaces)
-    return [from_wire(Interface, one) for one in kept or ()]
+    """Return the server's interfaces, with the changes of this run."""
+    stored = run.changes.get("interfaces", run.server.interfaces)
+    return [from_wire(Interface, interface) for interface in stored or ()]
 
 
 def service(engine: Engine) -> NetworkApi:
-    """The network service.
+    """Return the client of the network service.
 
     Raises:
-        Unavailable: this conductor knows of none.
+        Unavailable: The cloud has no network service.
     """
     if engine.networks is None:
         raise errors.Unavailable("This conductor has no network service.")
     return engine.networks
 
 
-# --- making and binding ---
+# --- create and bind ---
 def create_ports(engine: Engine, run: RequestRun) -> None:
-    """Make the ports that are asked for and bind them, and those of the user, to the server's
-    host."""
-    late_calls.look_for(run, LATE_PORTS)
+    """Create the requested ports, and bind them and the user's ports to the server's host."""
+    late_calls.expect_late_result(run, LATE_PORTS)
     networks, requests = service(engine), run.args.networks
-    there = networks.ports(run.server.id) if run.is_repeated else []  # a first try has left nothing
-    taken = {request["port"] for request in requests if request.get("port")} | _ports_before(run)
-    spare = [port for port in there if port["id"] not in taken]
-    found: dict[int, JsonObject] = {}
+    # Only an earlier try can have left ports.
+    existing = networks.ports(run.server.id) if run.is_repeated else []
+    used_ports = {request["port"] for request in requests if request.get("port")} | _ports_before(
+        run
+    )
+    spare = [port for port in existing if port["id"] not in used_ports]
+    ports: dict[int, JsonObject] = {}
     for number, request in enumerate(requests):
         if request.get("port"):
-            found[number] = _bind_user_port(networks, run, request["port"])
+            ports[number] = _bind_user_port(networks, run, request["port"])
             continue
         port = next((port for port in spare if _fits(port, request)), None)
         if port is not None:
             spare.remove(port)
-            found[number] = networks.update(port["id"], _binding(networks, run, run.host))
-    missing = [number for number in range(len(requests)) if number not in found]
+            ports[number] = networks.update(port["id"], _binding(networks, run, run.host))
+    missing = [number for number in range(len(requests)) if number not in ports]
     if missing:
-        made = networks.create([_new(networks, run, requests[number]) for number in missing])
-        found |= dict(zip(missing, made, strict=True))
-    run.data.plugged = _described(
+        new_ports = networks.create([_new(networks, run, requests[number]) for number in missing])
+        ports |= dict(zip(missing, new_ports, strict=True))
+    run.data.plugged = _check_interfaces(
         networks,
         run,
-        [found[number] for number in range(len(requests))],
+        [ports[number] for number in range(len(requests))],
         [request.get("tag") or "" for request in requests],
         str(run.host),
         are_new=len(missing) == len(requests),
@@ -116,25 +128,23 @@ def create_ports(engine: Engine, run: RequestRun) -> None:
 
 
 def _bind_user_port(networks: NetworkApi, run: PortRun, port_id: str) -> Port:
-    """Bind a port of the user, if no other server has it meanwhile."""
-    user = networks.port(port_id).get("device_id")
-    if user and user != run.server.id:
+    """Bind a user's port, unless another server has taken the port meanwhile."""
+    owner = networks.port(port_id).get("device_id")
+    if owner and owner != run.server.id:
         raise errors.Conflict(f"Port {port_id} is still in use.")
     return networks.update(port_id, _binding(networks, run, run.host))
 
 
 def rebind(engine: Engine, run: PortRun) -> None:
-    """Bind the server's ports to the host where it is now; one that its user has removed is
-    gone."""
+    """Bind the server's ports to its host. Deleted ports are ignored."""
     assert run.host is not None
     rebind_to(engine, run, run.host)
 
 
 def rebind_to(engine: Engine, run: PortRun, host: str) -> None:
-    """Bind the server's ports to this host, which need not be the server's yet or any more.
+    """Bind the server's ports to a host, which need not be the server's host.
 
-    On the way back a host that cannot bind now holds nobody up: the network service binds when it
-    hears of it again.
+    In an undo, a refusal does not fail the step. A pending cleanup binds the ports later.
     """
     with run.cleanup_on_failure(PORTS, run.server.id) if run.is_undoing else nullcontext():
         _rebind(engine, run, host)
@@ -142,17 +152,19 @@ def rebind_to(engine: Engine, run: PortRun, host: str) -> None:
 
 def _rebind(engine: Engine, run: PortRun, host: str) -> None:
     networks, ports, tags = service(engine), [], []
-    for one in interfaces_of(run):
+    for interface in interfaces_of(run):
         try:
-            networks.unbind_at(one.port, host)  # what a move that was superseded has left there
-            ports.append(networks.update(one.port, _binding(networks, run, host)))
-            tags.append(one.tag)
+            networks.unbind_at(
+                interface.port, host
+            )  # A superseded move may have left this binding.
+            ports.append(networks.update(interface.port, _binding(networks, run, host)))
+            tags.append(interface.tag)
         except errors.NotFound:
             continue
-    run.data.plugged = _described(networks, run, ports, tags, host, are_new=False)
+    run.data.plugged = _check_interfaces(networks, run, ports, tags, host, are_new=False)
 
 
-def _described(
+def _check_interfaces(
     networks: NetworkApi,
     run: PortRun,
     ports: Sequence[Port],
@@ -161,13 +173,12 @@ def _described(
     *,
     are_new: bool,
 ) -> list[JsonObject]:
-    """The interfaces that these ports are; a port that cannot be bound to this host is the host's
-    failure.
+    """Return the interfaces of bound ports. A port that the host cannot bind is the host's failure.
 
-    Invariant: a port that the host would plug past its security groups, or that requests what no
-    host has, fails the step before a guest is plugged or started.
+    Invariant: the step fails before a guest is plugged or started, if the host would bypass a
+    port's security groups, or if no host supports a port's request.
     """
-    described = networks.described(ports, floating=not are_new)
+    interfaces = networks.described(ports, floating=not are_new)
     failed = {
         port["id"]: port.get("binding:vif_type")
         for port in ports
@@ -176,13 +187,15 @@ def _described(
     if failed and not run.is_undoing:
         run.fail(
             f"The network service cannot bind port {', '.join(failed)} on this host.",
-            f"binding:vif_type is {', '.join(map(str, failed.values()))}; does its host part run on {host}?",
+            f"binding:vif_type is {', '.join(map(str, failed.values()))}; does its agent run on {host}?",
             retryable=True,
         )
     if not run.is_undoing:
-        _check_plugging(run, described, host)
+        _check_plugging(run, interfaces, host)
         _check_requests(run, ports)
-    return [to_wire(one) | {"tag": tag} for one, tag in zip(described, tags, strict=True)]
+    return [
+        to_wire(interface) | {"tag": tag} for interface, tag in zip(interfaces, tags, strict=True)
+    ]
 
 
 def _check_requests(run: PortRun, ports: Sequence[Port]) -> None:
@@ -192,8 +205,8 @@ def _check_requests(run: PortRun, ports: Sequence[Port]) -> None:
             run.fail(f"Port {port['id']} cannot be used: no host supports its {request}.")
 
 
-def _check_plugging(run: PortRun, described: Sequence[Interface], host: str) -> None:
-    hybrid = [one.port for one in described if one.vif_type == OVS_HYBRID]
+def _check_plugging(run: PortRun, interfaces: Sequence[Interface], host: str) -> None:
+    hybrid = [interface.port for interface in interfaces if interface.vif_type == OVS_HYBRID]
     if hybrid:
         run.fail(
             f"This host cannot plug port {', '.join(hybrid)}: the network service asks for "
@@ -203,28 +216,30 @@ def _check_plugging(run: PortRun, described: Sequence[Interface], host: str) -> 
         )
 
 
-# --- two hosts at a time: a server that moves while it runs ---
+# --- live migration: ports on two hosts ---
 def bind_at_destination(engine: Engine, run: PortRun) -> None:
-    """Bind the server's ports to the destination too: they are wired there before the guest comes,
-    and still here."""
+    """Bind the server's ports to the destination too.
+
+    The ports are wired at the destination before the guest arrives, and stay wired at the source.
+    """
     networks, dest, ports, tags = service(engine), _destination(run), [], []
-    held = {port["id"]: port for port in networks.ports(run.server.id)}
-    for one in interfaces_of(run):
+    current_ports = {port["id"]: port for port in networks.ports(run.server.id)}
+    for interface in interfaces_of(run):
         try:
-            if one.port in held:
-                also = networks.bind_also(held[one.port], dest) or {}
+            if interface.port in current_ports:
+                binding = networks.bind_also(current_ports[interface.port], dest) or {}
                 ports.append(
-                    held[one.port]
+                    current_ports[interface.port]
                     | {
-                        f"binding:{name}": also[name]
+                        f"binding:{name}": binding[name]
                         for name in ("vif_type", "vif_details")
-                        if name in also
+                        if name in binding
                     }
                 )
-                tags.append(one.tag)
+                tags.append(interface.tag)
         except errors.NotFound:
             continue
-    run.data.arriving = _described(networks, run, ports, tags, dest, are_new=False)
+    run.data.arriving = _check_interfaces(networks, run, ports, tags, dest, are_new=False)
 
 
 def _destination(run: PortRun) -> str:
@@ -233,48 +248,48 @@ def _destination(run: PortRun) -> str:
 
 
 def activate_at_destination(engine: Engine, run: PortRun) -> None:
-    """The guest runs at the destination: that is the place of its ports from now on."""
+    """Make the destination the active host of the ports, because the guest runs there."""
     dest = _destination(run)
-    for one in interfaces_of(run):
-        with run.cleanup_on_failure(PORT, one.port, run.data.source or ""):
-            activate_at(service(engine), one.port, dest)
+    for interface in interfaces_of(run):
+        with run.cleanup_on_failure(PORT, interface.port, run.data.source or ""):
+            activate_at(service(engine), interface.port, dest)
     with run.cleanup_on_failure(PORTS, run.server.id):
-        held, owner = service(engine).ports(run.server.id), _owner(run, dest)
-        for port in held:
+        ports, owner = service(engine).ports(run.server.id), _owner(run, dest)
+        for port in ports:
             if port.get("device_owner") != owner:
                 _change(service(engine), port, {"device_owner": owner})
-        describe(service(engine), run, held)
+        describe(service(engine), run, ports)
 
 
 def activate_at(networks: NetworkApi, port_id: str, host: str) -> None:
-    """The port's binding to this host is the active one."""
+    """Make the port's binding to a host the active binding. A missing port is ignored."""
     try:
         networks.activate(port_id, host)
     except errors.NotFound:
-        port = _found(networks, port_id)
-        # its second binding is gone, not itself
+        # If the port exists, only its second binding is missing.
+        port = _find_port(networks, port_id)
         if port is not None and port.get("binding:host_id") != host:
             networks.update(port_id, {"binding:host_id": host})
 
 
 def unbind_destination(engine: Engine, run: PortRun) -> None:
-    """The server's ports are not bound to the destination any more, where nothing has come."""
+    """Remove the bindings of the server's ports to the destination, where no guest has arrived."""
     _unbind_at(engine, run, run.data.dest)
 
 
 def unbind_source(engine: Engine, run: PortRun) -> None:
-    """The server's ports are not bound to the host any more that it has left."""
+    """Remove the bindings of the server's ports to the source, after the guest has left."""
     _unbind_at(engine, run, run.data.source)
 
 
 def _unbind_at(engine: Engine, run: PortRun, host: str | None) -> None:
-    for one in interfaces_of(run):
+    for interface in interfaces_of(run):
         if host is not None:
-            with run.cleanup_on_failure(BINDING, one.port, host):
-                service(engine).unbind_at(one.port, host)
+            with run.cleanup_on_failure(BINDING, interface.port, host):
+                service(engine).unbind_at(interface.port, host)
 
 
-def _found(networks: NetworkApi, port_id: str) -> Port | None:
+def _find_port(networks: NetworkApi, port_id: str) -> Port | None:
     try:
         return networks.port(port_id)
     except errors.NotFound:
@@ -282,16 +297,16 @@ def _found(networks: NetworkApi, port_id: str) -> Port | None:
 
 
 def store_interfaces(tx: Connection, engine: Engine, runs: Sequence[PortRun]) -> None:
-    """Write what became of the ports of a guest that runs, or that is off."""
+    """Store the interfaces of a guest that runs, or that is off."""
     for run in runs:
         if run.data.plugged is not None:
             run.set(interfaces=run.data.plugged)
 
 
 def _ports_before(run: RequestRun) -> set[str]:
-    """The ports that the server had before this action."""
+    """Return the ports that the server had before this action."""
     requested = {request.get("port") for request in run.args.networks}
-    return {one["port"] for one in run.server.interfaces or ()} - requested
+    return {interface["port"] for interface in run.server.interfaces or ()} - requested
 
 
 def _binding(networks: NetworkApi, run: PortRun, host: str | None) -> JsonObject:
@@ -305,21 +320,25 @@ def _binding(networks: NetworkApi, run: PortRun, host: str | None) -> JsonObject
 
 
 def dns_name(hostname: str) -> str:
-    """A server's name as network services take one: labels of letters, digits and, within, hyphens.
+    """Return a server's name in the form that network services accept.
 
-    A hostname that is one is taken as it is, with all its labels. One whose last label is a number
-    would be taken for an address: it becomes a single label.
+    A name consists of labels with letters, digits and inner hyphens. A valid hostname stays
+    unchanged, with all its labels. If the last label is a number, the name could be read as an
+    address, so all labels are joined. For example, ``web_1.example`` becomes ``web-1.example``, and
+    ``10.0.0.5`` becomes ``10-0-0-5``.
     """
     labels = [re.sub("[^A-Za-z0-9-]", "-", label)[:63].strip("-") for label in hostname.split(".")]
-    found = [label for label in labels if label]
-    if len(found) > 1 and found[-1].isdecimal():
-        found = ["-".join(found)[:63].strip("-")]
-    return ".".join(found)
+    valid_labels = [label for label in labels if label]
+    if len(valid_labels) > 1 and valid_labels[-1].isdecimal():
+        valid_labels = ["-".join(valid_labels)[:63].strip("-")]
+    return ".".join(valid_labels)
 
 
 def _owner(run: PortRun, host: str | None) -> str:
-    """What the ports of a server of this host's zone have for an owner; ``run.data`` has a
-    destination's zone."""
+    """Return the device_owner of the server's ports, which contains the availability zone.
+
+    For the destination of a move, the zone is in ``run.data``.
+    """
     zone = run.data.zone if host and host == run.data.dest else None
     return f"compute:{zone or run.changes.get('availability_zone', run.server.availability_zone) or 'nova'}"
 
@@ -348,36 +367,35 @@ def _fits(port: Port, request: JsonObject) -> bool:
     )
 
 
-# --- letting go ---
+# --- release ---
 def delete_ports(engine: Engine, run: AnyRun) -> None:
-    """Remove the ports that were made for the server, and unbind its user's own."""
-    _clean(engine, run, lambda port: True, release_port)
+    """Delete the ports that Kilonova created for the server, and unbind the user's ports."""
+    _change_ports(engine, run, lambda port: True, release_port)
 
 
 def undo_ports(engine: Engine, run: RequestRun) -> None:
-    """Remove or unbind what this action has made or bound; ports that the server had before
-    stay."""
-    kept = _ports_before(run)
-    _clean(engine, run, lambda port: port["id"] not in kept, release_port)
+    """Delete or unbind the ports of this action. Ports that the server had before stay."""
+    old_ports = _ports_before(run)
+    _change_ports(engine, run, lambda port: port["id"] not in old_ports, release_port)
 
 
-def _clean(
+def _change_ports(
     engine: Engine,
     run: AnyRun,
-    concerns: Callable[[Port], bool],
+    matches: Callable[[Port], bool],
     change: Callable[[NetworkApi, Port], None],
 ) -> None:
-    """Do this to those ports of the server; what cannot be done is remembered, port by port."""
+    """Change the matching ports of the server. A refused port becomes a pending cleanup."""
     ports: list[Port] = []
     with run.cleanup_on_failure(PORTS, run.server.id):
         ports = service(engine).ports(run.server.id)
-    for port in filter(concerns, ports):
+    for port in filter(matches, ports):
         with run.cleanup_on_failure(PORT, port["id"]):
             change(service(engine), port)
 
 
 def release_port(networks: NetworkApi, port: Port) -> None:
-    """Remove a port of ours, unbind one of the user's; gone is fine."""
+    """Delete a port that Kilonova created, or unbind a user's port. A missing port is no error."""
     if is_made(port):
         networks.delete(port["id"])
         return
@@ -385,8 +403,8 @@ def release_port(networks: NetworkApi, port: Port) -> None:
 
 
 def unbind(engine: Engine, run: AnyRun) -> None:
-    """The server's ports are on no host any more; they stay the server's."""
-    _clean(
+    """Unbind the server's ports from their host. They stay with the server."""
+    _change_ports(
         engine,
         run,
         lambda port: True,
@@ -395,12 +413,12 @@ def unbind(engine: Engine, run: AnyRun) -> None:
 
 
 def detach(engine: Engine, run: AnyRun, port_id: str) -> None:
-    """A port of the server is not its any more."""
-    _clean(engine, run, lambda port: port["id"] == port_id, release_port)
+    """Take a port away from the server."""
+    _change_ports(engine, run, lambda port: port["id"] == port_id, release_port)
 
 
 def _change(networks: NetworkApi, port: Port, values: JsonObject) -> None:
-    """Change a port, unless somebody has removed it meanwhile."""
+    """Change a port, unless the port was deleted meanwhile."""
     try:
         networks.update(port["id"], values)
     except errors.NotFound:
@@ -408,9 +426,16 @@ def _change(networks: NetworkApi, port: Port, values: JsonObject) -> None:
 
 
 def reconcile_port(networks: NetworkApi, port: Port, server: ServerRow | None) -> None:
-    """Bring a port to what is recorded of its server (None: it is gone): at its host, on none, or
-    let go."""
-    if server is None or port["id"] not in {one["port"] for one in server.interfaces or ()}:
+    """Bring a port to the state that the server's record requires.
+
+    The port is bound to the server's host, bound to no host, or released.
+
+    Args:
+        server: None if the server does not exist any more.
+    """
+    if server is None or port["id"] not in {
+        interface["port"] for interface in server.interfaces or ()
+    }:
         release_port(networks, port)
         return
     if (port.get("binding:host_id") or "") == (server.host or ""):
@@ -433,7 +458,9 @@ def remove_gone_port(engine: Engine, row: CleanupRow, look: Callable[[], ServerR
         if service(engine).port(row.target).get("device_id") == row.server_id:
             return
     server = look()
-    if server is None or row.target not in {one["port"] for one in server.interfaces or ()}:
+    if server is None or row.target not in {
+        interface["port"] for interface in server.interfaces or ()
+    }:
         return
     system = RequestContext.of_ourselves(server.project_id)
     engine.store.write(
@@ -444,40 +471,49 @@ def remove_gone_port(engine: Engine, row: CleanupRow, look: Callable[[], ServerR
     raise errors.Unavailable("The server's host is taking the port out of the guest.")
 
 
-# --- being wired ---
+# --- wait until ports are wired ---
 def read_interfaces(engine: Engine, run: PortRun) -> None:
-    """What the network service says of the server's interfaces now."""
+    """Read the server's interfaces from the network service."""
     networks = service(engine)
     describe(networks, run, networks.ports(run.server.id))
 
 
 def describe(networks: NetworkApi, run: PortRun, ports: Sequence[Port]) -> None:
-    """Leave for the transaction what these ports of the server are.
+    """Store the interfaces of these ports in the run's data.
 
-    A port that was deleted meanwhile stays until an action takes it out of the guest. Nothing waits
-    for it to be wired.
+    A port that was deleted meanwhile stays until an action takes it out of the guest. No step waits
+    for such a port.
     """
     before = interfaces_of(run)
-    found = {one.port: one for one in networks.described(ports, floating=True)}
-    for one in before:
-        if one.port not in found:
-            run.add_cleanup(GONE_PORT, one.port, DELETED)
+    interfaces = {
+        interface.port: interface for interface in networks.described(ports, floating=True)
+    }
+    for interface in before:
+        if interface.port not in interfaces:
+            run.add_cleanup(GONE_PORT, interface.port, DELETED)
     run.data.plugged = [
-        to_wire(found.get(one.port, replace(one, active=True))) | {"tag": one.tag} for one in before
+        to_wire(interfaces.get(interface.port, replace(interface, active=True)))
+        | {"tag": interface.tag}
+        for interface in before
     ]
 
 
 def await_plugged(tx: Connection, engine: Engine, runs: Sequence[PortRun]) -> None:
-    """Go on when every interface is active; else look again, until it has taken too long."""
+    """Continue when every interface is active. Until the time-out, poll again with growing pauses.
+
+    After the time-out the run fails if ``vif_plugging_is_fatal`` is set and the run can be undone.
+    """
     for run in runs:
         if run.ignored_refusal:
             continue
         run.set(interfaces=run.data.plugged)
         if run.data.plug_since is None:
             run.data.plug_since = run.locked_at
-        late = run.locked_at - run.data.plug_since >= engine.vif_plugging_timeout * SECOND
-        missing = [one["port"] for one in run.data.plugged or () if not one["active"]]
-        if missing and not late:
+        is_late = run.locked_at - run.data.plug_since >= engine.vif_plugging_timeout * SECOND
+        missing = [
+            interface["port"] for interface in run.data.plugged or () if not interface["active"]
+        ]
+        if missing and not is_late:
             run.retry_in(min(FIRST_POLL_MICROS * 2 ** min(run.data.polls, 8), MAX_POLL_MICROS))
             run.data.polls += 1
         elif missing and engine.vif_plugging_is_fatal and not run.data.no_way_back:
@@ -488,34 +524,35 @@ def await_plugged(tx: Connection, engine: Engine, runs: Sequence[PortRun]) -> No
 
 
 def store_plugged(tx: Connection, engine: Engine, runs: Sequence[PortRun]) -> None:
-    """Write what became of the ports; a guest whose interfaces are not wired yet starts paused."""
+    """Store the interfaces. Until all interfaces are wired, the guest starts paused."""
     for run in runs:
         run.set(interfaces=run.data.plugged)
         run.data.paused = bool(
-            engine.vif_plugging_timeout and not all(one["active"] for one in run.data.plugged or ())
+            engine.vif_plugging_timeout
+            and not all(interface["active"] for interface in run.data.plugged or ())
         )
 
 
 def starts_paused(run: AnyRun) -> bool:
-    """Has the guest been started paused?"""
+    """True if the guest was started paused."""
     return isinstance(run.data, PortData) and run.data.paused
 
 
 def asks_for_networks(run: RequestRun) -> bool:
-    """Does the action ask for interfaces?"""
+    """True if the action requests interfaces."""
     return bool(run.args.networks)
 
 
 def has_ports(run: AnyRun) -> bool:
-    """May the server have ports? NULL says that it never had."""
+    """True if the server may have ports. NULL means that it never had any."""
     return run.server.interfaces is not None
 
 
 def plug_step(condition: Callable[[AnyRun], bool]) -> Step[ActionArgs, PortData]:
-    """The step of a guest that was started paused."""
+    """Return the step that waits for the ports of a guest that was started paused."""
     return Step(
         "plug",
-        "the guest waits, paused, until its first frame would arrive and be filtered",
+        "The guest stays paused until its frames arrive and are filtered.",
         call=read_interfaces,
         apply=await_plugged,
         lane=Lane.NETWORK,

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The image, network, share and volume service as the conductor uses them
-(``conductor.engine.external_services``).
+"""The clients of the image, network, share and volume service for the conductor.
 
-Each is made after the process has forked. Only the lane of the service and the pending cleanups
-call it.
+They implement ``conductor.engine.external_services``. Each is created after the process has forked.
+Only the lane of the service and the pending cleanups call a client.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ class ImageService:
         self._images.ask(lambda client, token: client.leave_empty(image_id, token))
 
     def find(self, filters: dict[str, str]) -> list[JsonObject]:
-        found = self._images.ask(lambda client, token: client.find(filters, token))
-        return sorted(found, key=lambda image: str(image.get("created_at", "")), reverse=True)
+        images = self._images.ask(lambda client, token: client.find(filters, token))
+        return sorted(images, key=lambda image: str(image.get("created_at", "")), reverse=True)
 
 
 class NetworkService:
@@ -91,7 +90,11 @@ class NetworkService:
 
 
 class ShareService:
-    """The share service. ``timeout``: seconds for an answer to begin."""
+    """The shared file system service.
+
+    Args:
+        timeout: Seconds until the first byte of a response.
+    """
 
     def __init__(self, identity: IdentityClient, timeout: float) -> None:
         self._identity, self._client = identity, ShareClient(identity.share_url, timeout)
@@ -108,7 +111,11 @@ class ShareService:
 
 
 class BlockStorageService:
-    """The volume service. ``timeout``: seconds for an answer to begin."""
+    """The block storage service.
+
+    Args:
+        timeout: Seconds until the first byte of a response.
+    """
 
     def __init__(self, identity: IdentityClient, timeout: float) -> None:
         self._identity, self._client = identity, VolumeClient(identity.volume_url, timeout)

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shares of servers at the shared file system service: who may mount them. Attach, detach and
-delete share these.
+"""Access rules for shares at the shared file system service, for attach, detach and delete.
 
-A rule lets one address mount one share: it belongs to all servers of that host that have the share.
-Whether one needs it is read from the records before the service is asked, and again afterwards: a
-server that got the share meanwhile has its rule back.
+A rule lets one address mount one share. It serves all servers on that host that have the share.
+Whether a server needs the rule is read from the records before and after the call to the service,
+so that a server which got the share meanwhile gets its rule back.
 """
 
 from __future__ import annotations
@@ -27,22 +26,26 @@ from conductor.engine.external_services import ShareApi
 from conductor.engine.run import Run
 
 FIRST_POLL_MICROS, MAX_POLL_MICROS = SECOND // 4, 4 * SECOND
-MAX_ROUNDS = 5  #: of a rule whose use changes while the service is asked
+#: Repetitions while the use of a rule changes during the call.
+MAX_ROUNDS = 5
 
 
 @dataclass(kw_only=True)
 class ShareData(ActionData):
-    """What attaching or detaching a share leaves."""
+    """Data that the attach or detach of a share leaves."""
 
-    rule: str | None = None  #: state of the access rule
-    since: int | None = None  #: when the action first looked at it, µs
+    #: State of the access rule.
+    rule: str | None = None
+    #: Time of the first check of the rule, in microseconds.
+    since: int | None = None
 
 
 @dataclass(kw_only=True)
 class SharesData(ActionData):
-    """What deleting a server with shares leaves."""
+    """Data that the delete of a server with shares leaves."""
 
-    shares: list[ShareArgs] = field(default_factory=list)  #: that the server had
+    #: The shares of the deleted server.
+    shares: list[ShareArgs] = field(default_factory=list)
 
 
 ShareRun = Run[ShareActionArgs, ShareData]
@@ -50,10 +53,10 @@ SharesRun = Run[ActionArgs, SharesData]
 
 
 def service(engine: Engine) -> ShareApi:
-    """The shared file system service.
+    """Return the client of the shared file system service.
 
     Raises:
-        Unavailable: this conductor knows of none.
+        Unavailable: The cloud has no shared file system service.
     """
     if engine.shares is None:
         raise errors.Unavailable("This conductor has no shared file system service.")
@@ -61,34 +64,35 @@ def service(engine: Engine) -> ShareApi:
 
 
 def reconcile_rule(engine: Engine, share_id: str, access_to: str) -> None:
-    """The rule is there if and only if a server needs it.
+    """Create the rule if a server needs it, otherwise delete it.
 
     Raises:
-        Unavailable: the service does not answer, or its use changed all the time. Other Problems:
-        it refuses.
+        Unavailable: The service does not answer, the rule is being deleted, or its use changed in
+            each of ``MAX_ROUNDS`` rounds.
+        Problem: The service refuses.
     """
     for _ in range(MAX_ROUNDS):
         is_used = engine.store.read(lambda tx: shares.is_used(tx, share_id, access_to))
         if is_used:
             if service(engine).allow(share_id, access_to) in GOING:
                 raise errors.Unavailable(
-                    f"The rule for {access_to} is on its way out; it is asked for again then."
+                    f"The rule for {access_to} is being deleted, and is created again afterwards."
                 )
         else:
             service(engine).deny(share_id, access_to)
         if engine.store.read(lambda tx: shares.is_used(tx, share_id, access_to)) == is_used:
             return
-    raise errors.Unavailable(f"Servers come and go that use share {share_id} at {access_to}.")
+    raise errors.Unavailable(f"The use of share {share_id} at {access_to} changed during each try.")
 
 
 # --- attach ---
 def allow(engine: Engine, run: ShareRun) -> None:
-    """Ask for the rule."""
+    """Create the rule that lets the server's host mount the share."""
     run.data.rule = service(engine).allow(run.args.share.share_id, run.args.share.access_to)
 
 
 def await_access_rule(tx: Connection, engine: Engine, runs: Sequence[ShareRun]) -> None:
-    """Go on when the host may mount the share; else look again, until it has taken too long."""
+    """Continue when the host may mount the share. Until the time-out, poll with growing pauses."""
     for run in runs:
         if run.data.since is None:
             run.data.since = run.locked_at
@@ -110,12 +114,12 @@ def await_access_rule(tx: Connection, engine: Engine, runs: Sequence[ShareRun]) 
 
 
 def mark_error(tx: Connection, engine: Engine, run: ShareRun) -> None:
-    """It cannot be attached: its user sees that, and nobody needs the rule for it."""
+    """Give the mapping the status error, so that no rule is kept for it."""
     shares.put(tx, [run.args.share.uuid], ShareStatus.ERROR)
 
 
 def remove_rule(engine: Engine, run: ShareRun) -> None:
-    """The rule goes, unless another server needs it."""
+    """Delete the rule, unless another server needs it."""
     _reconcile(engine, run, run.args.share)
 
 
@@ -125,7 +129,7 @@ def _reconcile(engine: Engine, run: Run[Any, Any], share: ShareArgs) -> None:
 
 
 def delete_mapping(tx: Connection, engine: Engine, runs: Sequence[ShareRun]) -> None:
-    """A server does not have the share any more that it was to lose."""
+    """Delete the records of the detached shares."""
     shares.remove(tx, [run.args.share.uuid for run in runs])
     for run in runs:
         run.set(shares=run.server.shares - 1)
@@ -133,18 +137,18 @@ def delete_mapping(tx: Connection, engine: Engine, runs: Sequence[ShareRun]) -> 
 
 # --- delete ---
 def has_shares(run: SharesRun) -> bool:
-    """Had the server that is deleted any?"""
+    """True if the deleted server had shares."""
     return bool(run.data.shares)
 
 
 def remove_rules(engine: Engine, run: SharesRun) -> None:
-    """The rules of all shares of a server that is deleted."""
+    """Delete the rules of all shares of a deleted server, unless other servers need them."""
     for share in run.data.shares:
         _reconcile(engine, run, share)
 
 
 def delete_mappings(tx: Connection, engine: Engine, runs: Sequence[SharesRun]) -> None:
-    """A server that is deleted has none."""
+    """Delete the share records of deleted servers."""
     shares.remove(tx, [share.uuid for run in runs for share in run.data.shares])
     for run in runs:
         run.set(shares=0)

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of a server's volumes: what its delete leaves at the block storage service, and what a
-pending cleanup brings to what the records say now: at the service, or at a guest."""
+"""The end of a server's volumes: the delete of their server, and pending cleanups of volumes."""
 
 from __future__ import annotations
 
@@ -35,26 +34,32 @@ class LeftVolume:
 
     volume_id: str
     attachment_id: str | None = None
-    delete: bool = False  #: it goes with its server
-    migrates_to: str | None = None  #: it was being copied into this one
-    swapped: bool = False  #: and its data is there
-    snapshot: str | None = None  #: which its host took, or merged, for the service
-    snapshot_status: str = ""  #: that the service is to hear
+    #: True if the volume is deleted with its server.
+    delete: bool = False
+    #: The volume to which a swap was copying the data.
+    migrates_to: str | None = None
+    #: True if the swap had moved the server's data to ``migrates_to``.
+    swapped: bool = False
+    #: The snapshot that the host was creating or deleting for the service.
+    snapshot: str | None = None
+    #: The status to report for the snapshot.
+    snapshot_status: str = ""
 
 
 @dataclass(kw_only=True)
 class LeavingData(ActionData):
-    """What deleting a server with volumes leaves."""
+    """Data that the delete of a server with volumes leaves."""
 
-    volumes: list[LeftVolume] = field(default_factory=list)  #: that the server had
+    #: The volumes of the deleted server.
+    volumes: list[LeftVolume] = field(default_factory=list)
 
 
 LeavingRun = Run[ActionArgs, LeavingData]
 
 
 # --- delete ---
-def leaving(run: LeavingRun) -> None:
-    """All volumes of a server that is deleted are on their way out."""
+def mark_detaching(run: LeavingRun) -> None:
+    """Record the volumes of a deleted server, and give their rows the status detaching."""
     rows = [row for row in volumes.of(run) if row.volume_id]
     run.data.volumes = [
         LeftVolume(
@@ -68,115 +73,129 @@ def leaving(run: LeavingRun) -> None:
         run.set_volume(row, status=BlockDeviceStatus.DETACHING)
 
 
-def interrupted(run: LeavingRun, before: ActionRow) -> None:
-    """The action that the delete has superseded may have been at work with one of them. One that
-    was being detached is its user's: it does not go with the server."""
-    for one in run.data.volumes:
-        if one.volume_id != before.args.get("volume_id"):
+def record_superseded_action(run: LeavingRun, before: ActionRow) -> None:
+    """Record the volume on which the superseded action was working.
+
+    A volume that was being detached is kept, even if it was to be deleted with the server.
+    """
+    for volume in run.data.volumes:
+        if volume.volume_id != before.args.get("volume_id"):
             continue
         if before.workflow == "detach_volume":
-            one.delete = False
+            volume.delete = False
         elif before.workflow == "swap_volume":
-            one.migrates_to = from_wire(SwapVolumeArgs, before.args).new_volume_id
-            one.swapped = bool(before.data.get("swapped"))
+            volume.migrates_to = from_wire(SwapVolumeArgs, before.args).new_volume_id
+            volume.swapped = bool(before.data.get("swapped"))
         elif status := volume_snapshots.status_without_guest(before):
-            one.snapshot, one.snapshot_status = before.args["snapshot_id"], status
+            volume.snapshot, volume.snapshot_status = before.args["snapshot_id"], status
 
 
 def had_volumes(run: LeavingRun) -> bool:
-    """Had the server that is deleted any?"""
+    """True if the deleted server had volumes."""
     return bool(run.data.volumes)
 
 
 def release_all(engine: Engine, run: LeavingRun) -> None:
-    """The attachments end, and the volumes that go with their server are deleted. What a silent
-    host may have still is left to pending cleanups."""
-    left = volumes.holding(engine, run.server.id)
-    for one in run.data.volumes:
-        target = one.attachment_id or one.volume_id
+    """End the attachments, and delete the volumes that are deleted with their server.
+
+    If a host may still have volumes connected, all this becomes pending cleanups.
+    """
+    holding_hosts = volumes.holding(engine, run.server.id)
+    for volume in run.data.volumes:
+        target = volume.attachment_id or volume.volume_id
         with run.cleanup_on_failure(
             ATTACHMENT,
             target,
-            one.volume_id,
-            delete=one.delete,
-            **_more(one),
+            volume.volume_id,
+            delete=volume.delete,
+            **_further_work(volume),
         ):
-            if left:
-                raise errors.Conflict(volumes.held_by(left))
-            if one.snapshot:
-                volume_snapshots.end_without_guest(engine, one.snapshot, one.snapshot_status)
-            if one.migrates_to:
-                keeps = {str(one.attachment_id)}
+            if holding_hosts:
+                raise errors.Conflict(volumes.held_by(holding_hosts))
+            if volume.snapshot:
+                volume_snapshots.end_without_guest(engine, volume.snapshot, volume.snapshot_status)
+            if volume.migrates_to:
+                keeps = {str(volume.attachment_id)}
                 volume_swaps.end_swap(
-                    engine, run.server.id, one.volume_id, one.migrates_to, keeps, one.swapped
+                    engine,
+                    run.server.id,
+                    volume.volume_id,
+                    volume.migrates_to,
+                    keeps,
+                    volume.swapped,
                 )
-            for attachment in service(engine).attachments(run.server.id, one.volume_id):
+            for attachment in service(engine).attachments(run.server.id, volume.volume_id):
                 service(engine).detach(attachment.id)
-            if one.delete:
-                service(engine).delete(one.volume_id)
+            if volume.delete:
+                service(engine).delete(volume.volume_id)
 
 
-def _more(one: LeftVolume) -> JsonObject:
-    """What else a pending cleanup of this volume has to do."""
-    more: JsonObject = {}
-    if one.migrates_to:
-        more |= {"migrates_to": one.migrates_to, "swapped": one.swapped}
-    if one.snapshot:
-        more |= {"snapshot": one.snapshot, "snapshot_status": one.snapshot_status}
-    return more
+def _further_work(volume: LeftVolume) -> JsonObject:
+    """Return further work for the pending cleanup of this volume."""
+    work: JsonObject = {}
+    if volume.migrates_to:
+        work |= {"migrates_to": volume.migrates_to, "swapped": volume.swapped}
+    if volume.snapshot:
+        work |= {"snapshot": volume.snapshot, "snapshot_status": volume.snapshot_status}
+    return work
 
 
 def forget_all(tx: Connection, engine: Engine, runs: Sequence[AnyRun]) -> None:
-    """A server that is deleted has none."""
+    """Delete the rows of the volumes of deleted servers."""
     for run in runs:
         run.remove_volumes(volumes.of(run))
 
 
 # --- a pending cleanup ---
 def reconcile(engine: Engine, row: CleanupRow, look: Callable[[], ServerRow | None]) -> None:
-    """Of the volume that is the cleanup's place the server has the attachment that its row names,
-    and no other; one that was to be deleted is, when no row of the server names it.
+    """Bring a volume and its attachments to the state in the server's record.
+
+    The volume is the cleanup's ``place``. The server keeps only the attachment in its row. A volume
+    that was to be deleted with its server is deleted if no row of the server names it.
 
     Raises:
-        Unavailable: a host may have it still, or the service does not answer. Conflict: a guest
-        that runs may have it by an attachment that is not its server's. Other Problems: it refuses.
+        Unavailable: A host may still have the volume connected, or the service does not answer.
+        Conflict: A running guest may use the volume by an attachment that is not in the record.
+        Problem: The service refuses.
     """
-    found = service(engine).attachments(row.server_id, row.place)
+    attachments = service(engine).attachments(row.server_id, row.place)
     server = look()
-    if left := volumes.holding(engine, row.server_id):
-        raise errors.Unavailable(volumes.held_by(left))
+    if holding_hosts := volumes.holding(engine, row.server_id):
+        raise errors.Unavailable(volumes.held_by(holding_hosts))
     rows = engine.store.read(
         lambda tx: block_devices.of_servers(tx, [server] if server is not None else []).get(
             row.server_id, []
         )
     )
-    mine = [one for one in rows if one.volume_id == row.place]
+    own_rows = [volume for volume in rows if volume.volume_id == row.place]
     if snapshot := row.args.get("snapshot"):
         volume_snapshots.end_without_guest(engine, snapshot, row.args["snapshot_status"])
     if target := row.args.get("migrates_to"):
-        keeps = {str(one.attachment_id) for one in mine}
+        keeps = {str(volume.attachment_id) for volume in own_rows}
         swapped = bool(row.args.get("swapped"))
         volume_swaps.end_swap(engine, row.server_id, row.place, target, keeps, swapped)
-        found = service(engine).attachments(row.server_id, row.place)
-    for one in found:
-        known = next((each for each in mine if each.attachment_id == one.id), None)
-        if known is None:
-            service(engine).detach(one.id)
-        elif one.connection and server is not None and server.host is None:
-            _reserve_anew(engine, known, server, one)
-        elif one.connection and one.status != COMPLETE and known.connection:
-            service(engine).complete(one.id)
+        attachments = service(engine).attachments(row.server_id, row.place)
+    for attachment in attachments:
+        own_row = next(
+            (candidate for candidate in own_rows if candidate.attachment_id == attachment.id), None
+        )
+        if own_row is None:
+            service(engine).detach(attachment.id)
+        elif attachment.connection and server is not None and server.host is None:
+            _reserve_anew(engine, own_row, server, attachment)
+        elif attachment.connection and attachment.status != COMPLETE and own_row.connection:
+            service(engine).complete(attachment.id)
     if server is not None:
-        for lost in mine:
-            _bring_home(engine, lost, server, found)
-    if row.args.get("delete") and not mine:
+        for volume in own_rows:
+            _repair_row(engine, volume, server, attachments)
+    if row.args.get("delete") and not own_rows:
         service(engine).delete(row.place)
 
 
-def _bring_home(
-    engine: Engine, row: BlockDeviceRow, server: ServerRow, found: Sequence[Attachment]
+def _repair_row(
+    engine: Engine, row: BlockDeviceRow, server: ServerRow, attachments: Sequence[Attachment]
 ) -> None:
-    """The volume is where its idle server is."""
+    """Connect or reserve the volume of an idle server, as the server's host requires."""
     if row.status not in (
         BlockDeviceStatus.RESERVED,
         BlockDeviceStatus.ATTACHING,
@@ -185,36 +204,44 @@ def _bring_home(
     ):
         return
     if server.host and not (row.connection and row.status == BlockDeviceStatus.ATTACHED):
-        _connect_again(engine, row, server, found)
+        _connect_again(engine, row, server, attachments)
     elif not server.host and (row.connection or row.status != BlockDeviceStatus.RESERVED):
         values = {"connection": None, "status": BlockDeviceStatus.RESERVED}
         engine.store.write(lambda tx: _change_idle(tx, row, server, values))
 
 
 def _connect_again(
-    engine: Engine, row: BlockDeviceRow, server: ServerRow, found: Sequence[Attachment]
+    engine: Engine, row: BlockDeviceRow, server: ServerRow, attachments: Sequence[Attachment]
 ) -> None:
-    """Its connection was refused on the way back of an action: the host of the idle server may have
-    it again, whose guest gets it when it starts."""
+    """Connect a volume to the host of its idle server. The guest gets it at the next start.
+
+    An action left the volume without a connection, because the service refused one in the undo.
+    """
     connector = volumes.connector_of(engine, str(server.host))
-    old = next((one for one in found if one.id == row.attachment_id), None)
+    old = next(
+        (attachment for attachment in attachments if attachment.id == row.attachment_id), None
+    )
     reserved = old if old is not None and not old.connection else None
     if reserved is None:
         if old is not None and _may_run(engine, server):
-            raise errors.Conflict("Its guest may run with it: stop the server first.")
+            raise errors.Conflict("The guest may be using the volume: stop the server first.")
         reserved = _reserve_anew(engine, row, server, old)
     if reserved is None:
         return
     device, mode = row.device_name, volumes.mode_of(row)
-    made = service(engine).connect(reserved.id, connector, device, mode)
-    service(engine).complete(made.id)
-    sealed = engine.vault.seal(made.connection)
-    values = {"attachment_id": made.id, "connection": sealed, "status": BlockDeviceStatus.ATTACHED}
+    connected = service(engine).connect(reserved.id, connector, device, mode)
+    service(engine).complete(connected.id)
+    sealed = engine.vault.seal(connected.connection)
+    values = {
+        "attachment_id": connected.id,
+        "connection": sealed,
+        "status": BlockDeviceStatus.ATTACHED,
+    }
     engine.store.write(lambda tx: _change_idle(tx, row, server, values))
 
 
 def _may_run(engine: Engine, server: ServerRow) -> bool:
-    """Is its guest not off, on a host of which there is no proof that it is dead?"""
+    """True if the guest may run: not recorded as off, and the host not proved dead."""
     return server.power_state != states.SHUTDOWN and not engine.store.read(
         lambda tx: services.are_dead(tx, str(server.host))
     )
@@ -223,23 +250,32 @@ def _may_run(engine: Engine, server: ServerRow) -> bool:
 def _reserve_anew(
     engine: Engine, row: BlockDeviceRow, server: ServerRow, old: Attachment | None
 ) -> Attachment | None:
-    """In place of an attachment that is another host's, or none, one that is nobody's; None: an
-    action has taken the server meanwhile. The service has no second one beside one that is not
-    complete."""
+    """Replace an attachment by a new reservation.
+
+    The service permits no second attachment beside an incomplete one, so an incomplete one ends
+    first.
+
+    Returns:
+        The reservation. None if an action has taken the server meanwhile.
+    """
     if old is not None and old.status != COMPLETE:
         service(engine).detach(old.id)
         old = None
     fresh = service(engine).attach(str(row.volume_id), row.server_id)
     values = {"attachment_id": fresh.id, "connection": None, "status": BlockDeviceStatus.RESERVED}
-    taken = engine.store.write(lambda tx: _change_idle(tx, row, server, values))
-    for spare in (old,) if taken else (fresh,):
-        if spare is not None:
-            service(engine).detach(spare.id)
-    return fresh if taken else None
+    is_stored = engine.store.write(lambda tx: _change_idle(tx, row, server, values))
+    for unused in (old,) if is_stored else (fresh,):
+        if unused is not None:
+            service(engine).detach(unused.id)
+    return fresh if is_stored else None
 
 
 def _change_idle(tx: Connection, row: BlockDeviceRow, seen: ServerRow, values: JsonObject) -> bool:
-    """Unless its server has changed since it was looked at."""
+    """Change the volume's row, unless its server has changed since ``seen`` was read.
+
+    Returns:
+        True if the row was changed.
+    """
     server = actions.lock_servers(tx, [row.server_id]).get(row.server_id)
     if server is None or server.action is not None or server.fence != seen.fence:
         return False
@@ -247,13 +283,16 @@ def _change_idle(tx: Connection, row: BlockDeviceRow, seen: ServerRow, values: J
     return True
 
 
-# --- a volume that a guest has still to give back ---
+# --- a volume that the guest still has ---
 def give_back(engine: Engine, row: CleanupRow, look: Callable[[], ServerRow | None]) -> None:
-    """A volume that could not be attached, nor be taken back: it is detached by an action of ours,
-    again and again, until the guest does not have it.
+    """Begin an action that detaches a volume in status error.
+
+    Neither the attach nor its undo succeeded. The cleanup repeats this until the guest does not
+    have the volume.
 
     Raises:
-        Unavailable: such an action was begun. Other Problems: the server's state does not let it.
+        Unavailable: The action was begun.
+        Problem: The server's state does not permit the action.
     """
     server = look()
     if server is None:
@@ -261,8 +300,8 @@ def give_back(engine: Engine, row: CleanupRow, look: Callable[[], ServerRow | No
     system = RequestContext.of_ourselves(server.project_id)
 
     def begin(tx: Connection) -> bool:
-        found = volume_rows.by_uuid(tx, row.target)
-        if found is None or found.status != BlockDeviceStatus.ERROR:
+        volume_row = volume_rows.by_uuid(tx, row.target)
+        if volume_row is None or volume_row.status != BlockDeviceStatus.ERROR:
             return False
         volume_rows.detach(
             tx, DETACH, row.server_id, context=system, project_id=None, volume_id=row.place
@@ -270,4 +309,4 @@ def give_back(engine: Engine, row: CleanupRow, look: Callable[[], ServerRow | No
         return True
 
     if engine.store.write(begin):
-        raise errors.Unavailable("Its host is asked to let go of it.")
+        raise errors.Unavailable("The server's host is detaching the volume.")

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots of volumes: those that an image of a server names, and those that a host takes or
-merges for the block storage service."""
+"""Snapshots of volumes, for images of servers and on behalf of Cinder."""
 
 from __future__ import annotations
 
@@ -16,37 +15,49 @@ from conductor.steps import volumes
 
 
 def delete(engine: Engine, run: AnyRun, snapshots: Sequence[str]) -> None:
-    """Those of an image that there is not. What the service keeps is a pending cleanup."""
+    """Delete the snapshots of an image that was not created.
+
+    A refusal becomes a pending cleanup.
+    """
     for snapshot in snapshots:
         with run.cleanup_on_failure(SNAPSHOT, snapshot):
             volumes.service(engine).delete_snapshot(snapshot)
 
 
-#: What the service hears of a snapshot when its server is deleted meanwhile, by the action in hand.
-#: A new file without a guest is as good as the old one, which nobody changes any more; files that
+#: Workflow -> the status to report for its snapshot if the server was deleted meanwhile. A snapshot
+#: without its new file is still valid, because no guest changes the old file any more. Files that
 #: were not merged are merged when the snapshot is deleted again.
 _WITHOUT_GUEST = {"volume_snapshot_create": CREATING, "volume_snapshot_delete": ERROR_DELETING}
-#: The step from which on the files are merged.
+#: The first step after the files were merged.
 MERGED = "report_merged"
 
 
 def status_without_guest(before: ActionRow) -> str | None:
-    """The status to report of the snapshot that this action took or merged when its server was
-    deleted; None: it did neither."""
+    """Return the status to report for the snapshot of a superseded action.
+
+    Args:
+        before: The action that the server's delete has superseded.
+
+    Returns:
+        None if the action neither creates nor deletes a snapshot.
+    """
     return DELETING if before.step == MERGED else _WITHOUT_GUEST.get(before.workflow)
 
 
 def end_without_guest(engine: Engine, snapshot_id: str, status: str) -> None:
-    """Report of a snapshot whose server is deleted. Cinder writes into the server's attachment in
-    which file the volume is when it has heard that a snapshot is taken: the attachment stays until
-    then.
+    """Report the status of a snapshot whose server was deleted.
+
+    Why: when Cinder completes a new snapshot, it writes the volume's new file name into the
+    server's attachment. So the attachment must exist until then.
 
     Raises:
-        Unavailable: the service does not answer, or is not done yet.
+        Unavailable: The service does not answer, or still creates the snapshot.
     """
     report(engine, snapshot_id, status)
     if status == CREATING and _is_creating(engine, snapshot_id):
-        raise errors.Unavailable(f"The block storage service still takes snapshot {snapshot_id}.")
+        raise errors.Unavailable(
+            f"The block storage service is still creating snapshot {snapshot_id}."
+        )
 
 
 def _is_creating(engine: Engine, snapshot_id: str) -> bool:
@@ -57,10 +68,12 @@ def _is_creating(engine: Engine, snapshot_id: str) -> bool:
 
 
 def report(engine: Engine, snapshot_id: str, status: str) -> None:
-    """What a host has made of a snapshot. A service that waits for it no more knows better.
+    """Report the result of a host that creates or deletes a snapshot.
+
+    A refusal is ignored, because then the service no longer waits for the report.
 
     Raises:
-        Unavailable: it does not answer.
+        Unavailable: The service does not answer.
     """
     try:
         volumes.service(engine).update_snapshot_status(snapshot_id, status)

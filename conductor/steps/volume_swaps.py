@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A volume whose data is copied into another one: what the steps of the copy ask of the block
-storage service, and how it ends whoever was killed meanwhile."""
+"""The copy of an attached volume to another one: calls to the block storage service.
+
+The functions can be repeated after a crash at any point.
+"""
 
 from __future__ import annotations
 
@@ -17,43 +19,60 @@ from conductor.steps import volumes
 from conductor.steps.volumes import COMPLETE, NAME_ID
 
 
-def look_for_late_swap(run: AnyRun, row: BlockDeviceRow, new: str) -> None:
-    """What is carried out late: for the new volume, or for the old one, whose id it has then."""
-    volumes.look_for_late_calls(run, row)
-    late_calls.look_for(run, LATE_ATTACHMENTS, new)
+def expect_late_swap(run: AnyRun, row: BlockDeviceRow, new: str) -> None:
+    """Add pending cleanups for attachments that an earlier try may still create.
+
+    They belong to the new volume, or to the old one, which gets the new volume's data and keeps its
+    id.
+    """
+    volumes.expect_late_attachment(run, row)
+    late_calls.expect_late_result(run, LATE_ATTACHMENTS, new)
 
 
 def connect_other(
     engine: Engine, run: AnyRun, row: BlockDeviceRow, new: str, attachment: str
 ) -> tuple[str, str]:
-    """Let the server's host have a volume that is to take the place of this one; its attachment,
-    which is another one where somebody has removed it, and its connection, sealed."""
+    """Connect the new volume of a swap to the server's host.
+
+    A deleted attachment is replaced.
+
+    Returns:
+        The id of the attachment, and the sealed connection.
+    """
     assert run.host is not None, "its volume is attached"
     connector = volumes.connector_of(engine, run.host)
-    look_for_late_swap(run, row, new)
+    expect_late_swap(run, row, new)
     try:
-        made = volumes.let_connect(engine, row, attachment, connector)
+        attachment_with_connection = volumes.let_connect(engine, row, attachment, connector)
     except errors.NotFound:
-        fresh = volumes.service(engine).attach(new, run.server.id)
-        made = volumes.let_connect(engine, row, fresh.id, connector)
-    return made.id, engine.vault.seal({**made.connection, NAME_ID: new})
+        reservation = volumes.service(engine).attach(new, run.server.id)
+        attachment_with_connection = volumes.let_connect(engine, row, reservation.id, connector)
+    return attachment_with_connection.id, engine.vault.seal(
+        {**attachment_with_connection.connection, NAME_ID: new}
+    )
 
 
 def end_swap(
     engine: Engine, server_id: str, old: str, new: str, keeps: Collection[str], swapped: bool
 ) -> None:
-    """The server has the data in the one or in the other: the attachments of the other end, but
-    for those that it ``keeps``, and the service hears of it, which names what stays as the old one
-    was."""
-    for one in volumes.service(engine).attachments(server_id, old if swapped else new):
-        if one.id not in keeps:
-            volumes.service(engine).detach(one.id)
-    for one in volumes.service(engine).attachments(server_id, new) if swapped else ():
-        if one.id in keeps and one.connection and one.status != COMPLETE:
-            volumes.service(engine).complete(one.id)
+    """End a swap: the server's data is in the new volume, or in the old volume.
+
+    The attachments of the unused volume end, and the service completes or cancels the migration.
+    The remaining volume has the old volume's id.
+
+    Args:
+        keeps: Ids of the attachments that the server keeps.
+        swapped: True if the server's data is in the new volume.
+    """
+    for attachment in volumes.service(engine).attachments(server_id, old if swapped else new):
+        if attachment.id not in keeps:
+            volumes.service(engine).detach(attachment.id)
+    for attachment in volumes.service(engine).attachments(server_id, new) if swapped else ():
+        if attachment.id in keeps and attachment.connection and attachment.status != COMPLETE:
+            volumes.service(engine).complete(attachment.id)
     try:
-        found = volumes.service(engine).volume(old)
+        volume = volumes.service(engine).volume(old)
     except errors.NotFound:
         return
-    if found.migration == MIGRATING:  # else it has heard of it
+    if volume.migration == MIGRATING:  # Otherwise an earlier try has ended the migration.
         volumes.service(engine).end_migration(old, new, not swapped)

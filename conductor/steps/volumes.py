@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The volumes of servers at the block storage service: the steps that attach, detach, create,
-delete and moves share.
+"""The volumes of servers: the steps that attach, detach, create, delete and moves share.
 
-An attachment is the permission to have a volume. It is made before a host may connect and ends
-after the host has let go. A call that is repeated finds the attachment that it has made by server
-and volume. A server that changes its host gets a new attachment before its old one ends, so that
-nobody else can take the volume in between.
+An attachment is the permission to use a volume. A host connects after the attachment was created,
+and disconnects before the attachment ends. A repeated call finds its earlier attachment by server
+and volume. When a server changes its host, the new attachment is created before the old one ends,
+so that no other server can take the volume in between.
 """
 
 from __future__ import annotations
@@ -38,25 +37,29 @@ from conductor.engine.run import MAX_CLEANING_TRIES, AnyRun, Run
 from conductor.engine.step import Step
 
 FIRST_POLL_MICROS, MAX_POLL_MICROS = SECOND // 4, 4 * SECOND
-#: Steps whose call makes attachments.
+#: Steps that create attachments by their call.
 CALLS = ("reserve", "connect", "volumes", "connect_volumes", "move_volumes", "reserve_volumes")
-BEING_MADE = (BEING_CREATED, "downloading")  #: statuses of a volume that is not there yet
-COMPLETE = "attached"  #: status of an attachment whose server has the volume
-NAME_ID = "name_id"  #: in a connection, whose volume has this id in the names of its storage
+#: Statuses of a volume that does not exist yet.
+BEING_MADE = (BEING_CREATED, "downloading")
+#: Status of an attachment whose server has the volume.
+COMPLETE = "attached"
+#: Key in a connection: the id by which the storage backend names the volume.
+NAME_ID = "name_id"
 
 
 @dataclass(kw_only=True)
 class VolumesData(ActionData):
-    """What the steps of a server that is made with volumes leave."""
+    """Data that the creation of a server with volumes leaves."""
 
-    volumes_since: int | None = None  #: when the action first looked whether they are there, µs
+    #: Time of the first check whether the volumes exist, in microseconds.
+    volumes_since: int | None = None
 
 
 @dataclass(kw_only=True)
 class ArrivingData(ActionData):
-    """What a move leaves that needs two attachments at a time."""
+    """Data of a move that needs attachments for two hosts."""
 
-    #: uuid of the row -> attachment and sealed connection of the host where the server is not
+    #: Row uuid -> attachment and sealed connection for the host that does not have the server.
     volumes_arriving: dict[str, JsonObject] = field(default_factory=dict)
 
 
@@ -65,22 +68,21 @@ ArrivingRun = Run[ActionArgs, ArrivingData]
 
 
 def service(engine: Engine) -> VolumeApi:
-    """The block storage service.
+    """Return the client of the block storage service.
 
     Raises:
-        Unavailable: this conductor knows of none.
+        Unavailable: The cloud has no block storage service.
     """
     if engine.volumes is None:
         raise errors.Unavailable("This conductor has no block storage service.")
     return engine.volumes
 
 
-# --- what a server has ---
+# --- the volumes of a server ---
 def of(run: AnyRun) -> list[BlockDeviceRow]:
-    """The server's volumes, counting what this action is about to write, as the guest counts its
-    disks."""
+    """Return the server's volumes with the changes of this run, in the guest's disk order."""
     rows = [
-        _changed(row, values)
+        _apply_changes(row, values)
         for row in run.volumes
         if (values := run.volume_changes.get(row.uuid, {})) is not None
     ]
@@ -88,7 +90,7 @@ def of(run: AnyRun) -> list[BlockDeviceRow]:
 
 
 def name_devices(run: AnyRun) -> None:
-    """Name the server's volumes as its guest does, which boots and counts its disks.
+    """Give the volumes the device names that the guest's next boot assigns.
 
     Volumes that were detached leave gaps in the names of a running guest. A boot closes the gaps.
     """
@@ -98,56 +100,67 @@ def name_devices(run: AnyRun) -> None:
         run.changes.get(name, getattr(run.server, name))
         for name in ("flavor", "disks", "image", "root_device_name")
     )
-    local = volume_rows.local_names(flavor, disks, image, root)
+    local_names = volume_rows.local_names(flavor, disks, image, root)
     # A volume without a connection is not in the guest.
     rows = sorted(of(run), key=lambda row: (row.boot_index != 0, not row.connection))
     roots = [row for row in rows if row.boot_index == 0]
-    names = device_names.count(local, [row.disk_bus for row in rows[len(roots) :]])
-    for row, name in zip(rows, [*local[: len(roots)], *names], strict=True):
+    names = device_names.count(local_names, [row.disk_bus for row in rows[len(roots) :]])
+    for row, name in zip(rows, [*local_names[: len(roots)], *names], strict=True):
         if row.device_name != name:
             run.set_volume(row, device_name=name)
 
 
-def _changed(row: BlockDeviceRow, values: JsonObject) -> BlockDeviceRow:
+def _apply_changes(row: BlockDeviceRow, values: JsonObject) -> BlockDeviceRow:
     if not values:
         return row
-    kept = {name: getattr(row, name) for name in BlockDeviceRow.__annotations__}
-    return cast(BlockDeviceRow, SimpleNamespace(**{**kept, **values}))
+    columns = {name: getattr(row, name) for name in BlockDeviceRow.__annotations__}
+    return cast(BlockDeviceRow, SimpleNamespace(**{**columns, **values}))
 
 
 def boots_from_volume(run: AnyRun) -> bool:
-    """Does a volume take the place of its root disk?"""
+    """True if the server's root disk is a volume."""
     return any(row.boot_index == 0 for row in run.volumes)
 
 
 def described(engine: Engine, run: AnyRun) -> list[AttachedVolume]:
-    """The connected volumes, as the server's host needs to know them."""
+    """Return the connected volumes with the data that the server's host needs."""
     return [_as_attached(engine, row, row.connection) for row in of(run) if row.connection]
 
 
 def described_arriving(engine: Engine, run: ArrivingRun) -> list[AttachedVolume]:
-    """The same for the host where the server is not, which has attachments of its own."""
-    there = run.data.volumes_arriving
+    """Return the volumes with the connections for the host that does not have the server.
+
+    During a live migration this host has attachments of its own, in ``volumes_arriving``. Until the
+    switch this is the destination. After the switch this is the source, and the connections are
+    empty. Volumes without an attachment for this host are left out.
+    """
+    arriving = run.data.volumes_arriving
     return [
-        _as_attached(engine, row, there[row.uuid]["connection"])
+        _as_attached(engine, row, arriving[row.uuid]["connection"])
         for row in of(run)
-        if row.uuid in there
+        if row.uuid in arriving
     ]
 
 
 def needed(engine: Engine, run: AnyRun) -> list[AttachedVolume]:
-    """Those without which the guest must not start; one that is connected nowhere says so, and no
-    host takes it."""
-    here = [
+    """Return the volumes without which the guest must not start.
+
+    A volume without a connection is included, so that no host starts the guest.
+    """
+    rows = [
         row
         for row in of(run)
         if row.status in (BlockDeviceStatus.ATTACHED, BlockDeviceStatus.RESERVED)
     ]
-    return [_as_attached(engine, row, row.connection) for row in here]
+    return [_as_attached(engine, row, row.connection) for row in rows]
 
 
 def describe(engine: Engine, row: BlockDeviceRow, sealed: str | None = None) -> AttachedVolume:
-    """Return a volume as commands carry it, with the connection ``sealed`` or that of its row."""
+    """Return a volume in the form that commands contain.
+
+    Args:
+        sealed: The sealed connection. None: the connection in the row.
+    """
     return _as_attached(engine, row, sealed or row.connection)
 
 
@@ -170,56 +183,65 @@ def _as_attached(engine: Engine, row: BlockDeviceRow, sealed: str | None) -> Att
 
 # --- attachments ---
 def reserve(engine: Engine, run: AnyRun, row: BlockDeviceRow) -> None:
-    """Nobody else can have the volume from here on."""
-    look_for_late_calls(run, row)
-    found = _found(engine, run, row) if run.is_repeated else []
-    made = found[0] if found else service(engine).attach(str(row.volume_id), run.server.id)
-    run.set_volume(row, attachment_id=made.id)
+    """Reserve the volume for the server, so that no other server can take the volume."""
+    expect_late_attachment(run, row)
+    attachments = _find_attachments(engine, run, row) if run.is_repeated else []
+    attachment = (
+        attachments[0] if attachments else service(engine).attach(str(row.volume_id), run.server.id)
+    )
+    run.set_volume(row, attachment_id=attachment.id)
 
 
-def look_for_late_calls(run: AnyRun, row: BlockDeviceRow) -> None:
-    late_calls.look_for(run, LATE_ATTACHMENTS, str(row.volume_id))
+def expect_late_attachment(run: AnyRun, row: BlockDeviceRow) -> None:
+    """Add a pending cleanup for an attachment that an earlier try may still create."""
+    late_calls.expect_late_result(run, LATE_ATTACHMENTS, str(row.volume_id))
 
 
-def _found(engine: Engine, run: AnyRun, row: BlockDeviceRow) -> list[Attachment]:
-    """The attachments that the server has of the volume; those that let no host connect first."""
-    found = service(engine).attachments(run.server.id, row.volume_id)
-    return sorted(found, key=lambda one: bool(one.connection))
+def _find_attachments(engine: Engine, run: AnyRun, row: BlockDeviceRow) -> list[Attachment]:
+    """Return the server's attachments of the volume, first those without a connection."""
+    attachments = service(engine).attachments(run.server.id, row.volume_id)
+    return sorted(attachments, key=lambda attachment: bool(attachment.connection))
 
 
 def connect(engine: Engine, run: AnyRun, row: BlockDeviceRow, connector: JsonObject) -> None:
-    """Let the host of this connector have the volume that is reserved. A reservation that somebody
-    has removed is made anew."""
-    look_for_late_calls(run, row)
+    """Connect a reserved volume to the host of this connector.
+
+    If the reservation has been deleted, the volume is reserved again.
+    """
+    expect_late_attachment(run, row)
     try:
-        made = let_connect(engine, row, str(row.attachment_id), connector)
+        attachment = let_connect(engine, row, str(row.attachment_id), connector)
     except errors.NotFound:
-        fresh = service(engine).attach(str(row.volume_id), run.server.id)
-        made = let_connect(engine, row, fresh.id, connector)
-    run.set_volume(row, attachment_id=made.id, connection=engine.vault.seal(made.connection))
+        reservation = service(engine).attach(str(row.volume_id), run.server.id)
+        attachment = let_connect(engine, row, reservation.id, connector)
+    run.set_volume(
+        row, attachment_id=attachment.id, connection=engine.vault.seal(attachment.connection)
+    )
 
 
 def let_connect(
     engine: Engine, row: BlockDeviceRow, attachment_id: str, connector: JsonObject
 ) -> Attachment:
+    """Give the attachment a connector, and return the attachment with its connection."""
     return service(engine).connect(attachment_id, connector, row.device_name, mode_of(row))
 
 
 def mode_of(row: BlockDeviceRow) -> str:
+    """Return the attach mode of a volume."""
     return "ro" if row.read_only else "rw"
 
 
 def connector_of(engine: Engine, host: str) -> JsonObject:
-    """Who the host is to the service.
+    """Return the connector of a host, by which the service identifies the host.
 
     Raises:
-        Conflict: its agent does not say.
+        Conflict: The host's agent reports no connector.
     """
     facts = engine.store.read(lambda tx: hosts.facts_of(tx, [host])).get(host, {})
     if not facts.get("connector"):
         raise errors.Conflict(
-            f"Host {host} connects no volumes: its agent reports no connector. Upgrade the agent, or use "
-            "another host."
+            f"Host {host} cannot connect volumes, because its agent reports no connector. Upgrade the agent, "
+            "or use another host."
         )
     return dict(facts["connector"])
 
@@ -231,28 +253,49 @@ def _renew(
     connector: JsonObject | None,
     holding: Sequence[str],
 ) -> None:
-    """Another attachment in place of the present one, which ends when none of the hosts ``holding``
-    the volume is left; for the host of the connector, or for none. The service has no second one
-    beside one that is not complete: that one ends first."""
-    look_for_late_calls(run, row)
-    found = _found(engine, run, row)
-    if connector is None and [(one.id, bool(one.connection)) for one in found] == [
-        (row.attachment_id, False)
-    ]:
-        run.set_volume(
-            row, connection=None, status=BlockDeviceStatus.RESERVED
-        )  # it was never let to a host
+    """Replace the volume's attachment by a new one, connected or only reserved.
+
+    The service permits no second attachment beside an incomplete one, so an incomplete one ends
+    first.
+
+    Args:
+        connector: The host that connects. None: the volume is only reserved.
+        holding: Hosts that may still have the volume connected. The old attachment ends after they
+            have disconnected, by a pending cleanup.
+    """
+    expect_late_attachment(run, row)
+    attachments = _find_attachments(engine, run, row)
+    if connector is None and [
+        (attachment.id, bool(attachment.connection)) for attachment in attachments
+    ] == [(row.attachment_id, False)]:
+        # The present attachment is a reservation already.
+        run.set_volume(row, connection=None, status=BlockDeviceStatus.RESERVED)
         return
-    fresh = next((one for one in found if one.id != row.attachment_id and not one.connection), None)
-    old = [one for one in found if one is not fresh]
-    incomplete = [one for one in old if one.status != COMPLETE and not holding]
+    new = next(
+        (
+            attachment
+            for attachment in attachments
+            if attachment.id != row.attachment_id and not attachment.connection
+        ),
+        None,
+    )
+    old = [attachment for attachment in attachments if attachment is not new]
+    incomplete = [attachment for attachment in old if attachment.status != COMPLETE and not holding]
     _end(engine, run, row, incomplete, holding)
-    if fresh is None:
-        fresh = service(engine).attach(str(row.volume_id), run.server.id)
-    _end(engine, run, row, [one for one in old if one not in incomplete], holding)
-    run.set_volume(row, attachment_id=fresh.id, connection=None, status=BlockDeviceStatus.RESERVED)
+    if new is None:
+        new = service(engine).attach(str(row.volume_id), run.server.id)
+    _end(
+        engine,
+        run,
+        row,
+        [attachment for attachment in old if attachment not in incomplete],
+        holding,
+    )
+    run.set_volume(row, attachment_id=new.id, connection=None, status=BlockDeviceStatus.RESERVED)
     if connector is not None:
-        _connect_and_complete(engine, run, _changed(row, {"attachment_id": fresh.id}), connector)
+        _connect_and_complete(
+            engine, run, _apply_changes(row, {"attachment_id": new.id}), connector
+        )
 
 
 def _end(
@@ -262,77 +305,87 @@ def _end(
     attachments: Sequence[Attachment],
     holding: Sequence[str],
 ) -> None:
-    for one in attachments:
+    for attachment in attachments:
         if holding:
-            run.add_cleanup(ATTACHMENT, one.id, held_by(holding), str(row.volume_id))
+            run.add_cleanup(ATTACHMENT, attachment.id, held_by(holding), str(row.volume_id))
             continue
-        with _tolerantly(run, one.id, row):
-            service(engine).detach(one.id)
+        with _cleanup_if_undoing(run, attachment.id, row):
+            service(engine).detach(attachment.id)
 
 
 def _connect_and_complete(
     engine: Engine, run: AnyRun, row: BlockDeviceRow, connector: JsonObject
 ) -> None:
     connect(engine, run, row, connector)
-    made = run.volume_changes[row.uuid] or {}
-    service(engine).complete(made["attachment_id"])
+    changes = run.volume_changes[row.uuid] or {}
+    service(engine).complete(changes["attachment_id"])
     run.set_volume(row, status=BlockDeviceStatus.ATTACHED)
 
 
-def _tolerantly(run: AnyRun, attachment: str, row: BlockDeviceRow) -> AbstractContextManager[None]:
-    """On the way back what may not end holds nobody up."""
+def _cleanup_if_undoing(
+    run: AnyRun, attachment: str, row: BlockDeviceRow
+) -> AbstractContextManager[None]:
+    """In an undo, turn a refusal to end the attachment into a pending cleanup."""
     if run.is_undoing:
         return run.cleanup_on_failure(ATTACHMENT, attachment, str(row.volume_id))
     return nullcontext()
 
 
 def holding(engine: Engine, server_id: str) -> list[str]:
-    """Hosts that may have volumes of the server connected which it has not there any more: they owe
-    the removal of its guest, and there is no proof that they are dead."""
+    """Return the hosts that may still have volumes of the server connected.
 
-    def look(tx: Connection) -> list[str]:
-        owing = {debt.host for debt in guests.debts_of(tx, [server_id])}
-        return sorted(host for host in owing if not services.are_dead(tx, host))
+    These are the hosts with a pending removal of the server's guest, except hosts that are proved
+    dead.
+    """
 
-    return engine.store.read(look)
+    def read(tx: Connection) -> list[str]:
+        hosts_with_removals = {removal.host for removal in guests.debts_of(tx, [server_id])}
+        return sorted(host for host in hosts_with_removals if not services.are_dead(tx, host))
+
+    return engine.store.read(read)
 
 
-def held_by(found: Sequence[str]) -> str:
+def held_by(host_names: Sequence[str]) -> str:
+    """Return the reason why an attachment cannot end yet."""
     return (
-        f"Host {', '.join(found)} has not let go of it yet. When it never will: force it down, or "
-        "have it back."
+        f"Host {', '.join(host_names)} has not disconnected the volume yet. If the host cannot do "
+        "so: force it down, or repair it."
     )
 
 
-# --- a server that is made, or comes back ---
+# --- create and unshelve ---
 def are_reserved(run: AnyRun) -> bool:
-    """Is there nothing left to wait for, and to reserve?"""
+    """True if all volumes of the server are reserved."""
     return all(row.attachment_id for row in run.volumes)
 
 
 def make_ready(engine: Engine, run: ReadyRun) -> None:
-    """Look whether the volumes that are made for it are there, and reserve those that are."""
+    """Reserve the server's existing volumes, and record volumes that the service has created."""
     for row in of(run):
-        if row.status == BlockDeviceStatus.CREATING and not _is_made(engine, run, row):
+        if row.status == BlockDeviceStatus.CREATING and not _has_been_created(engine, run, row):
             continue
         if not row.attachment_id:
             reserve(engine, run, row)
 
 
-def _is_made(engine: Engine, run: AnyRun, row: BlockDeviceRow) -> bool:
-    found = service(engine).volume(str(row.volume_id))
-    if found.status.startswith("error"):
+def _has_been_created(engine: Engine, run: AnyRun, row: BlockDeviceRow) -> bool:
+    """Check a volume that the service creates. True if the volume exists.
+
+    Fails the run if the service could not create the volume.
+    """
+    volume = service(engine).volume(str(row.volume_id))
+    if volume.status.startswith("error"):
         run.fail(
-            f"Volume {row.volume_id} could not be made: the block storage service shows it as {found.status}."
+            f"Volume {row.volume_id} could not be created: its status at the block storage service is {volume.status}."
         )
-    if found.status in BEING_MADE or found.status.startswith("error"):
+    if volume.status in BEING_MADE or volume.status.startswith("error"):
         return False
-    run.set_volume(row, status=BlockDeviceStatus.RESERVED, size_gb=found.size_gb)
+    run.set_volume(row, status=BlockDeviceStatus.RESERVED, size_gb=volume.size_gb)
     return True
 
 
 def await_volumes(tx: Connection, engine: Engine, runs: Sequence[ReadyRun]) -> None:
-    """Go on when all are reserved; else look again, until it has taken too long."""
+    """Continue when all volumes are reserved. Until the time-out, poll with growing pauses."""
     for run in runs:
         if run.data.volumes_since is None:
             run.data.volumes_since = run.locked_at
@@ -352,21 +405,23 @@ def await_volumes(tx: Connection, engine: Engine, runs: Sequence[ReadyRun]) -> N
 
 
 def connect_all(engine: Engine, run: AnyRun) -> None:
-    """Let the server's host have all of its volumes."""
+    """Connect all of the server's volumes to its host."""
     assert run.host is not None, "it is placed"
     for row in of(run):
-        with _connected_later(run, row):
+        with _connect_later_if_undoing(run, row):
             connector = connector_of(engine, run.host)
-            if row.connection:  # it could not be ended when the server left its host
+            if row.connection:  # The attachment did not end when the server left its old host.
                 _renew(engine, run, row, connector, [])
             else:
                 _connect_and_complete(engine, run, row, connector)
 
 
 @contextmanager
-def _connected_later(run: AnyRun, row: BlockDeviceRow) -> Iterator[None]:
-    """On the way back a volume whose connection is refused is connected by a pending cleanup; until
-    then the server has it nowhere, and its guest stays off."""
+def _connect_later_if_undoing(run: AnyRun, row: BlockDeviceRow) -> Iterator[None]:
+    """In an undo, leave a refused connection to a pending cleanup.
+
+    Until then the volume is only reserved, and the guest stays off.
+    """
     try:
         yield
     except errors.Unavailable:
@@ -379,44 +434,51 @@ def _connected_later(run: AnyRun, row: BlockDeviceRow) -> Iterator[None]:
 
 
 def reserve_again(engine: Engine, run: AnyRun) -> None:
-    """The server has no host any more, and keeps its volumes: on the way back when its host has let
-    go of them, or had time to."""
-    left = _still_holding(engine, run) if run.is_undoing else holding(engine, run.server.id)
+    """Reserve the volumes of a server that has no host any more.
+
+    In an undo the step first waits until the host has disconnected them, or until its time is over.
+    """
+    holding_hosts = (
+        _still_holding(engine, run) if run.is_undoing else holding(engine, run.server.id)
+    )
     for row in of(run):
         if not (row.connection or run.is_undoing):
             continue
         with run.cleanup_on_failure(ATTACHMENT, str(row.attachment_id), str(row.volume_id)):
-            _renew(engine, run, row, None, left)
+            _renew(engine, run, row, None, holding_hosts)
 
 
 def release(engine: Engine, run: AnyRun) -> None:
-    """The server's host has let go of its volumes, and nobody has them: they are reserved.
+    """Reserve the volumes after the server's host has disconnected them.
 
     Raises:
-        Conflict: another host may have them still.
+        Conflict: Another host may still have them connected.
     """
-    if left := holding(engine, run.server.id):
-        raise errors.Conflict(held_by(left))
+    if holding_hosts := holding(engine, run.server.id):
+        raise errors.Conflict(held_by(holding_hosts))
     for row in of(run):
         _renew(engine, run, row, None, [])
 
 
 def _still_holding(engine: Engine, run: AnyRun) -> list[str]:
-    """On the way back: nobody, since no guest may run where an action has failed; a host that
-    answers is waited for.
+    """Check, in an undo, that no host may have volumes connected.
+
+    Returns:
+        No hosts, also after the last try. Then all attachments end, because no guest of a failed
+        action may run.
 
     Raises:
-        Unavailable: it has not let go yet.
+        Unavailable: A host has not disconnected the volumes yet, and tries are left.
     """
-    found = holding(engine, run.server.id)
-    if found and run.action.sends < MAX_CLEANING_TRIES:
-        raise errors.Unavailable(held_by(found))
+    host_names = holding(engine, run.server.id)
+    if host_names and run.action.sends < MAX_CLEANING_TRIES:
+        raise errors.Unavailable(held_by(host_names))
     return []
 
 
 CONNECT: Step[Any, Any] = Step(
     "connect_volumes",
-    "when the host is known, and before it makes the guest",
+    "The host must be known, and needs the connections to create the guest.",
     call=connect_all,
     undo_call=reserve_again,
     lane=Lane.VOLUME,
@@ -424,57 +486,64 @@ CONNECT: Step[Any, Any] = Step(
 )
 
 
-# --- a server that moves ---
+# --- moves ---
 def move_to(engine: Engine, run: AnyRun, host: str) -> None:
-    """The server's volumes are for this host, when no other one has them connected any more."""
-    left = _still_holding(engine, run) if run.is_undoing else []
+    """Replace the attachments by attachments for this host."""
+    holding_hosts = _still_holding(engine, run) if run.is_undoing else []
     for row in of(run):
-        with _connected_later(run, row):
-            _renew(engine, run, row, connector_of(engine, host), left)
+        with _connect_later_if_undoing(run, row):
+            _renew(engine, run, row, connector_of(engine, host), holding_hosts)
 
 
 def connect_also(engine: Engine, run: ArrivingRun, host: str) -> None:
-    """Let this host have the volumes too: the server moves there while it runs."""
+    """Connect the volumes to a second host, to which the server moves while it runs."""
     connector, arriving = connector_of(engine, host), {}
     for row in of(run):
-        look_for_late_calls(run, row)
-        for one in _found(engine, run, row) if run.is_repeated else ():
-            if one.id != row.attachment_id:  # of an earlier try; no host has got it
-                service(engine).detach(one.id)
-        made = service(engine).attach(
+        expect_late_attachment(run, row)
+        for attachment in _find_attachments(engine, run, row) if run.is_repeated else ():
+            # Another attachment was created by an earlier try, and is used by no host.
+            if attachment.id != row.attachment_id:
+                service(engine).detach(attachment.id)
+        new = service(engine).attach(
             str(row.volume_id), run.server.id, connector, row.device_name, mode_of(row)
         )
         arriving[row.uuid] = {
-            "attachment": made.id,
-            "connection": engine.vault.seal(made.connection),
+            "attachment": new.id,
+            "connection": engine.vault.seal(new.connection),
         }
     run.data.volumes_arriving = arriving
 
 
 def disconnect_arriving(engine: Engine, run: ArrivingRun) -> None:
-    """The other host must not have them any more: the destination on the way back, the source
-    after the move."""
-    left = _still_holding(engine, run) if run.is_undoing else holding(engine, run.server.id)
+    """End the attachments of the host that does not have the server.
+
+    In an undo this is the destination, after a move the source.
+    """
+    holding_hosts = (
+        _still_holding(engine, run) if run.is_undoing else holding(engine, run.server.id)
+    )
     for row in of(run):
-        known = str(run.data.volumes_arriving.get(row.uuid, {}).get("attachment") or row.uuid)
-        with run.cleanup_on_failure(ATTACHMENT, known, str(row.volume_id)):
-            if left:
-                raise errors.Conflict(held_by(left))
-            for one in _found(engine, run, row):
-                if one.id != row.attachment_id:
-                    service(engine).detach(one.id)
-                elif not run.is_undoing and one.status != COMPLETE:
-                    service(engine).complete(one.id)
+        target = str(run.data.volumes_arriving.get(row.uuid, {}).get("attachment") or row.uuid)
+        with run.cleanup_on_failure(ATTACHMENT, target, str(row.volume_id)):
+            if holding_hosts:
+                raise errors.Conflict(held_by(holding_hosts))
+            for attachment in _find_attachments(engine, run, row):
+                if attachment.id != row.attachment_id:
+                    service(engine).detach(attachment.id)
+                elif not run.is_undoing and attachment.status != COMPLETE:
+                    service(engine).complete(attachment.id)
 
 
 def exchange(run: ArrivingRun) -> None:
-    """The server has changed places: its rows have the attachments of its new host, the action's
-    data those of the other one."""
+    """Exchange the attachments of the rows with those in the action's data.
+
+    The server has moved, so the rows need the attachments of its new host.
+    """
     arriving = run.data.volumes_arriving
-    left = {}
+    old = {}
     for row in of(run):
         if row.uuid in arriving:
-            left[row.uuid] = {"attachment": row.attachment_id, "connection": None}
-            made = arriving[row.uuid]
-            run.set_volume(row, attachment_id=made["attachment"], connection=made["connection"])
-    run.data.volumes_arriving = left
+            old[row.uuid] = {"attachment": row.attachment_id, "connection": None}
+            new = arriving[row.uuid]
+            run.set_volume(row, attachment_id=new["attachment"], connection=new["connection"])
+    run.data.volumes_arriving = old

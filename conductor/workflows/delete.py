@@ -82,13 +82,13 @@ def _remove(tx: Connection, engine: Engine, runs: Sequence[DeleteRun]) -> None:
         images = {run.server.shelved_image_id}
         run.data.snapshots = []
         if run.volumes:
-            volume_cleanups.leaving(run)
+            volume_cleanups.mark_detaching(run)
         for one in superseded:
             try:
                 images.update(_images_of(one))
                 run.data.snapshots += [str(snapshot) for snapshot in one.args.get("snapshots", [])]
                 if run.volumes:
-                    volume_cleanups.interrupted(run, one)
+                    volume_cleanups.record_superseded_action(run, one)
             except (AttributeError, KeyError, TypeError, ValueError):
                 log.exception(
                     "what action %s has left of server %s cannot be read and stays; see its row in "

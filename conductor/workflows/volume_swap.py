@@ -50,7 +50,7 @@ def _row(run: SwapRun) -> BlockDeviceRow:
 
 def _reserve(engine: Engine, run: SwapRun) -> None:
     new, server = run.args.new_volume_id, run.server.id
-    volume_swaps.look_for_late_swap(run, _row(run), new)
+    volume_swaps.expect_late_swap(run, _row(run), new)
     found = volumes.service(engine).attachments(server, new) if run.is_repeated else []
     made = found[0] if found else volumes.service(engine).attach(new, server)
     run.data.attachment = made.id

@@ -105,11 +105,11 @@ def identity(conf: cfg.ConfigOpts) -> str:
     lacking = WANTED_ROLES - {role.lower() for role in client.roles()}
     if lacking:
         raise errors.ConfigError(
-            f"user {client.described()} lacks {' and '.join(sorted(lacking))}; run: openstack role add --user "
+            f"user {client.describe_user()} lacks {' and '.join(sorted(lacking))}; run: openstack role add --user "
             f"{conf.identity.username} --project {conf.identity.project_name} {min(lacking)} "
             "(docs/external-services.md)"
         )
-    return f"user {client.described()}"
+    return f"user {client.describe_user()}"
 
 
 def image(conf: cfg.ConfigOpts) -> str:

@@ -187,7 +187,7 @@ def test_the_conductor_finds_the_service_and_its_token_by_itself(
     with pytest.raises(errors.NotFound):
         service.show(str(uuid.uuid4()))
     before = identity.token()
-    identity._known._auth_token = "no such token"
+    identity._access_info._auth_token = "no such token"
     with pytest.raises(errors.Unavailable, match="does not accept"):
         service.delete(made["id"])
     service.delete(made["id"])

@@ -143,7 +143,7 @@ def test_a_refusal_on_the_way_back_is_no_error() -> None:
         failed=lambda tx, engine, run, problem: told.append((str(problem), run.data.undo_failures)),
     )
     made = run("undo")
-    runner.undone(None, None, workflow, 0, made, "It is in use.")  # type: ignore[arg-type]  # no row is written
+    runner.continue_undo(None, None, workflow, 0, made, "It is in use.")  # type: ignore[arg-type]  # no row is written
     assert told == [("It broke.", {})]
     assert [row["kind"] for row in made.cleanups] == [PORTS]
     assert [(event["event"], event["message"]) for event in made.events] == [
