@@ -2,8 +2,8 @@
 """Requests that wait, for a step of their own action or for the end of another action.
 
 ``for_step`` serves rows of ``states.ACTIONS`` with ``answer_after``. A definite failure of the step
-becomes the request's error. After the timeout the result is unknown, and the caller answers 202. The
-interval of the polls grows from 20 to 200 ms. Requests to a server have separate threads
+becomes the request's error. After the timeout the result is unknown, and the caller answers 202.
+The interval of the polls grows from 20 to 200 ms. Requests to a server have separate threads
 (``http.worker``), and only a limited number of these may wait.
 """
 

@@ -157,7 +157,7 @@ class Creator:
         return ticket.outcome
 
     def _lead(self) -> None:
-        """Commit the waiting requests, then wake the first thread of the next batch to lead that batch."""
+        """Commit the waiting requests, then wake the thread that commits the next batch."""
         with self._lock:
             batch, self._waiting = (
                 self._waiting[: self._max_batch],
@@ -192,7 +192,7 @@ class Creator:
                 self._commit([ticket])
 
     def _work(self, tx: Connection, batch: list[_Ticket]) -> Outcomes:
-        """Run the transaction. It may run again after a deadlock, so it only changes the database."""
+        """Run the transaction, which may be repeated, so it changes only the database."""
         by_project: dict[str, list[_Ticket]] = {}
         for ticket in batch:
             by_project.setdefault(ticket.creation.project_id, []).append(ticket)

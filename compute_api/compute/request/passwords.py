@@ -26,12 +26,12 @@ def generate() -> str:
 
 
 def derive(code: str) -> str:
-    """Return the password derived from a secret of hexadecimal digits. The same secret gives the same."""
+    """Return the password that a secret of hexadecimal digits determines."""
     return "".join(LETTERS[byte % len(LETTERS)] for byte in bytes.fromhex(code)[:_LENGTH])
 
 
 def seal_text(vault: Vault | None, text: str | None) -> str | None:
-    """Return user data for the server's row, encrypted if the cloud has a key. Empty text gives None."""
+    """Return user data for the server's row, encrypted if the cloud has a key."""
     return vault.seal_text(text) if vault is not None and text else text or None
 
 

@@ -32,7 +32,7 @@ class Request(ApiRequest):
     _images: dict[str, Image] = field(default_factory=dict)
 
     def image(self, image_id: str) -> Image:
-        """Return the image as the caller sees it. Each image is read at most once in a request.
+        """Return the image as the caller sees it. A request reads each image only once.
 
         Raises:
             BadRequest: The image does not exist for the caller.
@@ -108,7 +108,7 @@ class Request(ApiRequest):
 
     # --- the query ---
     def first(self, name: str) -> str | None:
-        """Return the value of a query parameter, or None. Of repeated parameters the last one counts."""
+        """Return the last value of a query parameter, or None."""
         values = self.query.get(name)
         return values[-1] if values else None
 

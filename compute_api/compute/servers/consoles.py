@@ -2,8 +2,8 @@
 """Consoles: URLs of a guest's screen or terminal, tokens, and the output of the serial console.
 
 A URL is created from records alone. The host receives a request only when the console service opens
-the URL. SPICE is the exception: only some guests have a SPICE display, so the host is queried first.
-Errors for console types that a host does not have use Nova's texts.
+the URL. SPICE is the exception: only some guests have a SPICE display, so the host is queried
+first. Errors for console types that a host does not have use Nova's texts.
 """
 
 from __future__ import annotations
@@ -141,9 +141,9 @@ def refused_token(request: Request, token: str) -> None:
 def show_token(request: Request, token: str) -> JsonObject:
     """Return host and port of a console to a proxy, for GET /os-console-auth-tokens/{token}.
 
-    ``internal_access_path`` is a secret that the proxy must send first on its connection. The secret
-    is valid once and for half a minute. For spice-direct it is null, because the host recognizes the
-    proxy by address. The token stays valid.
+    ``internal_access_path`` is a secret that the proxy must send first on its connection. The
+    secret is valid once and for half a minute. For spice-direct it is null, because the host
+    recognizes the proxy by address. The token stays valid.
     """
     return {"console": _open_console(request, token)[0]}
 

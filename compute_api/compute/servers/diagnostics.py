@@ -37,7 +37,8 @@ def _list_defaults(server: ServerRecord) -> JsonObject:
 def password(request: Request, server: ServerRecord) -> JsonObject:
     """Return the password that the guest published, for GET /servers/{id}/os-server-password.
 
-    The guest encrypts the password with the owner's public key and posts it to the metadata service.
+    The guest encrypts the password with the owner's public key and posts it to the metadata
+    service.
     """
     return {"password": server.password or ""}
 

@@ -67,7 +67,7 @@ def one(request: Request, resource: str, record_id: str) -> JsonObject:
 
 @contextlib.contextmanager
 def conflicts_as(kind: type[errors.Problem], *also: type[errors.Problem]) -> Iterator[None]:
-    """Raise a Conflict of the network service, or an error in ``also``, as ``kind``. Keep the text."""
+    """Raise Conflict, and the errors in ``also``, as ``kind`` with the same text."""
     kinds: tuple[type[errors.Problem], ...] = (errors.Conflict, *also)
     try:
         yield

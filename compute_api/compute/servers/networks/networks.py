@@ -339,7 +339,8 @@ def _look_up_groups(
 ) -> list[JsonObject]:
     """Return the groups with these names or ids.
 
-    The result is empty for the default group alone, because the network service adds that by default.
+    The result is empty for the default group alone, because the network service adds that by
+    default.
     """
     if set(names) <= {DEFAULT_GROUP}:
         return []

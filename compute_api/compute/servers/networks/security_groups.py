@@ -19,8 +19,8 @@ from compute_api.compute.views import security_groups as view
 def of_server(request: Request, server: ServerRecord) -> JsonObject:
     """Return the response to GET /servers/{id}/os-security-groups.
 
-    The response contains the security groups of the server's ports, with their rules. Groups of other
-    projects are left out. Without a network service the list is empty.
+    The response contains the security groups of the server's ports, with their rules. Groups of
+    other projects are left out. Without a network service the list is empty.
     """
     networks, token = request.networks, request.context.token
     if networks is None:
