@@ -16,12 +16,11 @@ from compute_api.compute.request.request import Request
 _SERVER = "/servers/{server_id}"
 #: Extensions that are all operations under a path of their name.
 _PATHS = """
-    os-agents os-aggregates os-availability-zone os-cells os-certificates os-cloudpipe
-    os-console-auth-tokens os-fixed-ips os-floating-ip-dns os-floating-ip-pools os-floating-ips
-    os-floating-ips-bulk os-fping os-hosts os-hypervisors os-instance_usage_audit_log os-keypairs
-    os-migrations os-networks os-quota-class-sets os-quota-sets os-security-group-default-rules
-    os-security-groups os-server-external-events os-server-groups os-services os-simple-tenant-usage
-    os-tenant-networks
+    os-agents os-aggregates os-availability-zone os-cells os-certificates os-cloudpipe os-console-auth-tokens
+    os-fixed-ips os-floating-ip-dns os-floating-ip-pools os-floating-ips os-floating-ips-bulk os-fping os-hosts
+    os-hypervisors os-instance_usage_audit_log os-keypairs os-migrations os-networks os-quota-class-sets os-quota-sets
+    os-security-group-default-rules os-security-groups os-server-external-events os-server-groups os-services
+    os-simple-tenant-usage os-tenant-networks
 """
 #: Those that are one operation, or one action of a server. All others are attributes of answers and
 #: requests.
@@ -62,41 +61,40 @@ _ALIASES_AND_NAMES = """
     NMN Multinic, OS-DCF DiskConfig, OS-EXT-AZ ExtendedAvailabilityZone, OS-EXT-IMG-SIZE ImageSize,
     OS-EXT-IPS ExtendedIps, OS-EXT-IPS-MAC ExtendedIpsMac, OS-EXT-SRV-ATTR ExtendedServerAttributes,
     OS-EXT-STS ExtendedStatus, OS-EXT-VIF-NET ExtendedVIFNet, OS-FLV-DISABLED FlavorDisabled,
-    OS-FLV-EXT-DATA FlavorExtraData, OS-SCH-HNT SchedulerHints, OS-SRV-USG ServerUsage,
-    os-access-ips AccessIPs, os-admin-actions AdminActions, os-admin-password AdminPassword,
-    os-agents Agents, os-aggregates Aggregates, os-assisted-volume-snapshots
-    AssistedVolumeSnapshots, os-attach-interfaces AttachInterfaces, os-availability-zone
-    AvailabilityZone, os-baremetal-ext-status BareMetalExtStatus, os-baremetal-nodes BareMetalNodes,
-    os-block-device-mapping BlockDeviceMapping, os-block-device-mapping-v2-boot
-    BlockDeviceMappingV2Boot, os-cell-capacities CellCapacities, os-cells Cells, os-certificates
-    Certificates, os-cloudpipe Cloudpipe, os-cloudpipe-update CloudpipeUpdate, os-config-drive
-    ConfigDrive, os-console-auth-tokens ConsoleAuthTokens, os-console-output ConsoleOutput,
+    OS-FLV-EXT-DATA FlavorExtraData, OS-SCH-HNT SchedulerHints, OS-SRV-USG ServerUsage, os-access-ips AccessIPs,
+    os-admin-actions AdminActions, os-admin-password AdminPassword, os-agents Agents, os-aggregates Aggregates,
+    os-assisted-volume-snapshots AssistedVolumeSnapshots, os-attach-interfaces AttachInterfaces,
+    os-availability-zone AvailabilityZone, os-baremetal-ext-status BareMetalExtStatus,
+    os-baremetal-nodes BareMetalNodes, os-block-device-mapping BlockDeviceMapping,
+    os-block-device-mapping-v2-boot BlockDeviceMappingV2Boot, os-cell-capacities CellCapacities, os-cells Cells,
+    os-certificates Certificates, os-cloudpipe Cloudpipe, os-cloudpipe-update CloudpipeUpdate,
+    os-config-drive ConfigDrive, os-console-auth-tokens ConsoleAuthTokens, os-console-output ConsoleOutput,
     os-consoles Consoles, os-create-backup CreateBackup, os-create-server-ext Createserverext,
-    os-deferred-delete DeferredDelete, os-evacuate Evacuate, os-extended-evacuate-find-host
-    ExtendedEvacuateFindHost, os-extended-floating-ips ExtendedFloatingIps, os-extended-hypervisors
-    ExtendedHypervisors, os-extended-networks ExtendedNetworks, os-extended-quotas ExtendedQuotas,
-    os-extended-rescue-with-image ExtendedRescueWithImage, os-extended-services ExtendedServices,
-    os-extended-services-delete ExtendedServicesDelete, os-extended-status ExtendedStatus,
-    os-extended-volumes ExtendedVolumes, os-fixed-ips FixedIPs, os-flavor-access FlavorAccess,
-    os-flavor-extra-specs FlavorExtraSpecs, os-flavor-manage FlavorManage, os-flavor-rxtx
-    FlavorRxtx, os-flavor-swap FlavorSwap, os-floating-ip-dns FloatingIpDns, os-floating-ip-pools
-    FloatingIpPools, os-floating-ips FloatingIps, os-floating-ips-bulk FloatingIpsBulk, os-fping
-    Fping, os-hide-server-addresses HideServerAddresses, os-hosts Hosts, os-hypervisor-status
-    HypervisorStatus, os-hypervisors Hypervisors, os-instance-actions InstanceActions,
-    os-instance_usage_audit_log OSInstanceUsageAuditLog, os-keypairs Keypairs, os-lock-server
-    LockServer, os-migrate-server MigrateServer, os-migrations Migrations, os-multiple-create
-    MultipleCreate, os-networks Networks, os-networks-associate NetworkAssociationSupport,
-    os-pause-server PauseServer, os-personality Personality, os-preserve-ephemeral-rebuild
-    PreserveEphemeralOnRebuild, os-quota-class-sets QuotaClasses, os-quota-sets Quotas, os-rescue
-    Rescue, os-security-group-default-rules SecurityGroupDefaultRules, os-security-groups
-    SecurityGroups, os-server-diagnostics ServerDiagnostics, os-server-external-events
-    ServerExternalEvents, os-server-group-quotas ServerGroupQuotas, os-server-groups ServerGroups,
+    os-deferred-delete DeferredDelete, os-evacuate Evacuate,
+    os-extended-evacuate-find-host ExtendedEvacuateFindHost, os-extended-floating-ips ExtendedFloatingIps,
+    os-extended-hypervisors ExtendedHypervisors, os-extended-networks ExtendedNetworks,
+    os-extended-quotas ExtendedQuotas, os-extended-rescue-with-image ExtendedRescueWithImage,
+    os-extended-services ExtendedServices, os-extended-services-delete ExtendedServicesDelete,
+    os-extended-status ExtendedStatus, os-extended-volumes ExtendedVolumes, os-fixed-ips FixedIPs,
+    os-flavor-access FlavorAccess, os-flavor-extra-specs FlavorExtraSpecs, os-flavor-manage FlavorManage,
+    os-flavor-rxtx FlavorRxtx, os-flavor-swap FlavorSwap, os-floating-ip-dns FloatingIpDns,
+    os-floating-ip-pools FloatingIpPools, os-floating-ips FloatingIps, os-floating-ips-bulk FloatingIpsBulk,
+    os-fping Fping, os-hide-server-addresses HideServerAddresses, os-hosts Hosts,
+    os-hypervisor-status HypervisorStatus, os-hypervisors Hypervisors, os-instance-actions InstanceActions,
+    os-instance_usage_audit_log OSInstanceUsageAuditLog, os-keypairs Keypairs, os-lock-server LockServer,
+    os-migrate-server MigrateServer, os-migrations Migrations, os-multiple-create MultipleCreate,
+    os-networks Networks, os-networks-associate NetworkAssociationSupport, os-pause-server PauseServer,
+    os-personality Personality, os-preserve-ephemeral-rebuild PreserveEphemeralOnRebuild,
+    os-quota-class-sets QuotaClasses, os-quota-sets Quotas, os-rescue Rescue,
+    os-security-group-default-rules SecurityGroupDefaultRules, os-security-groups SecurityGroups,
+    os-server-diagnostics ServerDiagnostics, os-server-external-events ServerExternalEvents,
+    os-server-group-quotas ServerGroupQuotas, os-server-groups ServerGroups,
     os-server-list-multi-status ServerListMultiStatus, os-server-password ServerPassword,
     os-server-sort-keys ServerSortKeys, os-server-start-stop ServerStartStop, os-services Services,
     os-shelve Shelve, os-simple-tenant-usage SimpleTenantUsage, os-suspend-server SuspendServer,
-    os-tenant-networks OSTenantNetworks, os-used-limits UsedLimits, os-used-limits-for-admin
-    UsedLimitsForAdmin, os-user-data UserData, os-user-quotas UserQuotas, os-virtual-interfaces
-    VirtualInterfaces, os-volume-attachment-update VolumeAttachmentUpdate, os-volumes Volumes
+    os-tenant-networks OSTenantNetworks, os-used-limits UsedLimits, os-used-limits-for-admin UsedLimitsForAdmin,
+    os-user-data UserData, os-user-quotas UserQuotas, os-virtual-interfaces VirtualInterfaces,
+    os-volume-attachment-update VolumeAttachmentUpdate, os-volumes Volumes
 """
 _NAMES = dict(pair.split() for pair in _ALIASES_AND_NAMES.split(","))
 
