@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Error responses in the format of the Compute API: ``{"itemNotFound": {"code": 404, "message": "…"}}``."""
+"""Error responses of the Compute API: ``{"itemNotFound": {"code": 404, "message": "…"}}``."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Middleware of the Compute API, in addition to the middleware of all services (``http.middleware``).
+"""Middleware of the Compute API, in addition to that of all services (``http.middleware``).
 
 Each class has one task, and reads and writes ``req.context``, a ``ComputeState``. The classes are
 independent of operations. ``app`` defines their order.

@@ -46,7 +46,7 @@ class HostAgents(Protocol):
         """
 
     def do(self, host: str, commands: Sequence[Command], access: Access | None) -> bool:
-        """Send commands to a host. Return False if they were lost, and the conductor repeats them."""
+        """Send commands to a host. Return False if they are lost, then the conductor repeats them."""
 
 
 class TenantImages(Protocol):
@@ -82,7 +82,7 @@ class TenantNetworks(Protocol):
     def has_service(self) -> bool: ...
 
     def networks(self, token: str, project_id: str, ids: Sequence[str] = ()) -> list[JsonObject]:
-        """Return the networks with these ids, or without ids the project's and the shared networks."""
+        """Return the networks with these ids. Without ids return all that the project can use."""
 
     def subnets(self, token: str, network_ids: Sequence[str]) -> list[JsonObject]: ...
 
@@ -94,7 +94,7 @@ class TenantNetworks(Protocol):
         """Return the number of further ports that the quota allows, or -1 for no limit."""
 
     def security_groups(self, token: str, project_id: str, whole: bool = False) -> list[JsonObject]:
-        """Return the project's security groups with id and name, or if ``whole`` with all fields."""
+        """Return the project's security groups: id and name, or if ``whole`` all fields."""
 
     def interfaces(self, token: str, server_id: str) -> list[Interface]: ...
 

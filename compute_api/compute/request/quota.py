@@ -97,7 +97,7 @@ class UnifiedLimits:
         }
 
     def used(self, tx: Connection, project_id: str) -> dict[str, dict[str, int]]:
-        """Return the project's usage by Keystone's names of limits, under the key "" for all users."""
+        """Return the project's usage by Keystone's names, under the key "" for all users."""
         held = quotas.held(tx, project_id)
         return {
             "": {

@@ -43,7 +43,7 @@ class Request(ApiRequest):
 
     @property
     def networks(self) -> TenantNetworks | None:
-        """The network service, or None in a cloud without one, in which servers have no interfaces."""
+        """The network service, or None in a cloud without interfaces of servers."""
         service = self.services.networks
         return service if service is not None and service.has_service() else None
 
