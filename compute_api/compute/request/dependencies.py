@@ -46,7 +46,7 @@ class HostAgents(Protocol):
         """
 
     def do(self, host: str, commands: Sequence[Command], access: Access | None) -> bool:
-        """Send commands to a host. Return False if they are lost, then the conductor repeats them."""
+        """Send commands to a host. Return False if they are lost. The conductor repeats them."""
 
 
 class TenantImages(Protocol):

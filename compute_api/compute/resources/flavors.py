@@ -151,7 +151,7 @@ def access(request: Request, flavor_id: str) -> JsonObject:
 
 
 def change_access(request: Request, flavor_id: str) -> JsonObject:
-    """Grant or revoke access before 2.7, when access to a public flavor is allowed, without effect."""
+    """Grant or revoke access before 2.7, when a grant on a public flavor is no error."""
     return _change_access(request, flavor_id, public=True)
 
 

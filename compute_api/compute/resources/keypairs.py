@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Handlers of key pairs: those of the caller, and since 2.10 for administrators those of all users."""
+"""Handlers of key pairs. Since 2.10 administrators have access to those of all users."""
 
 from __future__ import annotations
 
