@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bodies of consoles, including types that no host offers, for which the API has separate errors."""
+"""Bodies of consoles, including types that no host offers, which have separate errors."""
 
 from __future__ import annotations
 
