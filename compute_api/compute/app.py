@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The WSGI application of the Compute API, and the order of what it does to a request.
+"""The WSGI application of the Compute API, and the order in which it processes a request.
 
-``service.application`` calls ``create`` once a process; tests call it too. The wrapper that checks
-tokens says in the environment who the caller is; without a token only the version documents are
-served. The order: request id, size, root and project in the URL, caller, microversion, route of
-that version, query against its schema, the server if the route is about one, policy, body against
-its schema, handler. Handlers that ask for policy themselves do so after the body."""
+``service.application`` calls ``create`` once per process, and so do tests. A wrapper checks tokens
+and passes the caller in the WSGI environment. Without a token only the version documents are
+available. The order is: request id, size, root and project in the URL, caller, microversion, route
+of that version, query against the schema, server (if the route is about one), policy, body against
+the schema, handler. Handlers of routes without a policy rule check the policy themselves, after the
+body.
+"""
 
 from __future__ import annotations
 
@@ -38,13 +40,17 @@ from compute_api.http.policy import Policy
 from compute_api.http.response import JSON_TYPE, send
 from compute_api.http.routing import SMALL_BODY_BYTES, Endpoint, by_path
 
-#: What a body in JSON may call itself, as in Nova.
+#: Accepted media types of JSON bodies, as in Nova.
 BODY_TYPES = (JSON_TYPE, "application/vnd.openstack.compute+json", "text/plain")
 
 
 def create(services: Services, policy: Policy | None = None) -> WSGIApplication:
-    """The application over these services; ``policy``: in place of the defaults."""
-    in_order: list[Any] = [
+    """Return the application with these services.
+
+    Args:
+        policy: Policy instead of the default rules, or None.
+    """
+    middlewares: list[Any] = [
         RequestIds("X-Compute-Request-Id", "X-Openstack-Request-Id"),
         BodySizes(services.settings.max_body_bytes),
         middleware.Dependencies(services, policy or Policy(COMPUTE_RULES)),
@@ -56,8 +62,8 @@ def create(services: Services, policy: Policy | None = None) -> WSGIApplication:
     app: Any = falcon.App(
         media_type=JSON_TYPE,
         request_type=ComputeHttpRequest,
-        middleware=in_order,
-        router=_router(),
+        middleware=middlewares,
+        router=_make_router(),
     )
     answered_with(app, faults.handle)
     app.add_sink(versions.choices, r"/(?!v2)")
@@ -66,17 +72,19 @@ def create(services: Services, policy: Policy | None = None) -> WSGIApplication:
 
 
 @cache
-def _router() -> CompiledRouter:
-    """Return the routes of every application in this process. No endpoint has a state, and falcon
-    needs a fifth of a second to compile them."""
+def _make_router() -> CompiledRouter:
+    """Return the router, which all applications of this process share.
+
+    Why: endpoints have no state, and falcon needs 0.2 s to compile the routes.
+    """
     router = CompiledRouter()
     router.add_route("/", versions.VersionList())
     router.add_route("/v2", versions.VersionDocument())
     router.add_route("/v2.1", versions.VersionDocument())
     router.add_route("/v2.1/versions/{version_id}", versions.VersionDocument())
-    known = by_path(routes.ROUTES)
-    for path in [*known, *(path for path in routes.GONE if path not in known)]:
-        endpoint = ComputeEndpoint(known.get(path, []), routes.GONE.get(path, ""))
+    rows_by_path = by_path(routes.ROUTES)
+    for path in [*rows_by_path, *(path for path in routes.GONE if path not in rows_by_path)]:
+        endpoint = ComputeEndpoint(rows_by_path.get(path, []), routes.GONE.get(path, ""))
         router.add_route("/v2.1" + path, endpoint)
     return router
 
@@ -86,8 +94,12 @@ def _is_public(req: ComputeHttpRequest) -> bool:
 
 
 class ComputeEndpoint(Endpoint[Route, ComputeHttpRequest]):
-    """One path of the Compute API. gone: the methods that were removed from the API: 410, whatever
-    is asked."""
+    """A path of the Compute API with its routes.
+
+    Args:
+        rows: Routes with this path.
+        gone: Methods that were removed from the API, separated by spaces. Their response is 410.
+    """
 
     def __init__(self, rows: list[Route], gone: str) -> None:
         super().__init__(rows, {row.method for row in rows})
@@ -98,7 +110,7 @@ class ComputeEndpoint(Endpoint[Route, ComputeHttpRequest]):
         raise falcon.HTTPGone()
 
     def serve(self, req: ComputeHttpRequest, resp: falcon.Response, **params: str) -> None:
-        """Called by falcon."""
+        """Serve a request: check it in the order of this module, and call the handler."""
         state = req.context
         services, policy = state.services, state.policy
         require_caller(state.caller)
@@ -122,14 +134,14 @@ class ComputeEndpoint(Endpoint[Route, ComputeHttpRequest]):
         )
         arguments: list[ServerRecord] = []
         if route.about_server:
-            arguments.append(_server(request, route, params.pop("server_id")))
+            arguments.append(_read_server(request, route, params.pop("server_id")))
         elif route.policy:
             request.require(route.policy)
         request.body = self._body(req, state, route)
         send(resp, route.handler(request, *arguments, **params), route.success)
 
     def _body(self, req: ComputeHttpRequest, state: ComputeState, route: Route) -> JsonValue:
-        """The body that the route takes; None: it takes none."""
+        """Return the checked body, or None if the route takes no body."""
         if route.body is None:
             return None
         media_type = request_data.media_type_of(req.content_type or JSON_TYPE)
@@ -150,8 +162,8 @@ class ComputeEndpoint(Endpoint[Route, ComputeHttpRequest]):
         return body
 
 
-def _server(request: Request, route: Route, server_id: str) -> ServerRecord:
-    """The server that the route is about, if the caller may do to it what the route does."""
+def _read_server(request: Request, route: Route, server_id: str) -> ServerRecord:
+    """Return the row of the route's server, after the check of the route's policy rule."""
     row: ServerRecord = request.read(servers.show, server_id, request.scope, deleted=route.deleted)
     if route.policy:
         target: Mapping[str, str] = {"project_id": row.project_id, "user_id": row.user_id}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults in the Compute API's shape: ``{"itemNotFound": {"code": 404, "message": "…"}}``."""
+"""Error responses of the Compute API: ``{"itemNotFound": {"code": 404, "message": "…"}}``."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _TEXTS = {
 
 
 def body(status: int, message: str) -> JsonObject:
-    """The fault body of a status."""
+    """Return the body of an error response with this status."""
     return {KINDS.get(status, "computeFault"): {"code": status, "message": message}}
 
 
 def handle(
     req: falcon.Request, resp: falcon.Response, problem: BaseException, params: object
 ) -> None:
-    """Falcon's error handler for everything that is raised."""
+    """Build the response for an exception of a handler. Falcon calls this."""
     fault = faults.fault_of(problem, _TEXTS)
     if fault.status >= 500 and fault.status != 501:
         faults.log_failure(log, req, problem)

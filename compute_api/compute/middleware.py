@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the Compute API does to every request beside what all services do (``edge.middleware``), in
-``app``'s order.
+"""Middleware of the Compute API, in addition to that of all services (``http.middleware``).
 
-Each class is one concern and reads and writes ``req.context``, a ``ComputeState``. Nothing here
-knows an operation.
+Each class has one task, and reads and writes ``req.context``, a ``ComputeState``. The classes are
+independent of operations. ``app`` defines their order.
 """
 
 from __future__ import annotations
@@ -25,66 +24,72 @@ VERSION_DOCUMENTS = re.compile(r"/v2|/v2\.1(/versions(/[^/]+)?)?")
 
 
 class ComputeState(RequestState):
-    """What is known of a request so far."""
+    """The data that the middleware has collected about a request."""
 
-    base: str = ""  #: scheme, host and prefix of links
-    shown_version: str = "v2.1"  #: the root that was asked for: v2.1 or v2
-    is_legacy: bool = False  #: below /v2
+    #: Scheme, host and prefix of links.
+    base: str = ""
+    #: The root in the request's path: v2.1 or v2.
+    shown_version: str = "v2.1"
+    #: True below /v2.
+    is_legacy: bool = False
     url_project: str = ""
     ends_with_slash: bool = False
-    is_public: bool = False  #: no token is needed
-    services: Services  #: of this application
+    #: True if the request needs no token.
+    is_public: bool = False
+    #: The services of this application.
+    services: Services
     policy: Policy
 
 
 class ComputeHttpRequest(HttpRequest):
-    """Falcon's request with our state on it."""
+    """Falcon's request with a ``ComputeState`` as context."""
 
     context_type = ComputeState
     context: ComputeState
 
 
 class Dependencies:
-    """Give each request the services and the policy of this application. All applications of a
-    process share their endpoints."""
+    """Gives each request the services and the policy of its application.
+
+    Why: all applications of a process share their endpoints.
+    """
 
     def __init__(self, services: Services, policy: Policy) -> None:
         self._services, self._policy = services, policy
 
     def process_request(self, req: ComputeHttpRequest, resp: falcon.Response) -> None:
-        """Called by falcon."""
         req.context.services, req.context.policy = self._services, self._policy
 
 
 class ApiRoots:
-    """Brings every way to write a URL to one: /v2.1/servers.
+    """Converts all forms of a URL to one, for example /v2.1/servers.
 
-    /v2 is the same API as it was before microversions. A project id may stand before the resource.
-    As at Nova nothing is found at a path that ends with a slash, but for the roots: an empty id
-    must not turn one thing into the list of all.
+    Below /v2 the API is that from before microversions. The path may contain a project id before
+    the resource. As in Nova, a path with a slash at the end is a 404, except for the roots. Why: an
+    empty id must not turn the request for a resource into a request for the whole list.
     """
 
     def __init__(self, public_url: str | None) -> None:
         self._public = public_url.rstrip("/") if public_url else None
 
     def process_request(self, req: ComputeHttpRequest, resp: falcon.Response) -> None:
-        """Called by falcon."""
         state = req.context
         state.base = self._public or (req.prefix.rstrip("/"))
         root, *parts = [part for part in req.path.split("/") if part] or [""]
         if root not in ("v2.1", "v2"):
-            state.is_public = True  # the list of versions, or nothing
+            # The list of versions, or a path that does not exist.
+            state.is_public = True
             return
         state.shown_version, state.is_legacy = root, root == "v2"
         if len(parts) > 1 and parts[0] not in routes.NOUNS and parts[1] in routes.NOUNS:
             state.url_project = parts.pop(0)
         elif len(parts) == 1 and req.path.endswith("/") and _is_project(parts[0]):
-            # The endpoint of a catalogue, which ends in the project id: the version document, for
-            # those with a token.
+            # An endpoint in the catalogue ends with the project id. The response is the version
+            # document, for callers with a token.
             state.url_project = parts.pop()
         state.ends_with_slash = bool(parts) and req.path.endswith("/")
         req.path = "/v2.1/" + "/".join(parts) if parts else "/" + root
-        # Decided on the path that is served, not on the one that was asked for.
+        # Decide by the converted path, because that is the path that is served.
         is_document = VERSION_DOCUMENTS.fullmatch(req.path) is not None
         state.is_public = is_document and not state.url_project
 
@@ -95,7 +100,6 @@ class ApiRoots:
         resource: object,
         params: dict[str, str],
     ) -> None:
-        """Called by falcon."""
         if req.context.ends_with_slash:
             raise falcon.HTTPNotFound()
 
@@ -105,23 +109,21 @@ def _is_project(part: str) -> bool:
 
 
 class UrlProjects:
-    """The project in a URL is the token's; 400 for another one."""
+    """Refuses a URL with a project other than the token's project, with 400."""
 
     def process_request(self, req: ComputeHttpRequest, resp: falcon.Response) -> None:
-        """Called by falcon."""
-        given, caller = req.context.url_project, req.context.caller
-        if given and given != caller.project_id:
+        url_project, caller = req.context.url_project, req.context.caller
+        if url_project and url_project != caller.project_id:
             raise errors.BadRequest(
-                f"Malformed request URL: URL's project_id '{given[:64]}' doesn't match "
+                f"Malformed request URL: URL's project_id '{url_project[:64]}' doesn't match "
                 f"Context's project_id '{caller.project_id}'"
             )
 
 
 class ComputeVersions:
-    """Which version the request chose, and the headers that say so."""
+    """Stores the chosen microversion, and adds the version headers to the response."""
 
     def process_request(self, req: ComputeHttpRequest, resp: falcon.Response) -> None:
-        """Called by falcon."""
         state = req.context
         if req.path.startswith("/v2.1"):
             state.version = (
@@ -131,7 +133,6 @@ class ComputeVersions:
     def process_response(
         self, req: ComputeHttpRequest, resp: falcon.Response, resource: object, succeeded: bool
     ) -> None:
-        """Called by falcon."""
         state = req.context
         if not state.version or state.is_legacy:
             return

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The policy rules of the Compute API: Nova's names and defaults.
+"""The policy rules of the Compute API, with Nova's names and defaults.
 
-Former names keep their meaning in an operator's file. Names of operations that this cloud does not
-have are told from misspelt ones."""
+Former names of rules still work in an operator's policy file. Rules of operations that this cloud
+does not have are listed, to distinguish them from misspelt names.
+"""
 
 from __future__ import annotations
 
 from compute_api.http.policy_rules import ADMIN, ANYBODY, MANAGER, MEMBER, READER, SELF, RuleSet
 
 _API = "os_compute_api:"
-#: Rule -> who may, in the order of the operations they guard.
+#: Rule -> default check, in the order of the operations.
 RULES: dict[str, str] = {
     _API + "extensions": ANYBODY,
     _API + "limits": ANYBODY,
@@ -220,7 +221,7 @@ RULES: dict[str, str] = {
 _OWNER, _ADMIN = "rule:admin_or_owner", "rule:admin_api"
 _FORMER_ADMIN = "rule:context_is_admin"
 
-#: Former name -> its default then, and the names that stand for it now.
+#: Former name -> former default, and the present names.
 FORMER: dict[str, tuple[str, tuple[str, ...]]] = {
     _API + name: (default, tuple(_API + new for new in names.split()))
     for name, default, names in (
@@ -290,7 +291,7 @@ FORMER: dict[str, tuple[str, tuple[str, ...]]] = {
     )
 }
 
-#: Nova's rules of what this cloud does not do; where it learns to, the rule moves to ``RULES``.
+#: Nova's rules of operations that this cloud does not have. New operations move to ``RULES``.
 NOT_HERE = frozenset(
     {
         "compute:servers:resize:cross_cell",

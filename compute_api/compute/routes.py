@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every operation of the API: one row each, and nothing about an operation is said anywhere else
-but in its handler.
+"""The routes of the API: one row per operation. All other facts of an operation are in its handler.
 
-Several rows of one method and path differ by their versions. A path that no row knows is 404; a
-path that has another method is 405; a row outside its versions is 404. ``policy`` is the rule asked
-before the handler runs: for a route about a server with that server as target, else with the
-caller's own project; handlers with '' ask themselves.
+Rows with the same method and path differ in their versions. A path without a row is 404, a path
+with rows for other methods only is 405, and a row outside its versions is 404. The rule in
+``policy`` is checked before the handler runs. The target is the server of the route, or the
+caller's project if the route is not about a server. Handlers of rows with an empty policy check the
+policy themselves.
 """
 
 from __future__ import annotations
@@ -71,17 +71,18 @@ from compute_api.http.routing import ApiRoute
 
 @dataclass(frozen=True, slots=True)
 class Route(ApiRoute):
-    """One operation between two microversions.
+    """An operation in a range of microversions.
 
-    ``{server_id}`` in the path makes it about a server: the handler is given its row.
+    If the path contains ``{server_id}``, the handler gets the row of that server.
     """
 
     since: str = "2.1"
-    deleted: bool = False  #: also of a server that is gone
+    #: True if the server may be deleted.
+    deleted: bool = False
 
     @property
     def about_server(self) -> bool:
-        """Is its handler given a server's row?"""
+        """True if the handler gets a server's row."""
         return "{server_id}" in self.path
 
 
@@ -91,20 +92,23 @@ _SERVER, _FLAVOR, _AGGREGATE = (
     "/flavors/{flavor_id}",
     "/os-aggregates/{aggregate_id}",
 )
-_HOST_ACTIONS = "/os-services/{service_id}/actions"  # Kilonova's own, see resources.host_actions
-#: Bodies that may be larger than SMALL_BODY_BYTES: user data and files (rebuild), descriptions of
-#: flavors with 65,535 letters, maps with 128 items of 255 letters each, and lists of events.
+#: An operation of Kilonova, see resources.host_actions.
+_HOST_ACTIONS = "/os-services/{service_id}/actions"
+#: Keys of bodies that may be larger than SMALL_BODY_BYTES: user data and files (rebuild),
+#: descriptions of flavors with 65,535 letters, maps with 128 items of 255 letters each, and lists
+#: of events.
 _LARGE_ACTIONS = frozenset({"rebuild", "createImage", "createBackup"})
 _METADATA, _FLAVOR_BODY, _SPECS = (
     frozenset({"metadata"}),
     frozenset({"flavor"}),
     frozenset({"extra_specs"}),
 )
-_PROXIED = "2.35"  # the last version that has proxies to other services
+#: The last version with proxies to other services.
+_PROXIED = "2.35"
 
 
 def operations() -> set[str]:
-    """All that the API has or had: methods with paths, and keys of actions."""
+    """Return all present and removed operations: methods with paths, and keys of actions."""
     removed = {f"{method} {path}" for path, methods in GONE.items() for method in methods.split()}
     return (
         {f"{route.method} {route.path}" for route in ROUTES}
@@ -192,7 +196,7 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", _SERVER + "/os-instance-actions/{request_id}", instance_actions.show, _P + "os-instance-actions:show",
           "2.21", deleted=True),
 
-    # servers that move
+    # migrations of servers
     Route("GET", "/os-migrations", migrations.index, _P + "os-migrations:index", query=migration_bodies.LIST),
     Route("GET", _SERVER + "/migrations", migrations.of_server, _P + "servers:migrations:index", "2.23"),
     Route("GET", _SERVER + "/migrations/{migration_id}", migrations.show, _P + "servers:migrations:show", "2.23"),
@@ -201,7 +205,7 @@ ROUTES: tuple[Route, ...] = (
     Route("POST", _SERVER + "/migrations/{migration_id}/action", migrations.force_complete,
           _P + "servers:migrations:force_complete", "2.22", success=202, body=migration_bodies.FORCE_COMPLETE),
 
-    # consoles' tokens, for proxies
+    # tokens of consoles, for console proxies
     Route("GET", "/os-console-auth-tokens/{token}", consoles.refused_token, _P + "os-console-auth-tokens",
           until="2.30", query=console_bodies.SHOW_TOKEN),
     Route("GET", "/os-console-auth-tokens/{token}", consoles.show_token, _P + "os-console-auth-tokens", "2.31", "2.98",
@@ -239,7 +243,7 @@ ROUTES: tuple[Route, ...] = (
           _P + "os-flavor-extra-specs:update", "2.86", body=flavor_bodies.PUT_SPEC),
     Route("DELETE", _FLAVOR + "/os-extra_specs/{key}", flavors.remove_extra_spec, _P + "os-flavor-extra-specs:delete"),
 
-    # key pairs, whose handlers ask for the rule with the key's user as target
+    # key pairs, whose handlers check the policy with the key's user as target
     Route("GET", "/os-keypairs", keypairs.index, "", until="2.34", query=keypair_bodies.LIST),
     Route("GET", "/os-keypairs", keypairs.page, "", "2.35", query=keypair_bodies.LIST),
     Route("POST", "/os-keypairs", keypairs.create, "", until="2.1", success=200, body=keypair_bodies.CREATE),
@@ -248,7 +252,7 @@ ROUTES: tuple[Route, ...] = (
     Route("DELETE", "/os-keypairs/{name}", keypairs.delete, "", until="2.1", success=202, query=keypair_bodies.SHOW),
     Route("DELETE", "/os-keypairs/{name}", keypairs.delete, "", "2.2", success=204, query=keypair_bodies.SHOW),
 
-    # quota; the handlers of another project's ask with that project as target
+    # quotas, whose handlers check the policy with the project of the quota as target
     Route("GET", "/os-quota-sets/{project_id}", quota_sets.show, "", query=quota_bodies.SHOW),
     Route("GET", "/os-quota-sets/{project_id}/detail", quota_sets.detail, "", query=quota_bodies.SHOW),
     Route("GET", "/os-quota-sets/{project_id}/defaults", quota_sets.defaults, _P + "os-quota-sets:defaults",
@@ -397,7 +401,7 @@ ROUTES: tuple[Route, ...] = (
 )
 # fmt: on
 
-#: The name under which servers were once booted from volumes; it is theirs until 2.102.
+#: An older path for servers that boot from volumes, which exists until 2.102.
 _VOLUMES_BOOT = "/os-volumes_boot"
 ROUTES += tuple(
     replace(route, path=route.path.replace("/servers", _VOLUMES_BOOT, 1), until="2.102")
@@ -406,8 +410,8 @@ ROUTES += tuple(
 )
 
 # fmt: off
-#: Removed operations: path to methods; 410 at every microversion. Other methods of the path may
-#: have rows.
+#: Removed operations: path -> methods, which are 410 at every microversion. Other methods of the
+#: path may have rows.
 GONE: dict[str, str] = {
     "/os-agents": "GET POST", "/os-agents/{id}": "PUT DELETE",
     "/os-cells": "GET POST", "/os-cells/capacities": "GET", "/os-cells/detail": "GET", "/os-cells/info": "GET",
@@ -428,5 +432,5 @@ GONE: dict[str, str] = {
 }
 # fmt: on
 
-#: The first part of every path: what can stand where a project id might.
+#: The first part of every path, to distinguish resources from project ids.
 NOUNS = frozenset(path.split("/")[1] for path in (*(route.path for route in ROUTES), *GONE))

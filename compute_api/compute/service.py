@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process kilonova-api: the real services behind the application.
+"""The process kilonova-api: the application with its real services.
 
-gunicorn's master reads the configuration. Several workers share the code that it imports for them;
-for a single one that would only keep a second copy. Each worker makes its own store, broker
-connection and threads after the fork.
+The master process reads the configuration. For several workers the master also imports the code
+that they share. For a single worker this would only keep a second copy in memory. Each worker
+creates its own store, broker connection and threads after the fork.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from common.clients.image import ImageClient as ImageClient
     from compute_api.compute.request.dependencies import ApiSettings
 
-#: What several workers share.
+#: Modules that the master imports for several workers.
 _SHARED = (
     "compute_api.compute.app",
     "compute_api.http.authentication",
@@ -42,8 +42,11 @@ _opened = ExitStack()
 
 
 def application(conf: cfg.ConfigOpts, policy: Policy | None = None) -> WSGIApplication:
-    """The WSGI application over the real services; call it in the process that will serve it.
-    ``policy``: as this process's master has read it."""
+    """Return the WSGI application with the real services. Call this in the worker process.
+
+    Args:
+        policy: The policy that the master has read, or None to read the policy now.
+    """
     from common.clients import limits, network_records, shares, volumes
     from common.clients.identity import IdentityClient
     from common.rpc import agent, conductor
@@ -68,8 +71,8 @@ def application(conf: cfg.ConfigOpts, policy: Policy | None = None) -> WSGIAppli
         Transport(conf, role=API),
         ControlSide(opener(conf), host_keys.of_all(store, conf), role=API),
     )
-    for each in (store, link, transport):
-        _opened.callback(each.close)
+    for resource in (store, link, transport):
+        _opened.callback(resource.close)
     identity = IdentityClient(conf)
     images = image_client(identity)
     vault = Vault(conf.secret_key) if conf.secret_key.strip(", ") else None
@@ -88,23 +91,25 @@ def application(conf: cfg.ConfigOpts, policy: Policy | None = None) -> WSGIAppli
         shares.ShareClient(identity.share_url, conf.share.timeout),
         volumes.VolumeClient(identity.volume_url, conf.volume.timeout),
     )
-    made = app.create(services, policy or configured(conf, "api", COMPUTE_RULES))
-    needs = (
+    api = app.create(services, policy or configured(conf, "api", COMPUTE_RULES))
+    dependencies = (
         Dependency("database", store.now),
         Dependency("identity", identity.require_answer),
         Dependency("broker", partial(require_answer, opener(conf)), required=False),
     )
     return health.add_health_checks(
         authentication.authenticated(
-            fair_share.limit_projects(made, faults.body), conf, faults.body
+            fair_share.limit_projects(api, faults.body), conf, faults.body
         ),
-        health.Health(needs),
+        health.Health(dependencies),
     )
 
 
 def image_client(identity: IdentityClient) -> ImageClient:
-    """The image service as tenants see it, of which hosts must be able to get what these may
-    name."""
+    """Return the client for the image service with tenants' tokens.
+
+    The client refuses images that hosts could not download with Kilonova's own token.
+    """
     from common.clients.image import ImageClient
     from common.clients.own_images import OwnImages
 
@@ -112,7 +117,7 @@ def image_client(identity: IdentityClient) -> ImageClient:
 
 
 def settings(conf: cfg.ConfigOpts) -> ApiSettings:
-    """The configuration in the API's words."""
+    """Return the options that handlers need from the configuration."""
     from compute_api.compute.request.dependencies import ApiSettings
     from compute_api.compute.request.quota import UnregisteredLimits
 
@@ -144,22 +149,22 @@ def settings(conf: cfg.ConfigOpts) -> ApiSettings:
 
 
 def _check_quota(conf: cfg.ConfigOpts) -> None:
-    """Is all there that [quota] driver needs? Raises ConfigError."""
+    """Raise ConfigError if the options that [quota] driver needs are incomplete."""
     from common.clients import limits
 
-    found = limits.configured(conf)
-    if found is not None:
-        found.close()
+    keystone = limits.configured(conf)
+    if keystone is not None:
+        keystone.close()
 
 
-def _fault(status: int, text: str) -> object:
+def _build_fault(status: int, text: str) -> object:
     from compute_api.compute import faults
 
     return faults.body(status, text)
 
 
 def main() -> None:
-    """The console script kilonova-api."""
+    """Run the console script kilonova-api."""
     conf = service.start("api")
     policy = (
         service.exit_on_config_error("api", lambda: configured(conf, "api", COMPUTE_RULES))
@@ -180,7 +185,7 @@ def main() -> None:
         workers=conf.api.workers,
         threads=conf.api.threads,
         limits=limits(conf, conf.api.max_body),
-        fault=_fault,
+        fault=_build_fault,
         check=lambda: access.check(conf, access.DATABASE, access.BROKER, access.IDENTITY),
         may_wait=waiting_threads.may_wait,
         waiting_threads=conf.api.threads * waiting_threads.PER_THREAD,

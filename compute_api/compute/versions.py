@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The version documents: what is served here, said without a token, at / and at each root with and
-without a slash."""
+"""The version documents at / and at each root, which need no token."""
 
 from __future__ import annotations
 
@@ -24,8 +23,8 @@ _DOCUMENTATION = {
 }
 
 
-def _version(base: str, root: str) -> JsonObject:
-    """One version as the list of versions shows it."""
+def _build_version(base: str, root: str) -> JsonObject:
+    """Return the entry of a root, v2 or v2.1, in the list of versions."""
     newest = root == "v2.1"
     return {
         "id": "v2.1" if newest else "v2.0",
@@ -38,15 +37,17 @@ def _version(base: str, root: str) -> JsonObject:
 
 
 class VersionList:
-    """GET /"""
+    """Answers GET / with the list of versions."""
 
     def on_get(self, req: ComputeHttpRequest, resp: falcon.Response) -> None:
         base = req.context.base
-        resp.data = orjson.dumps({"versions": [_version(base, "v2"), _version(base, "v2.1")]})
+        resp.data = orjson.dumps(
+            {"versions": [_build_version(base, "v2"), _build_version(base, "v2.1")]}
+        )
 
 
 class VersionDocument:
-    """GET /v2, /v2.1 and /v2.1/versions/{id}"""
+    """Answers GET /v2, /v2.1 and /v2.1/versions/{id} with one version."""
 
     def on_get(
         self, req: ComputeHttpRequest, resp: falcon.Response, version_id: str | None = None
@@ -54,7 +55,7 @@ class VersionDocument:
         roots = {None: req.context.shown_version, "v2.1": "v2.1", "v2.0": "v2"}
         if version_id not in roots:
             raise errors.NotFound("The resource could not be found.")
-        version = _version(req.context.base, roots[version_id])
+        version = _build_version(req.context.base, roots[version_id])
         kind = _TYPE if version["id"] == "v2.1" else _TYPE.replace("2.1", "2")
         version["links"] = [*version["links"], _DOCUMENTATION]
         version["media-types"] = [{"base": "application/json", "type": kind}]
@@ -62,12 +63,12 @@ class VersionDocument:
 
 
 def choices(req: ComputeHttpRequest, resp: falcon.Response, **params: str) -> None:
-    """Any other path without a version: 300, the versions to choose from."""
+    """Answer any other path without a version with 300 and the same path in each version."""
     base = req.context.base
-    made = []
+    entries = []
     for root in ("v2", "v2.1"):
-        version = _version(base, root)
-        made.append(
+        version = _build_version(base, root)
+        entries.append(
             {
                 "id": version["id"],
                 "status": version["status"],
@@ -76,4 +77,4 @@ def choices(req: ComputeHttpRequest, resp: falcon.Response, **params: str) -> No
             }
         )
     resp.status = 300
-    resp.data = orjson.dumps({"choices": made})
+    resp.data = orjson.dumps({"choices": entries})

@@ -66,7 +66,7 @@ def test_creates_of_one_transaction_are_made_once(store: Store, committed: bool)
     """Two POSTs that wait behind a third go into one transaction."""
     creator, made = Creator(store, LIMITS), {}
     creations = {name: creation(name) for name in ("a", "b")}
-    creator._led = True
+    creator._has_leader = True
 
     def post(name: str) -> None:
         made[name] = creator.create(creations[name])

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deprecated resources that pass the user's own token to another service."""
+"""Deprecated resources of other services, which the API requests with the caller's token."""

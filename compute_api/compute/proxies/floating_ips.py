@@ -18,79 +18,99 @@ from compute_api.compute.servers.networks.network_records import (
 )
 from compute_api.compute.views.proxies import floating_ips as view
 
-DEFAULT_POOL = "nova"  # the pool that is meant when none is named, if there is one of this name
+#: Name of the pool for requests without a pool, if this pool exists.
+DEFAULT_POOL = "nova"
 
 
 def index(request: Request) -> JsonObject:
-    """GET /os-floating-ips"""
+    """Return the project's floating IPs for GET /os-floating-ips."""
     networks, token = request.networks, request.context.token
     if networks is None:
         return {"floating_ips": []}
-    found = list_floating_ips(networks, token, project_id=request.context.project_id)
-    return {"floating_ips": _shown(networks, token, found)}
+    rows = list_floating_ips(networks, token, project_id=request.context.project_id)
+    return {"floating_ips": _show_floating_ips(networks, token, rows)}
 
 
 def show(request: Request, floating_ip_id: str) -> JsonObject:
-    """GET /os-floating-ips/{id}"""
-    found = network_records.one(request, FLOATING_IPS, floating_ip_id)
+    """Return one floating IP for GET /os-floating-ips/{id}."""
+    row = network_records.one(request, FLOATING_IPS, floating_ip_id)
     return {
-        "floating_ip": _shown(network_records.required(request), request.context.token, [found])[0]
+        "floating_ip": _show_floating_ips(
+            network_records.required(request), request.context.token, [row]
+        )[0]
     }
 
 
 def create(request: Request) -> JsonObject:
-    """POST /os-floating-ips"""
+    """Allocate a floating IP for POST /os-floating-ips.
+
+    Raises:
+        NotFound: The pool does not exist, or has no free address.
+    """
     networks, token = network_records.required_to_make(request), request.context.token
-    pool = _pool(_pools(networks, token), (request.body or {}).get("pool"))
-    with conflicts_as(errors.NotFound):  # no address is left
-        made = networks.create(token, FLOATING_IPS, {"floating_network_id": pool["id"]})
-    return {"floating_ip": _shown(networks, token, [made])[0]}
+    pool = _choose_pool(_list_pools(networks, token), (request.body or {}).get("pool"))
+    # A conflict means that the pool has no free address.
+    with conflicts_as(errors.NotFound):
+        row = networks.create(token, FLOATING_IPS, {"floating_network_id": pool["id"]})
+    return {"floating_ip": _show_floating_ips(networks, token, [row])[0]}
 
 
 def delete(request: Request, floating_ip_id: str) -> None:
-    """DELETE /os-floating-ips/{id}"""
-    found = network_records.one(request, FLOATING_IPS, floating_ip_id)
-    network_records.required(request).delete(request.context.token, FLOATING_IPS, found["id"])
+    """Release a floating IP for DELETE /os-floating-ips/{id}."""
+    row = network_records.one(request, FLOATING_IPS, floating_ip_id)
+    network_records.required(request).delete(request.context.token, FLOATING_IPS, row["id"])
 
 
 def pools(request: Request) -> JsonObject:
-    """GET /os-floating-ip-pools"""
+    """Return the names of pools for GET /os-floating-ip-pools."""
     networks = request.networks
-    found = [] if networks is None else _pools(networks, request.context.token)
-    return {"floating_ip_pools": [{"name": view.pool(network)} for network in found]}
+    pool_networks = [] if networks is None else _list_pools(networks, request.context.token)
+    return {"floating_ip_pools": [{"name": view.pool(network)} for network in pool_networks]}
 
 
-def _pools(networks: TenantNetworks, token: str) -> list[JsonObject]:
+def _list_pools(networks: TenantNetworks, token: str) -> list[JsonObject]:
     return networks.records(token, NETWORKS, **{"router:external": True})
 
 
-def _pool(known: Sequence[JsonObject], wanted: str | None) -> JsonObject:
-    """The external network of this name or id; without one the default, or the only one."""
-    found = [one for one in known if wanted == one["id"]] or [
-        one for one in known if one["name"] == (wanted or DEFAULT_POOL)
+def _choose_pool(pool_networks: Sequence[JsonObject], name: str | None) -> JsonObject:
+    """Return the external network with this name or id.
+
+    Without a name this is the pool "nova", or else the network service's default, or else the only
+    pool.
+
+    Raises:
+        NotFound: The pool does not exist.
+        BadRequest: Several pools match.
+    """
+    matches = [network for network in pool_networks if name == network["id"]] or [
+        network for network in pool_networks if network["name"] == (name or DEFAULT_POOL)
     ]
-    if wanted is None and not found:
-        found = [one for one in known if one.get("is_default")] or list(known)
-    if not found:
+    if name is None and not matches:
+        matches = [network for network in pool_networks if network.get("is_default")] or list(
+            pool_networks
+        )
+    if not matches:
         raise errors.NotFound(
             "Floating IP pool not found."
-            if wanted is None
-            else f"Floating IP pool {wanted[:80]} not found; GET /os-floating-ip-pools lists them."
+            if name is None
+            else f"Floating IP pool {name[:80]} not found; GET /os-floating-ip-pools lists them."
         )
-    if len(found) > 1:
+    if len(matches) > 1:
         raise errors.BadRequest(
-            f"There are several floating IP pools: {', '.join(one['id'] for one in found)[:400]}; "
+            f"There are several floating IP pools: {', '.join(network['id'] for network in matches)[:400]}; "
             "name one by its id."
         )
-    return found[0]
+    return matches[0]
 
 
-def _shown(networks: TenantNetworks, token: str, found: Sequence[JsonObject]) -> list[JsonObject]:
-    """With the names of their pools and the servers that they lead to."""
-    pool_ids = sorted({one["floating_network_id"] for one in found})
-    port_ids = sorted({one["port_id"] for one in found if one["port_id"]})
+def _show_floating_ips(
+    networks: TenantNetworks, token: str, rows: Sequence[JsonObject]
+) -> list[JsonObject]:
+    """Return floating IPs with the names of their pools and the ids of their servers."""
+    pool_ids = sorted({row["floating_network_id"] for row in rows})
+    port_ids = sorted({row["port_id"] for row in rows if row["port_id"]})
     names = (
-        {one["id"]: view.pool(one) for one in networks.networks(token, "", pool_ids)}
+        {network["id"]: view.pool(network) for network in networks.networks(token, "", pool_ids)}
         if pool_ids
         else {}
     )
@@ -99,4 +119,4 @@ def _shown(networks: TenantNetworks, token: str, found: Sequence[JsonObject]) ->
         if port_ids
         else {}
     )
-    return [view.floating_ip(one, names, servers) for one in found]
+    return [view.floating_ip(row, names, servers) for row in rows]

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The proxy to the image service: images until 2.35, their metadata until 2.38.
 
-Everything is done with the caller's token; the image service decides what the caller may do."""
+All requests carry the caller's token, so the image service checks the caller's permissions.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from common.domain.json_types import JsonMapping, JsonObject
 from compute_api.compute.request.request import Request
 from compute_api.http.validation import is_true
 
-#: Query parameter -> what the image service calls it.
+#: Query parameter -> name in the image service.
 _FILTERS = {
     "name": "name",
     "status": "status",
@@ -37,17 +38,21 @@ _PROGRESS = {"queued": 25, "saving": 50, "active": 100}
 
 
 def index(request: Request) -> JsonObject:
-    """GET /images"""
+    """Return one page of ids and names for GET /images."""
     return _list(
         request,
         "images",
-        lambda one: {"id": one["id"], "name": one.get("name"), "links": _links(request, one)},
+        lambda record: {
+            "id": record["id"],
+            "name": record.get("name"),
+            "links": _build_links(request, record),
+        },
     )
 
 
 def detail(request: Request) -> JsonObject:
-    """GET /images/detail"""
-    return _list(request, "images/detail", lambda one: _view(request, one))
+    """Return one page of images with all fields for GET /images/detail."""
+    return _list(request, "images/detail", lambda record: _build_image(request, record))
 
 
 def _list(request: Request, path: str, view: Callable[[JsonObject], JsonObject]) -> JsonObject:
@@ -59,14 +64,14 @@ def _list(request: Request, path: str, view: Callable[[JsonObject], JsonObject])
         elif name.startswith(_PROPERTY):
             filters[name.removeprefix(_PROPERTY)] = value
         elif name in _FILTERS:
-            filters[_FILTERS[name]] = _value(name, value)
-    found = request.services.images.page(filters, request.context.token)
+            filters[_FILTERS[name]] = _convert_value(name, value)
+    records = request.services.images.page(filters, request.context.token)
     return request.page(
-        "images", path, [view(one) for one in found], found[-1]["id"] if found else None
+        "images", path, [view(record) for record in records], records[-1]["id"] if records else None
     )
 
 
-def _value(name: str, value: str) -> str:
+def _convert_value(name: str, value: str) -> str:
     if name == "changes-since":
         return f"gte:{value}"
     return (
@@ -79,24 +84,24 @@ def _value(name: str, value: str) -> str:
 
 
 def show(request: Request, image_id: str) -> JsonObject:
-    """GET /images/{id}"""
-    return {"image": _view(request, _record(request, image_id))}
+    """Return one image for GET /images/{id}."""
+    return {"image": _build_image(request, _read_record(request, image_id))}
 
 
 def delete(request: Request, image_id: str) -> None:
-    """DELETE /images/{id}"""
-    _record(request, image_id)
+    """Delete an image for DELETE /images/{id}."""
+    _read_record(request, image_id)
     request.services.images.delete(image_id, request.context.token)
 
 
-def _record(request: Request, image_id: str) -> JsonObject:
+def _read_record(request: Request, image_id: str) -> JsonObject:
     try:
         return request.services.images.record(image_id, request.context.token)
     except errors.Forbidden as problem:
         raise errors.Forbidden(f"Not authorized for image {image_id[:80]}.") from problem
 
 
-def _properties(record: JsonMapping) -> dict[str, str]:
+def _list_properties(record: JsonMapping) -> dict[str, str]:
     return {
         key: str(value)
         for key, value in record.items()
@@ -104,7 +109,7 @@ def _properties(record: JsonMapping) -> dict[str, str]:
     }
 
 
-def _links(request: Request, record: JsonObject) -> list[dict[str, str]]:
+def _build_links(request: Request, record: JsonObject) -> list[dict[str, str]]:
     return [
         *request.links.of("images", record["id"]),
         {
@@ -115,9 +120,9 @@ def _links(request: Request, record: JsonObject) -> list[dict[str, str]]:
     ]
 
 
-def _view(request: Request, record: JsonObject) -> JsonObject:
-    properties, status = _properties(record), record.get("status", "")
-    shown = {
+def _build_image(request: Request, record: JsonObject) -> JsonObject:
+    properties, status = _list_properties(record), record.get("status", "")
+    image = {
         "id": record["id"],
         "name": record.get("name"),
         "minRam": record.get("min_ram") or 0,
@@ -127,70 +132,80 @@ def _view(request: Request, record: JsonObject) -> JsonObject:
         "updated": record.get("updated_at"),
         "status": _STATUS.get(status, "UNKNOWN"),
         "progress": _PROGRESS.get(status, 0),
-        "links": _links(request, record),
+        "links": _build_links(request, record),
         "OS-EXT-IMG-SIZE:size": record.get("size") or 0,
     }
     if server := properties.get("instance_uuid"):
-        shown["server"] = {"id": server, "links": request.links.of("servers", server)}
+        image["server"] = {"id": server, "links": request.links.of("servers", server)}
     if (auto := properties.get("auto_disk_config")) is not None:
-        shown["OS-DCF:diskConfig"] = "AUTO" if is_true(auto) else "MANUAL"
-    return shown
+        image["OS-DCF:diskConfig"] = "AUTO" if is_true(auto) else "MANUAL"
+    return image
 
 
 # --- metadata ---
 def metadata(request: Request, image_id: str) -> JsonObject:
-    """GET /images/{id}/metadata"""
-    return {"metadata": _properties(_record(request, image_id))}
+    """Return the properties of an image for GET /images/{id}/metadata."""
+    return {"metadata": _list_properties(_read_record(request, image_id))}
 
 
 def item(request: Request, image_id: str, key: str) -> JsonObject:
-    """GET /images/{id}/metadata/{key}"""
-    return {"meta": {key: _existing(_properties(_record(request, image_id)), key)}}
+    """Return one property for GET /images/{id}/metadata/{key}."""
+    return {"meta": {key: _get_property(_list_properties(_read_record(request, image_id)), key)}}
 
 
-def _existing(properties: Mapping[str, str], key: str) -> str:
+def _get_property(properties: Mapping[str, str], key: str) -> str:
     if key not in properties:
         raise errors.NotFound("Metadata item was not found")
     return properties[key]
 
 
 def add(request: Request, image_id: str) -> JsonObject:
-    """POST /images/{id}/metadata: beside what there is"""
-    old = _properties(_record(request, image_id))
-    return {"metadata": _changed(request, image_id, old, {**old, **request.body["metadata"]})}
+    """Add properties to an image for POST /images/{id}/metadata."""
+    old = _list_properties(_read_record(request, image_id))
+    return {
+        "metadata": _change_properties(request, image_id, old, {**old, **request.body["metadata"]})
+    }
 
 
 def replace(request: Request, image_id: str) -> JsonObject:
-    """PUT /images/{id}/metadata: in place of what there is"""
+    """Replace all properties of an image for PUT /images/{id}/metadata."""
     return {
-        "metadata": _changed(
-            request, image_id, _properties(_record(request, image_id)), request.body["metadata"]
+        "metadata": _change_properties(
+            request,
+            image_id,
+            _list_properties(_read_record(request, image_id)),
+            request.body["metadata"],
         )
     }
 
 
 def put(request: Request, image_id: str, key: str) -> JsonObject:
-    """PUT /images/{id}/metadata/{key}"""
-    given = request.body["meta"]
-    if key not in given:
+    """Set one property for PUT /images/{id}/metadata/{key}."""
+    body = request.body["meta"]
+    if key not in body:
         raise errors.BadRequest("Request body and URI mismatch")
-    old = _properties(_record(request, image_id))
-    _changed(request, image_id, old, {**old, **given})
-    return {"meta": given}
+    old = _list_properties(_read_record(request, image_id))
+    _change_properties(request, image_id, old, {**old, **body})
+    return {"meta": body}
 
 
 def remove(request: Request, image_id: str, key: str) -> None:
-    """DELETE /images/{id}/metadata/{key}"""
-    old = _properties(_record(request, image_id))
-    _existing(old, key)
-    _changed(request, image_id, old, {name: value for name, value in old.items() if name != key})
+    """Remove one property for DELETE /images/{id}/metadata/{key}."""
+    old = _list_properties(_read_record(request, image_id))
+    _get_property(old, key)
+    _change_properties(
+        request, image_id, old, {name: value for name, value in old.items() if name != key}
+    )
 
 
-def _changed(
+def _change_properties(
     request: Request, image_id: str, old: Mapping[str, str], new: dict[str, str]
 ) -> dict[str, str]:
-    """Give the image these properties. Raises Forbidden when there are more than the quota
-    allows."""
+    """Replace the properties of an image, and return the new properties.
+
+    Raises:
+        Forbidden: The quota does not allow so many properties.
+    """
     most = request.limits().of("metadata_items")
     if 0 <= most < len(new):
         raise errors.Forbidden(f"Maximum number of metadata items exceeds {most}")

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """/os-security-groups and /os-security-group-rules (until 2.35): groups and their ingress rules.
 
-Everything is done in the network service with the caller's token. Its conflicts (a name that is
-taken, a group in use, a rule that exists) are 400 in this API, and its quota is 403."""
+The handlers send all requests to the network service with the caller's token. Conflicts there are
+400 in this API, for example a duplicate name, a group in use or a duplicate rule. An exceeded quota
+is 403.
+"""
 
 from __future__ import annotations
 
@@ -17,78 +19,81 @@ from compute_api.compute.servers.networks.network_records import GROUPS, RULES, 
 from compute_api.compute.views import security_groups as view
 
 _NUMBER = re.compile(r"-?[0-9]{1,5}")
-#: Protocol -> the least and the highest number that its two ports, or type and code, may have.
+#: Protocol -> lowest and highest value of from_port and to_port, which are type and code for ICMP.
 _NUMBERS = {"tcp": (1, 65535), "udp": (1, 65535), "icmp": (-1, 255)}
 ALL_OF_ICMP = -1
 
 
 def index(request: Request) -> JsonObject:
-    """GET /os-security-groups"""
+    """Return one page of security groups for GET /os-security-groups."""
     networks, context = request.networks, request.context
     if networks is None:
         return {"security_groups": []}
-    everybodys = request.is_admin and "all_tenants" in request.query
-    known = (
+    all_projects = request.is_admin and "all_tenants" in request.query
+    groups = (
         networks.records(context.token, GROUPS)
-        if everybodys
+        if all_projects
         else networks.security_groups(context.token, context.project_id, whole=True)
     )
-    page = sorted(known, key=lambda group: (group["project_id"], group["name"], group["id"]))
+    page = sorted(groups, key=lambda group: (group["project_id"], group["name"], group["id"]))
     page = page[int(request.first("offset") or 0) :][: request.limit or None]
-    return {"security_groups": [view.group(group, known) for group in page]}
+    return {"security_groups": [view.group(group, groups) for group in page]}
 
 
 def show(request: Request, group_id: str) -> JsonObject:
-    """GET /os-security-groups/{id}"""
-    return _shown(request, network_records.one(request, GROUPS, _checked(group_id)))
+    """Return one security group for GET /os-security-groups/{id}."""
+    return _show_group(request, network_records.one(request, GROUPS, _check_id(group_id)))
 
 
 def create(request: Request) -> JsonObject:
-    """POST /os-security-groups"""
+    """Create a security group for POST /os-security-groups."""
     networks = network_records.required_to_make(request)
     with conflicts_as(errors.BadRequest):
-        return _shown(request, networks.create(request.context.token, GROUPS, _words(request)))
+        return _show_group(
+            request, networks.create(request.context.token, GROUPS, _select_fields(request))
+        )
 
 
 def update(request: Request, group_id: str) -> JsonObject:
-    """PUT /os-security-groups/{id}"""
-    networks, found = network_records.required(request), _checked(group_id)
+    """Change name and description for PUT /os-security-groups/{id}."""
+    networks, record_id = network_records.required(request), _check_id(group_id)
     with conflicts_as(errors.BadRequest):
-        return _shown(
-            request, networks.update(request.context.token, GROUPS, found, _words(request))
+        return _show_group(
+            request,
+            networks.update(request.context.token, GROUPS, record_id, _select_fields(request)),
         )
 
 
 def delete(request: Request, group_id: str) -> None:
-    """DELETE /os-security-groups/{id}"""
-    networks, found = network_records.required(request), _checked(group_id)
+    """Delete a security group for DELETE /os-security-groups/{id}."""
+    networks, record_id = network_records.required(request), _check_id(group_id)
     with conflicts_as(errors.BadRequest):
-        networks.delete(request.context.token, GROUPS, found)
+        networks.delete(request.context.token, GROUPS, record_id)
 
 
 def create_rule(request: Request) -> JsonObject:
-    """POST /os-security-group-rules"""
-    given, networks = request.body["security_group_rule"], network_records.required_to_make(request)
-    values = _rule(given)
-    parent = network_records.one(request, GROUPS, given["parent_group_id"])
+    """Add an ingress rule to a group for POST /os-security-group-rules."""
+    body, networks = request.body["security_group_rule"], network_records.required_to_make(request)
+    values = _convert_rule(body)
+    parent = network_records.one(request, GROUPS, body["parent_group_id"])
     sources = (
-        [network_records.one(request, GROUPS, given["group_id"])] if given.get("group_id") else []
+        [network_records.one(request, GROUPS, body["group_id"])] if body.get("group_id") else []
     )
     with conflicts_as(errors.BadRequest):
-        made = networks.create(
+        rule = networks.create(
             request.context.token,
             RULES,
             {"security_group_id": parent["id"], "direction": "ingress", **values},
         )
-    return {"security_group_rule": view.rule(made, {group["id"]: group for group in sources})}
+    return {"security_group_rule": view.rule(rule, {group["id"]: group for group in sources})}
 
 
 def delete_rule(request: Request, rule_id: str) -> None:
-    """DELETE /os-security-group-rules/{id}"""
-    network_records.required(request).delete(request.context.token, RULES, _checked(rule_id))
+    """Delete a rule for DELETE /os-security-group-rules/{id}."""
+    network_records.required(request).delete(request.context.token, RULES, _check_id(rule_id))
 
 
-def _checked(record_id: str) -> str:
+def _check_id(record_id: str) -> str:
     if not network_records.is_id(record_id):
         raise errors.BadRequest(
             f"{record_id[:80]} is not a UUID, as the ids of security groups and their rules are."
@@ -96,50 +101,54 @@ def _checked(record_id: str) -> str:
     return record_id
 
 
-def _words(request: Request) -> JsonObject:
-    given = request.body["security_group"]
-    return {"name": given["name"], "description": given["description"]}
+def _select_fields(request: Request) -> JsonObject:
+    body = request.body["security_group"]
+    return {"name": body["name"], "description": body["description"]}
 
 
-def _shown(request: Request, group: JsonObject) -> JsonObject:
-    """A group; those that its rules name are looked up."""
-    named = any(rule.get("remote_group_id") for rule in group["security_group_rules"])
+def _show_group(request: Request, group: JsonObject) -> JsonObject:
+    """Return the body of a group, after a look-up of the groups that its rules refer to."""
+    has_sources = any(rule.get("remote_group_id") for rule in group["security_group_rules"])
     networks, token = network_records.required(request), request.context.token
-    known = networks.security_groups(token, group["project_id"], whole=True) if named else []
-    return {"security_group": view.group(group, known)}
+    groups = networks.security_groups(token, group["project_id"], whole=True) if has_sources else []
+    return {"security_group": view.group(group, groups)}
 
 
-# --- what a rule says ---
-def _rule(given: JsonMapping) -> JsonObject:
-    """A rule in the network service's words. One for addresses names a protocol and its ports; one
-    for the members of a group may leave out the ports, or all of it.
+# --- rules ---
+def _convert_rule(body: JsonMapping) -> JsonObject:
+    """Convert a rule to the format of the network service.
+
+    A rule for a range of addresses needs a protocol and ports. A rule for a source group may omit
+    the ports, or both.
 
     Raises:
-        BadRequest: it says too little, or what cannot be.
+        BadRequest: The rule is incomplete or invalid.
     """
-    source = given.get("group_id")
+    source = body.get("group_id")
     where = (
-        {"ethertype": "IPv4", "remote_group_id": source} if source else _range(given.get("cidr"))
+        {"ethertype": "IPv4", "remote_group_id": source}
+        if source
+        else _convert_range(body.get("cidr"))
     )
-    said = [given.get("ip_protocol"), given.get("from_port"), given.get("to_port")]
-    if said == [None, None, None] and source:
+    values = [body.get("ip_protocol"), body.get("from_port"), body.get("to_port")]
+    if values == [None, None, None] and source:
         return where
     if (
-        said[0] is None
-        or (said[1] is None) != (said[2] is None)
-        or (said[1] is None and not source)
+        values[0] is None
+        or (values[1] is None) != (values[2] is None)
+        or (values[1] is None and not source)
     ):
         raise errors.BadRequest(
             "Not enough parameters to build a valid rule: give ip_protocol, from_port and to_port."
         )
-    protocol = str(said[0]).lower()
+    protocol = str(values[0]).lower()
     if protocol not in _NUMBERS:
         raise errors.BadRequest(
             f"Invalid IP protocol {protocol[:40]}: it must be tcp, udp or icmp."
         )
-    if said[1] is None:
+    if values[1] is None:
         return {**where, "protocol": protocol}
-    low, high = _number("from_port", said[1]), _number("to_port", said[2])
+    low, high = _parse_number("from_port", values[1]), _parse_number("to_port", values[2])
     least, most = _NUMBERS[protocol]
     if not (least <= low <= most and least <= high <= most and (low <= high or protocol == "icmp")):
         raise errors.BadRequest(
@@ -154,24 +163,24 @@ def _rule(given: JsonMapping) -> JsonObject:
     }
 
 
-def _number(name: str, given: object) -> int:
-    text = str(given).strip()
+def _parse_number(name: str, value: object) -> int:
+    text = str(value).strip()
     if not _NUMBER.fullmatch(text):
         raise errors.BadRequest(f"{name}: {text[:40]} is not a number from -1 to 65535.")
     return int(text)
 
 
-def _range(cidr: object) -> JsonObject:
-    """Where what comes in may come from; everywhere, unless it is said."""
+def _convert_range(cidr: object) -> JsonObject:
+    """Convert the range of source addresses. None means all IPv4 addresses."""
     try:
         if cidr is not None and not isinstance(cidr, str):
             raise ValueError("a range is text")
-        found = ipaddress.ip_interface(cidr or "0.0.0.0/0")
+        interface = ipaddress.ip_interface(cidr or "0.0.0.0/0")
     except ValueError as problem:
         raise errors.BadRequest(f"Invalid cidr {str(cidr)[:80]}.") from problem
-    if found.network.prefixlen == 0 and int(found.ip):
+    if interface.network.prefixlen == 0 and int(interface.ip):
         raise errors.BadRequest(
             f"Bad prefix for network in cidr {cidr}: a length of 0 means every address."
         )
-    text = cidr if cidr and "/" in cidr else str(found.network)
-    return {"ethertype": f"IPv{found.version}", "remote_ip_prefix": text}
+    text = cidr if cidr and "/" in cidr else str(interface.network)
+    return {"ethertype": f"IPv{interface.version}", "remote_ip_prefix": text}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/os-volumes and /os-snapshots, until 2.35: the project's volumes and snapshots in the block
-storage service.
+"""Handlers of /os-volumes and /os-snapshots (until 2.35), a proxy to the block storage service.
 
-Everything is done there with the caller's token. In a cloud without such a service lists are
-empty, nothing is found and nothing can be made."""
+All requests carry the caller's token. In a cloud without a block storage service lists are empty,
+records do not exist, and creation is not implemented.
+"""
 
 from __future__ import annotations
 
@@ -21,77 +21,79 @@ _WITHOUT = "This cloud has no block storage service, and so no volumes or snapsh
 
 
 def index(request: Request) -> JsonObject:
-    """GET /os-volumes, GET /os-volumes/detail"""
-    return {VOLUMES: _page(request, VOLUMES, view.volume)}
+    """Return volumes for GET /os-volumes and GET /os-volumes/detail."""
+    return {VOLUMES: _list_page(request, VOLUMES, view.volume)}
 
 
 def show(request: Request, volume_id: str) -> JsonObject:
-    """GET /os-volumes/{id}"""
-    found = _required(request).record(request.context.token, VOLUMES, volume_id)
-    return {"volume": view.volume(found)}
+    """Return one volume for GET /os-volumes/{id}."""
+    record = _require_service(request).record(request.context.token, VOLUMES, volume_id)
+    return {"volume": view.volume(record)}
 
 
 def create(request: Request) -> JsonObject:
-    """POST /os-volumes"""
-    given = request.body["volume"]
-    more = ("volume_type", "snapshot_id", "availability_zone", "metadata")
-    values = {name: given[name] for name in more if given.get(name)}
-    made = _made(request, VOLUMES, given, size=int(given["size"]), **values)
-    return {"volume": view.volume(made)}
+    """Create a volume in the block storage service (POST /os-volumes)."""
+    body = request.body["volume"]
+    names = ("volume_type", "snapshot_id", "availability_zone", "metadata")
+    values = {name: body[name] for name in names if body.get(name)}
+    record = _create_record(request, VOLUMES, body, size=int(body["size"]), **values)
+    return {"volume": view.volume(record)}
 
 
 def delete(request: Request, volume_id: str) -> None:
-    """DELETE /os-volumes/{id}"""
-    _required(request).remove(request.context.token, VOLUMES, volume_id)
+    """Delete a volume for DELETE /os-volumes/{id}."""
+    _require_service(request).remove(request.context.token, VOLUMES, volume_id)
 
 
 def snapshot_index(request: Request) -> JsonObject:
-    """GET /os-snapshots, GET /os-snapshots/detail"""
-    return {SNAPSHOTS: _page(request, SNAPSHOTS, view.snapshot)}
+    """Return snapshots for GET /os-snapshots and GET /os-snapshots/detail."""
+    return {SNAPSHOTS: _list_page(request, SNAPSHOTS, view.snapshot)}
 
 
 def snapshot_show(request: Request, snapshot_id: str) -> JsonObject:
-    """GET /os-snapshots/{id}"""
-    found = _required(request).record(request.context.token, SNAPSHOTS, snapshot_id)
-    return {"snapshot": view.snapshot(found)}
+    """Return one snapshot for GET /os-snapshots/{id}."""
+    record = _require_service(request).record(request.context.token, SNAPSHOTS, snapshot_id)
+    return {"snapshot": view.snapshot(record)}
 
 
 def snapshot_create(request: Request) -> JsonObject:
-    """POST /os-snapshots"""
-    given = request.body["snapshot"]
-    force = is_true(given.get("force", False))
-    made = _made(request, SNAPSHOTS, given, volume_id=given["volume_id"], force=force)
-    return {"snapshot": view.snapshot(made)}
+    """Create a snapshot of a volume for POST /os-snapshots."""
+    body = request.body["snapshot"]
+    force = is_true(body.get("force", False))
+    record = _create_record(request, SNAPSHOTS, body, volume_id=body["volume_id"], force=force)
+    return {"snapshot": view.snapshot(record)}
 
 
 def snapshot_delete(request: Request, snapshot_id: str) -> None:
-    """DELETE /os-snapshots/{id}"""
-    _required(request).remove(request.context.token, SNAPSHOTS, snapshot_id)
+    """Delete a snapshot for DELETE /os-snapshots/{id}."""
+    _require_service(request).remove(request.context.token, SNAPSHOTS, snapshot_id)
 
 
-def _required(request: Request) -> TenantVolumes:
+def _require_service(request: Request) -> TenantVolumes:
     service = request.volumes
     if service is None:
         raise errors.NotFound(_WITHOUT)
     return service
 
 
-def _page(
-    request: Request, resource: str, shown: Callable[[JsonMapping], JsonObject]
+def _list_page(
+    request: Request, resource: str, show_record: Callable[[JsonMapping], JsonObject]
 ) -> list[JsonObject]:
     service = request.volumes
-    found = [] if service is None else service.records(request.context.token, resource)
+    records = [] if service is None else service.records(request.context.token, resource)
     offset = int(request.first("offset") or 0)
-    return [shown(one) for one in found[offset : offset + request.limit]]
+    return [show_record(record) for record in records[offset : offset + request.limit]]
 
 
-def _made(request: Request, resource: str, given: JsonMapping, **values: JsonValue) -> JsonObject:
-    """With the name and the description that are ``given``, and these values."""
+def _create_record(
+    request: Request, resource: str, body: JsonMapping, **values: JsonValue
+) -> JsonObject:
+    """Create a record with ``values``, and with the name and description of the body."""
     service = request.volumes
     if service is None:
         raise errors.NotImplementedHere(_WITHOUT)
-    words: JsonObject = {name: given.get(f"display_{name}") for name in ("name", "description")}
+    texts: JsonObject = {name: body.get(f"display_{name}") for name in ("name", "description")}
     try:
-        return service.make(request.context.token, resource, values | words)
+        return service.make(request.context.token, resource, values | texts)
     except errors.TooLarge as problem:
         raise errors.Forbidden(problem.text) from problem

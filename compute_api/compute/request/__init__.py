@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state and the services that a handler gets with each request."""
+"""The request object of handlers, and services that handlers share."""

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that wait: for a step of the action that they began, or for another action of the server
-to end.
+"""Requests that wait, for a step of their own action or for the end of another action.
 
-``for_step`` serves rows of ``states.ACTIONS`` with ``answer_after``. A definite failure becomes the
-request's error. When the time is over, the outcome is unknown and the caller answers 202, as for
-any other action. The interval of the polls grows from 20 to 200 ms. Requests to a server have
-threads of their own (``edge.worker``), most of which may wait."""
+``for_step`` serves rows of ``states.ACTIONS`` with ``answer_after``. A definite failure of the step
+becomes the request's error. After the timeout the result is unknown, and the caller answers 202.
+The interval of the polls grows from 20 to 200 ms. Requests to a server have separate threads
+(``http.worker``), and only a limited number of these may wait.
+"""
 
 from __future__ import annotations
 
@@ -27,18 +27,22 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 STEP_TIMEOUT_SECONDS = 30.0
-SLOT_SECONDS = 10.0  #: that a request waits for a thread which may wait
-TURN_TIMEOUTS = 2  #: timeouts of an answer for which a request waits for its turn
+#: Seconds that a request waits for a slot, which permits the thread to wait for longer.
+SLOT_SECONDS = 10.0
+#: A request waits for its turn for this many times ``answer_timeout_seconds``.
+TURN_TIMEOUTS = 2
 _ENDED_EARLY = "The action was ended before it was done."
-#: Statuses with which another service refuses what its quota or policy forbids; the user gets the
-#: same.
+#: Statuses of an external service for requests that its quota or policy forbids. The user gets 403.
 _FORBIDDEN = (403, 413)
 FIRST_POLL_SECONDS, MAX_POLL_SECONDS, POLL_BACKOFF = 0.02, 0.2, 1.5
 
 
 @contextmanager
 def slot(services: Services) -> Iterator[bool]:
-    """Wait for one of the threads that may wait. Yields False if none is free in time."""
+    """Wait for a slot that permits this thread to wait, and hold the slot during the with block.
+
+    Yields False if no slot becomes free within ``SLOT_SECONDS``.
+    """
     seconds = min(SLOT_SECONDS, services.settings.answer_timeout_seconds)
     is_free = services.wait_slots.acquire(timeout=seconds)
     try:
@@ -49,14 +53,14 @@ def slot(services: Services) -> Iterator[bool]:
 
 
 def in_turn(services: Services, server_id: str, begin: Callable[[], T], *, waits: bool = True) -> T:
-    """Begin an action of a server when those before it have ended.
+    """Begin an action of a server as soon as earlier actions have ended.
 
     Args:
-        begin: Begins it, or raises Busy.
-        waits: Whether the request has a slot; without one it tries once.
+        begin: Begins the action, or raises Busy.
+        waits: Whether the request has a slot. Without a slot there is no wait.
 
     Raises:
-        Busy: The actions before it have not ended within the time.
+        Busy: The earlier actions have not ended in time.
     """
     seconds = TURN_TIMEOUTS * services.settings.answer_timeout_seconds if waits else 0
     end = time.monotonic() + seconds
@@ -65,10 +69,10 @@ def in_turn(services: Services, server_id: str, begin: Callable[[], T], *, waits
 
 
 def begin_in_turn(services: Services, server_id: str, begin: Callable[[], T]) -> T:
-    """Begin an action at once, or in its turn if another action has the server.
+    """Begin an action at once, or in its turn if another action of the server is running.
 
     Raises:
-        Busy: As ``in_turn``.
+        Busy: The earlier actions have not ended in time.
     """
     try:
         return begin()
@@ -87,17 +91,16 @@ def for_step(
     clock: Clock | None = None,
     pause: Callable[[float], None] = time.sleep,
 ) -> EventRow | None:
-    """The event of the step when it has succeeded; None when the time was over first.
+    """Wait for the success of a step, and return its event, or None after the timeout.
 
     Raises:
-        Problem: of class ``failure``, with the journal's text: the step failed, or the action ended
-        before it.
-        Forbidden: another service forbids it, or its quota is used up.
+        failure: The step failed, or the action ended before the step. The text is the journal's.
+        Forbidden: The step failed because of the policy or quota of an external service.
     """
     clock = clock or Clock()
     end, delay = clock.monotonic() + timeout_seconds, FIRST_POLL_SECONDS
     while True:
-        # The action before its events: of one that has ended, all events are there.
+        # Read the action before its events, because an ended action has all its events.
         action, event = store.read(
             lambda tx: (
                 actions.show_by_id(tx, action_id),
@@ -107,8 +110,8 @@ def for_step(
         if event is not None and event.event == StepEvent.SUCCEEDED:
             return event
         if event is not None and action is not None and action.state == ActionState.FAILED:
-            refused = ((action.data or {}).get("problem") or {}).get("status") in _FORBIDDEN
-            raise (errors.Forbidden if refused else failure)(
+            is_forbidden = ((action.data or {}).get("problem") or {}).get("status") in _FORBIDDEN
+            raise (errors.Forbidden if is_forbidden else failure)(
                 event.message or action.message or f"The step {step} failed."
             )
         if action is None or action.state in actions.ENDED:
@@ -126,10 +129,10 @@ def for_turn(
     clock: Clock | None = None,
     pause: Callable[[float], None] = time.sleep,
 ) -> T:
-    """Begin an action as soon as the one before it has ended; what ``begin`` returns.
+    """Call ``begin`` until it no longer raises Busy, and return its result.
 
     Raises:
-        Busy: it has not when the time was over.
+        Busy: Another action was still running after the timeout.
     """
     clock = clock or Clock()
     end, delay = clock.monotonic() + timeout_seconds, FIRST_POLL_SECONDS

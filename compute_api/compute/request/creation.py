@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""New servers: one transaction for all the creates that are ready at the same moment.
+"""Create servers: one transaction for all create requests that are ready at the same moment.
 
-A thread that brings a create while no transaction runs commits all that wait, its own first.
-Threads that come meanwhile wait, and the first of them commits the next batch: the project lock and
-the flush of the disk are paid once for many, and a create alone waits for nobody. There is no
-thread of our own. A create over its quota fails alone. When a transaction of several fails, they
-are committed one by one, so that one bad create, or one project whose row is locked, fails no
-other. Whether a transaction was committed whose COMMIT was not answered is looked up: ids are made
-once for each POST, so that nothing is made twice. In the transaction, in this order: lock each
-project, limits, usage, Idempotency-Keys, the lock of groups, servers, actions, keys, group members.
+The thread of a request that arrives while no transaction runs commits all waiting requests,
+including its own. Threads that arrive meanwhile wait. When the transaction ends, the first of them
+commits the next batch. So many requests share the cost of the project lock and of the disk flush,
+and a single request never waits for others. This needs no additional thread.
+
+Invariant: one bad request does not make others fail. A request over its quota fails alone. If a
+transaction with several requests fails, they are committed one by one, for example because the row
+of one project is locked.
+
+If the database does not answer a COMMIT, a later read checks for the servers. Because the ids are
+created once for each POST, a retry cannot create servers twice.
+
+Order in the transaction: lock each project, limits, usage, Idempotency-Keys, lock of groups,
+servers, actions, keys, group members.
 """
 
 from __future__ import annotations
@@ -25,7 +31,7 @@ from common.store.tenants import quotas, server_groups
 
 
 def idempotency_conflict() -> errors.Conflict:
-    """The 409 for an Idempotency-Key that came with another body before."""
+    """Return the 409 for an Idempotency-Key that an earlier request used with another body."""
     return errors.Conflict(
         "This Idempotency-Key was used before with another request; use a new key."
     )
@@ -37,45 +43,52 @@ def _no_volumes(count: int) -> list[JsonObject]:
 
 @dataclass(frozen=True)
 class Creation:
-    """One POST: from ``min_count`` to ``max_count`` servers alike."""
+    """The input of one POST /servers: ``min_count`` to ``max_count`` similar servers."""
 
     project_id: str
     user_id: str
-    vcpus: int  #: of one server
-    memory_mb: int  #: of one server
+    #: vCPUs and memory of one server.
+    vcpus: int
+    memory_mb: int
     min_count: int
     max_count: int
     reservation_id: str
-    #: rows of servers and of actions for this many; the same ids at every call
+    #: Builds the rows of this many servers and of their actions, with the same ids in every call.
     rows: Callable[[int], tuple[list[JsonObject], list[JsonObject]]]
-    key: str | None = None  #: the Idempotency-Key
-    digest: str = ""  #: of the body that came with the key
-    #: digests that the same body has under older secret keys of the cloud
+    #: The Idempotency-Key, or None.
+    key: str | None = None
+    #: Digest of the body, if there is a key.
+    digest: str = ""
+    #: Digests of the same body with older secret keys of the cloud.
     older_digests: Sequence[str] = ()
-    group: str | None = None  #: the server group that they join
-    #: the project's limits, read in the transaction; None: those of the database
+    #: The server group of the servers, or None.
+    group: str | None = None
+    #: Reads the project's limits in the transaction. None means the limits in the database.
     limits: Callable[[Connection], quotas.Numbers] | None = None
-    #: resource class -> amount of one server
+    #: Resource class -> amount for one server.
     classes: Mapping[str, int] = field(default_factory=dict)
-    #: rows of the volumes of this many servers
+    #: Builds the rows of the volumes of this many servers.
     volumes: Callable[[int], list[JsonObject]] = _no_volumes
 
     @property
     def size(self) -> quotas.Size:
-        """What is counted of one server."""
+        """The amounts that quotas count for one server."""
         return quotas.Size(1, self.vcpus, self.memory_mb, self.classes)
 
 
 @dataclass(frozen=True, slots=True)
 class Created:
-    """What came of it: the first server's id; ``repeated``: it was there already, by its
-    Idempotency-Key."""
+    """The result of a create request."""
 
+    #: Id of the first server.
     server_id: str
     reservation_id: str
+    #: True if an earlier request with the same Idempotency-Key created the servers.
     repeated: bool = False
-    count: int = 0  #: of servers that were made
-    digest: str = ""  #: the stored one of the body, if it is repeated
+    #: Number of new servers.
+    count: int = 0
+    #: If repeated, the digest of the body that the earlier request stored.
+    digest: str = ""
 
 
 @dataclass(eq=False)
@@ -89,48 +102,51 @@ Outcomes = list[tuple[_Ticket, Created | BaseException]]
 
 
 def _is_committed(tx: Connection, outcomes: Outcomes) -> bool:
-    """Was the transaction committed that had these outcomes? Its servers are there together or not
-    at all."""
-    made = [
+    """Return whether the transaction with these outcomes was committed.
+
+    Because its servers exist together or not at all, a look at the first one is enough.
+    """
+    server_ids = [
         outcome.server_id
         for _, outcome in outcomes
         if isinstance(outcome, Created) and not outcome.repeated
     ]
-    return not made or servers.is_there(tx, made[0])
+    return not server_ids or servers.is_there(tx, server_ids[0])
 
 
 class Creator:
-    """Makes all new servers of this process.
+    """Creates all new servers of this process.
 
     Args:
-        defaults: limits where neither project nor class has one.
-        at_most: how many creates one transaction takes.
+        defaults: Limits for resources without a limit of the project or the quota class.
+        max_batch: Maximum number of requests in one transaction.
     """
 
     def __init__(self, store: Store, defaults: Mapping[str, int], max_batch: int = 64) -> None:
         self._store, self._defaults, self._max_batch = store, dict(defaults), max_batch
         self._lock = threading.Lock()
         self._waiting: list[_Ticket] = []
-        self._led = False
+        self._has_leader = False
 
     @property
     def waiting(self) -> int:
-        """How many creates wait for the transaction in hand to end."""
+        """The number of requests that wait for the end of the running transaction."""
         with self._lock:
             return len(self._waiting)
 
     def create(self, creation: Creation) -> Created:
-        """Commit it, alone or with others.
+        """Create the servers of one request, in a transaction that other requests may share.
 
         Raises:
-            OverQuota: fewer than ``min_count`` fit. Conflict: the Idempotency-Key came with another
-            body before.
-            Unavailable: the database does not let it through.
+            OverQuota: The quota allows fewer than ``min_count`` servers.
+            Conflict: An earlier request used the Idempotency-Key with another body.
+            BadRequest: The server group does not exist any more.
+            Unavailable: The database does not answer, or is too busy.
         """
         ticket = _Ticket(creation)
         with self._lock:
             self._waiting.append(ticket)
-            leads, self._led = not self._led, True
+            leads, self._has_leader = not self._has_leader, True
         if not leads:
             ticket.turn.wait()
         if ticket.outcome is None:
@@ -141,7 +157,7 @@ class Creator:
         return ticket.outcome
 
     def _lead(self) -> None:
-        """Commit what waits; then let the first of those who came meanwhile lead."""
+        """Commit the waiting requests, then wake the thread that commits the next batch."""
         with self._lock:
             batch, self._waiting = (
                 self._waiting[: self._max_batch],
@@ -152,9 +168,10 @@ class Creator:
         finally:
             with self._lock:
                 follower = self._waiting[0] if self._waiting else None
-                self._led = follower is not None
+                self._has_leader = follower is not None
             for ticket in batch:
-                if ticket.outcome is None:  # only when this thread is being torn down
+                # A missing outcome means that this thread is being stopped.
+                if ticket.outcome is None:
                     ticket.outcome = errors.Unavailable("The API is stopping; try again.")
                 ticket.turn.set()
             if follower is not None:
@@ -166,7 +183,7 @@ class Creator:
                 lambda tx: self._work(tx, batch), _is_committed, alone=len(batch) == 1
             ):
                 ticket.outcome = outcome
-        except Exception as problem:  # noqa: BLE001  # whatever one of them did, the others get their own turn
+        except Exception as problem:  # noqa: BLE001 - the other requests are tried one by one
             if len(batch) == 1 or isinstance(problem, errors.NoStore):
                 for ticket in batch:
                     ticket.outcome = problem
@@ -175,32 +192,31 @@ class Creator:
                 self._commit([ticket])
 
     def _work(self, tx: Connection, batch: list[_Ticket]) -> Outcomes:
-        """The whole transaction; may run again after a deadlock, so it changes nothing but the
-        database."""
+        """Run the transaction, which may be repeated, so it changes only the database."""
         by_project: dict[str, list[_Ticket]] = {}
         for ticket in batch:
             by_project.setdefault(ticket.creation.project_id, []).append(ticket)
         for project_id in sorted(by_project):
             quotas.lock(tx, project_id)
-        new = _New()
+        new = _NewRows()
         outcomes: Outcomes = []
         for project_id in sorted(by_project):
-            book = _Book(
+            usage = _ProjectUsage(
                 tx,
                 project_id,
                 self._defaults,
                 [ticket.creation for ticket in by_project[project_id]],
             )
             outcomes += [
-                (ticket, _admit(book, ticket.creation, new)) for ticket in by_project[project_id]
+                (ticket, _admit(usage, ticket.creation, new)) for ticket in by_project[project_id]
             ]
         new.write(tx)
         return outcomes
 
 
 @dataclass
-class _New:
-    """The rows that the transaction will insert, a statement a table."""
+class _NewRows:
+    """The rows that the transaction inserts, with one statement per table."""
 
     servers: list[JsonObject] = field(default_factory=list)
     actions: list[JsonObject] = field(default_factory=list)
@@ -218,8 +234,8 @@ class _New:
         server_groups.join(tx, self.members)
 
 
-class _Book:
-    """What one project may have, has, and has been promised earlier in this transaction."""
+class _ProjectUsage:
+    """Limits and usage of one project, including servers admitted earlier in this transaction."""
 
     def __init__(
         self,
@@ -228,56 +244,67 @@ class _Book:
         defaults: dict[str, int],
         creations: Sequence[Creation],
     ) -> None:
-        newest = creations[-1].limits
-        limits = newest(tx) if newest is not None else quotas.limits(tx, project_id, defaults)
+        read_limits = creations[-1].limits
+        limits = (
+            read_limits(tx) if read_limits is not None else quotas.limits(tx, project_id, defaults)
+        )
         self.account = quotas.Account(tx, project_id, limits)
         keys = [creation.key for creation in creations if creation.key is not None]
-        found = servers.idempotent(tx, project_id, keys) if keys else {}
-        self.known = {
-            key: (row.digest, row.server_id, row.reservation_id) for key, row in found.items()
+        key_rows = servers.idempotent(tx, project_id, keys) if keys else {}
+        self.earlier_requests = {
+            key: (row.digest, row.server_id, row.reservation_id) for key, row in key_rows.items()
         }
         groups = {creation.group for creation in creations if creation.group is not None}
-        there = server_groups.lock(tx, groups) if groups else set()
+        locked_groups = server_groups.lock(tx, groups) if groups else set()
         self.members = (
-            {group: len(ids) for group, ids in server_groups.members(tx, there).items()}
-            if there
+            {group: len(ids) for group, ids in server_groups.members(tx, locked_groups).items()}
+            if locked_groups
             else {}
         )
 
     def servers_in_quota(self, creation: Creation) -> int:
-        """How many of the servers fit; raises OverQuota when too few, BadRequest when their group
-        is gone."""
+        """Return the number of servers that the quotas allow, at most ``max_count``.
+
+        Raises:
+            OverQuota: The quotas allow fewer than ``min_count`` servers.
+            BadRequest: The server group does not exist any more.
+        """
         count = self.account.room(
             creation.user_id, creation.size, creation.min_count, creation.max_count
         )
         if creation.group is not None:
             if creation.group not in self.members:
                 raise errors.BadRequest(f"Instance group {creation.group} could not be found.")
-            limit, there = (
+            limit, members = (
                 self.account.limits.of("server_group_members"),
                 self.members[creation.group],
             )
-            if 0 <= limit < there + creation.min_count:
-                raise errors.OverQuota({"server_group_members": (creation.min_count, there, limit)})
-            count = min(count, limit - there) if limit >= 0 else count
+            if 0 <= limit < members + creation.min_count:
+                raise errors.OverQuota(
+                    {"server_group_members": (creation.min_count, members, limit)}
+                )
+            count = min(count, limit - members) if limit >= 0 else count
         return count
 
     def promise(self, creation: Creation, count: int) -> None:
-        """Count them as had."""
+        """Add the servers to the project's usage in this transaction."""
         self.account.add(creation.user_id, creation.size, count)
         if creation.group is not None:
             self.members[creation.group] += count
 
 
-def _admit(book: _Book, creation: Creation, new: _New) -> Created | BaseException:
-    """One create within the transaction: known already, refused, or its rows added to ``new``."""
-    if creation.key in book.known:
-        digest, server_id, reservation_id = book.known[creation.key]
+def _admit(usage: _ProjectUsage, creation: Creation, new: _NewRows) -> Created | BaseException:
+    """Return the outcome of one request, and add the rows of its servers to ``new``.
+
+    A repeated request gets the earlier result. A request over quota gets the error as outcome.
+    """
+    if creation.key in usage.earlier_requests:
+        digest, server_id, reservation_id = usage.earlier_requests[creation.key]
         if digest not in (creation.digest, *creation.older_digests):
             return idempotency_conflict()
         return Created(server_id, reservation_id, repeated=True, digest=digest)
     try:
-        count = book.servers_in_quota(creation)
+        count = usage.servers_in_quota(creation)
     except (errors.OverQuota, errors.BadRequest) as problem:
         return problem
     server_rows, action_rows = creation.rows(count)
@@ -285,11 +312,11 @@ def _admit(book: _Book, creation: Creation, new: _New) -> Created | BaseExceptio
     new.servers += server_rows
     new.actions += action_rows
     new.volumes += creation.volumes(count)
-    book.promise(creation, count)
+    usage.promise(creation, count)
     if creation.group is not None:
         new.members += [{"group_id": creation.group, "server_id": row["id"]} for row in server_rows]
     if creation.key is not None:
-        book.known[creation.key] = (creation.digest, first, creation.reservation_id)
+        usage.earlier_requests[creation.key] = (creation.digest, first, creation.reservation_id)
         new.keys.append(
             {
                 "project_id": creation.project_id,

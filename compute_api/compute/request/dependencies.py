@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the API is given: the store and the other services, as the narrowest interfaces that it
-uses.
+"""The dependencies of the API: the store and the other services, as narrow interfaces.
 
-``service.application`` builds the real ones after the fork; tests pass in-memory ones. The API has
-no globals."""
+``service.application`` creates the real services after the fork. Tests pass in-memory services. The
+API has no globals.
+"""
 
 from __future__ import annotations
 
@@ -26,25 +26,36 @@ from compute_api.compute.request.turns import Turns
 
 
 class Wakeup(Protocol):
-    """Wakes a conductor; never blocks, never fails."""
+    """Wakes a conductor. Calls neither block nor fail."""
 
     def wake(self, neighbours: bool = False) -> None: ...
 
 
 class HostAgents(Protocol):
-    """Speaks to hosts at once."""
+    """Sends queries and commands directly to hosts."""
 
     def query(self, host: str, verb: str, arguments: JsonObject, timeout: float = 10) -> JsonObject:
-        """Ask one; raises NoAnswer or the Problem that it answers with."""
+        """Send a query to a host, and return the answer.
+
+        Args:
+            timeout: Seconds to wait for the answer.
+
+        Raises:
+            NoAnswer: The host does not answer in time.
+            Problem: The host reports an error.
+        """
 
     def do(self, host: str, commands: Sequence[Command], access: Access | None) -> bool:
-        """Give it commands that the conductor repeats; False when they were lost."""
+        """Send commands to a host. Return False if they are lost. The conductor repeats them."""
 
 
 class TenantImages(Protocol):
-    """Looks images up; ``show``, with the caller's token, raises BadRequest for what is not there
-    for them. The others take and tell records as the service has them; NotFound, Forbidden and
-    BadRequest are its refusals."""
+    """Access to the image service with the caller's token.
+
+    ``show`` raises BadRequest if the image does not exist for the caller. The other methods use
+    records in the format of the service, and raise NotFound, Forbidden and BadRequest as the
+    service does.
+    """
 
     def show(self, image_id: str, token: str) -> Image: ...
 
@@ -53,23 +64,25 @@ class TenantImages(Protocol):
     def page(self, query: Mapping[str, str], token: str) -> list[JsonObject]: ...
 
     def change(self, image_id: str, properties: Mapping[str, str | None], token: str) -> None:
-        """Set these properties; None takes one out."""
+        """Set these properties of an image. The value None removes a property."""
 
     def delete(self, image_id: str, token: str) -> None: ...
 
     def url(self, image_id: str) -> str:
-        """Where the image is."""
+        """Return the URL of the image."""
 
 
 class TenantNetworks(Protocol):
-    """Reads and changes the network service with the caller's token; records are as the service has
-    them. Raises Unavailable when it does not answer, NotFound, Forbidden, Conflict and BadRequest
-    when it refuses."""
+    """Access to the network service with the caller's token, with records in the service's format.
+
+    The methods raise Unavailable if the service does not answer, and NotFound, Forbidden, Conflict
+    or BadRequest if the service refuses.
+    """
 
     def has_service(self) -> bool: ...
 
     def networks(self, token: str, project_id: str, ids: Sequence[str] = ()) -> list[JsonObject]:
-        """Those with these ids; without ids the project's own and the shared ones."""
+        """Return the networks with these ids. Without ids return all that the project can use."""
 
     def subnets(self, token: str, network_ids: Sequence[str]) -> list[JsonObject]: ...
 
@@ -78,14 +91,14 @@ class TenantNetworks(Protocol):
     def port(self, token: str, port_id: str) -> JsonObject: ...
 
     def ports_left(self, token: str, project_id: str) -> int:
-        """How many more the project may have; -1: no limit."""
+        """Return the number of further ports that the quota allows, or -1 for no limit."""
 
     def security_groups(self, token: str, project_id: str, whole: bool = False) -> list[JsonObject]:
-        """The project's: id and name, or the whole of them with their rules."""
+        """Return the project's security groups: id and name, or if ``whole`` all fields."""
 
     def interfaces(self, token: str, server_id: str) -> list[Interface]: ...
 
-    # what users could do there themselves; a resource is a collection's name in the service's URLs
+    # Operations for proxies. ``resource`` is the name of a collection in the service's URLs.
     def records(self, token: str, resource: str, **filters: object) -> list[JsonObject]: ...
 
     def record(self, token: str, resource: str, record_id: str) -> JsonObject: ...
@@ -100,8 +113,11 @@ class TenantNetworks(Protocol):
 
 
 class TenantShares(Protocol):
-    """Looks shares up with the caller's token; raises Unavailable, and NotFound or Forbidden as the
-    service does."""
+    """Access to the shared file system service with the caller's token.
+
+    ``share`` raises Unavailable if the service does not answer, and NotFound or Forbidden if the
+    service refuses.
+    """
 
     def has_service(self) -> bool: ...
 
@@ -109,8 +125,11 @@ class TenantShares(Protocol):
 
 
 class TenantVolumes(Protocol):
-    """Looks volumes up, and makes and deletes them, with the caller's token; raises Unavailable,
-    and what the service refuses as ``VolumeClient`` does."""
+    """Access to the block storage service with the caller's token.
+
+    The methods raise Unavailable if the service does not answer. Other errors are those of
+    ``common.clients.volumes.VolumeClient``.
+    """
 
     def has_service(self) -> bool: ...
 
@@ -138,7 +157,7 @@ class TenantVolumes(Protocol):
 
     def delete(self, token: str, volume_id: str) -> None: ...
 
-    # what users could do there themselves; a resource is "volumes" or "snapshots"
+    # Operations for proxies. ``resource`` is "volumes" or "snapshots".
     def records(self, token: str, resource: str) -> list[JsonObject]: ...
 
     def record(self, token: str, resource: str, record_id: str) -> JsonObject: ...
@@ -152,26 +171,37 @@ class TenantVolumes(Protocol):
 class ApiSettings:
     """The options that handlers need."""
 
-    max_limit: int = 1000  #: items of a page
+    #: Maximum number of items on a page.
+    max_limit: int = 1000
     max_body_bytes: int = 1024 * 1024
-    public_url: str | None = None  #: what links begin with; None: as the client reached us
-    default_zone: str = "nova"  #: of hosts that are in no zone
-    default_schedule_zone: str | None = None  #: where servers go that name no zone
-    #: what flavors call PCI devices -> their (vendor, product)
+    #: Beginning of links. None means the address that the client used.
+    public_url: str | None = None
+    #: Zone of hosts outside all zone aggregates.
+    default_zone: str = "nova"
+    #: Zone of servers whose request names none.
+    default_schedule_zone: str | None = None
+    #: Alias of PCI devices in flavors -> pairs of vendor and product.
     pci_aliases: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
-    threads: int = 16  #: of this process
-    answer_timeout_seconds: float = 30.0  #: that an answer waits for a step of its action
-    reclaim_interval: int = 0  #: seconds that a deleted server can be restored
-    console_url: str = "http://127.0.0.1:6080"  #: where browsers reach the console service
+    #: Threads of this process, without those for requests that may wait.
+    threads: int = 16
+    #: Limit for the wait of a response for a step of its action.
+    answer_timeout_seconds: float = 30.0
+    #: Seconds in which a soft-deleted server can be restored. 0 deletes servers at once.
+    reclaim_interval: int = 0
+    #: URL of the console service for browsers.
+    console_url: str = "http://127.0.0.1:6080"
     console_token_seconds: int = 600
-    #: what URLs of spice-direct consoles begin with; "": there are none
+    #: Beginning of the URLs of spice-direct consoles, or "" without such consoles.
     spice_direct_url: str = ""
-    fencing: bool = False  #: can conductors make sure that a silent host's guests are dead?
-    max_local_disks: int = 3  #: of one server, on its host
-    cross_az_attach: bool = True  #: may servers have volumes of another zone?
-    #: limits of what Keystone does not name
+    #: Whether conductors can fence silent hosts.
+    fencing: bool = False
+    #: Maximum number of disks that a server has on its host.
+    max_local_disks: int = 3
+    #: Whether servers may have volumes of another zone.
+    cross_az_attach: bool = True
+    #: Limits of resources that Keystone does not list.
     unregistered: UnregisteredLimits = field(default_factory=UnregisteredLimits)
-    #: this cloud's default limits
+    #: The default limits of this cloud.
     quota: Mapping[str, int] = field(
         default_factory=lambda: {
             "instances": 10,
@@ -190,26 +220,29 @@ class ApiSettings:
 
 @dataclass
 class Services:
-    """Everything outside the API that it calls, and what its requests share."""
+    """The services that the API calls, and the state that requests share."""
 
     store: Store
     wakeup: Wakeup
     agents: HostAgents
     images: TenantImages
     settings: ApiSettings = field(default_factory=ApiSettings)
-    vault: Vault | None = None  #: encrypts passwords; None in a cloud without a key
-    #: None: there is no network service, so no server has an interface
+    #: Encrypts passwords. None in a cloud without a key.
+    vault: Vault | None = None
+    #: None without a network service. In this case servers have no interfaces.
     networks: TenantNetworks | None = None
-    #: whose limits are in force; None: those of our database
+    #: Client for Keystone's limits, or None for limits in this database.
     keystone: KeystoneLimits | None = None
-    shares: TenantShares | None = None  #: None: there is no shared file system service
-    volumes: TenantVolumes | None = None  #: None: there is no block storage service
-    quota: Quota = field(init=False)  #: where all limits are read
-    creator: Creator = field(init=False)  #: makes all new servers
-    #: requests that may wait for a host at a time: half as many as threads, so that silent hosts
-    #: cannot stop the API
+    #: None without a shared file system service.
+    shares: TenantShares | None = None
+    #: None without a block storage service.
+    volumes: TenantVolumes | None = None
+    quota: Quota = field(init=False)
+    creator: Creator = field(init=False)
+    #: Slots of requests that wait for a host: half as many as threads, so that silent hosts cannot
+    #: block the API.
     query_slots: threading.BoundedSemaphore = field(init=False)
-    #: requests that may wait for a step of their action, or for their turn at a server
+    #: Slots of requests that wait for a step of their action, or for the end of another action.
     wait_slots: threading.BoundedSemaphore = field(init=False)
     turns: Turns = field(init=False)
 
@@ -218,7 +251,7 @@ class Services:
         self.creator = Creator(self.store, self.settings.quota)
         threads = self.settings.threads
         self.query_slots = threading.BoundedSemaphore(max(1, threads // 2))
-        # The other waiting threads are left to requests that do not wait.
+        # The remaining threads serve requests to servers that need no wait.
         self.wait_slots = threading.BoundedSemaphore(
             max(1, threads * (waiting_threads.PER_THREAD - 1))
         )

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queries to a server's host that are answered at once; no action begins and nothing is written.
+"""Queries to hosts, whose answer is part of the response. They begin no action and write no row.
 
-Used for rows of ``states.ACTIONS`` with ``query``, and for what hosts report of themselves. Only a
-share of the threads may wait for hosts, so that silent hosts cannot stop the API. A host that is
-known to be down is not asked."""
+The callers are rows of ``states.ACTIONS`` with ``query``, and requests for facts of hosts. Only a
+part of the threads may wait for hosts, so that silent hosts cannot block the API. Hosts that are
+down get no query.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +19,19 @@ from common.store.rows import ServerRecord
 from compute_api.compute.request.action_waits import SLOT_SECONDS
 from compute_api.compute.request.request import Request
 
-HOST_TIMEOUT_SECONDS = 2.0  #: seconds for the answer of one host of many
-TOTAL_TIMEOUT_SECONDS = 8.0  #: seconds for the answers of all of them
+#: Timeouts of ``query_hosts`` for one host, and for all hosts together.
+HOST_TIMEOUT_SECONDS = 2.0
+TOTAL_TIMEOUT_SECONDS = 8.0
 
 
 def query_host(
     request: Request, server: ServerRecord, verb: str, arguments: JsonObject
 ) -> JsonObject:
-    """Ask the server's host, and answer what it says.
+    """Send a query to the server's host, and return the answer.
 
     Raises:
-        Conflict: the server is on no host, or its host is down or does not answer. Unavailable: too
-        many wait.
+        Conflict: The server is on no host, or its host is down or does not answer (HostDown).
+        Unavailable: Too many requests are waiting for hosts.
     """
     if not server.host:
         raise errors.Conflict(f"Instance {server.id} is not ready")
@@ -49,11 +51,15 @@ def query_host(
 def query_hosts(
     request: Request, hosts: Sequence[str], verb: str
 ) -> dict[str, JsonObject | errors.Problem]:
-    """Ask these hosts, which are up, about themselves, one after the other; what each answered, or
-    why it did not. Who has not been asked when the time is over is left out.
+    """Send a query to each of these hosts, one after the other, and return answers or errors.
+
+    Hosts that got no query before ``TOTAL_TIMEOUT_SECONDS`` are left out.
+
+    Args:
+        hosts: Names of hosts, which should be up.
 
     Raises:
-        Unavailable: too many requests wait for hosts.
+        Unavailable: Too many requests are waiting for hosts.
     """
     answers: dict[str, JsonObject | errors.Problem] = {}
     until = time.monotonic() + TOTAL_TIMEOUT_SECONDS
@@ -73,7 +79,11 @@ def query_hosts(
 
 @contextmanager
 def _slot(request: Request) -> Iterator[None]:
-    """One of the few threads that may wait for hosts."""
+    """Hold a slot that permits this thread to wait for hosts.
+
+    Raises:
+        Unavailable: No slot becomes free in time.
+    """
     slots = request.services.query_slots
     seconds = min(SLOT_SECONDS, request.services.settings.answer_timeout_seconds)
     if not slots.acquire(timeout=seconds):

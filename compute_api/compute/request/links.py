@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Links: where a thing is, as the client reached us."""
+"""Links to resources in responses, with the address that the client used."""
 
 from __future__ import annotations
 
@@ -10,42 +10,44 @@ from urllib.parse import quote, urlencode
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """base: scheme, host and prefix, without a slash at the end. version: v2.1 or v2. project: as
-    in the URL of the request, or ''."""
+    """The parts of links that depend on the request."""
 
+    #: Scheme, host and prefix, without a slash at the end.
     base: str
+    #: The root of the request: v2.1 or v2.
     version: str = "v2.1"
+    #: The project in the URL of the request, or "".
     project: str = ""
 
     @property
     def legacy(self) -> bool:
-        """Did the client ask below /v2, where unknown keys are dropped instead of refused?"""
+        """True for requests below /v2, in which unknown keys of the body are ignored."""
         return self.version == "v2"
 
     @property
     def root(self) -> str:
-        """What the versioned links of this request begin with."""
+        """The beginning of links with a version."""
         return f"{self.base}/{self.version}/{self.project}{'/' if self.project else ''}"
 
     @property
     def bookmark_root(self) -> str:
-        """What the unversioned ones begin with."""
+        """The beginning of links without a version."""
         return f"{self.base}/{self.project}{'/' if self.project else ''}"
 
     def of(self, collection: str, ident: str) -> list[dict[str, str]]:
-        """The self and bookmark links of a thing."""
+        """Return the self and bookmark links of a resource."""
         path = f"{collection}/{quote(ident, safe='')}"
         return [{"rel": "self", "href": self.root + path}, self.bookmark(collection, ident)]
 
     def bookmark(self, collection: str, ident: str) -> dict[str, str]:
-        """The unversioned link alone."""
+        """Return the bookmark link of a resource, which has no version."""
         return {
             "rel": "bookmark",
             "href": f"{self.bookmark_root}{collection}/{quote(ident, safe='')}",
         }
 
     def next(self, path: str, query: Mapping[str, list[str]], marker: str) -> list[dict[str, str]]:
-        """The link to the page after this one."""
+        """Return the link to the next page of a list, in a list of one."""
         pairs = [
             (name, value) for name, values in query.items() if name != "marker" for value in values
         ]

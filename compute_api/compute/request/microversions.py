@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The microversions: what each changes, which are served, and how a request chooses one.
+"""The microversions: their history, the supported range, and the choice of a request.
 
-A version 2.N is the number N everywhere behind this module. What a version changes stands at the
-thing that changes (a route's, field's or schema's ``since`` and ``until``); here is only the list,
-for readers and for the limits. The maximum is the highest version for which everything that exists
-is exact.
+Other modules represent version 2.N as the number N. The effect of a version is in the route, field
+or schema that changes, as ``since`` and ``until``. This module only lists the versions, for readers
+and for the supported range.
 """
 
 from __future__ import annotations
@@ -124,58 +123,60 @@ HISTORY: tuple[tuple[str, str], ...] = (
     ("2.104", "pinned_availability_zone can be given up"),
 )
 
-#: The header of this service alone, from before 2.27.
+#: Nova's header for the microversion before 2.27.
 OLDER_HEADER = "X-OpenStack-Nova-API-Version"
-#: The namespace of what Nova does not have, and its only version.
+#: The namespace of operations that Nova does not have, and the only version of this namespace.
 EXTENSION, EXTENSION_VERSION = "kilonova", "1.0"
 MIN, MAX = number(HISTORY[0][0]), number(HISTORY[-1][0])
 
 
 def text(version: int) -> str:
-    """53 is 2.53."""
+    """Return the text of a version, for example "2.53" for 53."""
     return f"2.{version}"
 
 
 def unsupported(version: int) -> errors.NotFound:
-    """The 404 for an operation that this version does not have."""
+    """Return the 404 for an operation that does not exist at this version."""
     return errors.NotFound(f"API version '{text(version)}' is not supported on this method.")
 
 
 def chosen(headers: Mapping[str, str]) -> int:
-    """The version that a request's headers ask for; the lowest when they do not.
+    """Return the version that the headers choose, or the lowest version without such a header.
 
     Raises:
-        BadRequest: it is no version. NotAcceptable: it is not served.
+        BadRequest: The header is not a version.
+        NotAcceptable: The version is not supported.
     """
-    wanted = requested(headers, "compute", OLDER_HEADER)
-    if wanted is None:
+    header = requested(headers, "compute", OLDER_HEADER)
+    if header is None:
         return MIN
-    if wanted == "latest":
+    if header == "latest":
         return MAX
-    if not is_version(wanted) or wanted.startswith("0"):
+    if not is_version(header) or header.startswith("0"):
         raise errors.BadRequest(
-            f"API Version String {wanted[:40]} is of invalid format. Must be of format "
+            f"API Version String {header[:40]} is of invalid format. Must be of format "
             "MajorNum.MinorNum."
         )
-    major, minor = parsed(wanted) or (0, 0)
+    major, minor = parsed(header) or (0, 0)
     if major != 2 or not MIN <= minor <= MAX:
         raise errors.NotAcceptable(
-            f"Version {wanted[:40]} is not supported by the API. Minimum is {text(MIN)} and "
+            f"Version {header[:40]} is not supported by the API. Minimum is {text(MIN)} and "
             f"maximum is {text(MAX)}."
         )
     return minor
 
 
 def check_extension(headers: Mapping[str, str]) -> None:
-    """Kilonova's own operations have a namespace of their own; without the header its first version
-    is meant.
+    """Check the version that the headers choose for Kilonova's own operations.
+
+    Without the header the first version applies.
 
     Raises:
-        NotAcceptable: another version is asked for.
+        NotAcceptable: The headers choose an unsupported version.
     """
-    wanted = requested(headers, EXTENSION)
-    if wanted not in (None, "latest", EXTENSION_VERSION):
+    header = requested(headers, EXTENSION)
+    if header not in (None, "latest", EXTENSION_VERSION):
         raise errors.NotAcceptable(
-            f"Version {str(wanted)[:40]} of {EXTENSION} is not supported by the API. Minimum "
+            f"Version {str(header)[:40]} of {EXTENSION} is not supported by the API. Minimum "
             f"and maximum are {EXTENSION_VERSION}."
         )

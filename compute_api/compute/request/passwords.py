@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Passwords and injected files of guests: shown once in the answer, stored encrypted until their
-action has ended.
+"""Passwords and injected files of guests, which are stored encrypted until their action has ended.
 
-Create, rebuild and rescue use them. No log, no journal and no argument of an action contains a
-password. A cloud without [DEFAULT] secret_key shows passwords without storing them, and refuses
-files."""
+Create, rebuild and rescue use them. The response shows a new password once.
+
+Invariant: logs, journals and arguments of actions contain no password. A cloud without [DEFAULT]
+secret_key shows passwords without storing them, and refuses files.
+"""
 
 from __future__ import annotations
 
@@ -25,19 +26,19 @@ def generate() -> str:
 
 
 def derive(code: str) -> str:
-    """Return the password that follows from a secret code of hexadecimal digits."""
+    """Return the password that a secret of hexadecimal digits determines."""
     return "".join(LETTERS[byte % len(LETTERS)] for byte in bytes.fromhex(code)[:_LENGTH])
 
 
 def seal_text(vault: Vault | None, text: str | None) -> str | None:
-    """Return user data for the server's row: encrypted, or as it is in a cloud without a key."""
+    """Return user data for the server's row, encrypted if the cloud has a key."""
     return vault.seal_text(text) if vault is not None and text else text or None
 
 
 def seal(
     vault: Vault | None, password: str | None, files: Sequence[dict[str, str]] = (), **more: object
 ) -> str | None:
-    """Return the secrets for the action's row; None: there are none, or this cloud has no key.
+    """Return the encrypted secrets for the action's row, or None without secrets or without a key.
 
     Raises:
         NotImplementedHere: There are files, and this cloud has no key.

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quotas: whose limits are in force, and in which resources they are counted.
+"""Quotas: the source of limits, and the resources that the limits count.
 
-``[quota] driver`` chooses ``kilonova`` (limits of this database, also of users, in servers, cores
-and RAM) or ``unified`` (Keystone's, in servers and resource classes). In both cases usage is
-counted under the project's lock in the transaction that adds to it. Keystone's limits are read
-before that transaction begins. See decision 0015."""
+With ``[quota] driver = kilonova`` the limits are in this database, also for single users, and count
+servers, cores and RAM. With ``unified`` they come from Keystone, and count servers and resource
+classes. In both cases usage is counted under the project's lock, in the transaction that adds
+servers. Keystone's limits are read before that transaction begins. See decision 0015.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from common.store.engine import Connection
 from common.store.tenants import quotas
 from compute_api.compute.schemas.quota_sets import UNLIMITED
 
-#: The API's names of what Keystone limits, and Keystone's.
+#: Names of limits in this API -> names in Keystone.
 NAMES = {
     "instances": "servers",
     "cores": "class:VCPU",
@@ -34,59 +35,69 @@ Source = Callable[[Connection], quotas.Numbers]
 
 
 class KeystoneLimits(Protocol):
-    """Reads limits; raises Unavailable when the identity service does not answer."""
+    """Client for Keystone's limits. Raises Unavailable if the identity service does not answer."""
 
     def of(self, project_id: str) -> Mapping[str, int]:
-        """A project's limits by Keystone's names, its own before the registered ones; of '*' the
-        registered ones."""
+        """Return the limits of a project by Keystone's names.
+
+        A limit of the project overrides the registered limit. For "*" return the registered limits.
+        """
 
 
 @dataclass(frozen=True)
 class UnregisteredLimits:
-    """What is true of a resource without a registered limit. strategy: "require": those ``listed``
-    cannot be had, all others without end; "ignore": the other way round."""
+    """The limits of resources without a registered limit in Keystone."""
 
+    #: "require": resources in ``listed`` have the limit 0, others no limit. "ignore": the opposite.
     strategy: str = "require"
     listed: Iterable[str] = ("servers",)
 
     def limit(self, name: str) -> int:
-        """0 or -1."""
+        """Return 0, or -1 for a resource without limit."""
         return 0 if (name in self.listed) == (self.strategy == "require") else -1
 
 
 @dataclass(frozen=True)
 class UnifiedLimits:
-    """Keystone's limits of one project: users have none of their own."""
+    """Keystone's limits of one project, with the interface of ``quotas.Numbers``.
+
+    Users have no separate limits.
+    """
 
     numbers: Mapping[str, int]
     missing: UnregisteredLimits
     by_user: bool = False
 
     def of(self, resource: str, user_id: str = "") -> int:
-        """By the API's name or Keystone's; what is neither, as networks are, is not limited
-        here."""
+        """Return the limit of a resource, or -1 for no limit.
+
+        Resources that Keystone does not limit, such as networks, have no limit here.
+
+        Args:
+            resource: Name of the limit in this API or in Keystone.
+        """
         name = self.name(resource)
         if name not in self.numbers and not name.startswith(CLASS) and name not in NAMES.values():
             return -1
         return self.numbers[name] if name in self.numbers else self.missing.limit(name)
 
     def name(self, resource: str) -> str:
-        """Keystone's."""
+        """Return Keystone's name of a limit."""
         return NAMES.get(resource, resource)
 
     def has_own(self, user_id: str, resource: str) -> bool:
-        """Never."""
+        """Return False, because Keystone has no limits for single users."""
         return False
 
     def counted(self, size: quotas.Size) -> dict[str, int]:
-        """Servers and resource classes."""
+        """Return the amounts of a request by Keystone's names of limits."""
         return {
             "servers": size.servers,
             **{CLASS + name: amount for name, amount in size.classes.items()},
         }
 
     def used(self, tx: Connection, project_id: str) -> dict[str, dict[str, int]]:
-        """Of the whole project."""
+        """Return the project's usage by Keystone's names, under the key "" for all users."""
         held = quotas.held(tx, project_id)
         return {
             "": {
@@ -97,11 +108,12 @@ class UnifiedLimits:
 
 
 class Quota:
-    """Where handlers get limits from.
+    """The source of limits for handlers.
 
     Args:
-        defaults: limits where neither project nor class has one in the database.
-        keystone: whose limits are in force instead; None: the database's.
+        defaults: Limits for resources without a limit of the project or the quota class.
+        keystone: Client for limits that replace those in the database, or None.
+        missing: Limits of resources that Keystone does not list.
     """
 
     def __init__(
@@ -115,17 +127,21 @@ class Quota:
 
     @property
     def is_ours(self) -> bool:
-        """Are the limits in our database, so that they are set through our API?"""
+        """True if the limits are in this database, so that callers set them through this API."""
         return self._keystone is None
 
     def source(self, project_id: str) -> Source:
-        """Call it before a transaction, and what it returns in there. '*' has what is true of every
-        project.
+        """Return a function that returns the limits of a project inside a transaction.
+
+        Why: Keystone's limits are read now, outside the transaction.
+
+        Args:
+            project_id: Id of the project, or "*" for the limits of every project.
 
         Raises:
-            Unavailable: Keystone's limits are not known now.
+            Unavailable: Keystone does not answer.
         """
         if self._keystone is None:
             return lambda tx: quotas.limits(tx, project_id, self._defaults)
-        found = UnifiedLimits(self._keystone.of(project_id), self._missing)
-        return lambda tx: found
+        keystone_limits = UnifiedLimits(self._keystone.of(project_id), self._missing)
+        return lambda tx: keystone_limits

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One request of the Compute API as its handlers see it.
-
-Made by ``app.ComputeEndpoint``."""
+"""The request that ``app.ComputeEndpoint`` passes to the handlers of the Compute API."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ from compute_api.http.routing import ApiRoute
 
 @dataclass(slots=True, kw_only=True)
 class Request(ApiRequest):
-    """What a handler is given."""
+    """A checked request, with the services that the handler may use."""
 
     services: Services
     route: ApiRoute
@@ -34,10 +32,10 @@ class Request(ApiRequest):
     _images: dict[str, Image] = field(default_factory=dict)
 
     def image(self, image_id: str) -> Image:
-        """Return the image as the caller sees it; the service is asked once in a request.
+        """Return the image as the caller sees it. A request reads each image only once.
 
         Raises:
-            BadRequest: The caller may not see it, or there is none.
+            BadRequest: The image does not exist for the caller.
         """
         if image_id not in self._images:
             self._images[image_id] = self.services.images.show(image_id, self.context.token)
@@ -45,41 +43,43 @@ class Request(ApiRequest):
 
     @property
     def networks(self) -> TenantNetworks | None:
-        """The network service; None: this cloud has none, so its servers have no interfaces."""
+        """The network service, or None in a cloud without interfaces of servers."""
         service = self.services.networks
         return service if service is not None and service.has_service() else None
 
     @property
     def volumes(self) -> TenantVolumes | None:
-        """The volume service; None: this cloud has none."""
+        """The block storage service, or None in a cloud without one."""
         service = self.services.volumes
         return service if service is not None and service.has_service() else None
 
     @property
     def is_admin(self) -> bool:
-        """Sees every project's things."""
+        """True if the caller is an administrator, with access to the resources of all projects."""
         return self.context.is_admin
 
     @property
     def scope(self) -> str | None:
-        """The project whose things the caller sees; None: all."""
+        """The project to which the caller's access is limited, or None for all projects."""
         return None if self.is_admin else self.context.project_id
 
     def allowed(self, rules: frozenset[str]) -> frozenset[str]:
-        """Those of the rules that hold for the caller in their own project."""
+        """Return the rules that the caller passes in the caller's own project."""
         return frozenset(rule for rule in rules if self.policy.allows(rule, self.context))
 
     def limits(self) -> Numbers:
-        """Those in force in the caller's project."""
+        """Return the limits of the caller's project."""
         return self.read(self.services.quota.source(self.context.project_id))
 
     def check(self, action: states.Action, server: ServerRecord, *, waits: bool = False) -> None:
-        """Refuse early what the server's state does not allow, before another service is asked.
+        """Check early that the server's state allows the action, before requests to other services.
 
         Args:
-            waits: the request waits for its turn, so that another action in hand is no reason.
+            waits: Whether the request waits for a running action, which then is no error.
+
         Raises:
-            Conflict: or a kind of it.
+            Conflict: The state, a lock or a running action does not allow the action. This is often
+                a subclass, for example WrongState.
         """
         try:
             actions.check(action, server.id, server, self.context)
@@ -94,8 +94,13 @@ class Request(ApiRequest):
         server_id: str,
         **named: object,
     ) -> str:
-        """Let an action take a server, by ``actions.begin`` or one that is called alike; returns
-        its id."""
+        """Begin an action on a server, and return the id of the action.
+
+        Args:
+            begin: ``actions.begin``, or a function with the same parameters.
+            rows: The action, or several rows of which the server's vm_state selects one.
+            named: Further arguments of ``begin``.
+        """
         is_begun: Callable[[Connection, str], bool] = partial(actions.is_begun, server_id=server_id)
         return self.make(
             is_begun, begin, rows, server_id, context=self.context, project_id=self.scope, **named
@@ -103,7 +108,7 @@ class Request(ApiRequest):
 
     # --- the query ---
     def first(self, name: str) -> str | None:
-        """A parameter's value; of several the last, as the API has it."""
+        """Return the last value of a query parameter, or None."""
         values = self.query.get(name)
         return values[-1] if values else None
 
@@ -114,12 +119,17 @@ class Request(ApiRequest):
 
     @property
     def changed(self) -> tuple[int | None, int | None]:
-        """From when to when, in microseconds, something must have changed: changes-since and
-        changes-before, as far as the version has them. What is shown with the second that
-        changes-before names is in it."""
-        known = self.parameters
+        """The values of changes-since and changes-before, in microseconds since 1970.
+
+        A value is None if the parameter is missing, or unknown at this microversion. The time of
+        changes-before is inclusive: the result is the end of the second.
+
+        Raises:
+            BadRequest: changes-since is later than changes-before.
+        """
+        parameters = self.parameters
         since, before = (
-            parse(text) if name in known and (text := self.first(name)) is not None else None
+            parse(text) if name in parameters and (text := self.first(name)) is not None else None
             for name in ("changes-since", "changes-before")
         )
         if since is not None and before is not None and since > before:
@@ -130,17 +140,27 @@ class Request(ApiRequest):
 
     @property
     def limit(self) -> int:
-        """How many items the page may hold."""
-        given = self.first("limit")
+        """The maximum number of items on a page.
+
+        Raises:
+            BadRequest: The parameter ``limit`` is not a number.
+        """
+        text = self.first("limit")
         most = self.services.settings.max_limit
-        if given is None:
+        if text is None:
             return most
-        if not given.isdecimal():
+        if not text.isdecimal():
             raise errors.BadRequest("limit param must be an integer")
-        return min(int(given[:10]), most)
+        return min(int(text[:10]), most)
 
     def page(self, name: str, path: str, items: Sequence[object], marker: str | None) -> JsonObject:
-        """A list's body, with the link to the next page when this one is full."""
+        """Return the body of a list, with a link to the next page if this page is full.
+
+        Args:
+            name: Key of the items in the body.
+            path: Path of the list below the versioned root.
+            marker: Id of the last item, or None if there are no items.
+        """
         body: JsonObject = {name: items}
         if items and len(items) == self.limit and marker is not None:
             body[f"{name}_links"] = self.links.next(path, self.query, marker)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns: requests to one server wait in a line, so that one at a time asks the database."""
+"""Turns: a queue of requests for each server, of which only the first polls the database."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ from contextlib import contextmanager
 
 
 class Turns:
-    """The requests of this process that wait to begin an action: one line for each server.
-
-    Only the first request of a line asks the database whether its turn has come.
-    """
+    """The requests of this process that wait to begin an action, in one queue per server."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -20,7 +17,10 @@ class Turns:
 
     @contextmanager
     def first(self, server_id: str, timeout_seconds: float) -> Iterator[None]:
-        """Wait to be the first in the line of a server, or until the timeout."""
+        """Wait until this request is first in the server's queue, or until the timeout.
+
+        The with block runs in both cases.
+        """
         with self._lock:
             line, length = self._lines.get(server_id, (threading.Lock(), 0))
             self._lines[server_id] = line, length + 1

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Aggregates of hosts, and the images that their hosts cache.
 
-The store has the rules about zones. As in Nova a refusal is 409 for adding and removing hosts, and
-400 for other changes."""
+The store checks the rules for zones. As in Nova the error is 409 for adding and removing hosts, and
+400 for other changes.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +23,16 @@ _RULE = "os_compute_api:os-aggregates:"
 
 
 def index(request: Request) -> JsonObject:
-    """GET /os-aggregates"""
+    """Return all aggregates for GET /os-aggregates."""
     return view.many(*request.read(aggregates.list_all), request.version)
 
 
 def show(request: Request, aggregate_id: str) -> JsonObject:
-    """GET /os-aggregates/{id}"""
-    return _body(request, request.read(aggregates.show, _number(aggregate_id)))
+    """Return one aggregate for GET /os-aggregates/{id}."""
+    return _build_body(request, request.read(aggregates.show, _parse_number(aggregate_id)))
 
 
-def _number(text: str) -> int:
+def _parse_number(text: str) -> int:
     number = ids.number(text)
     if number is None and ids.number(text.removeprefix("-")) is not None:
         raise errors.NotFound(f"Aggregate {text} could not be found.")
@@ -40,25 +41,25 @@ def _number(text: str) -> int:
     return number
 
 
-def _body(request: Request, found: tuple[AggregateRow, list[str]]) -> JsonObject:
-    return view.one(*found, request.version)
+def _build_body(request: Request, aggregate: tuple[AggregateRow, list[str]]) -> JsonObject:
+    return view.one(*aggregate, request.version)
 
 
 def create(request: Request) -> JsonObject:
-    """POST /os-aggregates"""
-    given = request.body["aggregate"]
+    """Create an aggregate for POST /os-aggregates."""
+    body = request.body["aggregate"]
     row = request.make(
-        aggregates.is_made, aggregates.create, given["name"].strip(), given.get("availability_zone")
+        aggregates.is_made, aggregates.create, body["name"].strip(), body.get("availability_zone")
     )
     return view.one(row, [], request.version, view.NEW)
 
 
 def update(request: Request, aggregate_id: str) -> JsonObject:
-    """PUT /os-aggregates/{id}: its name, its zone."""
-    given, number = request.body["aggregate"], _number(aggregate_id)
-    name = given["name"].strip() if "name" in given else None
-    meta = {aggregates.ZONE: given[aggregates.ZONE]} if aggregates.ZONE in given else None
-    return _changed(
+    """Change the name and the zone of an aggregate for PUT /os-aggregates/{id}."""
+    body, number = request.body["aggregate"], _parse_number(aggregate_id)
+    name = body["name"].strip() if "name" in body else None
+    meta = {aggregates.ZONE: body[aggregates.ZONE]} if aggregates.ZONE in body else None
+    return _change_and_show(
         request,
         number,
         lambda tx: aggregates.update(tx, number, _default_zone(request), name=name, meta=meta),
@@ -69,23 +70,25 @@ def _default_zone(request: Request) -> str:
     return request.services.settings.default_zone
 
 
-def _changed(request: Request, number: int, work: Callable[[Connection], None]) -> JsonObject:
-    """Make a change, and show what it made in the same transaction."""
+def _change_and_show(
+    request: Request, number: int, work: Callable[[Connection], None]
+) -> JsonObject:
+    """Change an aggregate, and return its new state from the same transaction."""
 
     def change(tx: Connection) -> tuple[AggregateRow, list[str]]:
         work(tx)
         return aggregates.show(tx, number)
 
-    return _body(request, request.write(change))
+    return _build_body(request, request.write(change))
 
 
 def delete(request: Request, aggregate_id: str) -> None:
-    """DELETE /os-aggregates/{id}"""
-    request.write(aggregates.delete, _number(aggregate_id))
+    """Delete an aggregate for DELETE /os-aggregates/{id}."""
+    request.write(aggregates.delete, _parse_number(aggregate_id))
 
 
 def act(request: Request, aggregate_id: str) -> JsonObject:
-    """POST /os-aggregates/{id}/action: add_host, remove_host, set_metadata."""
+    """Add or remove a host, or set metadata, for POST /os-aggregates/{id}/action."""
     if len(request.body) != 1:
         raise errors.BadRequest("Malformed request body: give one action.")
     [key] = request.body
@@ -96,29 +99,34 @@ def act(request: Request, aggregate_id: str) -> JsonObject:
     if request.links.legacy:
         request.body = schema.prune(request.body)
     schema.check(request.body)
-    given, number, zone = request.body[key], _number(aggregate_id), _default_zone(request)
+    content, number, zone = request.body[key], _parse_number(aggregate_id), _default_zone(request)
 
     def work(tx: Connection) -> None:
         if key == "set_metadata":
             aggregates.update(
-                tx, number, zone, meta=given["metadata"], what="metadata of aggregate"
+                tx, number, zone, meta=content["metadata"], what="metadata of aggregate"
             )
         else:
             (aggregates.add_host if key == "add_host" else aggregates.remove_host)(
-                tx, number, given["host"], zone
+                tx, number, content["host"], zone
             )
 
-    return _changed(request, number, work)
+    return _change_and_show(request, number, work)
 
 
 def cache_images(request: Request, aggregate_id: str) -> ApiResponse:
-    """POST /os-aggregates/{id}/images (since 2.81): its hosts shall fetch these ahead."""
-    wanted = [image["id"] for image in request.body["cache"]]
-    if len(set(wanted)) < len(wanted):
+    """Let the hosts of an aggregate download images in advance (since 2.81).
+
+    Raises:
+        BadRequest: An image is repeated, does not exist for the caller, or is not active.
+    """
+    image_ids = [image["id"] for image in request.body["cache"]]
+    if len(set(image_ids)) < len(image_ids):
         raise errors.BadRequest("Duplicate images in request")
-    number = _number(aggregate_id)
-    request.read(aggregates.show, number)  # before the image service is asked
-    images = [request.image(image_id) for image_id in wanted]
+    number = _parse_number(aggregate_id)
+    # Check the aggregate before requests to the image service.
+    request.read(aggregates.show, number)
+    images = [request.image(image_id) for image_id in image_ids]
     for image in images:
         if not image.is_active:
             raise errors.BadRequest(f"Image {image.ref.id} is not active: it is {image.status}.")

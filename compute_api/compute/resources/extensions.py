@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Extensions: the frozen list of the parts of API v2.1, by which old clients recognise it.
+"""The list of API extensions, which old clients use to detect features of API v2.1.
 
-An extension whose operations were removed from the API stays in the list. One whose operations this
-cloud does not have is left out until its routes exist."""
+The list is frozen. Extensions whose operations were removed from the API stay in the list.
+Extensions whose operations this cloud does not have are left out.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from common.domain.json_types import JsonObject
 from compute_api.compute.request.request import Request
 
 _SERVER = "/servers/{server_id}"
-#: Extensions that are all operations under a path of their name.
+#: Extensions whose operations all have paths that begin with the alias.
 _PATHS = """
     os-agents os-aggregates os-availability-zone os-cells os-certificates os-cloudpipe os-console-auth-tokens
     os-fixed-ips os-floating-ip-dns os-floating-ip-pools os-floating-ips os-floating-ips-bulk os-fping os-hosts
@@ -22,8 +23,8 @@ _PATHS = """
     os-security-group-default-rules os-security-groups os-server-external-events os-server-groups os-services
     os-simple-tenant-usage os-tenant-networks
 """
-#: Those that are one operation, or one action of a server. All others are attributes of answers and
-#: requests.
+#: Extensions with a single operation or action of a server. The remaining extensions only add
+#: fields to requests and responses.
 OPERATIONS = {
     "NMN": "addFixedIp",
     "os-admin-actions": "os-resetState",
@@ -99,7 +100,7 @@ _ALIASES_AND_NAMES = """
 _NAMES = dict(pair.split() for pair in _ALIASES_AND_NAMES.split(","))
 
 
-def _extension(alias: str, name: str) -> JsonObject:
+def _build_extension(alias: str, name: str) -> JsonObject:
     return {
         "alias": alias,
         "name": name,
@@ -111,21 +112,28 @@ def _extension(alias: str, name: str) -> JsonObject:
 
 
 def announced(operations: Collection[str]) -> dict[str, str]:
-    """Of a cloud with these operations, such as "GET /servers" and the keys of actions: alias to
-    name."""
+    """Return alias -> name of the extensions of a cloud with these operations.
+
+    Args:
+        operations: Methods with paths, for example "GET /servers", and keys of actions.
+    """
     paths = {operation.partition("/")[2].partition("/")[0] for operation in operations}
-    needed = _PATHS.split()
+    path_aliases = _PATHS.split()
     return {
         alias: name
         for alias, name in _NAMES.items()
-        if (alias not in needed or alias in paths)
+        if (alias not in path_aliases or alias in paths)
         and (alias not in OPERATIONS or OPERATIONS[alias] in operations)
     }
 
 
 class Extensions:
-    """Those of this cloud. ``operations`` is called with the first request, when the table of
-    routes is complete."""
+    """Handlers of /extensions.
+
+    Args:
+        operations: Returns the operations of this cloud. The first request calls this, because the
+            table of routes is not complete earlier.
+    """
 
     def __init__(self, operations: Callable[[], Collection[str]]) -> None:
         self._operations = operations
@@ -135,11 +143,13 @@ class Extensions:
         return announced(self._operations())
 
     def index(self, request: Request) -> JsonObject:
-        """GET /extensions"""
-        return {"extensions": [_extension(alias, name) for alias, name in self._names.items()]}
+        """Return all extensions for GET /extensions."""
+        return {
+            "extensions": [_build_extension(alias, name) for alias, name in self._names.items()]
+        }
 
     def show(self, request: Request, alias: str) -> JsonObject:
-        """GET /extensions/{alias}"""
+        """Return one extension for GET /extensions/{alias}."""
         if alias not in self._names:
             raise errors.NotFound("The resource could not be found.")
-        return {"extension": _extension(alias, self._names[alias])}
+        return {"extension": _build_extension(alias, self._names[alias])}

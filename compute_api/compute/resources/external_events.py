@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""POST /os-server-external-events: what other services report of servers.
+"""POST /os-server-external-events: events about servers from other services.
 
-An event is a hint: a wired port wakes the action that waits for it, and the action asks the network
-service itself; a change makes us read the interfaces again. So events may be lost, late or
-repeated. When the network service does not answer meanwhile, the request is a 503 and its sender
-may repeat it."""
+An event is only a hint, so events may be lost, late or repeated. For example, the event for a
+plugged port wakes the waiting action, which then reads the port from the network service. After
+other changes of the network the API reads the interfaces again. If the network service does not
+answer, the response is 503, and the sender may repeat the request.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +27,12 @@ from compute_api.http.response import ApiResponse
 from compute_api.http.validation import FORMATS
 
 DONE, BAD, MISSING, UNPROCESSABLE = 200, 400, 404, 422
-REREAD_TIMEOUT_SECONDS = 20.0  # seconds in which the servers of one request are read again
-REIMAGE = "await_reimage"  # the step that waits for the block storage service
-PLUG = "plug"  # the step that waits for the network service
-#: Events that mean nothing without a tag, and the tags that they may have; (): any.
+#: Limit for the time in which the interfaces of one request are read.
+REREAD_TIMEOUT_SECONDS = 20.0
+#: The steps that wait for the block storage service and for the network service.
+REIMAGE = "await_reimage"
+PLUG = "plug"
+#: Events that need a tag -> allowed tags. An empty sequence allows all tags.
 _TAGS: dict[str, Sequence[str]] = {
     "accelerator-request-bound": (),
     "network-vif-deleted": (),
@@ -38,24 +41,28 @@ _TAGS: dict[str, Sequence[str]] = {
     "volume-reimaged": (),
 }
 
-#: Does what the events of one name ask for; the code of each.
+#: Handles events with one name. The arguments are the request, the events, and the rows of servers
+#: by id. Returns a code for each event.
 Handler = Callable[[Request, Sequence[JsonMapping], JsonMapping], list[int]]
 
 
 def create(request: Request) -> ApiResponse:
-    """POST /os-server-external-events"""
+    """Handle events, and return a code for each.
+
+    The status is 200 if all events succeed, otherwise 207.
+    """
     events = request.body["events"]
     rows = request.read(servers.some, {event["server_uuid"] for event in events})
-    codes = [_refusal(event, rows.get(event["server_uuid"])) for event in events]
+    codes = [_check_event(event, rows.get(event["server_uuid"])) for event in events]
     for name, handle in HANDLERS.items():
-        meant = [
+        numbers = [
             number
             for number, event in enumerate(events)
             if codes[number] == DONE and event["name"] == name
         ]
-        if meant:
-            found = handle(request, [events[number] for number in meant], rows)
-            for number, code in zip(meant, found, strict=True):
+        if numbers:
+            new_codes = handle(request, [events[number] for number in numbers], rows)
+            for number, code in zip(numbers, new_codes, strict=True):
                 codes[number] = code
     body = [
         {
@@ -68,8 +75,8 @@ def create(request: Request) -> ApiResponse:
     return ApiResponse({"events": body}, 200 if set(codes) == {DONE} else 207)
 
 
-def _refusal(event: JsonMapping, row: ServerPlace | None) -> int:
-    """Why nothing can be done about an event; DONE: something can."""
+def _check_event(event: JsonMapping, row: ServerPlace | None) -> int:
+    """Return the error code of an event, or DONE if the event can be handled."""
     if row is None:
         return MISSING
     allowed = _TAGS.get(event["name"])
@@ -78,16 +85,14 @@ def _refusal(event: JsonMapping, row: ServerPlace | None) -> int:
     return DONE if row.host and event["name"] in HANDLERS else UNPROCESSABLE
 
 
-def _wake(request: Request, events: Sequence[JsonMapping], rows: JsonMapping) -> list[int]:
+def _wake_plug(request: Request, events: Sequence[JsonMapping], rows: JsonMapping) -> list[int]:
     request.write(actions.wake, {event["server_uuid"] for event in events}, PLUG)
     request.services.wakeup.wake(neighbours=True)
     return [DONE] * len(events)
 
 
-def _look_at_volume(
-    request: Request, events: Sequence[JsonMapping], rows: JsonMapping
-) -> list[int]:
-    """What waits for a volume asks the block storage service itself, whatever the event says."""
+def _wake_reimage(request: Request, events: Sequence[JsonMapping], rows: JsonMapping) -> list[int]:
+    """Wake actions that wait for a volume. They read the result from the block storage service."""
     codes = []
     for event in events:
         try:
@@ -95,16 +100,18 @@ def _look_at_volume(
             codes.append(DONE)
         except errors.NotFound:
             codes.append(MISSING)
-    meant = {
+    server_ids = {
         event["server_uuid"] for event, code in zip(events, codes, strict=True) if code == DONE
     }
-    request.write(actions.wake, meant, REIMAGE)
+    request.write(actions.wake, server_ids, REIMAGE)
     request.services.wakeup.wake(neighbours=True)
     return codes
 
 
-def _reread(request: Request, events: Sequence[JsonMapping], rows: JsonMapping) -> list[int]:
-    """Write what the network service says of the servers' interfaces now."""
+def _refresh_interfaces(
+    request: Request, events: Sequence[JsonMapping], rows: JsonMapping
+) -> list[int]:
+    """Copy the interfaces of servers from the network service to their rows."""
     networks, clock = request.networks, Clock()
     if networks is None:
         return [UNPROCESSABLE] * len(events)
@@ -120,12 +127,15 @@ def _reread(request: Request, events: Sequence[JsonMapping], rows: JsonMapping) 
 
 
 def _detach(request: Request, events: Sequence[JsonMapping], rows: JsonMapping) -> list[int]:
-    """Take deleted ports out of their guests, also of locked servers: there is nothing left to
-    protect. A port whose server cannot let go of it now is left to a pending cleanup."""
+    """Detach deleted ports from their guests.
+
+    This includes locked servers, because the port no longer exists. If the state of a server does
+    not allow the detachment now, record a pending cleanup.
+    """
     codes = []
     for event in events:
         server_id, port = event["server_uuid"], event["tag"]
-        is_known = port in [one["port"] for one in rows[server_id].interfaces or ()]
+        is_known = port in [interface["port"] for interface in rows[server_id].interfaces or ()]
         try:
             if not (is_known and _begin_detach(request, server_id, port)) and FORMATS["uuid"](port):
                 request.write(_record_deletion, server_id, port, is_known)
@@ -137,8 +147,10 @@ def _detach(request: Request, events: Sequence[JsonMapping], rows: JsonMapping) 
 
 
 def _begin_detach(request: Request, server_id: str, port: str) -> bool:
-    """Begin the action that takes a port out of its server. Returns False if the server's state or
-    another action forbids it."""
+    """Begin the detachment of a port.
+
+    Returns False if the server's state or a running action does not allow that.
+    """
     try:
         request.make(
             partial(actions.is_begun, server_id=server_id),
@@ -154,9 +166,10 @@ def _begin_detach(request: Request, server_id: str, port: str) -> bool:
 
 
 def _record_deletion(tx: Connection, server_id: str, port: str, is_known: bool) -> None:
-    """Leave a deleted port to a pending cleanup, unless the running action removes the port itself.
+    """Record a pending cleanup for a deleted port, unless the running action removes the port.
 
-    A running action may be about to give the server a port that the server's row does not have yet.
+    A port that is missing in the server's row is recorded too if an action is running, because the
+    action may be adding that port.
     """
     server = servers.show(tx, server_id)
     if not server.action and not is_known:
@@ -167,7 +180,7 @@ def _record_deletion(tx: Connection, server_id: str, port: str, is_known: bool) 
 
 
 def _extend(request: Request, events: Sequence[JsonMapping], rows: JsonMapping) -> list[int]:
-    """Servers see that volumes have grown, also those that are locked."""
+    """Let guests see the new size of extended volumes. This includes locked servers."""
     row, system = states.row("extend_volume"), dataclasses.replace(request.context, admin=True)
     codes = []
     for event in events:
@@ -191,12 +204,12 @@ def _extend(request: Request, events: Sequence[JsonMapping], rows: JsonMapping) 
     return codes
 
 
-#: By name, in the order in which they are done. For the others nothing waits in this cloud.
+#: Name of events -> handler, in the order of execution. Other events have no effect in this cloud.
 HANDLERS: dict[str, Handler] = {
-    "network-vif-plugged": _wake,
-    "network-vif-unplugged": _wake,
+    "network-vif-plugged": _wake_plug,
+    "network-vif-unplugged": _wake_plug,
     "network-vif-deleted": _detach,
-    "network-changed": _reread,
+    "network-changed": _refresh_interfaces,
     "volume-extended": _extend,
-    "volume-reimaged": _look_at_volume,
+    "volume-reimaged": _wake_reimage,
 }

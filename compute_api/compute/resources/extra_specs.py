@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The known extra specs and their values, checked when an admin writes them (since 2.86).
+"""Validation of extra specs, which administrators write (since 2.86).
 
-Called by ``resources.flavors``. Names and types are Nova's, all of them: a flavor may be for hosts
-that can do more than ours. ``common.domain.hardware`` decides what our hosts can do when a server
-is made. Must stay true: a name in a namespace of this table is known or refused; other namespaces
-are not checked."""
+The table has all names and types of Nova, including those that hosts of Kilonova do not support.
+``common.domain.hardware`` checks the support when a server is created.
+
+Invariant: in the namespaces of this table only names of the table are valid. Other namespaces are
+not checked.
+"""
 
 from __future__ import annotations
 
@@ -20,20 +22,21 @@ from common.domain.hardware import OWN_SPECS
 from common.domain.hardware.specs import FALSE, TRUE
 from common.domain.json_types import JsonMapping
 
-Check = Callable[[str], str]  # what is wrong with a value; "": nothing
+#: Returns the error of a value, or "" for a valid value.
+Check = Callable[[str], str]
 _MAX_SHOWN = 80
 _GROUP = "(?:[a-zA-Z0-9_-]{1,64})?"
 
 
-def _text(text: str) -> str:
+def _accept_text(text: str) -> str:
     return ""
 
 
-def _truth(text: str) -> str:
+def _check_boolean(text: str) -> str:
     return "" if text.strip().lower() in TRUE | FALSE else "is neither true nor false"
 
 
-def _whole(least: int | None = None, most: int | None = None) -> Check:
+def _make_integer_check(least: int | None = None, most: int | None = None) -> Check:
     def check(text: str) -> str:
         if not re.fullmatch(r"\s*[+-]?\d{1,19}\s*", text, re.ASCII):
             return "is not a whole number"
@@ -44,24 +47,24 @@ def _whole(least: int | None = None, most: int | None = None) -> Check:
     return check
 
 
-def _words(*words: str) -> Check:
+def _make_choice_check(*words: str) -> Check:
     return lambda text: "" if text in words else f"is not one of {', '.join(words)}"
 
 
-def _form(pattern: str, words: str) -> Check:
+def _make_pattern_check(pattern: str, words: str) -> Check:
     compiled = re.compile(pattern, re.ASCII)
     return lambda text: "" if compiled.fullmatch(text) else f"is not {words}"
 
 
-_cpu_list = _form(
+_check_cpu_list = _make_pattern_check(
     r"\s*\^?\d{1,9}(-\d{1,9})?\s*(,\s*\^?\d{1,9}(-\d{1,9})?\s*)*", "a list of CPUs like 0-3,^2,8"
 )
-_some, _count = _whole(0), _whole(1)
-#: name -> check of its value.
+_check_natural, _check_positive = _make_integer_check(0), _make_integer_check(1)
+#: Name -> check of the value.
 KNOWN: dict[str, Check] = {
-    "hide_hypervisor_id": _truth,
-    "group_policy": _words("isolate", "none"),
-    "accel:device_profile": _text,
+    "hide_hypervisor_id": _check_boolean,
+    "group_policy": _make_choice_check("isolate", "none"),
+    "accel:device_profile": _accept_text,
     **dict.fromkeys(
         (
             f"hw:{name}"
@@ -77,7 +80,7 @@ KNOWN: dict[str, Check] = {
                 "virtio_packed_ring",
             )
         ),
-        _truth,
+        _check_boolean,
     ),
     **dict.fromkeys(
         (
@@ -85,58 +88,62 @@ KNOWN: dict[str, Check] = {
             for most in ("", "max_")
             for kind in ("sockets", "cores", "threads")
         ),
-        _count,
+        _check_positive,
     ),
-    "hw:cpu_realtime_mask": _cpu_list,
-    "hw:cpu_dedicated_mask": _cpu_list,
-    "hw:cpu_policy": _words("shared", "dedicated", "mixed"),
-    "hw:cpu_thread_policy": _words("prefer", "isolate", "require"),
-    "hw:emulator_threads_policy": _words("share", "isolate"),
-    "hw:ephemeral_encryption_format": _words("plain", "luks", "luksv2"),
-    "hw:maxphysaddr_bits": _some,
-    "hw:maxphysaddr_mode": _words("emulate", "passthrough"),
-    "hw:mem_encryption_model": _words("amd-sev", "amd-sev-es", "amd-sev-snp"),
-    "hw:mem_page_size": _form(
+    "hw:cpu_realtime_mask": _check_cpu_list,
+    "hw:cpu_dedicated_mask": _check_cpu_list,
+    "hw:cpu_policy": _make_choice_check("shared", "dedicated", "mixed"),
+    "hw:cpu_thread_policy": _make_choice_check("prefer", "isolate", "require"),
+    "hw:emulator_threads_policy": _make_choice_check("share", "isolate"),
+    "hw:ephemeral_encryption_format": _make_choice_check("plain", "luks", "luksv2"),
+    "hw:maxphysaddr_bits": _check_natural,
+    "hw:maxphysaddr_mode": _make_choice_check("emulate", "passthrough"),
+    "hw:mem_encryption_model": _make_choice_check("amd-sev", "amd-sev-es", "amd-sev-snp"),
+    "hw:mem_page_size": _make_pattern_check(
         r"large|small|any|\d{1,12}([kKMGT]i?)?(b|bit|B)?", "small, large, any or a size"
     ),
-    "hw:numa_nodes": _count,
-    "hw:pci_numa_affinity_policy": _words("required", "preferred", "legacy", "socket"),
-    "hw:pmem": _form("[a-zA-Z0-9_]+(,[a-zA-Z0-9_]+)*,?", "a list of labels"),
-    "hw:redirected_usb_ports": _whole(0, 15),
-    "hw:serial_port_count": _some,
-    "hw:sound_model": _words("sb16", "es1370", "pcspk", "ac97", "ich6", "ich9", "usb", "virtio"),
-    "hw:tpm_model": _words("tpm-tis", "tpm-crb"),
-    "hw:tpm_version": _words("1.2", "2.0"),
-    "hw:tpm_secret_security": _words("user", "host", "deployment"),
-    "hw:usb_model": _words("none", "qemu-xhci", "nec-xhci"),
-    "hw:viommu_model": _words("intel", "smmuv3", "virtio", "auto"),
-    "hw:watchdog_action": _words("none", "pause", "poweroff", "reset", "disabled"),
-    "hw_rng:allowed": _truth,
-    "hw_rng:rate_bytes": _some,
-    "hw_rng:rate_period": _some,
-    "hw_video:ram_max_mb": _some,
-    "os:secure_boot": _words("disabled", "required"),
-    "pci_passthrough:alias": _form(
+    "hw:numa_nodes": _check_positive,
+    "hw:pci_numa_affinity_policy": _make_choice_check("required", "preferred", "legacy", "socket"),
+    "hw:pmem": _make_pattern_check("[a-zA-Z0-9_]+(,[a-zA-Z0-9_]+)*,?", "a list of labels"),
+    "hw:redirected_usb_ports": _make_integer_check(0, 15),
+    "hw:serial_port_count": _check_natural,
+    "hw:sound_model": _make_choice_check(
+        "sb16", "es1370", "pcspk", "ac97", "ich6", "ich9", "usb", "virtio"
+    ),
+    "hw:tpm_model": _make_choice_check("tpm-tis", "tpm-crb"),
+    "hw:tpm_version": _make_choice_check("1.2", "2.0"),
+    "hw:tpm_secret_security": _make_choice_check("user", "host", "deployment"),
+    "hw:usb_model": _make_choice_check("none", "qemu-xhci", "nec-xhci"),
+    "hw:viommu_model": _make_choice_check("intel", "smmuv3", "virtio", "auto"),
+    "hw:watchdog_action": _make_choice_check("none", "pause", "poweroff", "reset", "disabled"),
+    "hw_rng:allowed": _check_boolean,
+    "hw_rng:rate_bytes": _check_natural,
+    "hw_rng:rate_period": _check_natural,
+    "hw_video:ram_max_mb": _check_natural,
+    "os:secure_boot": _make_choice_check("disabled", "required"),
+    "pci_passthrough:alias": _make_pattern_check(
         r"[^:,]+:\d{1,9}(\s*,\s*[^:,]+:\d{1,9})*", "name:count, or several of these"
     ),
     **{
         f"quota:{what}_{limit}": check
         for what in ("cpu", "memory", "disk_io", "vif")
         for limit, check in (
-            ("limit", _whole()),
-            ("reservation", _whole()),
-            ("shares_level", _text),
-            ("shares_share", _whole()),
+            ("limit", _make_integer_check()),
+            ("reservation", _make_integer_check()),
+            ("shares_level", _accept_text),
+            ("shares_share", _make_integer_check()),
         )
     },
-    **dict.fromkeys((f"quota:cpu_{what}" for what in ("shares", "period", "quota")), _some),
+    **dict.fromkeys(
+        (f"quota:cpu_{what}" for what in ("shares", "period", "quota")), _check_natural
+    ),
     **dict.fromkeys(
         (
             f"quota:disk_{way}_{what}_sec"
             for way in ("read", "write", "total")
             for what in ("bytes", "iops")
         ),
-        _some,
+        _check_natural,
     ),
     **dict.fromkeys(
         (
@@ -144,10 +151,10 @@ KNOWN: dict[str, Check] = {
             for way in ("inbound", "outbound")
             for what in ("average", "peak", "burst")
         ),
-        _some,
+        _check_natural,
     ),
-    "vmware:hw_version": _text,
-    "vmware:storage_policy": _text,
+    "vmware:hw_version": _accept_text,
+    "vmware:storage_policy": _accept_text,
     **dict.fromkeys(
         (
             f"capabilities:{name}"
@@ -188,7 +195,7 @@ KNOWN: dict[str, Check] = {
                 "updated",
             )
         ),
-        _text,
+        _accept_text,
     ),
 }
 _NESTED = (
@@ -211,24 +218,27 @@ NAMESPACES = re.compile(
 
 
 @functools.cache
-def _patterns() -> tuple[tuple[re.Pattern[str], Check], ...]:
-    """Names with a part that anybody chooses, and the check of their values."""
+def _list_patterns() -> tuple[tuple[re.Pattern[str], Check], ...]:
+    """Return patterns for names with a variable part, with the check of their values."""
     classes, traits = "|".join(os_resource_classes.STANDARDS), "|".join(os_traits.get_traits())
     return tuple(
         (re.compile(pattern, re.ASCII), check)
         for pattern, check in (
-            (r"hw:numa_cpus\.\d{1,9}", _cpu_list),
-            (r"hw:numa_mem\.\d{1,9}", _count),
-            (r"aggregate_instance_extra_specs:.+", _text),
-            (rf"capabilities:(?:{'|'.join(_NESTED)})(?::\w+)*", _text),
-            (rf"resources{_GROUP}:(?:{classes}|CUSTOM_[A-Z0-9_]+)", _whole()),
-            (rf"trait{_GROUP}:(?:{traits}|CUSTOM_[A-Z0-9_]+)", _words("required", "forbidden")),
+            (r"hw:numa_cpus\.\d{1,9}", _check_cpu_list),
+            (r"hw:numa_mem\.\d{1,9}", _check_positive),
+            (r"aggregate_instance_extra_specs:.+", _accept_text),
+            (rf"capabilities:(?:{'|'.join(_NESTED)})(?::\w+)*", _accept_text),
+            (rf"resources{_GROUP}:(?:{classes}|CUSTOM_[A-Z0-9_]+)", _make_integer_check()),
+            (
+                rf"trait{_GROUP}:(?:{traits}|CUSTOM_[A-Z0-9_]+)",
+                _make_choice_check("required", "forbidden"),
+            ),
         )
     )
 
 
 def check_names(specs: Iterable[str]) -> None:
-    """Raises BadRequest when one is a name that only Kilonova writes."""
+    """Raise BadRequest for names that are reserved for Kilonova."""
     for name in specs:
         if name.startswith(OWN_SPECS):
             raise errors.BadRequest(
@@ -237,20 +247,19 @@ def check_names(specs: Iterable[str]) -> None:
 
 
 def check(specs: JsonMapping) -> None:
-    """Raises BadRequest that names the first extra spec that is unknown, or whose value is not of
-    its kind."""
+    """Raise BadRequest for the first extra spec with an unknown name or an invalid value."""
     for name, value in specs.items():
-        known = KNOWN.get(name) or next(
-            (each for pattern, each in _patterns() if pattern.fullmatch(name)), None
+        check_value = KNOWN.get(name) or next(
+            (candidate for pattern, candidate in _list_patterns() if pattern.fullmatch(name)), None
         )
-        if known is None:
+        if check_value is None:
             space, colon, _ = name.partition(":")
             if colon and NAMESPACES.fullmatch(space):
                 raise errors.BadRequest(
                     f"Validation failed; extra spec {name[:_MAX_SHOWN]!r} does not exist. See "
                     f"docs/flavors.md for those in {space}:."
                 )
-        elif wrong := known(str(value)):
+        elif error := check_value(str(value)):
             raise errors.BadRequest(
-                f"Validation failed; extra spec {name[:_MAX_SHOWN]}: {str(value)[:_MAX_SHOWN]!r} {wrong}."
+                f"Validation failed; extra spec {name[:_MAX_SHOWN]}: {str(value)[:_MAX_SHOWN]!r} {error}."
             )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flavors: list, show, create, update, delete; access; extra specs."""
+"""Handlers of flavors, of access to flavors, and of extra specs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _ACCESS = "os_compute_api:os-flavor-access:"
 
 
 def index(request: Request) -> JsonObject:
-    """GET /flavors"""
+    """Return one page of ids and names for GET /flavors."""
     return _list(request, "flavors", names_only=True)
 
 
 def detail(request: Request) -> JsonObject:
-    """GET /flavors/detail"""
+    """Return one page of flavors with all fields for GET /flavors/detail."""
     return _list(request, "flavors/detail", names_only=False)
 
 
@@ -33,10 +33,10 @@ def _list(request: Request, path: str, names_only: bool) -> JsonObject:
     rows = request.read(
         flavors.page,
         project_id=request.scope,
-        is_public=_is_public(request),
-        min_ram=_least(request, "minRam"),
-        min_disk=_least(request, "minDisk"),
-        name=request.first("name") if "name" in _served(request) else None,
+        is_public=_parse_public_filter(request),
+        min_ram=_parse_minimum(request, "minRam"),
+        min_disk=_parse_minimum(request, "minDisk"),
+        name=request.first("name") if "name" in _list_parameters(request) else None,
         sort_key=request.first("sort_key") or "flavorid",
         descending=request.first("sort_dir") == "desc",
         marker=request.first("marker"),
@@ -46,24 +46,26 @@ def _list(request: Request, path: str, names_only: bool) -> JsonObject:
     return request.page("flavors", path, items, rows[-1].flavorid if rows else None)
 
 
-def _served(request: Request) -> JsonObject:
-    """The query parameters that exist at this version."""
+def _list_parameters(request: Request) -> JsonObject:
+    """Return the schemas of the query parameters at this version, by name."""
     assert request.route.query is not None
-    known: JsonObject = request.route.query.at(request.version).document["properties"]
-    return known
+    parameters: JsonObject = request.route.query.at(request.version).document["properties"]
+    return parameters
 
 
-def _is_public(request: Request) -> bool | None:
-    """Everybody sees public flavors and those they were given; admins choose, and without a choice
-    see public ones."""
-    given = request.first("is_public")
+def _parse_public_filter(request: Request) -> bool | None:
+    """Return the filter on public flavors. None means all flavors that the caller may use.
+
+    Only administrators can choose the filter. Their default is public flavors.
+    """
+    text = request.first("is_public")
     if not request.is_admin:
         return None
-    if given is None:
+    if text is None:
         return True
-    if given.lower() == "none":
+    if text.lower() == "none":
         return None
-    if given.lower() not in (
+    if text.lower() not in (
         "true",
         "false",
         "1",
@@ -77,11 +79,11 @@ def _is_public(request: Request) -> bool | None:
         "on",
         "off",
     ):
-        raise errors.BadRequest(f"Invalid is_public filter [{given[:40]}]")
-    return is_true(given)
+        raise errors.BadRequest(f"Invalid is_public filter [{text[:40]}]")
+    return is_true(text)
 
 
-def _least(request: Request, name: str) -> int:
+def _parse_minimum(request: Request, name: str) -> int:
     text = request.first(name)
     if text is None:
         return 0
@@ -92,52 +94,52 @@ def _least(request: Request, name: str) -> int:
 
 
 def show(request: Request, flavor_id: str) -> JsonObject:
-    """GET /flavors/{id}"""
-    return _body(request, request.read(flavors.show, flavor_id, request.scope))
+    """Return one flavor for GET /flavors/{id}."""
+    return _build_body(request, request.read(flavors.show, flavor_id, request.scope))
 
 
-def _body(request: Request, row: FlavorRow) -> JsonObject:
+def _build_body(request: Request, row: FlavorRow) -> JsonObject:
     return view.one(row, request.links, request.version, request.allowed(view.RULES))
 
 
 def create(request: Request) -> JsonObject:
-    """POST /flavors"""
-    given = request.body["flavor"]
-    ident = given.get("id")
+    """Create a flavor for POST /flavors."""
+    body = request.body["flavor"]
+    ident = body.get("id")
     row = request.make(
         flavors.is_made,
         flavors.create,
         {
             "flavorid": ids.new() if ident in (None, "auto") else str(ident).strip(),
-            "name": given["name"].strip(),
-            "vcpus": int(given["vcpus"]),
-            "memory_mb": int(given["ram"]),
-            "root_gb": int(given["disk"]),
-            "ephemeral_gb": int(given.get("OS-FLV-EXT-DATA:ephemeral", 0)),
-            "swap_mb": int(given.get("swap", 0)),
-            "rxtx_factor": float(given.get("rxtx_factor", 1.0)),
-            "description": given.get("description"),
-            "is_public": is_true(given.get("os-flavor-access:is_public", True)),
+            "name": body["name"].strip(),
+            "vcpus": int(body["vcpus"]),
+            "memory_mb": int(body["ram"]),
+            "root_gb": int(body["disk"]),
+            "ephemeral_gb": int(body.get("OS-FLV-EXT-DATA:ephemeral", 0)),
+            "swap_mb": int(body.get("swap", 0)),
+            "rxtx_factor": float(body.get("rxtx_factor", 1.0)),
+            "description": body.get("description"),
+            "is_public": is_true(body.get("os-flavor-access:is_public", True)),
         },
     )
-    return _body(request, row)
+    return _build_body(request, row)
 
 
 def update(request: Request, flavor_id: str) -> JsonObject:
-    """PUT /flavors/{id}: the description."""
-    return _body(
+    """Change the description of a flavor for PUT /flavors/{id}."""
+    return _build_body(
         request, request.write(flavors.describe, flavor_id, request.body["flavor"]["description"])
     )
 
 
 def delete(request: Request, flavor_id: str) -> None:
-    """DELETE /flavors/{id}"""
+    """Delete a flavor for DELETE /flavors/{id}."""
     request.write(flavors.delete, flavor_id)
 
 
 # --- access ---
 def access(request: Request, flavor_id: str) -> JsonObject:
-    """GET /flavors/{id}/os-flavor-access"""
+    """Return the projects with access to a flavor that is not public."""
 
     def work(tx: Connection) -> JsonObject:
         row = flavors.show(tx, flavor_id)
@@ -149,18 +151,17 @@ def access(request: Request, flavor_id: str) -> JsonObject:
 
 
 def change_access(request: Request, flavor_id: str) -> JsonObject:
-    """POST /flavors/{id}/action, before 2.7: access to a public flavor means nothing and is no
-    error."""
+    """Grant or revoke access before 2.7, when a grant on a public flavor is no error."""
     return _change_access(request, flavor_id, public=True)
 
 
 def change_access_strictly(request: Request, flavor_id: str) -> JsonObject:
-    """POST /flavors/{id}/action: a public flavor needs no access given."""
+    """Grant or revoke access since 2.7. Raises Conflict for a grant on a public flavor."""
     return _change_access(request, flavor_id, public=False)
 
 
 def _change_access(request: Request, flavor_id: str, public: bool) -> JsonObject:
-    [(action, given)] = request.body.items()
+    [(action, arguments)] = request.body.items()
     adds = action == "addTenantAccess"
     request.require(_ACCESS + ("add_tenant_access" if adds else "remove_tenant_access"))
 
@@ -168,7 +169,7 @@ def _change_access(request: Request, flavor_id: str, public: bool) -> JsonObject
         row = flavors.show(tx, flavor_id)
         if adds and row.is_public and not public:
             raise errors.Conflict("Can not add access to a public flavor.")
-        (flavors.grant if adds else flavors.revoke)(tx, row, given["tenant"])
+        (flavors.grant if adds else flavors.revoke)(tx, row, arguments["tenant"])
         return view.access(row, flavors.access(tx, row.id))
 
     return request.write(work)
@@ -176,26 +177,26 @@ def _change_access(request: Request, flavor_id: str, public: bool) -> JsonObject
 
 # --- extra specs ---
 def extra_specs(request: Request, flavor_id: str) -> JsonObject:
-    """GET /flavors/{id}/os-extra_specs"""
+    """Return the extra specs for GET /flavors/{id}/os-extra_specs."""
     return {"extra_specs": request.read(flavors.show, flavor_id, request.scope).extra_specs}
 
 
 def add_extra_specs(request: Request, flavor_id: str) -> JsonObject:
-    """POST /flavors/{id}/os-extra_specs, before 2.86"""
+    """Add extra specs without validation, before 2.86."""
     extra_specs_known.check_names(request.body["extra_specs"])
-    given = {key: str(value) for key, value in request.body["extra_specs"].items()}
-    request.write(flavors.set_extra_specs, flavor_id, given)
-    return {"extra_specs": given}
+    specs = {key: str(value) for key, value in request.body["extra_specs"].items()}
+    request.write(flavors.set_extra_specs, flavor_id, specs)
+    return {"extra_specs": specs}
 
 
 def add_known_extra_specs(request: Request, flavor_id: str) -> JsonObject:
-    """POST /flavors/{id}/os-extra_specs: names and values are checked."""
+    """Add extra specs after validation of names and values, since 2.86."""
     extra_specs_known.check(request.body["extra_specs"])
     return add_extra_specs(request, flavor_id)
 
 
 def extra_spec(request: Request, flavor_id: str, key: str) -> JsonObject:
-    """GET /flavors/{id}/os-extra_specs/{key}"""
+    """Return one extra spec for GET /flavors/{id}/os-extra_specs/{key}."""
     specs = request.read(flavors.show, flavor_id, request.scope).extra_specs
     if key not in specs:
         raise flavors.no_extra_spec(flavor_id, key)
@@ -203,7 +204,7 @@ def extra_spec(request: Request, flavor_id: str, key: str) -> JsonObject:
 
 
 def put_extra_spec(request: Request, flavor_id: str, key: str) -> JsonObject:
-    """PUT /flavors/{id}/os-extra_specs/{key}, before 2.86"""
+    """Set one extra spec without validation, before 2.86."""
     if key not in request.body:
         raise errors.BadRequest("Request body and URI mismatch")
     extra_specs_known.check_names(request.body)
@@ -212,12 +213,12 @@ def put_extra_spec(request: Request, flavor_id: str, key: str) -> JsonObject:
 
 
 def put_known_extra_spec(request: Request, flavor_id: str, key: str) -> JsonObject:
-    """PUT /flavors/{id}/os-extra_specs/{key}: name and value are checked."""
+    """Set one extra spec after validation of name and value, since 2.86."""
     extra_specs_known.check(request.body)
     return put_extra_spec(request, flavor_id, key)
 
 
 def remove_extra_spec(request: Request, flavor_id: str, key: str) -> ApiResponse:
-    """DELETE /flavors/{id}/os-extra_specs/{key}"""
+    """Remove one extra spec for DELETE /flavors/{id}/os-extra_specs/{key}."""
     request.write(flavors.set_extra_specs, flavor_id, {}, remove=key)
     return ApiResponse()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drains and evacuations of a host, below its compute service.
+"""Handlers of drains and evacuations of a host, at /os-services/{service_id}/actions.
 
-Nova has none of this: it is an extension with a microversion namespace of its own, so that it is
-never taken for one of Nova's microversions (docs/decisions/0048-host-operations.md). The
-conductors do the work.
+This is an extension that Nova does not have. It has a separate microversion namespace, to avoid
+conflicts with Nova's microversions (docs/decisions/0048-host-operations.md). Conductors execute the
+actions.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from compute_api.http.response import ApiResponse
 
 
 def index(request: Request, service_id: str) -> JsonObject:
-    """GET /os-services/{service_id}/actions: the newest first."""
+    """Return the actions on a host, newest first, for GET /os-services/{service_id}/actions."""
     microversions.check_extension(request.headers)
 
     def work(tx: Connection) -> list[HostAction]:
-        return host_actions.page(tx, _host(tx, service_id), request.limit)
+        return host_actions.page(tx, _find_host(tx, service_id), request.limit)
 
     return {"host_actions": [view.action(row) for row in request.read(work)]}
 
 
 def show(request: Request, service_id: str, action_id: str) -> JsonObject:
-    """GET /os-services/{service_id}/actions/{action_id}"""
+    """Return an action on a host with its events."""
     microversions.check_extension(request.headers)
 
     def work(tx: Connection) -> JsonObject:
-        row = _found(tx, service_id, action_id)
+        row = _find_action(tx, service_id, action_id)
         return view.with_events(row, host_actions.events(tx, row.id))
 
     return {"host_action": request.read(work)}
 
 
 def create(request: Request, service_id: str) -> ApiResponse:
-    """POST /os-services/{service_id}/actions"""
+    """Begin a drain or an evacuation for POST /os-services/{service_id}/actions."""
     microversions.check_extension(request.headers)
-    [(name, given)] = request.body.items()
+    [(name, arguments)] = request.body.items()
 
     def work(tx: Connection) -> HostAction:
         return host_actions.begin(
-            tx, _host(tx, service_id), Name(name), Arguments(**given), request.context
+            tx, _find_host(tx, service_id), Name(name), Arguments(**arguments), request.context
         )
 
     row = request.write(work)
@@ -62,16 +62,17 @@ def create(request: Request, service_id: str) -> ApiResponse:
 
 
 def delete(request: Request, service_id: str, action_id: str) -> None:
-    """DELETE /os-services/{service_id}/actions/{action_id}: begin nothing more."""
+    """Stop an action on a host, which then begins no further moves."""
     microversions.check_extension(request.headers)
-    request.write(lambda tx: host_actions.stop(tx, _found(tx, service_id, action_id).id))
+    request.write(lambda tx: host_actions.stop(tx, _find_action(tx, service_id, action_id).id))
 
 
-def _host(tx: Connection, service_id: str) -> str:
-    """The host of a compute service.
+def _find_host(tx: Connection, service_id: str) -> str:
+    """Return the host of a compute service.
 
     Raises:
-        BadRequest, NotFound: it is none.
+        BadRequest: The id is not a UUID.
+        NotFound: No compute service has this id.
     """
     if not ids.is_uuid(service_id):
         raise errors.BadRequest(f"Invalid uuid {service_id[:80]}")
@@ -81,8 +82,8 @@ def _host(tx: Connection, service_id: str) -> str:
     return str(row.host)
 
 
-def _found(tx: Connection, service_id: str, action_id: str) -> HostAction:
-    host = _host(tx, service_id)
+def _find_action(tx: Connection, service_id: str, action_id: str) -> HostAction:
+    host = _find_host(tx, service_id)
     row = host_actions.show(tx, action_id[:36])
     if row.host != host:
         raise errors.NotFound(f"There is no action {action_id[:40]} on host {host}.")

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/os-hosts (until 2.42): services by host, and what projects use of a host.
+"""Handlers of /os-hosts (until 2.42): services by host, and the usage of a host by project.
 
-Maintenance mode and power management of hosts are answered as by Nova's libvirt driver: 501."""
+Maintenance mode and power management of hosts are 501, as with Nova's libvirt driver.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ _PREFIX = "nova-"
 
 
 def index(request: Request) -> JsonObject:
-    """GET /os-hosts, of all zones or of one"""
+    """Return the services of all hosts, optionally of one zone, for GET /os-hosts."""
 
     def work(tx: Connection) -> list[dict[str, str]]:
         zones = aggregates.zones(tx, request.services.settings.default_zone)
@@ -36,14 +37,16 @@ def index(request: Request) -> JsonObject:
         ]
 
     zone = request.first("zone")
-    return {"hosts": [one for one in request.read(work) if zone in (None, "", one["zone"])]}
+    return {
+        "hosts": [service for service in request.read(work) if zone in (None, "", service["zone"])]
+    }
 
 
 def show(request: Request, host: str) -> JsonObject:
-    """GET /os-hosts/{host}: all of it, what is used of it, and by which projects"""
+    """Return capacity and usage of a host, in total and by project, for GET /os-hosts/{host}."""
 
     def work(tx: Connection) -> tuple[JsonObject, list[servers.FlavorCount]]:
-        return _found(tx, host), servers.flavors_on(tx, host)
+        return _find_host(tx, host), servers.flavors_on(tx, host)
 
     row, flavors = request.read(work)
     used: dict[str, Counter[str]] = {"(used_max)": Counter()}
@@ -57,8 +60,8 @@ def show(request: Request, host: str) -> JsonObject:
                 }
             )
     amounts = {
-        "(total)": _stock(row, lambda of: of["total"]),
-        "(used_now)": _stock(row, lambda of: of["used"] + of["reserved"]),
+        "(total)": _count_stock(row, lambda resource: resource["total"]),
+        "(used_now)": _count_stock(row, lambda resource: resource["used"] + resource["reserved"]),
         **used,
     }
     return {
@@ -75,30 +78,30 @@ def show(request: Request, host: str) -> JsonObject:
     }
 
 
-def _found(tx: Connection, host: str) -> JsonObject:
+def _find_host(tx: Connection, host: str) -> JsonObject:
     row = next(iter(hosts.list_all(tx, host)), None)
     if row is None:
         raise errors.NotFound(f"Compute host {host[:80]} could not be found.")
     return row
 
 
-def _stock(row: JsonObject, amount: Callable[[dict[str, int]], int]) -> Counter[str]:
-    found = {
+def _count_stock(row: JsonObject, amount: Callable[[dict[str, int]], int]) -> Counter[str]:
+    stocks = {
         key: stock(row, name)
         for key, name in (("cpu", "VCPU"), ("memory_mb", "MEMORY_MB"), ("disk_gb", "DISK_GB"))
     }
-    return Counter({key: amount(of) for key, of in found.items()})
+    return Counter({key: amount(resource) for key, resource in stocks.items()})
 
 
 def update(request: Request, host: str) -> JsonObject:
-    """PUT /os-hosts/{host}: whether it takes new servers"""
+    """Enable or disable a host for new servers, for PUT /os-hosts/{host}."""
     if "maintenance_mode" in request.body:
-        request.read(_found, host)
+        request.read(_find_host, host)
         raise errors.NotImplementedHere("Virt driver does not implement host maintenance mode.")
     disabled = request.body["status"].lower() == "disable"
 
     def work(tx: Connection) -> None:
-        service = _found(tx, host)["service_uuid"]
+        service = _find_host(tx, host)["service_uuid"]
         services.set_state(tx, service, disabled=disabled, disabled_reason=None)
 
     request.write(work)
@@ -107,6 +110,6 @@ def update(request: Request, host: str) -> JsonObject:
 
 
 def refused_power(request: Request, host: str) -> None:
-    """GET /os-hosts/{host}/startup, shutdown and reboot"""
-    request.read(_found, host)
+    """Refuse GET /os-hosts/{host}/startup, shutdown and reboot."""
+    request.read(_find_host, host)
     raise errors.NotImplementedHere("Virt driver does not implement host power management.")

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/os-hypervisors: hosts, their capacity and their servers.
+"""Handlers of /os-hypervisors: hosts with their capacity and their servers.
 
-The id is the number of the host's service; since 2.53 the UUID of the host's resource provider, by
-which Placement knows the host. The uptime is read from the hosts
-themselves; a host that is down or does not answer has none."""
+Before 2.53 the id is the number of the host's service. Since 2.53 it is the UUID of the host's
+resource provider, as in Placement. The uptime is read from the host itself. The uptime is null if
+the host is down or does not answer.
+"""
 
 from __future__ import annotations
 
@@ -22,133 +23,135 @@ Row = JsonObject
 
 
 def index(request: Request) -> JsonObject:
-    """GET /os-hypervisors"""
+    """Return the names of hypervisors for GET /os-hypervisors before 2.53."""
     return _list(request, "os-hypervisors", view.NAMES, "service_id")
 
 
 def detail(request: Request) -> JsonObject:
-    """GET /os-hypervisors/detail"""
+    """Return hypervisors with details for GET /os-hypervisors/detail before 2.53."""
     return _list(request, "os-hypervisors/detail", view.FIELDS, "service_id")
 
 
 def index_by_uuid(request: Request) -> JsonObject:
-    """GET /os-hypervisors (since 2.53)"""
+    """Return the names of hypervisors for GET /os-hypervisors since 2.53."""
     return _list(request, "os-hypervisors", view.NAMES, "provider_uuid")
 
 
 def detail_by_uuid(request: Request) -> JsonObject:
-    """GET /os-hypervisors/detail (since 2.53)"""
+    """Return hypervisors with details for GET /os-hypervisors/detail since 2.53."""
     return _list(request, "os-hypervisors/detail", view.FIELDS, "provider_uuid")
 
 
 def _list(request: Request, path: str, fields: tuple[Field, ...], key: str) -> JsonObject:
-    known = (
+    parameters = (
         request.route.query.at(request.version).document["properties"]
         if request.route.query
         else {}
     )
     pattern = (
         request.first("hypervisor_hostname_pattern")
-        if "hypervisor_hostname_pattern" in known
+        if "hypervisor_hostname_pattern" in parameters
         else None
     )
-    paged = "limit" in known and pattern is None
+    is_paged = "limit" in parameters and pattern is None
     if pattern is not None:
         if {"limit", "marker"} & set(request.query):
             raise errors.BadRequest(
                 "Paging over hypervisors with the hypervisor_hostname_pattern query parameter is "
                 "not supported."
             )
-        rows = _found(request, pattern)
-    elif paged:
-        rows = request.read(hosts.list_all, after=_marked(request, key), limit=request.limit)
+        rows = _find_by_pattern(request, pattern)
+    elif is_paged:
+        rows = request.read(hosts.list_all, after=_find_marker(request, key), limit=request.limit)
     else:
         rows = request.read(hosts.list_all)
-    _ask_uptimes(request, rows, fields)
-    items = view.many(rows, request.version, _servers(request, rows), fields)
-    if not paged:
+    _add_uptimes(request, rows, fields)
+    items = view.many(rows, request.version, _read_servers(request, rows), fields)
+    if not is_paged:
         return {"hypervisors": items}
     return request.page("hypervisors", path, items, str(rows[-1][key]) if rows else None)
 
 
-def _marked(request: Request, key: str) -> int | None:
-    """The number of the service behind which the page begins."""
+def _find_marker(request: Request, key: str) -> int | None:
+    """Return the number of the service after which the page begins, or None for the first page."""
     marker = request.first("marker")
     if marker is None:
         return None
-    row = _row(request, marker, key)
+    row = _find_row(request, marker, key)
     if row is None:
         raise errors.BadRequest(f"marker [{marker[:80]}] not found")
     return int(row["service_id"])
 
 
-def _row(request: Request, hypervisor_id: str, key: str) -> Row | None:
+def _find_row(request: Request, hypervisor_id: str, key: str) -> Row | None:
     value = ids.number(hypervisor_id) if key == "service_id" else hypervisor_id
     if value is None:
         return None
     return next(iter(request.read(hosts.list_all, **{key: value})), None)
 
 
-def _servers(
+def _read_servers(
     request: Request, rows: list[Row], always: bool = False
 ) -> dict[str, list[dict[str, str]]] | None:
-    """Host to servers, when they were asked for (a parameter since 2.53)."""
-    known = (
+    """Return host -> servers, or None unless ``always`` or with_servers (since 2.53) is set."""
+    parameters = (
         request.route.query.at(request.version).document["properties"]
         if request.route.query
         else {}
     )
-    if not always and not ("with_servers" in known and is_true(request.first("with_servers"))):
+    if not always and not ("with_servers" in parameters and is_true(request.first("with_servers"))):
         return None
     return request.read(servers.on_hosts, [row["name"] for row in rows])
 
 
 def show(request: Request, hypervisor_id: str) -> JsonObject:
-    """GET /os-hypervisors/{number}"""
+    """Return one hypervisor for GET /os-hypervisors/{number} before 2.53."""
     return _show(request, hypervisor_id, "service_id")
 
 
 def show_by_uuid(request: Request, hypervisor_id: str) -> JsonObject:
-    """GET /os-hypervisors/{uuid}"""
-    return _show(request, _uuid(hypervisor_id), "provider_uuid")
+    """Return one hypervisor for GET /os-hypervisors/{uuid} since 2.53."""
+    return _show(request, _check_uuid(hypervisor_id), "provider_uuid")
 
 
-def _uuid(text: str) -> str:
+def _check_uuid(text: str) -> str:
     if not ids.is_uuid(text):
         raise errors.BadRequest(f"Invalid uuid {text[:80]}")
     return text
 
 
-def _one(request: Request, hypervisor_id: str, key: str) -> Row:
-    row = _row(request, hypervisor_id, key)
+def _get_row(request: Request, hypervisor_id: str, key: str) -> Row:
+    row = _find_row(request, hypervisor_id, key)
     if row is None:
         raise errors.NotFound(f"Hypervisor with ID '{hypervisor_id[:80]}' could not be found.")
     return row
 
 
 def _show(request: Request, hypervisor_id: str, key: str) -> JsonObject:
-    row = _one(request, hypervisor_id, key)
-    _ask_uptimes(request, [row], view.FIELDS)
-    return {"hypervisor": view.one(row, request.version, _servers(request, [row]))}
+    row = _get_row(request, hypervisor_id, key)
+    _add_uptimes(request, [row], view.FIELDS)
+    return {"hypervisor": view.one(row, request.version, _read_servers(request, [row]))}
 
 
 def uptime(request: Request, hypervisor_id: str) -> JsonObject:
-    """GET /os-hypervisors/{number}/uptime"""
-    return _uptime(request, _one(request, hypervisor_id, "service_id"))
+    """Return the uptime of a host for GET /os-hypervisors/{number}/uptime."""
+    return _read_uptime(request, _get_row(request, hypervisor_id, "service_id"))
 
 
 def uptime_by_uuid(request: Request, hypervisor_id: str) -> JsonObject:
-    """GET /os-hypervisors/{uuid}/uptime"""
-    return _uptime(request, _one(request, _uuid(hypervisor_id), "provider_uuid"))
+    """Return the uptime of a host for GET /os-hypervisors/{uuid}/uptime."""
+    return _read_uptime(request, _get_row(request, _check_uuid(hypervisor_id), "provider_uuid"))
 
 
-def _uptime(request: Request, row: Row) -> JsonObject:
-    silent = errors.BadRequest(f"Compute service of {row['name']} is unavailable at this time.")
+def _read_uptime(request: Request, row: Row) -> JsonObject:
+    unavailable = errors.BadRequest(
+        f"Compute service of {row['name']} is unavailable at this time."
+    )
     if view.state(row) != HostState.UP:
-        raise silent
+        raise unavailable
     answer = query_hosts(request, [row["name"]], "uptime")[row["name"]]
     if isinstance(answer, errors.NoAnswer):
-        raise silent from answer
+        raise unavailable from answer
     if isinstance(answer, errors.Problem):
         raise answer
     return {
@@ -158,9 +161,11 @@ def _uptime(request: Request, row: Row) -> JsonObject:
     }
 
 
-def _ask_uptimes(request: Request, rows: list[Row], fields: tuple[Field, ...]) -> None:
-    """Since 2.88 a hypervisor's details tell it, if the host does, and is asked: not when too many
-    requests wait."""
+def _add_uptimes(request: Request, rows: list[Row], fields: tuple[Field, ...]) -> None:
+    """Add the uptime to rows if the response shows details, since 2.88.
+
+    The uptime is None if the host is down, does not answer, or too many requests are waiting.
+    """
     if fields is not view.FIELDS or request.version not in view.WITH_UPTIME:
         return
     try:
@@ -175,23 +180,25 @@ def _ask_uptimes(request: Request, rows: list[Row], fields: tuple[Field, ...]) -
 
 
 def search(request: Request, hypervisor_id: str) -> JsonObject:
-    """GET /os-hypervisors/{pattern}/search"""
-    return {
-        "hypervisors": view.many(_found(request, hypervisor_id), request.version, None, view.NAMES)
-    }
-
-
-def servers_of(request: Request, hypervisor_id: str) -> JsonObject:
-    """GET /os-hypervisors/{pattern}/servers"""
-    rows = _found(request, hypervisor_id)
+    """Return the hypervisors with matching names for GET /os-hypervisors/{pattern}/search."""
     return {
         "hypervisors": view.many(
-            rows, request.version, _servers(request, rows, always=True), view.NAMES
+            _find_by_pattern(request, hypervisor_id), request.version, None, view.NAMES
         )
     }
 
 
-def _found(request: Request, pattern: str) -> list[Row]:
+def servers_of(request: Request, hypervisor_id: str) -> JsonObject:
+    """Return matching hypervisors with their servers for GET /os-hypervisors/{pattern}/servers."""
+    rows = _find_by_pattern(request, hypervisor_id)
+    return {
+        "hypervisors": view.many(
+            rows, request.version, _read_servers(request, rows, always=True), view.NAMES
+        )
+    }
+
+
+def _find_by_pattern(request: Request, pattern: str) -> list[Row]:
     rows = request.read(hosts.list_all, pattern=pattern)
     if not rows:
         raise errors.NotFound(f"No hypervisor matching '{pattern[:80]}' could be found.")
@@ -199,10 +206,10 @@ def _found(request: Request, pattern: str) -> list[Row]:
 
 
 def refused_node(request: Request, **ignored: str) -> None:
-    """POST and DELETE of /os-baremetal-nodes, which were never carried out here."""
+    """Refuse POST and DELETE of /os-baremetal-nodes with Nova's text."""
     raise errors.BadRequest("Command Not supported. Please use the bare metal service for this.")
 
 
 def statistics(request: Request) -> JsonObject:
-    """GET /os-hypervisors/statistics"""
+    """Return the sums over enabled hosts for GET /os-hypervisors/statistics."""
     return {"hypervisor_statistics": view.statistics(request.read(hosts.list_all), request.version)}

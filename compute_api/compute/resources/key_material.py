@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Key material: the fingerprint of a public key, and new keys for clients that ask for one (before
-2.92).
+"""Fingerprints of public keys, and generation of new keys (before 2.92).
 
-``cryptography`` is imported at first use. A private key leaves in the one answer and is kept
-nowhere.
+``cryptography`` is imported at first use. Invariant: a private key is in one response only, and is
+not stored.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _DAYS = 3650
 
 @dataclass(frozen=True, slots=True)
 class NewKey:
-    """What was made."""
+    """A generated key pair with its fingerprint."""
 
     public: str
     fingerprint: str
@@ -33,16 +32,16 @@ class NewKey:
 
 
 def fingerprint(kind: str, public: str) -> str:
-    """Of an imported key: MD5 with colons for ssh, SHA-1 for x509.
+    """Return the fingerprint of a public key, with colons: MD5 for ssh, SHA-1 for x509.
 
     Raises:
-        BadRequest: it is no such key.
+        BadRequest: The text is not a public key of this kind.
     """
-    return _x509_fingerprint(public) if kind == "x509" else _ssh_fingerprint(public)
+    return _compute_x509_fingerprint(public) if kind == "x509" else _compute_ssh_fingerprint(public)
 
 
 def generate(kind: str, name: str) -> NewKey:
-    """A new RSA key, for x509 in a certificate of its own."""
+    """Generate an RSA key, for x509 with a self-signed certificate as public part."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import rsa
 
@@ -53,7 +52,7 @@ def generate(kind: str, name: str) -> NewKey:
         serialization.NoEncryption(),
     ).decode()
     if kind == "x509":
-        public = _certificate(key, name)
+        public = _make_certificate(key, name)
     else:
         public = (
             key.public_key()
@@ -64,11 +63,11 @@ def generate(kind: str, name: str) -> NewKey:
     return NewKey(public, fingerprint(kind, public), private)
 
 
-def _colons(digest: str) -> str:
+def _insert_colons(digest: str) -> str:
     return ":".join(digest[index : index + 2] for index in range(0, len(digest), 2))
 
 
-def _ssh_fingerprint(public: str) -> str:
+def _compute_ssh_fingerprint(public: str) -> str:
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
 
@@ -82,10 +81,10 @@ def _ssh_fingerprint(public: str) -> str:
         raise errors.BadRequest(
             "Keypair data is invalid: failed to generate fingerprint"
         ) from problem
-    return _colons(hashlib.md5(blob, usedforsecurity=False).hexdigest())
+    return _insert_colons(hashlib.md5(blob, usedforsecurity=False).hexdigest())
 
 
-def _x509_fingerprint(public: str) -> str:
+def _compute_x509_fingerprint(public: str) -> str:
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
 
@@ -95,11 +94,11 @@ def _x509_fingerprint(public: str) -> str:
         raise errors.BadRequest(
             "Keypair data is invalid: failed to generate X509 fingerprint"
         ) from problem
-    return _colons(certificate.fingerprint(hashes.SHA1()).hex())  # noqa: S303 - the API's form
+    return _insert_colons(certificate.fingerprint(hashes.SHA1()).hex())  # noqa: S303 - the API's form
 
 
-def _certificate(key: RSAPrivateKey, name: str) -> str:
-    """A self-signed certificate for logging in, in PEM."""
+def _make_certificate(key: RSAPrivateKey, name: str) -> str:
+    """Return a self-signed certificate for client authentication, in PEM."""
     from datetime import UTC, datetime, timedelta
 
     from cryptography import x509
@@ -108,7 +107,7 @@ def _certificate(key: RSAPrivateKey, name: str) -> str:
     subject = x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, name[:64])])
     now = datetime.now(UTC)
     use = x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.CLIENT_AUTH])
-    made = (
+    certificate = (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(subject)
@@ -119,4 +118,4 @@ def _certificate(key: RSAPrivateKey, name: str) -> str:
         .add_extension(use, critical=False)
         .sign(key, hashes.SHA256())
     )
-    return made.public_bytes(serialization.Encoding.PEM).decode()
+    return certificate.public_bytes(serialization.Encoding.PEM).decode()

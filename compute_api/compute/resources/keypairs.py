@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Key pairs of the caller; for admins (since 2.10) also of other users."""
+"""Handlers of key pairs. Since 2.10 administrators have access to those of all users."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from compute_api.compute.views import keypairs as view
 _RULE = "os_compute_api:os-keypairs:"
 
 
-def _owner(request: Request, operation: str) -> str:
-    """Whose keys, if the caller may."""
+def _find_owner(request: Request, operation: str) -> str:
+    """Return the user whose key pairs the request is about, after the check of the policy."""
     assert request.route.query is not None
-    knows = "user_id" in request.route.query.at(request.version).document["properties"]
-    asked = request.first("user_id") if knows else None
-    user_id = asked or request.context.user_id
+    has_parameter = "user_id" in request.route.query.at(request.version).document["properties"]
+    requested_id = request.first("user_id") if has_parameter else None
+    user_id = requested_id or request.context.user_id
     request.require(_RULE + operation, {"user_id": user_id})
     return user_id
 
 
 def index(request: Request) -> JsonObject:
-    """GET /os-keypairs, all of them (before 2.35)."""
+    """Return all key pairs of a user for GET /os-keypairs before 2.35."""
     return {
         "keypairs": view.many(
-            request.read(keypairs.page, _owner(request, "index")), request.version
+            request.read(keypairs.page, _find_owner(request, "index")), request.version
         )
     }
 
 
 def page(request: Request) -> JsonObject:
-    """GET /os-keypairs, in pages."""
-    user_id = _owner(request, "index")
+    """Return one page of a user's key pairs for GET /os-keypairs."""
+    user_id = _find_owner(request, "index")
     if request.limit == 0:
         return {"keypairs": []}
     rows = request.read(keypairs.page, user_id, request.first("marker"), request.limit)
@@ -45,31 +45,34 @@ def page(request: Request) -> JsonObject:
 
 
 def show(request: Request, name: str) -> JsonObject:
-    """GET /os-keypairs/{name}"""
-    return view.one(request.read(keypairs.show, _owner(request, "show"), name), request.version)
+    """Return one key pair for GET /os-keypairs/{name}."""
+    return view.one(
+        request.read(keypairs.show, _find_owner(request, "show"), name), request.version
+    )
 
 
 def delete(request: Request, name: str) -> None:
-    """DELETE /os-keypairs/{name}"""
-    request.write(keypairs.delete, _owner(request, "delete"), name)
+    """Delete a key pair for DELETE /os-keypairs/{name}."""
+    request.write(keypairs.delete, _find_owner(request, "delete"), name)
 
 
 def create(request: Request) -> JsonObject:
-    """POST /os-keypairs: import a public key, or make one."""
-    given = request.body["keypair"]
-    user_id = given.get("user_id") or request.context.user_id
+    """Import a public key, or generate a key pair, for POST /os-keypairs."""
+    body = request.body["keypair"]
+    user_id = body.get("user_id") or request.context.user_id
     request.require(_RULE + "create", {"user_id": user_id})
-    kind, public, private = given.get("type", "ssh"), given.get("public_key"), None
+    kind, public, private = body.get("type", "ssh"), body.get("public_key"), None
     if public is None:
-        made = key_material.generate(kind, user_id)
-        public, printed, private = made.public, made.fingerprint, made.private
+        new_key = key_material.generate(kind, user_id)
+        public, fingerprint, private = new_key.public, new_key.fingerprint, new_key.private
     else:
-        printed = key_material.fingerprint(kind, public)
+        fingerprint = key_material.fingerprint(kind, public)
 
     limits = request.services.quota.source(request.context.project_id)
 
     def work(tx: Connection) -> KeypairRow:
-        quotas.lock(tx, user_id)  # a user's key pairs are counted over all projects
+        # The limit counts the key pairs of the user in all projects.
+        quotas.lock(tx, user_id)
         limit = limits(tx).of("key_pairs")
         if 0 <= limit <= keypairs.count(tx, user_id):
             raise errors.Forbidden("Quota exceeded, too many key pairs.")
@@ -77,9 +80,9 @@ def create(request: Request) -> JsonObject:
             tx,
             {
                 "user_id": user_id,
-                "name": given["name"].strip(),
+                "name": body["name"].strip(),
                 "type": kind,
-                "fingerprint": printed,
+                "fingerprint": fingerprint,
                 "public_key": public,
             },
             imported=private is None,

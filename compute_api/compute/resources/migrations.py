@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Migrations: all of them, those of a server that are on their way, and what can be requested of
-one that runs.
+"""Handlers of migrations: all migrations, live migrations of a server, and their controls.
 
-A request is written into the record, which is what counts: the conductor tells the source's agent
-with every exchange. The agent is told here once at once as well, so that it does not come late.
+A control, such as an abort, is written to the migration's row. The conductor then sends the control
+to the source's agent in every exchange. The API also sends it once directly, to save time.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from compute_api.http.microversions import Range
 
 _API = "os_compute_api:"
 _PAGED, _QUEUED = Range("2.59"), Range("2.65")
-#: Parameter -> what the store calls it.
+#: Query parameter -> argument of ``migrations.page``.
 _FILTERS = {
     "host": "host",
     "source_compute": "source",
@@ -37,24 +36,29 @@ _FILTERS = {
     "user_id": "user_id",
     "project_id": "project_id",
 }
-_STEERED = "migrate"  #: the step whose command is steered
+#: The step whose command the controls affect.
+_CONTROLLED_STEP = "migrate"
 
 
 def index(request: Request) -> JsonObject:
-    """GET /os-migrations: newest first, in pages from 2.59 on. Who asks for more than their own
-    project's must be allowed that."""
+    """Return migrations, newest first, for GET /os-migrations. Since 2.59 return one page.
+
+    Raises:
+        Forbidden: The query is not limited to the caller's project, and the policy does not allow
+            that.
+    """
     assert request.route.query is not None
-    known = request.route.query.at(request.version).document["properties"]
-    wanted: JsonObject = {
+    parameters = request.route.query.at(request.version).document["properties"]
+    filters: JsonObject = {
         column: value
         for name, column in _FILTERS.items()
-        if name in known and (value := request.first(name)) is not None
+        if name in parameters and (value := request.first(name)) is not None
     }
-    if wanted.get("project_id") != request.context.project_id:
+    if filters.get("project_id") != request.context.project_id:
         request.require(_API + "os-migrations:index:all_projects")
     if request.version in _PAGED:
         since, before = request.changed
-        wanted |= {
+        filters |= {
             "marker": request.first("marker"),
             "changed_since": since,
             "changed_before": before,
@@ -63,32 +67,34 @@ def index(request: Request) -> JsonObject:
     if limit == 0:
         return {"migrations": []}
 
-    rows = request.read(lambda tx: migrations.page(tx, limit=limit, **wanted))
-    shown = view.MigrationView(request.links, request.allows(_API + "os-migrations:index:host"))
-    items = view.many(rows, shown, request.version)
+    rows = request.read(lambda tx: migrations.page(tx, limit=limit, **filters))
+    migration_view = view.MigrationView(
+        request.links, request.allows(_API + "os-migrations:index:host")
+    )
+    items = view.many(rows, migration_view, request.version)
     if request.version not in _PAGED:
         return {"migrations": items}
     return request.page("migrations", "os-migrations", items, rows[-1].uuid if rows else None)
 
 
-# --- of a server ---
+# --- live migrations of a server ---
 def of_server(request: Request, server: ServerRecord) -> JsonObject:
-    """GET /servers/{id}/migrations: the live ones that are on their way."""
+    """Return the live migrations in progress for GET /servers/{id}/migrations."""
     rows = [
         row for row in request.read(migrations.in_progress, server.id) if view.is_on_its_way(row)
     ]
-    knows_hosts = request.allows(_API + "servers:migrations:index:host", _target(server))
-    shown = view.MigrationView(request.links, knows_hosts)
-    return {"migrations": [view.below_server(row, shown, request.version) for row in rows]}
+    shows_hosts = request.allows(_API + "servers:migrations:index:host", _make_target(server))
+    migration_view = view.MigrationView(request.links, shows_hosts)
+    return {"migrations": [view.below_server(row, migration_view, request.version) for row in rows]}
 
 
-def _target(server: ServerRecord) -> dict[str, str]:
+def _make_target(server: ServerRecord) -> dict[str, str]:
     return {"project_id": server.project_id, "user_id": server.user_id}
 
 
 def show(request: Request, server: ServerRecord, migration_id: str) -> JsonObject:
-    """GET /servers/{id}/migrations/{id}"""
-    row = request.read(_found, server.id, migration_id)
+    """Return a live migration in progress for GET /servers/{id}/migrations/{migration_id}."""
+    row = request.read(_find_migration, server.id, migration_id)
     if row is None:
         raise errors.NotFound(
             f"In-progress live migration {migration_id[:40]} is not found for server {server.id}."
@@ -108,7 +114,7 @@ def show(request: Request, server: ServerRecord, migration_id: str) -> JsonObjec
     }
 
 
-def _found(tx: Connection, server_id: str, migration_id: str) -> ShownMigrationRow | None:
+def _find_migration(tx: Connection, server_id: str, migration_id: str) -> ShownMigrationRow | None:
     number = ids.number(migration_id)
     return None if number is None else migrations.show(tx, server_id, number)
 
@@ -116,12 +122,15 @@ def _found(tx: Connection, server_id: str, migration_id: str) -> ShownMigrationR
 # --- controls of live migrations ---
 @dataclass(frozen=True)
 class LiveMigrationControl:
-    """What can be asked of a live migration."""
+    """A control of a live migration: abort or force_complete."""
 
     control: Control
-    row: states.Action  #: from which states of the server
-    journal: str  #: what its instance action is called
-    unknown: type[errors.Problem]  #: the error when there is no such migration
+    #: Defines the states of the server that allow the control.
+    row: states.Action
+    #: Name of the instance action.
+    journal: str
+    #: The error if the migration does not exist.
+    unknown: type[errors.Problem]
 
 
 _RULE = _API + "servers:migrations:"
@@ -155,17 +164,17 @@ COMPLETE = LiveMigrationControl(
 
 
 def abort(request: Request, server: ServerRecord, migration_id: str) -> None:
-    """DELETE /servers/{id}/migrations/{id}: also of one that waits for its turn, from 2.65 on."""
+    """Abort a live migration. Since 2.65 this includes queued migrations."""
     statuses = migrations.ABORTABLE + (migrations.QUEUED if request.version in _QUEUED else ())
-    _ask(request, server, migration_id, ABORT, statuses)
+    _request_control(request, server, migration_id, ABORT, statuses)
 
 
 def force_complete(request: Request, server: ServerRecord, migration_id: str) -> None:
-    """POST /servers/{id}/migrations/{id}/action"""
-    _ask(request, server, migration_id, COMPLETE, migrations.ABORTABLE)
+    """Complete a live migration as soon as possible, by force (action force_complete)."""
+    _request_control(request, server, migration_id, COMPLETE, migrations.ABORTABLE)
 
 
-def _ask(
+def _request_control(
     request: Request,
     server: ServerRecord,
     migration_id: str,
@@ -173,9 +182,9 @@ def _ask(
     statuses: tuple[MigrationStatus, ...],
 ) -> None:
     def work(tx: Connection) -> tuple[str, Command] | None:
-        found = actions.take_lock(tx, server.id, request.scope)
-        actions.check(action.row, server.id, found, request.context)
-        move = _found(tx, server.id, migration_id)
+        server_state = actions.take_lock(tx, server.id, request.scope)
+        actions.check(action.row, server.id, server_state, request.context)
+        move = _find_migration(tx, server.id, migration_id)
         if move is None:
             raise action.unknown(
                 f"Migration {migration_id[:40]} not found for instance {server.id}"
@@ -190,10 +199,10 @@ def _ask(
                 f"{action.row.name.replace('_', ' ')} while the migration is in this state."
             )
         immediate_actions.note(
-            tx, action.journal, server.id, found, request.context, {"migration": move.uuid}
+            tx, action.journal, server.id, server_state, request.context, {"migration": move.uuid}
         )
-        outbox.done(tx, action.row, server.id, request.context, found)
-        return _control_command(tx, move, action.control)
+        outbox.done(tx, action.row, server.id, request.context, server_state)
+        return _make_control_command(tx, move, action.control)
 
     sending = request.write(work)
     if sending is not None:
@@ -201,20 +210,22 @@ def _ask(
     request.services.wakeup.wake()
 
 
-def _control_command(
+def _make_control_command(
     tx: Connection, move: ShownMigrationRow, control: Control
 ) -> tuple[str, Command] | None:
-    """Return the source's host and the command that controls the migration. None if the host has no
-    command for the migration yet."""
+    """Return the source host and the command that controls the migration.
+
+    The result is None if the host has no running command for the migration.
+    """
     action = actions.show_by_id(tx, move.action_id)
     if (
         action is None
-        or (action.state, action.step) != (ActionState.WAITING, _STEERED)
+        or (action.state, action.step) != (ActionState.WAITING, _CONTROLLED_STEP)
         or action.host is None
     ):
         return None
     session = hosts.sessions(tx, [action.host]).get(action.host, 0)
-    migration = CommandKey(CommandKind.DO, action.id, _STEERED, action.attempt)
+    migration = CommandKey(CommandKind.DO, action.id, _CONTROLLED_STEP, action.attempt)
     return action.host, control_command(
         migration, control, server=move.server_id, fence=action.fence, session=session
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quota sets, quota class sets and limits."""
+"""Handlers of quota sets, quota class sets and limits."""
 
 from __future__ import annotations
 
@@ -16,55 +16,57 @@ from compute_api.http.validation import is_true
 DEFAULT_CLASS, UNLIMITED = "default", -1
 
 
-def _known(request: Request, resources: dict[str, Range]) -> list[str]:
+def _list_resources(request: Request, resources: dict[str, Range]) -> list[str]:
     return [name for name, versions in resources.items() if request.version in versions]
 
 
-def _checked(request: Request, operation: str, project_id: str) -> None:
-    """May the caller look at this project's quota?"""
+def _check_policy(request: Request, operation: str, project_id: str) -> None:
+    """Raise Forbidden unless the caller may see the quotas of this project."""
     request.require(f"os_compute_api:os-quota-sets:{operation}", {"project_id": project_id})
 
 
-def _limits(
+def _read_limits(
     request: Request, project_id: str, resources: dict[str, Range], user: str = ""
 ) -> dict[str, int]:
-    found = request.read(request.services.quota.source(project_id))
-    return {name: found.of(name, user) for name in _known(request, resources)}
+    numbers = request.read(request.services.quota.source(project_id))
+    return {name: numbers.of(name, user) for name in _list_resources(request, resources)}
 
 
 def show(request: Request, project_id: str) -> JsonObject:
-    """GET /os-quota-sets/{project}"""
-    _checked(request, "show", project_id)
-    limits = _limits(request, project_id, RESOURCES, request.first("user_id") or "")
+    """Return the limits of a project or user for GET /os-quota-sets/{project}."""
+    _check_policy(request, "show", project_id)
+    limits = _read_limits(request, project_id, RESOURCES, request.first("user_id") or "")
     return {"quota_set": {"id": project_id, **limits}}
 
 
 def defaults(request: Request, project_id: str) -> JsonObject:
-    """GET /os-quota-sets/{project}/defaults"""
-    return {"quota_set": {"id": project_id, **_limits(request, quotas.CLASS, RESOURCES)}}
+    """Return the default limits for GET /os-quota-sets/{project}/defaults."""
+    return {"quota_set": {"id": project_id, **_read_limits(request, quotas.CLASS, RESOURCES)}}
 
 
 def detail(request: Request, project_id: str) -> JsonObject:
-    """GET /os-quota-sets/{project}/detail"""
-    _checked(request, "detail", project_id)
+    """Return limits and usage of a project or user for GET /os-quota-sets/{project}/detail."""
+    _check_policy(request, "detail", project_id)
     user, source = request.first("user_id") or "", request.services.quota.source(project_id)
 
     def work(tx: Connection) -> JsonObject:
         limits = source(tx)
-        used = _used(tx, limits, project_id, user)
+        used = _count_usage(tx, limits, project_id, user)
         return {
             name: {"limit": limits.of(name, user), "in_use": used.get(name, 0), "reserved": 0}
-            for name in _known(request, RESOURCES)
+            for name in _list_resources(request, RESOURCES)
         }
 
     return {"quota_set": {"id": project_id, **request.read(work)}}
 
 
-def _used(
+def _count_usage(
     tx: Connection, limits: quotas.Numbers, project_id: str, user_id: str = ""
 ) -> dict[str, int]:
-    """By the API's names, of the user or of the project; users who can have no limits of their own
-    are not counted."""
+    """Return the usage of the user, or of the project, by the API's names of resources.
+
+    If users cannot have separate limits, the result is the usage of the project.
+    """
     user = user_id if limits.by_user else ""
     used = limits.used(tx, project_id).get(user, {})
     counted = {name: used.get(limits.name(name), 0) for name in quotas.COUNTED}
@@ -76,10 +78,10 @@ def _used(
 
 
 def _check_within_project(values: dict[str, int], limits: quotas.Numbers) -> None:
-    """Check limits of a user; -1 is no limit.
+    """Check limits of a user, for which -1 means no limit.
 
     Raises:
-        BadRequest: one is above the project's.
+        BadRequest: A limit is above the project's limit.
     """
     for name, limit in values.items():
         most = limits.of(name)
@@ -90,16 +92,22 @@ def _check_within_project(values: dict[str, int], limits: quotas.Numbers) -> Non
 
 
 def update(request: Request, project_id: str) -> JsonObject:
-    """PUT /os-quota-sets/{project}: limits below what is in use, and a user's limits above those of
-    the project, only with force. Keystone's are set there."""
-    given = dict(request.body["quota_set"])
-    force, user = is_true(given.pop("force", False)), request.first("user_id") or ""
-    values = {name: int(value) for name, value in given.items()}
+    """Set limits of a project or user for PUT /os-quota-sets/{project}.
+
+    With Keystone's limits this changes no limit, because those are set in Keystone.
+
+    Raises:
+        BadRequest: Without ``force``: a limit is below the usage, or a user's limit is above the
+            project's limit.
+    """
+    body = dict(request.body["quota_set"])
+    force, user = is_true(body.pop("force", False)), request.first("user_id") or ""
+    values = {name: int(value) for name, value in body.items()}
     source = request.services.quota.source(project_id)
 
     def work(tx: Connection) -> dict[str, int]:
         quotas.lock(tx, project_id)
-        used = _used(tx, quotas.QuotaLimits({}), project_id, user)
+        used = _count_usage(tx, quotas.QuotaLimits({}), project_id, user)
         for name, limit in values.items():
             if 0 <= limit < used.get(name, 0) and not force:
                 raise errors.BadRequest(
@@ -110,79 +118,79 @@ def update(request: Request, project_id: str) -> JsonObject:
             _check_within_project(values, source(tx))
         quotas.put(tx, project_id, user, values)
         limits = source(tx)
-        return {name: limits.of(name, user) for name in _known(request, RESOURCES)}
+        return {name: limits.of(name, user) for name in _list_resources(request, RESOURCES)}
 
     if not request.services.quota.is_ours:
-        return {"quota_set": _limits(request, project_id, RESOURCES)}
+        return {"quota_set": _read_limits(request, project_id, RESOURCES)}
     return {"quota_set": request.write(work)}
 
 
 def delete(request: Request, project_id: str) -> None:
-    """DELETE /os-quota-sets/{project}: back to the class's limits. Keystone's stay."""
+    """Reset a project or user to the default limits. Keystone's limits stay unchanged."""
     if request.services.quota.is_ours:
         request.write(quotas.forget, project_id, request.first("user_id") or "")
 
 
-# --- classes: only "default" has an effect, as in the API's other implementations ---
+# --- quota classes, of which only "default" has an effect, as in Nova ---
 def show_class(request: Request, name: str) -> JsonObject:
-    """GET /os-quota-class-sets/{name}"""
+    """Return the limits of a class for GET /os-quota-class-sets/{name}."""
     return {
         "quota_class_set": {
             "id": name,
-            **_limits(request, _class_key(request, name), CLASS_RESOURCES),
+            **_read_limits(request, _make_class_key(request, name), CLASS_RESOURCES),
         }
     }
 
 
 def update_class(request: Request, name: str) -> JsonObject:
-    """PUT /os-quota-class-sets/{name}. Keystone's are set there."""
+    """Set the limits of a class. Keystone's limits stay unchanged."""
     values = {key: int(value) for key, value in request.body["quota_class_set"].items()}
-    key = _class_key(request, name)
+    key = _make_class_key(request, name)
     if request.services.quota.is_ours:
         request.write(quotas.put, key, "", values)
-    return {"quota_class_set": _limits(request, key, CLASS_RESOURCES)}
+    return {"quota_class_set": _read_limits(request, key, CLASS_RESOURCES)}
 
 
-def _class_key(request: Request, name: str) -> str:
-    """Keystone has one class only, whatever it is called."""
+def _make_class_key(request: Request, name: str) -> str:
+    """Return the key of a class in the store. With Keystone's limits all names mean the default."""
     is_other = name != DEFAULT_CLASS and request.services.quota.is_ours
     return f"class:{name[:58]}" if is_other else quotas.CLASS
 
 
 # --- limits ---
-def _limit(resource: str) -> Get:
+def _get_limit(resource: str) -> Get:
     return lambda row, view: row.of(resource)
 
 
-def _usage(resource: str) -> Get:
+def _get_usage(resource: str) -> Get:
     return lambda row, view: view.get(resource, 0)
 
 
 LIMITS: tuple[Field, ...] = (
-    Field("maxTotalInstances", _limit("instances")),
-    Field("maxTotalCores", _limit("cores")),
-    Field("maxTotalRAMSize", _limit("ram")),
-    Field("maxServerMeta", _limit("metadata_items")),
-    Field("maxImageMeta", _limit("metadata_items"), until="2.38"),
-    Field("maxPersonality", _limit("injected_files"), until="2.56"),
-    Field("maxPersonalitySize", _limit("injected_file_content_bytes"), until="2.56"),
-    Field("maxTotalKeypairs", _limit("key_pairs")),
-    Field("maxServerGroups", _limit("server_groups")),
-    Field("maxServerGroupMembers", _limit("server_group_members")),
-    Field("maxTotalFloatingIps", _limit("floating_ips"), until="2.35"),
-    Field("maxSecurityGroups", _limit("security_groups"), until="2.35"),
-    Field("maxSecurityGroupRules", _limit("security_group_rules"), until="2.35"),
-    Field("totalInstancesUsed", _usage("instances")),
-    Field("totalCoresUsed", _usage("cores")),
-    Field("totalRAMUsed", _usage("ram")),
-    Field("totalFloatingIpsUsed", _usage("floating_ips"), until="2.35"),
-    Field("totalSecurityGroupsUsed", _usage("security_groups"), until="2.35"),
-    Field("totalServerGroupsUsed", _usage("server_groups")),
+    Field("maxTotalInstances", _get_limit("instances")),
+    Field("maxTotalCores", _get_limit("cores")),
+    Field("maxTotalRAMSize", _get_limit("ram")),
+    Field("maxServerMeta", _get_limit("metadata_items")),
+    Field("maxImageMeta", _get_limit("metadata_items"), until="2.38"),
+    Field("maxPersonality", _get_limit("injected_files"), until="2.56"),
+    Field("maxPersonalitySize", _get_limit("injected_file_content_bytes"), until="2.56"),
+    Field("maxTotalKeypairs", _get_limit("key_pairs")),
+    Field("maxServerGroups", _get_limit("server_groups")),
+    Field("maxServerGroupMembers", _get_limit("server_group_members")),
+    Field("maxTotalFloatingIps", _get_limit("floating_ips"), until="2.35"),
+    Field("maxSecurityGroups", _get_limit("security_groups"), until="2.35"),
+    Field("maxSecurityGroupRules", _get_limit("security_group_rules"), until="2.35"),
+    Field("totalInstancesUsed", _get_usage("instances")),
+    Field("totalCoresUsed", _get_usage("cores")),
+    Field("totalRAMUsed", _get_usage("ram")),
+    Field("totalFloatingIpsUsed", _get_usage("floating_ips"), until="2.35"),
+    Field("totalSecurityGroupsUsed", _get_usage("security_groups"), until="2.35"),
+    Field("totalServerGroupsUsed", _get_usage("server_groups")),
 )
 
 
 def limits(request: Request) -> JsonObject:
-    """GET /limits"""
+    """Return limits and usage of a project for GET /limits."""
     project_id = request.first("tenant_id") or request.context.project_id
     if project_id != request.context.project_id:
         request.require("os_compute_api:limits:other_project")
@@ -190,7 +198,9 @@ def limits(request: Request) -> JsonObject:
     source = request.services.quota.source(project_id)
 
     def work(tx: Connection) -> JsonObject:
-        found = source(tx)
-        return render(visible_fields(LIMITS, request.version), found, _used(tx, found, project_id))
+        numbers = source(tx)
+        return render(
+            visible_fields(LIMITS, request.version), numbers, _count_usage(tx, numbers, project_id)
+        )
 
     return {"limits": {"rate": [], "absolute": request.read(work)}}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Server groups: servers with an affinity or anti-affinity policy."""
+"""Handlers of server groups, whose policy places their servers together or apart."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from compute_api.compute.request.request import Request
 from compute_api.compute.views.fields import Field, render, render_readable, visible_fields
 
 _RULE = "os_compute_api:os-server-groups:"
-#: ``view`` is the list of the group's servers.
+#: ``view`` is the list of ids of the group's servers.
 FIELDS: tuple[Field, ...] = (
     Field("id", "id"),
     Field("name", "name"),
@@ -27,12 +27,12 @@ FIELDS: tuple[Field, ...] = (
 
 
 def index(request: Request) -> JsonObject:
-    """GET /os-server-groups"""
-    everybody = "all_projects" in request.query and request.allows(_RULE + "index:all_projects")
+    """Return one page of server groups for GET /os-server-groups."""
+    all_projects = "all_projects" in request.query and request.allows(_RULE + "index:all_projects")
     offset = int((request.first("offset") or "0")[:9])
 
     def work(tx: Connection) -> list[JsonObject]:
-        project_id = None if everybody else request.context.project_id
+        project_id = None if all_projects else request.context.project_id
         rows = server_groups.page(tx, project_id, request.limit, offset)
         members = server_groups.members(tx, [row.id for row in rows])
         getters = visible_fields(FIELDS, request.version)
@@ -48,7 +48,7 @@ def _find(tx: Connection, request: Request, group_id: str, operation: str) -> Se
 
 
 def show(request: Request, group_id: str) -> JsonObject:
-    """GET /os-server-groups/{id}"""
+    """Return one server group for GET /os-server-groups/{id}."""
 
     def work(tx: Connection) -> JsonObject:
         row = _find(tx, request, group_id, "show")
@@ -62,10 +62,10 @@ def show(request: Request, group_id: str) -> JsonObject:
 
 
 def create(request: Request) -> JsonObject:
-    """POST /os-server-groups"""
-    given = request.body["server_group"]
-    policy = given["policy"] if "policy" in given else given["policies"][0]
-    rules = {key: int(value) for key, value in given.get("rules", {}).items()}
+    """Create a server group for POST /os-server-groups."""
+    body = request.body["server_group"]
+    policy = body["policy"] if "policy" in body else body["policies"][0]
+    rules = {key: int(value) for key, value in body.get("rules", {}).items()}
     if rules and policy != "anti-affinity":
         raise errors.BadRequest("Only anti-affinity policy supports rules.")
     context, group = request.context, ids.new()
@@ -82,7 +82,7 @@ def create(request: Request) -> JsonObject:
                 "id": group,
                 "project_id": context.project_id,
                 "user_id": context.user_id,
-                "name": given["name"].strip(),
+                "name": body["name"].strip(),
                 "policy": policy,
                 "rules": rules,
             },
@@ -96,5 +96,5 @@ def create(request: Request) -> JsonObject:
 
 
 def delete(request: Request, group_id: str) -> None:
-    """DELETE /os-server-groups/{id}"""
+    """Delete a server group for DELETE /os-server-groups/{id}."""
     request.write(lambda tx: server_groups.delete(tx, _find(tx, request, group_id, "delete").id))

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Services: who is there, taking a host out of use, declaring it down, and removing what is no
-more."""
+"""Handlers of services: list, disable, force down, and delete."""
 
 from __future__ import annotations
 
@@ -18,22 +17,23 @@ from compute_api.compute.views.times import format_micros
 from compute_api.http.microversions import Range
 from compute_api.http.validation import is_true
 
-#: The zone of services that are no hosts for servers.
+#: The zone of services other than compute services.
 INTERNAL = "internal"
-DISABLED = "disabled"  #: the status of a service whose host takes no new servers
+#: The status of a service whose host takes no new servers.
+DISABLED = "disabled"
 
 
 def state(row: HeardServiceRow) -> HostState:
-    """Up, as conductors see it, and not forced down."""
+    """Return UP if conductors hear from the service and an operator has not forced it down."""
     return HostState.UP if row.up and not row.forced_down else HostState.DOWN
 
 
 def status(row: HeardServiceRow) -> str:
-    """Whether it takes new servers."""
+    """Return "enabled" if the service's host takes new servers, otherwise "disabled"."""
     return DISABLED if row.disabled else "enabled"
 
 
-#: ``view`` maps hosts to their zone.
+#: ``view`` is a mapping of hosts to zones.
 FIELDS: tuple[Field, ...] = (
     Field("id", "id", until="2.52"),
     Field("id", "uuid", since="2.53"),
@@ -49,7 +49,7 @@ FIELDS: tuple[Field, ...] = (
 
 
 def index(request: Request) -> JsonObject:
-    """GET /os-services"""
+    """Return the services, filtered by host and binary, for GET /os-services."""
 
     def work(tx: Connection) -> list[JsonObject]:
         zones = aggregates.zones(tx, request.services.settings.default_zone)
@@ -64,64 +64,66 @@ _FORCED = Range("2.11", "2.52")
 
 
 def update_by_host(request: Request, service_id: str) -> JsonObject:
-    """PUT /os-services/{enable, disable, disable-log-reason, force-down} (before 2.53)."""
-    given = request.body
-    known = {
+    """Change a service by host and binary, before 2.53.
+
+    Args:
+        service_id: enable, disable, disable-log-reason or force-down.
+    """
+    body = request.body
+    changes_by_name = {
         "enable": _enable,
         "disable": _disable,
         "disable-log-reason": _disable_with_reason,
         **({"force-down": _force_down} if request.version in _FORCED else {}),
     }
-    if service_id not in known:
+    if service_id not in changes_by_name:
         raise errors.NotFound("Unknown action")
-    changes, shown = known[service_id](given)
+    changes, shown = changes_by_name[service_id](body)
 
     def work(tx: Connection) -> None:
-        rows = services.list_all(tx, host=given["host"], binary=given["binary"])
+        rows = services.list_all(tx, host=body["host"], binary=body["binary"])
         if not rows:
-            raise errors.NotFound(
-                f"Could not find binary {given['binary']} on host {given['host']}."
-            )
+            raise errors.NotFound(f"Could not find binary {body['binary']} on host {body['host']}.")
         services.set_state(tx, rows[0].uuid, **changes)
 
     request.write(work)
     request.services.wakeup.wake()
-    return {"service": {"host": given["host"], "binary": given["binary"], **shown}}
+    return {"service": {"host": body["host"], "binary": body["binary"], **shown}}
 
 
 Change = tuple[JsonObject, JsonObject]
 
 
-def _enable(given: JsonObject) -> Change:
+def _enable(body: JsonObject) -> Change:
     return {"disabled": False, "disabled_reason": None}, {"status": "enabled"}
 
 
-def _disable(given: JsonObject) -> Change:
+def _disable(body: JsonObject) -> Change:
     return {"disabled": True, "disabled_reason": None}, {"status": "disabled"}
 
 
-def _disable_with_reason(given: JsonObject) -> Change:
-    if "disabled_reason" not in given:
+def _disable_with_reason(body: JsonObject) -> Change:
+    if "disabled_reason" not in body:
         raise errors.BadRequest("Missing disabled reason field")
-    reason = given["disabled_reason"]
+    reason = body["disabled_reason"]
     return {"disabled": True, "disabled_reason": reason}, {
         "status": "disabled",
         "disabled_reason": reason,
     }
 
 
-def _force_down(given: JsonObject) -> Change:
-    if "forced_down" not in given:
+def _force_down(body: JsonObject) -> Change:
+    if "forced_down" not in body:
         raise errors.BadRequest("Missing forced_down field")
-    forced = is_true(given["forced_down"])
+    forced = is_true(body["forced_down"])
     return {"forced_down": forced}, {"forced_down": forced}
 
 
 def update(request: Request, service_id: str) -> JsonObject:
-    """PUT /os-services/{uuid}"""
+    """Change a compute service for PUT /os-services/{uuid}."""
     if not ids.is_uuid(service_id):
         raise errors.BadRequest(f"Invalid uuid {service_id[:80]}")
-    changes = _changes(request.body)
+    changes = _parse_changes(request.body)
 
     def work(tx: Connection) -> JsonObject:
         row = services.show(tx, service_id)
@@ -141,29 +143,29 @@ def update(request: Request, service_id: str) -> JsonObject:
     return {"service": shown}
 
 
-def _changes(given: JsonObject) -> JsonObject:
-    if not {"status", "forced_down"} & set(given):
+def _parse_changes(body: JsonObject) -> JsonObject:
+    if not {"status", "forced_down"} & set(body):
         raise errors.BadRequest(
             "No updates were requested. Fields 'status' or 'forced_down' should be specified."
         )
     changes: JsonObject = {}
-    if "disabled_reason" in given and given.get("status") != DISABLED:
+    if "disabled_reason" in body and body.get("status") != DISABLED:
         raise errors.BadRequest(
             "Specifying disabled_reason requires that status is set to disabled."
         )
-    if "status" in given:
-        disabled = given["status"] == DISABLED
+    if "status" in body:
+        disabled = body["status"] == DISABLED
         changes |= {
             "disabled": disabled,
-            "disabled_reason": given.get("disabled_reason") if disabled else None,
+            "disabled_reason": body.get("disabled_reason") if disabled else None,
         }
-    if "forced_down" in given:
-        changes["forced_down"] = is_true(given["forced_down"])
+    if "forced_down" in body:
+        changes["forced_down"] = is_true(body["forced_down"])
     return changes
 
 
 def delete_by_number(request: Request, service_id: str) -> None:
-    """DELETE /os-services/{number} (before 2.53)"""
+    """Delete a service for DELETE /os-services/{number} before 2.53."""
     number = ids.number(service_id)
     if number is None:
         raise errors.BadRequest(f"Invalid service id {service_id[:40]}: give its number.")
@@ -171,7 +173,7 @@ def delete_by_number(request: Request, service_id: str) -> None:
 
 
 def delete(request: Request, service_id: str) -> None:
-    """DELETE /os-services/{uuid}"""
+    """Delete a service for DELETE /os-services/{uuid}."""
     if not ids.is_uuid(service_id):
         raise errors.BadRequest(f"Invalid uuid {service_id[:80]}")
     _delete(request, service_id, uuid=service_id)
@@ -180,8 +182,10 @@ def delete(request: Request, service_id: str) -> None:
 def _delete(
     request: Request, shown: str, uuid: str | None = None, number: int | None = None
 ) -> None:
-    """A compute service goes with all that is known of its host; one that still runs comes back as
-    a new one."""
+    """Delete a service, and for a compute service all records of its host.
+
+    An agent that still runs registers again as a new service.
+    """
 
     def work(tx: Connection) -> None:
         row = services.show(tx, uuid, number)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """/os-simple-tenant-usage: hours of servers, CPUs, memory and disks of projects in a period.
 
-The database adds up the sums of all projects. Single servers are read only where they are shown, in
-pages since 2.40."""
+The database computes the sums of projects. Single servers are read only if the response shows them,
+in pages since 2.40.
+"""
 
 from __future__ import annotations
 
@@ -27,47 +28,55 @@ _HOUR = 3600 * SECOND
 
 
 def index(request: Request) -> JsonObject:
-    """GET /os-simple-tenant-usage: of every project, in one period; ``detailed`` with its
-    servers."""
+    """Return the usage of every project in a period, for GET /os-simple-tenant-usage.
+
+    With ``detailed=1`` the response contains the servers too.
+    """
     detailed = request.first("detailed") == "1"
-    items, marker = _usages(request, None, detailed)
+    items, marker = _read_usages(request, None, detailed)
     if request.version not in _PAGED:
         return {"tenant_usages": items}
-    return _paged(request, "tenant_usages", "os-simple-tenant-usage", items, marker)
+    return _build_page(request, "tenant_usages", "os-simple-tenant-usage", items, marker)
 
 
 def show(request: Request, project_id: str) -> JsonObject:
-    """GET /os-simple-tenant-usage/{project}: with its servers."""
+    """Return the usage of one project with its servers."""
     request.require("os_compute_api:os-simple-tenant-usage:show", {"project_id": project_id})
-    items, marker = _usages(request, project_id, detailed=True)
+    items, marker = _read_usages(request, project_id, detailed=True)
     item = items[0] if items else {}
     if request.version not in _PAGED:
         return {"tenant_usage": item}
-    return _paged(request, "tenant_usage", f"os-simple-tenant-usage/{project_id}", item, marker)
+    return _build_page(
+        request, "tenant_usage", f"os-simple-tenant-usage/{project_id}", item, marker
+    )
 
 
-def _paged(
+def _build_page(
     request: Request, name: str, path: str, content: object, marker: str | None
 ) -> JsonObject:
-    """``marker``: the last server of a page that is full."""
+    """Build the body of a page.
+
+    Args:
+        marker: Id of the last server of a full page. None means that no page follows.
+    """
     body = {name: content}
     if marker is not None:
         body[f"{name}_links"] = request.links.next(path, request.query, marker)
     return body
 
 
-def _usages(
+def _read_usages(
     request: Request, project_id: str | None, detailed: bool
 ) -> tuple[list[JsonObject], str | None]:
     paged = request.version in _PAGED
 
     def work(tx: Connection) -> tuple[list[JsonObject], str | None]:
         now = moment(tx)
-        period = _period(request, now)
+        period = _parse_period(request, now)
         if not (paged or detailed):
-            used = list(usage.sums(tx, period, project_id))
+            usage_rows = list(usage.sums(tx, period, project_id))
         else:
-            used = list(
+            usage_rows = list(
                 usage.of_servers(
                     tx,
                     period,
@@ -75,18 +84,18 @@ def _usages(
                     *((request.first("marker"), request.limit) if paged else ()),
                 )
             )
-        full = paged and bool(used) and len(used) == request.limit
+        is_full = paged and bool(usage_rows) and len(usage_rows) == request.limit
         return [
-            _usage(project, list(mine), period, detailed, now)
-            for project, mine in groupby(used, lambda one: one.project_id)
-        ], used[-1].id if full else None
+            _build_usage(project, list(project_rows), period, detailed, now)
+            for project, project_rows in groupby(usage_rows, lambda row: row.project_id)
+        ], usage_rows[-1].id if is_full else None
 
     return request.read(work)
 
 
-def _period(request: Request, now: int) -> Period:
-    """By default the moment at which it is asked."""
-    since, until = (_time(request.first(name), now) for name in ("start", "end"))
+def _parse_period(request: Request, now: int) -> Period:
+    """Return the period of the query. Both ends default to now."""
+    since, until = (_parse_time(request.first(name), now) for name in ("start", "end"))
     if since >= until and (request.first("start") or request.first("end")):
         raise errors.BadRequest(
             "Invalid start time. The start time cannot occur after the end time."
@@ -94,7 +103,7 @@ def _period(request: Request, now: int) -> Period:
     return Period(since, until)
 
 
-def _time(text: str | None, now: int) -> int:
+def _parse_time(text: str | None, now: int) -> int:
     if not text:
         return now
     for form in _FORMATS:
@@ -107,18 +116,20 @@ def _time(text: str | None, now: int) -> int:
     )
 
 
-def _usage(project: str, used: list[Used], period: Period, detailed: bool, now: int) -> JsonObject:
-    """What a project has used."""
-    more = {"server_usages": [_server(one, now) for one in used]} if detailed else {}
+def _build_usage(
+    project: str, rows: list[Used], period: Period, detailed: bool, now: int
+) -> JsonObject:
+    """Return the usage of a project, if ``detailed`` with its servers."""
+    details = {"server_usages": [_build_server(row, now) for row in rows]} if detailed else {}
     return {
         "tenant_id": project,
         "start": format_micros(period.since),
         "stop": format_micros(period.until),
-        "total_hours": _hours(used),
-        "total_memory_mb_usage": _hours(used, lambda flavor: flavor.memory_mb),
-        "total_vcpus_usage": _hours(used, lambda flavor: flavor.vcpus),
-        "total_local_gb_usage": _hours(used, _local_gb),
-        **more,
+        "total_hours": _sum_hours(rows),
+        "total_memory_mb_usage": _sum_hours(rows, lambda flavor: flavor.memory_mb),
+        "total_vcpus_usage": _sum_hours(rows, lambda flavor: flavor.vcpus),
+        "total_local_gb_usage": _sum_hours(rows, _local_gb),
+        **details,
     }
 
 
@@ -126,23 +137,23 @@ def _local_gb(flavor: Flavor) -> int:
     return int(flavor.root_gb + flavor.ephemeral_gb)
 
 
-def _hours(used: Iterable[Used], of: Callable[[Flavor], int] = lambda flavor: 1) -> float:
-    """Of this much of each server."""
-    return float(sum(one.micros * of(one.flavor) for one in used) / _HOUR)
+def _sum_hours(rows: Iterable[Used], amount: Callable[[Flavor], int] = lambda flavor: 1) -> float:
+    """Return the sum over servers of hours multiplied by an amount of the flavor."""
+    return float(sum(row.micros * amount(row.flavor) for row in rows) / _HOUR)
 
 
-def _server(one: Used, now: int) -> JsonObject:
+def _build_server(row: Used, now: int) -> JsonObject:
     return {
-        "instance_id": one.id,
-        "name": one.name,
-        "tenant_id": one.project_id,
-        "flavor": one.flavor.name,
-        "hours": one.micros / _HOUR,
-        "vcpus": one.flavor.vcpus,
-        "memory_mb": one.flavor.memory_mb,
-        "local_gb": _local_gb(one.flavor),
-        "started_at": format_micros(one.launched_at),
-        "ended_at": format_micros(one.terminated_at),
-        "state": one.vm_state if one.terminated_at is None else "terminated",
-        "uptime": ((one.terminated_at or now) - one.launched_at) // SECOND,
+        "instance_id": row.id,
+        "name": row.name,
+        "tenant_id": row.project_id,
+        "flavor": row.flavor.name,
+        "hours": row.micros / _HOUR,
+        "vcpus": row.flavor.vcpus,
+        "memory_mb": row.flavor.memory_mb,
+        "local_gb": _local_gb(row.flavor),
+        "started_at": format_micros(row.launched_at),
+        "ended_at": format_micros(row.terminated_at),
+        "state": row.vm_state if row.terminated_at is None else "terminated",
+        "uptime": ((row.terminated_at or now) - row.launched_at) // SECOND,
     }

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The log of usage audits, which hosts may write once for each month.
+"""Handlers of /os-instance_usage_audit_log, the log of monthly usage audits of hosts.
 
-Kilonova's hosts write none, because what was used is counted by the database (``resources.usage``).
-So this answers as a Nova with cells does whose audits are off, which is its default: no host has to
-run one, so that all have.
+Hosts of Kilonova write no audits, because the database counts the usage (``resources.usage``). The
+responses are those of a Nova with audits off, which is the default there: no host needs to run an
+audit, so all hosts are done.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _FORMATS = ("%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M:%S.%f")
 
 
 def index(request: Request) -> JsonObject:
-    """GET /os-instance_usage_audit_log: of the last month that is over"""
-    return {"instance_usage_audit_logs": _log(request, None)}
+    """Return the log of the last complete month, for GET /os-instance_usage_audit_log."""
+    return {"instance_usage_audit_logs": _build_log(request, None)}
 
 
 def show(request: Request, before: str) -> JsonObject:
-    """GET /os-instance_usage_audit_log/{moment}: of the last month that was over then"""
+    """Return the log of the last month that was complete at the time ``before``."""
     text = unquote(before)
     for form in _FORMATS:
         try:
-            return {"instance_usage_audit_log": _log(request, datetime.strptime(text, form))}
+            return {"instance_usage_audit_log": _build_log(request, datetime.strptime(text, form))}
         except ValueError:
             continue
     raise errors.BadRequest(
@@ -38,11 +38,11 @@ def show(request: Request, before: str) -> JsonObject:
     )
 
 
-def _log(request: Request, before: datetime | None) -> JsonObject:
-    ended = _ended_month(
+def _build_log(request: Request, before: datetime | None) -> JsonObject:
+    ended = _find_month_end(
         before or datetime.fromtimestamp(request.read(moment) // SECOND, UTC).replace(tzinfo=None)
     )
-    began = _first(ended - timedelta(days=1))
+    began = _find_month_start(ended - timedelta(days=1))
     return {
         "period_beginning": str(began),
         "period_ending": str(ended),
@@ -58,11 +58,11 @@ def _log(request: Request, before: datetime | None) -> JsonObject:
     }
 
 
-def _first(of: datetime) -> datetime:
+def _find_month_start(of: datetime) -> datetime:
     return datetime(of.year, of.month, 1)
 
 
-def _ended_month(before: datetime) -> datetime:
-    """The end of the last month that was over before this moment."""
-    first = _first(before)
-    return first if first < before else _first(first - timedelta(days=1))
+def _find_month_end(before: datetime) -> datetime:
+    """Return the end of the last month that was complete at this time."""
+    first = _find_month_start(before)
+    return first if first < before else _find_month_start(first - timedelta(days=1))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bodies of aggregates, their actions by key, and of the images that their hosts fetch ahead."""
+"""Bodies of aggregates, of their actions by key, and of images that hosts download in advance."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from compute_api.compute.schemas.common import HOST, NAME, UUID, record, wrapped
 from compute_api.http.validation import Document, VersionedSchema
 
 _ZONE: Document = {"type": ["string", "null"], "minLength": 1, "maxLength": 255, "format": "name"}
-#: White space around a name is taken off.
+#: The handler strips white space around a name.
 _NEW_NAME: Document = {**NAME, "format": "printable", "pattern": r"\S"}
 _METADATA: Document = {
     "type": "object",
@@ -24,7 +24,7 @@ CREATE = VersionedSchema(
 UPDATE = VersionedSchema(
     wrapped("aggregate", record({"name": _NEW_NAME, "availability_zone": _ZONE}, minProperties=1))
 )
-#: Any body: the handler looks at its key first.
+#: Any body, because the handler chooses the schema by the key.
 ACTION = VersionedSchema({"type": "object"})
 BY_KEY: dict[str, VersionedSchema] = {
     "add_host": VersionedSchema(wrapped("add_host", _HOST)),

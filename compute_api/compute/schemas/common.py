@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts that many schemas share, as the Compute API has them, and the queries that every list
-takes."""
+"""Parts that many schemas share, and the query parameters of lists."""
 
 from __future__ import annotations
 
@@ -66,7 +65,11 @@ ANY: Document = {}
 
 
 def integer(minimum: int) -> Document:
-    """A number, or its decimal digits as text, in the same range. minimum: -1, 0 or 1."""
+    """Return the schema of a number or its decimal digits as text.
+
+    Args:
+        minimum: -1, 0 or 1.
+    """
     digits = {-1: "-1|[0-9]+", 0: "[0-9]+", 1: "0*[1-9][0-9]*"}[minimum]
     return {
         "anyOf": [
@@ -77,7 +80,7 @@ def integer(minimum: int) -> Document:
 
 
 def record(properties: Document, required: tuple[str, ...] = (), **more: object) -> Document:
-    """An object with these keys and no others."""
+    """Return the schema of an object with these keys only."""
     return {
         "type": "object",
         "properties": properties,
@@ -88,12 +91,12 @@ def record(properties: Document, required: tuple[str, ...] = (), **more: object)
 
 
 def wrapped(name: str, content: Document) -> Document:
-    """A body: an object with this one key."""
+    """Return the schema of a body with a single key."""
     return record({name: content}, (name,))
 
 
 def repeated(content: Document | None = None, most: int | None = None) -> Document:
-    """A query parameter, which may be given several times."""
+    """Return the schema of a query parameter that a request may repeat."""
     limit: Document = {} if most is None else {"maxItems": most}
     return {"type": "array", "items": {"type": "string"} if content is None else content, **limit}
 
@@ -102,13 +105,13 @@ COUNT: Document = {"type": "string", "pattern": "^[0-9]{1,19}$"}
 
 
 def query(properties: Document | None = None, **more: object) -> Document:
-    """A query with these parameters; others are ignored until a version is strict."""
+    """Return the schema of a query. Unknown parameters are ignored unless a version is strict."""
     return {"type": "object", "properties": properties or {}, "additionalProperties": True, **more}
 
 
-#: Whatever it is.
+#: Accepts every value.
 ANYTHING = VersionedSchema(ANY)
-#: No parameters at all; refused from 2.102 on.
+#: No parameters. From 2.102 on unknown parameters are an error.
 NOTHING = VersionedSchema(query(), ("2.102", strict))
-#: No parameters; what is given is ignored at every version.
+#: No parameters. All versions ignore unknown parameters.
 IGNORED = VersionedSchema(query())

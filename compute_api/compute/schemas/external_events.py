@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The body of POST /os-server-external-events: more names of events are known with time."""
+"""The body of POST /os-server-external-events, with the names of events by microversion."""
 
 from __future__ import annotations
 

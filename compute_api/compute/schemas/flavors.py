@@ -73,7 +73,7 @@ _SORT_KEYS = [
     "vcpu_weight",
     "vcpus",
 ]
-#: Of an empty one every name is an example.
+#: An empty pattern matches every name.
 _PATTERN: Document = {
     "type": "string",
     "maxLength": 255,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bodies and queries of actions on hosts, an extension of Kilonova's own."""
+"""Bodies and queries of actions on hosts, an extension of Kilonova."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The query of migrations, and the body that forces one to its end."""
+"""The query of migrations, and the body of the action force_complete."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bodies and queries of quota sets, quota class sets and limits; which resources each version
-knows."""
+"""Bodies and queries of quota sets, quota class sets and limits, and their resources by version."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from compute_api.compute.schemas.common import BOOLEAN, integer, query, record, 
 from compute_api.http.microversions import Range
 from compute_api.http.validation import Change, Document, VersionedSchema, put, strict
 
-#: Every limited resource: from when until when it is in quota sets.
+#: Limited resource -> versions in which quota sets contain the resource.
 RESOURCES: dict[str, Range] = {
     "instances": Range(),
     "cores": Range(),
@@ -26,9 +25,9 @@ RESOURCES: dict[str, Range] = {
     "server_groups": Range(),
     "server_group_members": Range(),
 }
-#: Those of the network service, which nobody limits here.
+#: Resources of the network service, which have no limit in this API.
 UNLIMITED = ("floating_ips", "fixed_ips", "security_groups", "security_group_rules")
-#: In quota class sets the groups came late.
+#: Quota class sets contain these resources later than quota sets.
 _GROUPS = ("server_groups", "server_group_members")
 CLASS_RESOURCES: dict[str, Range] = {
     **RESOURCES,
@@ -39,22 +38,24 @@ _LIMIT: Document = integer(-1)
 
 
 def _body(name: str, resources: dict[str, Range], more: JsonObject) -> VersionedSchema:
-    """A body with the resources of each version."""
+    """Return the schema of a body with the resources of each version."""
 
-    def known(version: str) -> Document:
+    def list_resources(version: str) -> Document:
         at = int(version.partition(".")[2])
         return record(
             {**{key: _LIMIT for key, versions in resources.items() if at in versions}, **more}
         )
 
     def replaced(version: str) -> Change:
-        return put(name, known(version))
+        return put(name, list_resources(version))
 
     edges = sorted(
         {edge for versions in resources.values() for edge in _edges(versions)} - {"2.1"},
         key=lambda edge: int(edge[2:]),
     )
-    return VersionedSchema(wrapped(name, known("2.1")), *((edge, replaced(edge)) for edge in edges))
+    return VersionedSchema(
+        wrapped(name, list_resources("2.1")), *((edge, replaced(edge)) for edge in edges)
+    )
 
 
 def _edges(versions: Range) -> list[str]:
@@ -63,7 +64,7 @@ def _edges(versions: Range) -> list[str]:
 
 
 UPDATE = _body("quota_set", RESOURCES, {"force": BOOLEAN})
-#: They could be set before they were shown.
+#: Requests could set these resources before responses contained them.
 UPDATE_CLASS = _body("quota_class_set", {**CLASS_RESOURCES, **dict.fromkeys(_GROUPS, Range())}, {})
 SHOW = VersionedSchema(query({"user_id": repeated()}), ("2.75", strict))
 LIMITS = VersionedSchema(

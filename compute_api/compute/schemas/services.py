@@ -10,7 +10,7 @@ _BINARY: Document = {"type": "string", "minLength": 1, "maxLength": 255}
 _REASON: Document = {"type": "string", "minLength": 1, "maxLength": 255}
 
 LIST = VersionedSchema(query({"host": repeated(), "binary": repeated()}), ("2.75", strict))
-#: Before 2.53 the path says what is done; the keys that each needs are asked for by the handler.
+#: Before 2.53 the path names the change, and the handler checks the keys that the change needs.
 BY_HOST = VersionedSchema(
     record({"host": HOST, "binary": _BINARY, "disabled_reason": _REASON}, ("host", "binary"))
 )

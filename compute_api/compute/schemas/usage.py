@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The queries of what projects have used."""
+"""Queries of the usage of projects."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Consoles: URLs of a guest's screen or terminal, tokens, and the output of the serial console.
 
-A URL is made from records alone; the host is asked when the console service opens it. Only for one
-of SPICE the host is asked before, since guests have it or not. Types that a host does not have are
-refused with Nova's texts."""
+A URL is created from records alone. The host receives a request only when the console service opens
+the URL. SPICE is the exception: only some guests have a SPICE display, so the host is queried
+first. Errors for console types that a host does not have use Nova's texts.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +21,13 @@ from common.store.servers import console_tokens, servers
 from compute_api.compute.request.host_queries import query_host
 from compute_api.compute.request.request import Request
 
-#: Answers an action at once.
+#: Carries out an action and returns the response body, or None for an empty body.
 Query = Callable[[Request, ServerRecord], JsonObject | None]
-MAX_CONSOLE_BYTES = 102400  # bytes of a console that are ever shown
-#: Controls that a terminal may carry out, among them those that are one character (C1).
+#: Limit for the output of a console in a response.
+MAX_CONSOLE_BYTES = 102400
+#: Control characters that terminals interpret, including C1 controls. Tab and line feed stay.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-#: Protocol -> the types that belong to it.
+#: Protocol -> console types.
 TYPES = {
     "vnc": ("novnc",),
     "serial": ("serial",),
@@ -38,28 +40,33 @@ _LIVE = (states.RUNNING, states.POWER_PAUSED, states.POWER_SUSPENDED)
 
 
 def create(request: Request, server: ServerRecord) -> JsonObject:
-    """POST …/remote-consoles"""
-    wanted = request.body["remote_console"]
+    """Create a console token, and return the URL for POST /servers/{id}/remote-consoles."""
+    body = request.body["remote_console"]
     return {
         "remote_console": {
-            **wanted,
-            "url": _url(request, server, wanted["protocol"], wanted["type"]),
+            **body,
+            "url": _create_url(request, server, body["protocol"], body["type"]),
         }
     }
 
 
 def by_action(key: str, protocol: str) -> Query:
-    """The handler of an action before 2.6."""
+    """Return the handler of a console action (before 2.6), for example os-getVNCConsole."""
 
     def get(request: Request, server: ServerRecord) -> JsonObject:
         kind = request.body[key]["type"]
-        return {"console": {"type": kind, "url": _url(request, server, protocol, kind)}}
+        return {"console": {"type": kind, "url": _create_url(request, server, protocol, kind)}}
 
     return get
 
 
-def _url(request: Request, server: ServerRecord, protocol: str, kind: str) -> str:
-    """Make a token and the URL that carries it."""
+def _create_url(request: Request, server: ServerRecord, protocol: str, kind: str) -> str:
+    """Create a console token, and return the URL that contains the token.
+
+    Raises:
+        BadRequest: The type is invalid, or the host or the guest does not have the type.
+        Conflict: The server is on no host, or has no screen in its power state.
+    """
     if kind not in TYPES[protocol]:
         raise errors.BadRequest(f"Invalid console type {kind}")
     settings, vault = request.services.settings, request.services.vault
@@ -73,7 +80,7 @@ def _url(request: Request, server: ServerRecord, protocol: str, kind: str) -> st
         raise errors.Conflict(f"Instance {server.id} is not ready")
     if protocol == "spice":
         _require_guest_with_spice(request, server)
-    # The console service asks with it whether the user may still have the console.
+    # The console service uses the caller's token to check that the caller still has access.
     caller = vault.seal({"token": request.context.token}) if vault is not None else None
     token = request.make(
         console_tokens.is_made,
@@ -91,21 +98,27 @@ def _url(request: Request, server: ServerRecord, protocol: str, kind: str) -> st
 
 
 def _require_host_with_spice(request: Request, host: str, kind: str) -> None:
-    """Raises BadRequest: its operator has not switched SPICE on there."""
+    """Raise BadRequest if SPICE is not enabled on the host."""
     if not request.read(hosts.facts_of, [host]).get(host, {}).get("spice"):
         raise errors.BadRequest(f"Unavailable console type {kind}.")
 
 
 def _require_guest_with_spice(request: Request, server: ServerRecord) -> None:
-    """Raises BadRequest: it was made before its host had SPICE. Conflict: it does not run."""
+    """Raise BadRequest if the guest has no SPICE display, or Conflict if the guest does not run.
+
+    For example, the guest was started before the operator enabled SPICE on the host.
+    """
     answer = query_host(request, server, "console_kinds", {"server": server.id})
     if "spice" not in answer["kinds"]:
         raise errors.BadRequest("Unavailable console type spice.")
 
 
 def address(public_url: str, kind: str, token: str) -> str:
-    """Where the console service is reached with this token: a page for a screen, a websocket for a
-    terminal."""
+    """Return the URL of a console: a page for a screen, or a websocket for the serial console.
+
+    Args:
+        public_url: URL of the console service, option ``console_url``.
+    """
     base = urlsplit(public_url.rstrip("/"))
     if kind == "serial":
         return (
@@ -118,45 +131,53 @@ def address(public_url: str, kind: str, token: str) -> str:
 
 
 def refused_token(request: Request, token: str) -> None:
-    """GET /os-console-auth-tokens/{token} before 2.31, which knew tokens of RDP consoles only;
-    there are none."""
+    """Refuse GET /os-console-auth-tokens/{token} before 2.31.
+
+    At these microversions only tokens of RDP consoles are valid, which do not exist here.
+    """
     raise errors.BadRequest("The requested console type details are not accessible.")
 
 
 def show_token(request: Request, token: str) -> JsonObject:
-    """GET /os-console-auth-tokens/{token}: where a proxy reaches the console. internal_access_path
-    is the secret that it must send first there, good once and for half a minute; null: the proxy is
-    known by its address (spice-direct). The token itself is not used up."""
-    return {"console": _opened(request, token)[0]}
+    """Return host and port of a console to a proxy, for GET /os-console-auth-tokens/{token}.
+
+    ``internal_access_path`` is a secret that the proxy must send first on its connection. The
+    secret is valid once and for half a minute. For spice-direct it is null, because the host
+    recognizes the proxy by address. The token stays valid.
+    """
+    return {"console": _open_console(request, token)[0]}
 
 
 def show_token_with_tls(request: Request, token: str) -> JsonObject:
-    """GET /os-console-auth-tokens/{token} since 2.99; one of spice-direct may have a port for
-    TLS."""
-    opened, of_tls = _opened(request, token)
-    return {"console": opened | of_tls}
+    """Return the same as ``show_token``, since 2.99 with ``tls_port`` for spice-direct."""
+    console, tls_fields = _open_console(request, token)
+    return {"console": console | tls_fields}
 
 
-def _opened(request: Request, token: str) -> tuple[JsonObject, JsonObject]:
-    """Where it is, and its port for TLS, if its type has one."""
+def _open_console(request: Request, token: str) -> tuple[JsonObject, JsonObject]:
+    """Return the response fields of a console, and its ``tls_port`` separately.
+
+    Raises:
+        NotFound: The token does not exist or has expired.
+    """
     record = request.read(console_tokens.find, token)
     if record is None:
         raise errors.NotFound("Token not found")
     server = request.read(servers.show, record.server_id, None)
-    opened = query_host(
+    answer = query_host(
         request, server, "console", {"server": server.id, "kind": HOST_KINDS[record.kind]}
     )
-    found = {
+    console = {
         "instance_uuid": server.id,
-        "host": opened["host"],
-        "port": opened["port"],
-        "internal_access_path": opened.get("secret"),
+        "host": answer["host"],
+        "port": answer["port"],
+        "internal_access_path": answer.get("secret"),
     }
-    return found, ({"tls_port": opened["tls_port"]} if record.kind == SPICE_DIRECT else {})
+    return console, ({"tls_port": answer["tls_port"]} if record.kind == SPICE_DIRECT else {})
 
 
 def console_output(request: Request, server: ServerRecord) -> JsonObject:
-    """The end of what the guest has written to its serial console."""
+    """Return the last lines of the guest's serial console (action os-getConsoleOutput)."""
     length = request.body["os-getConsoleOutput"].get("length")
     answer = query_host(
         request, server, "console_output", {"server": server.id, "length_bytes": MAX_CONSOLE_BYTES}

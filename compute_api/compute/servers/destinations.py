@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a request wants its servers: zone, host and node, parsed and looked up in the database.
+"""Parse and look up the zone, host and node that a request names for its servers.
 
-Used by create, unshelve and the operator's ``explain``, so that all three give the same errors. The
-caller checks first whether the user may name a host, so that nobody else learns which hosts there
-are."""
+Create, unshelve and the operator's ``explain`` use this module, so they raise the same errors. Each
+of them first checks that the user may choose a host, because the errors reveal which hosts exist.
+"""
 
 from __future__ import annotations
 
@@ -18,24 +18,30 @@ from common.store.placement import zones
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where a server shall be. node: what the host's hypervisor calls itself. forced: the
-    operator's filters are not asked, as for a host in availability_zone; else they must let the
-    host."""
+    """The requested place of a server. None in a field means no requirement."""
 
     zone: str | None = None
     host: str | None = None
+    #: The hypervisor_hostname of the host.
     node: str | None = None
+    #: Skip the operator's filters, as for a host in availability_zone.
     forced: bool = False
 
     @property
     def args(self) -> JsonObject:
-        """What the workflow gets of it."""
+        """The arguments of the workflow."""
         return {"zone": self.zone, "host": self.host, "forced": self.forced}
 
 
 def parse(text: str | None, default_zone: str | None = None) -> Destination:
-    """ZONE, ZONE:HOST, ZONE:HOST:NODE or ZONE::NODE; an empty zone is the one where servers go that
-    name none."""
+    """Parse ZONE, ZONE:HOST, ZONE:HOST:NODE or ZONE::NODE, the forms of availability_zone.
+
+    Args:
+        default_zone: Zone for a text that names none.
+
+    Raises:
+        BadRequest: The text has more than two colons.
+    """
     zone, *rest = (text or "").split(":")
     if len(rest) > 2:
         raise errors.BadRequest(
@@ -46,12 +52,15 @@ def parse(text: str | None, default_zone: str | None = None) -> Destination:
 
 
 def resolve(tx: Connection, where: Destination, default_zone: str) -> Destination:
-    """The place by its host's name. A zone must exist; one beside a forced host is that host's own.
+    """Check that zone and host exist, and return the destination with the name of its host.
+
+    The zone beside a forced host is not checked. The result has the zone of that host instead.
 
     Args:
-        default_zone: of hosts in no aggregate that is a zone.
+        default_zone: Zone of hosts outside all zone aggregates.
+
     Raises:
-        BadRequest: there is no such zone, or no such host.
+        BadRequest: The zone has no host for new servers, or the host does not exist.
     """
     if where.zone is not None and not where.forced:
         check_zone(tx, where.zone, default_zone)
@@ -71,17 +80,17 @@ def resolve(tx: Connection, where: Destination, default_zone: str) -> Destinatio
 
 
 def check_zone(tx: Connection, zone: str, default_zone: str) -> None:
-    """Raises BadRequest when there is no such zone, or no enabled host in it."""
+    """Raise BadRequest if the zone does not exist, or has no enabled host."""
     if not zones.is_open(tx, zone, default_zone):
         raise errors.BadRequest("The requested availability zone is not available")
 
 
 def check_unshelve(tx: Connection, zone: str | None, host: str | None, default_zone: str) -> None:
-    """Of a server that comes back to a host: the zone exists, the host exists, and it is in the
-    zone.
+    """Check the zone and the host for an unshelve.
 
     Raises:
-        BadRequest: one of them does not exist. Conflict: the host is in another zone.
+        BadRequest: The zone or the host does not exist.
+        Conflict: The host is in another zone.
     """
     if zone is not None:
         check_zone(tx, zone, default_zone)

@@ -15,29 +15,37 @@ _DIAGNOSTICS = next(row for row in states.ACTIONS if row.query == "diagnostics")
 
 
 def show(request: Request, server: ServerRecord) -> JsonObject:
-    """GET …/diagnostics: only a guest that runs has any."""
+    """Return the diagnostics of a running guest for GET /servers/{id}/diagnostics.
+
+    Raises:
+        WrongState: The guest does not run.
+    """
     if server.power_state != states.RUNNING:
         raise errors.WrongState(
             "get_diagnostics", server.id, "power_state", str(server.power_state)
         )
     assert _DIAGNOSTICS.query is not None
-    found = query_host(request, server, _DIAGNOSTICS.query, {"server": server.id})
-    return view.diagnostics({**_known(server), **found}, request.version)
+    fields = query_host(request, server, _DIAGNOSTICS.query, {"server": server.id})
+    return view.diagnostics({**_list_defaults(server), **fields}, request.version)
 
 
-def _known(server: ServerRecord) -> JsonObject:
-    """What is never null in the standard shape, for a host that leaves it out: the guest runs,
-    there is one driver."""
+def _list_defaults(server: ServerRecord) -> JsonObject:
+    """Return values for fields that a host may leave out and that must not be null since 2.48."""
     return {"state": "running", "driver": "libvirt", "config_drive": bool(server.config_drive)}
 
 
 def password(request: Request, server: ServerRecord) -> JsonObject:
-    """GET …/os-server-password: what the guest posted to the metadata service, encrypted by its
-    owner's public key."""
+    """Return the password that the guest published, for GET /servers/{id}/os-server-password.
+
+    The guest encrypts the password with the owner's public key and posts it to the metadata
+    service.
+    """
     return {"password": server.password or ""}
 
 
 def clear_password(request: Request, server: ServerRecord) -> None:
-    """DELETE …/os-server-password: forgotten here, so that the guest can post another; the guest
-    itself keeps it."""
+    """Delete the published password for DELETE /servers/{id}/os-server-password.
+
+    The password in the guest stays unchanged. The guest can publish a new one.
+    """
     request.write(servers.update, server.id, {"password": None})

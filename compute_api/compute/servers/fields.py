@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parse and check the fields that requests for new and for existing servers share.
 
-Pure. Errors name the field."""
+These functions are pure. Their errors name the field."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from common.domain.json_types import JsonMapping
 from common.store.tenants.quotas import Numbers
 from compute_api.http.validation import is_true
 
-#: servers in hints, because each is looked up at every placement
+#: Limit for servers in hints, because every placement looks up each of these servers.
 MAX_HINTED_SERVERS = 64
-#: bytes of hints as JSON
+#: Limit for the hints as JSON, in bytes.
 MAX_HINT_BYTES = 16384
 
 
 def parse_access_ip(text: str | None) -> str | None:
-    """Return an address as answers show it: IPv6 addresses in the short form of RFC 5952."""
+    """Return an address in the form that responses use, which for IPv6 is that of RFC 5952."""
     return None if text is None else str(ipaddress.ip_address(text))
 
 
@@ -33,17 +33,17 @@ DISK_CONFIG = "OS-DCF:diskConfig"
 def choose_disk_config(
     body: JsonMapping, image_id: str | None, properties: Mapping[str, str]
 ) -> str | None:
-    """Return AUTO or MANUAL from the request, or else from the image; None: from neither.
+    """Return AUTO or MANUAL from the request or else the image, or None if neither has a value.
 
     Raises:
-        BadRequest: The image disables AUTO, which the request demands.
+        BadRequest: The request has AUTO, and the image disables AUTO.
     """
-    of_image = properties.get("auto_disk_config", properties.get("hw_auto_disk_config"))
-    if body.get(DISK_CONFIG) == "AUTO" and str(of_image).strip().lower() == "disabled":
+    image_value = properties.get("auto_disk_config", properties.get("hw_auto_disk_config"))
+    if body.get(DISK_CONFIG) == "AUTO" and str(image_value).strip().lower() == "disabled":
         raise errors.BadRequest(f"Requested image {image_id} has automatic disk resize disabled.")
     if DISK_CONFIG in body:
         return str(body[DISK_CONFIG])
-    return None if of_image is None else "AUTO" if is_true(of_image) else "MANUAL"
+    return None if image_value is None else "AUTO" if is_true(image_value) else "MANUAL"
 
 
 def parse_flavor_id(reference: str | int) -> str:
@@ -89,7 +89,7 @@ def check_metadata(metadata: Mapping[str, str], read_limits: Callable[[], Number
     """Check the number of metadata items. The limit is read only if there are items.
 
     Raises:
-        Forbidden: There are too many.
+        Forbidden: The metadata has too many items.
     """
     if metadata and 0 <= (limit := read_limits().of("metadata_items")) < len(metadata):
         raise errors.Forbidden(f"Maximum number of metadata items exceeds {limit}")
@@ -98,10 +98,10 @@ def check_metadata(metadata: Mapping[str, str], read_limits: Callable[[], Number
 def check_hints(hints: JsonMapping) -> None:
     """Check scheduler hints.
 
-    Why: they are stored and sent with every placement of the server, so they are few and small.
+    Why: hints are stored and sent with every placement of the server, so they are limited.
 
     Raises:
-        BadRequest: There are too many, they are too large, or a name is reserved.
+        BadRequest: Hints name too many servers, are too large, or have a reserved name.
     """
     for name in hints:
         if name.startswith("_"):
@@ -110,8 +110,8 @@ def check_hints(hints: JsonMapping) -> None:
             )
     servers: set[str] = set()
     for name in ("same_host", "different_host"):
-        named = hints.get(name, ())
-        servers.update([named] if isinstance(named, str) else named)
+        hinted = hints.get(name, ())
+        servers.update([hinted] if isinstance(hinted, str) else hinted)
         if len(servers) > MAX_HINTED_SERVERS:
             raise errors.BadRequest(
                 f"os:scheduler_hints.{name}: hints name at most {MAX_HINTED_SERVERS} servers."

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GET /servers/{id}/os-instance-actions: the actions of a server and their outcome."""
+"""Handlers of /servers/{id}/os-instance-actions: the actions of a server and their results."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from compute_api.compute.views.servers import instance_actions as view
 
 
 def index(request: Request, server: ServerRecord) -> JsonObject:
-    """GET …/os-instance-actions, all of them (before 2.58)."""
+    """Return all actions of a server for GET /servers/{id}/os-instance-actions before 2.58."""
     rows = request.read(actions.list_for, server.id)
     return {"instanceActions": [view.action(row, request.version) for row in rows]}
 
 
 def page(request: Request, server: ServerRecord) -> JsonObject:
-    """GET …/os-instance-actions, in pages and by time (since 2.58)."""
+    """Return one page of a server's actions, filtered by time, since 2.58."""
     since, before = request.changed
     if request.limit == 0:
         return {"instanceActions": []}
@@ -44,7 +44,7 @@ def page(request: Request, server: ServerRecord) -> JsonObject:
 
 
 def show(request: Request, server: ServerRecord, request_id: str) -> JsonObject:
-    """GET …/os-instance-actions/{request_id}"""
+    """Return an action with its events for GET /servers/{id}/os-instance-actions/{request_id}."""
 
     def work(tx: Connection) -> tuple[ActionRow, list[EventRow]]:
         row = actions.show(tx, server.id, request_id)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metadata and tags of a server, which change without its guest."""
+"""Handlers of a server's metadata and tags. Changes do not reach the host."""
 
 from __future__ import annotations
 
@@ -24,33 +24,37 @@ Metadata = dict[str, str]
 
 
 def index(request: Request, server: ServerRecord) -> JsonObject:
-    """GET …/metadata"""
+    """Return the metadata of a server for GET /servers/{id}/metadata."""
     return {"metadata": loads(server.meta)}
 
 
 def show(request: Request, server: ServerRecord, key: str) -> JsonObject:
-    """GET …/metadata/{key}"""
-    return {"meta": {key: _item(loads(server.meta), key)}}
+    """Return one metadata item for GET /servers/{id}/metadata/{key}."""
+    return {"meta": {key: _find_item(loads(server.meta), key)}}
 
 
-def _item(metadata: Metadata, key: str) -> str:
+def _find_item(metadata: Metadata, key: str) -> str:
     if key not in metadata:
         raise errors.NotFound("Metadata item was not found")
     return metadata[key]
 
 
 def add(request: Request, server: ServerRecord) -> JsonObject:
-    """POST …/metadata: what is given is added to what is there."""
+    """Add metadata items for POST /servers/{id}/metadata, and return all items."""
     return {"metadata": _change(request, server, lambda old: {**old, **request.body["metadata"]})}
 
 
 def replace(request: Request, server: ServerRecord) -> JsonObject:
-    """PUT …/metadata"""
+    """Replace all metadata items for PUT /servers/{id}/metadata."""
     return {"metadata": _change(request, server, lambda old: request.body["metadata"])}
 
 
 def put(request: Request, server: ServerRecord, key: str) -> JsonObject:
-    """PUT …/metadata/{key}"""
+    """Set one metadata item for PUT /servers/{id}/metadata/{key}.
+
+    Raises:
+        BadRequest: The body does not contain the key of the path.
+    """
     if key not in request.body["meta"]:
         raise errors.BadRequest("Request body and URI mismatch")
     _change(request, server, lambda old: {**old, **request.body["meta"]})
@@ -58,10 +62,10 @@ def put(request: Request, server: ServerRecord, key: str) -> JsonObject:
 
 
 def remove(request: Request, server: ServerRecord, key: str) -> None:
-    """DELETE …/metadata/{key}"""
+    """Remove one metadata item for DELETE /servers/{id}/metadata/{key}."""
 
     def without(old: Metadata) -> Metadata:
-        _item(old, key)
+        _find_item(old, key)
         return {name: value for name, value in old.items() if name != key}
 
     _change(request, server, without, adds=False)
@@ -73,20 +77,26 @@ def _change(
     change: Callable[[Metadata], Metadata],
     adds: bool = True,
 ) -> Metadata:
-    """Replace the metadata under the server's lock, within the limit of items if it ``adds``
-    some."""
+    """Change the metadata in a transaction that locks the server's row, and return all items.
+
+    Args:
+        adds: Whether the change may add items, so that the limit of items is checked.
+
+    Raises:
+        Locked: The server is locked, and the caller is not an administrator.
+    """
     if server.locked and not request.is_admin:
         raise errors.Locked(server.id)
     limits = request.services.quota.source(request.context.project_id) if adds else None
 
     def work(tx: Connection) -> Metadata:
-        def checked(old: Metadata) -> Metadata:
+        def change_and_check(old: Metadata) -> Metadata:
             new = change(old)
             if limits is not None and len(new) > len(old):
                 server_fields.check_metadata(new, lambda: limits(tx))
             return new
 
-        changed: Metadata = servers.change_json(tx, server.id, "meta", checked)
+        changed: Metadata = servers.change_json(tx, server.id, "meta", change_and_check)
         return changed
 
     return request.write(work)
@@ -94,24 +104,24 @@ def _change(
 
 # --- tags ---
 def tags(request: Request, server: ServerRecord) -> JsonObject:
-    """GET …/tags"""
+    """Return the tags of a server for GET /servers/{id}/tags."""
     return {"tags": loads(server.tags)}
 
 
 def has_tag(request: Request, server: ServerRecord, tag: str) -> None:
-    """GET …/tags/{tag}"""
+    """Raise NotFound unless the server has the tag, for GET /servers/{id}/tags/{tag}."""
     if tag not in loads(server.tags):
-        raise _no_tag(server, tag)
+        raise _make_missing_tag_error(server, tag)
 
 
 def replace_tags(request: Request, server: ServerRecord) -> JsonObject:
-    """PUT …/tags"""
+    """Replace all tags of a server for PUT /servers/{id}/tags."""
     new = sorted(set(request.body["tags"]))
     return {"tags": request.write(servers.change_json, server.id, "tags", lambda old: new)}
 
 
 def add_tag(request: Request, server: ServerRecord, tag: str) -> ApiResponse:
-    """PUT …/tags/{tag}: 201 when it is new, 204 when the server had it."""
+    """Add a tag for PUT /servers/{id}/tags/{tag}. Answer 201, or 204 if the server had the tag."""
     if not (_TAG.match(tag) and is_printable(tag)):
         raise errors.BadRequest(
             f"Tag '{tag[:80]}' is invalid. It must be a non empty string of printable characters "
@@ -123,32 +133,32 @@ def add_tag(request: Request, server: ServerRecord, tag: str) -> ApiResponse:
             raise errors.BadRequest(f"The number of tags exceeded the per-server limit {MAX_TAGS}")
         return sorted({*old, tag})
 
-    known = tag in loads(server.tags)
+    had_tag = tag in loads(server.tags)
     request.write(servers.change_json, server.id, "tags", with_tag)
     return ApiResponse(
         None,
-        204 if known else 201,
+        204 if had_tag else 201,
         {"Location": f"{request.links.root}servers/{server.id}/tags/{quote(tag)}"}
-        if not known
+        if not had_tag
         else {},
     )
 
 
 def remove_tag(request: Request, server: ServerRecord, tag: str) -> None:
-    """DELETE …/tags/{tag}"""
+    """Remove a tag for DELETE /servers/{id}/tags/{tag}."""
 
     def without(old: list[str]) -> list[str]:
         if tag not in old:
-            raise _no_tag(server, tag)
+            raise _make_missing_tag_error(server, tag)
         return [other for other in old if other != tag]
 
     request.write(servers.change_json, server.id, "tags", without)
 
 
 def remove_tags(request: Request, server: ServerRecord) -> None:
-    """DELETE …/tags"""
+    """Remove all tags for DELETE /servers/{id}/tags."""
     request.write(servers.change_json, server.id, "tags", lambda old: [])
 
 
-def _no_tag(server: ServerRecord, tag: str) -> errors.NotFound:
+def _make_missing_tag_error(server: ServerRecord, tag: str) -> errors.NotFound:
     return errors.NotFound(f"Server {server.id} has no tag '{tag}'")

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """An action of a server that is checked and ready to begin.
 
-A function for each action prepares it from its body (``server_action_table``), ``server_actions``
-begins it."""
+``actions.action_table`` lists the functions that prepare actions from request bodies.
+``actions.actions`` begins the prepared action.
+"""
 
 from __future__ import annotations
 
@@ -25,22 +26,23 @@ Begin = Callable[..., str]
 class PreparedAction:
     """An action that is ready to begin."""
 
-    #: for the workflow
+    #: Arguments of the workflow.
     args: JsonObject = field(default_factory=dict)
-    #: stored encrypted in the action's row
+    #: Stored encrypted in the action's row.
     password: str | None = field(default=None, repr=False)
-    #: columns of the server
+    #: New values of columns of the server.
     changes: JsonObject = field(default_factory=dict)
-    #: makes the answer after the begin; None: an empty answer
+    #: Builds the response after the begin. None gives an empty response.
     answer: Callable[[], ApiResponse] | None = None
     begin: Begin = actions.begin
-    #: the step that the answer waits for; None: the step in the action's row, if any
+    #: The step that the response waits for. None means the step in the row of ``states.ACTIONS``,
+    #: if any.
     answer_after: str | None = None
-    #: the error if that step fails
+    #: The error if that step fails.
     failure: type[errors.Problem] = errors.Conflict
-    #: undoes changes in external services if the action cannot begin
+    #: Undoes changes in external services if the action cannot begin.
     give_up: Callable[[], None] | None = None
-    #: stored encrypted as the password
+    #: Files for the config drive, stored encrypted like the password.
     files: list[dict[str, str]] = field(default_factory=list, repr=False)
 
 

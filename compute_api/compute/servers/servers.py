@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers: list, show, update, delete. Creating one is a story of its own, in ``server_create``."""
+"""Handlers that list, show, update and delete servers. The folder ``create`` has POST /servers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from compute_api.http.validation import is_true
 
 _API = "os_compute_api:"
 _TAGS = ("tags", "tags-any", "not-tags", "not-tags-any")
-#: What everybody may filter by, since when; admins may by every column.
+#: Filters of all callers, with their microversions. Administrators may filter by every column.
 _OPEN_FILTERS: dict[str, Range] = {
     **{name: Range() for name in ("reservation_id", "name", "image", "flavor", "ip")},
     "ip6": Range("2.5"),
@@ -45,9 +45,9 @@ _OPEN_FILTERS: dict[str, Range] = {
 }
 _LOCKED_FILTER = Range("2.73")
 _STRICT_STATUS = Range("2.38")
-#: Sort keys that tell where servers are.
+#: Sort keys that reveal the hosts of servers.
 _ADMIN_SORT = ("host", "node")
-#: Parameters that are no filters on columns.
+#: Query parameters other than filters on columns.
 _OTHER = {
     "limit",
     "marker",
@@ -64,6 +64,7 @@ _OTHER = {
     "tenant_id",
     *_TAGS,
 }
+#: Attributes of a server that Nova refuses as filters.
 _NO_FILTER = {
     "block_device_mapping",
     "services",
@@ -76,12 +77,12 @@ _NO_FILTER = {
 
 
 def index(request: Request) -> JsonObject:
-    """GET /servers"""
+    """Return one page of ids and names for GET /servers."""
     return _list_servers(request, "servers", names_only=True)
 
 
 def detail(request: Request) -> JsonObject:
-    """GET /servers/detail"""
+    """Return one page of servers with all fields for GET /servers/detail."""
     return _list_servers(request, "servers/detail", names_only=False)
 
 
@@ -90,28 +91,30 @@ def _list_servers(request: Request, path: str, names_only: bool) -> JsonObject:
     if filters is None or filters.limit == 0:
         return {"servers": []}
     allowed = frozenset() if names_only else request.allowed(view.RULES)
-    made = view.ServerView(request.links, request.is_admin, allowed, vault=request.services.vault)
+    server_view = view.ServerView(
+        request.links, request.is_admin, allowed, vault=request.services.vault
+    )
 
     def work(tx: Connection) -> Sequence[Any]:
         rows = servers.page(tx, filters, view.shows_user_data(request.version, allowed), names_only)
         if view.shows_hosts(allowed):
-            made.hosts = servers.host_facts(tx, {row.host for row in rows if row.host})
-        having = [] if names_only else [row.id for row in rows if row.volumes]
-        if having:
-            made.volumes = volumes.of_some(tx, having)
+            server_view.hosts = servers.host_facts(tx, {row.host for row in rows if row.host})
+        ids_with_volumes = [] if names_only else [row.id for row in rows if row.volumes]
+        if ids_with_volumes:
+            server_view.volumes = volumes.of_some(tx, ids_with_volumes)
         return rows
 
     rows = request.read(work)
-    items = view.many(rows, made, request.version, names_only)
+    items = view.many(rows, server_view, request.version, names_only)
     return request.page("servers", path, items, rows[-1].id if rows else None)
 
 
 def _parse_query(request: Request, operation: str) -> ServerFilters | None:
-    """Return the filters of the query; None: no server can match."""
+    """Return the filters of the query, or None if no server can match."""
     all_filters = request.allows(_API + "servers:allow_all_filters")
     filters = _parse_filters(request, all_filters)
-    listed_states, known = _parse_statuses(request.query.get("status", ()))
-    if not known:
+    listed_states, is_known = _parse_statuses(request.query.get("status", ()))
+    if not is_known:
         if request.version in _STRICT_STATUS:
             raise errors.BadRequest("Invalid status value")
         return None
@@ -160,7 +163,7 @@ def _parse_tags(request: Request) -> dict[str, list[str]]:
 
 
 def _parse_boolean(request: Request, name: str) -> bool:
-    """Return a boolean parameter. Raises BadRequest: it has another value."""
+    """Return a boolean parameter. Raises BadRequest for a value that is not a boolean."""
     value = (request.first(name) or "").strip().lower()
     if value not in ("true", "false", "1", "0", "yes", "no", "on", "off", "t", "f", "y", "n"):
         raise errors.BadRequest(f"Invalid {name} value '{value[:40]}': give true or false.")
@@ -183,18 +186,23 @@ def _parse_statuses(statuses: Sequence[str]) -> tuple[States | None, bool]:
 
 def _list_other_tasks(vm_state: str) -> tuple[str, ...]:
     """Return the task_states in which a server of this vm_state has another status."""
-    words = {
+    task_states = {
         value for name, value in vars(states).items() if name.isupper() and isinstance(value, str)
     }
     return tuple(
         sorted(
-            word for word in words if states.status(vm_state, word) != states.status(vm_state, None)
+            task_state
+            for task_state in task_states
+            if states.status(vm_state, task_state) != states.status(vm_state, None)
         )
     )
 
 
 def _parse_deleted(request: Request, all_filters: bool, by_time: bool) -> bool | None:
-    """Return the filter on deleted servers: admins may set it, and lists by time include both."""
+    """Return the filter on deleted servers, or None if the list includes both kinds.
+
+    Administrators may set the filter. Without it a list by time includes both kinds.
+    """
     if all_filters and "deleted" in request.query:
         return _parse_boolean(request, "deleted")
     return None if by_time else False
@@ -205,23 +213,26 @@ def _parse_soft_deleted(
 ) -> bool:
     """Return whether the list includes soft-deleted servers.
 
-    It does if an admin requests them, if it includes deleted servers, or if it filters by their
-    state.
+    The list includes them if an administrator requests them, if deleted servers are included, or if
+    the status filter has their state.
     """
-    asked = (
+    requested = (
         all_filters and "soft_deleted" in request.query and _parse_boolean(request, "soft_deleted")
     )
     return (
-        asked
+        requested
         or deleted is not False
         or states.SOFT_DELETED in [vm_state for vm_state, _, _ in listed or ()]
     )
 
 
 def _choose_project(request: Request, operation: str, all_filters: bool) -> str | None:
-    """Return the project of the servers: the caller's, or with all_tenants another; None: all."""
-    given = request.first("all_tenants")
-    if given is None or (given != "" and not _parse_boolean(request, "all_tenants")):
+    """Return the project of the listed servers, or None for all projects.
+
+    Without all_tenants this is the caller's project.
+    """
+    all_tenants = request.first("all_tenants")
+    if all_tenants is None or (all_tenants != "" and not _parse_boolean(request, "all_tenants")):
         return request.context.project_id
     request.require(f"{_API}servers:{operation}:get_all_tenants")
     if not all_filters:
@@ -247,31 +258,32 @@ def _parse_sort(request: Request) -> list[tuple[str, bool]]:
 
 
 def show(request: Request, server: ServerRecord) -> JsonObject:
-    """GET /servers/{id}"""
+    """Return one server for GET /servers/{id}."""
     return view.one(server, _make_view(request, server), request.version)
 
 
 def show_rebuilt(request: Request, server: ServerRecord, password: str) -> JsonObject:
-    """Return the answer to the rebuild of a server."""
+    """Return the response body of a rebuild, with the password of the server."""
     return view.rebuilt(server, _make_view(request, server), request.version, password)
 
 
 def _make_view(request: Request, server: ServerRecord) -> view.ServerView:
-    made = view.ServerView(
+    server_view = view.ServerView(
         request.links, request.is_admin, request.allowed(view.RULES), vault=request.services.vault
     )
 
     def work(tx: Connection) -> None:
-        if server.host and view.shows_hosts(made.allowed):
-            made.hosts = servers.host_facts(tx, [server.host])
-        made.groups = server_groups.of_server(tx, server.id)
+        if server.host and view.shows_hosts(server_view.allowed):
+            server_view.hosts = servers.host_facts(tx, [server.host])
+        server_view.groups = server_groups.of_server(tx, server.id)
         if server.volumes:
-            made.volumes = volumes.of_some(tx, [server.id])
+            server_view.volumes = volumes.of_some(tx, [server.id])
 
     request.read(work)
-    return made
+    return server_view
 
 
+#: Field of PUT /servers/{id} -> column.
 _UPDATED = {
     "name": "name",
     "description": "description",
@@ -284,9 +296,13 @@ _UPDATED = {
 
 
 def update(request: Request, server: ServerRecord) -> JsonObject:
-    """PUT /servers/{id}: what needs no work on a host."""
-    given = request.body["server"]
-    values = {column: given[key] for key, column in _UPDATED.items() if key in given}
+    """Update fields that need no work on a host, and return the server for PUT /servers/{id}.
+
+    Raises:
+        Conflict: The zone is not the server's current zone, or the server is being moved.
+    """
+    body = request.body["server"]
+    values = {column: body[key] for key, column in _UPDATED.items() if key in body}
     if "name" in values:
         values["name"] = values["name"].strip()
     values |= {
@@ -294,11 +310,12 @@ def update(request: Request, server: ServerRecord) -> JsonObject:
         for column in ("access_ip_v4", "access_ip_v6")
         if column in values
     }
-    zone = given.get("pinned_availability_zone")
+    zone = body.get("pinned_availability_zone")
 
     def work(tx: Connection) -> ServerRecord:
         if values:
-            servers.update(tx, server.id, values)  # whereby it is locked, and stays where it is
+            # The update also locks the row, so that the server's zone cannot change.
+            servers.update(tx, server.id, values)
         row: ServerRecord = servers.show(tx, server.id)
         if zone is not None and zone != row.availability_zone:
             raise errors.Conflict(
@@ -322,11 +339,12 @@ SOFT_DELETE, DELETE = (
 
 
 def delete(request: Request, server: ServerRecord) -> None:
-    """DELETE /servers/{id}: always wins over what is being done to the server.
+    """Begin the deletion of a server for DELETE /servers/{id}, even if another action is running.
 
-    Where deleted servers are kept for a while, one that rests is kept; one that is in the middle of
-    something, is on no host or was never whole, goes at once. A server that is kept already stays
-    so: the same request changes nothing twice.
+    If ``reclaim_interval`` is set, a server without a running action is soft-deleted. A server is
+    deleted at once if its state does not allow that, for example during another action. A server in
+    ERROR is soft-deleted only if it has run and is on a host. A server that is already soft-deleted
+    stays unchanged.
     """
     if request.services.settings.reclaim_interval == 0:
         rows: tuple[states.Action, ...] = (DELETE,)
@@ -349,8 +367,11 @@ def _begin_broken(
     server_id: str,
     **named: Any,  # noqa: ANN401 - passed on unchanged
 ) -> str:
-    """Keep a server in ERROR that has run and is on a host; unless it was to be kept before, and
-    could not."""
+    """Begin the deletion of a server in ERROR.
+
+    The server is soft-deleted if it has run, is on a host, and its last action is not a soft delete
+    that failed. Otherwise it is deleted at once.
+    """
     row = actions.take_lock(tx, server_id, named["project_id"])
     last = actions.list_for(tx, server_id, limit=1)
     failed = last and (last[0].workflow, last[0].state) == ("soft_delete", ActionState.FAILED)
@@ -364,7 +385,7 @@ def _begin_first(
     server_id: str,
     **named: Any,  # noqa: ANN401 - passed on unchanged
 ) -> str:
-    """Begin the first row that the server's state allows; the last one's refusal counts."""
+    """Begin the first row that the server's state allows. Otherwise raise the last row's error."""
     *others, last = rows
     for row in others:
         try:

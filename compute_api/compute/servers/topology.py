@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The NUMA nodes of a server's guest, and for admins where they are on its host (since 2.78)."""
+"""The NUMA nodes of a guest, and for administrators their places on the host (since 2.78)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _ON_HOST = "compute:server:topology:host:index"
 
 
 def show(request: Request, server: ServerRecord) -> JsonObject:
-    """GET …/topology: no NUMA nodes where its flavor and image ask for none"""
+    """Return the NUMA nodes of a server for GET /servers/{id}/topology.
+
+    The list is empty if flavor and image request no NUMA topology.
+    """
     assignment = next(
         (
             row.assignment
@@ -37,14 +40,14 @@ def show(request: Request, server: ServerRecord) -> JsonObject:
         _ON_HOST, {"project_id": server.project_id, "user_id": server.user_id}
     )
     return {
-        "nodes": [_node(numa_node, threads, with_host) for numa_node in numa_nodes],
+        "nodes": [_show_node(numa_node, threads, with_host) for numa_node in numa_nodes],
         "pagesize_kb": next(
             (numa_node.page_kb for numa_node in numa_nodes if numa_node.page_kb), None
         ),
     }
 
 
-def _node(numa_node: AssignedNumaNode, threads: int, with_host: bool) -> JsonObject:
+def _show_node(numa_node: AssignedNumaNode, threads: int, with_host: bool) -> JsonObject:
     node: JsonObject = {
         "vcpu_set": numa_node.cpus,
         "memory_mb": numa_node.memory_mb,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Aggregates as answers. ``view`` is the list of the aggregate's hosts."""
+"""Aggregates in responses. ``view`` is the list of the aggregate's hosts."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from common.store.rows import AggregateRow
 from compute_api.compute.views.fields import Field, render_readable, visible_fields
 from compute_api.compute.views.times import format_micros
 
-#: What the answer to a create shows: an aggregate that has neither hosts nor metadata of its own
-#: yet.
+#: Fields of the response to a create, in which the aggregate has no hosts and no metadata yet.
 NEW: tuple[Field, ...] = (
     Field("id", "id"),
     Field("name", "name"),
@@ -31,11 +30,11 @@ FIELDS: tuple[Field, ...] = (
 def one(
     row: AggregateRow, hosts: list[str], version: int, fields: tuple[Field, ...] = FIELDS
 ) -> JsonObject:
-    """One aggregate's body."""
+    """Return the body of a single aggregate."""
     return {"aggregate": render_readable(visible_fields(fields, version), row, hosts)}
 
 
 def many(rows: list[AggregateRow], hosts: dict[int, list[str]], version: int) -> JsonObject:
-    """The body of the list."""
+    """Return the body of the list of aggregates."""
     getters = visible_fields(FIELDS, version)
     return {"aggregates": [render_readable(getters, row, hosts[row.id]) for row in rows]}

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Views as tables: one row for each field, with the versions and the policy rule that show it.
+"""Response bodies as tables: one row per key, with the versions and the policy rule that show it.
 
-``Field("description", since="2.19", get=…)``. The visible fields are chosen once for each version
-and set of rules; then the same short tuple of functions renders every row of a list."""
+For example, ``Field("description", "description", since="2.19")``. The visible fields are selected
+once for each version and set of rules. The same functions then render every row of a list.
+"""
 
 from __future__ import annotations
 
@@ -20,39 +21,46 @@ log = logging.getLogger(__name__)
 
 
 class Omitted:
-    """What ``get`` answers when the field is left out of this answer."""
+    """Type of the result of ``get`` that leaves the field out of the response."""
 
 
 OMITTED = Omitted()
-#: Makes a field's value of a row and of what the view needs besides it; each view has its own types
-#: for both.
+#: Returns the value of a field. The arguments are the row and the additional data of the view,
+#: whose types differ between views.
 Get = Callable[[Any, Any], object]
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One key of an answer."""
+    """One key of a response body."""
 
     name: str
-    get: str | Get | None  #: the row's attribute that is shown as it is, or what makes the value
+    #: Name of the row's attribute, or the function that returns the value.
+    get: str | Get | None
     since: str = "2.1"
-    until: str | None = None  #: the last version that has it
-    rule: str | None = None  #: the policy rule that shows it
-    #: the version since which answers to an update show it too; None: they never do
+    #: The last version with the field.
+    until: str | None = None
+    #: The policy rule that the caller must pass to see the field.
+    rule: str | None = None
+    #: The first version in which responses to an update contain the field. None means never.
     in_updates_since: str | None = "2.1"
-    optional: bool = False  #: ``get`` may return OMITTED
-    #: makes the value in answers to an update before ``in_updates_since``
+    #: True if ``get`` may return OMITTED.
+    optional: bool = False
+    #: Returns the value for responses to an update before ``in_updates_since``.
     in_update: Get | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class VisibleFields:
-    """A view in force: names shown as they are with what reads them all at once, the made ones, and
-    those that may be left out."""
+    """The visible fields of a version and set of rules, prepared for rendering."""
 
+    #: Keys of fields that are attributes of the row, in the order of ``values``.
     plain: tuple[str, ...]
+    #: Returns the attributes of a row for ``plain``.
     values: Callable[[object], Iterable[object]]
-    made: tuple[tuple[str, Get], ...]
+    #: Keys of fields with a function.
+    computed: tuple[tuple[str, Get], ...]
+    #: Keys of fields with a function that may return OMITTED.
     optional: tuple[tuple[str, Get], ...]
 
 
@@ -63,8 +71,11 @@ def visible_fields(
     allowed: frozenset[str] = frozenset(),
     change: bool = False,
 ) -> VisibleFields:
-    """The fields that are shown at a version to who is allowed these rules; ``change``: in the
-    answer to one."""
+    """Return the fields that are visible at a version to a caller that passes these rules.
+
+    Args:
+        change: Whether the response is that of an update.
+    """
     shown = [
         field
         if not change
@@ -76,30 +87,30 @@ def visible_fields(
     ]
     shown = [field for field in shown if field.get is not None]
     plain = {field.name: field.get for field in shown if isinstance(field.get, str)}
-    made = [(field.optional, field.name, field.get) for field in shown if callable(field.get)]
+    computed = [(field.optional, field.name, field.get) for field in shown if callable(field.get)]
     return VisibleFields(
         tuple(plain),
-        _reader(list(plain.values())),
-        tuple((name, get) for optional, name, get in made if not optional),
-        tuple((name, get) for optional, name, get in made if optional),
+        _make_reader(list(plain.values())),
+        tuple((name, get) for optional, name, get in computed if not optional),
+        tuple((name, get) for optional, name, get in computed if optional),
     )
 
 
-def _reader(attributes: list[str]) -> Callable[[object], Iterable[object]]:
+def _make_reader(attributes: list[str]) -> Callable[[object], Iterable[object]]:
     if len(attributes) < 2:
         return lambda row: [getattr(row, name) for name in attributes]
     return operator.attrgetter(*attributes)
 
 
 def rules(fields: tuple[Field, ...]) -> frozenset[str]:
-    """The policy rules that the fields ask for."""
+    """Return the policy rules of the fields."""
     return frozenset(field.rule for field in fields if field.rule)
 
 
 def render(view_in_force: VisibleFields, row: object, view: object = None) -> JsonObject:
-    """One row as a body."""
+    """Return the body of a row."""
     body = dict(zip(view_in_force.plain, view_in_force.values(row), strict=True))
-    for name, get in view_in_force.made:
+    for name, get in view_in_force.computed:
         body[name] = get(row, view)
     for name, get in view_in_force.optional:
         value = get(row, view)
@@ -109,16 +120,16 @@ def render(view_in_force: VisibleFields, row: object, view: object = None) -> Js
 
 
 def render_readable(view_in_force: VisibleFields, row: object, view: object = None) -> JsonObject:
-    """One row of a list as a body. A field whose column is damaged is null, and logged."""
+    """Return the body of a row in a list. Log damaged columns, and show null for them."""
     try:
         return render(view_in_force, row, view)
     except Exception:
         log.exception("a record cannot be shown whole; see its row: %s", getattr(row, "id", row))
     body = dict(zip(view_in_force.plain, view_in_force.values(row), strict=True))
-    for name, get in (*view_in_force.made, *view_in_force.optional):
+    for name, get in (*view_in_force.computed, *view_in_force.optional):
         try:
             value = get(row, view)
-        except Exception:  # noqa: BLE001  # it is logged above
+        except Exception:  # noqa: BLE001 - the error is logged above
             value = None
         if value is not OMITTED:
             body[name] = value

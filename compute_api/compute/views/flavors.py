@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flavors as answers. ``view`` is the request's Links."""
+"""Flavors in responses. ``view`` is the request's ``Links``."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ FIELDS: tuple[Field, ...] = (
 
 
 def one(row: FlavorRow, links: Links, version: int, allowed: frozenset[str]) -> JsonObject:
-    """The body of a single flavor."""
+    """Return the body of a single flavor."""
     return {"flavor": render(visible_fields(FIELDS, version, allowed), row, links)}
 
 
 def many(
     rows: list[FlavorRow], links: Links, version: int, allowed: frozenset[str], names_only: bool
 ) -> list[JsonObject]:
-    """The items of a list."""
+    """Return the items of a list of flavors."""
     getters = visible_fields(NAMES if names_only else FIELDS, version, allowed)
     return [render_readable(getters, row, links) for row in rows]
 
 
 def access(row: FlavorRow, projects: list[str]) -> JsonObject:
-    """Who may use a flavor that is not public."""
+    """Return the body with the projects that have access to a flavor."""
     return {
         "flavor_access": [{"flavor_id": row.flavorid, "tenant_id": project} for project in projects]
     }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Actions on hosts as answers."""
+"""Actions on hosts in responses."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ from common.domain.wire import to_wire
 from common.store.hosts.host_actions import Event, HostAction, Name
 from compute_api.compute.views.times import format_micros
 
-#: What each takes, of ``store.host_actions.Arguments``.
+#: Action -> fields of ``store.hosts.host_actions.Arguments`` that apply to the action.
 _ARGUMENTS = {Name.DRAIN: ("cold", "parallel", "wait"), Name.EVACUATE: ("parallel", "force")}
 
 
 def action(row: HostAction) -> JsonObject:
-    """One, without its journal. ``message``: how it ended, and what to do next."""
-    given = to_wire(row.args)
+    """Return the body of an action without events.
+
+    The field ``message`` explains the result and the next steps for the operator.
+    """
+    arguments = to_wire(row.args)
     return {
         "id": row.id,
         "host": row.host,
         "action": row.name,
         "state": row.state,
-        "arguments": {name: given[name] for name in _ARGUMENTS[row.name]},
+        "arguments": {name: arguments[name] for name in _ARGUMENTS[row.name]},
         "progress": to_wire(row.progress),
         "message": row.message,
         "user_id": row.user_id,
@@ -33,16 +36,16 @@ def action(row: HostAction) -> JsonObject:
 
 
 def with_events(row: HostAction, journal: list[Event]) -> JsonObject:
-    """One with its journal, the oldest entry first."""
+    """Return the body of an action with its events, oldest first."""
     return action(row) | {
         "events": [
             {
-                "event": one.event,
-                "message": one.message,
-                "server_id": one.server_id,
-                "migration_id": one.migration,
-                "time": format_micros(one.at),
+                "event": entry.event,
+                "message": entry.message,
+                "server_id": entry.server_id,
+                "migration_id": entry.migration,
+                "time": format_micros(entry.at),
             }
-            for one in journal
+            for entry in journal
         ]
     }

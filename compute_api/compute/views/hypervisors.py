@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hypervisors as answers: hosts with their stock and what is used of it.
+"""Hypervisors in responses: hosts with their capacity and usage.
 
-Rows are those of ``store.hosts``; ``view`` maps hosts to their servers, or is None when these were
-not asked for.
+Rows come from ``store.hosts``. ``view`` is a mapping of hosts to servers, or None if the request
+does not include servers.
 """
 
 from __future__ import annotations
@@ -28,42 +28,42 @@ def state(row: JsonMapping) -> HostState:
     return HostState.UP if row["up"] and not row["forced_down"] else HostState.DOWN
 
 
-def _service(row: JsonMapping, ident: object) -> JsonObject:
+def _build_service(row: JsonMapping, ident: object) -> JsonObject:
     return {"id": ident, "host": row["name"], "disabled_reason": row["disabled_reason"]}
 
 
 def stock(row: JsonMapping, resource: str) -> dict[str, int]:
-    """What there is of a resource: total, used, reserved."""
-    found = row["inventory"].get(resource, {})
-    return {key: int(found.get(key, 0)) for key in ("total", "used", "reserved")}
+    """Return the total, used and reserved amounts of a resource class."""
+    inventory = row["inventory"].get(resource, {})
+    return {key: int(inventory.get(key, 0)) for key in ("total", "used", "reserved")}
 
 
-def _total(resource: str) -> Get:
+def _get_total(resource: str) -> Get:
     return lambda row, view: stock(row, resource)["total"]
 
 
-def _used(resource: str) -> Get:
+def _get_used(resource: str) -> Get:
     def get(row: JsonMapping, view: object) -> int:
-        found = stock(row, resource)
-        return found["used"] + found["reserved"]
+        amounts = stock(row, resource)
+        return amounts["used"] + amounts["reserved"]
 
     return get
 
 
-def _free(resource: str) -> Get:
+def _get_free(resource: str) -> Get:
     def get(row: JsonMapping, view: object) -> int:
-        found = stock(row, resource)
-        return found["total"] - found["used"] - found["reserved"]
+        amounts = stock(row, resource)
+        return amounts["total"] - amounts["used"] - amounts["reserved"]
 
     return get
 
 
-def _servers(row: JsonMapping, view: JsonMapping | None) -> object:
-    found = [] if view is None else view.get(row["name"], [])
-    return found or OMITTED
+def _get_servers(row: JsonMapping, view: JsonMapping | None) -> object:
+    servers = [] if view is None else view.get(row["name"], [])
+    return servers or OMITTED
 
 
-def _servers_always(row: JsonMapping, view: JsonMapping | None) -> object:
+def _get_servers_always(row: JsonMapping, view: JsonMapping | None) -> object:
     return OMITTED if view is None else view.get(row["name"], [])
 
 
@@ -73,30 +73,30 @@ NAMES: tuple[Field, ...] = (
     Field("hypervisor_hostname", lambda row, view: row["hypervisor_hostname"]),
     Field("state", lambda row, view: state(row)),
     Field("status", lambda row, view: "disabled" if row["disabled"] else "enabled"),
-    Field("servers", _servers, until="2.74", optional=True),
-    Field("servers", _servers_always, since="2.75", optional=True),
+    Field("servers", _get_servers, until="2.74", optional=True),
+    Field("servers", _get_servers_always, since="2.75", optional=True),
 )
 UPTIME: tuple[Field, ...] = (*NAMES, Field("uptime", lambda row, view: row["uptime"]))
-#: The versions at which it is one of the details.
+#: The versions with the uptime in the details.
 WITH_UPTIME = Range("2.88")
 FIELDS: tuple[Field, ...] = (
     *NAMES,
-    Field("service", lambda row, view: _service(row, row["service_id"]), until="2.52"),
-    Field("service", lambda row, view: _service(row, row["service_uuid"]), since="2.53"),
+    Field("service", lambda row, view: _build_service(row, row["service_id"]), until="2.52"),
+    Field("service", lambda row, view: _build_service(row, row["service_uuid"]), since="2.53"),
     Field("hypervisor_type", lambda row, view: row["hypervisor_type"]),
     Field("hypervisor_version", lambda row, view: row["hypervisor_version"]),
     Field("host_ip", lambda row, view: row["host_ip"]),
     Field("cpu_info", lambda row, view: json.dumps(row["cpu_info"]), until="2.27"),
     Field("cpu_info", lambda row, view: row["cpu_info"], since="2.28", until="2.87"),
-    Field("vcpus", _total("VCPU"), until="2.87"),
+    Field("vcpus", _get_total("VCPU"), until="2.87"),
     Field("vcpus_used", lambda row, view: stock(row, "VCPU")["used"], until="2.87"),
-    Field("memory_mb", _total("MEMORY_MB"), until="2.87"),
-    Field("memory_mb_used", _used("MEMORY_MB"), until="2.87"),
-    Field("free_ram_mb", _free("MEMORY_MB"), until="2.87"),
-    Field("local_gb", _total("DISK_GB"), until="2.87"),
-    Field("local_gb_used", _used("DISK_GB"), until="2.87"),
-    Field("free_disk_gb", _free("DISK_GB"), until="2.87"),
-    Field("disk_available_least", _free("DISK_GB"), until="2.87"),
+    Field("memory_mb", _get_total("MEMORY_MB"), until="2.87"),
+    Field("memory_mb_used", _get_used("MEMORY_MB"), until="2.87"),
+    Field("free_ram_mb", _get_free("MEMORY_MB"), until="2.87"),
+    Field("local_gb", _get_total("DISK_GB"), until="2.87"),
+    Field("local_gb_used", _get_used("DISK_GB"), until="2.87"),
+    Field("free_disk_gb", _get_free("DISK_GB"), until="2.87"),
+    Field("disk_available_least", _get_free("DISK_GB"), until="2.87"),
     Field("running_vms", lambda row, view: row["running_vms"], until="2.87"),
     Field("current_workload", lambda row, view: 0, until="2.87"),
     Field("uptime", lambda row, view: row["uptime"], since=WITH_UPTIME.since),
@@ -119,19 +119,19 @@ _SUMMED = (
 def one(
     row: JsonMapping, version: int, servers: object, fields: tuple[Field, ...] = FIELDS
 ) -> JsonObject:
-    """One hypervisor."""
+    """Return the body of one hypervisor."""
     return render(visible_fields(fields, version), row, servers)
 
 
 def many(
     rows: Sequence[JsonMapping], version: int, servers: object, fields: tuple[Field, ...]
 ) -> list[JsonObject]:
-    """The items of a list."""
+    """Return the items of a list of hypervisors."""
     getters = visible_fields(fields, version)
     return [render_readable(getters, row, servers) for row in rows]
 
 
 def statistics(rows: Sequence[JsonMapping], version: int) -> dict[str, int]:
-    """The sums over hosts that are enabled."""
+    """Return the sums over enabled hosts."""
     items = many([row for row in rows if not row["disabled"]], version, None, FIELDS)
     return {"count": len(items), **{name: sum(item[name] for item in items) for name in _SUMMED}}

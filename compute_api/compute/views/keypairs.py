@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Key pairs as answers."""
+"""Key pairs in responses."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ FIELDS: tuple[Field, ...] = (
 
 
 def one(row: KeypairRow, version: int) -> JsonObject:
-    """The body of a single key pair."""
+    """Return the body of a single key pair."""
     return {"keypair": render_readable(visible_fields(FIELDS, version), row)}
 
 
 def new(row: KeypairRow, version: int, private: str | None) -> JsonObject:
-    """The body after making one; the only time that a private key is shown."""
+    """Return the response to a create, the only body with a generated private key."""
     return {"keypair": render_readable(visible_fields(NEW, version), row, private)}
 
 
 def many(rows: list[KeypairRow], version: int) -> list[JsonObject]:
-    """The items of a list."""
+    """Return the items of a list of key pairs."""
     getters = visible_fields(_COMMON, version)
     return [{"keypair": render_readable(getters, row)} for row in rows]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Migrations as answers: in the list of all of them, and below their server while they are on their
-way.
+"""Migrations in responses: in the list of all migrations, and live migrations below their server.
 
-Rows are those of ``store.migrations``. For callers who may not know hosts these fields are null.
+Rows come from ``store.servers.migrations``. Without permission to see hosts, the fields of hosts
+are null.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from compute_api.compute.request.links import Links
 from compute_api.compute.views.fields import OMITTED, Field, render, render_readable, visible_fields
 from compute_api.compute.views.times import format_micros
 
-#: Live migrations that are shown below their server, and can be found there.
+#: Statuses of live migrations in progress, which are available below their server.
 ON_ITS_WAY = (
     MigrationStatus.QUEUED,
     MigrationStatus.PREPARING,
@@ -28,32 +28,38 @@ ON_ITS_WAY = (
 
 @dataclass
 class MigrationView:
-    """What the rows of one answer share. ``with_hosts``: the caller may know the hosts."""
+    """The data that the migrations of a response share.
+
+    ``with_hosts`` is True if the caller may see hosts.
+    """
 
     links: Links
     with_hosts: bool = False
 
 
 def is_on_its_way(row: ShownMigrationRow) -> bool:
-    """Is it a live migration that has not ended?"""
+    """Return whether the row is a live migration in progress."""
     return row.type == MigrationType.LIVE and row.status in ON_ITS_WAY
 
 
-def _host(column: str) -> Callable[[ShownMigrationRow, MigrationView], object]:
+def _make_host_getter(column: str) -> Callable[[ShownMigrationRow, MigrationView], object]:
     return lambda row, view: getattr(row, column) if view.with_hosts else None
 
 
-def _number(column: str) -> Callable[[ShownMigrationRow, MigrationView], int | None]:
-    """As it was frozen into the server: a flavor that is gone keeps its number."""
+def _make_number_getter(column: str) -> Callable[[ShownMigrationRow, MigrationView], int | None]:
+    """Return the getter of a flavor's number.
+
+    The number comes from the copy of the flavor in the migration, so deleted flavors keep it.
+    """
     return lambda row, view: getattr(row, column).get("number")
 
 
-def _bytes(name: str) -> Callable[[ShownMigrationRow, MigrationView], int | None]:
-    """Nothing is null: the API has no zeros here."""
+def _make_bytes_getter(name: str) -> Callable[[ShownMigrationRow, MigrationView], int | None]:
+    """Return the getter of a progress value. As in Nova, zero is null."""
     return lambda row, view: (row.progress or {}).get(name) or None
 
 
-def _links(row: ShownMigrationRow, view: MigrationView) -> object:
+def _get_links(row: ShownMigrationRow, view: MigrationView) -> object:
     return (
         view.links.of(f"servers/{row.server_id}/migrations", str(row.id))
         if is_on_its_way(row)
@@ -64,11 +70,11 @@ def _links(row: ShownMigrationRow, view: MigrationView) -> object:
 _COMMON: tuple[Field, ...] = (
     Field("id", "id"),
     Field("status", "status"),
-    Field("source_compute", _host("source_host")),
-    Field("source_node", _host("source_node")),
-    Field("dest_compute", _host("dest_host")),
-    Field("dest_host", _host("dest_ip")),
-    Field("dest_node", _host("dest_node")),
+    Field("source_compute", _make_host_getter("source_host")),
+    Field("source_node", _make_host_getter("source_node")),
+    Field("dest_compute", _make_host_getter("dest_host")),
+    Field("dest_host", _make_host_getter("dest_ip")),
+    Field("dest_node", _make_host_getter("dest_node")),
     Field("created_at", lambda row, view: format_micros(row.created_at)),
     Field("updated_at", lambda row, view: format_micros(row.updated_at)),
     Field("uuid", "uuid", since="2.59"),
@@ -78,16 +84,16 @@ _COMMON: tuple[Field, ...] = (
 FIELDS: tuple[Field, ...] = (
     *_COMMON,
     Field("instance_uuid", "server_id"),
-    Field("old_instance_type_id", _number("old_flavor")),
-    Field("new_instance_type_id", _number("new_flavor")),
+    Field("old_instance_type_id", _make_number_getter("old_flavor")),
+    Field("new_instance_type_id", _make_number_getter("new_flavor")),
     Field("migration_type", "type", since="2.23"),
-    Field("links", _links, since="2.23", optional=True),
+    Field("links", _get_links, since="2.23", optional=True),
 )
 BELOW_SERVER: tuple[Field, ...] = (
     *_COMMON,
     Field("server_uuid", "server_id"),
     *(
-        Field(f"{name}_bytes", _bytes(name))
+        Field(f"{name}_bytes", _make_bytes_getter(name))
         for name in (
             "memory_total",
             "memory_processed",

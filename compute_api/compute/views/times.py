@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times in answers. The same second is formatted once, because lists repeat times."""
+"""Times in responses. Formatted times are cached, because lists repeat times."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from datetime import UTC, datetime
 
 @functools.lru_cache(maxsize=8192)
 def format_seconds(micros: int | None) -> str | None:
-    """Return a time like 2026-01-02T03:04:05Z, None if the column is empty or damaged."""
+    """Return a time like 2026-01-02T03:04:05Z, or None if the column is empty or damaged."""
     return _format(micros, "%Y-%m-%dT%H:%M:%SZ")
 
 
 @functools.lru_cache(maxsize=8192)
 def format_micros(micros: int | None) -> str | None:
-    """Return a time like 2026-01-02T03:04:05.000000, None if the column is empty or damaged."""
+    """Return a time like 2026-01-02T03:04:05.000000, or None if the column is empty or damaged."""
     text = _format(micros, "%Y-%m-%dT%H:%M:%S.")
     return None if text is None or micros is None else f"{text}{micros % 1_000_000:06d}"
 

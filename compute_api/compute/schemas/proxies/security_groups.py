@@ -10,7 +10,7 @@ _TEXT: Document = {"type": "string", "maxLength": 255}
 
 
 def _open(name: str, properties: Document, required: tuple[str, ...]) -> VersionedSchema:
-    """A body with an object that may have unknown keys."""
+    """Return the schema of a body whose object may have unknown keys."""
     return VersionedSchema(
         {
             "type": "object",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bodies of POST /servers/{id}/action, by their key."""
+"""Bodies of POST /servers/{id}/action, by key."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def _or_null(content: Document) -> Document:
 
 
 def _plain(key: str) -> VersionedSchema:
-    """An action that needs no words: whatever stands there is passed over, as the API has it."""
+    """Return the schema of an action without arguments, whose value is ignored."""
     return VersionedSchema(wrapped(key, ANY))
 
 
-#: Any body: the handler looks at its key first.
+#: Any body, because the handler chooses the schema by the key.
 BODY = VersionedSchema({"type": "object"})
 
 BY_KEY: dict[str, VersionedSchema] = {

@@ -8,7 +8,7 @@ from compute_api.http.validation import Document, VersionedSchema
 
 _ADDRESS: Document = {"anyOf": [IPV4, IPV6]}
 
-#: By the key of the action.
+#: Schemas by the key of the action.
 ACTIONS: dict[str, VersionedSchema] = {
     "addFixedIp": VersionedSchema(
         wrapped(

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bodies about consoles. What no host offers is known here all the same: the API answers it in its
-own words."""
+"""Bodies of consoles, including types that no host offers, which have separate errors."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ CREATE = VersionedSchema(
     ("2.99", put("remote_console/type", _one_of([*_TYPES, "webmks", "spice-direct"]))),
 )
 
-#: The actions before 2.6, by their key: what may stand as type.
+#: Key of an action before 2.6 -> schema with the allowed types.
 ACTIONS: dict[str, VersionedSchema] = {
     key: VersionedSchema(wrapped(key, record({"type": _one_of(types)}, ("type",))))
     for key, types in {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bodies and queries of servers: as they were at 2.1, then what each microversion changed."""
+"""Bodies and queries of servers: those of 2.1, followed by the changes of each microversion."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _MANY = {
         {"type": "string", "pattern": "^0*[1-9][0-9]*$", "maxLength": 19},
     ]
 }
-#: One of those that an image names in its property block_device_mapping, which its owner writes.
+#: A mapping in the image property block_device_mapping, which the owner of the image can write.
 IMAGE_MAPPING = VersionedSchema(
     {
         "type": "object",
@@ -124,7 +124,7 @@ CERTIFICATES: Document = {
 
 
 def _networks(tag: bool) -> Document:
-    """From 2.37 on a list, or a word."""
+    """Return the schema of ``networks`` from 2.37 on: a list, "none" or "auto"."""
     known: Document = {**_NETWORK, "uuid": UUID, **({"tag": TAG} if tag else {})}
     return {"anyOf": [{"type": "array", "items": record(known)}, {"enum": ["none", "auto"]}]}
 
@@ -239,7 +239,7 @@ SORT_KEYS = (
     "uuid",
     "vm_state",
 )
-#: Accepted before 2.75 and without effect.
+#: Sort keys without effect, which are accepted before 2.75.
 _OLD_SORT_KEYS = (
     "architecture",
     "cell_name",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bodies and queries of /servers/{id}/shares, whose lists never took any parameters."""
+"""Bodies and queries of /servers/{id}/shares. Lists have no parameters."""
 
 from __future__ import annotations
 

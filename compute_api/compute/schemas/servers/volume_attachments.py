@@ -18,7 +18,7 @@ from compute_api.http.validation import Document, VersionedSchema, put, strict
 LIST = VersionedSchema(
     query({"limit": repeated(COUNT), "offset": repeated(COUNT)}), ("2.75", strict)
 )
-#: Unknown parameters are passed over here after 2.102 too, as by Nova.
+#: Unknown parameters are ignored here even after 2.102, as in Nova.
 SHOW = VersionedSchema(query())
 _ATTACHMENT = "volumeAttachment"
 _DEVICE: Document = {

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which function each action of POST /servers/{id}/action calls here, by the names in the rows of
-``states.ACTIONS``.
+"""The functions that the API calls for each action of POST /servers/{id}/action.
 
-A row's ``workflow`` is one of ``conductor.workflows``, its ``immediate`` one of ``store.at_once``.
+``states.ACTIONS`` has one or more rows for each action. A row's ``workflow`` is a workflow of
+``conductor.workflows``, and its ``immediate`` a function of ``store.servers.immediate_actions``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from compute_api.compute.servers.consoles import Query
 from compute_api.compute.servers.networks import addresses, interfaces, security_groups
 from compute_api.compute.servers.prepared_action import Prepare
 
-#: What an action makes of its body, by the body's key; others need nothing.
+#: Key of the body -> function that prepares the action. Other actions have no arguments.
 PREPARERS: dict[str, Prepare] = {
     "rescue": server_preparers.rescue,
     "changePassword": server_preparers.change_password,
@@ -37,7 +37,7 @@ PREPARERS: dict[str, Prepare] = {
     "removeSecurityGroup": security_groups.remove,
 }
 
-#: What an action answers at once, by the row's ``query``; None: nothing but its status.
+#: ``query`` of a row -> function that carries out the action and returns the response body or None.
 QUERIES: dict[str, Query] = {
     "console_output": consoles.console_output,
     "vnc_console": consoles.by_action("os-getVNCConsole", "vnc"),

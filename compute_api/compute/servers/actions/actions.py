@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """POST /servers/{id}/action: the key of the body chooses the rows of ``states.ACTIONS``.
 
-An action with a workflow is begun and answered with 202; with ``answer_after`` the answer waits for
-that step. An immediate action is done before its answer. A query goes to the host, or to the
-network service."""
+An action with a workflow begins, and the response is 202. With ``answer_after`` the response waits
+for that step. An immediate action is complete before the response. A query goes to the host or to
+the network service.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +20,12 @@ from compute_api.compute.request import action_waits, microversions, passwords
 from compute_api.compute.request.request import Request
 from compute_api.compute.schemas.servers import actions as schemas
 from compute_api.compute.servers.actions.action_table import PREPARERS, QUERIES
-from compute_api.compute.servers.actions.preparers import nothing
+from compute_api.compute.servers.actions.preparers import prepare_without_arguments
 from compute_api.compute.servers.prepared_action import PreparedAction
 from compute_api.http.microversions import Range
 from compute_api.http.response import ApiResponse
 
-#: Removed actions that answer otherwise than "no such action": key, from when, the HTTP error.
+#: Actions that Nova removed: the key, the microversions of the removal, and the HTTP error.
 REMOVED: tuple[tuple[str, Range, Callable[[], falcon.HTTPError]], ...] = (
     ("resetNetwork", Range(), falcon.HTTPGone),
     ("os-getRDPConsole", Range("2.6"), falcon.HTTPNotFound),
@@ -32,22 +33,28 @@ REMOVED: tuple[tuple[str, Range, Callable[[], falcon.HTTPError]], ...] = (
 
 
 def act(request: Request, server: ServerRecord) -> ApiResponse:
-    """POST /servers/{id}/action"""
+    """Carry out or begin the action that the body of POST /servers/{id}/action names.
+
+    Raises:
+        BadRequest: The action does not exist, or the body is invalid.
+        Forbidden: The policy does not allow the action.
+        Conflict: The server's state does not allow the action.
+    """
     if len(request.body) != 1:
         raise errors.BadRequest("Malformed request body")
     [key] = request.body
-    served = _served_rows(key, request)
+    served = _find_served_rows(key, request)
     target = {"project_id": server.project_id, "user_id": server.user_id}
     if not any(request.allows(row.policy, target) for row in served):
         request.require(served[0].policy, target)
-    rows = _matching_rows(key, served, request)
+    rows = _select_rows(key, served, request)
     row = states.matching_row(rows, server.vm_state)
     request.require(row.policy, target)
     if row.query is not None:
         return ApiResponse(QUERIES[row.query](request, server), row.success)
-    # Before another service is asked; begin checks again.
+    # Fail before any request to an external service. ``begin`` checks again under the lock.
     request.check(row, server, waits=True)
-    prepared = PREPARERS.get(key, nothing)(request, server, request.body[key])
+    prepared = PREPARERS.get(key, prepare_without_arguments)(request, server, request.body[key])
     if row.immediate is not None:
         request.write(
             immediate_actions.do,
@@ -81,14 +88,15 @@ def _begin(
     try:
         return action_waits.begin_in_turn(request.services, server.id, begin)
     except errors.Unavailable:
-        raise  # whether it has begun is not known: nothing is taken back
+        # The action may have begun, so external changes must stay.
+        raise
     except errors.Problem:
         if prepared.give_up is not None:
             prepared.give_up()
         raise
 
 
-def _served_rows(key: str, request: Request) -> list[states.Action]:
+def _find_served_rows(key: str, request: Request) -> list[states.Action]:
     """Return the rows of this action at this version."""
     rows = [row for row in states.ACTIONS if row.key == key and key in schemas.BY_KEY]
     for removed, versions, error in REMOVED:
@@ -104,24 +112,24 @@ def _served_rows(key: str, request: Request) -> list[states.Action]:
     return served
 
 
-def _matching_rows(key: str, served: list[states.Action], request: Request) -> list[states.Action]:
-    """Check the body and return the rows that it selects."""
+def _select_rows(key: str, served: list[states.Action], request: Request) -> list[states.Action]:
+    """Check the body and return the rows that match the body's values."""
     schema = schemas.BY_KEY[key].at(request.version)
     if request.links.legacy:
         request.body = schema.prune(request.body)
     schema.check(request.body)
-    meant = [
+    selected = [
         row
         for row in served
         if row.when is None or str(request.body[key][row.when[0]]).upper() == row.when[1]
     ]
-    if not meant:
+    if not selected:
         raise errors.BadRequest(f"There is no such action: {key[:80]}")
-    return meant
+    return selected
 
 
 def _wait(request: Request, action_id: str, step: str, failure: type[errors.Problem]) -> None:
-    """Wait for the step, unless too many do: then the answer is 202, as for any other action."""
+    """Wait for the step, or return at once if too many requests already wait."""
     with action_waits.slot(request.services) as is_free:
         if is_free:
             action_waits.for_step(

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the actions that move a server make of their bodies: resize, migrate, live migration,
-evacuate, confirm, revert.
+"""Prepare the actions that move a server: resize, migrations, evacuate, confirm, revert.
 
-As ``server_preparers``, but these actions begin through ``store.migrations``, which opens or closes
-the migration in the same transaction. Refused here: a host that is unknown, down or the server's
-own; a flavor that cannot be; too little quota. The scheduler decides where a server fits."""
+Like ``preparers``, but these actions begin through ``store.servers.migrations``, which opens or
+closes the migration in the same transaction. This module refuses unknown hosts, the server's own
+host, unsuitable flavors, and a flavor that exceeds the quota. Whether a server fits on a host is
+the scheduler's decision.
+"""
 
 from __future__ import annotations
 
@@ -40,6 +41,8 @@ from compute_api.http.response import ApiResponse
 from compute_api.http.validation import is_true
 
 _API = "os_compute_api:"
+#: Filters apply to named hosts from _LIVE_CHECKED and _EVACUATE_CHECKED on. From _LIVE_LATER on the
+#: response to a live migration does not wait for the check of the hosts.
 _HOST_OF_MIGRATE, _LIVE_CHECKED, _LIVE_LATER = Range("2.56"), Range("2.30"), Range("2.34")
 _PASSWORD_SHOWN, _EVACUATE_CHECKED, _STOPPED = Range(until="2.13"), Range("2.29"), Range("2.95")
 
@@ -47,17 +50,24 @@ _PASSWORD_SHOWN, _EVACUATE_CHECKED, _STOPPED = Range(until="2.13"), Range("2.29"
 def _make_begin(kind: MigrationType) -> Begin:
     """Return the begin of an action that opens a migration of this kind."""
 
-    def begin(tx: Connection, rows: Sequence[states.Action], server_id: str, **given: Any) -> str:  # noqa: ANN401 - passed on unchanged
-        return migrations.begin(tx, rows[0], server_id, kind, **given)
+    def begin(tx: Connection, rows: Sequence[states.Action], server_id: str, **others: Any) -> str:  # noqa: ANN401 - passed on unchanged
+        return migrations.begin(tx, rows[0], server_id, kind, **others)
 
     return begin
 
 
 # --- resize ---
-def resize(request: Request, server: ServerRecord, given: JsonObject) -> PreparedAction:
-    """Another flavor, which the caller must be allowed to see, and which the image and the disk fit
-    in."""
-    flavor = request.read(read_flavor, request, server_fields.parse_flavor_id(given["flavorRef"]))
+def resize(request: Request, server: ServerRecord, body: JsonObject) -> PreparedAction:
+    """Prepare a resize to the flavor in ``flavorRef``.
+
+    Raises:
+        BadRequest: The flavor does not exist for the caller, is the current flavor, or is too small
+            for the image or the disks.
+        HostDown: The server's host does not answer.
+        OverQuota: The quota does not allow the larger flavor. This is raised when the action
+            begins.
+    """
+    flavor = request.read(read_flavor, request, server_fields.parse_flavor_id(body["flavorRef"]))
     old = from_wire(models.Flavor, loads(server.flavor))
     has_disk = not server.volumes or request.read(volumes.root_of, server.id) is None
     _check_change(old, flavor, has_disk)
@@ -66,7 +76,7 @@ def resize(request: Request, server: ServerRecord, given: JsonObject) -> Prepare
     )
     properties = loads(server.image or "{}").get("properties", {})
     image_checks.check_hardware(flavor, properties)
-    server_fields.choose_disk_config(given, server.image_id, properties)
+    server_fields.choose_disk_config(body, server.image_id, properties)
     if flavor.memory_mb < old.memory_mb or old.root_gb == 0:
         _check_image(request, server, flavor)
     _check_source(request, server, errors.HostDown)
@@ -78,29 +88,33 @@ def resize(request: Request, server: ServerRecord, given: JsonObject) -> Prepare
         server_id: str,
         *,
         changes: JsonObject,
-        **more: Any,  # noqa: ANN401 - passed on unchanged
+        **arguments: Any,  # noqa: ANN401 - passed on unchanged
     ) -> str:
         quotas.lock(tx, server.project_id)
-        actions.take_lock(tx, server_id, more["project_id"])
+        actions.take_lock(tx, server_id, arguments["project_id"])
         row = servers.show(tx, server_id)
-        refuse_changed(row, server)  # the image service was asked since it was read
-        grown = _count_larger(tx, limits(tx), row, flavor)
+        # The requests to external services were made without the lock.
+        refuse_changed(row, server)
+        larger = _count_larger(tx, limits(tx), row, flavor)
         return migrations.begin(
             tx,
             rows[0],
             server_id,
             MigrationType.RESIZE,
             new_flavor=flavor,
-            changes={**changes, **grown},
-            **more,
+            changes={**changes, **larger},
+            **arguments,
         )
 
-    kept = {"disk_config": given["OS-DCF:diskConfig"]} if "OS-DCF:diskConfig" in given else {}
-    return PreparedAction({"host": None, "forced": False}, changes=kept, begin=begin)
+    changes = {"disk_config": body["OS-DCF:diskConfig"]} if "OS-DCF:diskConfig" in body else {}
+    return PreparedAction({"host": None, "forced": False}, changes=changes, begin=begin)
 
 
 def _check_change(old: models.Flavor, new: models.Flavor, has_disk: bool) -> None:
-    """One that was removed and made again under its id, of another size, is another flavor."""
+    """Check that the flavor changes and that the root disk does not shrink.
+
+    A flavor that was deleted and created again with the same id and another size is another flavor.
+    """
     if old.id == new.id and _list_sizes(old) == _list_sizes(new):
         raise errors.BadRequest("When resizing, instances must change flavor!")
     if has_disk and new.root_gb < old.root_gb:
@@ -120,13 +134,16 @@ def _list_sizes(flavor: models.Flavor) -> tuple[int, ...]:
 
 
 def _check_image(request: Request, server: ServerRecord, flavor: models.Flavor) -> None:
-    """Less memory, or a disk where none was promised, must do for the image, as far as that can
-    still be asked."""
+    """Check that the flavor meets the image's minimum memory and disk.
+
+    The check is skipped if the caller can no longer read the image.
+    """
     if server.image_id is None:
         return
     try:
         image = request.image(server.image_id)
-    except errors.BadRequest:  # removed, or another's by now: the server keeps running all the same
+    except errors.BadRequest:
+        # The image was deleted or is not visible any more. The server does not need the image.
         return
     image = replace(image, status=IMAGE_ACTIVE)
     image_checks.check_disk(image)
@@ -143,21 +160,25 @@ def _count_larger(
     Raises:
         OverQuota: The quota of the project or of the server's user does not allow the difference.
     """
-    grown = {
+    larger = {
         "vcpus": max(server.vcpus, flavor.vcpus),
         "memory_mb": max(server.memory_mb, flavor.memory_mb),
     }
     image = loads(server.image or "{}")
-    more = Counter(hardware.resources_of(flavor, image))
-    more.subtract(hardware.resources_of(from_wire(models.Flavor, loads(server.flavor)), image))
+    difference = Counter(hardware.resources_of(flavor, image))
+    difference.subtract(
+        hardware.resources_of(from_wire(models.Flavor, loads(server.flavor)), image)
+    )
     quotas.Account(tx, server.project_id, limits).room(
         server.user_id,
-        quotas.Size(0, grown["vcpus"] - server.vcpus, grown["memory_mb"] - server.memory_mb, +more),
+        quotas.Size(
+            0, larger["vcpus"] - server.vcpus, larger["memory_mb"] - server.memory_mb, +difference
+        ),
     )
-    return grown
+    return larger
 
 
-# --- where to ---
+# --- destinations ---
 def _require_host(server: ServerRecord) -> str:
     if server.host is None:
         raise errors.Conflict(f"Instance {server.id} is on no host; there is nothing to move.")
@@ -165,7 +186,7 @@ def _require_host(server: ServerRecord) -> str:
 
 
 def _check_source(request: Request, server: ServerRecord, problem: type[errors.Problem]) -> None:
-    """The host that the server leaves must answer."""
+    """Raise ``problem`` if the host of the server is down."""
     if not request.read(services.is_up, _require_host(server)):
         raise problem(
             _describe_unavailable(request, server)
@@ -181,16 +202,16 @@ def _describe_unavailable(request: Request, server: ServerRecord) -> str:
 
 
 def _check_host(request: Request, host: str | None) -> None:
-    """One that is named is there."""
+    """Raise BadRequest if the body names a host that does not exist."""
     if host is not None:
         request.read(
             destinations.resolve, Destination(host=host), request.services.settings.default_zone
         )
 
 
-def migrate(request: Request, server: ServerRecord, given: JsonObject | None) -> PreparedAction:
-    """To any host, or from 2.56 on to a named one."""
-    host = (given or {}).get("host") if request.version in _HOST_OF_MIGRATE else None
+def migrate(request: Request, server: ServerRecord, body: JsonObject | None) -> PreparedAction:
+    """Prepare a cold migration, from 2.56 on optionally to a named host."""
+    host = (body or {}).get("host") if request.version in _HOST_OF_MIGRATE else None
     _require_for_host(request, server, "os-migrate-server:migrate:host", host)
     _check_host(request, host)
     if host is not None and host == server.host:
@@ -204,22 +225,25 @@ def _require_for_host(request: Request, server: ServerRecord, rule: str, host: s
         request.require(_API + rule, {"project_id": server.project_id, "user_id": server.user_id})
 
 
-def _is_forced(given: JsonObject, checked: bool) -> bool:
-    """True if the operator's filters do not apply to the host.
+def _is_forced(body: JsonObject, checked: bool) -> bool:
+    """Return whether the move skips the operator's filters for the named host.
 
     Args:
-        checked: At this microversion filters apply to named hosts.
+        checked: Whether filters apply to named hosts at this microversion.
     """
-    if is_true(given.get("force", False)) and not given.get("host"):
+    if is_true(body.get("force", False)) and not body.get("host"):
         raise errors.BadRequest("Can't force to a non-provided destination")
-    return bool(given.get("host")) and (is_true(given.get("force", False)) or not checked)
+    return bool(body.get("host")) and (is_true(body.get("force", False)) or not checked)
 
 
-def migrate_live(request: Request, server: ServerRecord, given: JsonObject) -> PreparedAction:
-    """While it runs; before 2.34 the answer waits until the hosts have looked whether it can be."""
-    host, block = given["host"], given["block_migration"]
+def migrate_live(request: Request, server: ServerRecord, body: JsonObject) -> PreparedAction:
+    """Prepare a live migration.
+
+    Before 2.34 the response waits until both hosts have checked that the migration is possible.
+    """
+    host, block = body["host"], body["block_migration"]
     _require_for_host(request, server, "os-migrate-server:migrate_live:host", host)
-    forced = _is_forced(given, request.version in _LIVE_CHECKED)
+    forced = _is_forced(body, request.version in _LIVE_CHECKED)
     _check_host(request, host)
     if host is not None and host == server.host:
         raise errors.BadRequest(
@@ -242,16 +266,20 @@ def migrate_live(request: Request, server: ServerRecord, given: JsonObject) -> P
 
 
 # --- away from a dead host ---
-def evacuate(request: Request, server: ServerRecord, given: JsonObject) -> PreparedAction:
-    """The server is made again elsewhere; only when its host's guests are known to be dead, or can
-    be made so."""
+def evacuate(request: Request, server: ServerRecord, body: JsonObject) -> PreparedAction:
+    """Prepare an evacuation, which recreates the server on another host.
+
+    Raises:
+        BadRequest: The host of the server is up, or may still run guests and cannot be fenced.
+        NotFound: The requested host does not exist.
+    """
     host, shared = (
-        given.get("host"),
-        is_true(given["onSharedStorage"]) if "onSharedStorage" in given else None,
+        body.get("host"),
+        is_true(body["onSharedStorage"]) if "onSharedStorage" in body else None,
     )
-    if shared and "adminPass" in given:
+    if shared and "adminPass" in body:
         raise errors.BadRequest("admin password can't be changed on existing disk")
-    forced = _is_forced(given, request.version in _EVACUATE_CHECKED)
+    forced = _is_forced(body, request.version in _EVACUATE_CHECKED)
     try:
         _check_host(request, host)
     except errors.BadRequest as problem:
@@ -259,18 +287,22 @@ def evacuate(request: Request, server: ServerRecord, given: JsonObject) -> Prepa
     if host is not None and host == server.host:
         raise errors.BadRequest("The target host can't be the same one.")
     _check_dead(request, _require_host(server))
-    password = None if shared else given.get("adminPass") or passwords.generate()
-    body = {"adminPass": password} if request.version in _PASSWORD_SHOWN else None
+    password = None if shared else body.get("adminPass") or passwords.generate()
+    answer_body = {"adminPass": password} if request.version in _PASSWORD_SHOWN else None
     return PreparedAction(
         {"host": host, "forced": forced, "stopped": request.version in _STOPPED, "shared": shared},
         password,
-        answer=lambda: ApiResponse(body, 200),
+        answer=lambda: ApiResponse(answer_body, 200),
         begin=_make_begin(MigrationType.EVACUATION),
     )
 
 
 def _check_dead(request: Request, host: str) -> None:
-    """Silence proves nothing; the conductor asks again before anything is done."""
+    """Raise BadRequest unless the host is down, and its guests are dead or can be fenced.
+
+    A host that does not answer may still run guests. The conductor checks again before the workflow
+    starts.
+    """
     if request.read(services.is_up, host):
         raise errors.BadRequest(f"Compute service of {host} is still in use.")
     if not request.services.settings.fencing and not request.read(services.are_dead, host):
@@ -278,23 +310,31 @@ def _check_dead(request: Request, host: str) -> None:
 
 
 # --- the end of a resize ---
-def confirm(request: Request, server: ServerRecord, given: object) -> PreparedAction:
-    """The old guest goes; a source that is down owes that."""
-    return PreparedAction(begin=_make_close())
+def confirm(request: Request, server: ServerRecord, body: object) -> PreparedAction:
+    """Prepare the confirmation of a resize, which deletes the old guest at the source.
+
+    If the source is down, this remains a pending cleanup.
+    """
+    return PreparedAction(begin=_make_closing_begin())
 
 
-def revert(request: Request, server: ServerRecord, given: object) -> PreparedAction:
-    """Back to where the server was kept; both hosts are needed for that."""
+def revert(request: Request, server: ServerRecord, body: object) -> PreparedAction:
+    """Prepare the return of a resized server to the source.
+
+    Raises:
+        HostDown: The source is down, or the destination is down and may still run the guest.
+            This is raised when the action begins.
+    """
 
     def check(tx: Connection, server_id: str) -> None:
         move = migrations.open_of(tx, [server_id]).get(server_id)
         if move is not None:
-            _check_way_back(tx, request, move)
+            _check_return(tx, request, move)
 
-    return PreparedAction(begin=_make_close(check))
+    return PreparedAction(begin=_make_closing_begin(check))
 
 
-def _make_close(check: Callable[[Connection, str], None] | None = None) -> Begin:
+def _make_closing_begin(check: Callable[[Connection, str], None] | None = None) -> Begin:
     def begin(
         tx: Connection,
         rows: Sequence[states.Action],
@@ -302,7 +342,7 @@ def _make_close(check: Callable[[Connection, str], None] | None = None) -> Begin
         *,
         context: RequestContext,
         project_id: str | None,
-        **nothing: object,
+        **unused: object,
     ) -> str:
         if check is not None:
             check(tx, server_id)
@@ -311,22 +351,25 @@ def _make_close(check: Callable[[Connection, str], None] | None = None) -> Begin
     return begin
 
 
-def _check_way_back(tx: Connection, request: Request, move: MigrationRow) -> None:
-    """Who may not know hosts learns only which of the two it is."""
-    known = request.allows(ATTRIBUTES)
+def _check_return(tx: Connection, request: Request, move: MigrationRow) -> None:
+    """Check that the server can return to the source.
+
+    Errors name the host only if the policy lets the caller see the hosts of servers.
+    """
+    shows_hosts = request.allows(ATTRIBUTES)
     source, dest = move.source_host or "", move.dest_host or ""
     if not services.is_up(tx, source):
-        host = f"Host {source}" if known else "The host"
+        host = f"Host {source}" if shows_hosts else "The host"
         raise errors.HostDown(
             f"{host} that the server came from is down; revert when it is up again, or confirm the "
             "resize: the host then removes what is left there when it is up again."
         )
     if not services.is_up(tx, dest) and not services.are_dead(tx, dest):
-        host = f"Host {dest}" if known else "The host"
+        host = f"Host {dest}" if shows_hosts else "The host"
         raise errors.HostDown(
             f"{host} that the server is on does not answer, and the server may run there. Revert "
             "when the host is up again, or when an administrator who is sure that it is off has "
             "forced it down: "
-            f"openstack compute service set --down {dest if known else 'HOST'} "
+            f"openstack compute service set --down {dest if shows_hosts else 'HOST'} "
             "nova-compute"
         )

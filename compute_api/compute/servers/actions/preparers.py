@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an action makes of its body before it begins: arguments of its workflow, a secret, new
-columns.
+"""Prepare the actions of servers: workflow arguments, secrets and new column values from the body.
 
-One small function for each action whose body matters; ``server_action_table`` lists them, and
-``server_actions`` calls them once the action is allowed. They read the store, and the image service
-with the caller's token, and write nothing:
-``actions.begin`` commits the result together with the action."""
+``action_table`` lists one function for each action with a body. ``actions`` calls the function once
+the state and the policy allow the action. The functions read the database, and the image service
+with the caller's token. Only ``create_image`` changes an external service: for a server that boots
+from a volume it creates volume snapshots. ``actions.begin`` of the store commits the result
+together with the action.
+"""
 
 from __future__ import annotations
 
@@ -30,19 +31,26 @@ from compute_api.http.response import ApiResponse
 _API = "os_compute_api:"
 
 
-def nothing(request: Request, server: ServerRecord, given: object) -> PreparedAction:
-    """An action that its name says all of."""
+def prepare_without_arguments(
+    request: Request, server: ServerRecord, body: object
+) -> PreparedAction:
+    """Prepare an action without arguments."""
     return PreparedAction()
 
 
-def lock(request: Request, server: ServerRecord, given: JsonObject | None) -> PreparedAction:
-    """The reason, from 2.73 on; before, the body is passed over."""
-    known = given if request.version in Range("2.73") and given else {}
-    return PreparedAction({"locked_reason": known.get("locked_reason")})
+def lock(request: Request, server: ServerRecord, body: JsonObject | None) -> PreparedAction:
+    """Prepare a lock, with a reason from 2.73 on. Before 2.73 the body is ignored."""
+    options = body if request.version in Range("2.73") and body else {}
+    return PreparedAction({"locked_reason": options.get("locked_reason")})
 
 
-def unlock(request: Request, server: ServerRecord, given: object) -> PreparedAction:
-    """Another's lock is undone by those only whom a rule of its own allows that."""
+def unlock(request: Request, server: ServerRecord, body: object) -> PreparedAction:
+    """Prepare an unlock.
+
+    Raises:
+        Forbidden: Another caller set the lock, and the policy rule ``unlock_override`` does not
+            allow the caller to remove that lock.
+    """
     owner = server.project_id == request.context.project_id
     if not server.locked or server.locked_by == ("owner" if owner else "admin"):
         return PreparedAction()
@@ -53,56 +61,66 @@ def unlock(request: Request, server: ServerRecord, given: object) -> PreparedAct
     return PreparedAction({"override": True})
 
 
-def reset_state(request: Request, server: ServerRecord, given: JsonObject) -> PreparedAction:
-    """The state, as it was given."""
-    return PreparedAction({"state": given["state"]})
+def reset_state(request: Request, server: ServerRecord, body: JsonObject) -> PreparedAction:
+    """Prepare a reset of the server's vm_state by an operator."""
+    return PreparedAction({"state": body["state"]})
 
 
-def change_password(request: Request, server: ServerRecord, given: JsonObject) -> PreparedAction:
-    """The password, kept encrypted until the guest has it."""
+def change_password(request: Request, server: ServerRecord, body: JsonObject) -> PreparedAction:
+    """Prepare a password change. The password is stored encrypted until the guest has it.
+
+    Raises:
+        NotImplementedHere: The cloud has no secret_key.
+    """
     if request.services.vault is None:
         raise errors.NotImplementedHere(
             "This cloud cannot keep passwords until they are set; its operator can give it "
             "a [DEFAULT] secret_key."
         )
-    return PreparedAction(password=given["adminPass"])
+    return PreparedAction(password=body["adminPass"])
 
 
 _RESCUES_VOLUMES = Range("2.87")
 
 
 def refuse_volume_backed(request: Request, server: ServerRecord, text: str) -> None:
-    """Raises BadRequest with this text: the server boots from a volume."""
+    """Raise BadRequest with ``text`` if the server boots from a volume."""
     if server.volumes and request.read(volumes.root_of, server.id) is not None:
         raise errors.BadRequest(text)
 
 
-def rescue(request: Request, server: ServerRecord, given: JsonObject | None) -> PreparedAction:
-    """The image to boot from, which the caller must be allowed to see; none: the server's own,
-    which one that boots from a volume has not."""
-    given = given or {}
+def rescue(request: Request, server: ServerRecord, body: JsonObject | None) -> PreparedAction:
+    """Prepare a rescue, which boots the server from a rescue image with a new password.
+
+    Without ``rescue_image_ref`` this is the server's own image. A server that boots from a volume
+    has no image, so it needs ``rescue_image_ref``, and microversion 2.87.
+
+    Raises:
+        BadRequest: The image does not exist for the caller, or cannot be used.
+    """
+    body = body or {}
     password, image_id, image = (
-        given.get("adminPass") or passwords.generate(),
-        given.get("rescue_image_ref"),
+        body.get("adminPass") or passwords.generate(),
+        body.get("rescue_image_ref"),
         None,
     )
-    refused = f"Instance {server.id} cannot be rescued:"
+    prefix = f"Instance {server.id} cannot be rescued:"
     if request.version not in _RESCUES_VOLUMES:
-        refuse_volume_backed(request, server, f"{refused} Cannot rescue a volume-backed instance")
+        refuse_volume_backed(request, server, f"{prefix} Cannot rescue a volume-backed instance")
     if image_id:
-        found = request.image(image_id)
-        if found.ref.properties.get(block_devices.IMAGE_MAPPINGS):
+        rescue_image = request.image(image_id)
+        if rescue_image.ref.properties.get(block_devices.IMAGE_MAPPINGS):
             raise errors.BadRequest(
                 f"Requested rescue image '{image_id}' is not supported: it has no bytes, but names "
                 "snapshots of volumes; use another one."
             )
-        image_checks.check_disk(found)
-        image = to_wire(found.ref)
+        image_checks.check_disk(rescue_image)
+        image = to_wire(rescue_image.ref)
     else:
         refuse_volume_backed(
             request,
             server,
-            f"{refused} it boots from a volume and has no image; give a rescue_image_ref.",
+            f"{prefix} it boots from a volume and has no image; give a rescue_image_ref.",
         )
     return PreparedAction(
         {"image": image}, password, answer=lambda: ApiResponse({"adminPass": password}, 200)
@@ -110,20 +128,20 @@ def rescue(request: Request, server: ServerRecord, given: JsonObject | None) -> 
 
 
 # --- images of servers ---
-_BEFORE_IDS = Range(until="2.44")  # answers name the image by a link, not by its id
+#: Responses contain a link to the image instead of the id.
+_BEFORE_IDS = Range(until="2.44")
 _COUNTED_METADATA = Range(until="2.38")
-#: Properties of a server's image that its snapshots do not inherit: they are true of those bytes
-#: only.
+#: Properties that snapshots do not inherit, because they describe the data of the server's image.
 _NOT_INHERITED = frozenset(("cache_in_nova", "bittorrent"))
 
 
 def _list_image_properties(
-    server: ServerRecord, given: dict[str, str], **more: str
+    server: ServerRecord, metadata: dict[str, str], **more: str
 ) -> dict[str, str]:
     """Return the properties of a new image of this server.
 
     Args:
-        given: The caller's metadata, which replaces properties of the server's own image.
+        metadata: The caller's metadata, which replaces properties of the server's own image.
         more: Properties that the caller cannot set.
     """
     inherited = {
@@ -133,7 +151,7 @@ def _list_image_properties(
     }
     return {
         **inherited,
-        **given,
+        **metadata,
         "instance_uuid": server.id,
         "user_id": server.user_id,
         "base_image_ref": server.image_id or "",
@@ -141,14 +159,14 @@ def _list_image_properties(
     }
 
 
-def _check_image_metadata(request: Request, given: JsonObject) -> dict[str, str]:
+def _check_image_metadata(request: Request, body: JsonObject) -> dict[str, str]:
     """Return the caller's metadata for a new image.
 
     Raises:
         BadRequest: A name is the name of an image field.
         Forbidden: There are too many items.
     """
-    metadata: dict[str, str] = given.get("metadata", {})
+    metadata: dict[str, str] = body.get("metadata", {})
     taken = sorted(OWN_KEYS & set(metadata))
     if taken:
         raise errors.BadRequest(
@@ -167,78 +185,89 @@ def _answer_image(request: Request, image_id: str, kept: bool = True) -> ApiResp
     )
 
 
-def create_image(request: Request, server: ServerRecord, given: JsonObject) -> PreparedAction:
-    """A new image, and what is said of it."""
-    image_id, name = ids.new(), given["name"].strip()
+def create_image(request: Request, server: ServerRecord, body: JsonObject) -> PreparedAction:
+    """Prepare the creation of an image of the server.
+
+    If the server boots from a volume, create snapshots of the volumes now, with the caller's token.
+    """
+    image_id, name = ids.new(), body["name"].strip()
     properties = _list_image_properties(
-        server, {"image_type": "snapshot", **_check_image_metadata(request, given)}
+        server, {"image_type": "snapshot", **_check_image_metadata(request, body)}
     )
     args: JsonObject = {"image_id": image_id, "name": name, "properties": properties}
     give_up = None
     if server.volumes and request.read(volumes.root_of, server.id) is not None:
-        made = volume_snapshots.make(request, server, name)
-        properties |= made.properties
-        args["snapshots"] = made.snapshots
-        give_up = made.give_up
+        snapshots = volume_snapshots.make(request, server, name)
+        properties |= snapshots.properties
+        args["snapshots"] = snapshots.snapshots
+        give_up = snapshots.give_up
     return PreparedAction(args, answer=lambda: _answer_image(request, image_id), give_up=give_up)
 
 
-def create_backup(request: Request, server: ServerRecord, given: JsonObject) -> PreparedAction:
-    """A new image beside older ones, of which the newest stay."""
+def create_backup(request: Request, server: ServerRecord, body: JsonObject) -> PreparedAction:
+    """Prepare a backup: a new image, after which only the newest ``rotation`` backups remain."""
     refuse_volume_backed(request, server, "Backup is not supported for volume-backed instances.")
-    image_id, rotation = ids.new(), int(given["rotation"])
+    image_id, rotation = ids.new(), int(body["rotation"])
     properties = _list_image_properties(
         server,
-        _check_image_metadata(request, given),
+        _check_image_metadata(request, body),
         image_type="backup",
-        backup_type=given["backup_type"],
+        backup_type=body["backup_type"],
     )
     return PreparedAction(
         {
             "image_id": image_id,
-            "name": given["name"].strip(),
+            "name": body["name"].strip(),
             "properties": properties,
-            "backup_type": given["backup_type"],
+            "backup_type": body["backup_type"],
             "rotation": rotation,
         },
         answer=lambda: _answer_image(request, image_id, kept=rotation > 0),
     )
 
 
-def shelve(request: Request, server: ServerRecord, given: object) -> PreparedAction:
-    """The image that keeps the server's disk."""
+def shelve(request: Request, server: ServerRecord, body: object) -> PreparedAction:
+    """Prepare a shelve, which stores the server's disk in an image."""
     return PreparedAction(
         {
             "image_id": ids.new(),
-            "name": with_suffix(server.name, "-shelved"),  # images have 255 characters, too
+            # Names of images, like those of servers, have at most 255 characters.
+            "name": with_suffix(server.name, "-shelved"),
             "properties": _list_image_properties(server, {}, image_type="snapshot"),
         }
     )
 
 
-# --- unshelving somewhere ---
+# --- unshelve ---
 _TO_A_ZONE = Range("2.77")
 
 
-def unshelve(request: Request, server: ServerRecord, given: JsonObject | None) -> PreparedAction:
-    """Where to: as before, or from 2.77 on in a zone that the server is then pinned to, from 2.91
-    on on a host."""
-    given = given if request.version in _TO_A_ZONE and given else {}
-    host, zone = given.get("host"), given.get("availability_zone", server.pinned_availability_zone)
+def unshelve(request: Request, server: ServerRecord, body: JsonObject | None) -> PreparedAction:
+    """Prepare an unshelve.
+
+    From 2.77 on the caller can choose a zone, to which the server is then pinned. From 2.91 on the
+    caller can choose a host. Without a choice the server keeps its pinned zone.
+
+    Raises:
+        BadRequest: The zone or the host does not exist.
+        Conflict: The server is not offloaded, or the host is in another zone.
+    """
+    body = body if request.version in _TO_A_ZONE and body else {}
+    host, zone = body.get("host"), body.get("availability_zone", server.pinned_availability_zone)
     if host is not None:
         request.require(_API + "os-shelve:unshelve_to_host")
-    if given and server.vm_state != states.SHELVED_OFFLOADED:
+    if body and server.vm_state != states.SHELVED_OFFLOADED:
         raise errors.Conflict(
             f"Instance {server.id} is in vm_state {server.vm_state}; a zone or a host can be given "
             "only while it is in vm_state shelved_offloaded."
         )
     request.read(
         destinations.check_unshelve,
-        zone if "availability_zone" in given or host else None,
+        zone if "availability_zone" in body or host else None,
         host,
         request.services.settings.default_zone,
     )
-    pinning = "availability_zone" in given
+    pinning = "availability_zone" in body
     return PreparedAction(
         {**destinations.Destination(zone, host).args, "unpin": pinning and zone is None},
         changes={"pinned_availability_zone": zone} if pinning else {},

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rebuild makes of its body: new columns of the server, a password, and the server as the
-answer.
+"""Prepare a rebuild: new columns of the server, a password, and the server as the response.
 
-The image is checked as for a new server, with the server's flavor. What the body does not name
-stays as it is. The row changes in the transaction that begins the action."""
+The image is checked like that of a new server, with the server's flavor. Fields that the body does
+not contain stay unchanged. The row changes in the transaction that begins the action.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from compute_api.http.microversions import Range
 from compute_api.http.response import ApiResponse
 from compute_api.http.validation import is_true
 
-#: Key of the body -> column of the server and what stands there for the value.
+#: Key of the body -> column of the server, and the conversion of the value.
 _COLUMNS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "name": ("name", str.strip),
     "metadata": ("meta", dict),
@@ -45,7 +45,7 @@ _COLUMNS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "accessIPv6": ("access_ip_v6", server_fields.parse_access_ip),
 }
 _WRITES_VOLUMES = Range("2.93")
-#: Columns that no action guards, whatever is being done to the server.
+#: Columns that other requests may change while the rebuild runs.
 _UNGUARDED = {
     "name",
     "meta",
@@ -57,19 +57,19 @@ _UNGUARDED = {
 }
 
 
-def prepare(request: Request, server: ServerRecord, given: JsonObject) -> PreparedAction:
+def prepare(request: Request, server: ServerRecord, body: JsonObject) -> PreparedAction:
     """Check a rebuild, and return its arguments and the new columns of the server.
 
     Raises:
         BadRequest: A field is invalid, or the image cannot be used.
         Forbidden: The caller may not use a field, or a limit is exceeded.
     """
-    if "trusted_image_certificates" in given:
+    if "trusted_image_certificates" in body:
         request.require("os_compute_api:servers:rebuild:trusted_certs")
-    server_fields.check_metadata(given.get("metadata", {}), request.limits)
-    files = server_fields.parse_personality(given, request.limits)
-    key = _read_key_columns(request, given)
-    image = request.image(given["imageRef"])
+    server_fields.check_metadata(body.get("metadata", {}), request.limits)
+    files = server_fields.parse_personality(body, request.limits)
+    key = _read_key_columns(request, body)
+    image = request.image(body["imageRef"])
     flavor = from_wire(models.Flavor, loads(server.flavor))
     root = request.read(volumes.root_of, server.id) if server.volumes else None
     if root is None:
@@ -80,21 +80,21 @@ def prepare(request: Request, server: ServerRecord, given: JsonObject) -> Prepar
     _check_same_place(
         flavor, loads(server.image or "{}").get("properties", {}), image.ref.properties
     )
-    kept = {"trusted_image_certificates": loads(server.trusted_image_certificates or "null")}
-    check_signature({**kept, **given}, image)
-    server_fields.choose_disk_config(given, image.ref.id, image.ref.properties)
+    old_values = {"trusted_image_certificates": loads(server.trusted_image_certificates or "null")}
+    check_signature({**old_values, **body}, image)
+    server_fields.choose_disk_config(body, image.ref.id, image.ref.properties)
     changes = {
-        column: made(given[name]) for name, (column, made) in _COLUMNS.items() if name in given
+        column: convert(body[name]) for name, (column, convert) in _COLUMNS.items() if name in body
     }
     changes |= {**_build_image_columns(server, image, root is not None, reimage), **key}
-    if "user_data" in given:
-        changes["user_data"] = passwords.seal_text(request.services.vault, given["user_data"])
-    args: JsonObject = {"preserve_ephemeral": is_true(given.get("preserve_ephemeral", False))}
+    if "user_data" in body:
+        changes["user_data"] = passwords.seal_text(request.services.vault, body["user_data"])
+    args: JsonObject = {"preserve_ephemeral": is_true(body.get("preserve_ephemeral", False))}
     if reimage:
         args["reimage"] = image.ref.id
     if files:
         changes["config_drive"] = True
-    password = given.get("adminPass") or passwords.generate()
+    password = body.get("adminPass") or passwords.generate()
 
     def answer() -> ApiResponse:
         row = request.read(servers.show, server.id, request.scope)
@@ -182,7 +182,7 @@ def _build_image_columns(
     return {"image_id": None, "image": frozen}
 
 
-def _make_begin(server: ServerRecord, is_another: bool, vault: Vault | None) -> Begin:
+def _make_begin(server: ServerRecord, has_new_image: bool, vault: Vault | None) -> Begin:
     """Return the begin of a rebuild.
 
     With another image the action stores the old columns, in case the host refuses the image. It
@@ -198,38 +198,39 @@ def _make_begin(server: ServerRecord, is_another: bool, vault: Vault | None) -> 
         args: JsonObject,
         changes: JsonObject,
         project_id: str | None,
-        **more: Any,  # noqa: ANN401 - passed on unchanged
+        **arguments: Any,  # noqa: ANN401 - passed on unchanged
     ) -> str:
         actions.take_lock(tx, server_id, project_id)
         row = servers.show(tx, server_id)
-        refuse_changed(row, server)  # the image service was asked since it was read
-        if is_another:
-            before = servers.written(row, changes)
-            if vault is not None and before.get("user_data"):
-                kept = vault.open(more["secrets"]) if more["secrets"] else {}
-                more["secrets"] = vault.seal(
-                    {**kept, "before": {"user_data": before.pop("user_data")}}
+        # The requests to external services were made without the lock.
+        refuse_changed(row, server)
+        if has_new_image:
+            old_values = servers.written(row, changes)
+            if vault is not None and old_values.get("user_data"):
+                secrets = vault.open(arguments["secrets"]) if arguments["secrets"] else {}
+                arguments["secrets"] = vault.seal(
+                    {**secrets, "before": {"user_data": old_values.pop("user_data")}}
                 )
             args = {
                 **args,
-                "before": before,
+                "before": old_values,
                 "wrote": {name: value for name, value in changes.items() if name in _UNGUARDED},
             }
         return actions.begin(
-            tx, rows, server_id, args=args, changes=changes, project_id=project_id, **more
+            tx, rows, server_id, args=args, changes=changes, project_id=project_id, **arguments
         )
 
     return begin
 
 
-def _read_key_columns(request: Request, given: JsonObject) -> JsonObject:
+def _read_key_columns(request: Request, body: JsonObject) -> JsonObject:
     """Return the columns of the caller's key pair with this name."""
-    if "key_name" not in given:
+    if "key_name" not in body:
         return {}
-    if given["key_name"] is None:
+    if body["key_name"] is None:
         return {"key_name": None, "key_data": None}
     try:
-        key = request.read(keypairs.show, request.context.user_id, given["key_name"])
+        key = request.read(keypairs.show, request.context.user_id, body["key_name"])
     except errors.NotFound as problem:
         raise errors.BadRequest("Invalid key_name provided.") from problem
     return {"key_name": key.name, "key_data": key.public_key}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Create, phase 1: parse the body.
 
-The result holds the fields that later phases look up, check or convert. They read the other fields,
-such as the description, from the body. An image may name block devices too, so this phase reads the
-image with the caller's token."""
+The result holds the fields that later phases look up, check or convert. Later phases read the other
+fields, such as the description, from the body. An image may also define block devices, so this
+phase reads the image with the caller's token."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RequestedServers:
     #: the server group of the hints
     group_id: str | None
     flavor_id: str
-    #: the caller may choose it, but it may not exist
+    #: The caller is allowed to choose this destination. Its existence is checked later.
     destination: Destination
 
 

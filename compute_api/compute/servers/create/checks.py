@@ -15,7 +15,7 @@ def check(request: Request, named: NamedResources) -> None:
     """Check image and flavor.
 
     Raises:
-        BadRequest: They do not fit each other, or no host can provide them.
+        BadRequest: Image and flavor do not match, or no host can provide the requested hardware.
         Forbidden: The flavor has no disk, and the caller may not boot an image with it.
     """
     flavor, image, root = named.flavor, named.image, named.volumes.root

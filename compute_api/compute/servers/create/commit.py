@@ -49,7 +49,8 @@ def commit(request: Request, new_servers: NewServers, identity: IdempotentBody) 
     mappings, service = new_servers.volumes.mappings, request.services.volumes
     if not mappings:
         return _commit_rows(request, new_servers, identity, [])
-    assert service is not None  # It has found the volumes.
+    # The phase lookup has used the service for these mappings.
+    assert service is not None
     new_servers = replace(
         new_servers, max_count=request.read(_count_within_quota, request, new_servers)
     )
@@ -70,7 +71,11 @@ def commit(request: Request, new_servers: NewServers, identity: IdempotentBody) 
 
 
 def _count_within_quota(tx: Connection, request: Request, new_servers: NewServers) -> int:
-    """Return how many of the servers the quota allows. Raises OverQuota: fewer than min_count."""
+    """Return the number of servers that the quota allows, at most max_count.
+
+    Raises:
+        OverQuota: The quota allows fewer than min_count servers.
+    """
     limits = request.services.quota.source(request.context.project_id)(tx)
     account = quotas.Account(tx, request.context.project_id, limits)
     size = quotas.Size(
@@ -129,15 +134,15 @@ class NewVolumes:
     service: TenantVolumes
     token: str = field(repr=False)
     mappings: Iterable[VolumeMapping]
-    #: by server, then by mapping; None: the volume existed
+    #: Ids by server, then by mapping. None for a volume that existed before.
     ids: list[list[str | None]] = field(default_factory=list)
 
     def create(self, servers: int, zone: str | None) -> None:
-        """Create the volumes of this many servers, or none of them.
+        """Create the volumes of ``servers`` servers. After an error, delete them again.
 
         Raises:
-            Forbidden: A quota of the volume service refuses one.
-            BadRequest: The volume service refuses one for another reason.
+            Forbidden: A quota of the volume service refuses a volume.
+            BadRequest: The volume service refuses a volume for another reason.
         """
         try:
             for _ in range(servers):
@@ -168,11 +173,16 @@ class NewVolumes:
         )
 
     def delete_unused(self, servers: int, pause: Callable[[float], None] = time.sleep) -> None:
-        """Delete the volumes of all but the first servers."""
-        volume_ids = [one for row in self.ids[servers:] for one in row if one is not None]
+        """Delete the new volumes of all servers after the first ``servers`` servers.
+
+        A deletion that fails is retried for ``DELETE_SECONDS``, then logged.
+        """
+        volume_ids = [
+            volume_id for row in self.ids[servers:] for volume_id in row if volume_id is not None
+        ]
         self.ids = self.ids[:servers]
         for _ in range(int(DELETE_SECONDS / DELETE_POLL_SECONDS)):
-            volume_ids = [one for one in volume_ids if not self._is_deleted(one)]
+            volume_ids = [volume_id for volume_id in volume_ids if not self._is_deleted(volume_id)]
             if not volume_ids:
                 return
             pause(DELETE_POLL_SECONDS)

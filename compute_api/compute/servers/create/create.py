@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """POST /servers, from the body to the 202.
 
-``create`` is the whole story: parse the body, look up everything that it names, check, choose disks
-and interfaces, build the rows, commit. Each phase is a file ``server_create_*``. External services
-are read before the commit. Only new volumes are created before it.
+``create`` calls all phases: parse the body, look up the resources that the body names, check them,
+choose disks and interfaces, build the rows, commit. Each phase is a file of this folder. All
+requests to external services precede the commit. They only read, except that new volumes are
+created.
 
-With an Idempotency-Key the same request gets the answer of the first one and creates nothing again.
-Another body with the same key is a 409 (``idempotency``)."""
+A repeated request with the same Idempotency-Key gets the answer of the first request and creates no
+servers. The same key with another body is a 409 (``idempotency``)."""
 
 from __future__ import annotations
 
@@ -28,7 +29,13 @@ from compute_api.http.validation import is_true
 
 
 def create(request: Request) -> ApiResponse:
-    """POST /servers"""
+    """Create servers for POST /servers, and return the id of the first.
+
+    Raises:
+        BadRequest, Forbidden, Conflict: A field or a resource that the body names cannot be used.
+        OverQuota: The quota allows fewer than min_count servers.
+        Unavailable: An external service does not answer, or the result of the commit is unknown.
+    """
     identity = IdempotentBody(
         request.services.vault,
         request.context.project_id,
@@ -59,9 +66,10 @@ def create(request: Request) -> ApiResponse:
 
 
 def _find_earlier(request: Request, identity: IdempotentBody) -> Created | None:
-    """Return the result of an earlier request with the same Idempotency-Key, None without one.
+    """Return the result of an earlier request with the same Idempotency-Key, or None.
 
-    Why first: the resources that the body names may be gone by now.
+    Why: this comes before all other phases, because resources that the body names may have been
+    deleted since the earlier request.
 
     Raises:
         Conflict: The earlier request had another body.
@@ -78,7 +86,7 @@ def _find_earlier(request: Request, identity: IdempotentBody) -> Created | None:
 
 
 def _read_disk_config(request: Request, server_id: str) -> str:
-    """Return the disk_config of the body, or else of a server that may be deleted by now."""
+    """Return the disk_config of the body, or of the server, or MANUAL if the server is deleted."""
     if (disk_config := request.body["server"].get(DISK_CONFIG)) is not None:
         return str(disk_config)
     try:

@@ -22,7 +22,7 @@ _PURPOSE = "idempotency"
 
 
 def parse_key(text: str | None) -> str | None:
-    """Check the Idempotency-Key header and return it, None if there is none."""
+    """Check and return the value of the header Idempotency-Key. None means no header."""
     if text is None:
         return None
     if not 0 < len(text) <= 255 or not text.isascii() or not text.isprintable():
@@ -31,7 +31,7 @@ def parse_key(text: str | None) -> str | None:
 
 
 class IdempotentBody:
-    """The body of a create with its Idempotency-Key (None: the request has none)."""
+    """The body of a create, with the Idempotency-Key of the request or None."""
 
     def __init__(
         self, vault: Vault | None, project_id: str, key: str | None, body: JsonObject
@@ -41,7 +41,7 @@ class IdempotentBody:
         self._given = body["server"].get("adminPass") or None
         self._random = passwords.generate()
         secrets = vault.derive_all(_PURPOSE) if vault is not None and key is not None else ()
-        #: the digests that the body may be stored with, and the secret of each: the newest first
+        #: Digests of the body -> the secrets that make them, newest secret first.
         self._secrets: Mapping[str, str | None] = (
             {_mac(secret, "body", _bytes(body)): secret for secret in secrets}
             if secrets
@@ -50,18 +50,25 @@ class IdempotentBody:
 
     @property
     def digests(self) -> Sequence[str]:
-        """The digests of this body. New rows get the first; a rotated secret_key has others."""
+        """The digests of this body, newest first: one for each accepted secret_key.
+
+        New rows are stored with the first digest.
+        """
         return list(self._secrets)
 
     def password(self, server_id: str) -> str:
-        """Return the password of new servers, of which this is the first."""
+        """Return the password of the new servers.
+
+        Args:
+            server_id: Id of the first of the new servers.
+        """
         return self._password(server_id, self.digests[0]) or self._random
 
     def password_again(self, server_id: str, digest: str) -> str | None:
-        """Return the password of the first answer, None if only that answer had it.
+        """Return the password of the first answer, or None if the password cannot be derived.
 
         Args:
-            digest: the stored one.
+            digest: The digest that the first request stored.
         """
         return self._password(server_id, digest)
 
@@ -78,7 +85,10 @@ def _bytes(body: JsonObject) -> bytes:
 
 
 def _without_password(body: JsonObject) -> JsonObject:
-    """Return the body without adminPass, which guests get in clouds with a secret_key only."""
+    """Return the body without adminPass.
+
+    Why: without a secret_key the digest would allow guesses of the password.
+    """
     server = {name: value for name, value in body["server"].items() if name != "adminPass"}
     return {**body, "server": server}
 

@@ -36,7 +36,7 @@ class NamedResources(NamedRows):
     """Everything that a create names."""
 
     volumes: ServerVolumes
-    #: the image that the servers boot; for a volume, the description of the image in it
+    #: The image that the servers boot, or the description of the image in the root volume.
     image: Image
 
 
@@ -81,7 +81,7 @@ def read_flavor(tx: Connection, request: Request, flavor_id: str) -> Flavor:
     """Read a flavor that the caller may use, with its PCI aliases resolved.
 
     Raises:
-        BadRequest: It does not exist for the caller.
+        BadRequest: The flavor does not exist for the caller.
     """
     try:
         row = flavors.show(tx, flavor_id, request.scope)

@@ -33,7 +33,7 @@ class NewServers:
     """The servers of one create, except for the values that differ between them."""
 
     name: str
-    #: None: made of the name
+    #: None derives a host name from the name of each server.
     hostname: str | None
     flavor: Flavor
     min_count: int
@@ -42,11 +42,11 @@ class NewServers:
     columns: JsonObject
     #: of each action
     args: JsonObject
-    #: the server group that they join
+    #: the server group of the servers
     group_id: str | None
     #: personality: files for the config drive
     files: Sequence[dict[str, str]] = field(repr=False)
-    #: in the order in which the guest finds them, with device names
+    #: With device names, in the order in which the guest sees the volumes.
     volumes: ServerVolumes
 
 
@@ -60,7 +60,7 @@ def build_servers(
     """Build everything that the servers of a request have in common.
 
     Raises:
-        BadRequest: The image does not allow the requested disk configuration.
+        BadRequest: The image does not allow disk configuration AUTO, which the body requests.
     """
     body, flavor, image = request.body["server"], named.flavor, named.image
     config_drive = (
@@ -180,7 +180,7 @@ def _make_hostname(name: str, server_id: str, suffix: str) -> str:
     """Make a host name of at most 63 letters, digits and hyphens out of a server's name.
 
     Args:
-        suffix: Distinguishes the servers of one request, and is never cut off.
+        suffix: Distinguishes the servers of one request. Only the text before the suffix is cut.
     """
     plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
     plain = re.sub(r"[ _.]", "-", plain)
@@ -194,7 +194,7 @@ def build_volume_rows(
     """Build the rows of one server's volumes.
 
     Args:
-        new_ids: For each mapping the id of the volume that was created; None: it existed.
+        new_ids: For each mapping the id of the new volume, or None if the volume existed before.
     """
     rows: list[JsonObject] = []
     for mapping, new_id in zip(server_volumes.mappings, new_ids, strict=True):

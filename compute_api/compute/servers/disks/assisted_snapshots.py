@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/os-assisted-volume-snapshots: the block storage service has a host take a snapshot of a volume
-that is a file, or merge one that is deleted, while a server has it.
+"""Handlers of /os-assisted-volume-snapshots, which only the block storage service calls.
 
-The service asks for it, never a tenant. The answer only says that the action has begun; what became
-of it the conductor tells the service. A second action of the server waits its turn.
+A host creates a snapshot of an attached volume that is a file, or merges a snapshot that the
+service deletes. The response only confirms that the action has begun. The conductor reports the
+result to the service. If the server has another running action, the request waits for its end.
 """
 
 from __future__ import annotations
@@ -21,65 +21,81 @@ from compute_api.compute.request import action_waits
 from compute_api.compute.request.request import Request
 
 CREATE, DELETE = states.row("volume_snapshot_create"), states.row("volume_snapshot_delete")
-#: A file beside the volume's own, by its name alone.
+#: Name of a file in the folder of the volume's file.
 FILE_NAME = re.compile(r"\w[\w.-]{0,199}", re.ASCII)
 SNAPSHOT_ID = re.compile(r"[\w-]{1,64}", re.ASCII)
 FORMAT = "qcow2"
 
 
 def create(request: Request) -> JsonObject:
-    """POST /os-assisted-volume-snapshots"""
-    given = request.body["snapshot"]
-    about = given["create_info"]
-    wanted = {
-        "snapshot_id": _snapshot_id(about["snapshot_id"]),
-        "new_file": _file(about["new_file"], "new_file"),
+    """Begin a snapshot of an attached volume for POST /os-assisted-volume-snapshots.
+
+    Raises:
+        BadRequest: A field is invalid, or the volume or its server does not allow a snapshot.
+    """
+    body = request.body["snapshot"]
+    create_info = body["create_info"]
+    arguments = {
+        "snapshot_id": _check_snapshot_id(create_info["snapshot_id"]),
+        "new_file": _check_file_name(create_info["new_file"], "new_file"),
     }
-    _begin(request, CREATE, given["volume_id"], wanted)
-    return {"snapshot": {"id": about.get("id"), "volumeId": given["volume_id"]}}
+    _begin(request, CREATE, body["volume_id"], arguments)
+    return {"snapshot": {"id": create_info.get("id"), "volumeId": body["volume_id"]}}
 
 
 def delete(request: Request, snapshot_id: str) -> None:
-    """DELETE /os-assisted-volume-snapshots/{id}"""
-    about = _delete_info(request.first("delete_info"))
+    """Begin the merge of a snapshot for DELETE /os-assisted-volume-snapshots/{id}.
+
+    Raises:
+        BadRequest: ``delete_info`` is invalid, or the volume or its server does not allow the
+        merge.
+    """
+    delete_info = _parse_delete_info(request.first("delete_info"))
     files = {
-        name: None if about.get(given) is None else _file(about[given], given)
-        for name, given in (("file", "file_to_merge"), ("into", "merge_target_file"))
+        name: None
+        if delete_info.get(field) is None
+        else _check_file_name(delete_info[field], field)
+        for name, field in (("file", "file_to_merge"), ("into", "merge_target_file"))
     }
     if files["into"] is not None and files["file"] is None:
         raise errors.BadRequest("delete_info names a merge_target_file and no file_to_merge.")
-    wanted = {"snapshot_id": _snapshot_id(snapshot_id), **files}
-    _begin(request, DELETE, about["volume_id"], wanted)
+    arguments = {"snapshot_id": _check_snapshot_id(snapshot_id), **files}
+    _begin(request, DELETE, delete_info["volume_id"], arguments)
 
 
-def _delete_info(text: str | None) -> JsonObject:
-    """Raises BadRequest: it is not there, or says too little."""
+def _parse_delete_info(text: str | None) -> JsonObject:
+    """Parse the query parameter. Raises BadRequest if it is missing or invalid."""
     try:
-        found = orjson.loads(text or "")
+        delete_info = orjson.loads(text or "")
     except orjson.JSONDecodeError as problem:
         raise errors.BadRequest("delete_info must be a JSON object.") from problem
-    if not isinstance(found, dict) or not isinstance(found.get("volume_id"), str):
+    if not isinstance(delete_info, dict) or not isinstance(delete_info.get("volume_id"), str):
         raise errors.BadRequest("delete_info must be a JSON object with a volume_id.")
-    if found.get("type", FORMAT) != FORMAT:
+    if delete_info.get("type", FORMAT) != FORMAT:
         raise errors.BadRequest(f"delete_info must have the type {FORMAT}, or none.")
-    return found
+    return delete_info
 
 
-def _snapshot_id(given: str) -> str:
-    if not SNAPSHOT_ID.fullmatch(given):
+def _check_snapshot_id(snapshot_id: str) -> str:
+    if not SNAPSHOT_ID.fullmatch(snapshot_id):
         raise errors.BadRequest("The snapshot's id is none.")
-    return given
+    return snapshot_id
 
 
-def _file(given: object, name: str) -> str:
-    if not isinstance(given, str) or not FILE_NAME.fullmatch(given):
+def _check_file_name(value: object, name: str) -> str:
+    if not isinstance(value, str) or not FILE_NAME.fullmatch(value):
         raise errors.BadRequest(f"{name} must be the name of a file, without a folder.")
-    return given
+    return value
 
 
-def _begin(request: Request, row: states.Action, volume_id: str, about: Values) -> None:
-    """Raises BadRequest: no server has the volume, several may, or its state does not allow it."""
-    server_id = _device(request, volume_id).server_id
+def _begin(request: Request, row: states.Action, volume_id: str, details: Values) -> None:
+    """Begin the action on the server that has the volume.
+
+    Raises:
+        BadRequest: The volume is not attached, is multiattach, or the server's state does not allow
+            the action.
+    """
+    server_id = _find_device(request, volume_id).server_id
     is_begun = partial(actions.is_begun, server_id=server_id)
     begin = partial(
         request.make,
@@ -88,9 +104,10 @@ def _begin(request: Request, row: states.Action, volume_id: str, about: Values) 
         row,
         server_id,
         context=request.context,
-        project_id=None,  # a service asks, whose project is another one
+        # The caller is a service, and the server belongs to another project.
+        project_id=None,
         volume_id=volume_id,
-        about=about,
+        details=details,
     )
     try:
         action_waits.begin_in_turn(request.services, server_id, begin)
@@ -99,7 +116,7 @@ def _begin(request: Request, row: states.Action, volume_id: str, about: Values) 
     request.services.wakeup.wake()
 
 
-def _device(request: Request, volume_id: str) -> BlockDeviceRow:
+def _find_device(request: Request, volume_id: str) -> BlockDeviceRow:
     rows = request.read(volumes.of_volume, volume_id)
     if not rows:
         raise errors.BadRequest(f"No server has volume {volume_id[:80]}.")

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parse the block device mappings of a create request and of its image, in either version.
 
-Pure. The mappings of the first version are converted to the second. ``server_disks`` chooses the
-local disks, ``server_volumes`` looks up the volumes."""
+Mappings of the first version are converted to the second. The functions are pure. ``disks`` chooses
+the local disks, and ``volumes`` looks up the volumes.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from common.domain.json_types import JsonMapping, JsonObject
 from compute_api.compute.schemas.servers import servers as schemas
 from compute_api.http.validation import is_true
 
-#: Properties of an image without bytes, which names snapshots of volumes. The first has mappings.
+#: Properties of an image without data that refers to volume snapshots. The first has the mappings.
 IMAGE_MAPPINGS = "block_device_mapping"
 OF_IMAGE = frozenset((IMAGE_MAPPINGS, "bdm_v2", "root_device_name"))
 FIELD, OLD_FIELD = "block_device_mapping_v2", "block_device_mapping"
@@ -41,9 +42,9 @@ class VolumeMapping:
     """A volume of a new server."""
 
     source: str
-    #: the id of the volume itself, or of the image or snapshot from which it is created
+    #: Id of the existing volume, or of the image or snapshot from which the volume is created.
     source_id: str | None
-    #: GiB; 0: not requested
+    #: In GiB. 0 means no requested size.
     size_gb: int = 0
     boot_index: int | None = None
     bus: str | None = None
@@ -62,9 +63,9 @@ class VolumeMapping:
 
 @dataclass(frozen=True)
 class BlockDevices:
-    """The disks of a new server, as its request and its image name them."""
+    """The requested disks of a new server, from the request and the image."""
 
-    #: the image to boot from a disk of the host; empty: the server boots from a volume
+    #: The image of the root disk on the host. Empty if the server boots from a volume.
     image_id: str
     #: mappings of disks of the host
     local: Sequence[JsonObject]
@@ -72,7 +73,7 @@ class BlockDevices:
 
 
 def parse(body: JsonMapping, read_image: Callable[[str], Image]) -> BlockDevices:
-    """Parse the mappings of a request, and those of the image that it names.
+    """Parse the mappings of a request, and the mappings of the requested image.
 
     Raises:
         BadRequest: A mapping is invalid, or the server has no root disk.
@@ -137,7 +138,7 @@ def _convert(mapping: JsonMapping) -> JsonObject:
 
 
 def _parse_image(image_id: str, properties: Mapping[str, str]) -> list[JsonObject]:
-    """Return the mappings that an image without bytes names."""
+    """Return the mappings in the properties of an image, or an empty list."""
     text = properties.get(IMAGE_MAPPINGS)
     if not text:
         return []
@@ -160,19 +161,25 @@ def _parse_image(image_id: str, properties: Mapping[str, str]) -> list[JsonObjec
     return mappings if is_true(properties.get("bdm_v2", "")) else _convert_all(mappings, False)
 
 
-def _merge(of_image: Sequence[JsonObject], requested: Sequence[JsonObject]) -> list[JsonObject]:
+def _merge(
+    image_mappings: Sequence[JsonObject], requested: Sequence[JsonObject]
+) -> list[JsonObject]:
     """Replace the image's mappings by requested mappings with the same device name.
 
-    An image that names a root volume has no bytes, so it is no disk itself.
+    An image with a mapping for a root volume contains no data. A requested mapping of that image as
+    boot disk is left out.
     """
-    if any(_parse_boot_index(mapping) == 0 for mapping in of_image):
+    if any(_parse_boot_index(mapping) == 0 for mapping in image_mappings):
         requested = [
             mapping
             for mapping in requested
             if (mapping.get("source_type"), _parse_boot_index(mapping)) != (IMAGE, 0)
         ]
     taken = {_parse_name(mapping) for mapping in requested} - {None}
-    return [*(mapping for mapping in of_image if _parse_name(mapping) not in taken), *requested]
+    return [
+        *(mapping for mapping in image_mappings if _parse_name(mapping) not in taken),
+        *requested,
+    ]
 
 
 def _parse_name(mapping: JsonMapping) -> str | None:
@@ -236,7 +243,7 @@ def _parse_volume(mapping: JsonMapping) -> VolumeMapping:
 
 
 def _parse_boot_index(mapping: JsonMapping) -> int | None:
-    """Return the place in the boot order, None if the guest does not boot from the disk."""
+    """Return the position in the boot order, or None if the guest does not boot from the disk."""
     index = mapping.get("boot_index")
     return None if index is None or int(index) < 0 else int(index)
 
@@ -253,8 +260,10 @@ def _parse_choice(mapping: JsonMapping, name: str, choices: Sequence[str]) -> st
 def _check_root(
     body: JsonMapping, local: Sequence[JsonMapping], volumes: Sequence[VolumeMapping]
 ) -> None:
-    """Check that the server has one root disk: a volume, or the image, which one mapping may repeat
-    as the local boot disk."""
+    """Check that the server has exactly one root disk, either a volume or the image.
+
+    A local mapping may name the image again, as the boot disk.
+    """
     image_id = str(body.get("imageRef") or "")
     images = [mapping for mapping in local if mapping.get("source_type") == IMAGE]
     for mapping in images:
@@ -282,7 +291,7 @@ def _check_root(
 
 
 def _check_boot_order(indexes: Sequence[int | None]) -> None:
-    """Check that the indexes are 0, 1, 2, … in any order, with at least the 0."""
+    """Check that the indexes are 0, 1, 2, … without gaps, in any order. None is skipped."""
     order = sorted(index for index in indexes if index is not None)
     if order != list(range(len(order))) or not order:
         raise errors.BadRequest(BOOT_ORDER)

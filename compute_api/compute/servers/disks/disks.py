@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Choose the disks of a new server: root, ephemeral disks, swap, and the names of volumes.
 
-Pure. Errors name the field. ``common.domain.local_disks`` reads the server's row."""
+The functions are pure, and their errors name the field. ``common.domain.local_disks`` interprets
+the disks in a server's row.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,9 @@ from compute_api.compute.servers.disks.block_devices import (
 class ChosenDisks:
     """The disks of a new server."""
 
-    #: those that replace the flavor's ephemeral and swap disks; None: the flavor's
+    #: Disks instead of the flavor's ephemeral and swap disks, or None for the flavor's disks.
     local: JsonObject | None
-    #: in the order in which the guest finds them, with device names
+    #: With device names, in the order in which the guest sees the volumes.
     volumes: list[VolumeMapping]
     root_name: str
 
@@ -41,12 +43,12 @@ def choose_disks(
 ) -> ChosenDisks:
     """Choose the local disks of a new server, and name its volumes.
 
-    The guest finds the root first, then the local disks, then the other volumes. A device_name of
-    the request is ignored as in Nova, because the guest would not use it.
+    The guest sees the root disk first, then the local disks, then the other volumes. A device_name
+    of the request is ignored as in Nova, because the guest would not use it.
 
     Args:
-        mappings: Of local disks.
-        properties: Of the image. Its bus is the bus of volumes that name none.
+        mappings: Mappings of local disks.
+        properties: Properties of the image. ``hw_disk_bus`` is the bus of volumes without a bus.
         max_disks: Local disks that a server may have, including its root disk.
 
     Raises:
@@ -56,13 +58,13 @@ def choose_disks(
     _check_boot_disk(mappings, flavor, properties)
     local = _choose_local(mappings, flavor, max_disks)
     bus = properties.get("hw_disk_bus")
-    volumes = [replace(one, bus=one.bus or bus) for one in volumes]
-    others = [one for one in volumes if not one.is_root]
-    root = next((one for one in volumes if one.is_root), None)
+    volumes = [replace(volume, bus=volume.bus or bus) for volume in volumes]
+    others = [volume for volume in volumes if not volume.is_root]
+    root = next((volume for volume in volumes if volume.is_root), None)
     root_name = device_names.root_name(root.bus if root else bus)
     used = [root_name, *local_disks.devices(local_disks.of(flavor, local), root_name, bus).values()]
-    names = device_names.count(used, [one.bus for one in others])
-    named = [replace(one, device_name=name) for one, name in zip(others, names, strict=True)]
+    names = device_names.count(used, [volume.bus for volume in others])
+    named = [replace(volume, device_name=name) for volume, name in zip(others, names, strict=True)]
     if root is not None:
         named.insert(0, replace(root, device_name=root_name))
     return ChosenDisks(local, named, root_name)
@@ -103,7 +105,7 @@ def _check_boot_disk(
 def _choose_local(
     local: Sequence[JsonMapping], flavor: Flavor, max_disks: int
 ) -> JsonObject | None:
-    """Return the disks that replace the flavor's ephemeral and swap disks, None if none do."""
+    """Return the disks that replace the flavor's ephemeral and swap disks, or None."""
     blanks = [mapping for mapping in local if mapping.get("source_type", BLANK) == BLANK]
     for mapping in blanks:
         _check_blank(mapping)
@@ -125,13 +127,20 @@ def _choose_local(
 
 
 def check_resize(old: Flavor, disks: JsonObject | None, new: Flavor, most: int) -> None:
-    """A resize keeps the ephemeral disks, so that another flavor must have room for them. It gives
-    no more local disks than are allowed; a server that has more since before that may keep them."""
+    """Check that the new flavor has room for the ephemeral disks, which a resize keeps.
+
+    Args:
+        most: Local disks that a server may have. A server that already has more may keep that
+            number.
+
+    Raises:
+        BadRequest: The disks need more space than the flavor has, or there are too many disks.
+    """
     refused = "flavorRef: Server disk was unable to be resized because:"
-    held = local_disks.ephemeral_gb(old, disks)
-    if new.ephemeral_gb < held:
+    held_gb = local_disks.ephemeral_gb(old, disks)
+    if new.ephemeral_gb < held_gb:
         raise errors.BadRequest(
-            f"{refused} its ephemeral disks have {held} GiB, and flavor {new.name} has "
+            f"{refused} its ephemeral disks have {held_gb} GiB, and flavor {new.name} has "
             f"{new.ephemeral_gb}; take one that has as much."
         )
     if _count(new, disks) > max(most, _count(old, disks)):
@@ -141,7 +150,7 @@ def check_resize(old: Flavor, disks: JsonObject | None, new: Flavor, most: int) 
 
 
 def _count(flavor: Flavor, disks: JsonObject | None) -> int:
-    """Local disks of a server, its root disk among them."""
+    """Return the number of local disks of a server, including the root disk."""
     return 1 + len(local_disks.of(flavor, disks))
 
 
@@ -188,7 +197,7 @@ def _check_ephemeral(disks: JsonObject, flavor: Flavor) -> None:
 
 
 def _choose_swap(swaps: Sequence[JsonMapping], flavor: Flavor) -> int:
-    """Return the MiB of swap."""
+    """Return the size of the swap disk in MiB."""
     if len(swaps) > 1:
         raise errors.BadRequest(f"{FIELD}.guest_format: a server can have one swap disk only.")
     size = _parse_size(swaps[0]) or flavor.swap_mb
@@ -205,5 +214,5 @@ def _parse_format(mapping: JsonMapping) -> str:
 
 
 def _parse_size(mapping: JsonMapping) -> int:
-    """Return the requested size, 0 without one."""
+    """Return the requested size, or 0 if the mapping has no size."""
     return int(mapping.get("volume_size") or 0)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/servers/{id}/shares: shares of the shared file system service that a server has, one more or
-less of them.
+"""Handlers of /servers/{id}/shares: list, show, attach and detach shares.
 
-A share is looked at with the caller's token before anything is accepted. Attaching and detaching
-are actions; a second one waits until the first has ended, and both are answered at once.
+A share is first read with the caller's token from the shared file system service. Attaching and
+detaching are actions. A second action waits until the first has ended. The response does not wait
+for the action.
 """
 
 from __future__ import annotations
@@ -26,38 +26,43 @@ AVAILABLE = "available"
 
 
 def index(request: Request, server: ServerRecord) -> JsonObject:
-    """GET …/shares"""
-    return {"shares": [view.of(one, server) for one in request.read(shares.list_of, server.id)]}
+    """Return the shares of a server for GET /servers/{id}/shares."""
+    return {"shares": [view.of(row, server) for row in request.read(shares.list_of, server.id)]}
 
 
 def show(request: Request, server: ServerRecord, share_id: str) -> JsonObject:
-    """GET …/shares/{share_id}"""
+    """Return a share of a server for GET /servers/{id}/shares/{share_id}."""
     return {
         "share": view.of(request.read(shares.show, server.id, share_id), server, request.is_admin)
     }
 
 
 def attach(request: Request, server: ServerRecord) -> JsonObject:
-    """POST …/shares"""
-    given = request.body["share"]
+    """Begin to attach a share for POST /servers/{id}/shares.
+
+    Raises:
+        NotFound: The share does not exist for the caller.
+        Conflict: Hosts cannot mount the share, or the server's state does not allow the action.
+        NotImplementedHere: The cloud has no shared file system service.
+    """
+    body = request.body["share"]
     request.check(ATTACH, server, waits=True)
-    share = _usable(request, given["share_id"])
-    wanted = {
+    share = _read_usable_share(request, body["share_id"])
+    new_share = {
         "share_id": share.id,
-        "tag": given.get("tag", share.id),
+        "tag": body.get("tag", share.id),
         "protocol": share.protocol,
         "export_location": share.export_location,
     }
-    _in_turn(
-        request, server, partial(request.begin, shares.attach, ATTACH, server.id, share=wanted)
+    _begin_in_turn(
+        request, server, partial(request.begin, shares.attach, ATTACH, server.id, share=new_share)
     )
     return {
         "share": view.of(request.read(shares.show, server.id, share.id), server, request.is_admin)
     }
 
 
-def _usable(request: Request, share_id: str) -> Share:
-    """The share, if a host could mount it."""
+def _read_usable_share(request: Request, share_id: str) -> Share:
     service = request.services.shares
     if service is None or not service.has_service():
         raise errors.NotImplementedHere(
@@ -79,16 +84,16 @@ def _usable(request: Request, share_id: str) -> Share:
 
 
 def detach(request: Request, server: ServerRecord, share_id: str) -> None:
-    """DELETE …/shares/{share_id}"""
+    """Begin to detach a share for DELETE /servers/{id}/shares/{share_id}."""
     request.check(DETACH, server, waits=True)
-    _in_turn(
+    _begin_in_turn(
         request,
         server,
         partial(request.begin, shares.detach, DETACH, server.id, share_id=share_id),
     )
 
 
-def _in_turn(request: Request, server: ServerRecord, begin: Callable[[], str]) -> None:
-    """Begin when the action before has ended, if that is soon."""
+def _begin_in_turn(request: Request, server: ServerRecord, begin: Callable[[], str]) -> None:
+    """Begin an action once the server's running action has ended, if that happens soon."""
     action_waits.begin_in_turn(request.services, server.id, begin)
     request.services.wakeup.wake()

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/servers/{id}/os-volume_attachments: volumes of the block storage service that a server has, one
-more or less of them.
+"""Handlers of /servers/{id}/os-volume_attachments: list, show, attach, update and detach volumes.
 
-A volume is looked at with the caller's token before anything is accepted. Attaching and detaching
-are actions; a second one waits until the first has ended. Before 2.101 attaching is answered when
-the service has reserved the volume for the server, later at once.
+A volume is first read with the caller's token from the block storage service. Attaching and
+detaching are actions. A second action waits until the first has ended. Before 2.101 the response to
+an attach waits until the service has reserved the volume for the server.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _CHANGES, _AT_ONCE = Range("2.85"), Range("2.101")
 
 
 def index(request: Request, server: ServerRecord) -> JsonObject:
-    """GET …/os-volume_attachments"""
+    """Return one page of a server's attachments for GET /servers/{id}/os-volume_attachments."""
     rows = [
         row
         for row in request.read(volumes.list_of, server.id)
@@ -51,7 +50,7 @@ def index(request: Request, server: ServerRecord) -> JsonObject:
 
 
 def show(request: Request, server: ServerRecord, volume_id: str) -> JsonObject:
-    """GET …/os-volume_attachments/{id}"""
+    """Return an attachment for GET /servers/{id}/os-volume_attachments/{volume_id}."""
     row = request.read(volumes.show, server.id, volume_id)
     if not view.is_shown(row, request.version):
         raise errors.NotFound(f"Instance {server.id} is not attached to volume {volume_id}")
@@ -59,14 +58,21 @@ def show(request: Request, server: ServerRecord, volume_id: str) -> JsonObject:
 
 
 def attach(request: Request, server: ServerRecord) -> ApiResponse:
-    """POST …/os-volume_attachments"""
-    given = request.body["volumeAttachment"]
+    """Begin to attach a volume for POST /servers/{id}/os-volume_attachments.
+
+    Raises:
+        NotFound: The volume does not exist for the caller.
+        BadRequest: The volume cannot be used, or could not be reserved.
+        Conflict: The server's state does not allow the action.
+        NotImplementedHere: The cloud has no block storage service.
+    """
+    body = request.body["volumeAttachment"]
     _refuse_shelved(request, server, ATTACH)
     service = service_of(request)
     request.check(ATTACH, server, waits=True)
-    volume = _volume(service, request, given["volumeId"])
-    wanted = _wanted(request, server, volume, given)
-    begin = partial(request.begin, volumes.attach, ATTACH, server.id, volume=wanted)
+    volume = _read_volume(service, request, body["volumeId"])
+    new_volume = _check_volume(request, server, volume, body)
+    begin = partial(request.begin, volumes.attach, ATTACH, server.id, volume=new_volume)
     settings = request.services.settings
     with action_waits.slot(request.services) as is_free:
         timeout = settings.answer_timeout_seconds if is_free else 0
@@ -88,7 +94,7 @@ def attach(request: Request, server: ServerRecord) -> ApiResponse:
 
 
 def service_of(request: Request) -> TenantVolumes:
-    """The block storage service. Raises NotImplementedHere: this cloud has none."""
+    """Return the block storage service. Raises NotImplementedHere if the cloud has none."""
     service = request.volumes
     if service is None:
         raise errors.NotImplementedHere(
@@ -98,24 +104,23 @@ def service_of(request: Request) -> TenantVolumes:
 
 
 def _refuse_shelved(request: Request, server: ServerRecord, row: states.Action) -> None:
-    """Volumes of shelved servers are changed from 2.20 on only."""
+    """Raise WrongState for a shelved server before 2.20."""
     if server.vm_state in _SHELVED and request.version not in _OF_SHELVED:
         raise errors.WrongState(row.name, server.id, "vm_state", server.vm_state)
 
 
-def _volume(service: TenantVolumes, request: Request, volume_id: str) -> Volume:
-    """As its owner's token sees it."""
+def _read_volume(service: TenantVolumes, request: Request, volume_id: str) -> Volume:
     try:
         return service.volume(request.context.token, volume_id)
     except (errors.NotFound, errors.BadRequest) as problem:
         raise errors.NotFound(f"Volume {volume_id} could not be found.") from problem
 
 
-def _wanted(
-    request: Request, server: ServerRecord, volume: Volume, given: JsonObject
+def _check_volume(
+    request: Request, server: ServerRecord, volume: Volume, body: JsonObject
 ) -> WantedVolume:
-    """The volume, if this server could have it."""
-    tag = given.get("tag")
+    """Check that the server can have the volume, and return the record to store."""
+    tag = body.get("tag")
     if server.vm_state == states.SHELVED_OFFLOADED:
         if tag:
             raise errors.BadRequest(
@@ -125,26 +130,30 @@ def _wanted(
             raise errors.BadRequest(
                 "Attaching multiattach volumes is not supported for shelved-offloaded instances."
             )
-    if not request.read(_has_already, server.id, volume.id):
+    if not request.read(_has_volume, server.id, volume.id):
         check_usable(request, volume)
     check_zone(request, volume, server.availability_zone, server.id)
     return WantedVolume(
         volume_id=volume.id,
         size_gb=volume.size_gb,
         tag=tag,
-        delete_on_termination=is_true(given.get("delete_on_termination", False)),
+        delete_on_termination=is_true(body.get("delete_on_termination", False)),
         read_only=volume.read_only,
         multiattach=volume.multiattach,
     )
 
 
-def _has_already(tx: Connection, server_id: str, volume_id: str) -> bool:
-    """Whether the refusal is that the server has the volume, which is said under its lock."""
+def _has_volume(tx: Connection, server_id: str, volume_id: str) -> bool:
+    """Return whether the server has the volume already.
+
+    The action refuses such an attachment later, under the server's lock. So the volume's status,
+    which would give another error, is not checked.
+    """
     return any(row.volume_id == volume_id for row in volumes.list_of(tx, server_id))
 
 
 def check_usable(request: Request, volume: Volume) -> None:
-    """Is it free, or may several servers have it? Raises BadRequest."""
+    """Raise BadRequest unless the volume is available, or multiattach, and not encrypted."""
     if volume.multiattach and request.version not in _MULTIATTACH:
         raise errors.BadRequest(
             "Multiattach volumes are only supported starting with compute API version 2.60."
@@ -159,7 +168,7 @@ def check_usable(request: Request, volume: Volume) -> None:
 
 
 def refuse_encrypted(volume: Volume) -> None:
-    """Raises BadRequest: what is on it needs a key."""
+    """Raise BadRequest if the volume is encrypted, because hosts have no access to the key."""
     if volume.encrypted:
         raise errors.BadRequest(
             f"Invalid volume: volume '{volume.id}' is encrypted, which no host of this cloud can "
@@ -168,7 +177,7 @@ def refuse_encrypted(volume: Volume) -> None:
 
 
 def check_zone(request: Request, volume: Volume, zone: str | None, server_id: str) -> None:
-    """May a server of this zone have it? Raises BadRequest."""
+    """Raise BadRequest if the cloud does not attach volumes across zones, and the zones differ."""
     if request.services.settings.cross_az_attach or volume.availability_zone == zone:
         return
     raise errors.BadRequest(
@@ -178,36 +187,42 @@ def check_zone(request: Request, volume: Volume, zone: str | None, server_id: st
 
 
 def update(request: Request, server: ServerRecord, volume_id: str) -> None:
-    """PUT …/os-volume_attachments/{id}: another volume in its place, and what else of it can be
-    changed since 2.85."""
-    given = request.body["volumeAttachment"]
+    """Swap the volume or change delete_on_termination, for PUT …/os-volume_attachments/{volume_id}.
+
+    Before 2.85 every request is a swap.
+
+    Raises:
+        BadRequest: A field cannot be changed, or the new volume cannot replace the old volume.
+        Conflict: The block storage service is not migrating the volume.
+    """
+    body = request.body["volumeAttachment"]
     changes = request.version in _CHANGES
-    if swaps := not changes or given["volumeId"] != volume_id:
+    if swaps := not changes or body["volumeId"] != volume_id:
         request.require(_API + "swap", {"project_id": server.project_id, "user_id": server.user_id})
     if changes:
-        _refuse_changed(given, request.read(volumes.show, server.id, volume_id))
-        if "delete_on_termination" in given:
+        _refuse_changed(body, request.read(volumes.show, server.id, volume_id))
+        if "delete_on_termination" in body:
             request.write(
                 volumes.keep_on_termination,
                 server.id,
                 volume_id,
-                is_true(given["delete_on_termination"]),
+                is_true(body["delete_on_termination"]),
             )
     if swaps:
-        _swap(request, server, volume_id, given["volumeId"])
+        _swap(request, server, volume_id, body["volumeId"])
 
 
 def _swap(request: Request, server: ServerRecord, volume_id: str, new_volume_id: str) -> None:
-    """As the block storage service asks for it, when it migrates or retypes a volume."""
+    """Begin to replace a volume by the target of the block storage service's migration."""
     service = service_of(request)
-    old = _volume(service, request, volume_id)
+    old = _read_volume(service, request, volume_id)
     if old.migration != MIGRATING:
         raise errors.Conflict(
             f"volume {volume_id} is not migrating; this API should only be called by Cinder. To have it "
             "elsewhere, ask the block storage service to migrate or retype it."
         )
     try:
-        new = _volume(service, request, new_volume_id)
+        new = _read_volume(service, request, new_volume_id)
     except errors.NotFound as problem:
         raise errors.BadRequest(problem.text) from problem
     request.check(SWAP, server, waits=True)
@@ -220,7 +235,7 @@ def _swap(request: Request, server: ServerRecord, volume_id: str, new_volume_id:
 
 
 def _refuse_swap(request: Request, server: ServerRecord, old: Volume, new: Volume) -> None:
-    """Raises BadRequest: the new volume cannot take the place of the old one."""
+    """Raise BadRequest if the new volume cannot replace the old volume."""
     if server.id not in old.servers:
         raise errors.BadRequest("Invalid volume: Old volume is attached to a different instance.")
     if new.servers:
@@ -240,27 +255,30 @@ def _refuse_swap(request: Request, server: ServerRecord, old: Volume, new: Volum
     refuse_encrypted(new)
 
 
-def _refuse_changed(given: JsonObject, row: BlockDeviceRow) -> None:
-    """What cannot be changed may be said only as it is."""
-    kept = {
+def _refuse_changed(body: JsonObject, row: BlockDeviceRow) -> None:
+    """Raise BadRequest if the body has another value for a field that cannot be changed."""
+    fixed_values = {
         "device": row.device_name,
         "tag": row.tag,
         "serverId": row.server_id,
         "id": row.volume_id,
     }
-    for name, value in kept.items():
-        if name in given and given[name] != value:
+    for name, value in fixed_values.items():
+        if name in body and body[name] != value:
             raise errors.BadRequest(f"The {name} property is not mutable.")
 
 
 def detach(request: Request, server: ServerRecord, volume_id: str) -> None:
-    """DELETE …/os-volume_attachments/{id}"""
+    """Begin to detach a volume for DELETE /servers/{id}/os-volume_attachments/{volume_id}.
+
+    A volume that is already being detached needs no second action.
+    """
     _refuse_shelved(request, server, DETACH)
     row = request.read(volumes.show, server.id, volume_id)
     volumes.refuse_root(row)
     request.check(DETACH, server, waits=True)
     if row.status == BlockDeviceStatus.DETACHING:
-        return  # asked for again: it is on its way
+        return
     begin = partial(request.begin, volumes.detach, DETACH, server.id, volume_id=volume_id)
     action_waits.begin_in_turn(request.services, server.id, begin)
     request.services.wakeup.wake()

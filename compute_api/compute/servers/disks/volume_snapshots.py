@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots of the volumes of a server that boots from one, for an image that names them.
+"""Create volume snapshots for an image of a server that boots from a volume.
 
-They are made with the caller's token, so that they are the caller's, before the action begins that
-makes the image (decision 0067). Meanwhile the guest's file systems are held still by its agent,
-where it has one. What was made for an image that is refused is deleted again.
+The snapshots are created with the caller's token, so that the caller owns them, before the action
+begins that creates the image (decision 0067). A guest agent, if the guest has one, freezes the
+file systems meanwhile. If the action cannot begin, the snapshots are deleted again.
 """
 
 from __future__ import annotations
@@ -31,33 +31,37 @@ from compute_api.compute.request.request import Request
 from compute_api.compute.servers.disks import block_devices
 
 log = logging.getLogger(__name__)
-#: How long a guest is held still at most, and its snapshots are waited for meanwhile.
+#: Limit for a freeze of the guest, limit for the wait for snapshots, and the interval of polls.
 STILL_SECONDS, WAIT_SECONDS, POLL_SECONDS = 40.0, 30.0, 0.2
-#: How long one that is being made is waited for before it can be deleted again.
+#: How long to retry the deletion of a snapshot, which fails while the snapshot is being created.
 GIVE_UP_SECONDS = 10.0
 REQUIRED = "os_require_quiesce"
 
 
 @dataclass
 class VolumeSnapshots:
-    """What was made for one image. properties: what the image says of it."""
+    """The volume snapshots for one image."""
 
     service: TenantVolumes
     token: str = field(repr=False)
     pause: Callable[[float], None] = time.sleep
     made: list[VolumeSnapshot] = field(default_factory=list)
+    #: Properties of the image, which refer to the snapshots.
     properties: dict[str, str] = field(default_factory=dict)
 
     @property
     def snapshots(self) -> list[str]:
-        """Their ids."""
-        return [one.id for one in self.made]
+        """The ids of the snapshots."""
+        return [snapshot.id for snapshot in self.made]
 
     def give_up(self) -> None:
-        """Delete them: no image names them."""
+        """Delete the snapshots, because no image will refer to them.
+
+        A deletion that fails is retried for ``GIVE_UP_SECONDS``, then logged.
+        """
         until, left = time.monotonic() + GIVE_UP_SECONDS, self.snapshots
         while left:
-            left = [one for one in left if not self._deleted(one)]
+            left = [snapshot for snapshot in left if not self._is_deleted(snapshot)]
             if not left or time.monotonic() > until:
                 break
             self.pause(POLL_SECONDS)
@@ -68,7 +72,7 @@ class VolumeSnapshots:
                 snapshot,
             )
 
-    def _deleted(self, snapshot_id: str) -> bool:
+    def _is_deleted(self, snapshot_id: str) -> bool:
         try:
             self.service.delete_snapshot(self.token, snapshot_id)
         except errors.Problem:
@@ -77,72 +81,90 @@ class VolumeSnapshots:
 
 
 def make(request: Request, server: ServerRecord, name: str) -> VolumeSnapshots:
-    """Snapshots of all volumes of the server, for an image of this name.
+    """Create snapshots of all volumes of the server for an image with this name.
 
     Raises:
-        Forbidden: a quota of the service does not allow them. BadRequest: it refuses. Conflict: the
-        guest could not be held still, and its image requires that.
+        Forbidden: A quota of the block storage service does not allow the snapshots.
+        BadRequest: A volume does not exist any more.
+        Conflict: A snapshot failed, or the guest could not be frozen although its image requires
+            that.
+        Unavailable: The service does not answer, or too many requests are waiting.
     """
     service = request.volumes
     if service is None:
         raise errors.Unavailable("This cloud's block storage service is not known here; try again.")
     rows = request.read(volumes.list_of, server.id)
-    found = VolumeSnapshots(service, request.context.token)
+    snapshots = VolumeSnapshots(service, request.context.token)
     with action_waits.slot(request.services) as is_free:
         if not is_free:
             raise errors.Unavailable("Too many requests are waiting; try again.")
         try:
-            with _still(request, server):
+            with _freeze_guest(request, server):
                 for row in rows:
-                    found.made.append(_made(found, row, name))
-                _await(found)
+                    snapshots.made.append(_create_snapshot(snapshots, row, name))
+                _await_snapshots(snapshots)
         except errors.Problem as problem:
-            found.give_up()
+            snapshots.give_up()
             if isinstance(problem, errors.TooLarge):
                 raise errors.Forbidden(problem.text) from problem
             if isinstance(problem, errors.NotFound):
                 raise errors.BadRequest(problem.text) from problem
             raise
-    found.properties = _properties(server, rows, found.snapshots)
-    return found
+    snapshots.properties = _build_properties(server, rows, snapshots.snapshots)
+    return snapshots
 
 
-def _made(found: VolumeSnapshots, row: BlockDeviceRow, name: str) -> VolumeSnapshot:
-    return found.service.make_snapshot(
-        found.token, str(row.volume_id), f"snapshot for {name}"[:255]
+def _create_snapshot(snapshots: VolumeSnapshots, row: BlockDeviceRow, name: str) -> VolumeSnapshot:
+    return snapshots.service.make_snapshot(
+        snapshots.token, str(row.volume_id), f"snapshot for {name}"[:255]
     )
 
 
-def _await(found: VolumeSnapshots) -> None:
-    """Until they are taken, so that they are of one moment; what takes longer is as it is. Raises
-    Conflict: one has failed."""
+def _await_snapshots(snapshots: VolumeSnapshots) -> None:
+    """Poll until all snapshots are available, at most ``WAIT_SECONDS``.
+
+    Why: while the guest is frozen, the snapshots show the same moment. Snapshots that take longer
+    complete after the freeze.
+
+    Raises:
+        Conflict: A snapshot has failed.
+    """
     until = time.monotonic() + WAIT_SECONDS
     while True:
-        found.made = [
-            found.service.snapshot(found.token, one.id) if one.status == CREATING else one
-            for one in found.made
+        snapshots.made = [
+            snapshots.service.snapshot(snapshots.token, snapshot.id)
+            if snapshot.status == CREATING
+            else snapshot
+            for snapshot in snapshots.made
         ]
-        for one in found.made:
-            if one.status not in (CREATING, AVAILABLE):
+        for snapshot in snapshots.made:
+            if snapshot.status not in (CREATING, AVAILABLE):
                 raise errors.Conflict(
-                    f"Snapshot {one.id} of volume {one.volume_id} could not be made: the block storage "
-                    f"service shows it as {one.status}; see there, and try again."
+                    f"Snapshot {snapshot.id} of volume {snapshot.volume_id} could not be made: the block storage "
+                    f"service shows it as {snapshot.status}; see there, and try again."
                 )
-        if time.monotonic() > until or all(one.status == AVAILABLE for one in found.made):
+        if time.monotonic() > until or all(
+            snapshot.status == AVAILABLE for snapshot in snapshots.made
+        ):
             return
-        found.pause(POLL_SECONDS)
+        snapshots.pause(POLL_SECONDS)
 
 
 @contextmanager
-def _still(request: Request, server: ServerRecord) -> Iterator[None]:
-    """The guest's file systems are held still meanwhile; its host lets them go by itself when it
-    hears nothing more."""
+def _freeze_guest(request: Request, server: ServerRecord) -> Iterator[None]:
+    """Freeze the guest's file systems during the with block.
+
+    The host thaws them after ``STILL_SECONDS`` even if the request to do so is lost.
+
+    Raises:
+        Conflict: The freeze failed, and the server's image requires the freeze.
+    """
     if server.vm_state != states.ACTIVE:
         yield
         return
-    said: JsonObject = {"server": server.id}
+    arguments: JsonObject = {"server": server.id}
     try:
-        query_host(request, server, "quiesce", {**said, "seconds": STILL_SECONDS})
+        query_host(request, server, "quiesce", {**arguments, "seconds": STILL_SECONDS})
     except errors.Problem as problem:
         required = loads(server.image or "{}").get("properties", {}).get(REQUIRED, "")
         if str(required).lower() in ("yes", "true", "1", "on", "y", "t"):
@@ -155,19 +177,19 @@ def _still(request: Request, server: ServerRecord) -> Iterator[None]:
         yield
     finally:
         try:
-            query_host(request, server, "unquiesce", said)
+            query_host(request, server, "unquiesce", arguments)
         except errors.Problem as problem:
             log.info("server %s may be held still until its time: %s", server.id, problem.text)
 
 
-# --- what the image says ---
-def _properties(
+# --- properties of the image ---
+def _build_properties(
     server: ServerRecord, rows: Sequence[BlockDeviceRow], snapshots: Sequence[str]
 ) -> dict[str, str]:
-    """As Nova writes it, and reads it again."""
+    """Return the image properties that Nova uses for servers that boot from volumes."""
     mappings = [
-        *_local(server),
-        *(_mapping(row, one) for row, one in zip(rows, snapshots, strict=True)),
+        *_list_local_mappings(server),
+        *(_build_mapping(row, snapshot) for row, snapshot in zip(rows, snapshots, strict=True)),
     ]
     return {
         "block_device_mapping": orjson.dumps(mappings).decode(),
@@ -176,11 +198,11 @@ def _properties(
     }
 
 
-def _mapping(row: BlockDeviceRow, snapshot: str) -> JsonObject:
+def _build_mapping(row: BlockDeviceRow, snapshot_id: str) -> JsonObject:
     return {
         "source_type": block_devices.SNAPSHOT,
         "destination_type": block_devices.VOLUME,
-        "snapshot_id": snapshot,
+        "snapshot_id": snapshot_id,
         "device_name": row.device_name,
         "boot_index": row.boot_index,
         "volume_size": row.size_gb,
@@ -196,8 +218,8 @@ def _mapping(row: BlockDeviceRow, snapshot: str) -> JsonObject:
     }
 
 
-def _local(server: ServerRecord) -> list[JsonObject]:
-    """The disks of the host that were asked for; what its flavor says each server has by itself."""
+def _list_local_mappings(server: ServerRecord) -> list[JsonObject]:
+    """Return the mappings of requested local disks. Disks of the flavor need no mapping."""
     if not server.disks:
         return []
     disks = local_disks.of(from_wire(models.Flavor, loads(server.flavor)), loads(server.disks))
@@ -205,11 +227,11 @@ def _local(server: ServerRecord) -> list[JsonObject]:
         {
             "source_type": block_devices.BLANK,
             "destination_type": block_devices.LOCAL,
-            "guest_format": SWAP if one.name == SWAP else one.format or None,
-            "volume_size": one.size_mb if one.name == SWAP else one.size_mb // 1024,
+            "guest_format": SWAP if disk.name == SWAP else disk.format or None,
+            "volume_size": disk.size_mb if disk.name == SWAP else disk.size_mb // 1024,
             "boot_index": -1,
             "delete_on_termination": True,
             "no_device": None,
         }
-        for one in disks
+        for disk in disks
     ]

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Look up the volumes of a new server with the caller's token: their sizes, the image in the root
-volume, their zone."""
+"""Look up the volumes of a new server with the caller's token: sizes, root image and zone."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ from compute_api.compute.servers.disks.block_devices import (
 )
 from compute_api.compute.servers.disks.volume_attachments import check_usable
 
-#: Image metadata of a volume that are no properties of the image.
+#: Keys of a volume's image metadata that are not properties of the image.
 _NOT_PROPERTIES = OWN_KEYS | {
     "image_id",
     "image_name",
@@ -41,14 +40,14 @@ class ServerVolumes:
     """The volumes of each server of a request."""
 
     mappings: Sequence[VolumeMapping] = ()
-    #: by id
+    #: Volumes that existed before, by id.
     existing: dict[str, Volume] = field(default_factory=dict)
-    #: the description of the image in the root volume; None: the server boots from another disk
+    #: Description of the image in the root volume, or None if the server boots from another disk.
     image: Image | None = None
 
     @property
     def root(self) -> VolumeMapping | None:
-        """The volume that the server boots from; None: a disk of its host."""
+        """The volume that the server boots from, or None if the root disk is on the host."""
         return next((mapping for mapping in self.mappings if mapping.is_root), None)
 
 
@@ -58,11 +57,11 @@ def look_up(
     """Look up volumes, snapshots, images and volume types that the mappings name.
 
     Args:
-        servers: How many servers get such volumes.
-        boots_image: The request names an image, which describes the root disk.
+        servers: Number of servers that get such volumes.
+        boots_image: Whether the request names an image, which then describes the root disk.
 
     Raises:
-        BadRequest: One of them does not exist for the caller, or cannot be used.
+        BadRequest: A resource does not exist for the caller, or cannot be used.
     """
     if not mappings:
         return ServerVolumes()
@@ -118,7 +117,7 @@ def _look_up_source(
     existing: dict[str, Volume],
     images: dict[str, Image],
 ) -> VolumeMapping:
-    """Return the mapping with its size, and remember its volume or image.
+    """Return the mapping with a size, and add the volume or image to ``existing`` or ``images``.
 
     Raises:
         BadRequest: The source does not exist for the caller, or cannot be used.
@@ -160,14 +159,15 @@ def _describe_image(
     existing: dict[str, Volume],
     images: dict[str, Image],
 ) -> Image:
-    """Describe the image in the root volume, as the volume or its source does.
+    """Return the image in the root volume, from the metadata of the volume or of its source.
 
     Raises:
         BadRequest: Servers cannot boot from the volume.
     """
     if root.source == IMAGE:
         image = images[str(root.source_id)]
-        image_checks.check_active(image)  # here, because later texts cannot name the image
+        # Later checks cannot name the image, because the id is removed here.
+        image_checks.check_active(image)
         return replace(image, ref=replace(image.ref, id=""))
     if root.source not in (VOLUME, SNAPSHOT):
         raise errors.BadRequest(

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Addresses of a server: GET /servers/{id}/ips, and the actions that change them (until 2.43).
+"""Handlers of /servers/{id}/ips, and the actions that change addresses (until 2.43).
 
-The list comes from the server's record. The actions change the network service with the caller's
-token before the answer, and its event updates the record. They ignore locks and other actions of
-the server, because the caller may do the same in the network service."""
+The list comes from the server's record. The actions send the change to the network service with the
+caller's token before the response. An event of that service then updates the record. The actions
+ignore locks and running actions, because the caller could change the network service directly.
+"""
 
 from __future__ import annotations
 
@@ -26,31 +27,37 @@ from compute_api.compute.views.servers import addresses as view
 
 
 def index(request: Request, server: ServerRecord) -> JsonObject:
-    """GET …/ips"""
+    """Return the addresses of a server by network, for GET /servers/{id}/ips."""
     return {"addresses": view.grouped(server.interfaces)}
 
 
 def show(request: Request, server: ServerRecord, network: str) -> JsonObject:
-    """GET …/ips/{network}"""
-    found = view.grouped(server.interfaces)
-    if network not in found:
+    """Return the addresses in one network, for GET /servers/{id}/ips/{network}."""
+    addresses = view.grouped(server.interfaces)
+    if network not in addresses:
         raise errors.NotFound(f"Network {network[:80]} is not one of the server's.")
-    return {network: found[network]}
+    return {network: addresses[network]}
 
 
 # --- floating addresses of servers ---
 def add_floating(request: Request, server: ServerRecord) -> None:
-    """addFloatingIp"""
-    given, networks, token = (
+    """Associate a floating IP with a server (action addFloatingIp).
+
+    Raises:
+        NotFound: The floating IP does not exist.
+        Conflict: Several floating IPs have the address.
+        BadRequest: The server has no such fixed address, or the network service refuses.
+    """
+    body, networks, token = (
         request.body["addFloatingIp"],
         network_records.required(request),
         request.context.token,
     )
-    floating = _by_address(networks, token, given["address"])
-    port_id, fixed = _destination(
-        networks.ports(token, device_id=server.id), server.id, given.get("fixed_address")
+    floating = _find_floating_ip(networks, token, body["address"])
+    port_id, fixed = _choose_fixed_address(
+        networks.ports(token, device_id=server.id), server.id, body.get("fixed_address")
     )
-    # no router leads there, or the address has another
+    # For example, no router connects the networks, or the floating IP is already associated.
     with conflicts_as(errors.BadRequest, errors.NotFound):
         networks.update(
             token, FLOATING_IPS, floating["id"], {"port_id": port_id, "fixed_ip_address": fixed}
@@ -58,10 +65,15 @@ def add_floating(request: Request, server: ServerRecord) -> None:
 
 
 def remove_floating(request: Request, server: ServerRecord) -> None:
-    """removeFloatingIp"""
+    """Disassociate a floating IP from a server (action removeFloatingIp).
+
+    Raises:
+        NotFound: The floating IP does not exist.
+        Conflict: Several floating IPs have the address, or another server has the floating IP.
+    """
     address = request.body["removeFloatingIp"]["address"]
     networks, token = network_records.required(request), request.context.token
-    floating = _by_address(networks, token, address)
+    floating = _find_floating_ip(networks, token, address)
     if floating["port_id"] not in {
         port["id"] for port in networks.ports(token, device_id=server.id)
     }:
@@ -69,43 +81,60 @@ def remove_floating(request: Request, server: ServerRecord) -> None:
     networks.update(token, FLOATING_IPS, floating["id"], {"port_id": None})
 
 
-def _by_address(networks: TenantNetworks, token: str, address: str) -> JsonObject:
-    found = list_floating_ips(networks, token, floating_ip_address=address)
-    if not found:
+def _find_floating_ip(networks: TenantNetworks, token: str, address: str) -> JsonObject:
+    rows = list_floating_ips(networks, token, floating_ip_address=address)
+    if not rows:
         raise errors.NotFound(f"Floating IP {address} not found.")
-    if len(found) > 1:
+    if len(rows) > 1:
         raise errors.Conflict(
             f"There are several floating IPs {address}; use the network service to say which."
         )
-    return found[0]
+    return rows[0]
 
 
-def _destination(
-    ports: Iterable[JsonObject], server_id: str, wanted: str | None
+def _choose_fixed_address(
+    ports: Iterable[JsonObject], server_id: str, fixed_address: str | None
 ) -> tuple[str, str]:
-    """The port and the fixed address that are meant: the one wanted, else the first of IPv4."""
-    held = [(port["id"], fixed["ip_address"]) for port in ports for fixed in port["fixed_ips"]]
-    if not held:
+    """Return the port and the fixed address for a floating IP.
+
+    Args:
+        fixed_address: The requested fixed address. None chooses the first IPv4 address.
+
+    Raises:
+        BadRequest: The server has no such address.
+    """
+    addresses = [(port["id"], fixed["ip_address"]) for port in ports for fixed in port["fixed_ips"]]
+    if not addresses:
         raise errors.BadRequest(
             f"Server {server_id} has no fixed address to associate a floating IP with."
         )
-    if wanted is not None:
-        found = [
-            one for one in held if ipaddress.ip_address(one[1]) == ipaddress.ip_address(wanted)
+    if fixed_address is not None:
+        matches = [
+            address
+            for address in addresses
+            if ipaddress.ip_address(address[1]) == ipaddress.ip_address(fixed_address)
         ]
-        why = f"{wanted} is not a fixed address of server {server_id}."
+        error = f"{fixed_address} is not a fixed address of server {server_id}."
     else:
-        found = [one for one in held if ipaddress.ip_address(one[1]).version == 4]
-        why = f"Server {server_id} has no fixed IPv4 address to associate a floating IP with."
-    if not found:
-        raise errors.BadRequest(why)
-    return found[0]
+        matches = [
+            address for address in addresses if ipaddress.ip_address(address[1]).version == 4
+        ]
+        error = f"Server {server_id} has no fixed IPv4 address to associate a floating IP with."
+    if not matches:
+        raise errors.BadRequest(error)
+    return matches[0]
 
 
 # --- fixed addresses of servers ---
 def add_fixed(request: Request, server: ServerRecord) -> None:
-    """addFixedIp: one more address for the server's port in a network, of the first subnet that has
-    one left."""
+    """Add a fixed address to the server's first port in a network (action addFixedIp).
+
+    The address comes from the first subnet with a free address, IPv4 subnets before IPv6 subnets.
+
+    Raises:
+        NotFound: The server has no port in the network.
+        BadRequest: No subnet has a free address.
+    """
     network_id = str(request.body["addFixedIp"]["networkId"])
     networks, token = network_records.required(request), request.context.token
     ports = (
@@ -123,7 +152,7 @@ def add_fixed(request: Request, server: ServerRecord) -> None:
     refused: errors.Problem = errors.BadRequest(f"Network {network_id} has no subnet.")
     for subnet in subnets:
         try:
-            _readdress(
+            _set_fixed_ips(
                 networks, token, ports[0], [*ports[0]["fixed_ips"], {"subnet_id": subnet["id"]}]
             )
         except (errors.Conflict, errors.BadRequest) as problem:
@@ -134,7 +163,11 @@ def add_fixed(request: Request, server: ServerRecord) -> None:
 
 
 def remove_fixed(request: Request, server: ServerRecord) -> None:
-    """removeFixedIp"""
+    """Remove a fixed address from a port of the server (action removeFixedIp).
+
+    Raises:
+        BadRequest: The server does not have the address, or the network service refuses.
+    """
     address = request.body["removeFixedIp"]["address"]
     networks, token = network_records.required(request), request.context.token
     for port in networks.ports(token, device_id=server.id):
@@ -145,12 +178,12 @@ def remove_fixed(request: Request, server: ServerRecord) -> None:
         ]
         if len(left) < len(port["fixed_ips"]):
             with conflicts_as(errors.BadRequest):
-                _readdress(networks, token, port, left)
+                _set_fixed_ips(networks, token, port, left)
             return
     raise errors.BadRequest(f"{address} is not a fixed address of server {server.id}.")
 
 
-def _readdress(
+def _set_fixed_ips(
     networks: TenantNetworks, token: str, port: JsonObject, fixed: Sequence[JsonObject]
 ) -> None:
     networks.update(token, PORTS, port["id"], {"fixed_ips": list(fixed)})

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/servers/{id}/os-interface: show, attach and detach interfaces.
+"""Handlers of /servers/{id}/os-interface: list, show, attach and detach interfaces.
 
 Interfaces are read from the network service with the caller's token. Attaching and detaching are
-actions; the second of two waits until the first has ended. Attaching is answered when the guest has
-the interface."""
+actions. A second action waits until the first has ended. The response to an attach waits until the
+guest has the interface.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +27,11 @@ ATTACH, DETACH = states.row("attach_interface"), states.row("detach_interface")
 
 
 def index(request: Request, server: ServerRecord) -> JsonObject:
-    """GET …/os-interface"""
+    """Return the interfaces of a server for GET /servers/{id}/os-interface."""
     networks = request.networks
     if networks is None:
         return {"interfaceAttachments": []}
-    tags, ports = _tags(server), networks.ports(request.context.token, device_id=server.id)
+    tags, ports = _read_tags(server), networks.ports(request.context.token, device_id=server.id)
     return {
         "interfaceAttachments": [
             view.of_port(port, tags.get(port["id"], ""), request.version) for port in ports
@@ -39,7 +40,7 @@ def index(request: Request, server: ServerRecord) -> JsonObject:
 
 
 def show(request: Request, server: ServerRecord, port_id: str) -> JsonObject:
-    """GET …/os-interface/{port_id}"""
+    """Return an interface of a server for GET /servers/{id}/os-interface/{port_id}."""
     networks = request.networks
     missing = errors.NotFound(f"Server {server.id} has no interface with port {port_id[:80]}.")
     if networks is None or not FORMATS["uuid"](port_id):
@@ -51,13 +52,24 @@ def show(request: Request, server: ServerRecord, port_id: str) -> JsonObject:
     if port["device_id"] != server.id:
         raise missing
     return {
-        "interfaceAttachment": view.of_port(port, _tags(server).get(port_id, ""), request.version)
+        "interfaceAttachment": view.of_port(
+            port, _read_tags(server).get(port_id, ""), request.version
+        )
     }
 
 
 def attach(request: Request, server: ServerRecord) -> ApiResponse:
-    """POST …/os-interface"""
-    given = request.body.get("interfaceAttachment") or {}
+    """Attach an interface for POST /servers/{id}/os-interface.
+
+    The response is the interface, or 202 without a body if the guest does not have the interface in
+    time.
+
+    Raises:
+        BadRequest, NotFound, Conflict: The network, port or address cannot be used.
+        NotImplementedHere: The cloud has no network service.
+        Unavailable: Too many requests are waiting.
+    """
+    body = request.body.get("interfaceAttachment") or {}
     networks = request.networks
     if networks is None:
         raise errors.NotImplementedHere(
@@ -65,7 +77,7 @@ def attach(request: Request, server: ServerRecord) -> ApiResponse:
         )
     request.check(ATTACH, server, waits=True)
     args = {
-        "networks": [_requested_interface(request, networks, server, given)],
+        "networks": [_look_up_interface(request, networks, server, body)],
         "security_groups": [],
     }
     with action_waits.slot(request.services) as is_free:
@@ -73,11 +85,11 @@ def attach(request: Request, server: ServerRecord) -> ApiResponse:
             raise errors.Unavailable(
                 "Too many requests are waiting for interfaces to be attached; try again."
             )
-        return _attached(request, server, args)
+        return _attach_and_wait(request, server, args)
 
 
-def _attached(request: Request, server: ServerRecord, args: JsonObject) -> ApiResponse:
-    """Begin, and answer with the interface that the guest has got."""
+def _attach_and_wait(request: Request, server: ServerRecord, args: JsonObject) -> ApiResponse:
+    """Begin the action, wait for the guest's interface, and return the response."""
     timeout, store = request.services.settings.answer_timeout_seconds, request.services.store
     action_id = action_waits.in_turn(
         request.services, server.id, lambda: _begin(request, server, ATTACH, args)
@@ -89,17 +101,20 @@ def _attached(request: Request, server: ServerRecord, args: JsonObject) -> ApiRe
         is None
     ):
         return ApiResponse(None, 202)
-    done = request.read(actions.show_by_id, action_id)
-    assert done is not None
-    interface = from_wire(Interface, done.data["interface"])
+    row = request.read(actions.show_by_id, action_id)
+    assert row is not None
+    interface = from_wire(Interface, row.data["interface"])
     return ApiResponse({"interfaceAttachment": view.of_interface(interface, request.version)})
 
 
-def _requested_interface(
-    request: Request, networks: TenantNetworks, server: ServerRecord, given: JsonObject
+def _look_up_interface(
+    request: Request, networks: TenantNetworks, server: ServerRecord, body: JsonObject
 ) -> JsonObject:
-    """The one interface that is asked for."""
-    network_id, port_id, fixed = given.get("net_id"), given.get("port_id"), given.get("fixed_ips")
+    """Look up the requested interface, and return the entry for the action's arguments.
+
+    Without a network or a port this is the project's only network.
+    """
+    network_id, port_id, fixed = body.get("net_id"), body.get("port_id"), body.get("fixed_ips")
     if network_id and port_id:
         raise errors.BadRequest("Must not input both net_id and port_id")
     if fixed and not network_id:
@@ -107,7 +122,7 @@ def _requested_interface(
     item = {
         "uuid": network_id,
         "port": port_id,
-        "tag": given.get("tag"),
+        "tag": body.get("tag"),
         "fixed_ip": fixed[0]["ip_address"] if fixed else None,
     }
     requested, _ = server_networks.look_up_interfaces(
@@ -124,12 +139,12 @@ def _requested_interface(
     server_networks.count_within_port_quota(
         networks, request.context.token, server.project_id, requested, 1, 1
     )
-    return {**requested[0], "tag": given["tag"]} if given.get("tag") else requested[0]
+    return {**requested[0], "tag": body["tag"]} if body.get("tag") else requested[0]
 
 
 def detach(request: Request, server: ServerRecord, port_id: str) -> None:
-    """DELETE …/os-interface/{port_id}"""
-    if port_id not in _tags(server):
+    """Begin to detach an interface for DELETE /servers/{id}/os-interface/{port_id}."""
+    if port_id not in _read_tags(server):
         raise errors.NotFound(f"Server {server.id} has no interface with port {port_id[:80]}.")
     request.check(DETACH, server, waits=True)
     action_waits.begin_in_turn(
@@ -140,9 +155,9 @@ def detach(request: Request, server: ServerRecord, port_id: str) -> None:
     request.services.wakeup.wake()
 
 
-def _tags(server: ServerRecord) -> dict[str, str]:
-    """Port -> tag of each interface that the server has."""
-    return {one["port"]: one["tag"] for one in loads(server.interfaces or "[]")}
+def _read_tags(server: ServerRecord) -> dict[str, str]:
+    """Return the tags of the server's interfaces by port id."""
+    return {interface["port"]: interface["tag"] for interface in loads(server.interfaces or "[]")}
 
 
 def _begin(request: Request, server: ServerRecord, row: states.Action, args: JsonObject) -> str:
@@ -150,8 +165,10 @@ def _begin(request: Request, server: ServerRecord, row: states.Action, args: Jso
 
 
 def network_info(request: Request, server: ServerRecord) -> None:
-    """What the network service says of the server's interfaces is read again; the hosts hear of it
-    from that service themselves."""
+    """Copy the server's interfaces from the network service to its row (action injectNetworkInfo).
+
+    Hosts receive changes of ports directly from the network service.
+    """
     networks = request.networks
     if networks is not None:
         server_networks.refresh_interfaces(request, networks, server.id)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Access to records of the network service, for its proxies and for the addresses of servers.
+"""Access to records of the network service, for the proxies and for the addresses of servers.
 
 Requests carry the caller's token, and change no row of the database. In a cloud without a network
-service lists are empty, records do not exist, and creation is not implemented."""
+service lists are empty, records do not exist, and creation is not implemented.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +22,10 @@ _WITHOUT = "This cloud has no network service, and so no networks, security grou
 
 
 def required(request: Request) -> TenantNetworks:
-    """The network service, to find something in it.
+    """Return the network service for a request that reads or changes a record.
 
     Raises:
-        NotFound: there is none.
+        NotFound: The cloud has no network service.
     """
     networks = request.networks
     if networks is None:
@@ -33,10 +34,10 @@ def required(request: Request) -> TenantNetworks:
 
 
 def required_to_make(request: Request) -> TenantNetworks:
-    """The network service, to make something in it.
+    """Return the network service for a request that creates a record.
 
     Raises:
-        NotImplementedHere: there is none.
+        NotImplementedHere: The cloud has no network service.
     """
     networks = request.networks
     if networks is None:
@@ -45,15 +46,18 @@ def required_to_make(request: Request) -> TenantNetworks:
 
 
 def is_id(text: str) -> bool:
-    """Can this be the id of a record?"""
+    """Return whether the text has the form of a record's id, a UUID."""
     return FORMATS["uuid"](text)
 
 
 def one(request: Request, resource: str, record_id: str) -> JsonObject:
-    """The record with this id.
+    """Return the record with this id.
+
+    Args:
+        resource: Path of the collection, for example ``PORTS``.
 
     Raises:
-        NotFound: there is none that the caller may see.
+        NotFound: The record does not exist for the caller, or the cloud has no network service.
     """
     networks = required(request)
     if not is_id(record_id):
@@ -63,8 +67,7 @@ def one(request: Request, resource: str, record_id: str) -> JsonObject:
 
 @contextlib.contextmanager
 def conflicts_as(kind: type[errors.Problem], *also: type[errors.Problem]) -> Iterator[None]:
-    """What the network service refuses so has another status in this API; the words are the
-    same."""
+    """Raise Conflict, and the errors in ``also``, as ``kind`` with the same text."""
     kinds: tuple[type[errors.Problem], ...] = (errors.Conflict, *also)
     try:
         yield

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choose the interfaces of new servers, and look up those that are attached later.
+"""Choose the interfaces of new servers, and look up interfaces for later attachments.
 
 All reads of the network service carry the caller's token and precede the commit. The conductor
 creates and binds ports. A requested interface is an entry of the action's arguments, in the
-requested order: {"network" | "port", "label", "fixed_ip"?, "tag"?}.
+requested order, with these keys: {"network" | "port", "label", "fixed_ip"?, "tag"?}.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from compute_api.http.validation import FORMATS
 ATTACH_NETWORK = "os_compute_api:servers:create:attach_network"
 ATTACH_EXTERNAL = "network:attach_external_network"
 DEFAULT_GROUP = "default"
-#: Types of QoS rules from which ports get a resource_request.
+#: Types of QoS rules that give ports a resource_request.
 GUARANTEES = ("minimum_bandwidth", "minimum_packet_rate")
 AMBIGUOUS = "Multiple possible networks found, use a Network ID to be more specific."
 
@@ -51,13 +51,13 @@ ATTACHING = NetworkErrors(
 class ChosenInterfaces:
     """The interfaces and security groups of each new server."""
 
-    #: of its action
+    #: Arguments of the action.
     args: JsonObject
-    #: servers that the project's quota of ports allows
+    #: Number of servers that the project's quota of ports allows.
     max_count: int
-    #: names of security groups, for its row
+    #: Names of security groups, for the server's row.
     groups: list[dict[str, str]]
-    #: the caller's own ports, for its row
+    #: The caller's own ports, for the server's row.
     interfaces: list[JsonObject] = field(default_factory=list)
 
 
@@ -110,7 +110,7 @@ def choose_interfaces(
 
 
 def parse_security_groups(body: JsonMapping) -> list[dict[str, str]]:
-    """Return the requested names of security groups, each once, or that of the default group."""
+    """Return the requested names of security groups without repetitions, or the default group."""
     names = dict.fromkeys(
         group["name"] for group in body.get("security_groups", ()) if "name" in group
     )
@@ -156,56 +156,57 @@ def _check_items(items: Sequence[JsonMapping], max_count: int) -> Sequence[JsonM
 def look_up_interfaces(
     request: Request, project_id: str, items: Sequence[JsonMapping], refusals: NetworkErrors
 ) -> tuple[list[JsonObject], list[Interface]]:
-    """Return the requested interfaces of these entries, and the caller's own ports among them.
-
-    Without entries it is the project's only network, if the project has one.
+    """Return the requested interfaces, and the interfaces of the caller's own ports among them.
 
     Args:
-        refusals: The errors of the calling API.
+        items: Entries of the request. If empty, the project's only network is used, if any.
+        refusals: The errors that differ between a create and an attachment.
     """
     networks = request.networks
     assert networks is not None
     token = request.context.token
     if not items:
-        possible = networks.networks(token, project_id)
-        if len(possible) > 1:
+        project_networks = networks.networks(token, project_id)
+        if len(project_networks) > 1:
             raise refusals.ambiguous(AMBIGUOUS)
-        items = [{"uuid": network["id"]} for network in possible]
+        items = [{"uuid": network["id"]} for network in project_networks]
     ports = _look_up_ports(networks, token, project_id, items, refusals)
-    ids = [ports[one["port"]]["network_id"] if one.get("port") else one["uuid"] for one in items]
+    ids = [
+        ports[item["port"]]["network_id"] if item.get("port") else item["uuid"] for item in items
+    ]
     by_id = (
         {network["id"]: network for network in networks.networks(token, project_id, ids)}
         if ids
         else {}
     )
-    for one in items:
-        if not one.get("port"):
-            _check_network(request, one["uuid"], by_id, refusals)
-            reason = _find_guarantee(networks, token, by_id[one["uuid"]])
+    for item in items:
+        if not item.get("port"):
+            _check_network(request, item["uuid"], by_id, refusals)
+            reason = _find_guarantee(networks, token, by_id[item["uuid"]])
             if reason:
                 raise errors.BadRequest(
-                    f"Network {one['uuid']} cannot be used: no host supports its {reason}."
+                    f"Network {item['uuid']} cannot be used: no host supports its {reason}."
                 )
     _check_addresses(networks, token, items, refusals)
-    requested, own = [], []
-    for one, network_id in zip(items, ids, strict=True):
+    requested, own_ports = [], []
+    for item, network_id in zip(items, ids, strict=True):
         label = str(by_id.get(network_id, {}).get("name") or "")
-        more = {name: one[name] for name in ("fixed_ip", "tag") if one.get(name)}
-        if one.get("port"):
-            requested.append({"port": one["port"], "label": label, **more})
-            own.append(
+        options = {name: item[name] for name in ("fixed_ip", "tag") if item.get(name)}
+        if item.get("port"):
+            requested.append({"port": item["port"], "label": label, **options})
+            own_ports.append(
                 Interface(
-                    port=one["port"],
+                    port=item["port"],
                     network=network_id,
                     label=label,
                     own=False,
-                    mac=ports[one["port"]]["mac_address"],
-                    tag=one.get("tag") or "",
+                    mac=ports[item["port"]]["mac_address"],
+                    tag=item.get("tag") or "",
                 )
             )
         else:
-            requested.append({"network": network_id, "label": label, **more})
-    return requested, own
+            requested.append({"network": network_id, "label": label, **options})
+    return requested, own_ports
 
 
 def _look_up_ports(
@@ -215,9 +216,9 @@ def _look_up_ports(
     items: Iterable[JsonMapping],
     refusals: NetworkErrors,
 ) -> dict[str, JsonObject]:
-    """Return the requested ports by id, each of which a server can use."""
+    """Return the requested ports by id, after checks that a server can use them."""
     ports: dict[str, JsonObject] = {}
-    for port_id in [one["port"] for one in items if one.get("port")]:
+    for port_id in [item["port"] for item in items if item.get("port")]:
         if port_id in ports:
             raise errors.BadRequest(f"networks: port {port_id} is given twice.")
         try:
@@ -240,7 +241,7 @@ def _look_up_ports(
 
 
 def _find_guarantee(networks: TenantNetworks, token: str, record: JsonMapping) -> str | None:
-    """Name the guarantee that a port or a network gets from its QoS policy; None if there is none.
+    """Return the name of the guarantee in the QoS policies of a port or network, or None.
 
     Why: the network service shows resource_request to administrators only. A policy that the caller
     may not read is left to the conductor, which sees the request when it binds the port.
@@ -283,9 +284,9 @@ def _check_addresses(
 ) -> None:
     """Check that each requested address is free, and in a subnet of its network."""
     requested = [
-        (one["uuid"], str(ipaddress.ip_address(one["fixed_ip"])))
-        for one in items
-        if one.get("fixed_ip")
+        (item["uuid"], str(ipaddress.ip_address(item["fixed_ip"])))
+        for item in items
+        if item.get("fixed_ip")
     ]
     subnets = (
         networks.subnets(token, sorted({network_id for network_id, _ in requested}))
@@ -301,11 +302,11 @@ def _check_addresses(
             raise errors.BadRequest(
                 f"Fixed IP address {address} is in no subnet of network {network_id}."
             )
-        there = networks.ports(token, network_id=network_id, fixed_ips=f"ip_address={address}")
-        if there or (network_id, address) in requested[:number]:
+        ports = networks.ports(token, network_id=network_id, fixed_ips=f"ip_address={address}")
+        if ports or (network_id, address) in requested[:number]:
             holder = (
-                f" on instance {there[0]['device_id']}"
-                if there and there[0].get("device_id")
+                f" on instance {ports[0]['device_id']}"
+                if ports and ports[0].get("device_id")
                 else ""
             )
             raise refusals.taken(f"Fixed IP address {address} is already in use{holder}.")
@@ -319,10 +320,10 @@ def count_within_port_quota(
     min_count: int,
     max_count: int,
 ) -> int:
-    """Return for how many servers the project's quota has ports.
+    """Return the number of servers for which the project's quota has ports, at most max_count.
 
     Raises:
-        Forbidden: Fewer than min_count.
+        Forbidden: The quota has ports for fewer than min_count servers.
     """
     each = sum("port" not in one for one in requested)
     left = networks.ports_left(token, project_id) if each else -1
@@ -338,24 +339,27 @@ def _look_up_groups(
 ) -> list[JsonObject]:
     """Return the groups with these names or ids.
 
-    The result is empty for the default group alone, which the network service uses by itself.
+    The result is empty for the default group alone, because the network service adds that by
+    default.
     """
     if set(names) <= {DEFAULT_GROUP}:
         return []
-    known = networks.security_groups(token, project_id)
-    groups = [find_group(known, name, errors.BadRequest) for name in names]
+    all_groups = networks.security_groups(token, project_id)
+    groups = [find_group(all_groups, name, errors.BadRequest) for name in names]
     return list({group["id"]: group for group in groups}.values())
 
 
-def find_group(known: Sequence[JsonObject], name: str, missing: type[errors.Problem]) -> JsonObject:
+def find_group(
+    all_groups: Sequence[JsonObject], name: str, missing: type[errors.Problem]
+) -> JsonObject:
     """Return the group with this id, or else with this name.
 
     Raises:
-        missing: There is none.
+        missing: No group has this id or name.
         Conflict: Several groups have the name.
     """
-    groups = [group for group in known if group["id"] == name] or [
-        group for group in known if group["name"] == name
+    groups = [group for group in all_groups if group["id"] == name] or [
+        group for group in all_groups if group["name"] == name
     ]
     if not groups:
         raise missing(f"Security group {name} not found.")

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The security groups of a server: shown as the network service has them, added and removed by
-actions.
+"""List the security groups of a server, and prepare the actions that add and remove groups.
 
-A group applies to every port of the server. The conductor changes the ports."""
+The list comes from the network service. A group applies to every port of the server. The conductor
+changes the ports.
+"""
 
 from __future__ import annotations
 
@@ -16,29 +17,41 @@ from compute_api.compute.views import security_groups as view
 
 
 def of_server(request: Request, server: ServerRecord) -> JsonObject:
-    """GET /servers/{id}/os-security-groups"""
+    """Return the response to GET /servers/{id}/os-security-groups.
+
+    The response contains the security groups of the server's ports, with their rules. Groups of
+    other projects are left out. Without a network service the list is empty.
+    """
     networks, token = request.networks, request.context.token
     if networks is None:
         return {"security_groups": []}
-    used = {
+    used_ids = {
         group
         for port in networks.ports(token, device_id=server.id)
         for group in port["security_groups"]
     }
-    if not used:
+    if not used_ids:
         return {"security_groups": []}
-    known = networks.security_groups(token, server.project_id, whole=True)
-    return {"security_groups": [view.group(group, known) for group in known if group["id"] in used]}
+    groups = networks.security_groups(token, server.project_id, whole=True)
+    return {
+        "security_groups": [
+            view.group(group, groups) for group in groups if group["id"] in used_ids
+        ]
+    }
 
 
-def add(request: Request, server: ServerRecord, given: JsonObject) -> PreparedAction:
-    """addSecurityGroup"""
-    return PreparedAction(_named(request, server, given["name"]))
+def add(request: Request, server: ServerRecord, body: JsonObject) -> PreparedAction:
+    """Prepare the action addSecurityGroup, with the id of the group."""
+    return PreparedAction(_find_group(request, server, body["name"]))
 
 
-def remove(request: Request, server: ServerRecord, given: JsonObject) -> PreparedAction:
-    """removeSecurityGroup"""
-    args = _named(request, server, given["name"])
+def remove(request: Request, server: ServerRecord, body: JsonObject) -> PreparedAction:
+    """Prepare the action removeSecurityGroup, with the id of the group.
+
+    Raises:
+        NotFound: No port of the server has the group.
+    """
+    args = _find_group(request, server, body["name"])
     networks = request.networks
     assert networks is not None
     ports = networks.ports(request.context.token, device_id=server.id)
@@ -49,8 +62,8 @@ def remove(request: Request, server: ServerRecord, given: JsonObject) -> Prepare
     return PreparedAction(args)
 
 
-def _named(request: Request, server: ServerRecord, name: str) -> JsonObject:
-    """The group that the name or id means in the server's project."""
+def _find_group(request: Request, server: ServerRecord, name: str) -> JsonObject:
+    """Find a group of the server's project by id or name, and return the action's arguments."""
     networks = request.networks
     if networks is None:
         raise errors.NotFound(

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Networks as the Compute API showed them until 2.35.
+"""Networks in responses, until 2.35.
 
-Most of a network's keys belonged to a network service of Nova's own; of this one only the id and
-the name are told. The other keys stand there without values, for everybody: Nova leaves some of
-them out for who is no admin, which hides nothing.
+Only the id and the name have values. The other keys belong to Nova's former network service, and
+are null for all callers. Nova omits some of them unless the caller is an administrator.
 """
 
 from __future__ import annotations
@@ -44,12 +43,14 @@ _UNKNOWN = (
 )
 
 
-def network(found: JsonMapping) -> JsonObject:
-    """One of os-networks."""
-    return {"id": found["id"], "label": found["name"], **dict.fromkeys(_UNKNOWN)}
+def network(record: JsonMapping) -> JsonObject:
+    """Return the body of a network in /os-networks."""
+    return {"id": record["id"], "label": record["name"], **dict.fromkeys(_UNKNOWN)}
 
 
-def tenant_network(found: JsonMapping) -> JsonObject:
-    """One of os-tenant-networks; its range is in its subnets, which this API does not tell: the
-    word None."""
-    return {"id": found["id"], "label": found["name"], "cidr": "None"}
+def tenant_network(record: JsonMapping) -> JsonObject:
+    """Return the body of a network in /os-tenant-networks.
+
+    The API does not read subnets, so ``cidr`` is the text "None".
+    """
+    return {"id": record["id"], "label": record["name"], "cidr": "None"}

@@ -1,47 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Volumes and their snapshots as the Compute API showed them until 2.35."""
+"""Volumes and snapshots in responses, until 2.35."""
 
 from __future__ import annotations
 
 from common.domain.json_types import JsonMapping, JsonObject
 
 
-def volume(found: JsonMapping) -> JsonObject:
-    """One of os-volumes; of several servers that have it the first is told, of none an empty
-    one."""
+def volume(record: JsonMapping) -> JsonObject:
+    """Return the body of a volume in /os-volumes.
+
+    ``attachments`` has one item: the first attachment, or an empty object.
+    """
     return {
-        "id": found["id"],
-        "status": found["status"],
-        "size": found["size"],
-        "availabilityZone": found.get("availability_zone"),
-        "createdAt": found["created_at"],
-        "displayName": found.get("name"),
-        "displayDescription": found.get("description"),
-        "volumeType": found.get("volume_type"),
-        "snapshotId": found.get("snapshot_id"),
-        "metadata": found.get("metadata") or {},
+        "id": record["id"],
+        "status": record["status"],
+        "size": record["size"],
+        "availabilityZone": record.get("availability_zone"),
+        "createdAt": record["created_at"],
+        "displayName": record.get("name"),
+        "displayDescription": record.get("description"),
+        "volumeType": record.get("volume_type"),
+        "snapshotId": record.get("snapshot_id"),
+        "metadata": record.get("metadata") or {},
         "attachments": [
-            _attachment(found["id"], one) for one in (found.get("attachments") or ())[:1]
+            _build_attachment(record["id"], attachment)
+            for attachment in (record.get("attachments") or ())[:1]
         ]
         or [{}],
     }
 
 
-def _attachment(volume_id: str, found: JsonMapping) -> JsonObject:
-    shown: JsonObject = {"id": volume_id, "volumeId": volume_id, "serverId": found["server_id"]}
-    if found.get("device"):
-        shown["device"] = found["device"]
-    return shown
+def _build_attachment(volume_id: str, record: JsonMapping) -> JsonObject:
+    body: JsonObject = {"id": volume_id, "volumeId": volume_id, "serverId": record["server_id"]}
+    if record.get("device"):
+        body["device"] = record["device"]
+    return body
 
 
-def snapshot(found: JsonMapping) -> JsonObject:
-    """One of os-snapshots."""
+def snapshot(record: JsonMapping) -> JsonObject:
+    """Return the body of a snapshot in /os-snapshots."""
     return {
-        "id": found["id"],
-        "status": found["status"],
-        "size": found["size"],
-        "createdAt": found["created_at"],
-        "displayName": found.get("name"),
-        "displayDescription": found.get("description"),
-        "volumeId": found["volume_id"],
+        "id": record["id"],
+        "status": record["status"],
+        "size": record["size"],
+        "createdAt": record["created_at"],
+        "displayName": record.get("name"),
+        "displayDescription": record.get("description"),
+        "volumeId": record["volume_id"],
     }

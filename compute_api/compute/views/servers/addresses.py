@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server's addresses as answers, from the ``interfaces`` column's text: by network, in the
-interfaces' order.
+"""A server's addresses in responses, by network, from the text of the column ``interfaces``.
 
-Within a network the fixed addresses come first, then the floating ones.
+Networks are in the order of the interfaces. In a network, fixed addresses precede floating
+addresses.
 """
 
 from __future__ import annotations
@@ -15,35 +15,38 @@ from common.domain.json_types import JsonObject
 
 
 def grouped(text: str | None) -> dict[str, list[JsonObject]]:
-    """Label of a network -> {version, addr} of each address."""
+    """Return label of a network -> {version, addr} of each address."""
     return {
-        label: [{"version": one["version"], "addr": one["addr"]} for one in found]
-        for label, found in _known(text).items()
+        label: [
+            {"version": address["version"], "addr": address["addr"]}
+            for address in network_addresses
+        ]
+        for label, network_addresses in _list_by_network(text).items()
     }
 
 
 @functools.lru_cache(maxsize=4096)
 def of_server(text: str | None) -> orjson.Fragment:
-    """The same with each address's type and MAC, as servers show them."""
+    """Return the addresses by network with types and MAC addresses, as in the body of a server."""
     return orjson.Fragment(
         orjson.dumps(
             {
                 label: [
                     {
-                        "version": one["version"],
-                        "addr": one["addr"],
-                        "OS-EXT-IPS:type": one["type"],
-                        "OS-EXT-IPS-MAC:mac_addr": one["mac"],
+                        "version": address["version"],
+                        "addr": address["addr"],
+                        "OS-EXT-IPS:type": address["type"],
+                        "OS-EXT-IPS-MAC:mac_addr": address["mac"],
                     }
-                    for one in found
+                    for address in network_addresses
                 ]
-                for label, found in _known(text).items()
+                for label, network_addresses in _list_by_network(text).items()
             }
         )
     )
 
 
-def _known(text: str | None) -> dict[str, list[JsonObject]]:
+def _list_by_network(text: str | None) -> dict[str, list[JsonObject]]:
     fixed: dict[str, list[JsonObject]] = {}
     floating: dict[str, list[JsonObject]] = {}
     for interface in orjson.loads(text) if text else ():
@@ -58,7 +61,9 @@ def _known(text: str | None) -> dict[str, list[JsonObject]]:
                 }
             )
             floating.setdefault(label, []).extend(
-                {"version": 6 if ":" in one else 4, "addr": one, "type": "floating", "mac": mac}
-                for one in address.get("floating", ())
+                {"version": 6 if ":" in ip else 4, "addr": ip, "type": "floating", "mac": mac}
+                for ip in address.get("floating", ())
             )
-    return {label: found + floating[label] for label, found in fixed.items()}
+    return {
+        label: network_addresses + floating[label] for label, network_addresses in fixed.items()
+    }

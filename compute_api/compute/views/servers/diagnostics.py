@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Diagnostics as answers: the standard shape of 2.48, and before it the flat one, made of the same
-figures.
+"""Diagnostics in responses: the standard format since 2.48, and the flat format before.
 
-Hosts answer in the standard shape. What a host does not know is null there and missing in the flat
-one.
+Hosts report the standard format. The flat format has the same figures. Values that the host does
+not report are null in the standard format, and missing in the flat format.
 """
 
 from __future__ import annotations
@@ -51,9 +50,10 @@ DETAILS: dict[str, tuple[str, ...]] = {
 }
 _MEMORY = ("maximum", "used")
 _STANDARD = Range("2.48")
-_KIB = 1024  # the flat shape counts memory in KiB, the standard one in MiB
+#: The flat format has memory in KiB, the standard format in MiB.
+_KIB = 1024
 
-#: Of one disk or interface: the end of the flat key, and the standard one.
+#: Suffix of the flat key, and the standard key, for each disk and for each interface.
 _FLAT_DISK = (
     ("read", "read_bytes"),
     ("read_req", "read_requests"),
@@ -73,44 +73,44 @@ _FLAT_NIC = (
 )
 
 
-def diagnostics(found: JsonObject, version: int) -> JsonObject:
-    """What the host found, as this version shows it."""
-    return _standard(found) if version in _STANDARD else dict(_flat(found))
+def diagnostics(report: JsonObject, version: int) -> JsonObject:
+    """Return the diagnostics in the format of this microversion."""
+    return _build_standard(report) if version in _STANDARD else dict(_build_flat(report))
 
 
-def _standard(found: JsonObject) -> JsonObject:
-    memory = found.get("memory_details") or {}
+def _build_standard(report: JsonObject) -> JsonObject:
+    memory = report.get("memory_details") or {}
     return {
-        **{key: found.get(key) for key in KEYS},
+        **{key: report.get(key) for key in KEYS},
         "memory_details": {key: memory.get(key) for key in _MEMORY},
         **{
-            name: [{key: item.get(key) for key in keys} for item in found.get(name) or ()]
+            name: [{key: item.get(key) for key in keys} for item in report.get(name) or ()]
             for name, keys in DETAILS.items()
         },
     }
 
 
-def _flat(found: JsonObject) -> Iterator[tuple[str, Any]]:
-    for number, cpu in enumerate(found.get("cpu_details") or ()):
+def _build_flat(report: JsonObject) -> Iterator[tuple[str, Any]]:
+    for number, cpu in enumerate(report.get("cpu_details") or ()):
         if cpu.get("time") is not None:
             yield f"cpu{cpu.get('id', number)}_time", cpu["time"]
-    memory = found.get("memory_details") or {}
+    memory = report.get("memory_details") or {}
     for key, name in (("memory", "maximum"), ("memory-rss", "used")):
         if memory.get(name) is not None:
             yield key, memory[name] * _KIB
     for details, names, prefix in (
-        ("disk_details", _FLAT_DISK, _disk),
-        ("nic_details", _FLAT_NIC, _nic),
+        ("disk_details", _FLAT_DISK, _name_disk),
+        ("nic_details", _FLAT_NIC, _name_nic),
     ):
-        for number, item in enumerate(found.get(details) or ()):
+        for number, item in enumerate(report.get(details) or ()):
             for end, key in names:
                 if item.get(key) is not None:
                     yield f"{prefix(number)}_{end}", item[key]
 
 
-def _disk(number: int) -> str:
+def _name_disk(number: int) -> str:
     return "vd" + string.ascii_lowercase[number % 26]
 
 
-def _nic(number: int) -> str:
+def _name_nic(number: int) -> str:
     return f"vnet{number}"

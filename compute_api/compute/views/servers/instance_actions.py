@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Instance actions and their events as answers: the journal in the API's words.
+"""Instance actions and their events in responses, from the journal of the action.
 
-An event of the API is a step that was begun: when it ended and how comes from the later entry of
-the same attempt.
+An event is an attempt of a step. Its start comes from the first journal entry of the attempt, its
+end and result from a later entry.
 """
 
 from __future__ import annotations
@@ -35,8 +35,11 @@ FIELDS: tuple[Field, ...] = (
 
 @dataclass
 class ActionEvent:
-    """One step of the journal: its first entry and, when it is over, its last. A step that was in
-    hand when its action was ended by a later one has no last entry: it ended with its action."""
+    """An attempt of a step, with its first journal entry, and the last entry if the attempt ended.
+
+    If a later action superseded the action during the step, there is no last entry. The event then
+    ends with the action.
+    """
 
     action: ActionRow
     begun: EventRow
@@ -53,17 +56,17 @@ class ActionEvent:
         )
 
 
-def _finish(row: ActionEvent, view: object) -> str | None:
+def _get_finish_time(row: ActionEvent, view: object) -> str | None:
     return format_micros(row.action.finished_at if row.ended is None else row.ended.at)
 
 
-def _result(row: ActionEvent, view: object) -> str | None:
+def _get_result(row: ActionEvent, view: object) -> str | None:
     if row.failed:
         return "Error"
     return None if row.ended is None else "Success"
 
 
-def _details(row: ActionEvent, view: object) -> str | None:
+def _get_details(row: ActionEvent, view: object) -> str | None:
     source = row.action if row.ended is None else row.ended
     text: str | None = source.message if row.failed else None
     return text
@@ -72,8 +75,8 @@ def _details(row: ActionEvent, view: object) -> str | None:
 EVENT_FIELDS: tuple[Field, ...] = (
     Field("event", lambda row, view: states.event_name(row.action.workflow, row.begun.step)),
     Field("start_time", lambda row, view: format_micros(row.begun.at)),
-    Field("finish_time", _finish),
-    Field("result", _result),
+    Field("finish_time", _get_finish_time),
+    Field("result", _get_result),
     Field(
         "traceback",
         lambda row, view: row.ended.details if row.failed and row.ended else None,
@@ -81,9 +84,9 @@ EVENT_FIELDS: tuple[Field, ...] = (
     ),
     Field("hostId", lambda row, view: host_id(row.action.project_id, row.begun.host), since="2.62"),
     Field("host", lambda row, view: row.begun.host or "", since="2.62", rule=TRACES),
-    Field("details", _details, since="2.84", rule=DETAILS),
+    Field("details", _get_details, since="2.84", rule=DETAILS),
 )
-#: Who sees the events at all.
+#: The events of an action. Before 2.51 a policy rule protects them.
 EVENTS = (
     Field("events", lambda row, view: view, until="2.50", rule=TRACES),
     Field("events", lambda row, view: view, since="2.51"),
@@ -91,14 +94,14 @@ EVENTS = (
 
 
 def action(row: ActionRow, version: int) -> JsonObject:
-    """One action, without its events."""
+    """Return the body of an action without events."""
     return render_readable(visible_fields(FIELDS, version), row)
 
 
 def action_with_events(
     row: ActionRow, journal: list[EventRow], version: int, allowed: frozenset[str]
 ) -> JsonObject:
-    """One action with what happened in it, newest first."""
+    """Return the body of an action with its events, newest first."""
     getters = visible_fields(EVENT_FIELDS, version, allowed)
     rendered = [render_readable(getters, event) for event in reversed(events(row, journal))]
     return {
@@ -108,12 +111,12 @@ def action_with_events(
 
 
 def events(row: ActionRow, journal: list[EventRow]) -> list[ActionEvent]:
-    """The journal's entries as events, one for each attempt of a step."""
-    found: dict[tuple[str, int], ActionEvent] = {}
+    """Return the events of a journal, one for each attempt of a step."""
+    events_by_attempt: dict[tuple[str, int], ActionEvent] = {}
     for entry in journal:
-        event = found.setdefault((entry.step, entry.attempt), ActionEvent(row, entry))
+        event = events_by_attempt.setdefault((entry.step, entry.attempt), ActionEvent(row, entry))
         if entry.event in (StepEvent.SUCCEEDED, StepEvent.FAILED, StepEvent.UNDO_FAILED) or (
             event.begun is entry and entry.event == StepEvent.UNDONE
         ):
             event.ended = entry
-    return list(found.values())
+    return list(events_by_attempt.values())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interfaces of a server as answers: from a port of the network service, or from our record."""
+"""Interfaces of a server in responses, from ports of the network service or from server rows."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _TAGGED = Range("2.70")
 
 
 def of_port(port: JsonMapping, tag: str, version: int) -> JsonObject:
-    """A port of the network service."""
+    """Return the body for a port of the network service."""
     fixed = [
-        {"ip_address": one["ip_address"], "subnet_id": one["subnet_id"]}
-        for one in port.get("fixed_ips") or ()
+        {"ip_address": address["ip_address"], "subnet_id": address["subnet_id"]}
+        for address in port.get("fixed_ips") or ()
     ]
-    return _body(
+    return _build_body(
         port["id"],
         port["network_id"],
         port["mac_address"],
@@ -28,11 +28,12 @@ def of_port(port: JsonMapping, tag: str, version: int) -> JsonObject:
 
 
 def of_interface(interface: Interface, version: int) -> JsonObject:
-    """Our record, as the conductor made it."""
+    """Return the body for an interface in a server's row."""
     fixed = [
-        {"ip_address": one["address"], "subnet_id": one["subnet"]} for one in interface.addresses
+        {"ip_address": address["address"], "subnet_id": address["subnet"]}
+        for address in interface.addresses
     ]
-    return _body(
+    return _build_body(
         interface.port,
         interface.network,
         interface.mac,
@@ -43,7 +44,7 @@ def of_interface(interface: Interface, version: int) -> JsonObject:
     )
 
 
-def _body(
+def _build_body(
     port_id: str, net_id: str, mac: str, state: str, fixed: list[JsonObject], tag: str, version: int
 ) -> JsonObject:
     body = {

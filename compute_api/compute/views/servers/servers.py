@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers as answers: one row a field.
+"""Servers in responses, with one ``Field`` per key.
 
-``ServerView`` holds what a page needs besides its rows, read once. A list of a thousand must cost
-milliseconds: JSON columns are embedded as the text they are, and what repeats (flavor, image,
-times) is made once.
+``ServerView`` has the additional data of a page, which is read once. A list of a thousand servers
+must cost only milliseconds. Therefore JSON columns are embedded as text, and repeated parts, such
+as flavors, images and times, are built once.
 """
 
 from __future__ import annotations
@@ -51,57 +51,64 @@ _FAULTY = frozenset(("ERROR", "DELETED"))
 
 @dataclass
 class ServerView:
-    """What the rows of one answer share."""
+    """The data that the servers of a response share."""
 
     links: Links
     is_admin: bool = False
-    allowed: frozenset[str] = frozenset()  #: policy rules that hold for the caller
-    hosts: dict[str, HostFacts] = field(default_factory=dict)  #: by name, for admins
-    groups: list[str] = field(default_factory=list)  #: of the one server shown
-    vault: Vault | None = None  #: decrypts user data
-    #: parts that several servers have
-    made: dict[tuple[str, str | None], object] = field(default_factory=dict)
-    #: by server, of those that have some
+    #: Policy rules that the caller passes.
+    allowed: frozenset[str] = frozenset()
+    #: Facts by name of the host, if the caller may see them.
+    hosts: dict[str, HostFacts] = field(default_factory=dict)
+    #: Groups of the server, if the response has a single server.
+    groups: list[str] = field(default_factory=list)
+    #: Decrypts user data.
+    vault: Vault | None = None
+    #: Cache of parts that several servers share.
+    parts: dict[tuple[str, str | None], object] = field(default_factory=dict)
+    #: Volumes by id of the server. Servers without volumes are missing.
     volumes: dict[str, list[BlockDeviceRow]] = field(default_factory=dict)
 
     def volumes_of(self, row: ServerRecord) -> list[BlockDeviceRow]:
-        """A server's, as far as they are made."""
-        return [one for one in self.volumes.get(row.id, ()) if one.volume_id]
+        """Return the volumes of a server. Volumes that are still being created are left out."""
+        return [volume for volume in self.volumes.get(row.id, ()) if volume.volume_id]
 
 
 @functools.lru_cache(maxsize=8192)
 def host_id(project_id: str, host: str | None) -> str:
-    """A hash of project and host: the project can compare it and learns no name."""
+    """Return a hash of project and host, or "" without a host.
+
+    Tenants can compare the hashes of their servers, but do not learn the name of the host.
+    """
     return hashlib.sha224((project_id + host).encode()).hexdigest() if host else ""
 
 
 @functools.lru_cache(maxsize=4096)
-def _raw(text: str | None) -> orjson.Fragment:
+def _embed_json(text: str | None) -> orjson.Fragment:
     """Return the document of a column for an answer. Raises ValueError if it is damaged."""
     if text:
         orjson.loads(text)
     return orjson.Fragment(text or "null")
 
 
-def _user_data(row: ServerRecord, view: ServerView) -> str | None:
-    kept: str | None = row.user_data
-    return view.vault.open_text(kept) if kept and view.vault is not None else kept
+def _get_user_data(row: ServerRecord, view: ServerView) -> str | None:
+    stored: str | None = row.user_data
+    return view.vault.open_text(stored) if stored and view.vault is not None else stored
 
 
-def _links(row: ServerRecord, view: ServerView) -> list[dict[str, str]]:
+def _get_links(row: ServerRecord, view: ServerView) -> list[dict[str, str]]:
     return [
         {"rel": "self", "href": f"{view.links.root}servers/{row.id}"},
         {"rel": "bookmark", "href": f"{view.links.bookmark_root}servers/{row.id}"},
     ]
 
 
-def _flavor_link(row: ServerRecord, view: ServerView) -> object:
+def _get_flavor_link(row: ServerRecord, view: ServerView) -> object:
     return {"id": row.flavor_id, "links": [view.links.bookmark("flavors", row.flavor_id)]}
 
 
-def _flavor(row: ServerRecord, view: ServerView) -> object:
+def _get_flavor(row: ServerRecord, view: ServerView) -> object:
     key = ("flavor", row.flavor)
-    if key not in view.made:
+    if key not in view.parts:
         flavor = loads(row.flavor)
         body = {
             "vcpus": flavor["vcpus"],
@@ -117,46 +124,45 @@ def _flavor(row: ServerRecord, view: ServerView) -> object:
                 for key, value in flavor["extra_specs"].items()
                 if not key.startswith(OWN)
             }
-        view.made[key] = orjson.Fragment(orjson.dumps(body))
-    return view.made[key]
+        view.parts[key] = orjson.Fragment(orjson.dumps(body))
+    return view.parts[key]
 
 
-def _image(row: ServerRecord, view: ServerView) -> object:
-    return _image_link(row.image_id, view) if row.image_id else ""
+def _get_image(row: ServerRecord, view: ServerView) -> object:
+    return _make_image_link(row.image_id, view) if row.image_id else ""
 
 
-def _image_link(image_id: str, view: ServerView) -> JsonObject:
+def _make_image_link(image_id: str, view: ServerView) -> JsonObject:
     key = ("image", image_id)
-    if key not in view.made:
-        view.made[key] = {"id": image_id, "links": [view.links.bookmark("images", image_id)]}
-    return cast(JsonObject, view.made[key])
+    if key not in view.parts:
+        view.parts[key] = {"id": image_id, "links": [view.links.bookmark("images", image_id)]}
+    return cast(JsonObject, view.parts[key])
 
 
-def _image_with_properties(row: ServerRecord, view: ServerView) -> object:
+def _get_image_with_properties(row: ServerRecord, view: ServerView) -> object:
     if not row.image_id:
         return ""
     key = ("image with properties", row.image)
-    if key not in view.made:
+    if key not in view.parts:
         properties = loads(row.image or "{}").get("properties", {})
-        view.made[key] = {**_image_link(row.image_id, view), "properties": properties}
-    return view.made[key]
+        view.parts[key] = {**_make_image_link(row.image_id, view), "properties": properties}
+    return view.parts[key]
 
 
-_status = functools.lru_cache(maxsize=1024)(states.status)
+_compute_status = functools.lru_cache(maxsize=1024)(states.status)
 
 
 def status(row: ServerRecord, view: object = None) -> str:
-    """The API's status."""
-    return _status(row.vm_state, row.task_state)
+    """Return the status of a server in the API."""
+    return _compute_status(row.vm_state, row.task_state)
 
 
-def _progress(row: ServerRecord, view: ServerView) -> object:
+def _get_progress(row: ServerRecord, view: ServerView) -> object:
     return row.progress if status(row) in _PROGRESS else OMITTED
 
 
-def _fault(row: ServerRecord, view: ServerView) -> object:
-    """Of what has failed; and, while an action is stuck, why it is, whatever the server's
-    status."""
+def _get_fault(row: ServerRecord, view: ServerView) -> object:
+    """Return the fault of a server in ERROR or DELETED, or the fault of a stuck action."""
     if row.fault is None or (row.action is None and status(row) not in _FAULTY):
         return OMITTED
     fault = loads(row.fault)
@@ -172,59 +178,62 @@ def _fault(row: ServerRecord, view: ServerView) -> object:
     return body
 
 
-def _property(name: str) -> Get:
+def _make_property_getter(name: str) -> Get:
     def get(row: ServerRecord, view: ServerView) -> object:
         return loads(row.image or "{}").get("properties", {}).get(name, "")
 
     return get
 
 
-def _host_status(row: ServerRecord, view: ServerView) -> str:
+def _get_host_status(row: ServerRecord, view: ServerView) -> str:
     if not row.host:
         return ""
     facts = view.hosts.get(row.host)
     return facts.status if facts else "UNKNOWN"
 
 
-def _hypervisor(row: ServerRecord, view: ServerView) -> str | None:
+def _get_hypervisor(row: ServerRecord, view: ServerView) -> str | None:
     facts = view.hosts.get(row.host or "")
     return facts.hypervisor_hostname if facts else None
 
 
 @functools.lru_cache(maxsize=4096)
-def _group_list(interfaces: str, asked: str) -> orjson.Fragment | None:
-    found = group_names(orjson.loads(interfaces), orjson.loads(asked))
-    return orjson.Fragment(orjson.dumps([{"name": name} for name in found])) if found else None
+def _build_group_list(interfaces: str, requested: str) -> orjson.Fragment | None:
+    names = group_names(orjson.loads(interfaces), orjson.loads(requested))
+    return orjson.Fragment(orjson.dumps([{"name": name} for name in names])) if names else None
 
 
-def _groups(row: ServerRecord, view: ServerView) -> object:
-    """Those of its ports; nothing is said of a server that has none."""
-    return _group_list(row.interfaces or "[]", row.security_groups) or OMITTED
+def _get_groups(row: ServerRecord, view: ServerView) -> object:
+    """Return the security groups of the server's ports. Omit the field if there are none."""
+    return _build_group_list(row.interfaces or "[]", row.security_groups) or OMITTED
 
 
-def _zone(row: ServerRecord) -> str:
-    """The zone of the server's host; before it has one, the zone that the request asked for. A
-    server that was offloaded is in no zone, as in Nova."""
+def _get_zone(row: ServerRecord) -> str:
+    """Return the zone of the server's host, or without a host the requested zone.
+
+    An offloaded server has no zone, as in Nova.
+    """
     if row.vm_state == states.SHELVED_OFFLOADED:
         return ""
     return str(row.availability_zone or row.pinned_availability_zone or "")
 
 
-LATER = "2.75"  # answers to PUT and rebuild say everything only from here on
+#: The first version with all fields in responses to PUT and rebuild.
+LATER = "2.75"
 
-#: Every field of a server, in the order of the API's documents.
+#: All fields of a server, in the order of the API reference.
 FIELDS: tuple[Field, ...] = (
     Field("id", "id"),
     Field("name", "name"),
     Field("status", status),
     Field("tenant_id", "project_id"),
     Field("user_id", "user_id"),
-    Field("metadata", lambda row, view: _raw(row.meta)),
+    Field("metadata", lambda row, view: _embed_json(row.meta)),
     Field("hostId", lambda row, view: host_id(row.project_id, row.host)),
-    Field("image", _image, until="2.97"),
-    Field("image", _image_with_properties, since="2.98"),
-    Field("flavor", _flavor_link, until="2.46"),
-    Field("flavor", _flavor, since="2.47"),
+    Field("image", _get_image, until="2.97"),
+    Field("image", _get_image_with_properties, since="2.98"),
+    Field("flavor", _get_flavor_link, until="2.46"),
+    Field("flavor", _get_flavor, since="2.47"),
     Field("created", lambda row, view: format_seconds(row.created_at)),
     Field("updated", lambda row, view: format_seconds(row.updated_at)),
     Field(
@@ -235,13 +244,13 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field("accessIPv4", lambda row, view: row.access_ip_v4 or ""),
     Field("accessIPv6", lambda row, view: row.access_ip_v6 or ""),
-    Field("links", _links),
+    Field("links", _get_links),
     Field("OS-DCF:diskConfig", "disk_config"),
-    Field("progress", _progress, optional=True),
-    Field("fault", _fault, optional=True),
+    Field("progress", _get_progress, optional=True),
+    Field("fault", _get_fault, optional=True),
     Field(
         "OS-EXT-AZ:availability_zone",
-        lambda row, view: _zone(row),
+        lambda row, view: _get_zone(row),
         in_updates_since=LATER,
     ),
     Field(
@@ -258,21 +267,21 @@ FIELDS: tuple[Field, ...] = (
         lambda row, view: format_micros(row.terminated_at),
         in_updates_since=LATER,
     ),
-    Field("security_groups", _groups, optional=True, in_updates_since=LATER),
+    Field("security_groups", _get_groups, optional=True, in_updates_since=LATER),
     Field("OS-EXT-STS:task_state", "task_state", in_updates_since=LATER),
     Field("OS-EXT-STS:vm_state", "vm_state", in_updates_since=LATER),
     Field("OS-EXT-STS:power_state", "power_state", in_updates_since=LATER),
     Field(
         "os-extended-volumes:volumes_attached",
-        lambda row, view: [{"id": one.volume_id} for one in view.volumes_of(row)],
+        lambda row, view: [{"id": volume.volume_id} for volume in view.volumes_of(row)],
         until="2.2",
         in_updates_since=LATER,
     ),
     Field(
         "os-extended-volumes:volumes_attached",
         lambda row, view: [
-            {"id": one.volume_id, "delete_on_termination": bool(one.delete_on_termination)}
-            for one in view.volumes_of(row)
+            {"id": volume.volume_id, "delete_on_termination": bool(volume.delete_on_termination)}
+            for volume in view.volumes_of(row)
         ],
         since="2.3",
         in_updates_since=LATER,
@@ -285,7 +294,10 @@ FIELDS: tuple[Field, ...] = (
         in_updates_since=LATER,
     ),
     Field(
-        "OS-EXT-SRV-ATTR:hypervisor_hostname", _hypervisor, rule=ATTRIBUTES, in_updates_since=LATER
+        "OS-EXT-SRV-ATTR:hypervisor_hostname",
+        _get_hypervisor,
+        rule=ATTRIBUTES,
+        in_updates_since=LATER,
     ),
     Field(
         "OS-EXT-SRV-ATTR:reservation_id",
@@ -303,14 +315,14 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "OS-EXT-SRV-ATTR:kernel_id",
-        _property("kernel_id"),
+        _make_property_getter("kernel_id"),
         since="2.3",
         rule=ATTRIBUTES,
         in_updates_since=LATER,
     ),
     Field(
         "OS-EXT-SRV-ATTR:ramdisk_id",
-        _property("ramdisk_id"),
+        _make_property_getter("ramdisk_id"),
         since="2.3",
         rule=ATTRIBUTES,
         in_updates_since=LATER,
@@ -322,7 +334,7 @@ FIELDS: tuple[Field, ...] = (
         rule=ATTRIBUTES,
         in_updates_since=LATER,
     ),
-    Field(USER_DATA, _user_data, since="2.3", rule=ATTRIBUTES, in_updates_since=LATER),
+    Field(USER_DATA, _get_user_data, since="2.3", rule=ATTRIBUTES, in_updates_since=LATER),
     Field(
         "OS-EXT-SRV-ATTR:hostname",
         "hostname",
@@ -333,37 +345,37 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field("OS-EXT-SRV-ATTR:hostname", "hostname", since="2.90"),
     Field("locked", "locked", since="2.9"),
-    Field("host_status", _host_status, since="2.16", rule=HOST_STATUS, in_updates_since=LATER),
+    Field("host_status", _get_host_status, since="2.16", rule=HOST_STATUS, in_updates_since=LATER),
     Field("description", "description", since="2.19"),
-    Field("tags", lambda row, view: _raw(row.tags), since="2.26"),
+    Field("tags", lambda row, view: _embed_json(row.tags), since="2.26"),
     Field(
         "trusted_image_certificates",
-        lambda row, view: _raw(row.trusted_image_certificates),
+        lambda row, view: _embed_json(row.trusted_image_certificates),
         since="2.63",
     ),
     Field("locked_reason", "locked_reason", since="2.73"),
     Field("pinned_availability_zone", "pinned_availability_zone", since="2.96"),
-    Field("scheduler_hints", lambda row, view: _raw(row.scheduler_hints), since="2.100"),
+    Field("scheduler_hints", lambda row, view: _embed_json(row.scheduler_hints), since="2.100"),
 )
-#: A single server says its group too.
+#: Fields of a single server.
 ONE: tuple[Field, ...] = (
     *FIELDS,
     Field("server_groups", lambda row, view: view.groups, since="2.71"),
 )
-#: The answer to a rebuild says these as well, also before an answer to a change said everything.
+#: Additional fields of the response to a rebuild, including versions before ``LATER``.
 REBUILT: tuple[Field, ...] = (
     Field("key_name", "key_name", since="2.54"),
-    Field("user_data", _user_data, since="2.57"),
+    Field("user_data", _get_user_data, since="2.57"),
 )
-NAMES: tuple[Field, ...] = (Field("id", "id"), Field("name", "name"), Field("links", _links))
-#: What can be said of a server whose record cannot be read.
+NAMES: tuple[Field, ...] = (Field("id", "id"), Field("name", "name"), Field("links", _get_links))
+#: Fields of a server whose row cannot be rendered.
 _PARTIAL = visible_fields(
     (
         Field("id", "id"),
         Field("status", lambda row, view: "UNKNOWN"),
         Field("tenant_id", "project_id"),
         Field("created", lambda row, view: format_seconds(row.created_at)),
-        Field("links", _links),
+        Field("links", _get_links),
     ),
     1,
 )
@@ -371,24 +383,29 @@ RULES = rules(FIELDS) | {EXTRA_SPECS}
 
 
 def shows_user_data(version: int, allowed: frozenset[str]) -> bool:
-    """Does a view of this version need the long columns?"""
-    return USER_DATA in dict(visible_fields(FIELDS, version, allowed).made)
+    """Return whether the response needs the long columns."""
+    return USER_DATA in dict(visible_fields(FIELDS, version, allowed).computed)
 
 
 def shows_hosts(allowed: frozenset[str]) -> bool:
-    """Does the view say more of hosts than their name?"""
+    """Return whether the response shows facts of hosts in addition to names."""
     return bool(allowed & {ATTRIBUTES, HOST_STATUS})
 
 
 def one(row: ServerRecord, view: ServerView, version: int, change: bool = False) -> JsonObject:
-    """The body of a single server."""
-    return {"server": _shown(visible_fields(ONE, version, view.allowed, change), row, view)}
+    """Return the body of a single server.
+
+    Args:
+        change: Whether the body is a response to PUT or rebuild.
+    """
+    return {"server": _show_server(visible_fields(ONE, version, view.allowed, change), row, view)}
 
 
 def rebuilt(row: ServerRecord, view: ServerView, version: int, password: str) -> JsonObject:
-    """The body that answers a rebuild, the only one with its password."""
+    """Return the body of the response to a rebuild, with the new password."""
     server = one(row, view, version, change=True)["server"]
-    server.pop(USER_DATA, None)  # said to everybody, under the name in REBUILT
+    # All callers see the user data, under its name in REBUILT.
+    server.pop(USER_DATA, None)
     return {
         "server": {
             **server,
@@ -401,14 +418,17 @@ def rebuilt(row: ServerRecord, view: ServerView, version: int, password: str) ->
 def many(
     rows: Sequence[ServerRecord], view: ServerView, version: int, names_only: bool = False
 ) -> list[JsonObject]:
-    """The items of a list."""
+    """Return the items of a list of servers."""
     getters = visible_fields(NAMES if names_only else FIELDS, version, view.allowed)
-    return [_shown(getters, row, view) for row in rows]
+    return [_show_server(getters, row, view) for row in rows]
 
 
-def _shown(getters: VisibleFields, row: ServerRecord, view: ServerView) -> JsonObject:
-    """A server; of one whose record cannot be read only what Nova says of a server that it cannot
-    reach (microversion 2.69), so that it can be seen, and hides no other one."""
+def _show_server(getters: VisibleFields, row: ServerRecord, view: ServerView) -> JsonObject:
+    """Return the body of a server, or a partial body if the row is damaged.
+
+    The partial body has the fields of Nova for unreachable servers (microversion 2.69). So a
+    damaged row stays visible and does not make the whole list fail.
+    """
     try:
         return render(getters, row, view)
     except Exception:

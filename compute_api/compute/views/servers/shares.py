@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares of a server as answers."""
+"""Shares of a server in responses."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from common.domain.json_types import JsonObject
 from common.domain.statuses import ShareStatus
 from common.store.rows import ServerRecord, ShareMappingRow
 
-#: What an attached share is while its guest runs.
+#: The status of an attached share while the guest runs.
 ACTIVE = "active"
 _RUNS = (states.RUNNING, states.POWER_PAUSED)
 
 
 def of(mapping: ShareMappingRow, server: ServerRecord, is_admin: bool = False) -> JsonObject:
-    """One; where it is mounted from is for admins."""
+    """Return the body of a share. Only administrators see the export location."""
     status = (
         ACTIVE
         if mapping.status == ShareStatus.INACTIVE and server.power_state in _RUNS

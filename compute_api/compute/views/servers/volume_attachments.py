@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Volumes of a server as answers."""
+"""Volume attachments of a server in responses."""
 
 from __future__ import annotations
 
@@ -11,13 +11,20 @@ _TAGGED, _ENDING, _WHOLE = Range("2.70"), Range("2.79"), Range("2.89")
 
 
 def is_shown(row: BlockDeviceRow, version: int) -> bool:
-    """Is there one? Since 2.89 it has an id at the block storage service, where the volume is first
-    reserved."""
+    """Return whether responses show the attachment.
+
+    Since 2.89 an attachment is shown once the block storage service has reserved the volume,
+    because the response contains the id of that attachment.
+    """
     return version not in _WHOLE or row.attachment_id is not None
 
 
 def of(row: BlockDeviceRow, version: int, new: bool = False) -> JsonObject:
-    """One; ``new``: as the answer to its making, which always had an id."""
+    """Return the body of an attachment.
+
+    Args:
+        new: Whether the body is the response to the attach request, which always has ``id``.
+    """
     shown: JsonObject = {
         "serverId": row.server_id,
         "volumeId": row.volume_id,
