@@ -329,7 +329,7 @@ def _held(
     return held
 
 
-def took(tx: Connection, host: str, kind: MigrationType, limit: int = 10) -> list[float]:
+def read_durations(tx: Connection, host: str, kind: MigrationType, limit: int = 10) -> list[float]:
     """How many seconds the last moves of a kind from this host took that succeeded, the newest
     first."""
     query = (

@@ -224,7 +224,7 @@ def rehearse(
     took = [
         seconds
         for kind in sorted({line.way.kind for line in going if line.way is not None})
-        for seconds in store.read(partial(host_contents.took, host=host, kind=kind))
+        for seconds in store.read(partial(host_contents.read_durations, host=host, kind=kind))
     ]
     rest = move_progress.forecast(took, [], len(going), args.parallel, look.at)
     say(
