@@ -71,7 +71,9 @@ class BrowserCookies:
 
     def _name(self, token: str) -> str:
         """Under https with the prefix by which no other host of the domain can set it."""
-        return ("__Host-" if self._https else "") + f"console-{console_tokens.hashed(token)[:16]}"
+        return (
+            "__Host-" if self._https else ""
+        ) + f"console-{console_tokens.hash_token(token)[:16]}"
 
     def _is_browser(self, headers: Headers) -> bool:
         """Does a browser show this page by itself? It says so under https; else it is one that asks

@@ -329,7 +329,7 @@ def _settle(
         and result.status == ResultStatus.DONE
     ]
     news, differing = _differing(tx, engine, syncs)
-    ahead = fences.believed(tx, _refused(results, differing))
+    ahead = fences.select_credible(tx, _refused(results, differing))
     touched = (
         {result.server for _, result in results} | {server for _, server in news} | ahead.keys()
     )
@@ -348,7 +348,7 @@ def _settle(
         if text in keys
     }
     if measured:
-        migrations.measured(tx, measured)
+        migrations.store_progress(tx, measured)
     if not touched:
         return flush.Written({})
     servers = actions.lock_servers(tx, touched)
@@ -372,7 +372,7 @@ def _settle(
             if server in struck and server in servers and servers[server].host != host
         }
         if moved:
-            migrations.completed(tx, moved)
+            migrations.complete_evacuations(tx, moved)
         runs += _go_on(tx, engine, servers, heads, struck) if goes_on else []
     _write_news(tx, servers, news)
     written = flush.write(tx, engine, [run for run in runs if run is not None])

@@ -76,7 +76,7 @@ def _url(request: Request, server: ServerRecord, protocol: str, kind: str) -> st
     # The console service asks with it whether the user may still have the console.
     caller = vault.seal({"token": request.context.token}) if vault is not None else None
     token = request.make(
-        console_tokens.is_made,
+        console_tokens.is_created,
         console_tokens.create,
         server.id,
         kind,

@@ -221,7 +221,7 @@ class Record:
             row = servers.show(tx, server, deleted=True)
         except errors.NotFound:
             return None
-        known = servers.written(row, ("deleted", "flavor", "image", "interfaces"))
+        known = servers.writable_columns(row, ("deleted", "flavor", "image", "interfaces"))
         if known["deleted"]:
             raise adoption.was_deleted(server, host)
         return cls(

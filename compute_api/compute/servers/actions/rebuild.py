@@ -204,7 +204,7 @@ def _make_begin(server: ServerRecord, is_another: bool, vault: Vault | None) -> 
         row = servers.show(tx, server_id)
         refuse_changed(row, server)  # the image service was asked since it was read
         if is_another:
-            before = servers.written(row, changes)
+            before = servers.writable_columns(row, changes)
             if vault is not None and before.get("user_data"):
                 kept = vault.open(more["secrets"]) if more["secrets"] else {}
                 more["secrets"] = vault.seal(
