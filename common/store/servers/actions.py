@@ -551,7 +551,7 @@ def show_progress(
 
 
 def ended_of(tx: Connection, action_ids: Iterable[str]) -> dict[str, int]:
-    """Return the servers of the ended actions in this list, with the highest fence of each server."""
+    """Return the servers of the ended actions in this list, with the highest fence of each."""
     query = (
         sa.select(actions.c.server_id, sa.func.max(actions.c.fence).label("fence"))
         .where(actions.c.id.in_(sorted(set(action_ids))), actions.c.state.in_(ENDED))

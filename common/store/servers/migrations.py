@@ -262,7 +262,10 @@ def _unbind_elsewhere(tx: Connection, move: MigrationRow, server_id: str) -> Non
 
 
 def end_open(tx: Connection, server_ids: Sequence[str], status: MigrationStatus) -> None:
-    """End the open migrations of these servers with this status, because another action took them."""
+    """Set this status for the open migrations of these servers.
+
+    Another action has taken the servers.
+    """
     for move in open_of(tx, server_ids).values():
         if move.source_host is not None and move.dest_host == move.source_host:
             allocations.stay(tx, move.uuid, move.server_id, move.source_host)
@@ -346,9 +349,11 @@ def complete_evacuations(tx: Connection, server_ids: Iterable[str]) -> None:
 def reading_from_the_dead(
     tx: Connection, steps: Sequence[tuple[str, str]], limit: int
 ) -> list[ReadingActionRow]:
-    """Actions whose command is at one of these steps (workflow, step), which need what a source has
-    that was forced
-    down: the action's columns and ``source``."""
+    """Return actions whose command needs files of a source that is forced down.
+
+    The command must be at one of these steps (workflow, step). The rows have the action's columns
+    and ``source``.
+    """
     return list(tx.execute(_reading(tuple(steps)), {"most": limit}))
 
 
