@@ -302,8 +302,10 @@ def of_host(tx: Connection, host: str) -> int:
 
 # --- aggregates: those set by hand and those of the hosts, shown as one ---
 def aggregates_of(tx: Connection, provider_ids: Iterable[int]) -> dict[int, list[str]]:
-    """The aggregates of each of these providers, sorted; one statement. Set by hand and its host's
-    too, one is there once."""
+    """Return the aggregates of each of these providers, sorted, in one statement.
+
+    These are the operator's aggregates of the provider and those of its host, without duplicates.
+    """
     wanted = sorted(set(provider_ids))
     by_hand = sa.select(
         provider_aggregates.c.provider_id, provider_aggregates.c.aggregate_uuid.label("uuid")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is still to be removed or put right at a neighbour: pending cleanups."""
+"""Pending cleanups at external services."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ cleanups = Table(
     Column("id", Integer, primary_key=True),
     Column("kind", String(16), nullable=False),  # as store.cleanups names them
     Column("target", String(64), nullable=False),  # id of what it is about, at the neighbour
-    # host that was left, type of backups, address, ""
+    # Depends on the kind: a host, a backup type, an address, or "".
     Column("place", String(255), nullable=False),
     Column("args", Json, nullable=False),  # what else the cleanup must know
     uuid_column("server_id", nullable=False),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts, the services on them, and the aggregates that they are in."""
+"""Tables of hosts, services and aggregates."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ heartbeats = Table(  # narrow: rewritten all the time
     Column("host", String(255), primary_key=True),
     Column("binary", String(64), primary_key=True),
     time_column("seen_at", nullable=False),
-    # as the conductors judged, never by age alone
+    # Judged by the conductors, never by age alone.
     Column("up", Boolean, nullable=False),
 )
 
@@ -62,15 +62,15 @@ hosts = Table(
     Column("facts", Json),  # what filters may ask of a host
     Column("metrics", Json),  # name -> number, newest report
     time_column("metrics_at"),
-    # number of the newest exchange in which the host reported its state
+    # The latest exchange in which the host reported its state.
     Column("newest_exchange", BigInteger, nullable=False, server_default="0"),
-    # servers whose guest the host reported although no record says that it has it, and as files/ID
-    # those of which the host has only files; NULL: none
+    # Servers with a reported guest but no guest record on this host, and as files/ID those with
+    # files only. NULL: none.
     Column("unclaimed", Json),
-    # messages in its name that conductors refused, and when they refused the last one
+    # Number of messages in the host's name that conductors refused, and the time of the last one.
     Column("refused_messages", BigInteger, nullable=False, server_default="0"),
     time_column("refused_at"),
-    # the hypervisor's name that it reports and another host has
+    # The reported hypervisor name, if another host has it.
     Column("refused_hostname", String(255)),
     Index("ix_hosts_hypervisor_hostname", "hypervisor_hostname"),
 )

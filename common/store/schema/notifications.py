@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is still to be told to others, and who does it."""
+"""The outbox of notifications, and the leases of its senders."""
 
 from __future__ import annotations
 

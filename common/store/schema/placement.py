@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resource providers, what they have and who holds how much of it."""
+"""Tables of resource providers, inventories and allocations."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ inventories = Table(
     Column("max_unit", Integer, nullable=False, server_default="2147483647"),
     Column("step_size", Integer, nullable=False, server_default="1"),
     Column("allocation_ratio", Double, nullable=False, server_default="1"),
-    # reserved and allocation_ratio are what follows from these: by hand, else aggregates, else host
+    # Origins of reserved and allocation_ratio: an operator's value, else aggregates, else the host.
     Column("host_reserved", Integer),  # as the host said; NULL: this class was added by hand
     Column("host_ratio", Double),
     Column("set_reserved", Integer),  # by hand
     Column("set_ratio", Double),
-    # what was in use when its capacity was cut below that
+    # The usage when the capacity was reduced below it.
     Column("excess", Integer, nullable=False, server_default="0"),
 )
 
@@ -50,7 +50,7 @@ provider_traits = Table(
     metadata,
     Column("provider_id", BigInteger, primary_key=True, autoincrement=False),
     Column("trait", String(255), primary_key=True),
-    # else its host says so, or we do
+    # False: reported by the host or its service.
     Column("by_hand", Boolean, nullable=False, server_default="0"),
 )
 

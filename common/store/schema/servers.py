@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers, what is done to them, where their guests are, and who may see their consoles."""
+"""Tables of servers, actions, guests, volumes and console tokens."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ servers = Table(
     Column("name", String(255), nullable=False),
     Column("hostname", String(255), nullable=False),
     Column("description", String(255)),
-    # who may change it, and its state
+    # state and fence
     Column("fence", BigInteger, nullable=False, server_default="1"),
     uuid_column("action"),  # the action that holds it
     Column("vm_state", String(32), nullable=False),
@@ -61,7 +61,7 @@ servers = Table(
     Column("host", String(255)),
     Column("availability_zone", String(255)),
     Column("pinned_availability_zone", String(255)),
-    # what it is made of
+    # contents
     uuid_column("image_id"),
     Column("image", Json),  # ImageRef as frozen at creation
     Column("flavor", Json, nullable=False),  # Flavor as frozen at creation
@@ -119,12 +119,12 @@ actions = Table(
     Column("request_id", String(64), nullable=False),
     Column("name", String(64), nullable=False),  # as os-instance-actions shows it
     Column("workflow", String(32), nullable=False),
-    # of the workflow: an older conductor leaves it alone
+    # Version of the workflow. Older conductors skip the action.
     Column("version", Integer, nullable=False),
     Column("args", Json, nullable=False),  # frozen facts of the request
     Column("secrets", LongText),  # encrypted; NULL from the moment the action ends
     Column("fence", BigInteger, nullable=False),
-    # the journal's head: where it stands
+    # The state of the action.
     Column("state", EnumColumn(ActionState, 16), nullable=False),
     Column("phase", EnumColumn(ActionPhase, 8), nullable=False, server_default=ActionPhase.FORWARD),
     Column("step", String(32)),
@@ -141,7 +141,7 @@ actions = Table(
     time_column("created_at", nullable=False),
     time_column("updated_at", nullable=False),
     time_column("finished_at"),
-    # in a row, that nobody foresaw
+    # Unexpected failures in a row.
     Column("failures", Integer, nullable=False, server_default="0"),
     Column("cause", Text),  # of the last of them, for the operator
     Column("verb", String(32)),  # of the command in hand
@@ -178,7 +178,7 @@ guests = Table(
     time_column("sent_at"),  # of the last command to remove it
     Column("assignment", Json),  # models.HardwareAssignment; NULL: nothing of its own
     uuid_column("holder"),  # migration that has its allocation; NULL: the server
-    # another host's guest has them
+    # Another host's guest uses the files.
     Column("keeps_files", Boolean, nullable=False, server_default="0"),
     Index("ix_guests_host", "host", "wanted"),
     Index("ix_guests_wanted", "wanted", "host"),
@@ -224,7 +224,7 @@ share_mappings = Table(
     Column("status", EnumColumn(ShareStatus, 16), nullable=False),
     Column("protocol", String(16), nullable=False),  # as the share service says: NFS
     Column("export_location", Text, nullable=False),
-    # address of the server's host, which may mount it
+    # Address of the server's host, which may mount the share.
     Column("access_to", String(64), nullable=False),
     time_column("created_at", nullable=False),
     time_column("updated_at", nullable=False),
@@ -269,7 +269,7 @@ console_tokens = Table(
     Column("hash", String(64), primary_key=True),  # SHA-256 of the token, which is nowhere
     uuid_column("server_id", nullable=False),
     Column("host", String(255), nullable=False),
-    # of the guest's record: another place, another token
+    # Fence of the guest record. Another guest needs another token.
     Column("fence", BigInteger, nullable=False),
     Column("kind", String(16), nullable=False),  # novnc, serial, spice-html5 …
     Column("project_id", String(64), nullable=False),

@@ -377,8 +377,11 @@ def _reading(steps: tuple[tuple[str, str], ...]) -> sa.Select[Any]:
 
 
 def unconfirmed(tx: Connection, older_than: int, limit: int) -> list[ServerKey]:
-    """Idle servers whose finished move nobody has confirmed or reverted for ``older_than`` µs, and
-    whose host is up: else what is kept at the source may be all that there is. id, project_id."""
+    """Return idle servers with a finished move that was not confirmed for ``older_than`` µs.
+
+    Servers on hosts that are down are left out, because the kept guest at the source may be the
+    only one left.
+    """
     query = sa.select(servers.c.id, servers.c.project_id).select_from(
         servers.join(migrations, migrations.c.server_id == servers.c.id)
         .join(
@@ -434,12 +437,15 @@ def page(
     dest: str | None = None,
     **equal: str,
 ) -> list[ShownMigrationRow]:
-    """Migrations, newest first. ``host``: source or destination; ``source``, ``dest``: that host;
-    ``equal``: columns that must have this value: status, type, server_id, user_id, project_id. One
-    statement, one more with a marker.
+    """Return migrations, newest first, in one statement, or two with a marker.
+
+    Args:
+        host: Source or destination.
+        source, dest: Only this source or destination.
+        equal: Values of the columns status, type, server_id, user_id or project_id.
 
     Raises:
-        BadRequest: the marker is no migration's uuid.
+        BadRequest: The marker is not the uuid of a migration.
     """
     query = _shown()
     for column, value in equal.items():

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the database knows of the cloud's state, counted, for metrics: nine statements, each by an
-index or over what is in hand. Ages are seconds.
+"""Gauges about the state of the cloud, for metrics.
+
+Nine statements, each by an index or over open rows. Ages are in seconds.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from common.store.schema import (
 )
 from common.store.servers.actions import LIVE
 
-#: A gauge's name, its labels' values, its value.
+#: Name of a gauge, values of its labels, and its value.
 Sample = tuple[str, tuple[str, ...], float]
-#: Name -> what it tells, labels.
+#: Name -> help text, names of the labels.
 GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "actions": ("Actions in hand.", ("workflow", "step", "state")),
     "actions_oldest_seconds": ("Age of the oldest of these.", ("workflow", "step", "state")),
@@ -54,7 +55,7 @@ GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 def read(tx: Connection) -> Iterator[Sample]:
-    """All samples, as they are now."""
+    """Return all current samples."""
     at = moment(tx)
 
     def age(since: int | None) -> float:
