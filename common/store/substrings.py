@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Substrings in queries, compared letter by letter on every database.
+"""Case-sensitive substrings in queries, the same on every database.
 
 LIKE differs: SQLite ignores the case of ASCII letters, MariaDB that of all letters by its
-collation, and PostgreSQL of none.
+collation, and PostgreSQL none.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ T = TypeVar("T")
 
 
 class _Holds(sa.sql.functions.FunctionElement[bool]):
-    """The text of the first argument has that of the second in it."""
+    """The SQL condition that the first argument contains the second."""
 
     type = sa.Boolean()
     inherit_cache = True
 
 
 def holds(column: sa.ColumnElement[T], text: str) -> sa.ColumnElement[bool]:
-    """The column has the text in it, in the same case."""
+    """Return the condition that the column contains the text, in the same case."""
     return _Holds(column, sa.literal(text, sa.Text()))
 
 

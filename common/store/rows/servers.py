@@ -82,7 +82,7 @@ class ServerRow(Protocol):
 
 
 class PlacedServerRow(ServerRow, Protocol):
-    """A server with the hardware assignment of its guest (models.HardwareAssignment), mostly None."""
+    """A server with its guest's hardware assignment (models.HardwareAssignment), mostly None."""
 
     assignment: JsonObject | None
 

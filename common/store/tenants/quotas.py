@@ -159,7 +159,7 @@ class Account:
 
 
 def lock(tx: Connection, owner_id: str) -> None:
-    """Lock the row of a project until the end of the transaction, and create it if missing.
+    """Lock the row of a project until the end of the transaction. Create the row if missing.
 
     For usage over all projects this is the row of a user.
     """
@@ -181,7 +181,7 @@ def limits(tx: Connection, project_id: str, defaults: dict[str, int]) -> QuotaLi
 
 
 def usage(tx: Connection, project_id: str) -> dict[str, Usage]:
-    """Return the usage by user, and of the project under "", in one statement on a covering index."""
+    """Return the usage by user, and of the project under "", in one indexed statement."""
     rows = tx.execute(
         sa.select(
             servers.c.user_id,

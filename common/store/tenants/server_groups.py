@@ -85,7 +85,7 @@ def show(tx: Connection, group: str, project_id: str | None = None) -> ServerGro
 
 
 def create(tx: Connection, values: Values) -> ServerGroupRow:
-    """Insert project_id, user_id, name, policy and rules, with the caller's id or a new one."""
+    """Insert a group, with the id in ``values`` or a new one, and return its row."""
     group = values.get("id") or ids.new()
     tx.execute(sa.insert(server_groups).values(created_at=now()), {**values, "id": group})
     _tell(tx, "server_group.create", [group])

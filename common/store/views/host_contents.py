@@ -86,8 +86,9 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The servers on a host, the open moves from and to it, and its number of guests by wanted
-    state.
+    """The contents of a host.
+
+    These are its servers, the open moves from and to it, and its number of guests by wanted state.
     """
 
     at: int
@@ -155,8 +156,9 @@ _OF_RESIDENTS = (
 
 
 def _residents(tx: Connection, name: str) -> list[Resident]:
-    """Return the servers on a host: largest first, because few hosts have room for them, then by
-    name.
+    """Return the servers on a host: largest first, then by name.
+
+    Why: few destinations have room for large servers.
     """
     query = (
         sa.select(*(servers.c[one] for one in _OF_RESIDENTS), actions_table.c.name.label("doing"))
@@ -259,8 +261,9 @@ def begin(
     context: RequestContext,
     args: Values,
 ) -> Move:
-    """Begin a move of a server that is still on this host, in the state for which the move was
-    planned.
+    """Begin a move of a server on this host.
+
+    The server must still have the host and the vm_state for which the move was planned.
 
     Raises:
         Conflict: The server has another host or another state.
