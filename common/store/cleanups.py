@@ -166,7 +166,7 @@ _ALL = sa.select(cleanups).order_by(cleanups.c.created_at, cleanups.c.id)
 
 
 def hasten(tx: Connection, cleanup_id: int) -> bool:
-    """Make a cleanup due at once. Returns False if it does not exist."""
+    """Make a cleanup due at once. Returns False if the cleanup does not exist."""
     found = tx.execute(
         sa.update(cleanups).where(cleanups.c.id == cleanup_id).values(due_at=now(), tries=0)
     )
@@ -174,10 +174,10 @@ def hasten(tx: Connection, cleanup_id: int) -> bool:
 
 
 def drop(tx: Connection, cleanup_id: int) -> bool:
-    """Delete a cleanup without doing it. Returns False if it does not exist."""
+    """Delete a cleanup without doing the work. Returns False if the cleanup does not exist."""
     return bool(tx.execute(sa.delete(cleanups).where(cleanups.c.id == cleanup_id)).rowcount)
 
 
-def worded(row: CleanupRow) -> str:
+def describe(row: CleanupRow) -> str:
     """Return the kind, target and place as text."""
     return f"{row.kind} {row.target}{f' at {row.place}' if row.place else ''}"

@@ -195,7 +195,7 @@ class Store:
             raise errors.NoStore from problem
         except DBAPIError as problem:
             if not is_refusal(problem):
-                raise _translated(problem) from problem
+                raise _translate_error(problem) from problem
             said = " ".join(str(problem.orig).split())
             raise ConfigError(
                 f"[database] url: the database refuses {self.url.username or 'to be opened'}: {said}. "
@@ -222,8 +222,8 @@ class Store:
         The caller should choose ids of new rows outside ``work``, so that no row is created twice.
 
         Args:
-            is_there: ``is_there(tx, result)`` returns True if the effect of this result is in the
-                database. It is called if the connection broke at COMMIT. If it returns False,
+            is_there: ``is_there(tx, result)`` returns True if the database contains the effect of
+                this result. The store calls this if the connection broke at COMMIT. After False,
                 ``work`` runs again.
             alone: False if the caller repeats parts of the work itself after a lock timeout. Then
                 this raises at once.
@@ -257,7 +257,7 @@ class Store:
             raise errors.Unsure from problem
 
     def _through(self, work: Callable[[Connection], T], alone: bool) -> T:
-        """Run ``work`` in a committed transaction, or raise _Unanswered if the commit is unknown."""
+        """Run ``work`` and commit. Raises _Unanswered if the result of the commit is unknown."""
         end = time.monotonic() + TRANSACTION_TIMEOUT_SECONDS
         lost = 0
         for attempt in range(ATTEMPTS):
@@ -272,7 +272,7 @@ class Store:
                 if found is Trouble.OTHER or (
                     lost and (lost > 1 or time.monotonic() - began > AT_ONCE)
                 ):
-                    raise _translated(problem) from problem
+                    raise _translate_error(problem) from problem
                 if found is Trouble.LOCKED and not alone:
                     break
             if time.monotonic() > end:
@@ -320,7 +320,7 @@ class Store:
             if not (
                 again and trouble(problem) is Trouble.LOST and time.monotonic() - began <= AT_ONCE
             ):
-                raise _translated(problem) from problem
+                raise _translate_error(problem) from problem
         return self._look(begin, work, again=False)
 
     @contextmanager
@@ -433,7 +433,7 @@ def update_grouped(
     """Update rows by key, with one statement for each distinct set of values."""
     groups: dict[str, tuple[Values, list[str]]] = {}
     for row, values in changes.items():
-        same = repr([(name, _shown(values[name])) for name in sorted(values)])
+        same = repr([(name, _represent(values[name])) for name in sorted(values)])
         groups.setdefault(same, (values, []))[1].append(row)
     for values, rows in groups.values():
         plain = {name: value for name, value in values.items() if not _is_expression(value)}
@@ -471,16 +471,16 @@ def _is_expression(value: Any) -> bool:
     return isinstance(value, sa.ClauseElement)
 
 
-def _shown(value: Any) -> Any:
+def _represent(value: Any) -> Any:
     """Return a value whose ``repr`` is complete. That of an expression contains an address."""
     if isinstance(value, now):
         return "now()"
     if isinstance(value, sa.BinaryExpression):
-        return _shown(value.left), value.operator, _shown(value.right)
+        return _represent(value.left), value.operator, _represent(value.right)
     return value.value if isinstance(value, sa.BindParameter) else value
 
 
-def _translated(problem: DBAPIError) -> Exception:
+def _translate_error(problem: DBAPIError) -> Exception:
     if problem.connection_invalidated or isinstance(problem, OperationalError):
         return errors.NoStore()
     return problem

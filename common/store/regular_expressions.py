@@ -35,7 +35,7 @@ class _Bounded(sa.sql.functions.FunctionElement[str]):
 
 
 @compiles(_Bounded)
-def _bounded(element: Any, compiler: SQLCompiler, **more: Any) -> str:
+def _compile_bounded(element: Any, compiler: SQLCompiler, **more: Any) -> str:
     return compiler.process(element.clauses, **more)
 
 

@@ -28,7 +28,7 @@ def holds(column: sa.ColumnElement[T], text: str) -> sa.ColumnElement[bool]:
     return _Holds(column, sa.literal(text, sa.Text()))
 
 
-def _compiled(function: str, argument: str) -> Any:
+def _compile_holds(function: str, argument: str) -> Any:
     def compile_call(element: Any, compiler: SQLCompiler, **more: Any) -> str:
         found, searched = (
             argument.format(compiler.process(part, **more)) for part in element.clauses
@@ -38,7 +38,7 @@ def _compiled(function: str, argument: str) -> Any:
     return compile_call
 
 
-compiles(_Holds, "sqlite")(_compiled("instr", "{}"))
-compiles(_Holds, "postgresql")(_compiled("strpos", "{}"))
+compiles(_Holds, "sqlite")(_compile_holds("instr", "{}"))
+compiles(_Holds, "postgresql")(_compile_holds("strpos", "{}"))
 for _dialect in ("mysql", "mariadb"):
-    compiles(_Holds, _dialect)(_compiled("INSTR", "CAST({} AS BINARY)"))
+    compiles(_Holds, _dialect)(_compile_holds("INSTR", "CAST({} AS BINARY)"))

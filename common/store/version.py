@@ -51,7 +51,7 @@ def guarded(store: Store) -> Store:
 
     @sa.event.listens_for(store.engine, "connect")
     def connected(connection: Any, record: Any) -> None:
-        found = _found(connection, store.engine.dialect.dbapi)
+        found = _read_version(connection, store.engine.dialect.dbapi)
         if found == needed():
             if said[0] != found:
                 log.info("the database has version %s now: going on", found)
@@ -70,7 +70,7 @@ def guarded(store: Store) -> Store:
     return store
 
 
-def _found(connection: Any, dbapi: Any) -> str | None:
+def _read_version(connection: Any, dbapi: Any) -> str | None:
     """Return the database's version, or None before the first upgrade."""
     cursor = connection.cursor()
     try:

@@ -277,7 +277,7 @@ def _describe(tx: Connection, sync: Sync) -> None:
     if sync.cached:
         host_images.record(tx, sync.host, sync.cached)
     if sync.metrics is not None:
-        hosts.measured(tx, sync.host, sync.metrics)
+        hosts.store_metrics(tx, sync.host, sync.metrics)
 
 
 def _note_guests(tx: Connection, host: str, servers: Sequence[str]) -> None:

@@ -47,7 +47,7 @@ def aggregate(of: JsonMapping) -> JsonObject:
     )
 
 
-def cached(of: JsonMapping) -> JsonObject:
+def cache_progress(of: JsonMapping) -> JsonObject:
     """Return the payload about a host that has fetched or failed to fetch images ahead."""
     return versioned(
         "AggregateCachePayload",
@@ -114,7 +114,7 @@ _OLDER = {
 
 def payload(event: str, of: JsonMapping) -> JsonObject:
     """Return the versioned payload of an event."""
-    return cached(of) if event == PROGRESS else PAYLOADS[event.split(".")[0]](of)
+    return cache_progress(of) if event == PROGRESS else PAYLOADS[event.split(".")[0]](of)
 
 
 def older(event: str, of: JsonMapping) -> tuple[str, JsonObject] | None:

@@ -49,7 +49,7 @@ def _try(engine: Engine, row: CleanupRow) -> None:
         seen[0] = server.fence if server is not None else None
         return server
 
-    what = f"cleanup {row.id} of server {row.server_id}, {cleanups.worded(row)}"
+    what = f"cleanup {row.id} of server {row.server_id}, {cleanups.describe(row)}"
     try:
         REMEDIES[row.kind](engine, row, look)
     except _Busy:

@@ -48,7 +48,7 @@ def show(tx: Connection, number: int) -> tuple[AggregateRow, list[str]]:
         NotFound: The aggregate does not exist.
     """
     row = tx.execute(sa.select(aggregates).where(aggregates.c.id == number)).first()
-    return _found(row, number), _hosts(tx, number)
+    return _require_row(row, number), _hosts(tx, number)
 
 
 def zones(tx: Connection, default: str, hosts: Iterable[str] | None = None) -> dict[str, str]:
@@ -75,7 +75,7 @@ def create(tx: Connection, name: str, zone: str | None) -> AggregateRow:
         Conflict: The name is in use.
         BadRequest: The zone's name is invalid.
     """
-    meta = {} if zone is None else {ZONE: _checked(zone, "Cannot create aggregate.", name)}
+    meta = {} if zone is None else {ZONE: _check_zone_name(zone, "Cannot create aggregate.", name)}
     uuid = ids.new()
     with _unique(name):
         tx.execute(sa.insert(aggregates).values(uuid=uuid, name=name, meta=meta, created_at=now()))
@@ -116,7 +116,7 @@ def update(
     after = {key: value for key, value in {**row.meta, **(meta or {})}.items() if value is not None}
     refused = f"Cannot update {what} {number}."
     if ZONE in (meta or {}):
-        _checked(after.get(ZONE), refused, row.name)
+        _check_zone_name(after.get(ZONE), refused, row.name)
     changed = {key for key in (ZONE, *inventories.RATIOS) if row.meta.get(key) != after.get(key)}
     hosts = _hosts(tx, number) if changed else []
     providers = allocations.lock(tx, hosts) if hosts else {}
@@ -131,7 +131,7 @@ def update(
             lambda reason: errors.BadRequest(f"{refused} Reason: {reason}"),
         )
     with (
-        _notified(tx, number, "update_prop" if what == "aggregate" else "update_metadata"),
+        _notify_around(tx, number, "update_prop" if what == "aggregate" else "update_metadata"),
         _unique(name or row.name),
     ):
         _write(tx, number, name=name or row.name, meta=after)
@@ -164,7 +164,7 @@ def add_host(tx: Connection, number: int, host: str, default_zone: str) -> None:
                 f"Cannot add host to aggregate {number}. Reason: {reason}"
             ),
         )
-    with _notified(tx, number, "add_host"):
+    with _notify_around(tx, number, "add_host"):
         tx.execute(sa.insert(aggregate_hosts).values(aggregate_id=number, host=host))
         _write(tx, number)
     inventories.settle(tx, providers.values())
@@ -192,7 +192,7 @@ def remove_host(tx: Connection, number: int, host: str, default_zone: str) -> No
             default_zone,
             lambda reason: errors.Conflict(f"{refused}: {reason}"),
         )
-    with _notified(tx, number, "remove_host"):
+    with _notify_around(tx, number, "remove_host"):
         tx.execute(
             sa.delete(aggregate_hosts).where(_MEMBER.aggregate_id == number, _MEMBER.host == host)
         )
@@ -213,7 +213,7 @@ def delete(tx: Connection, number: int) -> None:
             f"Cannot delete aggregate {number}. Reason: Host aggregate is not empty: remove its "
             "hosts first."
         )
-    with _notified(tx, number, "delete"):
+    with _notify_around(tx, number, "delete"):
         tx.execute(sa.delete(aggregates).where(aggregates.c.id == number))
 
 
@@ -242,7 +242,7 @@ def _unique(name: str) -> Iterator[None]:
         raise errors.Conflict(f"Aggregate {name} already exists.") from problem
 
 
-def _checked(zone: str | None, refused: str, aggregate: str) -> str:
+def _check_zone_name(zone: str | None, refused: str, aggregate: str) -> str:
     """Return the zone's name, or raise BadRequest if it is invalid.
 
     A colon is invalid because a create request can contain ``zone:host``.
@@ -303,13 +303,13 @@ def _with_servers(tx: Connection, hosts: Sequence[str]) -> list[str]:
 
 # --- rows ---
 def _lock(tx: Connection, number: int) -> AggregateRow:
-    return _found(
+    return _require_row(
         tx.execute(for_update(sa.select(aggregates).where(aggregates.c.id == number))).first(),
         number,
     )
 
 
-def _found(row: AggregateRow | None, number: int) -> AggregateRow:
+def _require_row(row: AggregateRow | None, number: int) -> AggregateRow:
     if row is None:
         raise errors.NotFound(f"Aggregate {number} could not be found.")
     return row
@@ -323,7 +323,7 @@ def _hosts(tx: Connection, number: int) -> list[str]:
     )
 
 
-def _notified(tx: Connection, number: int, verb: str) -> AbstractContextManager[None]:
+def _notify_around(tx: Connection, number: int, verb: str) -> AbstractContextManager[None]:
     """Return a context that notifies before and after a change of a locked aggregate."""
 
     def picture() -> Values | None:

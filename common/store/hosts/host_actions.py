@@ -129,7 +129,7 @@ class Event:
     at: int = 0
 
 
-# --- for who asks for one ---
+# --- for the API and the CLI ---
 def begin(
     tx: Connection, host: str, name: Name, args: Arguments, context: RequestContext
 ) -> HostAction:
@@ -256,7 +256,7 @@ def stop(tx: Connection, action: str) -> HostAction:
     return found
 
 
-# --- for the conductor that carries it out ---
+# --- for the conductor ---
 def is_any_open(tx: Connection) -> bool:
     """Return True if an action is open. One statement, by an index."""
     return tx.scalar(_ANY_OPEN) is not None

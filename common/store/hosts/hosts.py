@@ -87,7 +87,7 @@ def open_session(
         values["booted_at"] = now()
     tx.execute(sa.update(hosts).where(hosts.c.name == name).values(values))
     services.enrol(tx, name, Binary.COMPUTE)
-    services.returned(tx, name)
+    services.record_return(tx, name)
     return session, booted
 
 
@@ -281,7 +281,7 @@ def list_refused(tx: Connection, seconds: int) -> list[RefusedHost]:
     ]
 
 
-def measured(tx: Connection, name: str, metrics: Mapping[str, float]) -> None:
+def store_metrics(tx: Connection, name: str, metrics: Mapping[str, float]) -> None:
     """Store a host's metrics with the current time."""
     tx.execute(
         sa.update(hosts).where(hosts.c.name == name).values(metrics=dict(metrics), metrics_at=now())
@@ -342,7 +342,7 @@ def facts_of(tx: Connection, names: Iterable[str]) -> dict[str, JsonObject]:
     }
 
 
-# --- what the API shows ---
+# --- for the API ---
 def list_all(
     tx: Connection,
     name: str | None = None,

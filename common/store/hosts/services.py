@@ -62,7 +62,7 @@ def enrol(tx: Connection, host: str, binary: str) -> None:
 
 def _tell(tx: Connection, event: str, *which: sa.ColumnElement[bool]) -> None:
     if notification_settings(tx) is not None and (
-        row := tx.execute(_joined().where(*which)).mappings().first()
+        row := tx.execute(_select_services().where(*which)).mappings().first()
     ):
         outbox.tell(tx, row["uuid"], row, event)
 
@@ -87,7 +87,7 @@ def beat(tx: Connection, hosts: Iterable[str], binary: str) -> None:
         .values(seen_at=now(), up=True)
     )
     if binary == Binary.COMPUTE and back:
-        _flipped(tx, back)
+        _touch_providers(tx, back)
 
 
 #: Statements that every conductor repeats are built once.
@@ -114,7 +114,7 @@ def seen_at(tx: Connection, host: str, binary: str) -> int | None:
     return tx.scalar(_SEEN_AT, {"host": host, "binary": binary})
 
 
-def _flipped(tx: Connection, hosts: Iterable[str]) -> None:
+def _touch_providers(tx: Connection, hosts: Iterable[str]) -> None:
     """Set ``changed_at`` of these hosts' providers."""
     found = tx.scalars(
         for_update(
@@ -175,7 +175,7 @@ def judge(tx: Connection, silence: int) -> tuple[list[str], bool]:
             )
             .values(up=False)
         )
-        _flipped(tx, computes)
+        _touch_providers(tx, computes)
     if others:
         tx.execute(
             sa.update(heartbeats)
@@ -189,7 +189,7 @@ def judge(tx: Connection, silence: int) -> tuple[list[str], bool]:
     return ([] if doubtful else sorted(computes)), doubtful
 
 
-def _joined() -> sa.Select[Any]:
+def _select_services() -> sa.Select[Any]:
     return sa.select(services, heartbeats.c.seen_at, heartbeats.c.up).select_from(
         services.outerjoin(
             heartbeats,
@@ -202,7 +202,7 @@ def list_all(
     tx: Connection, host: str | None = None, binary: str | None = None
 ) -> list[HeardServiceRow]:
     """Return services by id, with ``seen_at`` and ``up``, which are None without heartbeat."""
-    query = _joined().order_by(services.c.id)
+    query = _select_services().order_by(services.c.id)
     if host is not None:
         query = query.where(services.c.host == host)
     if binary is not None:
@@ -215,7 +215,9 @@ def show(
 ) -> HeardServiceRow | None:
     """Return a service by its uuid or id, or None."""
     return tx.execute(
-        _joined().where(services.c.uuid == uuid if number is None else services.c.id == number)
+        _select_services().where(
+            services.c.uuid == uuid if number is None else services.c.id == number
+        )
     ).first()
 
 
@@ -245,17 +247,17 @@ def lock(tx: Connection, host: str) -> None:
 
 
 def fence(tx: Connection, host: str) -> None:
-    """Record that a fencing hook has proved the host dead. It is forced down until it registers."""
+    """Record a successful fencing. The host is forced down until the next registration."""
     tx.execute(
         sa.update(services)
         .where(services.c.host == host, services.c.binary == Binary.COMPUTE)
         .values(forced_down=True, fenced_at=now(), updated_at=now())
     )
     _tell(tx, "service.update", services.c.host == host, services.c.binary == Binary.COMPUTE)
-    _flipped(tx, [host])
+    _touch_providers(tx, [host])
 
 
-def returned(tx: Connection, host: str) -> None:
+def record_return(tx: Connection, host: str) -> None:
     """Remove the fencing of a host that registers. An admin's forced down stays.
 
     The lock makes this wait for a fencing that is not committed yet.
@@ -289,7 +291,7 @@ def are_dead(tx: Connection, host: str, *, locked: bool = False) -> bool:
 def is_up(tx: Connection, host: str) -> bool:
     """Return True if commands reach this compute host now."""
     row = tx.execute(
-        _joined().where(services.c.host == host, services.c.binary == Binary.COMPUTE)
+        _select_services().where(services.c.host == host, services.c.binary == Binary.COMPUTE)
     ).first()
     return row is not None and bool(row.up) and not row.forced_down
 

@@ -84,7 +84,7 @@ _OF_A_PERIOD = (events.EXISTS, "instance.update")
 _FAULTS = {ActionState.SUPERSEDED: "Superseded", ActionState.FAILED: "ActionFailed"}
 
 
-# --- what transitions write ---
+# --- for transactions that change objects ---
 def add(tx: Connection, notices: Sequence[Notice]) -> None:
     """Write notices, with snapshots of their servers after this transaction, in two statements.
 
@@ -125,7 +125,7 @@ def add(tx: Connection, notices: Sequence[Notice]) -> None:
     insert_many(tx, notifications, rows, "created_at")
 
 
-def begun(tx: Connection, rows: Iterable[Values], was: ServerState | None = None) -> None:
+def add_begun(tx: Connection, rows: Iterable[Values], was: ServerState | None = None) -> None:
     """Write the notices about begun actions.
 
     ``was`` is the server before the action, if there is only one.
@@ -153,7 +153,7 @@ def begun(tx: Connection, rows: Iterable[Values], was: ServerState | None = None
     add(tx, found)
 
 
-def ended(tx: Connection, action_id: str) -> None:
+def add_ended(tx: Connection, action_id: str) -> None:
     """Write the notices about an action that ended outside its workflow.
 
     For example, an operator has failed the action, or another action has superseded it.
@@ -179,7 +179,7 @@ def ended(tx: Connection, action_id: str) -> None:
     )
 
 
-def done(
+def add_done(
     tx: Connection,
     row: states.Action,
     server_id: str,
@@ -226,7 +226,7 @@ def around(
     tell(tx, key, (take() or before) if is_on else None, f"{name}.end")
 
 
-# --- what the sender asks ---
+# --- for the sender ---
 _NEXT = (
     sa.select(notifications)
     .order_by(notifications.c.id)

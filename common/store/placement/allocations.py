@@ -194,11 +194,11 @@ def claim(
     failed_build_limit: FailedBuildLimit | None = None,
     default_zone: str = "nova",
 ) -> None:
-    """Give each request the first of its hosts that still fits, in ``ClaimRequest.host``.
+    """Give each request the first of the proposed hosts that still fits, in ``ClaimRequest.host``.
 
-    Only the hosts that are the first choice of a request, or that a request leaves, are locked. An
-    alternate counts only if it is one of them. The caller gets new proposals for the requests
-    without a host. A request accounts for the earlier ones in the list.
+    The transaction locks only hosts that are the first choice of a request, or that a request
+    leaves. Other alternates are not considered. The caller gets new proposals for the requests
+    without a host. A request accounts for the earlier requests in the list.
     """
     wanted = sorted({request.hosts[0] for request in requests if request.hosts})
     if not wanted:
@@ -235,7 +235,7 @@ def claim(
         rows += _rows(host.provider, request.consumer, amounts)
         holders.append(_holder(request.consumer, "server", request))
         if request.leaves is not None and request.leaves[0] in locked:
-            kept = _kept(tx, request, locked[request.leaves[0]].provider, amounts)
+            kept = _move_old_resources(tx, request, locked[request.leaves[0]].provider, amounts)
             rows += kept
             holders += (
                 [_holder(request.leaves[1], "migration", request)]
@@ -268,7 +268,7 @@ def _holder(consumer: str, kind: str, request: ClaimRequest) -> dict[str, str]:
     }
 
 
-def _kept(
+def _move_old_resources(
     tx: Connection, request: ClaimRequest, provider: int, amounts: Mapping[str, int]
 ) -> list[Values]:
     """Move the resources at the old host to the migration, and return the new rows.
@@ -443,17 +443,17 @@ def _parts(tx: Connection, names: Sequence[str]) -> dict[str, _Parts]:
     for host, assignment in assigned:
         if host in held:
             held[host].append(assignment)
-    found = {}
+    parts = {}
     for name, row in stock.items():
         try:
-            found[name] = _Parts(
+            parts[name] = _Parts(
                 [from_wire(NumaNode, one) for one in row.numa_nodes or ()],
                 [from_wire(Device, one) for one in row.devices or ()],
                 [from_wire(HardwareAssignment, one) for one in held[name]],
             )
         except (ValueError, TypeError):
             log.exception("host %s gives out no CPUs or devices: a record of them is damaged", name)
-    return found
+    return parts
 
 
 def _add_consumers(tx: Connection, holders: list[dict[str, str]]) -> None:

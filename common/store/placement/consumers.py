@@ -76,7 +76,7 @@ def totals(
     )
     return list(
         tx.execute(
-            _held(query, project_id, user_id, kind).group_by(
+            _filter_holder(query, project_id, user_id, kind).group_by(
                 consumers.c.type, allocations.c.resource_class
             )
         )
@@ -90,11 +90,13 @@ def counts(
     query = sa.select(consumers.c.type, sa.func.count(consumers.c.id.distinct()).label("number"))
     return {
         row.type: row.number
-        for row in tx.execute(_held(query, project_id, user_id, kind).group_by(consumers.c.type))
+        for row in tx.execute(
+            _filter_holder(query, project_id, user_id, kind).group_by(consumers.c.type)
+        )
     }
 
 
-def _held(
+def _filter_holder(
     query: sa.Select[Any], project_id: str, user_id: str | None, kind: str | None
 ) -> sa.Select[Any]:
     query = query.select_from(

@@ -145,7 +145,7 @@ def count(tx: Connection) -> int:
     return tx.scalar(sa.select(sa.func.count(providers.c.host))) or 0
 
 
-# --- what is known of them ---
+# --- hosts ---
 def read(tx: Connection, provider_ids: Collection[int], images: bool = False) -> HostRows:
     """Return all rows about the hosts of these providers, in two to four statements."""
     which = sa.and_(providers.c.id.in_(provider_ids), providers.c.host.is_not(None))
@@ -324,7 +324,7 @@ def aggregates_with(
     return rows, members
 
 
-# --- what a request names ---
+# --- groups and places ---
 def groups(
     tx: Connection, group_ids: Collection[str], without: Collection[str] = ()
 ) -> dict[str, GroupRow]:

@@ -53,7 +53,7 @@ class InUse(errors.Conflict):
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """A class as its host reports it."""
+    """A class in the report of a host."""
 
     resource_class: str
     total: int
@@ -124,9 +124,9 @@ def settle(tx: Connection, provider_ids: Iterable[int]) -> None:
     wanted = sorted(set(provider_ids))
     if not wanted:
         return
-    ratios, used = _aggregate_ratios(tx, wanted), _used(tx, wanted)
+    ratios, used = _aggregate_ratios(tx, wanted), _sum_used(tx, wanted)
     for row in tx.execute(sa.select(inventories).where(inventories.c.provider_id.in_(wanted))):
-        values = _settled(
+        values = _settle_row(
             row,
             ratios.get((row.provider_id, row.resource_class)),
             used.get((row.provider_id, row.resource_class), 0),
@@ -163,7 +163,7 @@ def of(tx: Connection, provider_ids: Iterable[int]) -> dict[int, dict[str, Inven
 
 def usages(tx: Connection, provider_ids: Iterable[int]) -> dict[tuple[int, str], int]:
     """Return the usage by (provider, class), in one statement."""
-    return _used(tx, sorted(set(provider_ids)))
+    return _sum_used(tx, sorted(set(provider_ids)))
 
 
 def put(
@@ -213,11 +213,11 @@ def remove(tx: Connection, provider: ProviderRow, names: Sequence[str]) -> None:
     """Remove an operator's classes from a provider, which the caller has locked and touched.
 
     Raises:
-        Conflict: The host reports one of them.
-        InUse: One of them has allocations.
+        Conflict: The host reports a class.
+        InUse: A class has allocations.
     """
     known = of(tx, [provider.id])[provider.id]
-    held = sorted((name for _, name in _used(tx, [provider.id]) if name in names), key=_place)
+    held = sorted((name for _, name in _sum_used(tx, [provider.id]) if name in names), key=_place)
     if held:
         raise InUse(
             f"Inventory for '{', '.join(held)}' on resource provider '{provider.uuid}' in use."
@@ -259,7 +259,7 @@ def _by_hand(provider: ProviderRow, row: InventoryRow, values: JsonMapping) -> V
     return made or {"set_reserved": row.set_reserved}
 
 
-def _settled(row: InventoryRow, ratio: float | None, used: int) -> Values:
+def _settle_row(row: InventoryRow, ratio: float | None, used: int) -> Values:
     values: Values = {"reserved": row.reserved, "allocation_ratio": row.allocation_ratio}
     if row.host_ratio is not None:
         values["reserved"] = row.set_reserved if row.set_reserved is not None else row.host_reserved
@@ -303,7 +303,7 @@ def ratio_of(text: str | None) -> float | None:
     return ratio if 0 < ratio < 1e6 else None
 
 
-def _used(tx: Connection, provider_ids: Sequence[int]) -> dict[tuple[int, str], int]:
+def _sum_used(tx: Connection, provider_ids: Sequence[int]) -> dict[tuple[int, str], int]:
     query = (
         sa.select(
             allocations.c.provider_id,

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Resource providers of hosts and of operators.
 
-The placement service calls this file. Agents and services write the host's provider. It can be
-found, shown and tagged like others, but keeps its name and has no parent or child. Providers of
-operators can form trees. Every write locks the provider (``lock``) and raises its generation.
-Readers read the generation first, so that a later write with that generation fails if a change came
-in between.
+The placement service calls this file. Agents and services write the host's provider. Searches,
+views and traits treat all providers alike, but a host's provider has a fixed name and no parent or
+child. Providers of operators can form trees. Every write locks the provider (``lock``) and raises
+the generation. Readers read the generation first, so that a later write with that generation fails
+if a change came in between.
 """
 
 from __future__ import annotations
@@ -131,11 +131,11 @@ def _check_free(tx: Connection, name: str, uuid: str) -> None:
     for row in tx.execute(
         sa.select(providers).where(sa.or_(providers.c.name == name, providers.c.uuid == uuid))
     ):
-        what = f"uuid: {uuid}" if row.uuid == uuid else f"name: {name}"
-        raise _taken(what)
+        field = f"uuid: {uuid}" if row.uuid == uuid else f"name: {name}"
+        raise _duplicate_error(field)
 
 
-def _taken(what: str) -> ProviderConflict:
+def _duplicate_error(what: str) -> ProviderConflict:
     return ProviderConflict(f"Conflicting resource provider {what} already exists", DUPLICATE)
 
 
@@ -169,7 +169,7 @@ def rename(tx: Connection, row: ProviderRow, name: str) -> None:
             sa.update(providers).where(providers.c.id == row.id).values(name=name, changed_at=now())
         )
     except IntegrityError as problem:  # another writer was first
-        raise _taken(f"name: {name}") from problem
+        raise _duplicate_error(f"name: {name}") from problem
 
 
 def move(tx: Connection, row: ProviderRow, parent: str | None, may_leave: bool) -> None:
@@ -329,9 +329,12 @@ def _of_hosts(provider_ids: Sequence[int]) -> sa.Select[Any]:
 
 
 def set_aggregates(tx: Connection, provider: ProviderRow, uuids: Iterable[str]) -> list[str]:
-    """Let a locked provider be in these by hand; those of its host stay. Returns all, those last.
+    """Set the operator's aggregates of a locked provider.
 
-    Each is kept in the spelling that it has, with dashes or without.
+    Each uuid is stored in the caller's spelling, with or without dashes.
+
+    Returns:
+        All aggregates, the host's last.
     """
     hosts = {row.uuid for row in tx.execute(_of_hosts([provider.id]))}
     tx.execute(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-#: Columns to write, by their names; values may be expressions (``now()``).
+#: Column name -> value to write. Values may be expressions (``now()``).
 Values = dict[str, Any]
 
 

@@ -13,14 +13,18 @@ providers = Table(
     Column("id", BigKey, primary_key=True, autoincrement=True),
     uuid_column("uuid", nullable=False, unique=True),
     Column("name", String(255), nullable=False, unique=True),
-    Column("host", String(255), unique=True),  # NULL: made by hand
+    # NULL: an operator's provider.
+    Column("host", String(255), unique=True),
     uuid_column("parent_uuid"),
     uuid_column("root_uuid", nullable=False, index=True),
     Column("generation", BigInteger, nullable=False, server_default="0"),
     time_column("created_at", nullable=False),
-    time_column("changed_at", nullable=False),  # also when its service or its aggregates changed
-    Column("failures", Integer, nullable=False, server_default="0"),  # builds that failed, in a row
-    time_column("failed_at"),  # the last of them, or when it was tried again since
+    # Also set by changes of the service or the aggregates.
+    time_column("changed_at", nullable=False),
+    # Failed builds in a row.
+    Column("failures", Integer, nullable=False, server_default="0"),
+    # Time of the last failure or the last trial since.
+    time_column("failed_at"),
     Index("ix_providers_changed", "changed_at"),
     **NUMBERED,
 )
@@ -37,11 +41,13 @@ inventories = Table(
     Column("step_size", Integer, nullable=False, server_default="1"),
     Column("allocation_ratio", Double, nullable=False, server_default="1"),
     # Origins of reserved and allocation_ratio: an operator's value, else aggregates, else the host.
-    Column("host_reserved", Integer),  # as the host said; NULL: this class was added by hand
+    # Reported by the host. NULL: an operator's class.
+    Column("host_reserved", Integer),
     Column("host_ratio", Double),
-    Column("set_reserved", Integer),  # by hand
+    # Set by an operator.
+    Column("set_reserved", Integer),
     Column("set_ratio", Double),
-    # The usage when the capacity was reduced below it.
+    # The usage at the moment when the capacity was reduced to less.
     Column("excess", Integer, nullable=False, server_default="0"),
 )
 

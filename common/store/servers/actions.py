@@ -216,7 +216,7 @@ def insert(tx: Connection, rows: Sequence[Values], was: ServerState | None = Non
         "updated_at",
         "due_at",
     )
-    outbox.begun(tx, rows, was)
+    outbox.add_begun(tx, rows, was)
 
 
 def supersede(tx: Connection, action_id: str) -> None:
@@ -239,7 +239,7 @@ def supersede(tx: Connection, action_id: str) -> None:
             message="Superseded by a later action.",
         )
     )
-    outbox.ended(tx, action_id)
+    outbox.add_ended(tx, action_id)
 
 
 def without_user_data(args: object) -> Values:
@@ -265,13 +265,13 @@ def take(
 ) -> list[ActionRow]:
     """Lease up to ``limit`` due actions, oldest first.
 
-    The ``owner`` in the returned rows is the previous owner, if that one has not released the
+    The ``owner`` in the returned rows is the previous owner, if that owner has not released the
     lease.
 
     Args:
         workflows: Name -> highest version that this conductor supports. Other actions are left out.
-        only: If not empty, only actions at one of these steps.
-        but: Otherwise, all actions except those at one of these steps.
+        only: If not empty, only actions at these steps.
+        but: Otherwise, all actions except those at these steps.
         lease: Duration of the lease in µs.
     """
     rows: list[ActionRow] = list(
@@ -460,9 +460,9 @@ def commands_on_dead_hosts(
 ) -> list[LostActionRow]:
     """Return waiting actions whose command is at a host that does not answer.
 
-    These are actions at a host that is forced down or fenced (``dead``), except undo commands if
-    the host answered within ``silence`` seconds. And these are actions at one of the steps
-    ``abandoned`` (workflow, step) if the host is down.
+    If the host is forced down or fenced (``dead``), all actions count, except undo commands if the
+    host answered within ``silence`` seconds. If the host is only down, actions at the steps
+    ``abandoned`` (workflow, step) count.
     """
     values = {"most": limit, "silence": silence * SECOND}
     return list(tx.execute(_on_dead_hosts(tuple(abandoned)), values))
@@ -508,7 +508,7 @@ def resting(
 
 
 def waiting(tx: Connection, action_ids: Iterable[str]) -> list[ActionRow]:
-    """Return the actions in this list whose command is at a host."""
+    """Return the actions in this list with a command at a host."""
     query = sa.select(actions).where(
         actions.c.id.in_(sorted(action_ids)), actions.c.state == ActionState.WAITING
     )

@@ -48,7 +48,7 @@ def do(
         sa.update(servers).where(servers.c.id == server_id).values(**changes, updated_at=now())
     )
     note(tx, row.name, server_id, server, context, args or {})
-    outbox.done(tx, row, server_id, context, server)
+    outbox.add_done(tx, row, server_id, context, server)
 
 
 def note(

@@ -185,10 +185,10 @@ def close(
 
 
 def abandon(tx: Connection, server_id: str, fence: int) -> None:
-    """End the open migration of a server whose state an admin has reset.
+    """End the open migration of a server after an admin has reset the state.
 
-    The server stays on its host with its flavor. Its guests on other hosts become pending cleanups.
-    Files on storage that these share with the server's host are kept.
+    The server keeps host and flavor. Guests on other hosts become pending cleanups. Files on
+    storage that these share with the server's host are kept.
     """
     for move in open_of(tx, [server_id]).values():
         server = tx.execute(
@@ -410,7 +410,7 @@ def unconfirmed(tx: Connection, older_than: int, limit: int) -> list[ServerKey]:
     )
 
 
-def _shown() -> sa.Select[Any]:
+def _select_migrations() -> sa.Select[Any]:
     """Migrations with source_node, dest_node and dest_ip, which their hosts say."""
     source, dest = hosts.alias("source"), hosts.alias("dest")
     return sa.select(
@@ -447,7 +447,7 @@ def page(
     Raises:
         BadRequest: The marker is not the uuid of a migration.
     """
-    query = _shown()
+    query = _select_migrations()
     for column, value in equal.items():
         query = query.where(migrations.c[column] == value)
     if host is not None:
@@ -488,7 +488,7 @@ def in_progress(tx: Connection, server_id: str) -> list[ShownMigrationRow]:
     """
     return list(
         tx.execute(
-            _shown()
+            _select_migrations()
             .where(
                 migrations.c.server_id == server_id,
                 migrations.c.type.in_((MigrationType.LIVE, MigrationType.EVACUATION)),
@@ -502,7 +502,7 @@ def in_progress(tx: Connection, server_id: str) -> list[ShownMigrationRow]:
 def show(tx: Connection, server_id: str, number: int) -> ShownMigrationRow | None:
     """Return a migration of a server by its number in the API, or None."""
     return tx.execute(
-        _shown().where(migrations.c.server_id == server_id, migrations.c.id == number)
+        _select_migrations().where(migrations.c.server_id == server_id, migrations.c.id == number)
     ).first()
 
 

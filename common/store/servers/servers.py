@@ -364,7 +364,7 @@ def change_json(tx: Connection, server_id: str, column: str, change: Callable[[T
 
 
 def some(tx: Connection, server_ids: Iterable[str]) -> dict[str, ServerPlace]:
-    """Return host and interfaces of those of these servers that exist, by id."""
+    """Return host and interfaces by id, without servers that do not exist."""
     query = sa.select(C.id, C.host, C.interfaces).where(
         C.id.in_(sorted(set(server_ids))), C.deleted == 0
     )
@@ -465,7 +465,7 @@ def flavors_on(tx: Connection, host: str) -> list[FlavorCount]:
 def idempotent(
     tx: Connection, project_id: str, keys: Sequence[str]
 ) -> dict[str, IdempotencyKeyRow]:
-    """Return the rows of those of these Idempotency-Keys that the project has used before."""
+    """Return the rows of these Idempotency-Keys that the project has used before."""
     names = {_stored_key(key): key for key in keys}
     query = sa.select(idempotency_keys).where(
         idempotency_keys.c.project_id == project_id, idempotency_keys.c.key.in_(sorted(names))

@@ -117,15 +117,15 @@ def create(tx: Connection, values: Values) -> FlavorRow:
     ).all()
     try:
         if taken:
-            raise _taken(values, any(row.flavorid == values["flavorid"] for row in taken))
+            raise _duplicate_error(values, any(row.flavorid == values["flavorid"] for row in taken))
         tx.execute(sa.insert(flavors).values(created_at=now()), {"extra_specs": {}, **values})
     except IntegrityError as problem:  # another API process was first
-        raise _taken(values, True) from problem
+        raise _duplicate_error(values, True) from problem
     _tell(tx, "flavor.create", values["flavorid"])
     return show(tx, values["flavorid"])
 
 
-def _taken(values: Values, same_id: bool) -> errors.Conflict:
+def _duplicate_error(values: Values, same_id: bool) -> errors.Conflict:
     if same_id:
         return errors.Conflict(f"Flavor with ID {values['flavorid']} already exists.")
     return errors.Conflict(f"Flavor with name {values['name']} already exists.")

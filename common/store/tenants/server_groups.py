@@ -93,9 +93,9 @@ def create(tx: Connection, values: Values) -> ServerGroupRow:
 
 
 def delete(tx: Connection, group: str) -> None:
-    """Delete a group. Its servers stay.
+    """Delete a group. The servers stay.
 
-    The group is deleted first: a joining transaction has locked it, or does not find it.
+    The group is deleted first: a joining transaction has locked the group, or does not find it.
     """
     _tell(tx, "server_group.delete", [group])
     tx.execute(sa.delete(server_groups).where(server_groups.c.id == group))
@@ -103,7 +103,10 @@ def delete(tx: Connection, group: str) -> None:
 
 
 def lock(tx: Connection, groups: Iterable[str]) -> set[str]:
-    """Lock these groups in ascending order, so that none is deleted, and return the existing ones."""
+    """Lock these groups in ascending order and return the existing ones.
+
+    No group can be deleted while servers join.
+    """
     query = (
         sa.select(server_groups.c.id)
         .where(server_groups.c.id.in_(sorted(groups)))

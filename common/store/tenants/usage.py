@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Usage of projects: the servers that ran in a period, and for how long.
 
-A server counts from its launch until its termination, with its current or last flavor. Servers that
-were never launched do not count. Times are in µs of the database's clock.
+A server counts from launch to termination, with the current or last flavor. Servers that were never
+launched do not count. Times are in µs of the database's clock.
 """
 
 from __future__ import annotations

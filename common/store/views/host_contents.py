@@ -88,7 +88,8 @@ class Move:
 class Look:
     """The contents of a host.
 
-    These are its servers, the open moves from and to it, and its number of guests by wanted state.
+    These are the servers, the open moves from and to the host, and the number of guests by wanted
+    state.
     """
 
     at: int
@@ -306,7 +307,9 @@ def debts(tx: Connection, host: str | None = None) -> list[Debt]:
     rows = list(tx.execute(query.order_by(guests.c.changed_at, guests.c.server_id)))
     known, held = (
         host_states(tx, host),
-        _held(tx, {row.host for row in rows}, {row.holder or row.server_id for row in rows}),
+        _read_allocations(
+            tx, {row.host for row in rows}, {row.holder or row.server_id for row in rows}
+        ),
     )
     return [
         Debt(
@@ -321,7 +324,7 @@ def debts(tx: Connection, host: str | None = None) -> list[Debt]:
     ]
 
 
-def _held(
+def _read_allocations(
     tx: Connection, names: set[str], consumers: set[str]
 ) -> dict[tuple[str, str], dict[str, int]]:
     """Return the allocations of these consumers on these hosts, by (consumer, host)."""

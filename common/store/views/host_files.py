@@ -63,7 +63,7 @@ def _outside(before: Iterable[str], after: str, through: str) -> list[str]:
     return [one for one in files if one <= after or (through and one > through)]
 
 
-def reported(tx: Connection) -> list[tuple[str, str]]:
+def list_reported(tx: Connection) -> list[tuple[str, str]]:
     """Return (server, host) of all reported files."""
     return [
         (entry.removeprefix(FILES), row.name)

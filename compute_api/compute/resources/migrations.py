@@ -192,7 +192,7 @@ def _ask(
         immediate_actions.note(
             tx, action.journal, server.id, found, request.context, {"migration": move.uuid}
         )
-        outbox.done(tx, action.row, server.id, request.context, found)
+        outbox.add_done(tx, action.row, server.id, request.context, found)
         return _control_command(tx, move, action.control)
 
     sending = request.write(work)

@@ -58,7 +58,7 @@ def _findings(missing: Collection[str], tx: Connection) -> Iterator[Finding]:
         if server is not None:
             needs = f"server {server} has {what} there"
         elif left is not None:
-            needs = f"it has still to remove {cleanups.worded(left)} of server {left.server_id}"
+            needs = f"it has still to remove {cleanups.describe(left)} of server {left.server_id}"
         else:
             continue
         yield Finding(

@@ -16,7 +16,7 @@ def compare_files(asked: Mapping[str, Collection[str]], tx: Connection) -> list[
     """The files that hosts say they have without a guest (host -> servers), against the records;
     those that were not ``asked``, or did not answer, have reported theirs before."""
     found = {(server, host) for host, servers in asked.items() for server in servers}
-    found |= {(server, host) for server, host in host_files.reported(tx) if host not in asked}
+    found |= {(server, host) for server, host in host_files.list_reported(tx) if host not in asked}
     return [_finding(one) for one in host_files.stray(tx, found)]
 
 

@@ -169,7 +169,7 @@ def settle(tx: Connection, action_id: str, why: str) -> ActionRow:
         fence=server.fence + 1,
         fault={"code": 500, "message": why, "details": message, "created": row.locked_at},
     )
-    outbox.ended(tx, row.id)
+    outbox.add_ended(tx, row.id)
     return row
 
 
