@@ -113,7 +113,7 @@ def _evacuation_refusal(look: Look, has_hook: bool) -> str:
 KINDS = {
     Name.DRAIN: HostActionKind(
         "kilonova host drain",
-        lambda server, args: host_plan.drained(server, args.cold),
+        lambda server, args: host_plan.plan_drain(server, args.cold),
         _is_drained,
         _drain_refusal,
         frozenset({MigrationType.LIVE, MigrationType.COLD, MigrationType.RESIZE}),
@@ -121,7 +121,7 @@ KINDS = {
     ),
     Name.EVACUATE: HostActionKind(
         "kilonova host evacuate",
-        lambda server, args: host_plan.evacuated(server),
+        lambda server, args: host_plan.plan_evacuation(server),
         _is_evacuated,
         _evacuation_refusal,
         frozenset({MigrationType.EVACUATION}),

@@ -198,7 +198,8 @@ def _read_image(engine: Engine, run: UnshelveRun) -> None:
 
     Why: the checksum exists only since the upload was completed.
     """
-    assert run.server.shelved_image_id is not None, "an offloaded server has an image"
+    # An offloaded server has an image.
+    assert run.server.shelved_image_id is not None
     run.data.image = images.service(engine).show(run.server.shelved_image_id)
 
 
