@@ -285,7 +285,7 @@ def fences_on(tx: Connection, host: str) -> dict[str, int]:
 
 
 def places(tx: Connection, server_id: str) -> list[GuestRow]:
-    """Return all guests of a server, including pending cleanups. The caller has locked the server."""
+    """Return all guests of a server, pending cleanups too. The caller has locked the server."""
     return list(
         tx.execute(sa.select(guests).where(guests.c.server_id == server_id).order_by(guests.c.host))
     )
