@@ -512,7 +512,7 @@ class _Round:
             self.blocked_servers = {
                 line.server.id
                 for line in planned
-                if line.blocked_servers and self._quiet_micros(look.at) < SETTLING
+                if line.soon and self._quiet_micros(look.at) < SETTLING
             }
             lines = [line for line in planned if line.server.id not in self.blocked_servers]
             self.plan.update({line.server.id: line for line in lines})

@@ -45,7 +45,7 @@ class EvacuateData(MoveData):
     #: True if this action has fenced the host and has not yet recorded that.
     fenced: bool = False
     #: Availability zone and wanted state of the old guest, while a destination is claimed.
-    old_guest: JsonObject | None = None
+    old: JsonObject | None = None
     #: True if the source has opened a new session since the evacuation began.
     returned: bool = False
 

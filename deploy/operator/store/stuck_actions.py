@@ -25,7 +25,7 @@ from common.store.schema import actions, servers
 from common.store.servers.actions import (
     LIVE,
     append,
-    forgotten,
+    without_user_data,
     lock,
     lock_servers,
     update,
@@ -143,7 +143,7 @@ def settle(tx: Connection, action_id: str, why: str) -> ActionRow:
         tx,
         {
             row.id: {
-                **forgotten(row.args),
+                **without_user_data(row.args),
                 "state": ActionState.FAILED,
                 "due_at": None,
                 "owner": None,
