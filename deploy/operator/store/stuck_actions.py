@@ -25,11 +25,11 @@ from common.store.schema import actions, servers
 from common.store.servers.actions import (
     LIVE,
     append,
-    without_user_data,
     lock,
     lock_servers,
     update,
     update_servers,
+    without_user_data,
 )
 from common.store.servers.migrations import abandon
 
