@@ -40,8 +40,8 @@ def story_of_nouns(store: Store) -> list[str]:
     service = store.read(lambda tx: services.list_all(tx, "h1", Binary.COMPUTE))[0]
     do(services.set_state, service.uuid, disabled=True, disabled_reason="r")
     do(services.fence, "h1")
-    do(services.returned, "h1")
-    do(services.returned, "h1")             # says nothing new
+    do(services.record_return, "h1")
+    do(services.record_return, "h1")             # says nothing new
     number = do(aggregates.create, "a", "z").id
     do(aggregates.add_host, number, "h1", "nova")
     do(aggregates.update, number, "nova", name="b")

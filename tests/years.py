@@ -109,7 +109,7 @@ def ended(table: str, name: str) -> Row:
         case "console_tokens":
             what = {"server_id": name, "host": "h1", "fence": 1, "kind": "novnc"}
             when = {"created_at": LONG_AGO, "expires_at": LONG_AGO}
-            return {"hash": console_tokens.hashed(name)} | what | WHO | when
+            return {"hash": console_tokens.hash_token(name)} | what | WHO | when
         case "host_actions":
             return _host_action(name)
     what = {"event": "begun", "message": ""}

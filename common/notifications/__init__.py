@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is told to others of what happens: names of events, payloads in Nova's words, options. Pure
-but for the options.
+"""Notifications to other systems about changes: names of events, payloads as in Nova, options.
 
-A transition writes a ``Notice`` and a picture of its object into the outbox (``store.outbox``) in
-its own transaction; a conductor makes messages of it (``messages``) and sends them. See
-docs/decisions/0029.
+Free of effects except for the options. A transaction that changes an object writes a ``Notice`` and
+a snapshot of the object into the outbox (``common.store.notifications.outbox``). A conductor builds
+messages from that and sends them (``conductor.notifications``).
 """

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which events an action is told by: at its begin, after its steps, at its end. One table.
+"""The table of events that notify about an action: at its start, at its end, or at its failure.
 
-``states.Action.notification`` is the name of the whole; most are told as NAME.start, NAME.end or
-NAME.error.
-``EVENT_NAMES`` has the others. What is told when a step has begun, succeeded or failed stands at
-the step:
-``conductor.engine.step.Step.events``.
+``states.Action.notification`` is the base name. Most actions use NAME.start, NAME.end and
+NAME.error. ``EVENT_NAMES`` lists the others. Events of single steps are declared at the step
+(``conductor.engine.step.Step.events``).
 """
 
 from __future__ import annotations
@@ -25,8 +23,8 @@ _API_EVENTS = (
     "instance.unlock",
     "instance.evacuate",
     *(
-        f"instance.share_{what}.{phase}"
-        for what in ("attach", "detach")
+        f"instance.share_{verb}.{phase}"
+        for verb in ("attach", "detach")
         for phase in ("start", "end", "error")
     ),
 )
@@ -34,9 +32,12 @@ _API_EVENTS = (
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """One thing to tell. ``key``: id of its object, whose notices are told in order; ``about``:
-    what else than the object's picture the payload needs. ``request``: id, user and project of who
-    asked."""
+    """One notification to be written.
+
+    ``key`` is the id of the object. Notices with the same key are sent in order. ``request``
+    contains id, user and project of the request. ``about`` contains payload data that is not in the
+    object's snapshot.
+    """
 
     event: str
     key: str
@@ -49,7 +50,7 @@ class Notice:
 
     @property
     def source(self) -> str:
-        """The service that Nova would have told it by."""
+        """The service that sends this event in Nova."""
         if self.event.startswith("instance."):
             return API if self.event in _API_EVENTS else COMPUTE
         if self.event.startswith("service."):
@@ -63,15 +64,17 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class EventNames:
-    """The events of an action, without the word before them; ``failed``: also when a later one has
-    superseded it."""
+    """The events of an action, with their prefix.
+
+    ``failed`` also applies if a later action has superseded the action.
+    """
 
     begun: tuple[str, ...] = ()
     done: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
 
 
-#: What changes what a server uses is told after what it used until then.
+#: Actions that change the resources of a server. They first send the usage up to that moment.
 _USED_UNTIL = ("rebuild", "rescue", "resize_revert", "shelve", "evacuate", "resize")
 EVENT_NAMES = {
     "lock": EventNames(done=("instance.lock",)),
@@ -97,22 +100,22 @@ EVENT_NAMES = {
 
 
 def event_names(row: states.Action | None) -> EventNames:
-    """The events of an action by its row; of none, or of one that nothing is told of: none."""
+    """Return the events of an action. Empty for None, and for actions without notifications."""
     if row is None or row.notification is None:
         return EventNames()
     plain = EventNames(
         *((f"instance.{row.notification}.{phase}",) for phase in ("start", "end", "error"))
     )
-    found = EVENT_NAMES.get(row.notification, plain)
+    names = EVENT_NAMES.get(row.notification, plain)
     return (
-        replace(found, begun=(EXISTS, *found.begun)) if row.notification in _USED_UNTIL else found
+        replace(names, begun=(EXISTS, *names.begun)) if row.notification in _USED_UNTIL else names
     )
 
 
 def of_control(
     state: ActionState | None, migration: MigrationStatus | None, requested: str | None
 ) -> tuple[str, ...]:
-    """What is notified at the end of a live migration of the control that was requested of it."""
+    """Return the events about an abort or a forced completion at the end of a live migration."""
     if state == ActionState.FAILED and migration == MigrationStatus.CANCELLED:
         return ("instance.live_migration_abort.end",)
     return (
@@ -123,31 +126,33 @@ def of_control(
 
 
 def about(workflow: str, args: JsonObject) -> JsonObject:
-    """What payloads need of an action's arguments: nothing else of them, which may be secret, is
-    kept."""
-    found: JsonObject = {}
+    """Return the arguments of an action that payloads need.
+
+    Why: other arguments may be secret, and must not reach the outbox.
+    """
+    fields: JsonObject = {}
     if workflow in ("snapshot", "backup"):
-        found["snapshot_image_id"] = args.get("image_id")
+        fields["snapshot_image_id"] = args.get("image_id")
     if workflow == "rescue":
-        found["rescue_image_ref"] = (args.get("image") or {}).get("id")
+        fields["rescue_image_ref"] = (args.get("image") or {}).get("id")
     if workflow in ("resize", "migrate", "resize_here"):
-        found["new_flavor"] = args.get("new_flavor")
+        fields["new_flavor"] = args.get("new_flavor")
     if workflow in ("attach_share", "detach_share"):
-        found["share_id"] = (args.get("share") or {}).get("share_id")
+        fields["share_id"] = (args.get("share") or {}).get("share_id")
     if workflow in ("attach_volume", "detach_volume"):
-        found["volume_id"] = args.get("volume_id")
+        fields["volume_id"] = args.get("volume_id")
     if workflow == "swap_volume":
-        found["old_volume_id"] = args.get("volume_id")
-        found["new_volume_id"] = args.get("new_volume_id")
-    return found
+        fields["old_volume_id"] = args.get("volume_id")
+        fields["new_volume_id"] = args.get("new_volume_id")
+    return fields
 
 
-class Asked(Protocol):
-    """An action's row, or one that is to be written."""
+class RequestColumns(Protocol):
+    """The row of an action, or the columns of a new one."""
 
     def __getitem__(self, column: str, /) -> str: ...
 
 
-def request(row: Asked) -> dict[str, str]:
-    """Who asked for an action, by its row."""
+def request(row: RequestColumns) -> dict[str, str]:
+    """Return id, user and project of the request, from an action's row."""
     return {"id": row["request_id"], "user": row["user_id"], "project": row["project_id"]}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Periods of the usage audit, as [DEFAULT] instance_usage_audit_period names them: month, or
-day@18. Pure.
+"""Periods of the usage audit, from the option instance_usage_audit_period.
 
-A period begins where the one before it ends: at the full hour, at midnight, on the first of the
-month or of the year, all in UTC, or so many minutes, hours, days or months later.
+For example, "month" or "day@18". Free of effects. Periods begin at the full hour, at midnight, or
+on the first of the month or year, in UTC. An offset moves the begin by minutes, hours, days or
+months.
 """
 
 from __future__ import annotations
@@ -15,34 +15,37 @@ from common.domain.clock import SECOND
 from common.domain.json_types import JsonMapping
 
 MONTH = "month"
-#: What the option may be. Every month has 28 days.
+#: Pattern of the option. Days end at 28, because every month has them.
 FORM = r"hour(@[0-5]?\d)?|day(@(1?\d|2[0-3]))?|month(@(1?\d|2[0-8]))?|year(@(\d|1[0-2]))?"
 _STEPS = {"hour": timedelta(hours=1), "day": timedelta(days=1)}
 
 
 @dataclass(frozen=True, slots=True)
 class Periods:
-    """Periods of one length: ``unit`` is hour, day, month or year; ``offset`` moves their begin."""
+    """Periods of one length.
+
+    ``unit`` is hour, day, month or year. ``offset`` moves their begin.
+    """
 
     unit: str = MONTH
     offset: int = 0
 
     @classmethod
     def of(cls, text: str) -> Periods:
-        """As the option has it."""
+        """Parse the value of the option."""
         unit, _, offset = text.partition("@")
         return cls(unit, int(offset or 0))
 
     def last(self, at: int) -> tuple[int, int]:
-        """Begin and end of the last one that is over at this moment."""
-        end = self._begun(datetime.fromtimestamp(at // SECOND, UTC))
-        return _moment(self._before(end)), _moment(end)
+        """Return begin and end of the last complete period before ``at``, in µs."""
+        end = self._find_begin(datetime.fromtimestamp(at // SECOND, UTC))
+        return _to_micros(self._find_previous(end)), _to_micros(end)
 
     def current(self, at: int) -> tuple[int, int]:
-        """The one that this moment is in, up to the moment."""
+        """Return the begin of the current period, and ``at``."""
         return self.last(at)[1], at
 
-    def _begun(self, at: datetime) -> datetime:
+    def _find_begin(self, at: datetime) -> datetime:
         begin = at.replace(minute=0, second=0)
         if self.unit == "hour":
             begin = begin.replace(minute=self.offset)
@@ -52,9 +55,9 @@ class Periods:
             begin = begin.replace(hour=0, day=self.offset or 1)
         else:
             begin = begin.replace(hour=0, day=1, month=self.offset or 1)
-        return begin if begin <= at else self._before(begin)
+        return begin if begin <= at else self._find_previous(begin)
 
-    def _before(self, begin: datetime) -> datetime:
+    def _find_previous(self, begin: datetime) -> datetime:
         if self.unit in _STEPS:
             return begin - _STEPS[self.unit]
         if self.unit == MONTH and begin.month > 1:
@@ -63,10 +66,10 @@ class Periods:
 
 
 def audit_period(about: JsonMapping, at: int) -> tuple[int, int]:
-    """The period that a notification is about: its own, or the current one at this moment."""
+    """Return the period in a notice, or else the current one at ``at``."""
     begin, end = about.get("period") or Periods.of(about.get("periods", MONTH)).current(at)
     return begin, end
 
 
-def _moment(of: datetime) -> int:
+def _to_micros(of: datetime) -> int:
     return int(of.timestamp()) * SECOND

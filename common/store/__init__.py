@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one database: engine and schema, and one module for each noun.
+"""The database: engine, schema, and one module per noun.
 
-Modules hold functions that take an open transaction (``Connection``) first, so that callers compose
-them into one transaction; ``store.write`` and ``store.read`` in ``engine`` open one and repeat it
-on deadlock. Lock order, always: project, server, action, migration, server group (ascending),
-provider (ascending), children.
+Functions take an open transaction (``Connection``) first, so that callers can combine them.
+``Store.write`` and ``Store.read`` in ``engine`` open transactions, and repeat writes after
+deadlocks.
+
+Invariant: the lock order is project, server, action, migration, server group (ascending), provider
+(ascending), children.
 """

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pending cleanups: what a neighbour has still to remove or put right for a server, and when it is
-asked again.
+"""Pending cleanups: objects that an external service must still remove or correct for a server.
 
-The conductor's runner adds them in the transaction that goes on without them,
-``conductor.steps.cleanups`` carries them out, the operator lists, hastens and drops them. Of one
-thing (kind, target, place) there is at most one. A row goes when the neighbour has done it, or
-when there is nothing to do any more.
+The conductor's runner adds them in the transaction that continues without them.
+``conductor.steps.cleanups`` carries them out. Operators list, retry and drop them. There is at most
+one per (kind, target, place). A row is deleted when the service has done the work, or when there is
+no work left.
 """
 
 from __future__ import annotations
@@ -20,10 +19,9 @@ from common.store.engine import insert_many, now
 from common.store.rows import CleanupRow, ServerRow, Values
 from common.store.schema import cleanups, servers
 
-#: Kinds, and what the target of each is: a port, a server all of whose ports are meant, a port that
-#: is bound to a host besides its own, an image, a server whose old backups are meant, a share that
-#: a host's address may mount, an attachment of the volume that is the place, a snapshot
-#: of a volume.
+#: Kinds with their targets: a port, a server (all its ports), a port (its binding to the host in
+#: ``place``), an image, a server (its old backups), a share (the access rule of an address), an
+#: attachment (of the volume in ``place``), a volume snapshot.
 PORT, PORTS, BINDING, IMAGE, BACKUPS, SHARE, ATTACHMENT, SNAPSHOT = (
     "port",
     "ports",
@@ -34,30 +32,36 @@ PORT, PORTS, BINDING, IMAGE, BACKUPS, SHARE, ATTACHMENT, SNAPSHOT = (
     "attachment",
     "snapshot",
 )
-#: A port that was deleted while an action had its server. The server's guest may still have it.
+#: A port that a user deleted during an action of the server. The guest may still have the
+#: interface.
 GONE_PORT = "gone-port"
-#: A volume (the place) that a guest has still to give back; the target is the server's row of it.
+#: A volume (the place) that must be detached from a guest. The target is the server's row of it.
 GUEST_VOLUME = "guest-volume"
-#: The same for a server's ports, and for its attachments of the volume that is the place: what a
-#: call may have made there after it was given up and made again.
+#: Ports of a server, or attachments of the volume in ``place``, that a call may have created after
+#: its timeout and repetition.
 LATE_PORTS, LATE_ATTACHMENTS = "late-ports", "late-attachments"
 OF_PORTS = (PORT, PORTS, BINDING, LATE_PORTS, GONE_PORT)
 OF_VOLUMES = (ATTACHMENT, LATE_ATTACHMENTS, GUEST_VOLUME)
 LATE = (LATE_PORTS, LATE_ATTACHMENTS)
 GIVEN_UP = "A call was given up and made again; what the first one makes late is looked for."
-LATE_CALL = 60 * SECOND  #: longer than a neighbour works at a call that was given up
-FIRST = 10 * SECOND  #: until the second try; doubled each time
+#: Longer than a service works on a call that timed out.
+LATE_CALL = 60 * SECOND
+#: Delay of the second try. Each further delay is doubled.
+FIRST = 10 * SECOND
 REFUSED_AT_MOST, SILENT_AT_MOST = 3600 * SECOND, 60 * SECOND
-LEASE = 300 * SECOND  #: longer than one round of tries takes
+#: Longer than one round of tries.
+LEASE = 300 * SECOND
 LONGEST_WHY = 1000
 ASKED = "an operator asked for it"
 DELETED = "The port was deleted while an action had the server."
 
 
 def add(tx: Connection, rows: Sequence[Values]) -> None:
-    """Remember what is to be done, at once for the first time, and what comes late when it has
-    come: each row has kind, target, place, args, server_id, project_id and why. What is known
-    already stays as it is."""
+    """Add pending cleanups. They are due at once, or for late calls after ``LATE_CALL``.
+
+    Each row has kind, target, place, args, server_id, project_id and why. Existing rows stay
+    unchanged.
+    """
     insert_many(
         tx,
         cleanups,
@@ -75,14 +79,14 @@ def add(tx: Connection, rows: Sequence[Values]) -> None:
 
 
 def ask(tx: Connection, kind: str, target: str, server_id: str, place: str = "") -> None:
-    """An operator wants this done for a server, which may be gone."""
+    """Add a cleanup that an operator requests, also for a deleted server."""
     project = tx.scalar(sa.select(servers.c.project_id).where(servers.c.id == server_id))
     row: Values = {"kind": kind, "target": target, "place": place, "args": {}}
     add(tx, [{**row, "server_id": server_id, "project_id": project or "", "why": ASKED}])
 
 
 def add_gone_port(tx: Connection, server_id: str, project_id: str, port_id: str) -> None:
-    """Record that a port of the server was deleted, for when no action has the server any more."""
+    """Record that a user has deleted a port of the server, for after the running action."""
     row: Values = {"kind": GONE_PORT, "target": port_id, "place": "", "args": {}, "why": DELETED}
     add(tx, [{**row, "server_id": server_id, "project_id": project_id}])
 
@@ -97,7 +101,7 @@ _DUE = (
 
 
 def take(tx: Connection, kinds: Collection[str], limit: int) -> list[CleanupRow]:
-    """The cleanups of these kinds that are due, oldest first; nobody else gets them for a while."""
+    """Return due cleanups of these kinds, oldest first, and reserve them for ``LEASE``."""
     rows: list[CleanupRow] = list(tx.execute(_DUE, {"kinds": sorted(kinds), "most": limit}))
     if rows:
         tx.execute(
@@ -109,7 +113,7 @@ def take(tx: Connection, kinds: Collection[str], limit: int) -> list[CleanupRow]
 
 
 def postpone(tx: Connection, row: CleanupRow, why: str, at_most: int) -> None:
-    """It could not be done; the time to the next try grows up to ``at_most``."""
+    """Record a failed try. The delay until the next one grows up to ``at_most``."""
     later = min(FIRST * 2 ** min(row.tries, 20), at_most)
     tx.execute(
         sa.update(cleanups)
@@ -119,13 +123,16 @@ def postpone(tx: Connection, row: CleanupRow, why: str, at_most: int) -> None:
 
 
 def wait(tx: Connection, row: CleanupRow) -> None:
-    """It could not be tried: an action has its server."""
+    """Postpone a cleanup whose server has a running action."""
     tx.execute(sa.update(cleanups).where(cleanups.c.id == row.id).values(due_at=now() + FIRST))
 
 
 def strike(tx: Connection, row: CleanupRow, fence: int | None) -> bool:
-    """It is done; unless its server has changed since it had this ``fence`` (None: it is gone for
-    good), for then what was done may be wrong by now."""
+    """Delete a completed cleanup.
+
+    Returns False if the server has changed since it had this ``fence``, because then the work may
+    be wrong. ``fence`` None means that the server is deleted.
+    """
     if fence is not None:
         found = server_of(tx, row)
         if found is not None and (found.fence != fence or found.action is not None):
@@ -135,14 +142,14 @@ def strike(tx: Connection, row: CleanupRow, fence: int | None) -> bool:
 
 
 def server_of(tx: Connection, row: CleanupRow) -> ServerRow | None:
-    """The server of a cleanup; None when it is deleted."""
+    """Return the server of a cleanup, or None if the server is deleted."""
     return tx.execute(
         sa.select(servers).where(servers.c.id == row.server_id, servers.c.deleted == 0)
     ).first()
 
 
 def forget(tx: Connection, kind: str, target: str, place: str = "") -> None:
-    """It has been done by somebody else, or is not wanted any more."""
+    """Delete a cleanup that is done or not needed any more."""
     tx.execute(
         sa.delete(cleanups).where(
             cleanups.c.kind == kind, cleanups.c.target == target, cleanups.c.place == place
@@ -151,7 +158,7 @@ def forget(tx: Connection, kind: str, target: str, place: str = "") -> None:
 
 
 def list_all(tx: Connection) -> list[CleanupRow]:
-    """All of them, oldest first."""
+    """Return all cleanups, oldest first."""
     return list(tx.execute(_ALL))
 
 
@@ -159,7 +166,7 @@ _ALL = sa.select(cleanups).order_by(cleanups.c.created_at, cleanups.c.id)
 
 
 def hasten(tx: Connection, cleanup_id: int) -> bool:
-    """Try it again at once; is there such a one?"""
+    """Make a cleanup due at once. Returns False if the cleanup does not exist."""
     found = tx.execute(
         sa.update(cleanups).where(cleanups.c.id == cleanup_id).values(due_at=now(), tries=0)
     )
@@ -167,10 +174,10 @@ def hasten(tx: Connection, cleanup_id: int) -> bool:
 
 
 def drop(tx: Connection, cleanup_id: int) -> bool:
-    """Do not try it any more; is there such a one?"""
+    """Delete a cleanup without doing the work. Returns False if the cleanup does not exist."""
     return bool(tx.execute(sa.delete(cleanups).where(cleanups.c.id == cleanup_id)).rowcount)
 
 
-def worded(row: CleanupRow) -> str:
-    """What it is about, for people."""
+def describe(row: CleanupRow) -> str:
+    """Return the kind, target and place as text."""
     return f"{row.kind} {row.target}{f' at {row.place}' if row.place else ''}"

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How connections to the database are opened, how long they wait, and what their errors mean.
+"""Connections to the database: arguments, time limits, and the meaning of errors.
 
-Called by ``engine`` only. No wait is without an end: to connect, for a row that another transaction
-holds, for a statement, for a server that does not answer, and (kept by the server) for a client
-that has vanished in the middle of a transaction.
+Only ``engine`` calls this file. Every wait has a limit: for a connection, a locked row, a
+statement, a silent server, and on the server's side for a client that disappears in a transaction.
 """
 
 from __future__ import annotations
@@ -30,11 +29,10 @@ MARGIN = 2
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """How many seconds each wait may last; the options of [database], by name.
+    """Limits of waits in seconds, as in the options of [database].
 
-    connect: for a connection. lock: for a row that another transaction holds. statement: for the
-    end of a statement; 0: any time. idle: between two statements of one transaction, after which
-    the server ends it.
+    connect: for a connection. lock: for a locked row. statement: for a statement, 0: no limit.
+    idle: between two statements of a transaction, after which the server ends it.
     """
 
     connect: int = 5
@@ -44,7 +42,7 @@ class ConnectionLimits:
 
     @classmethod
     def of(cls, options: cfg.ConfigOpts.GroupAttr, unhurried: bool = False) -> ConnectionLimits:
-        """As [database] says; ``unhurried``: a statement may take any time."""
+        """Return the limits of [database]. ``unhurried``: no limit for statements."""
         return cls(
             options.connect_timeout,
             options.lock_timeout,
@@ -54,27 +52,30 @@ class ConnectionLimits:
 
     @property
     def answer(self) -> int | None:
-        """How long a client waits for the server to say anything."""
+        """Seconds that a client waits for data from the server, or None."""
         return self.statement + MARGIN if self.statement else None
 
 
 class Trouble(Enum):
-    """What an error of the database means for the transaction."""
+    """The meaning of a database error for the transaction."""
 
-    DEADLOCK = "deadlock"  # rolled back for another's sake: at once again
-    LOCKED = "locked"  # a row that it needs was not given in time
-    LOST = "lost"  # the connection broke
+    # Rolled back because of another transaction. Retry at once.
+    DEADLOCK = "deadlock"
+    # A lock timeout.
+    LOCKED = "locked"
+    # The connection is broken.
+    LOST = "lost"
     OTHER = "other"
 
 
-#: By the server's number (MariaDB) or SQLSTATE (PostgreSQL). PyMySQL has SQLSTATEs too, but HY000
+#: MariaDB's number or PostgreSQL's SQLSTATE -> meaning. PyMySQL has SQLSTATEs too, but only HY000
 #: for 1205.
 _NUMBERS = {1205: Trouble.LOCKED, 1213: Trouble.DEADLOCK, 1020: Trouble.DEADLOCK}
 _SQLSTATES = {"55P03": Trouble.LOCKED, "40001": Trouble.DEADLOCK, "40P01": Trouble.DEADLOCK}
 
 
 def trouble(problem: DBAPIError) -> Trouble:
-    """What happened."""
+    """Return the meaning of an error."""
     if problem.connection_invalidated:
         return Trouble.LOST
     original = problem.orig
@@ -90,13 +91,12 @@ def trouble(problem: DBAPIError) -> Trouble:
     return _SQLSTATES.get(str(getattr(original, "sqlstate", None)), Trouble.OTHER)
 
 
-#: MariaDB's numbers and SQLite's codes of what stays refused until somebody mends the URL or the
-#: server.
+#: Errors of MariaDB and SQLite that persist until an operator changes the URL or the server.
 _REFUSED = {1044, 1045, 1049, 1130, 1698, 3159}
 _SQLITE_REFUSED = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_PERM}
 
 
-#: PostgreSQL names this file in every language when it has no entry for a client.
+#: Name of the file in PostgreSQL's error, in every language, if the client has no entry there.
 PG_HBA = "pg_hba.conf"
 _WRONG_PASSWORD, _NOT_ALLOWED_HOST, _NEEDS_TLS = 1045, 1130, 3159  #: numbers of MariaDB
 
@@ -117,7 +117,7 @@ def is_refusal(problem: DBAPIError) -> bool:
 
 
 def refusal_remedy(problem: DBAPIError, url: URL) -> str:
-    """Return what an operator can do about a refused connection."""
+    """Return the operator's remedy for a refused connection."""
     original = problem.orig
     if getattr(original, "pgconn", None) is not None and PG_HBA in str(original):
         return (
@@ -144,8 +144,11 @@ def refusal_remedy(problem: DBAPIError, url: URL) -> str:
 
 
 def protection(conf: cfg.ConfigOpts) -> Tls | None:
-    """What protects the connections to the database that is configured. Raises ConfigError: they
-    may not be plain."""
+    """Return the TLS settings of the configured database, or None for SQLite.
+
+    Raises:
+        ConfigError: Plain text is not permitted.
+    """
     url = sa.make_url(conf.database.url)
     if url.get_backend_name() == "sqlite":
         return None
@@ -165,8 +168,7 @@ def protection(conf: cfg.ConfigOpts) -> Tls | None:
 def connect_arguments(
     url: URL, limits: ConnectionLimits, tls: Tls | None = None
 ) -> dict[str, object]:
-    """What each new connection to a server is opened with; it counts for more than what the URL
-    says."""
+    """Return the arguments of each new connection. They override those in the URL."""
     if url.get_backend_name() == "postgresql":
         return _to_postgresql(url, limits) | (_proving_postgresql(tls) if tls else {})
     waits = {"read_timeout": limits.answer, "write_timeout": limits.answer} if limits.answer else {}
@@ -216,8 +218,11 @@ def _plain_to_mariadb(url: URL) -> dict[str, object]:
 
 
 def _greeting_of_mariadb(limits: ConnectionLimits) -> str:
-    """The clock is made of local time, which stands still for an hour in autumn. What MySQL does
-    not know is in ``/*M!``."""
+    """Return MariaDB's first statement.
+
+    The time zone is UTC, because the clock uses local time, which repeats an hour in autumn.
+    Settings unknown to MySQL are in ``/*M!``.
+    """
     return (
         f"SET time_zone = '+00:00', SESSION innodb_lock_wait_timeout = {limits.lock}, "
         f"SESSION lock_wait_timeout = {limits.lock}, SESSION net_write_timeout = {limits.idle} "
@@ -251,10 +256,11 @@ def _to_postgresql(url: URL, limits: ConnectionLimits) -> dict[str, object]:
 def server_engine(
     url: URL, pool: int, limits: ConnectionLimits, tls: Tls | None = None
 ) -> sa.Engine:
-    """PostgreSQL or MariaDB. Connections are not tried before they are used, which would be one
-    more exchange for each
-    transaction: one that broke while it was idle is found by the first statement, which is then
-    repeated."""
+    """Return an engine for PostgreSQL or MariaDB.
+
+    Connections are not tested before use, which would cost one exchange per transaction. The first
+    statement detects a connection that broke while idle, and is repeated.
+    """
     engine = sa.create_engine(
         url,
         isolation_level="READ COMMITTED",
@@ -273,8 +279,10 @@ def server_engine(
 
 
 def _impatient(seconds: int) -> Callable[..., Any]:
-    """Connects to PostgreSQL; such a connection is closed when the server is silent for so long in
-    a statement, which the driver itself would wait for without end."""
+    """Return a function that connects to PostgreSQL with a limit for a silent server.
+
+    The driver itself waits without limit. The connection is closed after ``seconds`` of silence.
+    """
     import psycopg
 
     def until(steps: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
@@ -302,14 +310,14 @@ def _impatient(seconds: int) -> Callable[..., Any]:
 
 
 def sqlite_engine(url: URL, clock: Callable[[], int]) -> sa.Engine:
-    """SQLite with explicit transactions: BEGIN IMMEDIATE for writers, WAL, FULL, 30 s of
-    patience."""
+    """Return an engine for SQLite: BEGIN IMMEDIATE for writers, WAL, FULL, 30 s lock timeout."""
     if url.database and url.database != ":memory:":
         folder = Path(url.database).parent
         engine = sa.create_engine(
             url, connect_args={"timeout": 30, "isolation_level": None}, pool_size=8, max_overflow=32
         )
-        # Only who connects makes the folder: a command that finds no database leaves none behind.
+        # Create the folder only when connecting, so that a command without a database leaves no
+        # folder.
         sa.event.listen(engine, "do_connect", lambda *_: folder.mkdir(parents=True, exist_ok=True))
     else:
         engine = sa.create_engine(

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The store: connections, transactions, the retry on deadlock, and the one clock.
+"""The store: connections, transactions, retries after deadlocks, and the database's clock.
 
-A process makes one ``Store`` after it has forked. ``write`` runs a function in one writing
-transaction and runs the whole of it again when the database says that it lost a deadlock, or that a
-row was not given to it in time; the function must therefore have no effect outside the transaction.
-Whether a transaction was committed whose COMMIT nobody answered is looked up, never guessed.
-``read`` takes no locks, and each of its statements sees what was committed before it; in a
-``snapshot`` all see the same. The clock is one SQL expression, ``now()``: a simulator replaces it
-by passing ``time`` (SQLite only).
+A process creates one ``Store`` after its fork. ``write`` runs a function in one transaction, and
+runs the whole function again after a deadlock or a lock timeout. So the function must have no
+effect outside the transaction. If the connection breaks at COMMIT, the store looks up whether the
+transaction was committed. ``read`` takes no locks, and each statement sees the latest commits. In a
+``snapshot`` all statements see the same state. The clock is the SQL expression ``now()``. A
+simulator replaces it with ``time`` (SQLite only).
 """
 
 from __future__ import annotations
@@ -61,14 +60,16 @@ __all__ = [
 T = TypeVar("T")
 Statement = TypeVar("Statement", bound=sa.Select[Any])
 ATTEMPTS = 8
-TRANSACTION_TIMEOUT_SECONDS = 9.0  #: seconds after which a transaction is not tried again
-AT_ONCE = 1.0  #: a connection that breaks sooner had broken while it was idle
-#: What begins a snapshot; it is said of one transaction, so the connection is given back as it was.
+#: Time after which a transaction is not tried again.
+TRANSACTION_TIMEOUT_SECONDS = 9.0
+#: A connection that breaks earlier was broken while idle.
+AT_ONCE = 1.0
+#: Begins a snapshot. The setting ends with the transaction, so the pooled connection is unchanged.
 _SNAPSHOT = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 
 
 class now(sa.sql.functions.FunctionElement[int]):  # noqa: N801 - as SQL's functions
-    """The database's clock at this moment, in microseconds since the epoch."""
+    """The current time of the database's clock in µs since the epoch."""
 
     type = sa.BigInteger()
     inherit_cache = True
@@ -95,7 +96,7 @@ def _micros() -> int:
 
 
 class _Unanswered(Exception, Generic[T]):
-    """The connection broke at COMMIT; ``made`` is what the transaction would have made."""
+    """The connection broke at COMMIT. ``made`` is the transaction's result."""
 
     def __init__(self, made: T) -> None:
         super().__init__("COMMIT was not answered")
@@ -107,12 +108,11 @@ class Store:
 
     Args:
         url: SQLAlchemy URL: sqlite:///FILE, postgresql+psycopg://…, mysql+pymysql://….
-        pool: connections kept open.
-        time: for SQLite, the clock in microseconds; a simulator passes its own.
-        limits: how long the waits for a server may last.
-        notifications: its transactions write to the outbox what they change; None: there are no
-        notifications.
-        tls: what proves the server, and us to it; None: plain text.
+        pool: Maximum of idle connections.
+        time: The clock in µs, for SQLite only.
+        limits: Limits of the waits for a server.
+        notifications: Options of the outbox. None: no notifications are written.
+        tls: Credentials of both sides. None: plain text.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Store:
             self._count_connections()
 
     def _count_connections(self) -> None:
-        """Let the metrics of this process know how much of the pool is in use."""
+        """Report the used connections of the pool as a metric."""
         pool: Any = self.engine.pool
         if not isinstance(pool, sa.QueuePool):
             return
@@ -159,11 +159,13 @@ class Store:
         unhurried: bool = False,
         notifications: NotificationSettings | None = None,
     ) -> Store:
-        """The database that [database] names. ``unhurried``: for commands whose statements may take
-        any time.
+        """Open the database of the section [database].
+
+        Args:
+            unhurried: Allow statements without a time limit, for commands.
 
         Raises:
-            ConfigError: plain text would travel to another machine, or the driver is not installed.
+            ConfigError: Plain text would go to another machine, or the driver is not installed.
         """
         try:
             return cls(
@@ -180,11 +182,11 @@ class Store:
             ) from problem
 
     def look_in(self) -> None:
-        """Open a connection, and close it.
+        """Open a connection and close it.
 
         Raises:
-            ConfigError: the server refuses the name, the password or the database of the URL.
-            NoStore: the database does not answer.
+            ConfigError: The server refuses the user, password or database of the URL.
+            NoStore: The database does not answer.
         """
         try:
             with self.engine.connect():
@@ -193,7 +195,7 @@ class Store:
             raise errors.NoStore from problem
         except DBAPIError as problem:
             if not is_refusal(problem):
-                raise _translated(problem) from problem
+                raise _translate_error(problem) from problem
             said = " ".join(str(problem.orig).split())
             raise ConfigError(
                 f"[database] url: the database refuses {self.url.username or 'to be opened'}: {said}. "
@@ -201,12 +203,11 @@ class Store:
             ) from problem
 
     def notify_with(self, notifications: NotificationSettings | None) -> None:
-        """From now on connections know of which changes notifications are written
-        (``notification_settings``)."""
+        """Set the options of notifications for all further connections."""
         self.engine.update_execution_options(kilonova_notifications=notifications)
 
     def close(self) -> None:
-        """Close every connection."""
+        """Close all connections."""
         self.engine.dispose()
 
     def write(
@@ -216,19 +217,21 @@ class Store:
         *,
         alone: bool = True,
     ) -> T:
-        """Run ``work(tx)`` in one transaction, again from its start when it lost a deadlock or
-        waited too long for a row.
+        """Run ``work(tx)`` in one transaction, and run it again after a deadlock or a lock timeout.
 
-        ``is_there(tx, result)``: is what this result of ``work`` tells of in the database? Asked
-        when the connection broke at COMMIT: then this result is returned, or ``work`` is run again.
-        The ids of what is made should be chosen outside ``work``, so that it cannot be made twice.
-        Not ``alone``: the caller does the parts one by one when a row is not given in time, so that
-        it is not waited for twice.
+        The caller should choose ids of new rows outside ``work``, so that no row is created twice.
+
+        Args:
+            is_there: ``is_there(tx, result)`` returns True if the database contains the effect of
+                this result. The store calls this if the connection broke at COMMIT. After False,
+                ``work`` runs again.
+            alone: False if the caller repeats parts of the work itself after a lock timeout. Then
+                this raises at once.
 
         Raises:
-            Unsure: nobody can say whether it was committed.
-            TooBusy: others held what it needs, again and again.
-            NoStore: the database does not answer.
+            Unsure: It is unknown whether the transaction was committed.
+            TooBusy: Deadlocks or lock timeouts repeat.
+            NoStore: The database does not answer.
         """
         try:
             return self._through(work, alone)
@@ -254,8 +257,7 @@ class Store:
             raise errors.Unsure from problem
 
     def _through(self, work: Callable[[Connection], T], alone: bool) -> T:
-        """``work`` in a transaction that is committed. Raises _Unanswered when that is not
-        known."""
+        """Run ``work`` and commit. Raises _Unanswered if the result of the commit is unknown."""
         end = time.monotonic() + TRANSACTION_TIMEOUT_SECONDS
         lost = 0
         for attempt in range(ATTEMPTS):
@@ -270,7 +272,7 @@ class Store:
                 if found is Trouble.OTHER or (
                     lost and (lost > 1 or time.monotonic() - began > AT_ONCE)
                 ):
-                    raise _translated(problem) from problem
+                    raise _translate_error(problem) from problem
                 if found is Trouble.LOCKED and not alone:
                     break
             if time.monotonic() > end:
@@ -290,20 +292,18 @@ class Store:
             return made
 
     def read(self, work: Callable[[Connection], T]) -> T:
-        """Run ``work(tx)`` on a connection that takes no locks. Between two statements others may
-        commit.
+        """Run ``work(tx)`` without locks. Other transactions may commit between two statements.
 
         Raises:
-            NoStore: the database does not answer.
+            NoStore: The database does not answer.
         """
         return self._look("", work)
 
     def snapshot(self, work: Callable[[Connection], T]) -> T:
-        """Run ``work(tx)``, which only reads, on one view of the database: whatever others commit
-        meanwhile, it sees all of it or, from its first statement on, nothing.
+        """Run ``work(tx)``, which only reads, on one consistent state of the database.
 
         Raises:
-            NoStore: the database does not answer.
+            NoStore: The database does not answer.
         """
         return self._look("BEGIN" if self.dialect_name == "sqlite" else _SNAPSHOT, work)
 
@@ -320,20 +320,19 @@ class Store:
             if not (
                 again and trouble(problem) is Trouble.LOST and time.monotonic() - began <= AT_ONCE
             ):
-                raise _translated(problem) from problem
+                raise _translate_error(problem) from problem
         return self._look(begin, work, again=False)
 
     @contextmanager
     def begin(self) -> Iterator[Connection]:
-        """One writing transaction, without the retry; for tests and tools."""
+        """Open a writing transaction without retries, for tests and tools."""
         with self._transaction() as connection:
             yield connection
             connection.commit()
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
-        """A connection on which a writing transaction has begun; rolled back when the block
-        fails."""
+        """Open a connection with a writing transaction, and roll back if the block fails."""
         with self.engine.connect() as connection:
             if self.dialect_name == "sqlite":
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
@@ -344,12 +343,12 @@ class Store:
                 raise
 
     def now(self) -> int:
-        """The database's clock, in microseconds."""
+        """Return the current time of the database's clock in µs."""
         return self.read(moment)
 
 
 def moment(tx: Connection) -> int:
-    """The database's clock, within a transaction."""
+    """Return the time of the database's clock in µs, within a transaction."""
     return int(tx.scalar(_MOMENT) or 0)
 
 
@@ -357,7 +356,7 @@ _MOMENT = sa.select(now())
 
 
 def notification_settings(tx: Connection) -> NotificationSettings | None:
-    """What this transaction is to write to the outbox; None: nothing. Costs no statement."""
+    """Return the options of notifications, or None if they are off. No statement."""
     notifications: NotificationSettings | None = tx.get_execution_options().get(
         "kilonova_notifications"
     )
@@ -365,13 +364,15 @@ def notification_settings(tx: Connection) -> NotificationSettings | None:
 
 
 def for_update(statement: Statement) -> Statement:
-    """Lock the selected rows until the transaction ends (SQLite's writers are alone anyway)."""
+    """Lock the selected rows until the end of the transaction. SQLite ignores this."""
     return statement.with_for_update()
 
 
 def is_there(table: sa.Table) -> Callable[[Connection, Numbered], bool]:
-    """For ``Store.write``: is this new row of the table in the database? A number may have been
-    given to another."""
+    """Return an ``is_there`` function for ``Store.write`` about a new row of the table.
+
+    The row must have the same number, uuid and time, because a number may belong to another row.
+    """
 
     def look(tx: Connection, row: Numbered) -> bool:
         same = sa.select(table.c.id).where(
@@ -383,7 +384,7 @@ def is_there(table: sa.Table) -> Callable[[Connection, Numbered], bool]:
 
 
 def insert_ignore(tx: Connection, table: sa.Table, values: Values) -> bool:
-    """Insert a row unless its key exists; returns whether it did not."""
+    """Insert a row unless its key exists, and return True if it was inserted."""
     done = tx.execute(
         _ignoring(tx, table).values(values), execution_options={"preserve_rowcount": True}
     )
@@ -391,7 +392,7 @@ def insert_ignore(tx: Connection, table: sa.Table, values: Values) -> bool:
 
 
 def _ignoring(tx: Connection, table: sa.Table) -> sa.Insert:
-    """An insert that leaves rows whose key exists as they are."""
+    """Return an insert that skips rows with an existing key."""
     if tx.dialect.name == "postgresql":
         return postgresql.insert(table).on_conflict_do_nothing()
     return sa.insert(table).prefix_with("OR IGNORE" if tx.dialect.name == "sqlite" else "IGNORE")
@@ -404,11 +405,14 @@ def insert_many(
     *times: str,
     ignore: bool = False,
 ) -> None:
-    """Insert rows alike, ``times`` being columns that get the clock's value; ``ignore``: unless
-    their key exists.
+    """Insert rows with the same columns.
 
-    One row asks the clock in its own statement; many share one reading of it, because MariaDB's
-    driver folds inserts of plain values into one statement and no others.
+    A single row gets the time in its own statement. Several rows share one reading of the clock,
+    because MariaDB's driver combines only inserts of plain values into one statement.
+
+    Args:
+        times: Columns that get the current time.
+        ignore: Skip rows whose key exists.
     """
     if not rows:
         return
@@ -426,11 +430,10 @@ def insert_many(
 def update_grouped(
     tx: Connection, table: sa.Table, key: sa.Column[str], changes: Mapping[str, Values]
 ) -> None:
-    """Update many rows by key, one statement for each distinct set of values (a batch mostly has
-    one)."""
+    """Update rows by key, with one statement for each distinct set of values."""
     groups: dict[str, tuple[Values, list[str]]] = {}
     for row, values in changes.items():
-        same = repr([(name, _shown(values[name])) for name in sorted(values)])
+        same = repr([(name, _represent(values[name])) for name in sorted(values)])
         groups.setdefault(same, (values, []))[1].append(row)
     for values, rows in groups.values():
         plain = {name: value for name, value in values.items() if not _is_expression(value)}
@@ -448,13 +451,13 @@ def update_grouped(
 def _update_of(
     table: sa.Table, key: sa.Column[str], plain: tuple[str, ...], clocked: tuple[str, ...]
 ) -> sa.Update:
-    """Return an update of these columns, built once: the conductor runs few kinds of it, often.
+    """Return an update of these columns, cached because the conductor repeats few kinds often.
 
     Args:
         table: The table.
         key: The column that selects rows by the parameter ``keys``.
         plain: Columns that get the value of the parameter ``new_NAME``.
-        clocked: Columns that get the clock's value.
+        clocked: Columns that get the current time.
     """
     values = {name: sa.bindparam(f"new_{name}", type_=table.c[name].type) for name in plain}
     return (
@@ -468,16 +471,16 @@ def _is_expression(value: Any) -> bool:
     return isinstance(value, sa.ClauseElement)
 
 
-def _shown(value: Any) -> Any:
-    """A value so that its ``repr`` says all of it; that of an expression holds an address."""
+def _represent(value: Any) -> Any:
+    """Return a value whose ``repr`` is complete. That of an expression contains an address."""
     if isinstance(value, now):
         return "now()"
     if isinstance(value, sa.BinaryExpression):
-        return _shown(value.left), value.operator, _shown(value.right)
+        return _represent(value.left), value.operator, _represent(value.right)
     return value.value if isinstance(value, sa.BindParameter) else value
 
 
-def _translated(problem: DBAPIError) -> Exception:
+def _translate_error(problem: DBAPIError) -> Exception:
     if problem.connection_invalidated or isinstance(problem, OperationalError):
         return errors.NoStore()
     return problem

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keyset pages: the rows after a marker, in any order, without counting through those before it.
+"""Keyset pages: the rows after a marker in any order, without reading the rows before it.
 
-Used by the store modules whose lists the API pages. The last key of an order must be unique, so
-that a page begins exactly where the one before it ended, whatever was inserted or deleted
-meanwhile.
+Lists of the API use this. The last key of an order must be unique. Then a page begins exactly after
+the previous one, whatever is inserted or deleted meanwhile.
 """
 
 from __future__ import annotations
@@ -16,15 +15,17 @@ import sqlalchemy as sa
 
 @dataclass(frozen=True)
 class SortOrder:
-    """One sort key. A nullable column is compared as its type's smallest value, since databases
-    disagree on where NULL stands."""
+    """A sort key.
+
+    NULL counts as the smallest value of the column's type, because databases sort NULL differently.
+    """
 
     column: sa.ColumnElement[object]
     descending: bool = False
 
     @property
     def value(self) -> sa.ColumnElement[object]:
-        # which databases compare, but the library does not
+        # Databases compare booleans, but SQLAlchemy does not.
         if isinstance(self.column.type, sa.Boolean):
             return sa.cast(self.column, sa.Integer)
         if not getattr(self.column, "nullable", False):
@@ -44,7 +45,7 @@ class SortOrder:
 
 
 def after(order: list[SortOrder], values: Sequence[object]) -> sa.ColumnElement[bool]:
-    """The condition for rows that come after the one with these key values."""
+    """Return the condition for rows after the row with these key values."""
     choices = []
     for index, key in enumerate(order):
         same = [

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Regular expressions from users in queries: the one place where a database is given any.
+"""Users' regular expressions in queries. Only this file passes them to a database.
 
-SQLite matches with ``common.domain.patterns``; PostgreSQL's engine does not go back either without
-back references, which RE2 does not know. MariaDB's engine does: it is told after how many steps it
-gives a row up, which then does not match. [database] statement_timeout ends whatever takes long
-all the same.
+SQLite matches with ``common.domain.patterns``. PostgreSQL's engine backtracks only for back
+references, which RE2 rejects. MariaDB's engine backtracks, so it gets a limit of steps, after which
+a row does not match. Also, [database] statement_timeout limits every query.
 """
 
 from __future__ import annotations
@@ -22,36 +21,40 @@ from common.domain import errors, patterns
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
-_NO_PATTERN = {"2201B", "1139"}  # what PostgreSQL and MariaDB say of a wrong regular expression
-_MAX_STEPS = 100_000  # a few milliseconds
+# Errors of PostgreSQL and MariaDB for an invalid regular expression.
+_NO_PATTERN = {"2201B", "1139"}
+# A few milliseconds.
+_MAX_STEPS = 100_000
 
 
 class _Bounded(sa.sql.functions.FunctionElement[str]):
-    """The expression as the database's engine is to have it."""
+    """The expression in the form of the database's engine."""
 
     type = sa.Text()
     inherit_cache = True
 
 
 @compiles(_Bounded)
-def _bounded(element: Any, compiler: SQLCompiler, **more: Any) -> str:
+def _compile_bounded(element: Any, compiler: SQLCompiler, **more: Any) -> str:
     return compiler.process(element.clauses, **more)
 
 
 @compiles(_Bounded, "mysql")
 @compiles(_Bounded, "mariadb")
 def _bounded_mariadb(element: Any, compiler: SQLCompiler, **more: Any) -> str:
-    # By its collation MariaDB would not tell capital letters from small ones.
+    # MariaDB's collation would ignore case.
     return (
         f"CONCAT('(*LIMIT_MATCH={_MAX_STEPS})(?-i)', {compiler.process(element.clauses, **more)})"
     )
 
 
 def matches(field: str, column: sa.ColumnElement[T], pattern: str) -> sa.ColumnElement[bool]:
-    """The pattern matches somewhere in the column. Run such queries with ``fetch``.
+    """Return the condition that the pattern matches anywhere in the column.
+
+    Run such queries with ``fetch``.
 
     Raises:
-        BadRequest: it is no regular expression; names the field.
+        BadRequest: The pattern is invalid. The message names the field.
     """
     if not patterns.is_pattern(pattern):
         raise errors.BadRequest(
@@ -61,10 +64,10 @@ def matches(field: str, column: sa.ColumnElement[T], pattern: str) -> sa.ColumnE
 
 
 def fetch(tx: Connection, query: sa.Select[*Ts]) -> CursorResult[*Ts]:
-    """Run a query that may hold a regular expression of a user's.
+    """Run a query that may contain a user's regular expression.
 
     Raises:
-        BadRequest: it is one for RE2 and not for the database.
+        BadRequest: The expression is valid for RE2 and not for the database.
     """
     try:
         return tx.execute(query)
@@ -81,6 +84,5 @@ def fetch(tx: Connection, query: sa.Select[*Ts]) -> CursorResult[*Ts]:
 
 
 def teach(connection: sqlite3.Connection) -> None:
-    """SQLite has the operator REGEXP and leaves its meaning to who connects; SQLAlchemy would mean
-    Python's ``re``."""
+    """Define SQLite's operator REGEXP. Otherwise SQLAlchemy would use Python's ``re``."""
     connection.create_function("regexp", 2, patterns.is_found, deterministic=True)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Substrings in queries, compared letter by letter on every database.
+"""Case-sensitive substrings in queries, the same on every database.
 
 LIKE differs: SQLite ignores the case of ASCII letters, MariaDB that of all letters by its
-collation, and PostgreSQL of none.
+collation, and PostgreSQL none.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ T = TypeVar("T")
 
 
 class _Holds(sa.sql.functions.FunctionElement[bool]):
-    """The text of the first argument has that of the second in it."""
+    """The SQL condition that the first argument contains the second."""
 
     type = sa.Boolean()
     inherit_cache = True
 
 
 def holds(column: sa.ColumnElement[T], text: str) -> sa.ColumnElement[bool]:
-    """The column has the text in it, in the same case."""
+    """Return the condition that the column contains the text, in the same case."""
     return _Holds(column, sa.literal(text, sa.Text()))
 
 
-def _compiled(function: str, argument: str) -> Any:
+def _compile_holds(function: str, argument: str) -> Any:
     def compile_call(element: Any, compiler: SQLCompiler, **more: Any) -> str:
         found, searched = (
             argument.format(compiler.process(part, **more)) for part in element.clauses
@@ -38,7 +38,7 @@ def _compiled(function: str, argument: str) -> Any:
     return compile_call
 
 
-compiles(_Holds, "sqlite")(_compiled("instr", "{}"))
-compiles(_Holds, "postgresql")(_compiled("strpos", "{}"))
+compiles(_Holds, "sqlite")(_compile_holds("instr", "{}"))
+compiles(_Holds, "postgresql")(_compile_holds("strpos", "{}"))
 for _dialect in ("mysql", "mariadb"):
-    compiles(_Holds, _dialect)(_compiled("INSTR", "CAST({} AS BINARY)"))
+    compiles(_Holds, _dialect)(_compile_holds("INSTR", "CAST({} AS BINARY)"))

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does the database have the version that this code needs? Asked of each new connection, so by no
-request.
+"""The check whether the database has the version that this code needs.
 
-Called by every service when it opens its store. While the versions differ nothing is read or
-written: requests are answered 503, and ``await_version`` is what processes without requests start
-with. Must stay true: alembic is not imported, which only upgrades need.
+Every service checks each new connection, so that requests cost nothing extra. With another version,
+no data is read or written: requests get 503, and processes without requests start with
+``await_version``.
+
+Invariant: alembic is not imported, because only upgrades need it.
 """
 
 from __future__ import annotations
@@ -22,19 +23,20 @@ from common.domain import errors
 from common.store.engine import Store
 
 log = logging.getLogger(__name__)
-PAUSE = 2.0  #: seconds between two looks of a process that waits
+#: Seconds between two checks of a waiting process.
+PAUSE = 2.0
 
 
 @cache
 def needed() -> str:
-    """The newest of the upgrades, by the names of their files."""
+    """Return the newest upgrade, by the file names."""
     return max(
         path.name[:4] for path in (Path(__file__).parent / "upgrades/versions").glob("[0-9]*.py")
     )
 
 
 def remedy(found: str | None) -> str:
-    """Return what the operator can do about a database of another version than this code needs."""
+    """Return the operator's remedy for a database with another version."""
     if found and found > needed():
         return (
             "The database is newer than this code: install the release on this machine that the "
@@ -44,12 +46,12 @@ def remedy(found: str | None) -> str:
 
 
 def guarded(store: Store) -> Store:
-    """The same store, whose connections are only to a database of this version."""
+    """Return the store with a check of the version on each new connection."""
     said: list[str | None] = [needed()]
 
     @sa.event.listens_for(store.engine, "connect")
     def connected(connection: Any, record: Any) -> None:
-        found = _found(connection, store.engine.dialect.dbapi)
+        found = _read_version(connection, store.engine.dialect.dbapi)
         if found == needed():
             if said[0] != found:
                 log.info("the database has version %s now: going on", found)
@@ -68,8 +70,8 @@ def guarded(store: Store) -> Store:
     return store
 
 
-def _found(connection: Any, dbapi: Any) -> str | None:
-    """The version, on a connection of the driver; None before the first upgrade."""
+def _read_version(connection: Any, dbapi: Any) -> str | None:
+    """Return the database's version, or None before the first upgrade."""
     cursor = connection.cursor()
     try:
         cursor.execute("SELECT version_num FROM alembic_version")
@@ -85,7 +87,7 @@ def _found(connection: Any, dbapi: Any) -> str | None:
 
 
 def await_version(store: Store, pause: Callable[[float], None] = time.sleep) -> None:
-    """Return when the database answers and has this version; says once why it waits."""
+    """Wait until the database answers and has this version. Log the reason once."""
     said = False
     while True:
         try:

@@ -88,7 +88,9 @@ class BrowserCookies:
 
         With https the name has a prefix, so that other hosts of the domain cannot set the cookie.
         """
-        return ("__Host-" if self._https else "") + f"console-{console_tokens.hashed(token)[:16]}"
+        return (
+            "__Host-" if self._https else ""
+        ) + f"console-{console_tokens.hash_token(token)[:16]}"
 
     def _is_browser(self, headers: Headers) -> bool:
         """True if a browser shows the page as a top-level document.

@@ -53,7 +53,7 @@ def write(tx: Connection, reported: Mapping[tuple[str, CommandKey], CommandProgr
         if progress is None:
             continue
         stalled = bool(progress.stalled_verb)
-        actions.say_cause(tx, row, f"Host {row.host} {progress}" if stalled else None)
+        actions.set_cause(tx, row, f"Host {row.host} {progress}" if stalled else None)
         task_state = None if stalled else _TASKS.get(row.workflow, {}).get(progress.phase)
         percent = None if progress.percent is None else max(0, min(100, progress.percent))
         actions.show_progress(tx, row, task_state, percent)

@@ -320,7 +320,7 @@ def _describe(tx: Connection, sync: Sync) -> None:
     if sync.cached:
         host_images.record(tx, sync.host, sync.cached)
     if sync.metrics is not None:
-        hosts.measured(tx, sync.host, sync.metrics)
+        hosts.store_metrics(tx, sync.host, sync.metrics)
 
 
 def _note_guests(tx: Connection, host: str, servers: Sequence[str]) -> None:
@@ -376,7 +376,7 @@ def _write_results(
         and result.status == ResultStatus.DONE
     ]
     news, differing = _compare_domains(tx, engine, syncs)
-    higher_fences = fences.believed(tx, _add_refused_fences(results, differing))
+    higher_fences = fences.select_credible(tx, _add_refused_fences(results, differing))
     server_ids = (
         {result.server for _, result in results}
         | {server for _, server in news}
@@ -397,7 +397,7 @@ def _write_results(
         if text in keys
     }
     if transferred:
-        migrations.measured(tx, transferred)
+        migrations.store_progress(tx, transferred)
     if not server_ids:
         return flush.Written({})
     servers = actions.lock_servers(tx, server_ids)
@@ -421,7 +421,7 @@ def _write_results(
             if server in confirmed_servers and server in servers and servers[server].host != host
         }
         if left_servers:
-            migrations.completed(tx, left_servers)
+            migrations.complete_evacuations(tx, left_servers)
         runs += (
             _advance_waiting_actions(tx, engine, servers, heads, confirmed_servers)
             if advances

@@ -640,7 +640,7 @@ def finish(run: AnyRun, state: ActionState, message: str | None = None) -> None:
         run.changes.setdefault("vm_state", row.after)
         run.changes.setdefault("fault", None)
     run.head.update(
-        actions.forgotten(run.action.args),
+        actions.without_user_data(run.action.args),
         state=state,
         due_at=None,
         owner=None,

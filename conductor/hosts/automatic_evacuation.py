@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Automatic evacuation ([ha], off by default): the servers of a host that went down are made again
-elsewhere, without anybody's word.
+"""Automatic evacuation ([ha], off by default): evacuate hosts that went down, without an operator.
 
-Called by the sweep every few seconds; several conductors may. Proof that the host's guests are dead
-is the fencing hook's: each evacuation calls it before anything else. When more hosts are down than
-the operator allows it is likely a network that is broken and not they: then nobody is evacuated,
-until an operator has looked. What an admin forced down is the admin's to evacuate.
+The sweep calls ``evacuate`` every few seconds, on any number of conductors. Each evacuation first
+calls the fencing hook, which proves that the host's guests are dead. If more hosts are down than
+``max_hosts``, a broken network is more likely. Then no host is evacuated until an operator has
+checked. Hosts that an admin has forced down are left to the admin.
 """
 
 from __future__ import annotations
@@ -24,23 +23,29 @@ from common.store.views.host_contents import Look
 from conductor.engine.engine import Chore
 
 log = logging.getLogger(__name__)
-PERIOD_SECONDS = 5.0  #: between two rounds
-RETRY_MICROS = 600 * SECOND  #: before a host whose evacuation failed is tried once more
-PARALLEL = 16  #: servers of a host at a time
+#: Interval of the rounds.
+PERIOD_SECONDS = 5.0
+#: Delay before a failed evacuation of a host is tried again.
+RETRY_MICROS = 600 * SECOND
+#: Servers of a host that move at a time.
+PARALLEL = 16
 
 
 @dataclass(frozen=True)
 class EvacuationPolicy:
-    """What the operator allows. ``after``: seconds for which a host must have been silent;
-    ``max_hosts``: the most that may be taken for dead at once."""
+    """The operator's limits.
+
+    ``after`` is the silence in seconds that a host needs. ``max_hosts`` is the maximum of hosts
+    that may be down at once.
+    """
 
     after: float = 60
     max_hosts: int = 1
 
 
 def evacuate(store: Store, policy: EvacuationPolicy) -> list[str]:
-    """One round; returns the hosts whose evacuation was begun."""
-    dead = store.snapshot(_down_with_servers)
+    """Do one round, and return the hosts whose evacuation has begun."""
+    dead = store.snapshot(_find_down_with_servers)
     if len(dead) > policy.max_hosts:
         log.error(
             "%d hosts with servers are down (%s), and [ha] max_hosts is %d: nothing is evacuated; see whether "
@@ -57,8 +62,8 @@ def evacuate(store: Store, policy: EvacuationPolicy) -> list[str]:
     ]
 
 
-def _down_with_servers(tx: Connection) -> list[Look]:
-    """Silent hosts, but for those that an admin forced down."""
+def _find_down_with_servers(tx: Connection) -> list[Look]:
+    """Return the silent hosts that have servers, except hosts that an admin forced down."""
     silent = [
         host.name
         for host in host_status.host_states(tx).values()
@@ -68,7 +73,7 @@ def _down_with_servers(tx: Connection) -> list[Look]:
 
 
 def _begin(store: Store, look: Look) -> bool:
-    """Compare-and-set: another conductor or an operator may have been first."""
+    """Begin the evacuation of a host, unless another conductor or an operator was first."""
     host = look.host.name
 
     def work(tx: Connection) -> bool:
@@ -85,24 +90,24 @@ def _begin(store: Store, look: Look) -> bool:
         return True
 
     try:
-        begun = store.write(work)
+        is_begun = store.write(work)
     except errors.Conflict as problem:
         log.info("host %s is not evacuated now: %s", host, problem)
         return False
-    if begun:
+    if is_begun:
         log.warning("host %s is down: its %d servers are evacuated", host, len(look.servers))
-    return begun
+    return is_begun
 
 
 def chore(policy: EvacuationPolicy) -> Chore:
-    """Return the chore of the sweep that evacuates hosts that went down."""
+    """Return the sweep's chore that evacuates hosts that went down."""
     return Chore(
         lambda engine: evacuate(engine.store, policy), PERIOD_SECONDS, needs_certainty=True
     )
 
 
 def refusal(evacuates: bool, fencing_hook: str) -> str:
-    """Why this configuration cannot be, or ""."""
+    """Return why the configuration is invalid, or ""."""
     return (
         "[ha] evacuate needs [conductor] fencing_hook: silence does not prove that a host's guests are dead"
         if evacuates and not fencing_hook

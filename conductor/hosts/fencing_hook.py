@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operator's fencing hook: a program that makes sure that nothing runs on a host.
+"""The operator's fencing hook: a program that makes sure that no guest runs on a host.
 
-Called by the step ``fence`` of evacuate, in a lane of its own, because switching a machine off
-takes its time. The hook gets the host's name and nothing else; only its exit with 0 is proof. It
-may be called again for the same host; but the servers of a host are evacuated together, and what it
-says of the host is said to all of them. Must stay true: it is ``SHARED_SECONDS`` only for less than
-a host takes to boot, so that nobody is told of what came before a boot.
+The step ``fence`` of an evacuation calls the hook, in a lane of its own, because to power off a
+machine takes a long time. The only argument is the host's name. Only exit status 0 is proof. The
+hook may be called again for the same host. The servers of a host are evacuated together, so they
+share one result for ``SHARED_SECONDS``.
+
+Invariant: ``SHARED_SECONDS`` is shorter than the boot of a host, so that no result is used after a
+boot.
 """
 
 from __future__ import annotations
@@ -21,49 +23,55 @@ from dataclasses import dataclass, field
 from common.domain import errors
 
 log = logging.getLogger(__name__)
-MAX_SHOWN_CHARACTERS = 500  #: characters of what a hook said that are told
-SHARED_SECONDS = 2.0  #: seconds after its end in which the hook's word is told to others
+#: Limit of the hook's output in the log.
+MAX_SHOWN_CHARACTERS = 500
+#: Seconds for which a result also holds for other servers of the host.
+SHARED_SECONDS = 2.0
 
 
 def hook(
     program: str, timeout: float, shared: float = SHARED_SECONDS
 ) -> Callable[[str], None] | None:
-    """What fences a host by this program; None when there is none.
+    """Return a function that fences a host with this program, or None without a program.
 
-    The callable raises Conflict: the host is not fenced, with what the hook said.
+    The function raises Conflict if the host is not fenced.
+
+    Args:
+        timeout: Seconds after which the program is ended.
+        shared: Seconds for which a result is shared, see ``SHARED_SECONDS``.
     """
     if not program:
         return None
-    said: dict[str, _Word] = defaultdict(_Word)
+    results: dict[str, _HookResult] = defaultdict(_HookResult)
     adding = threading.Lock()
 
     def fence(host: str) -> None:
         with adding:
-            word = said[host]
-        with word.lock:
-            if time.monotonic() > word.fresh_until:
-                word.refusal = _ask(program, timeout, host)
-                word.fresh_until = time.monotonic() + shared
-            if word.refusal:
-                raise errors.Conflict(word.refusal)
+            result = results[host]
+        with result.lock:
+            if time.monotonic() > result.fresh_until:
+                result.refusal = _run_hook(program, timeout, host)
+                result.fresh_until = time.monotonic() + shared
+            if result.refusal:
+                raise errors.Conflict(result.refusal)
 
     return fence
 
 
 @dataclass
-class _Word:
-    """What the hook has said of a host last: why it is not fenced, or "" for proof."""
+class _HookResult:
+    """The last result for a host. ``refusal`` says why the host is not fenced, or is ""."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     fresh_until: float = 0
     refusal: str = ""
 
 
-def _ask(program: str, timeout: float, host: str) -> str:
-    """Run the hook; why the host is not fenced, or ""."""
+def _run_hook(program: str, timeout: float, host: str) -> str:
+    """Run the hook, and return why the host is not fenced, or ""."""
     log.warning("fencing host %s by %s", host, program)
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [program, host],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -79,11 +87,13 @@ def _ask(program: str, timeout: float, host: str) -> str:
             f"The fencing hook cannot be run; host {host} may still run its guests. Ask the operator to look at "
             "[conductor] fencing_hook."
         )
-    said = (done.stderr or done.stdout).decode(errors="replace").strip()[-MAX_SHOWN_CHARACTERS:]
-    if done.returncode != 0:
-        log.error("the fencing hook for host %s ended with %d: %s", host, done.returncode, said)
-        return (
-            f"The fencing hook ended with {done.returncode}; host {host} may still run its guests."
+    output = (
+        (process.stderr or process.stdout).decode(errors="replace").strip()[-MAX_SHOWN_CHARACTERS:]
+    )
+    if process.returncode != 0:
+        log.error(
+            "the fencing hook for host %s ended with %d: %s", host, process.returncode, output
         )
+        return f"The fencing hook ended with {process.returncode}; host {host} may still run its guests."
     log.warning("host %s is fenced", host)
     return ""

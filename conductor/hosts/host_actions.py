@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drain and evacuate: the servers of a host move elsewhere, a few at a time, until the host is
-empty.
+"""Drain and evacuate: move all servers away from a host.
 
-A conductor takes each open action (``store.host_actions``) and brings it on once a second. What
-counts is in the
-database: every round looks at what is on the host and on its way from there, whoever began it, so
-another conductor goes on where this one was killed. What is remembered between rounds (the plan,
-and who cannot go) is found again by looking. Each server's move is an action of its own; one that
-this began is confirmed when it has arrived, or reverted when it does not work there.
+A conductor leases each open action (``common.store.hosts.host_actions``) and advances it once a
+second. All state is in the database: every round reads the servers on the host and their moves,
+including moves of other origin. So another conductor can continue after a crash, and the plan is
+made again there. Each server's move is an action of its own. A move that this action began is
+confirmed on arrival, or reverted if the server does not work at the destination.
 """
 
 from __future__ import annotations
@@ -47,13 +45,15 @@ from conductor.hosts.host_plan import Planned, Stays, Way
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-#: For how long it is waited for what ends by itself: other actions, debts, a host that is silent
-#: for a moment.
+#: How long an action waits for an end of other actions, pending cleanups, and a silent host.
 SETTLING = 60 * SECOND
-RETRY = 60 * SECOND  #: with ``wait``: after which those that could not go are tried again
-MAX_CONFIRMATIONS = 3  #: times that a move is confirmed or reverted, should that fail
+#: With ``wait``: the delay before servers that could not leave are tried again.
+RETRY = 60 * SECOND
+#: Attempts to confirm or revert a move.
+MAX_CONFIRMATIONS = 3
 ENDED_WELL = (MigrationStatus.COMPLETED, MigrationStatus.CONFIRMED, MigrationStatus.DONE)
-FENCE = "fence"  #: the step of an evacuation whose failure ends the whole
+#: The step of an evacuation. A failure of this step ends the whole host action.
+FENCE = "fence"
 _MOVE_ARGS: dict[MigrationType, dict[str, object]] = {
     MigrationType.LIVE: {"block_migration": None},
     MigrationType.COLD: {},
@@ -63,25 +63,31 @@ _MOVE_ARGS: dict[MigrationType, dict[str, object]] = {
 
 @dataclass(frozen=True)
 class HostActionKind:
-    """What the two actions do differently."""
+    """The differences between a drain and an evacuation."""
 
-    command: str  # the operator's, without the host; names who began a move
-    way: Callable[[Resident, Arguments], Way | Stays]  # how a server leaves, or why it cannot
+    # The operator's command without the host. Moves store it as their origin.
+    command: str
+    # Returns how a server leaves the host, or why the server stays.
+    way: Callable[[Resident, Arguments], Way | Stays]
     is_empty: Callable[[Look], bool]
-    # why it is over before the host is empty; "" while it is not
+    # Returns why the action must end before the host is empty, or "".
     refusal: Callable[[Look, bool], str]
-    kinds: frozenset[MigrationType]  # of migrations that count as under way
-    needs_host: bool = False  # the host itself must answer
+    # Types of migrations that count as moves under way.
+    kinds: frozenset[MigrationType]
+    # True if the host itself must answer.
+    needs_host: bool = False
 
 
 def _is_drained(look: Look) -> bool:
-    """No server, no guest that waits there to come back or to be removed, and none on its way
-    there. None comes after: the host is disabled, and claims heed that."""
+    """Return True if the host has no server, no guest and no migration in either direction.
+
+    Why: a disabled host gets no new server, because claims check that.
+    """
     return not (look.servers or look.leaving or look.coming or look.guests)
 
 
 def _is_evacuated(look: Look) -> bool:
-    """No server is there, and none is being made again, which may fail still."""
+    """Return True if no server is on the host, and no evacuation is running that may still fail."""
     return not look.servers and not any(
         move.kind == MigrationType.EVACUATION for move in look.leaving
     )
@@ -92,7 +98,12 @@ def _drain_refusal(look: Look, has_hook: bool) -> str:
 
 
 def _evacuation_refusal(look: Look, has_hook: bool) -> str:
-    """``has_hook``: is there a fencing hook, which proves that the host's guests are dead?"""
+    """Return why the evacuation must not continue, or "".
+
+    Args:
+        has_hook: True if a fencing hook is configured, which proves that the host's guests are
+            dead.
+    """
     host = look.host
     if host.answers:
         return f"Compute service of {host.name} is still in use. What runs is moved by: kilonova host drain {host.name}"
@@ -102,7 +113,7 @@ def _evacuation_refusal(look: Look, has_hook: bool) -> str:
 KINDS = {
     Name.DRAIN: HostActionKind(
         "kilonova host drain",
-        lambda server, args: host_plan.drained(server, args.cold),
+        lambda server, args: host_plan.plan_drain(server, args.cold),
         _is_drained,
         _drain_refusal,
         frozenset({MigrationType.LIVE, MigrationType.COLD, MigrationType.RESIZE}),
@@ -110,7 +121,7 @@ KINDS = {
     ),
     Name.EVACUATE: HostActionKind(
         "kilonova host evacuate",
-        lambda server, args: host_plan.evacuated(server),
+        lambda server, args: host_plan.plan_evacuation(server),
         _is_evacuated,
         _evacuation_refusal,
         frozenset({MigrationType.EVACUATION}),
@@ -126,7 +137,11 @@ def look_ahead(
     args: Arguments,
     servers: Sequence[Resident],
 ) -> list[Planned]:
-    """Where these servers would go now. Raises NoAnswer when no scheduler answers."""
+    """Plan where these servers would go now.
+
+    Raises:
+        NoAnswer: No scheduler answers.
+    """
     owing: dict[str, list[str]] = {}
     for debt in store.read(lambda tx: guests.debts_of(tx, [server.id for server in servers])):
         owing.setdefault(debt.server_id, []).append(debt.host)
@@ -142,7 +157,7 @@ def look_ahead(
 
 @dataclass(frozen=True)
 class _End:
-    """How an action ended, and what to do next."""
+    """The end of an action: the final state, and a message with the next step."""
 
     state: State
     message: str
@@ -153,57 +168,64 @@ class HostActions:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._known: dict[str, _Round] = {}
+        self._rounds: dict[str, _Round] = {}
 
     def advance(self) -> None:
-        """Bring each on by one round; one statement when there are none."""
+        """Advance each open action by one round.
+
+        Without open actions this costs one statement.
+        """
         store, owner = self._engine.store, self._engine.owner
-        if not self._known and not store.read(host_actions.is_any_open):
+        if not self._rounds and not store.read(host_actions.is_any_open):
             return
-        taken = store.write(lambda tx: host_actions.take(tx, owner))
-        self._known = {
-            action.id: self._known.get(action.id) or self._found(action) for action in taken
+        actions = store.write(lambda tx: host_actions.take(tx, owner))
+        self._rounds = {
+            action.id: self._rounds.get(action.id) or self._restore_round(action)
+            for action in actions
         }
-        for action in taken:
+        for action in actions:
             self._advance(action)
 
-    def _found(self, action: HostAction) -> _Round:
-        """With what its journal says, for another conductor may have begun it."""
+    def _restore_round(self, action: HostAction) -> _Round:
+        """Return a round with the moves in the journal.
+
+        Another conductor may have begun the action.
+        """
         journal = self._engine.store.read(lambda tx: host_actions.events(tx, action.id))
         begun = {
-            one.migration
-            for one in journal
-            if one.event is EventName.BEGUN and one.migration is not None
+            line.migration
+            for line in journal
+            if line.event is EventName.BEGUN and line.migration is not None
         }
-        ended = {one.migration for one in journal if one.event is not EventName.BEGUN}
+        ended = {line.migration for line in journal if line.event is not EventName.BEGUN}
         return _Round(
             self._engine,
             action,
-            moved=sum(one.event is EventName.MOVED for one in journal),
+            moved=sum(line.event is EventName.MOVED for line in journal),
             has_begun=bool(begun),
-            known=begun - ended,
+            known_moves=begun - ended,
         )
 
     def _advance(self, action: HostAction) -> None:
-        one = self._known[action.id]
+        round_ = self._rounds[action.id]
         end: _End | None = None
         try:
-            end = one.advance(action)
+            end = round_.advance(action)
         except errors.NotFound as problem:
             end = _End(State.FAILED, problem.text)
         except errors.Unavailable as problem:
-            one.note(f"{problem.text} Trying again.")
+            round_.note(f"{problem.text} Trying again.")
         except Exception:
             log.exception(
                 "a round of action %s on host %s failed; the next begins in a second",
                 action.id,
                 action.host,
             )
-            one.note("An unforeseen failure; the conductor's log has the details. Trying again.")
-        self._record(action, one, end)
+            round_.note("An unforeseen failure; the conductor's log has the details. Trying again.")
+        self._record(action, round_, end)
 
-    def _record(self, action: HostAction, one: _Round, end: _End | None) -> None:
-        lines, progress = one.lines, one.progress
+    def _record(self, action: HostAction, round_: _Round, end: _End | None) -> None:
+        lines, progress = round_.lines, round_.progress
         if lines or end or progress != action.progress:
             written = self._engine.store.write(
                 lambda tx: host_actions.record(
@@ -216,42 +238,56 @@ class HostActions:
                     message=end.message if end else "",
                 )
             )
-            one.lines = []
+            round_.lines = []
             for line in lines:
                 log.info("host %s, %s: %s", action.host, action.name, line.message)
             if end or not written:
-                self._known.pop(action.id, None)
+                self._rounds.pop(action.id, None)
             if end:
                 log.info("host %s, %s: %s: %s", action.host, action.name, end.state, end.message)
 
     def close(self) -> None:
-        """Another conductor may go on with them at once."""
-        if self._known:
+        """Release this conductor's leases on open host actions.
+
+        Another conductor can then continue at once, before the leases expire.
+        """
+        if self._rounds:
             self._engine.store.write(lambda tx: host_actions.let_go(tx, self._engine.owner))
 
 
 @dataclass
 class _Round:
-    """An action on a host in the hands of one conductor, from round to round."""
+    """The state of one conductor about an action on a host, kept from round to round."""
 
     engine: Engine
     action: HostAction
     moved: int = 0
-    has_begun: bool = False  # the move of any server
-    known: set[str] = field(default_factory=set)  # moves that were under way at the last look
-    plan: dict[str, Planned] = field(default_factory=dict)  # server -> where it goes
-    left: dict[str, Stays] = field(default_factory=dict)  # server -> why it stays
-    # move -> times that its end was asked for
-    confirmed: dict[str, int] = field(default_factory=dict)
-    # servers that hosts may take when they have removed old guests
-    soon: set[str] = field(default_factory=set)
-    took: list[float] | None = None  # seconds of the last moves from this host, the newest first
-    fatal: str = ""  # the failure that is everybody's
-    said: str = ""  # the last note
-    quiet_since: int | None = None  # nothing has been under way since
-    silent_since: int | None = None  # the host has not answered since
-    was_heard: bool = False  # the host has answered in this conductor's time
-    lines: list[Event] = field(default_factory=list)  # for the journal, of this round
+    # True if a move of any server has begun.
+    has_begun: bool = False
+    # Moves that were under way in the last round.
+    known_moves: set[str] = field(default_factory=set)
+    # Server -> its planned destination.
+    plan: dict[str, Planned] = field(default_factory=dict)
+    # Server -> why the server stays.
+    stays_by_server: dict[str, Stays] = field(default_factory=dict)
+    # Move -> number of attempts to confirm or revert.
+    confirmations: dict[str, int] = field(default_factory=dict)
+    # Servers that have a destination once hosts have removed old guests.
+    blocked_servers: set[str] = field(default_factory=set)
+    # Durations of the last moves from this host in seconds, newest first.
+    durations: list[float] | None = None
+    # The failure that ends the whole action.
+    fatal: str = ""
+    # The last note.
+    last_note: str = ""
+    # Since when no move has been under way.
+    quiet_since: int | None = None
+    # Since when the host has not answered.
+    silent_since: int | None = None
+    # True if the host has answered this conductor.
+    was_heard: bool = False
+    # New lines for the journal.
+    lines: list[Event] = field(default_factory=list)
     progress: Progress = Progress()
 
     @property
@@ -264,10 +300,10 @@ class _Round:
 
     @property
     def again(self) -> str:
-        """The command to go on with."""
+        """The command that continues the action."""
         return f"{self.kind.command} {self.host}{' --cold' * self.action.args.cold}"
 
-    def say(
+    def add_line(
         self,
         event: EventName,
         message: str,
@@ -277,25 +313,27 @@ class _Round:
         self.lines.append(Event(event, message, server, migration))
 
     def note(self, message: str) -> None:
-        """Say something about the host; not again in every round."""
-        if message != self.said:
-            self.said = message
-            self.say(EventName.NOTE, message)
+        """Write a note about the host to the journal, unless the last note is the same."""
+        if message != self.last_note:
+            self.last_note = message
+            self.add_line(EventName.NOTE, message)
 
     def advance(self, action: HostAction) -> _End | None:
-        """One round; how it ended, if it has.
+        """Do one round, and return how the action ended or None.
 
         Raises:
-            NotFound: the host has been removed. Unavailable: the database, or no scheduler,
-            answers.
+            NotFound: The host has been removed.
+            Unavailable: The database or every scheduler is silent.
         """
         self.action = action
         store = self.engine.store
-        if self.took is None:
-            self.took = [
+        if self.durations is None:
+            self.durations = [
                 seconds
                 for kind in sorted(self.kind.kinds)
-                for seconds in store.read(partial(host_contents.took, host=self.host, kind=kind))
+                for seconds in store.read(
+                    partial(host_contents.read_durations, host=self.host, kind=kind)
+                )
             ]
         look = store.snapshot(lambda tx: host_contents.look(tx, self.host))
         begun = [
@@ -306,59 +344,67 @@ class _Round:
         ]
         self._drop_outdated(look.servers)
         self._note_moves(look.at, begun)
-        under_way = self._without_stuck(begun)
+        under_way = self._drop_stuck(begun)
         if self.kind.is_empty(look) and (self.has_begun or not self._refusal(look)):
             self._count([], 0, look.at)
             return _End(
                 State.DONE,
-                f"host {self.host} is empty; {self.moved} servers moved{_debts_on(look)}",
+                f"host {self.host} is empty; {self.moved} servers moved{_describe_cleanups(look)}",
             )
         self._confirm(under_way)
-        held = self._why_held(look)
-        waiting = self._waiting(look, under_way, held)
+        held = self._find_hold(look)
+        waiting = self._find_waiting(look, under_way, held)
         self._count(under_way, len(waiting), look.at)
-        if over := self._why_over(look, under_way, waiting, held):
-            self._sum_up(look)
+        if over := self._find_end(look, under_way, waiting, held):
+            self._add_summary(look)
             return _End(
                 State.STOPPED if action.state is State.STOPPING else State.FAILED,
                 f"host {self.host} is not empty: {len(look.servers)} servers left, {self.moved} moved; {over}"
-                f"{_debts_on(look)}",
+                f"{_describe_cleanups(look)}",
             )
         if not held:
             self._begin(waiting[: max(0, action.args.parallel - len(under_way))])
         return None
 
     def _drop_outdated(self, servers: list[Resident]) -> None:
-        """A plan holds as long as its server is there, in the state in which it was planned: who
-        has been started since goes live, and not cold."""
+        """Remove plans of servers that have left, or that have another state than planned.
+
+        For example, a server that was started since needs a live migration.
+        """
         here = {server.id: server.vm_state for server in servers}
         for server, line in list(self.plan.items()):
             if here.get(server) != line.server.vm_state:
                 del self.plan[server]
-                self.left.pop(server, None)
+                self.stays_by_server.pop(server, None)
 
     def _is_ours(self, move: Move) -> bool:
-        """Did an action like this one move it, and has it still to be confirmed?"""
+        """Return True if the move waits for its confirmation by this action.
+
+        An earlier action of the same kind may have begun the move.
+        """
         return (
             move.by == self.kind.command
             and move.status == MigrationStatus.FINISHED
-            and self.confirmed.get(move.uuid, 0) <= MAX_CONFIRMATIONS
+            and self.confirmations.get(move.uuid, 0) <= MAX_CONFIRMATIONS
         )
 
     # --- moves under way ---
     def _note_moves(self, at: int, under_way: list[Move]) -> None:
-        """Write down which moves have begun, also by others, and which have ended."""
+        """Write begun and ended moves to the journal.
+
+        This includes begun moves of other origin.
+        """
         now = {move.uuid for move in under_way}
         for move in (
-            self.engine.store.read(lambda tx: host_contents.moves(tx, self.known - now))
-            if (self.known - now)
+            self.engine.store.read(lambda tx: host_contents.moves(tx, self.known_moves - now))
+            if (self.known_moves - now)
             else ()
         ):
             self._note_end(at, move)
         for move in under_way:
-            if move.uuid not in self.known and move.by != self.kind.command:
-                self.say(EventName.BEGUN, move_progress.line(move, at), move.server, move.uuid)
-        self.known = now
+            if move.uuid not in self.known_moves and move.by != self.kind.command:
+                self.add_line(EventName.BEGUN, move_progress.line(move, at), move.server, move.uuid)
+        self.known_moves = now
 
     def _note_end(self, at: int, move: Move) -> None:
         about = f"{move.name} ({move.server})"
@@ -366,17 +412,19 @@ class _Round:
         if move.status in ENDED_WELL:
             self.moved += 1
             seconds = move_progress.seconds(move, at)
-            self.took = [seconds, *(self.took or [])]
-            self.say(
+            self.durations = [seconds, *(self.durations or [])]
+            self.add_line(
                 EventName.MOVED,
                 f"{about}  is on {move.dest}, after {move_progress.words(seconds)}",
                 move.server,
                 move.uuid,
             )
         elif move.gone:
-            self.say(EventName.DELETED, f"{about}  was deleted meanwhile", move.server, move.uuid)
+            self.add_line(
+                EventName.DELETED, f"{about}  was deleted meanwhile", move.server, move.uuid
+            )
         elif move.status == MigrationStatus.FINISHED:
-            self.say(
+            self.add_line(
                 EventName.UNCONFIRMED,
                 f"{about}  is on {move.dest} and waits for its owner to confirm it",
                 move.server,
@@ -386,35 +434,37 @@ class _Round:
             if self.action.name is Name.EVACUATE and move.step == FENCE:
                 self.fatal = move.message
             why = f"its move ended {move.status}: {move.message or 'another action has taken the server'}"
-            self.left[move.server] = Stays(why, f"mend that, then: {self.again}")
-            self.say(EventName.STAYS, f"{about}  stays: {why}", move.server, move.uuid)
+            self.stays_by_server[move.server] = Stays(why, f"mend that, then: {self.again}")
+            self.add_line(EventName.STAYS, f"{about}  stays: {why}", move.server, move.uuid)
 
-    def _without_stuck(self, begun: list[Move]) -> list[Move]:
-        """Those that go on; one that is stuck is not waited for, and takes nobody's place."""
+    def _drop_stuck(self, begun: list[Move]) -> list[Move]:
+        """Return the moves that are not stuck. A stuck move does not count toward ``parallel``."""
         for move in begun:
             if move.stuck:
-                self.left[move.server] = Stays(
+                self.stays_by_server[move.server] = Stays(
                     f"its move is stuck: {move.stuck}",
                     f"kilonova action list --stuck, then: {self.again}",
                 )
             else:
-                self.left.pop(move.server, None)
+                self.stays_by_server.pop(move.server, None)
         return [move for move in begun if not move.stuck]
 
     def _confirm(self, under_way: list[Move]) -> None:
-        """Confirm what has arrived; what has arrived and does not work there goes back."""
+        """Confirm moves that have arrived. Revert those whose server failed at the destination."""
         for move in under_way:
             if self._is_ours(move) and move.idle:
-                self.confirmed[move.uuid] = self.confirmed.get(move.uuid, 0) + 1
+                self.confirmations[move.uuid] = self.confirmations.get(move.uuid, 0) + 1
                 row = states.row("revertResize" if move.failed else "confirmResize")
-                self._ask(
+                self._begin_action(
                     f"{move.name} ({move.server})",
                     partial(migrations.close, row=row, server_id=move.server, context=_context()),
                 )
 
-    def _ask(self, about: str, work: Callable[[Connection], T]) -> T | None:
-        """Begin an action; None when somebody else was first: the next look shows what there is to
-        do."""
+    def _begin_action(self, about: str, work: Callable[[Connection], T]) -> T | None:
+        """Begin an action in a transaction.
+
+        Returns None if the server cannot begin the action now.
+        """
         try:
             begun = self.engine.store.write(work)
         except (errors.Conflict, errors.BadRequest, errors.NotFound) as problem:
@@ -424,18 +474,20 @@ class _Round:
         return begun
 
     def _count(self, under_way: list[Move], waiting: int, at: int) -> None:
-        """The forecast is made again when a count has changed, so that an unchanged round writes
-        nothing."""
+        """Update the counts, and the forecast only if a count has changed."""
         counts = (self.moved, len(under_way), waiting)
         if counts != (self.progress.moved, self.progress.under_way, self.progress.waiting):
             seconds = move_progress.forecast(
-                (self.took or [])[:10], under_way, waiting, self.action.args.parallel, at
+                (self.durations or [])[:10], under_way, waiting, self.action.args.parallel, at
             )
             self.progress = Progress(*counts, seconds)
 
     # --- servers that are to go ---
-    def _waiting(self, look: Look, under_way: list[Move], held: str) -> list[Planned]:
-        """Those that can be begun, in the order of the plan; who is new gets a place in it."""
+    def _find_waiting(self, look: Look, under_way: list[Move], held: str) -> list[Planned]:
+        """Return the servers that can begin, in the order of the plan.
+
+        New servers are planned first.
+        """
         moving = {move.server for move in under_way}
         ready = [
             server
@@ -443,9 +495,11 @@ class _Round:
             if server.id not in moving and not self._is_busy(server)
         ]
         new = [
-            server for server in ready if server.id not in self.plan and server.id not in self.left
+            server
+            for server in ready
+            if server.id not in self.plan and server.id not in self.stays_by_server
         ]
-        self.soon = set()
+        self.blocked_servers = set()
         if new and not held:
             planned = look_ahead(
                 self.engine.store,
@@ -455,21 +509,23 @@ class _Round:
                 self.action.args,
                 new,
             )
-            self.soon = {
-                line.server.id for line in planned if line.soon and self._quiet(look.at) < SETTLING
+            self.blocked_servers = {
+                line.server.id
+                for line in planned
+                if line.soon and self._quiet_micros(look.at) < SETTLING
             }
-            lines = [line for line in planned if line.server.id not in self.soon]
+            lines = [line for line in planned if line.server.id not in self.blocked_servers]
             self.plan.update({line.server.id: line for line in lines})
-            self.left.update(
+            self.stays_by_server.update(
                 {line.server.id: line.stays for line in lines if line.stays is not None}
             )
             for line in lines:
                 event = EventName.PLANNED if line.stays is None else EventName.STAYS
-                self.say(event, host_plan.text(line), line.server.id)
+                self.add_line(event, host_plan.text(line), line.server.id)
         return [
             self.plan[server.id]
             for server in ready
-            if server.id in self.plan and server.id not in self.left
+            if server.id in self.plan and server.id not in self.stays_by_server
         ]
 
     def _is_busy(self, server: Resident) -> bool:
@@ -479,7 +535,7 @@ class _Round:
         for line in lines:
             way, server = line.way, line.server
             assert way is not None, "who stays waits for nothing"
-            move = self._ask(
+            move = self._begin_action(
                 f"{server.name} ({server.id})",
                 partial(
                     host_contents.begin,
@@ -495,9 +551,9 @@ class _Round:
             if move is None:
                 self.plan.pop(server.id, None)
                 continue
-            self.known.add(move.uuid)
+            self.known_moves.add(move.uuid)
             self.has_begun = True
-            self.say(
+            self.add_line(
                 EventName.BEGUN,
                 f"{server.name} ({server.id})  leaves {self.host}, {way.word}",
                 server.id,
@@ -505,14 +561,14 @@ class _Round:
             )
 
     # --- the end ---
-    def _why_held(self, look: Look) -> str:
-        """Why nothing more is begun; "" while it is."""
+    def _find_hold(self, look: Look) -> str:
+        """Return why no further move begins, or ""."""
         if self.action.state is State.STOPPING:
             return f"stopped; {self.again} goes on"
         if self.fatal:
             return f"the step {FENCE} failed: {self.fatal}"
-        if found := self._refusal(look) or self._too_many_down(look):
-            return found
+        if reason := self._refusal(look) or self._too_many_down(look):
+            return reason
         if self.kind.needs_host and not look.host.answers:
             if self.silent_since is None:
                 self.silent_since = look.at if self.was_heard else 0
@@ -524,16 +580,16 @@ class _Round:
         return self.kind.refusal(look, self.engine.fence_host is not None)
 
     def _too_many_down(self, look: Look) -> str:
-        """Asked before the first move only: an evacuation that has begun goes on."""
+        """Return why too many hosts are down, or "". Checked before the first move only."""
         if self.action.name is not Name.EVACUATE or self.action.args.force or self.has_begun:
             return ""
         hosts = self.engine.store.read(host_status.host_states).values()
         return host_plan.too_many_down(hosts, look.at, self.engine.host_silence)
 
-    def _why_over(
+    def _find_end(
         self, look: Look, under_way: list[Move], waiting: list[Planned], held: str
     ) -> str:
-        """Why it is over before the host is empty; "" while it goes on."""
+        """Return why the action ends before the host is empty, or "" while it continues."""
         wait = self.action.args.wait
         if held:
             if under_way:
@@ -549,12 +605,12 @@ class _Round:
         if self.quiet_since is None:
             self.quiet_since = look.at
             if wait:
-                self._sum_up(look)
-        since = self._quiet(look.at)
-        if wait and since >= RETRY and self.left:
-            self.left, self.plan, self.quiet_since = {}, {}, None
+                self._add_summary(look)
+        since = self._quiet_micros(look.at)
+        if wait and since >= RETRY and self.stays_by_server:
+            self.stays_by_server, self.plan, self.quiet_since = {}, {}, None
         comes = (
-            self.soon
+            self.blocked_servers
             or any(self._is_busy(server) for server in look.servers)
             or look.guests.get(GuestState.ABSENT)
             or any(move.status in MIGRATIONS_IN_PROGRESS for move in look.coming)
@@ -562,23 +618,23 @@ class _Round:
         )
         return "" if wait or (comes and since < SETTLING) else f"to go on: {self.again}"
 
-    def _quiet(self, at: int) -> int:
-        """For how long nothing has been under way, in microseconds."""
+    def _quiet_micros(self, at: int) -> int:
+        """Return for how long no move has been under way, in microseconds."""
         return at - self.quiet_since if self.quiet_since is not None else 0
 
-    def _sum_up(self, look: Look) -> None:
-        """Who is left, why, and what to do."""
+    def _add_summary(self, look: Look) -> None:
+        """Write each server that stays to the journal, with the reason and the next step."""
         for server in look.servers:
-            stays = self.left.get(server.id) or (
+            stays = self.stays_by_server.get(server.id) or (
                 Stays(f"it is busy with {server.busy}", "it can go when that has ended")
                 if server.busy
                 else None
             )
             if stays is not None:
-                self.say(EventName.STAYS, host_plan.stays(server, stays), server.id)
+                self.add_line(EventName.STAYS, host_plan.stays(server, stays), server.id)
         for move in look.leaving:
             if move.status == MigrationStatus.FINISHED and not self._is_ours(move):
-                self.say(
+                self.add_line(
                     EventName.UNCONFIRMED,
                     f"{move.server} ({move.name}) is on {move.dest}, and what it left here is kept until then\n"
                     f"    openstack server resize confirm {move.server}, or resize revert {move.server}",
@@ -588,11 +644,15 @@ class _Round:
 
 
 def move_args(kind: MigrationType, by: str) -> dict[str, object]:
-    """The arguments of a server's move. ``by``: who begins it."""
+    """Return the arguments of a server's move.
+
+    Args:
+        by: The command that begins the move.
+    """
     return {"host": None, "forced": False, "by": by, **_MOVE_ARGS[kind]}
 
 
-def _debts_on(look: Look) -> str:
+def _describe_cleanups(look: Look) -> str:
     to_remove = look.guests.get(GuestState.ABSENT)
     return (
         f"; {to_remove} guests are still to be removed there: kilonova host debts {look.host.name}"

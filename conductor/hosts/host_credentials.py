@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gives hosts their credentials: an identity for a token, once, and the next certificate.
+"""Give hosts their credentials: an identity for a join token, once, and renewed certificates.
 
-Nothing is stored for a host. Its identity follows from the conductors' secret, and a host whose
-answer was lost asks again (``common.rpc.host_credentials``).
+Conductors store no identities. A host's identity follows from the conductors' secret, so a host
+that lost the response can send the request again (``common.rpc.host_credentials``).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _PUBLIC_DIGITS = 64
 
 
 class HostJoins:
-    """Answers ``kilonova join``.
+    """Serve the requests of ``kilonova join``.
 
     Args:
-        signer: The authority of hosts' certificates; None if conductors do not have its key.
+        signer: The authority of hosts' certificates. None if conductors do not have its key.
     """
 
     def __init__(self, store: Store, keys: AllKeys, signer: Signer | None = None) -> None:
@@ -51,9 +51,9 @@ class HostJoins:
     def join(self, host: str, generation: int, public: str, request: str) -> JsonObject:
         if len(public) != _PUBLIC_DIGITS:
             raise errors.BadRequest("This is no public key.")
-        found = self._store.read(lambda tx: host_joins.look(tx, host, generation))
+        join = self._store.read(lambda tx: host_joins.look(tx, host, generation))
         try:
-            identity = self._identity(host, generation, found.address, request)
+            identity = self._identity(host, generation, join.address, request)
             sealed = seal_for(public, to_wire(identity))
         except ValueError as problem:
             raise errors.BadRequest(f"The request cannot be used: {problem}.") from problem
@@ -77,7 +77,7 @@ class HostJoins:
 
 
 class HostCertificates:
-    """Signs the next certificate of a host; ``signer`` as in ``HostJoins``."""
+    """Sign renewed certificates of hosts. ``signer`` is as in ``HostJoins``."""
 
     def __init__(self, signer: Signer | None) -> None:
         self._signer = signer
@@ -89,23 +89,23 @@ class HostCertificates:
                 "cloud's authority."
             )
         try:
-            made = self._signer.renew(host, certificate, request, proof)
+            renewed = self._signer.renew(host, certificate, request, proof)
         except (ValueError, x509.ExtensionNotFound) as problem:
             log.warning("host %s asked for a certificate in vain: %s", host, problem)
             raise errors.BadRequest(f"No certificate is signed: {problem}.") from problem
         log.info("host %s has its next certificate", host)
-        return made
+        return renewed
 
 
-def refusal(host: str, found: HostJoin) -> str:
-    """Return why a token is void, and the next step."""
+def refusal(host: str, join: HostJoin) -> str:
+    """Return why a join token is invalid, and the next step."""
     again = f"kilonova host remove {host}, then kilonova host add {host}"
-    if found.state == JoinState.USED:
+    if join.state == JoinState.USED:
         return (
-            f"The token of host {host} was used at {iso(found.used_at)}. If that was not you, somebody else is "
+            f"The token of host {host} was used at {iso(join.used_at)}. If that was not you, somebody else is "
             f"this host now: {again}. If you were cut off: kilonova host add {host} prints another one."
         )
-    return f"The token of host {host} is over since {iso(found.until)}: kilonova host add {host} prints another one."
+    return f"The token of host {host} is over since {iso(join.until)}: kilonova host add {host} prints another one."
 
 
 def signer(conf: cfg.ConfigOpts) -> Signer | None:

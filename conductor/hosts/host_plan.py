@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where each server of a host would go now, or why it cannot: the plan of a drain and of an
-evacuation.
+"""The plan of a drain or an evacuation: which server goes where.
 
-Pure, but for the scheduler that it asks: all servers in one call, so that each sees those before
-it. The request is the one that the conductor makes when it moves the server
-(``common.domain.request_spec``). A plan promises nothing: every move asks again, and claims.
+Free of effects except for calls of the scheduler. One call contains all servers, so that each
+selection accounts for the earlier ones. The request equals the request of the later move
+(``common.domain.request_spec``). A plan reserves no resources: every move selects and claims again.
 """
 
 from __future__ import annotations
@@ -20,15 +19,19 @@ from common.store.hosts.host_status import HostState
 from common.store.views.host_contents import Resident
 
 Select = Callable[[list[RequestSpec], bool], list[Selection]]
-#: from so many hosts on: the share of them that may be down at once
+#: From this number of hosts on, an evacuation needs ``force`` if more than this share is down.
 MAX_DOWN_HOSTS, MAX_DOWN_SHARE = 5, 0.2
-AT_ONCE = 200  # servers in one call to a scheduler
+# Servers in one call of a scheduler.
+AT_ONCE = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How a server leaves: the action (a key of ``states.ACTIONS``), the kind of its migration, and
-    the word for it."""
+    """How a server leaves a host.
+
+    ``key`` is the action in ``states.ACTIONS``, ``kind`` the type of the migration, and ``word``
+    the short name in texts.
+    """
 
     key: str
     kind: MigrationType
@@ -37,7 +40,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Stays:
-    """Why a server cannot leave now, and what somebody can do about it."""
+    """Why a server cannot leave now, and the command or change that helps."""
 
     why: str
     then: str
@@ -51,7 +54,7 @@ _WAITS = Stays(
     "it waits to be confirmed or reverted",
     "openstack server resize confirm {id}, or resize revert {id}",
 )
-#: What stays where the host still runs, by vm_state; the rest goes.
+#: Reasons to stay on a running host, by vm_state. Servers in other states can leave.
 _STAYS = {
     states.SUSPENDED: Stays("it is suspended", "openstack server resume {id}"),
     states.RESCUED: Stays("it is rescued", "openstack server unrescue {id}"),
@@ -72,7 +75,7 @@ _LOST = Stays(
     "it is {state}, and only what is active, stopped or in error is evacuated",
     "openstack server set --state active {id}: what was in its memory is lost with the host",
 )
-#: The same where the host is dead.
+#: Reasons to stay on a dead host, by vm_state.
 _DEAD = {
     **_STAYS,
     states.SUSPENDED: _LOST,
@@ -90,7 +93,7 @@ _SHARES = Stays(
     "it has shares, and these are mounted by its host alone",
     "detach them while it is stopped: DELETE /servers/{id}/shares/…",
 )
-#: The same where the host is dead: only a server in error loses its shares there.
+#: Shares on a dead host: only the shares of a server in ERROR can be detached.
 _DEAD_SHARES = Stays(
     _SHARES.why, "openstack server set --state error {id}, then DELETE /servers/{id}/shares/…"
 )
@@ -99,8 +102,11 @@ _NOWHERE = "make room, or change what it asks for (kilonova explain {id} says mo
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One line of a plan: to where, or why not. ``soon``: hosts have still to remove old guests of
-    the server, and it may have one of them when they have."""
+    """One line of a plan: the destination, or the reason to stay.
+
+    ``soon`` is True if hosts must still remove old guests of the server, and could take it
+    afterwards.
+    """
 
     server: Resident
     way: Way | None = None
@@ -109,37 +115,37 @@ class Planned:
     soon: bool = False
 
 
-def drained(server: Resident, cold: bool) -> Way | Stays:
-    """How a server leaves a host that runs."""
+def plan_drain(server: Resident, cold: bool) -> Way | Stays:
+    """Return how a server leaves a running host, or why the server stays."""
     if server.shares:
-        return _of({server.vm_state: _SHARES}, server)
+        return _find_stay({server.vm_state: _SHARES}, server)
     if server.vm_state == states.PAUSED and cold:
-        return _of({states.PAUSED: _PAUSED}, server)
+        return _find_stay({states.PAUSED: _PAUSED}, server)
     if server.vm_state in (states.ACTIVE, states.PAUSED):
         return COLD if cold else LIVE
-    return COLD if server.vm_state == states.STOPPED else _of(_STAYS, server)
+    return COLD if server.vm_state == states.STOPPED else _find_stay(_STAYS, server)
 
 
-def evacuated(server: Resident) -> Way | Stays:
-    """How a server leaves a host that is dead."""
+def plan_evacuation(server: Resident) -> Way | Stays:
+    """Return how a server leaves a dead host, or why the server stays."""
     if server.shares:
-        return _of({server.vm_state: _DEAD_SHARES}, server)
+        return _find_stay({server.vm_state: _DEAD_SHARES}, server)
     if server.vm_state in states.row(EVACUATION.key).vm:
         return EVACUATION
-    return _of(_DEAD, server)
+    return _find_stay(_DEAD, server)
 
 
 def is_busy(server: Resident, way: Way | Stays) -> bool:
-    """Has another action the server, which must end first?"""
+    """Return True if another action of the server must end first."""
     if not server.busy or isinstance(way, Stays):
         return bool(server.busy)
     row = states.row(way.key)
     return not (row.supersedes and server.task_state is not None and server.task_state in row.task)
 
 
-def _of(table: Mapping[str, Stays], server: Resident) -> Stays:
-    found = table.get(server.vm_state, Stays("it is {state}", "openstack server show {id}"))
-    return Stays(found.why.format(state=server.vm_state), found.then.format(id=server.id))
+def _find_stay(table: Mapping[str, Stays], server: Resident) -> Stays:
+    stay = table.get(server.vm_state, Stays("it is {state}", "openstack server show {id}"))
+    return Stays(stay.why.format(state=server.vm_state), stay.then.format(id=server.id))
 
 
 def plan(
@@ -151,43 +157,49 @@ def plan(
     owing: Mapping[str, Collection[str]],
     live_capable: Collection[str],
 ) -> list[Planned]:
-    """A line for each server, in their order, which is the order in which they take room.
+    """Return a line for each server, in their order. Earlier servers take resources first.
 
     Args:
-        host: the one that they leave. owing: by server, hosts that have not removed an old guest of
-        it yet.
-        lively: hosts that take servers in while they run.
+        servers: The servers that are to leave.
+        way: Returns how a server leaves, or why the server stays.
+        select: Calls a scheduler.
+        host: The host that the servers leave.
+        owing: By server, the hosts that must still remove an old guest of the server.
+        live_capable: Hosts that accept live migrations.
+
     Raises:
-        NoAnswer: no scheduler answers.
+        NoAnswer: No scheduler answers.
     """
-    lines, wanted = {}, []
+    lines, specs = {}, []
     for server in servers:
-        found = way(server)
-        if isinstance(found, Stays):
-            lines[server.id] = Planned(server, stays=found)
+        decision = way(server)
+        if isinstance(decision, Stays):
+            lines[server.id] = Planned(server, stays=decision)
             continue
         try:
-            debts = list(owing.get(server.id, ()))
-            wanted.append(replace(spec(server), excluded=[host, *debts], debts=debts))
-            lines[server.id] = Planned(server, found)
+            hosts_with_guest = list(owing.get(server.id, ()))
+            specs.append(
+                replace(spec(server), excluded=[host, *hosts_with_guest], debts=hosts_with_guest)
+            )
+            lines[server.id] = Planned(server, decision)
         except errors.BadRequest as problem:
             lines[server.id] = Planned(
                 server, stays=Stays(problem.text, _NOWHERE.format(id=server.id))
             )
-    for start in range(0, len(wanted), AT_ONCE):
-        for selection in select(wanted[start : start + AT_ONCE], start == 0):
-            placed = _placed(lines[selection.server], selection, live_capable)
+    for start in range(0, len(specs), AT_ONCE):
+        for selection in select(specs[start : start + AT_ONCE], start == 0):
+            line = _add_destination(lines[selection.server], selection, live_capable)
             lines[selection.server] = replace(
-                placed, soon=placed.way is None and bool(owing.get(selection.server))
+                line, soon=line.way is None and bool(owing.get(selection.server))
             )
     return [lines[server.id] for server in servers]
 
 
 def spec(server: Resident) -> RequestSpec:
-    """What it wants of another host.
+    """Return the server's request to the scheduler.
 
     Raises:
-        BadRequest: its flavor or image ask for what no host can carry out.
+        BadRequest: Flavor or image contain a requirement that no host can satisfy.
     """
     return request_spec.of(
         server.id,
@@ -199,7 +211,7 @@ def spec(server: Resident) -> RequestSpec:
     )
 
 
-def _placed(line: Planned, selection: Selection, live_capable: Collection[str]) -> Planned:
+def _add_destination(line: Planned, selection: Selection, live_capable: Collection[str]) -> Planned:
     if not selection.hosts:
         return Planned(
             line.server,
@@ -210,7 +222,7 @@ def _placed(line: Planned, selection: Selection, live_capable: Collection[str]) 
 
 
 def text(line: Planned) -> str:
-    """A line of a plan for people."""
+    """Return a line of a plan for the journal and the CLI."""
     if line.stays is not None:
         return stays(line.server, line.stays)
     assert line.way is not None, "who does not stay has a way"
@@ -218,24 +230,30 @@ def text(line: Planned) -> str:
 
 
 def stays(server: Resident, why: Stays) -> str:
-    """Two lines about a server that does not go."""
+    """Return two lines about a server that stays: the reason, and the remedy."""
     return f"{server.id} ({server.name}, {server.vm_state}) stays: {why.why}\n    {why.then}"
 
 
 def too_many_down(hosts: Iterable[HostState], at: int, silence: int) -> str:
-    """Why it is likely that the hosts are well and our network is not; "" when it is not.
+    """Return a warning if so many hosts are down that a broken network is more likely, else "".
 
-    Looks at their last signs of life too, because conductors call no host down while most of them
-    are silent.
+    The check also counts hosts by their last contact, because conductors mark no host as down while
+    most hosts are silent.
+
+    Args:
+        at: The current time, in µs.
+        silence: Seconds of silence after which a host counts as down.
     """
-    known = list(hosts)
+    all_hosts = list(hosts)
     down = [
-        one.name for one in known if not one.answers or (one.seen_at or 0) < at - silence * SECOND
+        host.name
+        for host in all_hosts
+        if not host.answers or (host.seen_at or 0) < at - silence * SECOND
     ]
-    if len(known) < MAX_DOWN_HOSTS or len(down) <= MAX_DOWN_SHARE * len(known):
+    if len(all_hosts) < MAX_DOWN_HOSTS or len(down) <= MAX_DOWN_SHARE * len(all_hosts):
         return ""
     return (
-        f"{len(down)} of {len(known)} hosts are down at once ({', '.join(sorted(down)[:MAX_DOWN_HOSTS])}"
+        f"{len(down)} of {len(all_hosts)} hosts are down at once ({', '.join(sorted(down)[:MAX_DOWN_HOSTS])}"
         f"{' …' if len(down) > MAX_DOWN_HOSTS else ''}): that is our network more likely than their hosts. Look at "
         "it first; when they are dead all the same, say --yes."
     )

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What drain and evacuate say of servers under way, and how long the rest will take.
+"""Texts about moves under way, and the forecast of a drain or an evacuation.
 
-Pure: made of moves as ``common.store.views.host_contents`` reads them, by the database's clock.
+Free of effects. The input is moves as ``common.store.views.host_contents`` reads them, with times
+of the database's clock.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ MIB = 1 << 20
 
 
 def seconds(move: Move, at: int) -> float:
-    """How long it has been under way."""
+    """Return how long the move has been under way."""
     return max(0, at - move.begun) / SECOND
 
 
 def line(move: Move, at: int) -> str:
-    """One line of a move that is under way."""
+    """Return one line about a move under way."""
     parts = [f"{move.name} ({move.server})", f"{move.source} -> {move.dest or '?'}", move.status]
     parts += [
-        f"{what} {_amount(move, what)}"
-        for what in ("memory", "disk")
-        if move.progress.get(f"{what}_total")
+        f"{unit} {_describe_amount(move, unit)}"
+        for unit in ("memory", "disk")
+        if move.progress.get(f"{unit}_total")
     ]
     parts.append(words(seconds(move, at)))
     if move.stuck:
@@ -36,13 +37,13 @@ def line(move: Move, at: int) -> str:
     return "  ".join(parts)
 
 
-def _amount(move: Move, what: str) -> str:
-    total, left = move.progress[f"{what}_total"], move.progress.get(f"{what}_remaining", 0)
+def _describe_amount(move: Move, unit: str) -> str:
+    total, left = move.progress[f"{unit}_total"], move.progress.get(f"{unit}_remaining", 0)
     return f"{max(0, total - left) // MIB}/{total // MIB} MiB"
 
 
 def words(number: float) -> str:
-    """A time in words: 12 s, 3 min 5 s, 2 h 10 min."""
+    """Return a duration as text: 12 s, 3 min 5 s, 2 h 10 min."""
     whole = round(number)
     if whole < 60:
         return f"{whole} s"
@@ -54,13 +55,21 @@ def words(number: float) -> str:
 def forecast(
     took: Sequence[float], running: Sequence[Move], waiting: int, parallel: int, at: int
 ) -> float | None:
-    """Seconds until all have moved: those under way end when their bytes are over, or after the
-    usual time, and each makes room for one that waits. None while no move has ended, so that
-    nothing is usual."""
+    """Return the seconds until all servers have moved, or None if no move has ended yet.
+
+    A move under way ends when its remaining bytes are copied, or else after the median duration.
+    Each end makes room for one waiting server.
+
+    Args:
+        took: Durations of earlier moves, in seconds.
+        waiting: Number of waiting servers.
+        parallel: Moves at a time.
+        at: The current time, in µs.
+    """
     if not took:
         return None
     usual = median(took)
-    ends = [_left(move, at, usual) for move in running]
+    ends = [_estimate_remaining(move, at, usual) for move in running]
     ends += [0.0] * max(0, parallel - len(ends))
     heapq.heapify(ends)
     for _ in range(waiting):
@@ -68,17 +77,19 @@ def forecast(
     return max(ends, default=0.0)
 
 
-def _left(move: Move, at: int, usual: float) -> float:
-    """By its bytes where it counts them; a pass over memory that changes may be repeated, so it is
-    no promise."""
-    done = sum(move.progress.get(f"{what}_processed", 0) for what in ("memory", "disk"))
-    rest = sum(move.progress.get(f"{what}_remaining", 0) for what in ("memory", "disk"))
-    so_far = seconds(move, at)
-    return so_far * rest / done if done and rest else max(0.0, usual - so_far)
+def _estimate_remaining(move: Move, at: int, usual: float) -> float:
+    """Estimate the remaining seconds of a move from its bytes, or from the median duration.
+
+    This is only an estimate, because changed memory is copied again.
+    """
+    done = sum(move.progress.get(f"{unit}_processed", 0) for unit in ("memory", "disk"))
+    remaining = sum(move.progress.get(f"{unit}_remaining", 0) for unit in ("memory", "disk"))
+    elapsed = seconds(move, at)
+    return elapsed * remaining / done if done and remaining else max(0.0, usual - elapsed)
 
 
 def summary(progress: Progress) -> str:
-    """How far an action on a host is, in words."""
+    """Return the progress of a host action as text."""
     rest = (
         ""
         if progress.seconds_left is None or not (progress.under_way or progress.waiting)

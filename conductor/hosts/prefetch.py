@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images that hosts were asked to fetch ahead: told to the hosts that are up, again and again until
-they are there.
+"""Send hosts the images to fetch ahead, again until the hosts report them as cached.
 
-Called by the sweep every few seconds. Which conductor tells a host is decided by the row that it
-marks; a message that is lost is sent again. After a day what is not done is given up, and the log
-says so.
+The sweep calls ``prefetch`` every few seconds. A conductor marks the rows that it sends, so that no
+other conductor sends them at the same time. A lost message is sent again. After a day the request
+is given up with a warning in the log.
 """
 
 from __future__ import annotations
@@ -17,12 +16,14 @@ from common.store.hosts import cached_images, host_images
 from conductor.engine.engine import Chore, Engine
 
 log = logging.getLogger(__name__)
-PERIOD_SECONDS = 5.0  #: seconds between two looks
-BATCH_SIZE = 500  #: images told in one look
+#: Interval of the rounds.
+PERIOD_SECONDS = 5.0
+#: Images sent in one round.
+BATCH_SIZE = 500
 
 
 def prefetch(engine: Engine) -> None:
-    """One look."""
+    """Do one round."""
     over, rows = engine.store.read(
         lambda tx: (cached_images.is_something_over(tx), host_images.due(tx, BATCH_SIZE))
     )

@@ -16,29 +16,33 @@ from collections.abc import Callable
 from common.security.host_keys import mac
 
 SLOT_SECONDS = 30
-#: The slots that count, from the present one; a conductor's clock may be half a minute ahead.
+#: Valid slots, relative to the current slot. A conductor's clock may be half a minute ahead.
 SLOTS = (0, -1, -2, -3, 1)
 
 
 class SyncCookies:
-    """Makes and checks cookies; the machines of all conductors agree on the time of ``wall``."""
+    """Create and check cookies.
+
+    The clocks of all conductors must agree, see ``SLOTS``.
+    """
 
     def __init__(self, secret: str, wall: Callable[[], float] = time.time) -> None:
         self._secret, self._wall = secret, wall
 
     def cookie(self, host: str, session: int) -> str:
         """Return the cookie for the next report of a host."""
-        return self._made(host, session, self._slot())
+        return self._compute_cookie(host, session, self._slot())
 
     def is_fresh(self, host: str, session: int, cookie: str) -> bool:
-        """True if the host got this cookie in this session, at most two minutes ago."""
+        """Return True if the host got this cookie in this session, at most two minutes ago."""
         slot = self._slot()
         return any(
-            hmac.compare_digest(self._made(host, session, slot + away), cookie) for away in SLOTS
+            hmac.compare_digest(self._compute_cookie(host, session, slot + away), cookie)
+            for away in SLOTS
         )
 
     def _slot(self) -> int:
         return int(self._wall() // SLOT_SECONDS)
 
-    def _made(self, host: str, session: int, slot: int) -> str:
+    def _compute_cookie(self, host: str, session: int, slot: int) -> str:
         return mac(self._secret, "cookie", host, session, slot).hex()[:32]

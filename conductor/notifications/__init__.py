@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds notifications from the rows of the outbox, and sends them."""
+"""Build notifications from the rows of the outbox, and send them."""

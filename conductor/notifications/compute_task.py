@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""compute_task.*: no host was found for a server, and what was asked for."""
+"""Payloads of ``compute_task.*``: no host was found for a server, with the request spec."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from conductor.notifications.objects import versioned
 
 
 def payload(server: JsonMapping, about: JsonMapping) -> JsonObject:
-    """The server's request, and why it failed."""
+    """Return the versioned payload: the server's request, and the reason of the failure."""
     return versioned(
         "ComputeTaskPayload",
         "1.0",
         {
             "instance_uuid": server["id"],
-            "request_spec": _spec(server),
+            "request_spec": _request_spec(server),
             "state": server["vm_state"],
             "reason": objects.fault(about["fault"]),
         },
@@ -23,7 +23,7 @@ def payload(server: JsonMapping, about: JsonMapping) -> JsonObject:
 
 
 def older(event: str, server: JsonMapping, about: JsonMapping) -> tuple[str, JsonObject]:
-    """Name and payload of the unversioned one."""
+    """Return the name and payload of the legacy notification."""
     noun, method = event.split(".")[:2]
     facts = legacy.server(event, server, {})
     spec = {
@@ -42,9 +42,9 @@ def older(event: str, server: JsonMapping, about: JsonMapping) -> tuple[str, Jso
     }
 
 
-def _spec(server: JsonMapping) -> JsonObject:
-    """What the other keys would name is not kept of a request: they are null."""
-    asked_nothing: JsonObject = dict.fromkeys(
+def _request_spec(server: JsonMapping) -> JsonObject:
+    """Return the request spec. Keys that Kilonova does not store are null."""
+    empty_fields: JsonObject = dict.fromkeys(
         (
             "ignore_hosts",
             "force_hosts",
@@ -56,13 +56,14 @@ def _spec(server: JsonMapping) -> JsonObject:
         )
     )
     groups = [
-        one["name"] if isinstance(one, dict) else one for one in server["security_groups"] or ()
+        group["name"] if isinstance(group, dict) else group
+        for group in server["security_groups"] or ()
     ]
     return versioned(
         "RequestSpecPayload",
         "1.1",
         {
-            **asked_nothing,
+            **empty_fields,
             "instance_uuid": server["id"],
             "project_id": server["project_id"],
             "user_id": server["user_id"],
@@ -83,8 +84,8 @@ def _spec(server: JsonMapping) -> JsonObject:
 
 
 def _image(image: JsonMapping) -> JsonObject:
-    """As far as it was frozen into the server."""
-    unknown: JsonObject = dict.fromkeys(
+    """Return the image as far as it is stored with the server. Other keys are null."""
+    empty_fields: JsonObject = dict.fromkeys(
         (
             "checksum",
             "created_at",
@@ -101,7 +102,7 @@ def _image(image: JsonMapping) -> JsonObject:
         "ImageMetaPayload",
         "1.0",
         {
-            **unknown,
+            **empty_fields,
             "id": image.get("id"),
             "container_format": "bare",
             "disk_format": image.get("disk_format"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The payloads of instance.*: a table, by the event without its phase."""
+"""Payloads of the notifications ``instance.*``, by the event without its phase."""
 
 from __future__ import annotations
 
@@ -15,23 +15,25 @@ from conductor.notifications.objects import versioned
 
 
 class Kind(NamedTuple):
-    """Name and version of a payload, and what it has besides what all have: of the picture and of
-    the notice."""
+    """Name and version of a payload, and a function for its additional fields.
+
+    ``more`` gets the server's snapshot and the notice's ``about``.
+    """
 
     name: str
     version: str
     more: Callable[[JsonMapping, JsonMapping], JsonObject]
 
 
-def _nothing(server: JsonMapping, about: JsonMapping) -> JsonObject:
+def _no_fields(server: JsonMapping, about: JsonMapping) -> JsonObject:
     return {}
 
 
-def _certificates(server: JsonMapping, about: JsonMapping) -> JsonObject:
+def _certificate_fields(server: JsonMapping, about: JsonMapping) -> JsonObject:
     return {"trusted_image_certificates": server["trusted_image_certificates"]}
 
 
-def _created(server: JsonMapping, about: JsonMapping) -> JsonObject:
+def _create_fields(server: JsonMapping, about: JsonMapping) -> JsonObject:
     keys = (
         [
             objects.keypair(
@@ -51,63 +53,74 @@ def _created(server: JsonMapping, about: JsonMapping) -> JsonObject:
         "keypairs": keys,
         "tags": server["tags"],
         "instance_name": f"instance-{server['id']}",
-        **_certificates(server, about),
+        **_certificate_fields(server, about),
     }
 
 
-def _resized(server: JsonMapping, about: JsonMapping) -> JsonObject:
+def _resize_fields(server: JsonMapping, about: JsonMapping) -> JsonObject:
     new = about.get("new_flavor")
     return {"new_flavor": objects.flavor(new) if new else None}
 
 
-def _copied(server: JsonMapping, about: JsonMapping) -> JsonObject:
+def _snapshot_fields(server: JsonMapping, about: JsonMapping) -> JsonObject:
     return {"snapshot_image_id": about.get("snapshot_image_id")}
 
 
-def _rescued(server: JsonMapping, about: JsonMapping) -> JsonObject:
+def _rescue_fields(server: JsonMapping, about: JsonMapping) -> JsonObject:
     return {"rescue_image_ref": about.get("rescue_image_ref")}
 
 
-def _shared(server: JsonMapping, about: JsonMapping) -> JsonObject:
+def _share_fields(server: JsonMapping, about: JsonMapping) -> JsonObject:
     return {"share_id": about.get("share_id")}
 
 
-def _with_volume(server: JsonMapping, about: JsonMapping) -> JsonObject:
+def _volume_fields(server: JsonMapping, about: JsonMapping) -> JsonObject:
     return {"volume_id": about.get("volume_id")}
 
 
-def _with_volumes(server: JsonMapping, about: JsonMapping) -> JsonObject:
+def _swap_fields(server: JsonMapping, about: JsonMapping) -> JsonObject:
     return {name: about.get(name) for name in ("old_volume_id", "new_volume_id")}
 
 
-PLAIN = Kind("InstanceActionPayload", "1.9", _nothing)
+PLAIN = Kind("InstanceActionPayload", "1.9", _no_fields)
 KINDS = {
-    "instance.create": Kind("InstanceCreatePayload", "1.13", _created),
-    "instance.rebuild": Kind("InstanceActionRebuildPayload", "1.10", _certificates),
-    "instance.rescue": Kind("InstanceActionRescuePayload", "1.4", _rescued),
-    "instance.resize_prep": Kind("InstanceActionResizePrepPayload", "1.4", _resized),
+    "instance.create": Kind("InstanceCreatePayload", "1.13", _create_fields),
+    "instance.rebuild": Kind("InstanceActionRebuildPayload", "1.10", _certificate_fields),
+    "instance.rescue": Kind("InstanceActionRescuePayload", "1.4", _rescue_fields),
+    "instance.resize_prep": Kind("InstanceActionResizePrepPayload", "1.4", _resize_fields),
     **dict.fromkeys(
         ("instance.share_attach", "instance.share_detach"),
-        Kind("InstanceActionSharePayload", "1.0", _shared),
+        Kind("InstanceActionSharePayload", "1.0", _share_fields),
     ),
-    "instance.snapshot": Kind("InstanceActionSnapshotPayload", "1.10", _copied),
+    "instance.snapshot": Kind("InstanceActionSnapshotPayload", "1.10", _snapshot_fields),
     **dict.fromkeys(
         ("instance.volume_attach", "instance.volume_detach"),
-        Kind("InstanceActionVolumePayload", "1.7", _with_volume),
+        Kind("InstanceActionVolumePayload", "1.7", _volume_fields),
     ),
-    "instance.volume_swap": Kind("InstanceActionVolumeSwapPayload", "1.9", _with_volumes),
+    "instance.volume_swap": Kind("InstanceActionVolumeSwapPayload", "1.9", _swap_fields),
 }
 
 
 def payload(
     event: str, server: JsonMapping, request: Mapping[str, str], about: JsonMapping
 ) -> JsonObject:
-    """The payload of an event of a server."""
+    """Return the versioned payload of an event of a server.
+
+    Args:
+        event: For example "instance.create.end".
+        server: The snapshot of the server's row in the outbox.
+        request: Id, user and project of the request.
+        about: Further data from the notice.
+    """
     common = objects.server(server, request)
     if event == "instance.update":
-        return versioned("InstanceUpdatePayload", "2.1", {**common, **_updated(server, about)})
+        return versioned(
+            "InstanceUpdatePayload", "2.1", {**common, **_update_fields(server, about)}
+        )
     if event == EXISTS:
-        return versioned("InstanceExistsPayload", "2.1", {**common, **_period(server, about)})
+        return versioned(
+            "InstanceExistsPayload", "2.1", {**common, **_period_fields(server, about)}
+        )
     name, version, more = KINDS.get(".".join(event.split(".")[:2]), PLAIN)
     return versioned(
         name, version, {**common, "fault": objects.fault(about.get("fault")), **more(server, about)}
@@ -115,7 +128,7 @@ def payload(
 
 
 def states(server: JsonMapping, about: JsonMapping) -> JsonObject:
-    """From which state to which; what did not change is the same in both."""
+    """Return the old and new states of a server. Unchanged states are equal."""
     return {
         "old_state": about.get("old_state", server["vm_state"]),
         "state": server["vm_state"],
@@ -124,7 +137,7 @@ def states(server: JsonMapping, about: JsonMapping) -> JsonObject:
     }
 
 
-def _period(server: JsonMapping, about: JsonMapping) -> JsonObject:
+def _period_fields(server: JsonMapping, about: JsonMapping) -> JsonObject:
     begin, end = periods.audit_period(about, server["updated_at"])
     return {
         "audit_period": versioned(
@@ -135,10 +148,10 @@ def _period(server: JsonMapping, about: JsonMapping) -> JsonObject:
     }
 
 
-def _updated(server: JsonMapping, about: JsonMapping) -> JsonObject:
+def _update_fields(server: JsonMapping, about: JsonMapping) -> JsonObject:
     return {
         "state_update": versioned("InstanceStateUpdatePayload", "1.0", states(server, about)),
-        **_period(server, about),
+        **_period_fields(server, about),
         "old_display_name": about.get("old_display_name"),
         "tags": server["tags"],
     }

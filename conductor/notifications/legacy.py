@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Unversioned notifications: the older names of the same events, and their flat payloads."""
+"""Unversioned notifications: the legacy names and flat payloads of the same events."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from common.notifications.events import EXISTS
 from conductor.notifications.instance import states
 from conductor.notifications.objects import architecture
 
-#: Event without its phase -> its older name; what is not here begins with "compute.". None: it has
-#: none.
+#: Event without its phase -> its legacy name, or None if the event has no legacy notification.
+#: Other events get the prefix "compute.".
 NAMES: dict[str, str | None] = {
     "instance.lock": None,
     "instance.unlock": None,
@@ -33,15 +33,20 @@ NAMES: dict[str, str | None] = {
 
 
 def name(event: str) -> str | None:
-    """The older name of an event of a server; None: it has none."""
+    """Return the legacy name of an event of a server, or None."""
     noun, verb, *phase = event.split(".")
-    known = f"{noun}.{verb}"
-    before = NAMES.get(known, f"compute.{known}")
-    return None if before is None else ".".join([before, *phase])
+    event_name = f"{noun}.{verb}"
+    legacy_name = NAMES.get(event_name, f"compute.{event_name}")
+    return None if legacy_name is None else ".".join([legacy_name, *phase])
 
 
 def server(event: str, of: JsonMapping, about: JsonMapping) -> JsonObject:
-    """What the older notifications say of a server."""
+    """Return the flat legacy payload of a server.
+
+    Args:
+        of: The snapshot of the server's row.
+        about: Further data from the notice.
+    """
     size, image = of["flavor"], of["image"] or {}
     properties = image.get("properties") or {}
     return {
@@ -79,42 +84,42 @@ def server(event: str, of: JsonMapping, about: JsonMapping) -> JsonObject:
         "progress": of["progress"] or "",
         "access_ip_v4": of["access_ip_v4"],
         "access_ip_v6": of["access_ip_v6"],
-        "fixed_ips": _fixed(of["interfaces"]),
+        "fixed_ips": _list_fixed_addresses(of["interfaces"]),
         "metadata": of["meta"],
-        **_more(event, of, about),
+        **_event_fields(event, of, about),
     }
 
 
-def _fixed(interfaces: list[JsonObject] | None) -> list[JsonObject]:
+def _list_fixed_addresses(interfaces: list[JsonObject] | None) -> list[JsonObject]:
     return [
         {
             "address": address["address"],
             "version": address.get("version", 4),
             "type": "fixed",
             "meta": {},
-            "label": one.get("label", ""),
-            "vif_mac": one.get("mac", ""),
+            "label": interface.get("label", ""),
+            "vif_mac": interface.get("mac", ""),
             "floating_ips": list(address.get("floating") or ()),
         }
-        for one in interfaces or ()
-        for address in one.get("addresses") or ()
+        for interface in interfaces or ()
+        for address in interface.get("addresses") or ()
     ]
 
 
-def _more(event: str, of: JsonMapping, about: JsonMapping) -> JsonObject:
-    found: JsonObject = {}
+def _event_fields(event: str, of: JsonMapping, about: JsonMapping) -> JsonObject:
+    fields: JsonObject = {}
     if fault := about.get("fault"):
-        found.update(message=fault["message"], code=500, exception=fault["exception"])
+        fields.update(message=fault["message"], code=500, exception=fault["exception"])
     if event == "instance.create.end":
-        found["message"] = "Success"
+        fields["message"] = "Success"
     if image := about.get("snapshot_image_id"):
-        found["image_id"] = image
+        fields["image_id"] = image
     if image := about.get("rescue_image_ref"):
-        found["rescue_image_name"] = image
+        fields["rescue_image_name"] = image
     if new := about.get("new_flavor"):
-        found.update(new_instance_type=new["name"], new_instance_type_id=new["id"])
+        fields.update(new_instance_type=new["name"], new_instance_type_id=new["id"])
     if event == EXISTS:
-        found.update(
+        fields.update(
             zip(
                 ("audit_period_beginning", "audit_period_ending"),
                 (
@@ -127,11 +132,11 @@ def _more(event: str, of: JsonMapping, about: JsonMapping) -> JsonObject:
         )
     if event == "instance.update":
         begin, end = periods.audit_period(about, of["updated_at"])
-        found.update(
+        fields.update(
             states(of, about),
             audit_period_beginning=iso(begin, fraction=True),
             audit_period_ending=iso(end, fraction=True),
         )
         if about.get("old_display_name"):
-            found["old_display_name"] = about["old_display_name"]
-    return found
+            fields["old_display_name"] = about["old_display_name"]
+    return fields

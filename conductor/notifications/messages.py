@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The messages that a row of the outbox is sent as: one of each format that is wanted."""
+"""Build the messages of a row of the outbox, one for each configured format."""
 
 from __future__ import annotations
 
@@ -12,40 +12,43 @@ from common.service.notification_options import BOTH, UNVERSIONED, VERSIONED
 from conductor.notifications import compute_task, instance, legacy, nouns
 
 
-def _instance(event: str, body: JsonMapping) -> JsonObject:
+def _instance_payload(event: str, body: JsonMapping) -> JsonObject:
     return instance.payload(event, body["object"], body["request"], body["about"])
 
 
-def _older_instance(event: str, body: JsonMapping) -> tuple[str, JsonObject] | None:
+def _legacy_instance(event: str, body: JsonMapping) -> tuple[str, JsonObject] | None:
     name = legacy.name(event)
     return None if name is None else (name, legacy.server(event, body["object"], body["about"]))
 
 
-def _task(event: str, body: JsonMapping) -> JsonObject:
+def _task_payload(event: str, body: JsonMapping) -> JsonObject:
     return compute_task.payload(body["object"], body["about"])
 
 
-def _older_task(event: str, body: JsonMapping) -> tuple[str, JsonObject]:
+def _legacy_task(event: str, body: JsonMapping) -> tuple[str, JsonObject]:
     return compute_task.older(event, body["object"], body["about"])
 
 
-def _noun(event: str, body: JsonMapping) -> JsonObject:
+def _noun_payload(event: str, body: JsonMapping) -> JsonObject:
     return nouns.payload(event, body["object"])
 
 
-def _older_noun(event: str, body: JsonMapping) -> tuple[str, JsonObject] | None:
+def _legacy_noun(event: str, body: JsonMapping) -> tuple[str, JsonObject] | None:
     return nouns.older(event, body["object"])
 
 
-#: The first word of an event -> how its payload is made, and how its older name and payload are;
-#: others: ``nouns``.
+#: First word of an event -> functions for the versioned payload, and for the legacy name and
+#: payload. Other events are in ``nouns``.
 PAYLOADS: dict[
     str,
     tuple[
         Callable[[str, JsonMapping], JsonObject],
         Callable[[str, JsonMapping], tuple[str, JsonObject] | None],
     ],
-] = {"instance": (_instance, _older_instance), "compute_task": (_task, _older_task)}
+] = {
+    "instance": (_instance_payload, _legacy_instance),
+    "compute_task": (_task_payload, _legacy_task),
+}
 
 
 class OutboxMessage(Protocol):
@@ -58,9 +61,15 @@ class OutboxMessage(Protocol):
 
 
 def messages(row: OutboxMessage, form: str) -> list[Message]:
-    """Of a row of the outbox. The context's ``notification_id`` is the same when a message is sent
-    again."""
-    newer, older = PAYLOADS.get(row.event.split(".")[0], (_noun, _older_noun))
+    """Return the messages of a row of the outbox.
+
+    Args:
+        form: The option ``notification_format``.
+
+    The context's ``notification_id`` is the id of the row, so a message that is sent twice has the
+    same id.
+    """
+    newer, older = PAYLOADS.get(row.event.split(".")[0], (_noun_payload, _legacy_noun))
     request, is_error = row.body["request"], row.event.endswith(".error")
     context = {
         "request_id": request.get("id"),
@@ -68,14 +77,16 @@ def messages(row: OutboxMessage, form: str) -> list[Message]:
         "project_id": request.get("project"),
         "notification_id": row.id,
     }
-    found = []
+    results = []
     if form in (VERSIONED, BOTH):
-        found.append(
+        results.append(
             Message(True, row.publisher, row.event, newer(row.event, row.body), is_error, context)
         )
-    if form in (UNVERSIONED, BOTH) and (named := older(row.event, row.body)):
+    if form in (UNVERSIONED, BOTH) and (legacy_parts := older(row.event, row.body)):
         source, _, host = row.publisher.partition(":")
-        found.append(
-            Message(False, f"{source.removeprefix('nova-')}.{host}", *named, is_error, context)
+        results.append(
+            Message(
+                False, f"{source.removeprefix('nova-')}.{host}", *legacy_parts, is_error, context
+            )
         )
-    return found
+    return results

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a transaction of the runner has to tell of its actions; see
-``common.notifications.events``."""
+"""Notices that a transaction of the runner writes about its actions, and their contents."""
 
 from __future__ import annotations
 
@@ -23,23 +22,25 @@ def of(
 ) -> list[Notice]:
     """Return the notices of each run in order: on the server's state, on steps, on the end."""
     return [
-        notice for run in runs for notice in [*_update(run, settings), *_events(workflows, run)]
+        notice
+        for run in runs
+        for notice in [*_update_notices(run, settings), *_event_notices(workflows, run)]
     ]
 
 
-def _update(run: AnyRun, settings: NotificationSettings) -> list[Notice]:
+def _update_notices(run: AnyRun, settings: NotificationSettings) -> list[Notice]:
     watched = _STATES[:1] if settings.states == VM_STATE else _STATES
     if settings.states == OFF or all(
-        run.changes.get(name, was) == was
+        run.changes.get(name, before) == before
         for name in watched
-        for was in (getattr(run.server, name),)
+        for before in (getattr(run.server, name),)
     ):
         return []
     return [
         Notice(
             "instance.update",
             run.server.id,
-            _request(run),
+            _describe_request(run),
             {
                 f"old_{'state' if name == 'vm_state' else name}": getattr(run.server, name)
                 for name in watched
@@ -48,7 +49,7 @@ def _update(run: AnyRun, settings: NotificationSettings) -> list[Notice]:
     ]
 
 
-def _events(workflows: Workflows, run: AnyRun) -> list[Notice]:
+def _event_notices(workflows: Workflows, run: AnyRun) -> list[Notice]:
     workflow, state = run.action.workflow, run.head.get("state")
     names = [
         name
@@ -71,23 +72,26 @@ def _events(workflows: Workflows, run: AnyRun) -> list[Notice]:
         Notice(
             name,
             run.server.id,
-            _request(run),
-            {**about, "fault": _fault(run)} if _is_bad(name) else about,
+            _describe_request(run),
+            {**about, "fault": _describe_fault(run)} if _is_error(name) else about,
         )
         for name in names
     ]
 
 
-def _is_bad(name: str) -> bool:
+def _is_error(name: str) -> bool:
     return name.endswith(".error")
 
 
-def _request(run: AnyRun) -> dict[str, str]:
+def _describe_request(run: AnyRun) -> dict[str, str]:
     return events.request(run.action._mapping)
 
 
-def _fault(run: AnyRun) -> JsonObject:
-    """What failed first; the details are the operator's, and so are notifications."""
+def _describe_fault(run: AnyRun) -> JsonObject:
+    """Return the first failed step and the reason. The details are for operators only.
+
+    Why: notifications go to operators.
+    """
     problem = run.data.problem if run.data is not None else None
     step = next(
         (event["step"] for event in run.events if event["event"] == StepEvent.FAILED),

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sending what the outbox has: by one conductor at a time, in order, until the broker has each
-message.
+"""Send the messages of the outbox: one conductor at a time, in order, until the broker has them.
 
-A plain function; the thread that calls it lives in ``conductor.service``. A broker that is away
-holds up nothing else: the rows wait, up to a limit. What was sent and not struck before a crash is
-sent again, with the same ``notification_id`` in its context.
+``conductor.service`` calls this in a thread. If the broker is away, only notifications wait, and
+the outbox keeps a limited number of rows. After a crash between send and delete, a message is sent
+again with the same ``notification_id`` in its context.
 """
 
 from __future__ import annotations
@@ -26,26 +25,38 @@ from conductor.notifications.messages import messages
 
 log = logging.getLogger(__name__)
 BATCH_SIZE = 64
-AUDIT_SECONDS = 60.0  #: between two looks whether a period is over
-MAX_TRIES = 3  #: to send a message that fails, and not because the broker is away
-LEASE_MARGIN_SECONDS = 15.0  #: of the lease that must be left when a message is sent
+#: Interval of the checks whether an audit period is over.
+AUDIT_SECONDS = 60.0
+#: Attempts to send a message that fails although the broker is reachable.
+MAX_TRIES = 3
+#: Remaining lease that is needed to send another message.
+LEASE_MARGIN_SECONDS = 15.0
 
 
 class NotificationTransport(Protocol):
-    """Where messages go."""
+    """Sends messages to the broker."""
 
     def send(self, message: Message) -> None:
-        """Returns when it is safe there; raises Unavailable."""
+        """Return when the broker has stored the message.
+
+        Raises:
+            Unavailable: The broker is away.
+        """
 
 
 def no_fault(where: str) -> None:
-    """The fault point of ordinary operation: nothing happens."""
+    """Do nothing: the fault point outside tests."""
 
 
 @dataclass
 class NotificationSender:
-    """What sending needs. form: the option notification_format; limit: rows that may wait; audit:
-    of which periods the servers that ran are told."""
+    """Sends the rows of the outbox.
+
+    Args:
+        form: The option ``notification_format``.
+        limit: Maximum of waiting rows. Older rows are dropped.
+        audit: Periods of the usage audit. None: no audit.
+    """
 
     store: Store
     clock: Clock
@@ -60,7 +71,7 @@ class NotificationSender:
     tries: Counter[int] = field(default_factory=Counter)
 
     def send_batch(self) -> int:
-        """Send what is there, a batch at most; returns how many rows went."""
+        """Send at most one batch of rows, and return the number of rows sent."""
         if self.store.read(outbox.is_empty):
             return 0
         began = self.clock.monotonic()
@@ -83,22 +94,27 @@ class NotificationSender:
         return len(sent)
 
     def audit_usage(self) -> None:
-        """Write what is to be told of a period that is over, once for all conductors, some servers
-        at a time."""
-        periods, moment = self.audit, self.clock.monotonic()
-        if periods is None or moment - self.audited_at < AUDIT_SECONDS:
+        """Write the notices for a complete audit period, some servers at a time.
+
+        One conductor does this for all.
+        """
+        periods, at = self.audit, self.clock.monotonic()
+        if periods is None or at - self.audited_at < AUDIT_SECONDS:
             return
         if not self.store.read(lambda tx: usage_audit.is_done(tx, periods)) and self.store.write(
             lambda tx: usage_audit.step(tx, periods)
         ):
             return  # the next ones in the next round, between two rounds of sending
-        self.audited_at = moment
+        self.audited_at = at
 
     def _send(self, row: NotificationRow) -> bool:
-        """Is the row done with? One of which no message can be made never will be, and one that was
-        sent in vain ``MAX_TRIES`` times, other than because the broker is away, is given up."""
+        """Send the messages of a row, and return True if the row can be deleted.
+
+        A row without valid messages is dropped at once. A message that failed ``MAX_TRIES`` times
+        although the broker is reachable is dropped too.
+        """
         try:
-            made = messages(row, self.form)
+            row_messages = messages(row, self.form)
         except Exception:
             log.exception(
                 "notification %d, %s of %s, cannot be told and is dropped",
@@ -108,7 +124,7 @@ class NotificationSender:
             )
             return True
         try:
-            for message in made:
+            for message in row_messages:
                 self.transport.send(message)
         except errors.Unavailable as problem:
             if not self.is_away:
@@ -141,5 +157,5 @@ class NotificationSender:
             )
 
     def release(self) -> None:
-        """Another conductor may go on at once."""
+        """Release the lease, so that another conductor can continue at once."""
         self.store.write(lambda tx: outbox.let_go(tx, self.owner))

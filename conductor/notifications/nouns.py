@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Payloads of what is no server: services, aggregates, flavors, key pairs, server groups; pictures
-are their rows."""
+"""Payloads about services, aggregates, flavors, key pairs and server groups, from their rows."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ PROGRESS = "aggregate.cache_images.progress"
 
 
 def service(of: JsonMapping) -> JsonObject:
-    """A service as admins see it."""
+    """Return the payload of a service, as admins see it."""
     return versioned(
         "ServiceStatusPayload",
         "1.1",
@@ -34,7 +33,7 @@ def service(of: JsonMapping) -> JsonObject:
 
 
 def aggregate(of: JsonMapping) -> JsonObject:
-    """An aggregate and its hosts."""
+    """Return the payload of an aggregate and its hosts."""
     return versioned(
         "AggregatePayload",
         "1.1",
@@ -48,8 +47,8 @@ def aggregate(of: JsonMapping) -> JsonObject:
     )
 
 
-def cached(of: JsonMapping) -> JsonObject:
-    """A host of an aggregate is done with images that it was to fetch ahead."""
+def cache_progress(of: JsonMapping) -> JsonObject:
+    """Return the payload about a host that has fetched or failed to fetch images ahead."""
     return versioned(
         "AggregateCachePayload",
         "1.0",
@@ -70,12 +69,12 @@ def cached(of: JsonMapping) -> JsonObject:
 
 
 def flavor(of: JsonMapping) -> JsonObject:
-    """A flavor, of the row."""
+    """Return the payload of a flavor's row."""
     return objects.flavor({**of, "id": of["flavorid"]})
 
 
 def server_group(of: JsonMapping) -> JsonObject:
-    """A server group and its members; where they are is not told."""
+    """Return the payload of a server group and its members. Their hosts are left out."""
     return versioned(
         "ServerGroupPayload",
         "1.1",
@@ -93,7 +92,7 @@ def server_group(of: JsonMapping) -> JsonObject:
     )
 
 
-#: The first word of an event -> its payload.
+#: First word of an event -> its payload.
 PAYLOADS = {
     "service": service,
     "aggregate": aggregate,
@@ -101,7 +100,7 @@ PAYLOADS = {
     "keypair": objects.keypair,
     "server_group": server_group,
 }
-#: Events that have an older name; those of services, flavors and cached images have none.
+#: Events with another legacy name.
 _OLDER = {
     "aggregate.add_host": "aggregate.addhost",
     "aggregate.remove_host": "aggregate.removehost",
@@ -114,12 +113,12 @@ _OLDER = {
 
 
 def payload(event: str, of: JsonMapping) -> JsonObject:
-    """The payload of the versioned one."""
-    return cached(of) if event == PROGRESS else PAYLOADS[event.split(".")[0]](of)
+    """Return the versioned payload of an event."""
+    return cache_progress(of) if event == PROGRESS else PAYLOADS[event.split(".")[0]](of)
 
 
 def older(event: str, of: JsonMapping) -> tuple[str, JsonObject] | None:
-    """Name and payload of the unversioned one; None: there is none."""
+    """Return the legacy name and payload of an event, or None if there is no legacy event."""
     noun, verb, *phase = event.split(".")
     if verb == "cache_images":
         return None

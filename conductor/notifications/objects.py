@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The objects that payloads of versioned notifications are made of; each is a pure function of a
-picture.
+"""The objects in payloads of versioned notifications. Each function is free of effects.
 
-Names, versions and keys are those of Nova's samples, which
-tests/contract/test_notification_samples.py compares with.
+Names, versions and keys are those of Nova's samples. tests/contract/test_notification_samples.py
+compares them.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ POWER = {0: "pending", 1: "running", 3: "paused", 4: "shutdown", 6: "crashed", 7
 
 
 def versioned(name: str, version: str, data: JsonObject) -> JsonObject:
-    """An object as oslo.versionedobjects writes it."""
+    """Return an object in the format of oslo.versionedobjects."""
     return {
         "nova_object.name": name,
         "nova_object.namespace": "nova",
@@ -27,7 +26,7 @@ def versioned(name: str, version: str, data: JsonObject) -> JsonObject:
 
 
 def flavor(of: JsonMapping) -> JsonObject:
-    """A flavor: the record, or what is frozen into a server."""
+    """Return the ``FlavorPayload`` of a flavor's record, or of the flavor stored in a server."""
     return versioned(
         "FlavorPayload",
         "1.4",
@@ -51,7 +50,11 @@ def flavor(of: JsonMapping) -> JsonObject:
 
 
 def keypair(of: JsonMapping) -> JsonObject:
-    """A key pair; its private half is nowhere."""
+    """Return the ``KeypairPayload`` of a key pair. Only the public key is included.
+
+    Args:
+        of: user_id, name, type, fingerprint and public_key of the key pair.
+    """
     return versioned(
         "KeypairPayload",
         "1.0",
@@ -66,8 +69,10 @@ def keypair(of: JsonMapping) -> JsonObject:
 
 
 def fault(of: JsonMapping | None) -> JsonObject | None:
-    """Why an action failed: what its user is told, and in place of a traceback what its operator is
-    told."""
+    """Return the ``ExceptionPayload`` of a failed action, or None without a failure.
+
+    The message is the user's. The traceback field contains the details for operators.
+    """
     if of is None:
         return None
     return versioned(
@@ -84,28 +89,28 @@ def fault(of: JsonMapping | None) -> JsonObject | None:
 
 
 def addresses(interfaces: list[JsonObject] | None) -> list[JsonObject]:
-    """One object for each fixed address."""
+    """Return one ``IpPayload`` for each fixed address."""
     return [
         versioned(
             "IpPayload",
             "1.0",
             {
-                "label": one.get("label", ""),
-                "mac": one.get("mac", ""),
+                "label": interface.get("label", ""),
+                "mac": interface.get("mac", ""),
                 "meta": {},
-                "port_uuid": one["port"],
+                "port_uuid": interface["port"],
                 "version": address.get("version", 4),
                 "address": address["address"],
-                "device_name": one.get("device") or None,
+                "device_name": interface.get("device") or None,
             },
         )
-        for one in interfaces or ()
-        for address in one.get("addresses") or ()
+        for interface in interfaces or ()
+        for address in interface.get("addresses") or ()
     ]
 
 
 def server(of: JsonMapping, request: Mapping[str, str]) -> JsonObject:
-    """The data that all payloads of servers have."""
+    """Return the fields that all payloads of servers contain."""
     properties = (of["image"] or {}).get("properties") or {}
     user = request.get("user") or None
     return {
@@ -148,5 +153,5 @@ def server(of: JsonMapping, request: Mapping[str, str]) -> JsonObject:
 
 
 def architecture(properties: Mapping[str, str]) -> str | None:
-    """What an image says of it."""
+    """Return the CPU architecture that an image names, or None."""
     return properties.get("hw_architecture") or properties.get("architecture")

@@ -287,7 +287,7 @@ def leave_debt(
         blames
         and run.problem is not None
         and run.problem.retryable
-        and failed_builds.says_something(tx, run.action.id, host, run.server.image_id)
+        and failed_builds.counts_against_host(tx, run.action.id, host, run.server.image_id)
     ):
         run.build_verdicts.append((host, -1))
         run.data.blamed = [*run.data.blamed, host]

@@ -51,7 +51,7 @@ def _try(engine: Engine, row: CleanupRow) -> None:
         fence_read[0] = server.fence if server is not None else None
         return server
 
-    description = f"cleanup {row.id} of server {row.server_id}, {cleanups.worded(row)}"
+    description = f"cleanup {row.id} of server {row.server_id}, {cleanups.describe(row)}"
     try:
         REMEDIES[row.kind](engine, row, look)
     except _Busy:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The registry: every workflow by its name. One file for each action and its counterpart."""
+"""The registry of workflows by name. Each file contains an action and its counterpart."""
 
 from __future__ import annotations
 

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host takes a snapshot of a volume that is a file, or merges one that is deleted, because the
-block storage service asks for it while a server has the volume.
+"""Snapshots of file volumes that the block storage service delegates to the server's host.
 
-The service has made the new file, empty and upon the old one, and waits for a report. The host goes
-over to it; that is written down before the service hears of it. What fails is reported as the
-snapshot's error, and the server has its volume as before. The action holds the server until the
-service says that the volume is in the new file: a move that asks it earlier would get the old one.
-A delete of the server reports in place of the action that it ends (``volume_cleanups``).
+The host takes a snapshot, or merges a deleted snapshot, because only the host can change the files
+of an attached volume.
+
+Create: the service has created an empty file on top of the volume's file and waits for a report.
+The guest switches to the new file, the conductor stores the new file in the connection, and then
+the conductor reports to the service. A failure is reported as an error of the snapshot, and the
+server keeps the old file. The action continues until the service itself names the new file.
+Otherwise a move would get a connection with the old file from the service.
+
+A delete of the server reports for the action that it supersedes (``volume_cleanups``).
 """
 
 from __future__ import annotations
@@ -35,34 +39,37 @@ QCOW2 = "qcow2"
 
 @dataclass(kw_only=True)
 class SnapshotData(ActionData):
-    """What the steps leave."""
+    """Data of the steps."""
 
-    notified: bool = False  #: the service has heard that the host is done
-    finished: bool = False  #: the service is done with the snapshot
-    since: int | None = None  #: when the action first looked whether it is, µs
+    #: True once the conductor has reported the snapshot to the service.
+    notified: bool = False
+    #: True once the service has completed the snapshot.
+    finished: bool = False
+    #: Time of the first check whether the service has completed the snapshot, in µs.
+    since: int | None = None
 
 
 CreateRun = Run[VolumeSnapshotArgs, SnapshotData]
 DeleteRun = Run[MergeSnapshotArgs, ActionData]
 
 
-def _row(run: Run[VolumeActionArgs, ActionData]) -> BlockDeviceRow:
-    """The volume that the action is about."""
+def _find_row(run: Run[VolumeActionArgs, ActionData]) -> BlockDeviceRow:
+    """Return the volume of the action."""
     return next(row for row in volumes.of(run) if row.uuid == run.args.block_device)
 
 
-def _look(engine: Engine, run: CreateRun | DeleteRun, status: str) -> None:
-    """What the service waits for no more is not begun."""
-    found = volumes.service(engine).snapshot(run.args.snapshot_id)
-    if found.status != status or found.volume_id != run.args.volume_id:
+def _check_snapshot(engine: Engine, run: CreateRun | DeleteRun, status: str) -> None:
+    """Fail the run unless the snapshot still has this status and belongs to the volume."""
+    snapshot = volumes.service(engine).snapshot(run.args.snapshot_id)
+    if snapshot.status != status or snapshot.volume_id != run.args.volume_id:
         run.fail(
-            f"Snapshot {run.args.snapshot_id} of volume {found.volume_id} is {found.status} at the block "
+            f"Snapshot {run.args.snapshot_id} of volume {snapshot.volume_id} is {snapshot.status} at the block "
             f"storage service, so nothing is done for volume {run.args.volume_id}."
         )
 
 
 def _report_failure(engine: Engine, run: CreateRun | DeleteRun, status: str) -> None:
-    """A service that is silent for long finds out by itself."""
+    """Report the status to the service, and give up after ``MAX_CLEANING_TRIES``."""
     try:
         volume_snapshots.report(engine, run.args.snapshot_id, status)
     except errors.Unavailable:
@@ -71,42 +78,44 @@ def _report_failure(engine: Engine, run: CreateRun | DeleteRun, status: str) -> 
 
 
 # --- create ---
-def _look_at_new(engine: Engine, run: CreateRun) -> None:
-    _look(engine, run, CREATING)
+def _check_new_snapshot(engine: Engine, run: CreateRun) -> None:
+    _check_snapshot(engine, run, CREATING)
 
 
 def _report_error(engine: Engine, run: CreateRun) -> None:
     _report_failure(engine, run, ERROR)
 
 
-def in_file(connection: JsonObject, name: str) -> JsonObject:
-    """The connection of a volume that is in this file of its folder."""
+def set_connection_file(connection: JsonObject, name: str) -> JsonObject:
+    """Return the connection with this file of the volume's folder as its qcow2 file."""
     place = {"name": name, "format": QCOW2}
     if isinstance(data := connection.get("data"), dict):
         return {**connection, "data": {**data, **place}}
     return {**connection, **place}
 
 
-def file_of(connection: JsonObject) -> tuple[object, object]:
-    """Name and format of the file that a connection leads to."""
-    found = connection.get("data")
-    data = found if isinstance(found, dict) else connection
+def read_connection_file(connection: JsonObject) -> tuple[object, object]:
+    """Return the name and format of the file in a connection."""
+    inner_data = connection.get("data")
+    data = inner_data if isinstance(inner_data, dict) else connection
     return data.get("name"), data.get("format")
 
 
-def _sealed(engine: Engine, run: CreateRun) -> str:
-    """The volume's connection as it is to be."""
-    known = engine.vault.open(str(_row(run).connection))
-    return engine.vault.seal(in_file(known, run.args.new_file))
+def _seal_connection(engine: Engine, run: CreateRun) -> str:
+    """Return the encrypted connection with the new file."""
+    old_connection = engine.vault.open(str(_find_row(run).connection))
+    return engine.vault.seal(set_connection_file(old_connection, run.args.new_file))
 
 
-def _snapshot(engine: Engine, run: CreateRun) -> SnapshotVolume:
-    return SnapshotVolume(volume=volumes.describe(engine, _row(run), _sealed(engine, run)))
+def _snapshot_command(engine: Engine, run: CreateRun) -> SnapshotVolume:
+    return SnapshotVolume(
+        volume=volumes.describe(engine, _find_row(run), _seal_connection(engine, run))
+    )
 
 
 def _record(tx: Connection, engine: Engine, runs: Sequence[CreateRun]) -> None:
     for run in runs:
-        run.set_volume(_row(run), connection=_sealed(engine, run))
+        run.set_volume(_find_row(run), connection=_seal_connection(engine, run))
 
 
 def _report_taken(engine: Engine, run: CreateRun) -> None:
@@ -114,27 +123,31 @@ def _report_taken(engine: Engine, run: CreateRun) -> None:
     run.data.notified = True
 
 
-def _look_whether_finished(engine: Engine, run: CreateRun) -> None:
-    """Take over what the service says of the volume, when it says that it is in the new file."""
-    row, file = _row(run), run.args.new_file
-    found = volumes.service(engine).snapshot(run.args.snapshot_id)
-    if found.status == CREATING and run.data.notified:
+def _check_finished(engine: Engine, run: CreateRun) -> None:
+    """Store the service's connection once the service has completed the snapshot.
+
+    Raises:
+        Conflict: The service has completed the snapshot without the new file.
+    """
+    row, file = _find_row(run), run.args.new_file
+    snapshot = volumes.service(engine).snapshot(run.args.snapshot_id)
+    if snapshot.status == CREATING and run.data.notified:
         return
     run.data.finished = True
-    held = volumes.service(engine).attachments(run.server.id, row.volume_id)
-    made = next((one for one in held if one.id == row.attachment_id), None)
-    if made is None or file_of(made.connection) != (file, QCOW2):
+    attachments = volumes.service(engine).attachments(run.server.id, row.volume_id)
+    attachment = next((each for each in attachments if each.id == row.attachment_id), None)
+    if attachment is None or read_connection_file(attachment.connection) != (file, QCOW2):
         raise errors.Conflict(
             f"The server has volume {row.volume_id} in its file {file}, and the block storage service does "
             "not say so: what is written there is lost when it moves. See the service."
         )
     before = engine.vault.open(str(row.connection))
-    kept = {name: before[name] for name in (NAME_ID,) if name in before}
-    run.set_volume(row, connection=engine.vault.seal({**made.connection, **kept}))
+    kept_fields = {name: before[name] for name in (NAME_ID,) if name in before}
+    run.set_volume(row, connection=engine.vault.seal({**attachment.connection, **kept_fields}))
 
 
 def _await_service(tx: Connection, engine: Engine, runs: Sequence[CreateRun]) -> None:
-    """Look again until it is done, or it has taken too long."""
+    """Poll again with a growing delay until the service is done or refuses, or time is up."""
     for run in runs:
         if run.data.since is None:
             run.data.since = run.locked_at
@@ -151,33 +164,35 @@ VOLUME_SNAPSHOT_CREATE = Workflow(
     steps=(
         Step(
             "look_at_new",
-            "first: a service that has given up takes the new file away; on the way back it hears of it",
-            call=_look_at_new,
+            "First, because the service removes the new file after giving up. The undo reports "
+            "the failure.",
+            call=_check_new_snapshot,
             undo_call=_report_error,
             lane=Lane.VOLUME,
         ),
         Step(
             "snapshot",
-            "the guest goes on in the new file; of a host whose guests are dead either is as good",
-            command=_snapshot,
+            "The guest switches to the new file. A dead host counts as done, because no guest "
+            "writes.",
+            command=_snapshot_command,
             done_when_host_dead=True,
             pivot=True,
         ),
         Step(
             "note_file",
-            "before the service hears of it: wherever the server comes next, it has the new file",
+            "Before the report, so that the server has the new file wherever it starts next.",
             apply=_record,
         ),
         Step(
             "report_taken",
-            "from here on the service goes on",
+            "From here on the service completes the snapshot.",
             call=_report_taken,
             lane=Lane.VOLUME,
         ),
         Step(
             "await_service",
-            "last: it says where the volume is, and whoever asks it afterwards gets the new file",
-            call=_look_whether_finished,
+            "Last, because a later move must get the new file from the service.",
+            call=_check_finished,
             apply=_await_service,
             lane=Lane.VOLUME,
         ),
@@ -186,16 +201,16 @@ VOLUME_SNAPSHOT_CREATE = Workflow(
 
 
 # --- delete ---
-def _look_at_old(engine: Engine, run: DeleteRun) -> None:
-    _look(engine, run, DELETING)
+def _check_old_snapshot(engine: Engine, run: DeleteRun) -> None:
+    _check_snapshot(engine, run, DELETING)
 
 
 def _report_error_deleting(engine: Engine, run: DeleteRun) -> None:
     _report_failure(engine, run, ERROR_DELETING)
 
 
-def _merge(engine: Engine, run: DeleteRun) -> MergeVolume:
-    volume = volumes.describe(engine, _row(run))
+def _merge_command(engine: Engine, run: DeleteRun) -> MergeVolume:
+    volume = volumes.describe(engine, _find_row(run))
     return MergeVolume(volume=volume, file=run.args.file, into=run.args.into)
 
 
@@ -203,7 +218,7 @@ def _report_merged(engine: Engine, run: DeleteRun) -> None:
     volumes.service(engine).update_snapshot_status(run.args.snapshot_id, DELETING)
 
 
-def _shown_as_before(tx: Connection, engine: Engine, runs: Sequence[DeleteRun]) -> None:
+def _clear_progress(tx: Connection, engine: Engine, runs: Sequence[DeleteRun]) -> None:
     for run in runs:
         run.set(progress=0)
 
@@ -215,22 +230,23 @@ VOLUME_SNAPSHOT_DELETE = Workflow(
     steps=(
         Step(
             "look_at_old",
-            "first: what the service does not delete any more is kept; on the way back it hears of it",
-            call=_look_at_old,
+            "First, because a snapshot that is no longer being deleted must be kept. The undo "
+            "reports the failure.",
+            call=_check_old_snapshot,
             undo_call=_report_error_deleting,
             lane=Lane.VOLUME,
         ),
         Step(
             "merge",
-            "the host merges the files; the guest goes on in the one that it has",
-            command=_merge,
+            "The host merges the files, and the guest keeps its current file.",
+            command=_merge_command,
             pivot=True,
         ),
         Step(
             "report_merged",
-            "last: the service removes the file that nobody needs any more",
+            "Last, because the service then deletes the merged file.",
             call=_report_merged,
-            apply=_shown_as_before,
+            apply=_clear_progress,
             lane=Lane.VOLUME,
         ),
     ),

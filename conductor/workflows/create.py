@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Create: find a host that fits, claim it, and have it make the guest.
+"""Create: claim a host and build the guest there.
 
-The guest is made by one verb on the host (image, disks, domain, start), so that a create is two
-transactions here and one command, and one more with a call for its ports. After that command was
-sent only a definite failure moves the server to another host; silence waits for the host. A guest
-whose ports are not wired yet starts paused and waits.
+One command builds the guest (image, disks, domain, start), so a create needs two transactions and
+one command, and one more transaction with a call if the server has ports. After the command is
+sent, only a definite failure moves the server to another host. If the host is silent, the conductor
+waits for it. A guest with ports that are not wired yet starts paused.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ from conductor.steps.claims import PlacementData
 from conductor.steps.networks import PortData
 from conductor.steps.volumes import VolumesData
 
-#: Since the API asked the image service: an image of a request that waited for longer is checked
-#: again, so that a create which need not wait costs no call.
+#: Age at which the image of a waiting request is checked again. A request that starts sooner needs
+#: no call, because the API has just checked the image.
 IMAGE_AGE = SECOND // 2
 
 
 @dataclass(kw_only=True)
 class CreateData(PlacementData, PortData, VolumesData):
-    """What the steps leave."""
+    """Data of the steps."""
 
-    image_checked: bool = False  #: since the request
+    #: True once the image was checked after the request.
+    image_checked: bool = False
 
 
 CreateRun = Run[CreateArgs, CreateData]
@@ -68,39 +69,38 @@ def _claim(tx: Connection, engine: Engine, runs: Sequence[CreateRun]) -> None:
 
 
 def _must_check_image(run: CreateRun) -> bool:
-    """True if the server waited for so long that its image may have changed."""
+    """Return True if the request waited so long that the image may have changed."""
     waited = run.locked_at - run.action.created_at
     return waited >= IMAGE_AGE and images.has_own(run) and not run.data.image_checked
 
 
-def _image_checked(tx: Connection, engine: Engine, runs: Sequence[CreateRun]) -> None:
+def _record_image_check(tx: Connection, engine: Engine, runs: Sequence[CreateRun]) -> None:
     for run in runs:
         run.data.image_checked = True
 
 
-def _plugged(tx: Connection, engine: Engine, runs: Sequence[CreateRun]) -> None:
+def _record_ports(tx: Connection, engine: Engine, runs: Sequence[CreateRun]) -> None:
     networks.store_plugged(tx, engine, runs)
     for run in runs:
         run.set(task_state=states.SPAWNING)
 
 
-def _unplugged(tx: Connection, engine: Engine, run: CreateRun) -> None:
+def _clear_interfaces(tx: Connection, engine: Engine, run: CreateRun) -> None:
     run.set(interfaces=[])
 
 
-def _build(engine: Engine, run: CreateRun) -> EnsureGuest:
+def _build_command(engine: Engine, run: CreateRun) -> EnsureGuest:
     return EnsureGuest(guest=guest.spec(engine, run))
 
 
-def _built(tx: Connection, run: CreateRun, result: Result) -> None:
+def _record_built(tx: Connection, run: CreateRun, result: Result) -> None:
     guest.record_booted(tx, run, result)
     run.set(launched_at=now())
     claims.record_successful_build(run)
 
 
-def _failed(tx: Connection, engine: Engine, run: CreateRun, problem: StepFailed) -> None:
-    """Another host while there are attempts and the failure was the host's own; else ERROR, with
-    the reason."""
+def _fail_create(tx: Connection, engine: Engine, run: CreateRun, problem: StepFailed) -> None:
+    """Try another host if the failure depends on the host and attempts are left, else set ERROR."""
     if claims.reschedule(engine, run, problem):
         run.set(task_state=states.SCHEDULING)
         return
@@ -111,11 +111,12 @@ CREATE = Workflow(
     "create",
     args=CreateArgs,
     data=CreateData,
-    failed=_failed,
+    failed=_fail_create,
     steps=(
         Step(
             "volumes",
-            "before a host is claimed, because some are made first; where it has any",
+            "Before the claim, because the service must create some volumes first. Skipped "
+            "without volumes.",
             call=volumes.make_ready,
             apply=volumes.await_volumes,
             lane=Lane.VOLUME,
@@ -123,15 +124,15 @@ CREATE = Workflow(
         ),
         Step(
             "image",
-            "before a host is claimed: the image may have changed since the request",
+            "Before the claim, because the image may have changed since the request.",
             call=images.check_own,
-            apply=_image_checked,
+            apply=_record_image_check,
             condition=images.has_own,
             by_name=True,
         ),
         Step(
             "place",
-            "first, because everything after it costs something on a host",
+            "Claim a host first, because every later step uses resources of the host.",
             prepare=_propose,
             apply=_claim,
             undo=claims.release_host,
@@ -139,10 +140,10 @@ CREATE = Workflow(
         ),
         Step(
             "networks",
-            "when the host is known, so that one call makes and binds all ports",
+            "After the claim, so that one call creates the ports and binds them to the host.",
             call=networks.create_ports,
-            apply=_plugged,
-            undo=_unplugged,
+            apply=_record_ports,
+            undo=_clear_interfaces,
             undo_call=networks.undo_ports,
             lane=Lane.NETWORK,
             condition=networks.asks_for_networks,
@@ -150,14 +151,14 @@ CREATE = Workflow(
         volumes.CONNECT,
         Step(
             "build",
-            "one command, because each message costs more than all that it saves",
-            command=_build,
-            on_result=_built,
+            "One command, because every message costs more time than the parts of the work.",
+            command=_build_command,
+            on_result=_record_built,
         ),
         networks.PLUG,
         Step(
             "run",
-            "its ports are wired now",
+            "The ports are wired, so the paused guest continues.",
             command=guest.start,
             on_result=guest.record_booted,
             condition=networks.starts_paused,

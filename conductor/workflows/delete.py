@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Delete: always wins. Whatever guests the server has become debts; the server is gone when they
-are confirmed.
+"""Delete, soft delete and restore.
 
-The action that ran before was superseded when this one was accepted. Ports go when the guest is
-gone and before the server is, so that its user finds them free; a silent network service holds that
-up for a while. An image that the earlier action had begun to make or had still to delete, or that
-the server was shelved into, goes last, because a silent image service must not keep a server alive.
-What a service refuses to remove is a pending cleanup: the server is gone all the same. Also here:
-soft delete, which only stops the guest, and restore.
+A delete supersedes every other action. The server's guests become pending cleanups of their hosts.
+Ports are deleted after the guest and before the server, so that the user can use them again at
+once. A silent network service therefore delays the end of the server.
+
+Images are deleted last, because a silent image service must not keep a server alive. These are the
+images that a superseded action began to create or had to delete, and the image of a shelved server.
+A removal that a service refuses becomes a pending cleanup, and the delete completes all the same.
+
+A soft delete only stops the guest. A restore starts the guest again.
 """
 
 from __future__ import annotations
@@ -47,81 +49,93 @@ from conductor.steps.volume_cleanups import LeavingData
 
 log = logging.getLogger(__name__)
 
-#: Longer than a call to a service may take there after it was given up here.
+#: Longer than a service may still take for a call that timed out here.
 LATE_CALL_MICROS = 20 * SECOND
-MOST_BEFORE = 100  #: superseded actions that a delete looks at
-#: Steps of superseded actions whose call makes what is to be removed.
+#: Limit of the superseded actions that a delete reads.
+MOST_BEFORE = 100
+#: Steps of superseded actions with a call that creates objects at a service.
 _CREATING_CALLS = ("networks", "allow", *volumes.CALLS)
 
 
 @dataclass(kw_only=True)
 class DeleteData(SharesData, LeavingData):
-    """What the steps leave."""
+    """Data of the steps."""
 
-    images: list[str] | None = None  #: that nobody will want; None: not known yet
-    snapshots: list[str] = field(default_factory=list)  #: of such an image
-    moves: bool = False  #: a migration may be open
-    late: bool = False  #: a call of the superseded action may still be carried out
-    waited: bool = False  #: long enough for that
+    #: Images to delete with the server. None before ``remove`` has read them.
+    images: list[str] | None = None
+    #: Volume snapshots of an image that was not completed.
+    snapshots: list[str] = field(default_factory=list)
+    #: True if the server may have an open migration.
+    moves: bool = False
+    #: True if a call of the superseded action may still succeed.
+    late: bool = False
+    #: True once the delete has waited for such calls.
+    waited: bool = False
 
 
 DeleteRun = Run[ActionArgs, DeleteData]
 
 
-def _remove(tx: Connection, engine: Engine, runs: Sequence[DeleteRun]) -> None:
+def _remove_guests(tx: Connection, engine: Engine, runs: Sequence[DeleteRun]) -> None:
     ready = debts.collect(tx, runs)
-    left = (
-        mappings.leaving(tx, having)
-        if (having := [run.server.id for run in ready if run.server.shares])
+    server_mappings = (
+        mappings.leaving(tx, server_ids)
+        if (server_ids := [run.server.id for run in ready if run.server.shares])
         else {}
     )
     for run in ready:
-        run.data.shares = [from_wire(ShareArgs, share) for share in left.get(run.server.id, ())]
-        superseded = _superseded(tx, run)
-        run.data.moves = run.args.was == states.RESIZED or bool(superseded)
+        run.data.shares = [
+            from_wire(ShareArgs, share) for share in server_mappings.get(run.server.id, ())
+        ]
+        superseded_actions = _read_superseded(tx, run)
+        run.data.moves = run.args.was == states.RESIZED or bool(superseded_actions)
         images = {run.server.shelved_image_id}
         run.data.snapshots = []
         if run.volumes:
             volume_cleanups.mark_detaching(run)
-        for one in superseded:
+        for action in superseded_actions:
             try:
-                images.update(_images_of(one))
-                run.data.snapshots += [str(snapshot) for snapshot in one.args.get("snapshots", [])]
+                images.update(_read_images(action))
+                run.data.snapshots += [
+                    str(snapshot) for snapshot in action.args.get("snapshots", [])
+                ]
                 if run.volumes:
-                    volume_cleanups.record_superseded_action(run, one)
+                    volume_cleanups.record_superseded_action(run, action)
             except (AttributeError, KeyError, TypeError, ValueError):
                 log.exception(
                     "what action %s has left of server %s cannot be read and stays; see its row in "
                     "the table actions",
-                    one.id,
+                    action.id,
                     run.server.id,
                 )
         run.data.images = sorted(filter(None, images))
-        run.data.late = any(one.step in _CREATING_CALLS for one in superseded)
+        run.data.late = any(action.step in _CREATING_CALLS for action in superseded_actions)
 
 
-def _superseded(tx: Connection, run: DeleteRun) -> list[ActionRow]:
-    """What was in hand when the server was deleted, and deletes that were in the place of this
-    one: their user was impatient."""
-    found: list[ActionRow] = []
-    after = run.data.after
-    while after and len(found) < MOST_BEFORE:
-        before = actions.show_by_id(tx, after)
-        if before is None or before.state != ActionState.SUPERSEDED:
+def _read_superseded(tx: Connection, run: DeleteRun) -> list[ActionRow]:
+    """Return the actions that this delete supersedes, newest first, at most ``MOST_BEFORE``.
+
+    They are the action that ran, and earlier deletes that the user repeated.
+    """
+    superseded_actions: list[ActionRow] = []
+    earlier_id = run.data.after
+    while earlier_id and len(superseded_actions) < MOST_BEFORE:
+        earlier = actions.show_by_id(tx, earlier_id)
+        if earlier is None or earlier.state != ActionState.SUPERSEDED:
             break
-        found.append(before)
-        after = before.data.get("after") if isinstance(before.data, dict) else None
-    return found
+        superseded_actions.append(earlier)
+        earlier_id = earlier.data.get("after") if isinstance(earlier.data, dict) else None
+    return superseded_actions
 
 
-def _images_of(superseded: ActionRow) -> list[str | None]:
-    """Return the images that it had begun to make, or had still to delete when its server ran."""
-    return [superseded.args.get("image_id"), superseded.data.get("image_id")]
+def _read_images(action: ActionRow) -> list[str | None]:
+    """Return the images that the action began to create, or had still to delete."""
+    return [action.args.get("image_id"), action.data.get("image_id")]
 
 
-def _gone(tx: Connection, engine: Engine, runs: Sequence[DeleteRun]) -> None:
-    if moving := [run.server.id for run in runs if run.data.moves]:
-        migrations.end_open(tx, moving, MigrationStatus.CANCELLED)
+def _mark_deleted(tx: Connection, engine: Engine, runs: Sequence[DeleteRun]) -> None:
+    if moving_ids := [run.server.id for run in runs if run.data.moves]:
+        migrations.end_open(tx, moving_ids, MigrationStatus.CANCELLED)
     for run in runs:
         run.set(
             vm_state=states.DELETED,
@@ -134,7 +148,7 @@ def _gone(tx: Connection, engine: Engine, runs: Sequence[DeleteRun]) -> None:
         )
 
 
-def _wait(tx: Connection, engine: Engine, runs: Sequence[DeleteRun]) -> None:
+def _wait_for_late_calls(tx: Connection, engine: Engine, runs: Sequence[DeleteRun]) -> None:
     for run in runs:
         if not run.data.waited:
             run.data.waited = True
@@ -155,12 +169,12 @@ def _delete_snapshots(engine: Engine, run: DeleteRun) -> None:
     volume_snapshots.delete(engine, run, run.data.snapshots)
 
 
-def _kept(tx: Connection, run: AnyRun, result: Result) -> None:
+def _record_stopped(tx: Connection, run: AnyRun, result: Result) -> None:
     guest.record_stopped(tx, run, result)
     run.set(soft_deleted_at=now())
 
 
-def _restored(tx: Connection, run: AnyRun, result: Result) -> None:
+def _record_restored(tx: Connection, run: AnyRun, result: Result) -> None:
     guest.record_booted(tx, run, result)
     run.set(soft_deleted_at=None)
 
@@ -172,21 +186,22 @@ DELETE = Workflow(
     steps=(
         Step(
             "remove",
-            "first: there is nothing to go back to once a user has said delete",
-            apply=_remove,
+            "First and without undo: an accepted delete cannot be taken back.",
+            apply=_remove_guests,
             pivot=True,
             events=StepEvents(succeeded=("instance.shutdown.start", "instance.shutdown.end")),
         ),
         Step(
             "unplug",
-            "after the guest: what it still sends needs its port's rules",
+            "After the guest, because the port's rules must hold while the guest sends frames.",
             call=networks.delete_ports,
             lane=Lane.NETWORK,
             condition=networks.has_ports,
         ),
         Step(
             "unshare",
-            "after the guest, and before its user may think that nothing of it is left",
+            "After the guest, and before the server counts as deleted, because the user expects "
+            "no access from it.",
             call=shares.remove_rules,
             apply=shares.delete_mappings,
             lane=Lane.SHARE,
@@ -194,7 +209,8 @@ DELETE = Workflow(
         ),
         Step(
             "release_volumes",
-            "after the guest, before its user may think that nothing of it is left",
+            "After the guest, and before the server counts as deleted, so that the user can reuse "
+            "the volumes.",
             call=volume_cleanups.release_all,
             apply=volume_cleanups.forget_all,
             lane=Lane.VOLUME,
@@ -202,46 +218,46 @@ DELETE = Workflow(
         ),
         Step(
             "gone",
-            "its user sees it gone when nothing of it is in their way",
-            apply=_gone,
+            "The server counts as deleted when its ports, shares and volumes are free.",
+            apply=_mark_deleted,
             events=StepEvents(succeeded=("instance.delete.end",)),
         ),
         Step(
             "wait",
-            "a call that the superseded action gave up may still be carried out",
-            apply=_wait,
+            "A call of the superseded action that timed out may still succeed.",
+            apply=_wait_for_late_calls,
             condition=_is_late,
         ),
         Step(
             "release",
-            "what an earlier call made late",
+            "Delete the ports that such a call created late.",
             call=networks.delete_ports,
             lane=Lane.NETWORK,
             condition=lambda run: run.data.late,
         ),
         Step(
             "unshare_late",
-            "the same of shares",
+            "Remove the access rules that such a call created late.",
             call=shares.remove_rules,
             lane=Lane.SHARE,
             condition=lambda run: run.data.late and shares.has_shares(run),
         ),
         Step(
             "release_volumes_late",
-            "the same of volumes",
+            "End the attachments that such a call created late.",
             call=volume_cleanups.release_all,
             lane=Lane.VOLUME,
             condition=lambda run: run.data.late and volume_cleanups.had_volumes(run),
         ),
         Step(
             "forget",
-            "last: only images are left, and the server is gone for its user already",
+            "Images last: the server is deleted for its user already.",
             call=_delete_images,
             condition=lambda run: run.data.images is None or bool(run.data.images),
         ),
         Step(
             "delete_snapshots",
-            "with the image that would have named them",
+            "The image that would have named these snapshots was never completed.",
             call=_delete_snapshots,
             lane=Lane.VOLUME,
             condition=lambda run: bool(run.data.snapshots),
@@ -256,9 +272,9 @@ SOFT_DELETE = Workflow(
     steps=(
         Step(
             "stop",
-            "the guest's disk stays until the time to restore it is over",
+            "The guest's files stay until the time to restore the server is over.",
             command=guest.stop,
-            on_result=_kept,
+            on_result=_record_stopped,
         ),
     ),
 )
@@ -270,10 +286,10 @@ RESTORE = Workflow(
     steps=(
         Step(
             "run",
-            "as a start",
+            "Start the guest as for a start.",
             command=guest.start,
             on_start=guest.allow_to_run,
-            on_result=_restored,
+            on_result=_record_restored,
         ),
     ),
 )

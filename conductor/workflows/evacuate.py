@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evacuate: a server whose host is dead is made again on another one, of its image, or of its files
-where those are on shared storage.
+"""Evacuate: create a server again on another host because the server's host is dead.
 
-Silence proves nothing: a fencing hook must have made sure that the host's guests are dead, or an
-admin must have said so by forcing the host down. The old guest is kept in the records until the new
-one stands, so that a failure loses nothing; then it is a debt, which the host removes when it
-returns.
+The new guest is built from the image, or from the server's files if those are on storage that both
+hosts share.
+
+Invariant: the source's guests are proved dead before the rebuild begins. Either a fencing hook has
+succeeded, or an admin has forced the host down. Silence alone is no proof. The record of the old
+guest is kept until the new guest exists, so that a failure loses no data. Then the old guest
+becomes a pending cleanup of the source.
 """
 
 from __future__ import annotations
@@ -36,20 +38,27 @@ HAS_COME_BACK = "Host {host} has come back meanwhile; the server is there."
 
 @dataclass(kw_only=True)
 class EvacuateData(MoveData):
-    """What the steps leave."""
+    """Data of the steps."""
 
-    session: int | None = None  #: of the source, when the evacuation began
-    fenced: bool = False  #: by this action, so that the record of the host is still to be written
-    #: zone and wanted state of the old guest, while a destination is claimed
+    #: Session of the source when the evacuation began.
+    session: int | None = None
+    #: True if this action has fenced the host and has not yet recorded that.
+    fenced: bool = False
+    #: Availability zone and wanted state of the old guest, while a destination is claimed.
     old: JsonObject | None = None
-    returned: bool = False  #: the source has opened a session since
+    #: True if the source has opened a new session since the evacuation began.
+    returned: bool = False
 
 
 EvacuateRun = Run[EvacuateArgs, EvacuateData]
 
 
 def _fence(engine: Engine, run: EvacuateRun) -> None:
-    """Make sure that nothing runs on the host, unless there is proof already."""
+    """Fence the source unless its guests are proved dead already.
+
+    Raises:
+        Conflict: The host is up, or no fencing hook is configured.
+    """
     host = moves.source(run)
     dead, up, session = engine.store.read(
         lambda tx: (
@@ -70,42 +79,44 @@ def _fence(engine: Engine, run: EvacuateRun) -> None:
     run.data.fenced = True
 
 
-def _fenced(tx: Connection, engine: Engine, runs: Sequence[EvacuateRun]) -> None:
+def _record_fenced(tx: Connection, engine: Engine, runs: Sequence[EvacuateRun]) -> None:
     for run in runs:
         if not run.data.fenced:
             continue
         run.data.fenced = False
-        # a new session waits from here on, or was opened before
+        # This lock makes a new session of the host wait. A session opened earlier is compared
+        # below.
         services.are_dead(tx, moves.source(run), locked=True)
-        if _session(tx, run) == run.data.session:
+        if _read_session(tx, run) == run.data.session:
             services.fence(tx, moves.source(run))
         else:
             run.fail(HAS_COME_BACK.format(host=moves.source(run)))
 
 
 def _claim(tx: Connection, engine: Engine, runs: Sequence[EvacuateRun]) -> None:
-    ready = [run for run in runs if _may_begin(tx, run)]
-    taken = claims.claim(tx, engine, ready, moves.request_spec) if ready else []
-    for run, claimed in taken:
-        moves.record_claim(run, claimed)
+    ready = [run for run in runs if _can_begin(tx, run)]
+    claims_of_runs = claims.claim(tx, engine, ready, moves.request_spec) if ready else []
+    for run, claimed_host in claims_of_runs:
+        moves.record_claim(run, claimed_host)
         run.raise_fence()
         _keep_old(tx, run)
-        run.set(host=claimed.host, availability_zone=claimed.zone)
-        run.set_migration(status=MigrationStatus.PRE_MIGRATING, dest_host=claimed.host)
-    if taken:
+        run.set(host=claimed_host.host, availability_zone=claimed_host.zone)
+        run.set_migration(status=MigrationStatus.PRE_MIGRATING, dest_host=claimed_host.host)
+    if claims_of_runs:
         guests.add(
             tx,
             [
                 {
-                    **claimed.guest(run),
-                    "wanted": GuestState.RUNNING if _runs(run) else GuestState.STOPPED,
-                    "may_run": _runs(run),
+                    **claimed_host.guest(run),
+                    "wanted": GuestState.RUNNING if _is_started(run) else GuestState.STOPPED,
+                    "may_run": _is_started(run),
                 }
-                for run, claimed in taken
+                for run, claimed_host in claims_of_runs
             ],
         )
-        for run, _ in moves.compare_hosts(tx, [run for run, _ in taken]):
-            if run.args.shared not in (None, run.data.shared):  # a disk would be lost, or missed
+        for run, _ in moves.compare_hosts(tx, [run for run, _ in claims_of_runs]):
+            # With a wrong value of ``shared`` a disk would be lost or missing.
+            if run.args.shared not in (None, run.data.shared):
                 run.fail(
                     "The server's files are on storage that its new host shares."
                     if run.data.shared
@@ -113,47 +124,52 @@ def _claim(tx: Connection, engine: Engine, runs: Sequence[EvacuateRun]) -> None:
                 )
 
 
-def _may_begin(tx: Connection, run: EvacuateRun) -> bool:
+def _can_begin(tx: Connection, run: EvacuateRun) -> bool:
     if run.data.after and actions.busy_until(tx, run.data.after):
-        # the old burst may still write; what it leaves must be found
+        # The command of the superseded action may still write data that this action must see.
         run.retry_in(BURST_POLL_MICROS)
         return False
     if not services.are_dead(tx, moves.source(run), locked=True):
         run.fail(f"Host {moves.source(run)} is not forced down any more; the server is there.")
         return False
-    if _session(tx, run) != run.data.session:
+    if _read_session(tx, run) != run.data.session:
         run.fail(HAS_COME_BACK.format(host=moves.source(run)))
         return False
     return True
 
 
-def _session(tx: Connection, run: EvacuateRun) -> int:
+def _read_session(tx: Connection, run: EvacuateRun) -> int:
     return hosts.sessions(tx, [moves.source(run)]).get(moves.source(run), 0)
 
 
-def _look_back(tx: Connection, engine: Engine, run: EvacuateRun) -> None:
-    """A host that has opened a session since is no longer dead; what it was kept from running runs
-    there again."""
-    run.data.returned = run.data.session is not None and _session(tx, run) != run.data.session
+def _check_source_returned(tx: Connection, engine: Engine, run: EvacuateRun) -> None:
+    """Record whether the source has opened a new session since the evacuation began.
+
+    Such a host is alive again. If the server ran there, the host must start the guest again.
+    """
+    run.data.returned = run.data.session is not None and _read_session(tx, run) != run.data.session
 
 
 def _has_returned(run: EvacuateRun) -> bool:
     return run.data.returned and run.args.was == states.ACTIVE
 
 
-def _revive(engine: Engine, run: EvacuateRun) -> Verb:
-    """As it was there; with volumes from the record, because they have other attachments now."""
+def _revive_command(engine: Engine, run: EvacuateRun) -> Verb:
+    """Return the command that starts the guest on the returned source.
+
+    With volumes the guest is defined from the record, because the attachments have changed.
+    """
     if run.has_volumes():
         return Install(guest=moves.old_guest_spec(engine, run), runs=True)
     return guest.start(engine, run)
 
 
 def _keep_old(tx: Connection, run: EvacuateRun) -> None:
-    """The guest where the server was is kept; what an earlier move has left elsewhere is a debt."""
-    old = {"zone": run.server.availability_zone}
+    """Keep the guest record at the source, and make guests on other hosts pending cleanups."""
+    old_guest = {"zone": run.server.availability_zone}
     for row in guests.places(tx, run.server.id):
         if row.host == moves.source(run):
-            old["wanted"] = row.wanted
+            old_guest["wanted"] = row.wanted
         elif row.wanted != GuestState.ABSENT:
             guests.add_debt(
                 tx,
@@ -163,53 +179,53 @@ def _keep_old(tx: Connection, run: EvacuateRun) -> None:
                 may_run=False,
                 keeps_files=migrations.share_files(tx, row.host, moves.source(run)),
             )
-    run.data.old = old
+    run.data.old = old_guest
     guests.become(tx, run.server.id, moves.source(run), GuestState.KEPT, may_run=False)
 
 
 def _release_destination(tx: Connection, engine: Engine, run: EvacuateRun) -> None:
-    """Give the destination up: the server is where it was, and as dead as before."""
+    """Release the destination and restore the guest record at the source."""
     if not run.data.placed:
         return
     run.data.placed = False
     run.raise_fence()
     claims.leave_debt(tx, run, moves.claimed_destination(run), moves.shares_storage(run))
-    old, run.data.old = run.data.old or {}, None
-    if "wanted" in old:
+    old_guest, run.data.old = run.data.old or {}, None
+    if "wanted" in old_guest:
         guests.become(
             tx,
             run.server.id,
             moves.source(run),
-            old["wanted"],
-            may_run=old["wanted"] == GuestState.RUNNING,
+            old_guest["wanted"],
+            may_run=old_guest["wanted"] == GuestState.RUNNING,
         )
-    run.set(host=moves.source(run), availability_zone=old["zone"])
+    run.set(host=moves.source(run), availability_zone=old_guest["zone"])
 
 
-def _runs(run: EvacuateRun) -> bool:
-    """Is it started there? A stopped server stays off; since 2.95 every one does."""
+def _is_started(run: EvacuateRun) -> bool:
+    """Return True if the new guest is started. From microversion 2.95 on no guest is."""
     return moves.was_running(run) and not run.args.stopped
 
 
-def _bind(engine: Engine, run: EvacuateRun) -> None:
+def _bind_to_destination(engine: Engine, run: EvacuateRun) -> None:
     networks.rebind_to(engine, run, moves.claimed_destination(run))
 
 
-def _bind_back(engine: Engine, run: EvacuateRun) -> None:
+def _bind_to_source(engine: Engine, run: EvacuateRun) -> None:
     networks.rebind_to(engine, run, moves.source(run))
 
 
-def _build(engine: Engine, run: EvacuateRun) -> Verb:
-    """Of its files where they are; else of its image."""
+def _build_command(engine: Engine, run: EvacuateRun) -> Verb:
+    """Return the command that builds the guest from shared files or from its image."""
     spec = moves.guest_spec(engine, run)
     if run.data.shared:
-        return Install(guest=spec, runs=_runs(run))
-    if _runs(run):
+        return Install(guest=spec, runs=_is_started(run))
+    if _is_started(run):
         return EnsureGuest(guest=spec)
     return Rebuild(guest=spec, runs=False, keep_ephemeral=False)
 
 
-def _built(tx: Connection, run: EvacuateRun, result: Result) -> None:
+def _record_built(tx: Connection, run: EvacuateRun, result: Result) -> None:
     guest.record_booted(tx, run, result)
     run.set(launched_at=now())
     claims.record_successful_build(run)
@@ -224,12 +240,16 @@ def _leave_source(tx: Connection, engine: Engine, runs: Sequence[EvacuateRun]) -
         run.commands.append(
             (moves.source(run), cleanup_command(run.server.id, run.fence, keep_files=shared))
         )
-        run.set(vm_state=states.ACTIVE if _runs(run) else states.STOPPED)
+        run.set(vm_state=states.ACTIVE if _is_started(run) else states.STOPPED)
         run.set_migration(status=MigrationStatus.DONE)
 
 
-def _failed(tx: Connection, engine: Engine, run: EvacuateRun, problem: StepFailed) -> None:
-    """Another host while there are attempts; else as before, and the action's event says why."""
+def _fail_evacuate(tx: Connection, engine: Engine, run: EvacuateRun, problem: StepFailed) -> None:
+    """Try another host if attempts are left, else record the failure.
+
+    The server is at the source as before. If the source has returned, the evacuation is not tried
+    again.
+    """
     if run.data.plugged is not None:
         run.set(interfaces=run.data.plugged)
     if run.data.returned:
@@ -240,34 +260,34 @@ def _failed(tx: Connection, engine: Engine, run: EvacuateRun, problem: StepFaile
 
 
 def _waits_for_ports(run: EvacuateRun) -> bool:
-    return _runs(run) and networks.starts_paused(run)
+    return _is_started(run) and networks.starts_paused(run)
 
 
 EVACUATE = Workflow(
     "evacuate",
     args=EvacuateArgs,
     data=EvacuateData,
-    failed=_failed,
+    failed=_fail_evacuate,
     steps=(
         Step(
             "revive",
-            "only on the way back: its host has returned meanwhile, and runs it again",
-            undo=_look_back,
-            undo_command=_revive,
+            "Undo only: the source has returned meanwhile and starts the guest again.",
+            undo=_check_source_returned,
+            undo_command=_revive_command,
             undo_starts_guest=True,
             host_of=moves.source,
             condition=_has_returned,
         ),
         Step(
             "fence",
-            "before anything: while its guests may run there is nothing to be made again",
+            "First, because no second guest may exist while the old one can run.",
             call=_fence,
-            apply=_fenced,
+            apply=_record_fenced,
             lane=Lane.FENCING,
         ),
         Step(
             "place",
-            "the old guest is kept in the records, so that a failure leads back",
+            "The record of the old guest is kept, so that a failure can be undone.",
             prepare=moves.propose,
             apply=_claim,
             undo=_release_destination,
@@ -275,32 +295,32 @@ EVACUATE = Workflow(
         ),
         Step(
             "bind",
-            "when the host is known",
-            call=_bind,
+            "After the claim, because the ports are bound to the new host.",
+            call=_bind_to_destination,
             apply=networks.store_plugged,
-            undo_call=_bind_back,
+            undo_call=_bind_to_source,
             lane=Lane.NETWORK,
             condition=networks.has_ports,
         ),
         moves.MOVE_VOLUMES,
         Step(
             "build",
-            "as a new server, or of the files that are there",
-            command=_build,
+            "Build the guest like a new server's, or from the files on shared storage.",
+            command=_build_command,
             host_of=moves.destination,
-            on_result=_built,
+            on_result=_record_built,
         ),
         networks.plug_step(_waits_for_ports),
         Step(
             "run",
-            "its ports are wired now",
+            "The ports are wired, so the paused guest continues.",
             command=guest.start,
             on_result=guest.record_booted,
             condition=_waits_for_ports,
         ),
         Step(
             "leave",
-            "last: the new guest stands, and the old one is a debt",
+            "Last, because the new guest exists now and the old one can be removed.",
             apply=_leave_source,
             pivot=True,
         ),

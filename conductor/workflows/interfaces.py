@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interfaces of a server that exists: attach, detach; and which security groups guard its ports.
+"""Attach and detach interfaces, and add and remove security groups of a server's ports.
 
-A port is made and bound before the guest sees it and removed after the guest has let go of it, so
-that no frame ever passes without rules. The API waits for the step that its caller wants to know
-of.
+A port is created and bound before the guest gets the interface, and deleted after the guest has
+released the interface. So the rules of the port apply to every frame. The API waits for the step
+that decides the response.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ SecurityGroupRun = Run[SecurityGroupArgs, PortData]
 
 
 # --- attach ---
-def _open(tx: Connection, engine: Engine, runs: Sequence[AnyRun]) -> None:
+def _open_interfaces(tx: Connection, engine: Engine, runs: Sequence[AnyRun]) -> None:
     for run in runs:
         run.set(interfaces=run.server.interfaces or [])
 
 
-def _plugged(tx: Connection, engine: Engine, runs: Sequence[AttachRun]) -> None:
+def _store_port(tx: Connection, engine: Engine, runs: Sequence[AttachRun]) -> None:
     for run in runs:
         assert run.data.plugged, "one port was made"
         run.data.interface = run.data.plugged[0]
 
 
-def _attach(engine: Engine, run: AttachRun) -> AttachInterface:
+def _attach_command(engine: Engine, run: AttachRun) -> AttachInterface:
     return AttachInterface(interface=from_wire(Interface, run.data.interface or {}))
 
 
-def _attached(tx: Connection, run: AttachRun, result: Result) -> None:
+def _record_attached(tx: Connection, run: AttachRun, result: Result) -> None:
     run.set(interfaces=[*(run.server.interfaces or ()), run.data.interface])
 
 
@@ -54,38 +54,47 @@ ATTACH_INTERFACE = Workflow(
     args=NetworkArgs,
     data=InterfaceData,
     steps=(
-        Step("open", "from here on the end of the server looks for ports", apply=_open),
+        Step(
+            "open",
+            "From here on a delete of the server also deletes ports.",
+            apply=_open_interfaces,
+        ),
         Step(
             "networks",
-            "before the guest, so that its rules are there first",
+            "Before the guest, so that the port's rules exist first.",
             call=networks.create_ports,
-            apply=_plugged,
+            apply=_store_port,
             undo_call=networks.undo_ports,
             lane=Lane.NETWORK,
         ),
-        Step("attach", "the API waits for this", command=_attach, on_result=_attached),
+        Step(
+            "attach",
+            "The API waits for this step.",
+            command=_attach_command,
+            on_result=_record_attached,
+        ),
     ),
 )
 
 
 # --- detach ---
-def _interface(run: DetachRun) -> Interface:
+def _read_interface(run: DetachRun) -> Interface:
     rows = (row for row in run.server.interfaces or () if row["port"] == run.args.port)
     return from_wire(Interface, next(rows, {"port": run.args.port}))
 
 
-def _detach(engine: Engine, run: DetachRun) -> DetachInterface:
-    return DetachInterface(interface=_interface(run))
+def _detach_command(engine: Engine, run: DetachRun) -> DetachInterface:
+    return DetachInterface(interface=_read_interface(run))
 
 
 def _release_port(engine: Engine, run: DetachRun) -> None:
     networks.detach(engine, run, run.args.port)
 
 
-def _detached(tx: Connection, engine: Engine, runs: Sequence[DetachRun]) -> None:
+def _remove_interface(tx: Connection, engine: Engine, runs: Sequence[DetachRun]) -> None:
     for run in runs:
         run.set(
-            interfaces=[one for one in run.server.interfaces or () if one["port"] != run.args.port]
+            interfaces=[row for row in run.server.interfaces or () if row["port"] != run.args.port]
         )
 
 
@@ -95,13 +104,16 @@ DETACH_INTERFACE = Workflow(
     data=ActionData,
     steps=(
         Step(
-            "detach", "first: while the guest has it, its rules stay", command=_detach, pivot=True
+            "detach",
+            "Before the port, because its rules must hold while the guest has the interface.",
+            command=_detach_command,
+            pivot=True,
         ),
         Step(
             "unplug",
-            "after the guest has let go of it",
+            "After the guest has released the interface.",
             call=_release_port,
-            apply=_detached,
+            apply=_remove_interface,
             lane=Lane.NETWORK,
         ),
     ),
@@ -109,8 +121,13 @@ DETACH_INTERFACE = Workflow(
 
 
 # --- security groups ---
-def _change(engine: Engine, run: SecurityGroupRun) -> None:
-    """Each port's groups with the one added or removed."""
+def _change_groups(engine: Engine, run: SecurityGroupRun) -> None:
+    """Add the security group to every port of the server, or remove the group from them.
+
+    Raises:
+        BadRequest: The server has no ports.
+        NotFound: No port has the group that is to be removed.
+    """
     service, group, adds = (
         networks.service(engine),
         run.args.group,
@@ -123,7 +140,8 @@ def _change(engine: Engine, run: SecurityGroupRun) -> None:
         )
     if (
         not adds
-        and not run.is_repeated  # by an earlier try, of which nothing was written
+        # An earlier attempt may have removed the group without a record.
+        and not run.is_repeated
         and not any(group in port["security_groups"] for port in ports)
     ):
         raise errors.NotFound(
@@ -136,7 +154,7 @@ def _change(engine: Engine, run: SecurityGroupRun) -> None:
             if adds and group not in before
             else before
             if adds
-            else [one for one in before if one != group]
+            else [name for name in before if name != group]
         )
         if after != before:
             ports[number] = service.update(port["id"], {"security_groups": after})
@@ -145,8 +163,8 @@ def _change(engine: Engine, run: SecurityGroupRun) -> None:
 
 _CHANGE = Step(
     "change",
-    "the API waits for this",
-    call=_change,
+    "The API waits for this step.",
+    call=_change_groups,
     apply=networks.store_interfaces,
     lane=Lane.NETWORK,
 )

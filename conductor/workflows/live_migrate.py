@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Live migration: the guest goes to another host while it runs.
+"""Live migration: move the guest to another host while it runs.
 
-Its CPUs run on one side at any moment; the hypervisors hand them over. What became of that is
-decided by asking both: the source says that it has the guest no more, the destination that it has
-it, and only then does the place change. Had neither it, the source would start it from its disk.
-Ports are bound at both places meanwhile, so that the guest finds its network where it arrives.
+The hypervisors hand the guest over, so the guest's CPUs run on one host at a time. The server's
+host changes only after both agents have reported: the source, that the guest has left, and the
+destination, that the guest has arrived. If neither host has the guest, the source starts the guest
+again from the disk. During the migration the ports are bound to both hosts, so that the guest has a
+network on arrival.
 """
 
 from __future__ import annotations
@@ -36,17 +37,19 @@ from conductor.engine.workflow import Workflow
 from conductor.steps import claims, debts, guest, moves, networks, volumes
 from conductor.steps.moves import MoveData
 
-#: The step whose command can be aborted, or completed by force.
-
 
 @dataclass(kw_only=True)
 class LiveMigrateData(MoveData):
-    """What the steps leave."""
+    """Data of the steps."""
 
-    cpu: JsonObject = field(default_factory=dict)  #: of the source
-    diskless: bool = False  #: the source moves guests without their disks
-    handed_over: bool = False  #: the source has the guest no more
-    control: str | None = None  #: the control that was requested while it ran
+    #: CPU model and features of the source.
+    cpu: JsonObject = field(default_factory=dict)
+    #: True if the source can migrate guests without copying their disks.
+    diskless: bool = False
+    #: True if the source has handed the guest over.
+    handed_over: bool = False
+    #: Control that a user requested during the migration, for example an abort.
+    control: str | None = None
 
 
 LiveMigrateRun = Run[LiveMigrateArgs, LiveMigrateData]
@@ -56,11 +59,11 @@ def _claim(tx: Connection, engine: Engine, runs: Sequence[LiveMigrateRun]) -> No
     for run, source in moves.claim(tx, engine, runs):
         run.data.cpu, run.data.diskless = source.get("cpu_info") or {}, bool(source.get("diskless"))
         run.set_migration(status=MigrationStatus.PREPARING)
-        _check(run)
+        _check_hosts(run)
 
 
-def _check(run: LiveMigrateRun) -> None:
-    """What can be said against it without asking the hosts."""
+def _check_hosts(run: LiveMigrateRun) -> None:
+    """Fail the run if the request contradicts the data of the two hosts."""
     if not (run.data.to or {}).get("uri"):
         run.fail(
             f"Host {moves.destination(run)} takes no servers in while they run; set [migration] "
@@ -75,11 +78,11 @@ def _check(run: LiveMigrateRun) -> None:
         )
 
 
-def _connect_there(engine: Engine, run: LiveMigrateRun) -> None:
+def _connect_at_destination(engine: Engine, run: LiveMigrateRun) -> None:
     volumes.connect_also(engine, run, moves.claimed_destination(run))
 
 
-def _prepare(engine: Engine, run: LiveMigrateRun) -> PrepareArrival:
+def _prepare_command(engine: Engine, run: LiveMigrateRun) -> PrepareArrival:
     return PrepareArrival(
         guest=moves.guest_spec(engine, run),
         source=run.data.transfer or "",
@@ -89,24 +92,27 @@ def _prepare(engine: Engine, run: LiveMigrateRun) -> PrepareArrival:
     )
 
 
-def _prepared(tx: Connection, run: LiveMigrateRun, result: Result) -> None:
+def _record_prepared(tx: Connection, run: LiveMigrateRun, result: Result) -> None:
     run.data.to = {**(run.data.to or {}), **from_wire(Destination, result.data).details}
 
 
 def _release_destination(tx: Connection, engine: Engine, run: LiveMigrateRun) -> None:
-    """That two hosts do not go together says nothing of either."""
+    """Release the destination.
+
+    The failure does not count against the destination, because the hosts may only be incompatible.
+    """
     moves.release_destination(tx, engine, run, blames=False)
 
 
 def _check_abort(tx: Connection, engine: Engine, runs: Sequence[LiveMigrateRun]) -> None:
-    """An abort that was asked for before the hosts could be told."""
+    """Fail the runs that a user aborted before the hosts began."""
     records = migrations.open_of(tx, [run.server.id for run in runs])
     for run in runs:
         if records[run.server.id].requested_control == Control.ABORT:
             run.fail("The migration was aborted.", reason=FailureReason.ABORTED)
 
 
-def _migrate(engine: Engine, run: LiveMigrateRun) -> LiveMigrate:
+def _migrate_command(engine: Engine, run: LiveMigrateRun) -> LiveMigrate:
     return LiveMigrate(
         guest=moves.guest_spec(engine, run),
         to=Destination(details=run.data.to or {}),
@@ -114,34 +120,34 @@ def _migrate(engine: Engine, run: LiveMigrateRun) -> LiveMigrate:
     )
 
 
-def _begun(tx: Connection, runs: Sequence[LiveMigrateRun]) -> None:
+def _record_begun(tx: Connection, runs: Sequence[LiveMigrateRun]) -> None:
     for run in runs:
         run.set_migration(status=MigrationStatus.RUNNING)
 
 
-def _migrated(tx: Connection, run: LiveMigrateRun, result: Result) -> None:
+def _record_migrated(tx: Connection, run: LiveMigrateRun, result: Result) -> None:
     run.data.handed_over = True
     run.set_migration(status=MigrationStatus.POST_MIGRATING)
 
 
-def _arrive(engine: Engine, run: LiveMigrateRun) -> Arrived:
+def _arrived_command(engine: Engine, run: LiveMigrateRun) -> Arrived:
     return Arrived(guest=moves.guest_spec(engine, run))
 
 
-def _drop(engine: Engine, run: LiveMigrateRun) -> EnsureAbsent:
+def _remove_command(engine: Engine, run: LiveMigrateRun) -> EnsureAbsent:
     return EnsureAbsent(keep_files=moves.shares_storage(run))
 
 
-def _arrived(tx: Connection, run: LiveMigrateRun, result: Result) -> None:
+def _record_arrived(tx: Connection, run: LiveMigrateRun, result: Result) -> None:
     guest.record_running(tx, run, result)
 
 
 def _is_handed_over(run: LiveMigrateRun) -> bool:
-    """Has the source given it up, so that on the way back it has only its disk?"""
+    """Return True if the source has handed the guest over, so that only the disk is left there."""
     return run.data.handed_over
 
 
-def _start_again(engine: Engine, run: LiveMigrateRun) -> Install:
+def _start_at_source_command(engine: Engine, run: LiveMigrateRun) -> Install:
     return Install(guest=moves.old_guest_spec(engine, run), runs=True)
 
 
@@ -153,7 +159,7 @@ def _switch(tx: Connection, engine: Engine, runs: Sequence[LiveMigrateRun]) -> N
         claims.record_successful_build(run)
 
 
-def _leave(tx: Connection, engine: Engine, runs: Sequence[LiveMigrateRun]) -> None:
+def _leave_source(tx: Connection, engine: Engine, runs: Sequence[LiveMigrateRun]) -> None:
     debts.collect(tx, runs, moves.source, moves.shares_storage)
 
 
@@ -163,16 +169,20 @@ def _finish(tx: Connection, engine: Engine, runs: Sequence[LiveMigrateRun]) -> N
     )
     for run in runs:
         if run.server.id in records:
-            run.data.control = records[
-                run.server.id
-            ].requested_control  # the notification of the end names it
+            # The notification of the end contains the control.
+            run.data.control = records[run.server.id].requested_control
         run.set(progress=0)
         run.set_migration(status=MigrationStatus.COMPLETED)
 
 
-def _failed(tx: Connection, engine: Engine, run: LiveMigrateRun, problem: StepFailed) -> None:
-    """It is as before; one that was lost on the way was started anew, and is not sent on another.
-    Nothing fails one that has moved."""
+def _fail_migration(
+    tx: Connection, engine: Engine, run: LiveMigrateRun, problem: StepFailed
+) -> None:
+    """Record the failure. The server is at the source as before.
+
+    A guest that was lost during the handover was started again from the disk, and no other
+    destination is tried.
+    """
     run.set(progress=0)
     if run.data.handed_over:
         run.set(vm_state=states.ACTIVE, power_state=states.RUNNING)
@@ -189,11 +199,12 @@ LIVE_MIGRATE = Workflow(
     "live_migrate",
     args=LiveMigrateArgs,
     data=LiveMigrateData,
-    failed=_failed,
+    failed=_fail_migration,
     steps=(
         Step(
             "place",
-            "first: after it the destination's room is sure, and the migration holds what the source has",
+            "Claim the destination first, so that no later step fails for lack of room. From here "
+            "on the migration holds the resources at the source.",
             prepare=moves.propose,
             apply=_claim,
             undo=_release_destination,
@@ -201,14 +212,14 @@ LIVE_MIGRATE = Workflow(
         ),
         Step(
             "offer",
-            "of a guest that runs only what it cannot change",
+            "Let the destination read the backing files, which the running guest cannot change.",
             command=moves.offer,
             host_of=moves.source,
             fails_on_any_host=True,
         ),
         Step(
             "bind_there",
-            "before the destination describes the guest, while the ports still work where it is",
+            "Before the destination defines the guest. The ports stay active at the source.",
             call=networks.bind_at_destination,
             undo_call=networks.unbind_destination,
             lane=Lane.NETWORK,
@@ -216,19 +227,19 @@ LIVE_MIGRATE = Workflow(
         ),
         Step(
             "connect_there",
-            "the same of its volumes: both hosts have them while it moves",
-            call=_connect_there,
+            "Both hosts need the volumes during the migration.",
+            call=_connect_at_destination,
             undo_call=volumes.disconnect_arriving,
             lane=Lane.VOLUME,
             condition=Run.has_volumes,
         ),
         Step(
             "prepare",
-            "the destination looks whether it can take the guest, and lets in from the source what it has then "
-            "described itself",
-            command=_prepare,
+            "The destination checks that the guest can run there, and permits the source to "
+            "connect.",
+            command=_prepare_command,
             host_of=moves.destination,
-            on_result=_prepared,
+            on_result=_record_prepared,
             fails_when_host_down=True,
             reads_source=True,
             events=StepEvents(
@@ -236,37 +247,38 @@ LIVE_MIGRATE = Workflow(
                 succeeded=("instance.live_migration_pre.end",),
             ),
         ),
-        Step("heed", "the last moment at which nothing has to be called off", apply=_check_abort),
+        Step("heed", "The last moment at which an abort needs no command.", apply=_check_abort),
         Step(
             "return",
-            "only on the way back, when it is nowhere: it starts from its disk where that is whole",
-            undo_command=_start_again,
+            "Undo only: if no host has the guest, the source starts the guest from its disk.",
+            undo_command=_start_at_source_command,
             undo_starts_guest=True,
             host_of=moves.source,
             condition=_is_handed_over,
         ),
         Step(
             "migrate",
-            "the hypervisors hand it over; a source that is dead leaves the answer to the destination",
-            command=_migrate,
+            "The hypervisors hand the guest over. If the source is dead, only the destination "
+            "knows the outcome.",
+            command=_migrate_command,
             host_of=moves.source,
-            on_start=_begun,
-            on_result=_migrated,
+            on_start=_record_begun,
+            on_result=_record_migrated,
             done_when_host_dead=True,
             takes_controls=True,
         ),
         Step(
             "arrive",
-            "the destination says that it has it; only that makes it its place. Else it gives up what it may "
-            "have, before the source starts it again",
-            command=_arrive,
+            "Only the destination's report makes it the server's host. The undo removes the guest "
+            "from the destination before the source starts it again.",
+            command=_arrived_command,
             host_of=moves.destination,
-            on_result=_arrived,
-            undo_command=_drop,
+            on_result=_record_arrived,
+            undo_command=_remove_command,
         ),
         Step(
             "switch",
-            "one transaction: the place, and which of the two guests may run",
+            "The server's host and the permission to run change in one transaction.",
             apply=_switch,
             pivot=True,
             events=StepEvents(
@@ -279,27 +291,31 @@ LIVE_MIGRATE = Workflow(
         ),
         Step(
             "activate",
-            "at once: from now on its frames are sent there",
+            "At once, because the guest's frames now come from the destination.",
             call=networks.activate_at_destination,
             apply=networks.store_interfaces,
             lane=Lane.NETWORK,
             condition=networks.has_ports,
         ),
-        Step("leave", "what the source has of it is a debt", apply=_leave),
+        Step(
+            "leave",
+            "The source removes the rest of the guest as a pending cleanup.",
+            apply=_leave_source,
+        ),
         Step(
             "let_go",
-            "the source's bindings of its ports, when nothing runs there any more",
+            "Remove the port bindings of the source, because no guest runs there.",
             call=networks.unbind_source,
             lane=Lane.NETWORK,
             condition=networks.has_ports,
         ),
         Step(
             "disconnect_source",
-            "the source's attachments of its volumes, when it has let go of them",
+            "End the attachments of the source, because the source has disconnected the volumes.",
             call=volumes.disconnect_arriving,
             lane=Lane.VOLUME,
             condition=Run.has_volumes,
         ),
-        Step("finish", "last", apply=_finish),
+        Step("finish", "The migration is completed last.", apply=_finish),
     ),
 )

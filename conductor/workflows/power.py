@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Start, stop, pause, suspend and their like: one command each, to the host where the server is."""
+"""Start, stop, reboot, pause, suspend and similar actions: one command to the server's host."""
 
 from __future__ import annotations
 
@@ -18,50 +18,51 @@ from conductor.engine.workflow import Workflow
 from conductor.steps import guest
 
 
-def _reboot_soft(engine: Engine, run: AnyRun) -> Reboot:
+def _reboot_soft_command(engine: Engine, run: AnyRun) -> Reboot:
     return Reboot(timeout=engine.shutdown_timeout, has=guest.belongings(engine, run))
 
 
-def _reboot_hard(engine: Engine, run: AnyRun) -> Reboot:
+def _reboot_hard_command(engine: Engine, run: AnyRun) -> Reboot:
     return Reboot(timeout=0, has=guest.belongings(engine, run))
 
 
-def _pause(engine: Engine, run: AnyRun) -> EnsurePaused:
+def _pause_command(engine: Engine, run: AnyRun) -> EnsurePaused:
     return EnsurePaused()
 
 
-def _suspend(engine: Engine, run: AnyRun) -> EnsureSuspended:
+def _suspend_command(engine: Engine, run: AnyRun) -> EnsureSuspended:
     return EnsureSuspended()
 
 
-def _inject_nmi(engine: Engine, run: AnyRun) -> InjectNmi:
+def _inject_nmi_command(engine: Engine, run: AnyRun) -> InjectNmi:
     return InjectNmi()
 
 
-def _set_password(engine: Engine, run: AnyRun) -> SetPassword:
+def _set_password_command(engine: Engine, run: AnyRun) -> SetPassword:
     properties = (run.server.image or {}).get("properties", {})
     return SetPassword(
         user=properties.get("os_admin_user", "root"), admin_pass=run.secrets(engine)["admin_pass"]
     )
 
 
-def _is_off(tx: Connection, engine: Engine, run: AnyRun, problem: StepFailed) -> None:
-    """A guest that could not be started does not run."""
+def _record_off(tx: Connection, engine: Engine, run: AnyRun, problem: StepFailed) -> None:
+    """Record that a guest that could not be started is stopped."""
     guests.want(tx, [run.server.id], GuestState.STOPPED, False)
     run.set(power_state=states.SHUTDOWN)
 
 
-def _reboot_failed(tx: Connection, engine: Engine, run: AnyRun, problem: StepFailed) -> None:
-    """A reboot that failed leaves the guest off where it should run: that is an error to be
-    seen."""
-    _is_off(tx, engine, run, problem)
-    if run.args.was != states.RESIZED:  # whose move is still to be ended
+def _fail_reboot(tx: Connection, engine: Engine, run: AnyRun, problem: StepFailed) -> None:
+    """Record that the guest is stopped, and set ERROR.
+
+    A resized server stays RESIZED, because the resize must still be confirmed or reverted.
+    """
+    _record_off(tx, engine, run, problem)
+    if run.args.was != states.RESIZED:
         run.set(vm_state=states.ERROR, fault=fault_of(tx, problem))
 
 
-def _rebooted(tx: Connection, run: AnyRun, result: Result) -> None:
-    """Whoever's host was booted is what it was, also where its user could not have asked for
-    this."""
+def _record_hard_reboot(tx: Connection, run: AnyRun, result: Result) -> None:
+    """Restore RESIZED or RESCUED, because a reboot of the host also reboots these servers."""
     guest.record_booted(tx, run, result)
     if run.args.was in (states.RESIZED, states.RESCUED):
         run.set(vm_state=run.args.was)
@@ -71,11 +72,11 @@ START = Workflow(
     "start",
     args=ActionArgs,
     data=ActionData,
-    failed=_is_off,
+    failed=_record_off,
     steps=(
         Step(
             "run",
-            "the guest may run from the moment this is sent",
+            "From this step on the guest may run.",
             command=guest.start,
             on_start=guest.allow_to_run,
             on_result=guest.record_booted,
@@ -90,7 +91,7 @@ STOP = Workflow(
     steps=(
         Step(
             "stop",
-            "asks the guest first, and pulls the plug when it does not listen",
+            "Request a shutdown from the guest, and power the guest off after the timeout.",
             command=guest.stop,
             on_result=guest.record_stopped,
         ),
@@ -101,12 +102,12 @@ REBOOT_SOFT = Workflow(
     "reboot_soft",
     args=ActionArgs,
     data=ActionData,
-    failed=_reboot_failed,
+    failed=_fail_reboot,
     steps=(
         Step(
             "reboot",
-            "repeatable: a guest that carries this fence has been rebooted",
-            command=_reboot_soft,
+            "Repeatable, because a rebooted guest has the fence of this action.",
+            command=_reboot_soft_command,
             on_start=guest.allow_to_run,
             on_result=guest.record_booted,
         ),
@@ -117,14 +118,14 @@ REBOOT_HARD = Workflow(
     "reboot_hard",
     args=ActionArgs,
     data=ActionData,
-    failed=_reboot_failed,
+    failed=_fail_reboot,
     steps=(
         Step(
             "reboot",
-            "as soft, without asking the guest",
-            command=_reboot_hard,
+            "Like a soft reboot, but without a shutdown by the guest.",
+            command=_reboot_hard_command,
             on_start=guest.allow_to_run,
-            on_result=_rebooted,
+            on_result=_record_hard_reboot,
         ),
     ),
 )
@@ -136,8 +137,8 @@ PAUSE = Workflow(
     steps=(
         Step(
             "pause",
-            "the guest's memory stays where it is",
-            command=_pause,
+            "The guest's memory stays in the host's memory.",
+            command=_pause_command,
             on_result=guest.record_running,
         ),
     ),
@@ -150,7 +151,7 @@ UNPAUSE = Workflow(
     steps=(
         Step(
             "run",
-            "as a start: the host sees where to go on from",
+            "Like a start: the host continues the paused guest.",
             command=guest.start,
             on_start=guest.allow_to_run,
             on_result=guest.record_running,
@@ -165,8 +166,8 @@ SUSPEND = Workflow(
     steps=(
         Step(
             "suspend",
-            "the guest's memory goes to the host's disk",
-            command=_suspend,
+            "The guest's memory is written to the host's disk.",
+            command=_suspend_command,
             on_result=guest.record_stopped,
         ),
     ),
@@ -179,7 +180,7 @@ RESUME = Workflow(
     steps=(
         Step(
             "run",
-            "as a start: the host sees where to go on from",
+            "Like a start: the host restores the memory of the suspended guest.",
             command=guest.start,
             on_start=guest.allow_to_run,
             on_result=guest.record_running,
@@ -193,7 +194,9 @@ CRASH_DUMP = Workflow(
     data=ActionData,
     steps=(
         Step(
-            "interrupt", "once: found begun after a crash it is not repeated", command=_inject_nmi
+            "interrupt",
+            "At most once: the agent does not repeat an interrupt that had begun before a crash.",
+            command=_inject_nmi_command,
         ),
     ),
 )
@@ -202,5 +205,7 @@ CHANGE_PASSWORD = Workflow(
     "change_password",
     args=ActionArgs,
     data=ActionData,
-    steps=(Step("set", "once, and the API waits for its outcome", command=_set_password),),
+    steps=(
+        Step("set", "At most once. The API waits for the result.", command=_set_password_command),
+    ),
 )

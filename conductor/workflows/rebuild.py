@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rebuild: new disks from another image, on the same host, with the same id, addresses and flavor.
 
-What was asked for (image, name, key …) stands in the server's row since the request was accepted.
-Whether its host may have the new image is asked first; when not, the row becomes what it was, and
-nothing has happened. The host gives up the old disk only when the new image is there and verified.
+The accepted request has written its changes (image, name, key and so on) to the server's row
+already. The workflow first checks whether the host suits the new image. If not, the row is
+restored. The host deletes the old disk only after the new image is complete and verified.
 
-The volume that a server boots from is written by the block storage service. Until that has begun
-the way back leads to the server as it was; afterwards its row says the new image, whatever comes.
+The block storage service writes the root volume of a server that boots from a volume. A failure
+before that leaves the server as it was. A failure later leaves the new image in the server's row.
 """
 
 from __future__ import annotations
@@ -33,28 +33,32 @@ from conductor.steps import claims, guest, images, volumes
 from conductor.steps.claims import PlacementData
 from conductor.steps.volumes import FIRST_POLL_MICROS, MAX_POLL_MICROS
 
-AWAIT_REIMAGE = "await_reimage"  #: the API wakes it when the service says that it is done
-REBUILD_STEP = "rebuild"  #: from this step on the server has the new image
+#: The API wakes this step when the service reports that the volume is written.
+AWAIT_REIMAGE = "await_reimage"
+#: From this step on the server has the new image.
+REBUILD_STEP = "rebuild"
 
 
 @dataclass(kw_only=True)
 class RebuildData(PlacementData):
-    """What the steps leave."""
+    """Data of the steps."""
 
-    reimaged_since: int | None = None  #: when the volume began to be written, µs
-    volume_status: str = ""  #: of the volume that is written
+    #: Time at which the service began to write the volume, in µs.
+    reimaged_since: int | None = None
+    #: Status of that volume.
+    volume_status: str = ""
 
 
 RebuildRun = Run[RebuildArgs, RebuildData]
 
 
-def _runs_after(run: RebuildRun) -> bool:
-    """A stopped server stays off."""
+def _is_started_after(run: RebuildRun) -> bool:
+    """Return True if the server runs after the rebuild. A stopped server stays stopped."""
     return run.args.was != states.STOPPED
 
 
 def _has_another_image(run: RebuildRun) -> bool:
-    """Is it another image than it had? Then the request kept what the row said before."""
+    """Return True if the image changes. Then the request has saved the old values of the row."""
     return bool(run.args.before)
 
 
@@ -74,71 +78,73 @@ def _check(tx: Connection, engine: Engine, runs: Sequence[RebuildRun]) -> None:
             claims.fail_no_valid_host(run)
 
 
-def _may_run(tx: Connection, runs: Sequence[RebuildRun]) -> None:
+def _allow_to_run(tx: Connection, runs: Sequence[RebuildRun]) -> None:
     for run in runs:
-        may_run = _runs_after(run)
+        may_run = _is_started_after(run)
         guests.want(
             tx, [run.server.id], GuestState.RUNNING if may_run else GuestState.STOPPED, may_run
         )
 
 
-# --- the volume that it boots from ---
-def _reimages(run: RebuildRun) -> bool:
-    """Is its volume written anew?"""
+def _is_reimaged(run: RebuildRun) -> bool:
+    """Return True if the service writes the root volume."""
     return run.args.reimage is not None
 
 
-def _reimages_and_runs(run: RebuildRun) -> bool:
-    return _reimages(run) and _runs_after(run)
+def _is_reimaged_and_started(run: RebuildRun) -> bool:
+    return _is_reimaged(run) and _is_started_after(run)
 
 
-def _runs_again(tx: Connection, engine: Engine, run: RebuildRun) -> None:
+def _start_again(tx: Connection, engine: Engine, run: RebuildRun) -> None:
     guests.want(tx, [run.server.id], GuestState.RUNNING, True)
     run.set(power_state=states.RUNNING)
 
 
-def _disconnect(engine: Engine, run: RebuildRun) -> DisconnectVolumes:
+def _disconnect_command(engine: Engine, run: RebuildRun) -> DisconnectVolumes:
     return DisconnectVolumes()
 
 
-def _install_old(engine: Engine, run: RebuildRun) -> Install:
+def _install_old_command(engine: Engine, run: RebuildRun) -> Install:
     return Install(guest=guest.spec(engine, run), runs=False)
 
 
-def _root(run: RebuildRun) -> str:
+def _root_volume_id(run: RebuildRun) -> str:
     return next(str(row.volume_id) for row in run.volumes if row.boot_index == 0)
 
 
 def _reimage(engine: Engine, run: RebuildRun) -> None:
-    service, volume_id = volumes.service(engine), _root(run)
+    service, volume_id = volumes.service(engine), _root_volume_id(run)
     if run.is_repeated and service.volume(volume_id).status == DOWNLOADING:
         return
     service.reimage(volume_id, str(run.args.reimage))
 
 
-def _is_written(tx: Connection, engine: Engine, runs: Sequence[RebuildRun]) -> None:
+def _record_reimage_start(tx: Connection, engine: Engine, runs: Sequence[RebuildRun]) -> None:
     for run in runs:
         run.data.reimaged_since = run.locked_at
 
 
-def _look(engine: Engine, run: RebuildRun) -> None:
-    run.data.volume_status = volumes.service(engine).volume(_root(run)).status
+def _read_volume_status(engine: Engine, run: RebuildRun) -> None:
+    run.data.volume_status = volumes.service(engine).volume(_root_volume_id(run)).status
 
 
-def _await(tx: Connection, engine: Engine, runs: Sequence[RebuildRun]) -> None:
-    """Go on when it is reserved again; the service's event wakes this up."""
+def _await_reimage(tx: Connection, engine: Engine, runs: Sequence[RebuildRun]) -> None:
+    """Continue when the service has written the volume, else poll again with a growing delay.
+
+    The run fails on an error status of the volume, or after ``volume_timeout``.
+    """
     for run in runs:
         status, since = run.data.volume_status, run.data.reimaged_since
         if status.startswith("error"):
             run.fail(
-                f"Volume {_root(run)} could not be written from image {run.args.reimage}: the block "
+                f"Volume {_root_volume_id(run)} could not be written from image {run.args.reimage}: the block "
                 f"storage service shows it as {status}; see there, and rebuild the server again."
             )
         elif status != DOWNLOADING:
             continue
         elif run.locked_at - int(since or 0) >= engine.volume_timeout * SECOND:
             run.fail(
-                f"Volume {_root(run)} was not written within {engine.volume_timeout} seconds; rebuild "
+                f"Volume {_root_volume_id(run)} was not written within {engine.volume_timeout} seconds; rebuild "
                 "the server again when the block storage service has ended it."
             )
         else:
@@ -146,23 +152,22 @@ def _await(tx: Connection, engine: Engine, runs: Sequence[RebuildRun]) -> None:
             run.data.polls += 1
 
 
-def _rebuild(engine: Engine, run: RebuildRun) -> Rebuild:
+def _rebuild_command(engine: Engine, run: RebuildRun) -> Rebuild:
     return Rebuild(
         guest=guest.spec(engine, run),
-        runs=_runs_after(run),
+        runs=_is_started_after(run),
         keep_ephemeral=run.args.preserve_ephemeral,
     )
 
 
-def _rebuilt(tx: Connection, run: RebuildRun, result: Result) -> None:
-    runs = _runs_after(run)
+def _record_rebuilt(tx: Connection, run: RebuildRun, result: Result) -> None:
+    runs = _is_started_after(run)
     guest.record_booted(tx, run, result)
     run.set(launched_at=now(), vm_state=states.ACTIVE if runs else states.STOPPED)
 
 
-def _columns_before(engine: Engine, run: RebuildRun) -> JsonObject:
-    """The columns as they were, but for those that somebody has changed since the request wrote
-    them."""
+def _old_columns(engine: Engine, run: RebuildRun) -> JsonObject:
+    """Return the old values of the columns that still have the request's values."""
     wrote = run.args.wrote
     before = {**run.args.before, **run.secrets(engine).get("before", {})}
     return {
@@ -172,12 +177,15 @@ def _columns_before(engine: Engine, run: RebuildRun) -> JsonObject:
     }
 
 
-def _failed(tx: Connection, engine: Engine, run: RebuildRun, problem: StepFailed) -> None:
-    """Refused before the host was told: as it was. Later the row says the new image already: only
-    another rebuild, or a look by its owner, makes that true."""
+def _fail_rebuild(tx: Connection, engine: Engine, run: RebuildRun, problem: StepFailed) -> None:
+    """Record the failure.
+
+    Before the host or the service began, the server's row is restored. Later the row keeps the new
+    image and the server is in ERROR, because the disk may contain either image.
+    """
     begun = run.action.step == REBUILD_STEP or run.data.reimaged_since is not None
     if not begun and _has_another_image(run):
-        run.set(**_columns_before(engine, run))
+        run.set(**_old_columns(engine, run))
     if begun or run.data.undo_failures:
         run.set(vm_state=states.ERROR, fault=fault_of(tx, problem))
     if run.is_left_off:
@@ -189,69 +197,70 @@ REBUILD = Workflow(
     "rebuild",
     args=RebuildArgs,
     data=RebuildData,
-    failed=_failed,
+    failed=_fail_rebuild,
     steps=(
         Step(
             "image",
-            "before anything is touched: it may have changed since the request",
+            "First, because the image may have changed since the request.",
             call=images.check_own,
             condition=images.has_own,
         ),
         Step(
             "check",
-            "before anything is touched: the new image may ask for what this host has not",
+            "First, because the host may lack a requirement of the new image.",
             prepare=_propose,
             apply=_check,
             condition=_has_another_image,
         ),
         Step(
             "stop",
-            "what it still wrote would be mixed with the image; on the way back it is started again",
+            "A running guest would write into the new image. The undo starts the guest again.",
             command=guest.stop,
             on_result=guest.record_stopped,
-            undo=_runs_again,
+            undo=_start_again,
             undo_command=guest.start,
             undo_starts_guest=True,
-            condition=_reimages_and_runs,
+            condition=_is_reimaged_and_started,
         ),
         Step(
             "disconnect",
-            "before the service writes; on the way back it is as it was, and off",
-            command=_disconnect,
-            undo_command=_install_old,
-            condition=_reimages,
+            "The host disconnects the volume before the service writes it. The undo defines the "
+            "guest again, stopped.",
+            command=_disconnect_command,
+            undo_command=_install_old_command,
+            condition=_is_reimaged,
         ),
         Step(
             "reserve_volumes",
-            "the service writes a volume that no host may have",
+            "The service writes only a volume that no host uses.",
             call=volumes.release,
             undo_call=volumes.connect_all,
             lane=Lane.VOLUME,
-            condition=_reimages,
+            condition=_is_reimaged,
         ),
         Step(
             "reimage",
-            "the service refuses what does not fit before it writes anything",
+            "The service refuses an unsuitable image before it writes any data.",
             call=_reimage,
-            apply=_is_written,
+            apply=_record_reimage_start,
             lane=Lane.VOLUME,
-            condition=_reimages,
+            condition=_is_reimaged,
         ),
         Step(
             AWAIT_REIMAGE,
-            "the host must not have what is half written",
-            call=_look,
-            apply=_await,
+            "The host must not use a volume that is partly written.",
+            call=_read_volume_status,
+            apply=_await_reimage,
             lane=Lane.VOLUME,
-            condition=_reimages,
+            condition=_is_reimaged,
         ),
-        replace(volumes.CONNECT, condition=_reimages),
+        replace(volumes.CONNECT, condition=_is_reimaged),
         Step(
             REBUILD_STEP,
-            "one command: the old disk goes when the new one is sure",
-            command=_rebuild,
-            on_start=_may_run,
-            on_result=_rebuilt,
+            "One command, so that the old disk is deleted only when the new one is complete.",
+            command=_rebuild_command,
+            on_start=_allow_to_run,
+            on_result=_record_rebuilt,
         ),
     ),
 )

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rescue: boot from another image with the server's own disk beside it; unrescue: boot from its own
-disk again."""
+"""Rescue and unrescue.
+
+A rescue boots the server from another image, with the server's own disk as a second disk. An
+unrescue boots the server from its own disk again.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from conductor.engine.workflow import Workflow
 from conductor.steps import guest, images
 
 
-def _rescue(engine: Engine, run: Run[RescueArgs, ActionData]) -> Rescue:
+def _rescue_command(engine: Engine, run: Run[RescueArgs, ActionData]) -> Rescue:
     image = run.args.image or from_wire(ImageRef, run.server.image or {})
     return Rescue(guest=guest.spec(engine, run), image=image)
 
@@ -34,24 +37,24 @@ def _has_image(run: Run[RescueArgs, ActionData]) -> bool:
     return run.args.image is not None
 
 
-def _unrescue(engine: Engine, run: AnyRun) -> Unrescue:
+def _unrescue_command(engine: Engine, run: AnyRun) -> Unrescue:
     return Unrescue(guest=guest.spec(engine, run))
 
 
-def _rescue_failed(
+def _fail_rescue(
     tx: Connection, engine: Engine, run: Run[RescueArgs, ActionData], problem: StepFailed
 ) -> None:
-    """Keep the server as it was if its guest was not touched."""
+    """Set ERROR, unless the image check failed or the host did not change the guest."""
     if run.action.step == "image":
         return
     if problem.reason is not FailureReason.UNTOUCHED:
-        _failed(tx, engine, run, problem)
+        _fail_unrescue(tx, engine, run, problem)
     elif run.args.was == states.STOPPED:
         guests.want(tx, [run.server.id], GuestState.STOPPED, False)
 
 
-def _failed(tx: Connection, engine: Engine, run: AnyRun, problem: StepFailed) -> None:
-    """Which disk the guest boots from now is for its owner to see."""
+def _fail_unrescue(tx: Connection, engine: Engine, run: AnyRun, problem: StepFailed) -> None:
+    """Set ERROR, because the guest may boot from either disk."""
     run.set(vm_state=states.ERROR, fault=fault_of(tx, problem))
 
 
@@ -59,18 +62,18 @@ RESCUE = Workflow(
     "rescue",
     args=RescueArgs,
     data=ActionData,
-    failed=_rescue_failed,
+    failed=_fail_rescue,
     steps=(
         Step(
             "image",
-            "before anything is touched: it may have changed since the request",
+            "First, because the image may have changed since the request.",
             call=_check_image,
             condition=_has_image,
         ),
         Step(
             "rescue",
-            "one command; the server's own disk is never changed by it",
-            command=_rescue,
+            "One command, which never changes the server's own disk.",
+            command=_rescue_command,
             on_start=guest.allow_to_run,
             on_result=guest.record_booted,
         ),
@@ -81,12 +84,12 @@ UNRESCUE = Workflow(
     "unrescue",
     args=ActionArgs,
     data=ActionData,
-    failed=_failed,
+    failed=_fail_unrescue,
     steps=(
         Step(
             "unrescue",
-            "one command; the rescue disk goes with it",
-            command=_unrescue,
+            "One command, which also deletes the rescue disk.",
+            command=_unrescue_command,
             on_start=guest.allow_to_run,
             on_result=guest.record_booted,
         ),

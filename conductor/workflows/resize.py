@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resize and cold migration: the server stops, its files travel to another host, and it starts
-there.
+"""Resize and cold migration.
 
-Two names for one workflow: a migration keeps the flavor. Until the guest has started at the
-destination every step has its way back, so that a definite failure leaves the server as it was, at
-its source; then another destination is tried. The source keeps its guest, off, until somebody
-confirms or reverts: two more short workflows beside it. The place changes in ``switch``; from there
-on silence of the destination is waited out, because the guest may run there.
+Both stop the server, copy its files to another host and start the guest there. A cold migration
+keeps the flavor. Otherwise the two are the same workflow.
+
+If a step up to ``install`` fails for good, the completed steps are undone and the server is at the
+source with the old flavor again. The conductor then tries another destination. After ``install``
+the source keeps the stopped guest until the user confirms or reverts, in the workflows
+``confirm_resize`` and ``revert_resize``.
+
+Invariant: at most one of the two guests may run. ``switch`` changes the server's host and this
+permission in one transaction. After ``switch`` the conductor waits for a silent destination,
+because the guest may run there.
 """
 
 from __future__ import annotations
@@ -30,67 +35,68 @@ from conductor.steps import debts, guest, moves, networks
 from conductor.steps.claims import record_successful_build
 from conductor.steps.moves import MoveData, MoveRun
 
-#: The workflows of a server that was resized where it is.
+#: Names of the workflows for a server that was resized on the same host.
 CONFIRM_HERE, REVERT_HERE = "confirm_here", "revert_here"
-#: Notifications of a server that can be resized now, and of one that has its new flavor.
+#: Notifications after the destination is prepared, and after the server has the new flavor.
 PREPARED_EVENTS = ("instance.resize_prep.end", "instance.resize.start")
 SWITCHED_EVENTS = ("instance.resize.end", "instance.resize_finish.start")
 
 
 @dataclass(kw_only=True)
 class MoveEndData(MoveData):
-    """What confirming and reverting leave."""
+    """Data of confirm_resize and revert_resize."""
 
-    ran: bool = False  #: the guest ran at the destination when it was to be reverted
+    #: True if the guest ran at the destination when the revert began.
+    ran: bool = False
 
 
 MoveEndRun = Run[MoveEndArgs, MoveEndData]
 
 
 # --- resize, migrate ---
-def _prepare(engine: Engine, run: MoveRun) -> Prepare:
+def _prepare_command(engine: Engine, run: MoveRun) -> Prepare:
     return Prepare(
         guest=moves.guest_spec(engine, run),
-        source=_address_of_source(run),
+        source=_source_address(run),
         secret=moves.transfer_secret(engine, run),
     )
 
 
-def _address_of_source(run: MoveRun) -> str | None:
-    """The address at which the destination reads the guest's files. None on shared storage."""
+def _source_address(run: MoveRun) -> str | None:
+    """Return the address at which the destination reads the files, or None on shared storage."""
     return run.data.transfer if moves.copies_files(run) else None
 
 
-def _prepared(tx: Connection, run: MoveRun, result: Result) -> None:
+def _record_prepared(tx: Connection, run: MoveRun, result: Result) -> None:
     run.set(task_state=states.RESIZE_MIGRATING)
     run.set_migration(status=MigrationStatus.MIGRATING)
 
 
-def runs_again(tx: Connection, engine: Engine, run: MoveRun) -> None:
-    """From here on the source may run it again."""
+def allow_start_at_source(tx: Connection, engine: Engine, run: MoveRun) -> None:
+    """Undo ``stop``: let the source run the guest again if the guest was running."""
     if moves.was_running(run):
         guests.want(tx, [run.server.id], GuestState.RUNNING, True)
         run.set(power_state=states.RUNNING)
 
 
-def _receive(engine: Engine, run: MoveRun) -> Receive:
+def _receive_command(engine: Engine, run: MoveRun) -> Receive:
     return Receive(
         guest=moves.guest_spec(engine, run),
-        source=_address_of_source(run),
+        source=_source_address(run),
         secret=moves.transfer_secret(engine, run),
     )
 
 
-def _received(tx: Connection, run: MoveRun, result: Result) -> None:
+def _record_received(tx: Connection, run: MoveRun, result: Result) -> None:
     run.set(task_state=states.RESIZE_MIGRATED, progress=100)
     run.set_migration(status=MigrationStatus.POST_MIGRATING)
 
 
-def _bind(engine: Engine, run: MoveRun) -> None:
+def _bind_to_destination(engine: Engine, run: MoveRun) -> None:
     networks.rebind_to(engine, run, moves.claimed_destination(run))
 
 
-def _bind_back(engine: Engine, run: MoveRun) -> None:
+def _bind_to_source(engine: Engine, run: MoveRun) -> None:
     networks.rebind_to(engine, run, moves.source(run))
 
 
@@ -106,26 +112,30 @@ def _switch_back(tx: Connection, engine: Engine, run: MoveRun) -> None:
         moves.switch_to_source(tx, engine, run, runs=False)
 
 
-def _install(engine: Engine, run: MoveRun) -> Install:
+def _install_command(engine: Engine, run: MoveRun) -> Install:
     return Install(guest=moves.guest_spec(engine, run), runs=moves.was_running(run))
 
 
-def installed(tx: Connection, run: MoveRun, result: Result) -> None:
-    """The guest is where it is to stay."""
+def record_installed(tx: Connection, run: MoveRun, result: Result) -> None:
+    """Record a successful start at the final host."""
     record_successful_build(run)
     guest.record_booted(tx, run, result)
 
 
-def finished(tx: Connection, engine: Engine, runs: Sequence[MoveRun]) -> None:
-    """It waits to be confirmed or reverted."""
+def record_finished(tx: Connection, engine: Engine, runs: Sequence[MoveRun]) -> None:
+    """Set the migration to finished, which waits for a confirm or revert."""
     for run in runs:
         run.set(launched_at=now(), progress=0)
         run.set_migration(status=MigrationStatus.FINISHED)
 
 
-def _resize_failed(tx: Connection, engine: Engine, run: MoveRun, problem: StepFailed) -> None:
-    """Its interfaces are what the network service said last, when they were bound back. Where it
-    has started already, somebody must look at it, and say whether it stays."""
+def _fail_resize(tx: Connection, engine: Engine, run: MoveRun, problem: StepFailed) -> None:
+    """Record the failure of a resize.
+
+    If the destination has the guest already, the server becomes RESIZED and the user can confirm or
+    revert. Otherwise the server is at the source with the old flavor. Ports that were bound to the
+    source again replace the server's interfaces.
+    """
     if run.data.plugged is not None:
         run.set(interfaces=run.data.plugged)
     if run.host == moves.destination(run):
@@ -136,7 +146,7 @@ def _resize_failed(tx: Connection, engine: Engine, run: MoveRun, problem: StepFa
     run.set(progress=0)
 
 
-def _waits_for_ports(run: MoveRun) -> bool:
+def _must_wait_for_ports(run: MoveRun) -> bool:
     return moves.was_running(run) and networks.starts_paused(run)
 
 
@@ -144,11 +154,12 @@ RESIZE = Workflow(
     "resize",
     args=MoveArgs,
     data=MoveData,
-    failed=_resize_failed,
+    failed=_fail_resize,
     steps=(
         Step(
             "place",
-            "first: after it the destination's room is sure, and the migration holds what the source has",
+            "Claim the destination first, so that no later step fails for lack of room. From here "
+            "on the migration holds the resources at the source.",
             prepare=moves.propose,
             apply=moves.claim_place,
             undo=moves.release_destination,
@@ -156,8 +167,8 @@ RESIZE = Workflow(
         ),
         Step(
             "offer",
-            "whoever has the secret may read what the guest cannot change: what lies under its disk; once it is "
-            "off the disk too",
+            "Let the destination read the backing files now, and the disk itself once the guest "
+            "is stopped.",
             command=moves.offer,
             host_of=moves.source,
             condition=moves.copies_files,
@@ -165,21 +176,21 @@ RESIZE = Workflow(
         ),
         Step(
             "prepare",
-            "whatever could fail there fails while the server still runs",
-            command=_prepare,
+            "Find problems at the destination while the server still runs.",
+            command=_prepare_command,
             host_of=moves.destination,
-            on_result=_prepared,
+            on_result=_record_prepared,
             fails_when_host_down=True,
             reads_source=True,
             events=StepEvents(succeeded=PREPARED_EVENTS),
         ),
         Step(
             "stop",
-            "the last moment at which its files may change; on the way back it is started again",
+            "The files must not change while they are copied. The undo starts the guest again.",
             command=guest.stop,
             host_of=moves.source,
             on_result=guest.record_stopped,
-            undo=runs_again,
+            undo=allow_start_at_source,
             undo_command=guest.start,
             undo_starts_guest=True,
             condition=moves.was_running,
@@ -187,7 +198,8 @@ RESIZE = Workflow(
         ),
         Step(
             "disconnect",
-            "before the destination may have them; on the way back it is as it was, and off",
+            "The source disconnects the volumes before the destination connects them. The undo "
+            "defines the guest at the source again, stopped.",
             command=moves.disconnect,
             undo_command=moves.install_old,
             host_of=moves.source,
@@ -197,49 +209,51 @@ RESIZE = Workflow(
         moves.MOVE_VOLUMES,
         Step(
             "copy",
-            "the destination fetches, because it knows what it has",
-            command=_receive,
+            "The destination pulls the files, because the destination knows which backing files "
+            "its cache contains.",
+            command=_receive_command,
             host_of=moves.destination,
-            on_result=_received,
+            on_result=_record_received,
             fails_when_host_down=True,
             reads_source=True,
         ),
         Step(
             "bind",
-            "before it starts there, and as late as that: it is off, and needs no network",
-            call=_bind,
+            "Bind the ports to the destination just before the start, because the stopped guest "
+            "needs no network.",
+            call=_bind_to_destination,
             apply=networks.store_plugged,
-            undo_call=_bind_back,
+            undo_call=_bind_to_source,
             lane=Lane.NETWORK,
             condition=networks.has_ports,
         ),
         Step(
             "switch",
-            "one transaction: the place, the flavor, and which of the two guests may run",
+            "Host, flavor and the permission to run change in one transaction.",
             apply=_switch,
             undo=_switch_back,
             events=StepEvents(succeeded=SWITCHED_EVENTS),
         ),
         Step(
             "install",
-            "a definite failure still leads back; when it has succeeded nothing does",
-            command=_install,
+            "A failure is still undone. After success only a revert leads back.",
+            command=_install_command,
             host_of=moves.destination,
-            on_result=installed,
+            on_result=record_installed,
             pivot=True,
         ),
-        networks.plug_step(_waits_for_ports),
+        networks.plug_step(_must_wait_for_ports),
         Step(
             "run",
-            "its ports are wired now",
+            "The ports are wired, so the paused guest continues.",
             command=guest.start,
             on_result=guest.record_booted,
-            condition=_waits_for_ports,
+            condition=_must_wait_for_ports,
         ),
         Step(
             "finish",
-            "the source is kept until somebody has looked at the server here",
-            apply=finished,
+            "The source keeps the old guest until the user confirms or reverts.",
+            apply=record_finished,
         ),
     ),
 )
@@ -248,7 +262,7 @@ MIGRATE = replace(RESIZE, name="migrate")
 
 
 # --- confirm ---
-def _confirm(tx: Connection, engine: Engine, runs: Sequence[MoveEndRun]) -> None:
+def _begin_confirm(tx: Connection, engine: Engine, runs: Sequence[MoveEndRun]) -> None:
     for run in runs:
         if moves.stays_on_host(run):
             run.switch_workflow(CONFIRM_HERE)
@@ -258,11 +272,11 @@ def _confirm(tx: Connection, engine: Engine, runs: Sequence[MoveEndRun]) -> None
     for run in debts.collect(
         tx, [run for run in runs if not run.paused], moves.source, moves.shares_storage
     ):
-        confirmed(tx, run)
+        record_confirmed(tx, run)
 
 
-def confirmed(tx: Connection, run: MoveEndRun) -> None:
-    """There is no way back any more; the server is what its guest is."""
+def record_confirmed(tx: Connection, run: MoveEndRun) -> None:
+    """Set the server to the state of its guest, and to the quota usage of the new flavor."""
     vm_state = _VM_STATES.get(run.server.power_state, states.ACTIVE)
     if vm_state == states.STOPPED:
         guests.want(tx, [run.server.id], GuestState.STOPPED, False)
@@ -278,7 +292,7 @@ _VM_STATES = {
 
 
 def _compare_once(tx: Connection, run: MoveEndRun) -> None:
-    """Whether both hosts have the same files; asked once."""
+    """Record whether the two hosts share storage, unless the action has recorded that already."""
     if run.data.shared is None:
         moves.compare_hosts(tx, [run])
 
@@ -290,8 +304,9 @@ CONFIRM_RESIZE = Workflow(
     steps=(
         Step(
             "leave",
-            "the guest at the source becomes a debt of its host: one that is down makes nobody wait",
-            apply=_confirm,
+            "The guest at the source becomes a pending cleanup, so that the confirm does not wait "
+            "for the host.",
+            apply=_begin_confirm,
             pivot=True,
         ),
     ),
@@ -299,7 +314,7 @@ CONFIRM_RESIZE = Workflow(
 
 
 # --- revert ---
-def _begin(tx: Connection, engine: Engine, runs: Sequence[MoveEndRun]) -> None:
+def _begin_revert(tx: Connection, engine: Engine, runs: Sequence[MoveEndRun]) -> None:
     for run in runs:
         if moves.stays_on_host(run):
             run.switch_workflow(REVERT_HERE)
@@ -309,42 +324,42 @@ def _begin(tx: Connection, engine: Engine, runs: Sequence[MoveEndRun]) -> None:
         run.set_migration(status=MigrationStatus.REVERTING)
 
 
-def ran_resized(run: MoveEndRun) -> bool:
-    """Did the resized guest run when it was to be reverted?"""
+def was_resized_guest_running(run: MoveEndRun) -> bool:
+    """Return True if the resized guest ran when the revert began."""
     return run.data.ran
 
 
-def ran_before(run: MoveEndRun) -> bool:
-    """Did the server run before it was resized?"""
+def was_running_before(run: MoveEndRun) -> bool:
+    """Return True if the server ran before the resize."""
     return run.args.before != states.STOPPED
 
 
-def runs_on(tx: Connection, engine: Engine, run: MoveEndRun) -> None:
-    """The resized guest may run again, if it did."""
+def allow_resized_guest(tx: Connection, engine: Engine, run: MoveEndRun) -> None:
+    """Undo ``stop``: let the resized guest run again if it ran when the revert began."""
     if run.data.ran:
         guests.want(tx, [run.server.id], GuestState.RUNNING, True)
         run.set(power_state=states.RUNNING)
 
 
-def _turn_back(tx: Connection, engine: Engine, runs: Sequence[MoveEndRun]) -> None:
+def _switch_to_source(tx: Connection, engine: Engine, runs: Sequence[MoveEndRun]) -> None:
     for run in runs:
-        kept = next(
+        source_guest = next(
             row for row in guests.places(tx, run.server.id) if row.host == moves.source(run)
         )
-        run.data.old_assignment = moves.assignment_of(kept.assignment)
+        run.data.old_assignment = moves.assignment_of(source_guest.assignment)
         run.data.switched = run.data.knows_old_assignment = True
-        moves.switch_to_source(tx, engine, run, ran_before(run))
+        moves.switch_to_source(tx, engine, run, was_running_before(run))
         guests.become(tx, run.server.id, moves.claimed_destination(run), GuestState.KEPT)
 
 
-def _undo_turn_back(tx: Connection, engine: Engine, run: MoveEndRun) -> None:
-    """The source cannot have it: it is where it was resized."""
+def _undo_switch_to_source(tx: Connection, engine: Engine, run: MoveEndRun) -> None:
+    """Make the destination the server's host again."""
     if run.data.switched:
         run.data.switched = False
         moves.return_to_destination(tx, engine, run, run.data.ran)
 
 
-def _is_back(tx: Connection, engine: Engine, runs: Sequence[MoveEndRun]) -> None:
+def _settle_at_source(tx: Connection, engine: Engine, runs: Sequence[MoveEndRun]) -> None:
     for run in runs:
         run.set(**moves.quota_columns(run.args.old_flavor))
         guests.add_debt(
@@ -359,23 +374,27 @@ def _is_back(tx: Connection, engine: Engine, runs: Sequence[MoveEndRun]) -> None
         run.data.no_way_back = True
 
 
-def _install_back(engine: Engine, run: MoveEndRun) -> Install:
-    return Install(guest=moves.old_guest_spec(engine, run), runs=ran_before(run))
+def _install_old_command(engine: Engine, run: MoveEndRun) -> Install:
+    return Install(guest=moves.old_guest_spec(engine, run), runs=was_running_before(run))
 
 
-def _install_resized(engine: Engine, run: MoveEndRun) -> Install:
+def _install_resized_command(engine: Engine, run: MoveEndRun) -> Install:
     return Install(guest=moves.guest_spec(engine, run), runs=False)
 
 
-def _leave(tx: Connection, engine: Engine, runs: Sequence[MoveEndRun]) -> None:
+def _leave_destination(tx: Connection, engine: Engine, runs: Sequence[MoveEndRun]) -> None:
     for run in debts.collect(tx, runs, moves.claimed_destination, moves.shares_storage):
-        run.set(vm_state=states.ACTIVE if ran_before(run) else states.STOPPED)
+        run.set(vm_state=states.ACTIVE if was_running_before(run) else states.STOPPED)
         run.set_migration(status=MigrationStatus.REVERTED)
 
 
-def _revert_failed(tx: Connection, engine: Engine, run: MoveEndRun, problem: StepFailed) -> None:
-    """To be confirmed or reverted, as it was, whether or not it could be started again there. When
-    the source has it already, somebody must look at it."""
+def _fail_revert(tx: Connection, engine: Engine, run: MoveEndRun, problem: StepFailed) -> None:
+    """Record the failure of a revert.
+
+    If the source is the server's host already, the server is in ERROR, because the source could not
+    start the guest. Otherwise the server is RESIZED as before and can be confirmed or reverted
+    again.
+    """
     if run.data.plugged is not None:
         run.set(interfaces=run.data.plugged)
     if run.server.host == moves.source(run):
@@ -383,41 +402,49 @@ def _revert_failed(tx: Connection, engine: Engine, run: MoveEndRun, problem: Ste
         guests.want(tx, [run.server.id], GuestState.STOPPED, False)
         run.set_migration(status=MigrationStatus.ERROR)
         return
-    stay_off(tx, run)
+    record_guest_off(tx, run)
     run.set(vm_state=states.RESIZED)
     run.set_migration(status=MigrationStatus.FINISHED)
 
 
-def stay_off(tx: Connection, run: MoveEndRun) -> None:
-    """A resized guest that could not be started again is off, and can still be confirmed or
-    reverted."""
+def record_guest_off(tx: Connection, run: MoveEndRun) -> None:
+    """If an undo step failed, record that the resized guest is stopped.
+
+    The user can still confirm or revert.
+    """
     if run.data.undo_failures:
         run.data.clear_undo_failures()
         guests.want(tx, [run.server.id], GuestState.STOPPED, False)
         run.set(power_state=states.SHUTDOWN)
 
 
-def _waits_for_ports_again(run: MoveEndRun) -> bool:
-    return ran_before(run) and networks.starts_paused(run)
+def _must_wait_for_ports_at_source(run: MoveEndRun) -> bool:
+    return was_running_before(run) and networks.starts_paused(run)
 
 
 REVERT_RESIZE = Workflow(
     "revert_resize",
     args=MoveEndArgs,
     data=MoveEndData,
-    failed=_revert_failed,
+    failed=_fail_revert,
     steps=(
-        Step("begin", "what is known of the two hosts is asked once", apply=_begin),
+        Step(
+            "begin",
+            "Compare the two hosts once, because later steps need to know whether they share "
+            "storage.",
+            apply=_begin_revert,
+        ),
         Step(
             "restart",
-            "only on the way back: it runs on where it is",
-            undo=runs_on,
+            "Undo only: the guest continues at the destination.",
+            undo=allow_resized_guest,
             undo_command=guest.start,
-            condition=ran_resized,
+            condition=was_resized_guest_running,
         ),
         Step(
             "stop",
-            "nothing may run there when it starts at the source; of a host whose guests are dead nothing does",
+            "Stop the guest at the destination before the source starts the other one. A dead "
+            "host counts as stopped.",
             command=guest.stop,
             host_of=moves.destination,
             on_result=guest.record_stopped,
@@ -425,9 +452,9 @@ REVERT_RESIZE = Workflow(
         ),
         Step(
             "disconnect",
-            "as for the way there",
+            "The destination disconnects the volumes before the source connects them.",
             command=moves.disconnect,
-            undo_command=_install_resized,
+            undo_command=_install_resized_command,
             host_of=moves.destination,
             done_when_host_dead=True,
             condition=Run.has_volumes,
@@ -435,51 +462,53 @@ REVERT_RESIZE = Workflow(
         moves.RETURN_VOLUMES,
         Step(
             "disconnect_again",
-            "only on the way back: the source may have begun to connect them",
+            "Undo only: the source may have begun to connect the volumes.",
             undo_command=moves.disconnect,
             host_of=moves.source,
             condition=Run.has_volumes,
         ),
         Step(
             "bind",
-            "as for the way there",
-            call=_bind_back,
+            "Bind the ports to the source just before the start, because the stopped guest needs "
+            "no network.",
+            call=_bind_to_source,
             apply=networks.store_plugged,
-            undo_call=_bind,
+            undo_call=_bind_to_destination,
             lane=Lane.NETWORK,
             condition=networks.has_ports,
         ),
         Step(
             "switch",
-            "from here on only the source may run it",
-            apply=_turn_back,
-            undo=_undo_turn_back,
+            "From here on only the source may run the guest.",
+            apply=_switch_to_source,
+            undo=_undo_switch_to_source,
         ),
         Step(
             "install",
-            "from the record, not from what the host remembers; when it has succeeded nothing leads back",
-            command=_install_back,
+            "The guest is defined from the server's record, not from the host's files. After "
+            "success the revert is not undone.",
+            command=_install_old_command,
             host_of=moves.source,
-            on_result=installed,
+            on_result=record_installed,
             pivot=True,
         ),
         Step(
             "settle",
-            "the source has it: the destination has to remove what it kept",
-            apply=_is_back,
+            "The source runs the guest, so the destination can remove the other one.",
+            apply=_settle_at_source,
         ),
-        networks.plug_step(_waits_for_ports_again),
+        networks.plug_step(_must_wait_for_ports_at_source),
         Step(
             "run",
-            "its ports are wired now",
+            "The ports are wired, so the paused guest continues.",
             command=guest.start,
             on_result=guest.record_booted,
-            condition=_waits_for_ports_again,
+            condition=_must_wait_for_ports_at_source,
         ),
         Step(
             "leave",
-            "last: the server runs, and a destination that is down makes nobody wait",
-            apply=_leave,
+            "The server runs already, so a destination that is down delays only the cleanup.",
+            apply=_leave_destination,
         ),
     ),
 )

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resize on the same host: the server stops, is made larger where it is, and starts again.
+"""Resize on the same host: stop the server, enlarge its guest and start the guest again.
 
-Begun by ``resize`` when the host that was claimed is the server's own. There is one guest, and no
-second place: what its files were is kept on the host until somebody confirms or reverts. Meanwhile
-the host holds of each resource what the larger of both flavors needs: the server its new flavor,
-the migration what the old one needs more.
+``resize`` switches to this workflow if the claimed host is the server's own. The host keeps the old
+files until the user confirms or reverts. Until then the claims on the host cover the larger of both
+flavors, for each resource. The server holds the resources of the new flavor, and the migration
+holds the difference.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from conductor.workflows import resize
 from conductor.workflows.resize import MoveEndData, MoveEndRun
 
 
-def _claimed(tx: Connection, engine: Engine, runs: Sequence[MoveRun]) -> None:
+def _begin_resize(tx: Connection, engine: Engine, runs: Sequence[MoveRun]) -> None:
     for run in runs:
         run.set(task_state=states.RESIZE_MIGRATING)
         run.set_migration(status=MigrationStatus.MIGRATING)
@@ -52,17 +52,19 @@ def _switch_back(tx: Connection, engine: Engine, run: MoveRun) -> None:
         run.set(**moves.flavor_columns(run, run.args.old_flavor))
 
 
-def _change(engine: Engine, run: MoveRun) -> ResizeHere:
+def _resize_command(engine: Engine, run: MoveRun) -> ResizeHere:
     return ResizeHere(guest=moves.guest_spec(engine, run), runs=moves.was_running(run))
 
 
-def _change_back(engine: Engine, run: MoveRun) -> SettleResize:
+def _undo_resize_command(engine: Engine, run: MoveRun) -> SettleResize:
     return SettleResize(guest=moves.old_guest_spec(engine, run), back=True, resized=run.fence)
 
 
-def _resize_failed(tx: Connection, engine: Engine, run: MoveRun, problem: StepFailed) -> None:
-    """As before; where it is no other host was looked for, so the whole workflow begins again while
-    there are attempts."""
+def _fail_resize(tx: Connection, engine: Engine, run: MoveRun, problem: StepFailed) -> None:
+    """Record the failure, and begin again with ``resize`` if attempts are left.
+
+    Only ``resize`` can choose another host.
+    """
     moves.fail_move(tx, engine, run, problem)
     if run.head.get("state") == ActionState.DUE:
         run.head["workflow"] = resize.RESIZE.name
@@ -72,43 +74,44 @@ RESIZE_HERE = Workflow(
     moves.RESIZE_HERE,
     args=MoveArgs,
     data=MoveData,
-    failed=_resize_failed,
+    failed=_fail_resize,
     steps=(
         Step(
             "place",
-            "the room was claimed by the workflow that began",
-            apply=_claimed,
+            "The workflow ``resize`` has claimed the room already.",
+            apply=_begin_resize,
             undo=moves.release_destination,
             events=StepEvents(succeeded=resize.PREPARED_EVENTS),
         ),
         Step(
             "stop",
-            "its domain is made anew, and its disk may not change meanwhile; on the way back it is started again",
+            "The domain is defined again, and the disk must not change meanwhile. The undo starts "
+            "the guest again.",
             command=guest.stop,
             on_result=guest.record_stopped,
-            undo=resize.runs_again,
+            undo=resize.allow_start_at_source,
             undo_command=guest.start,
             undo_starts_guest=True,
             condition=moves.was_running,
         ),
         Step(
             "switch",
-            "from here on it is of its new flavor",
+            "From here on the server has the new flavor.",
             apply=_switch,
             undo=_switch_back,
             events=StepEvents(succeeded=resize.SWITCHED_EVENTS),
         ),
         Step(
             "remake",
-            "one command: its files are kept, made larger, and it is on again",
-            command=_change,
-            on_result=resize.installed,
-            undo_command=_change_back,
+            "One command keeps the old files, enlarges the disk and starts the guest.",
+            command=_resize_command,
+            on_result=resize.record_installed,
+            undo_command=_undo_resize_command,
         ),
         Step(
             "finish",
-            "what was is kept until somebody has looked at the server",
-            apply=resize.finished,
+            "The host keeps the old files until the user confirms or reverts.",
+            apply=resize.record_finished,
             pivot=True,
         ),
     ),
@@ -116,23 +119,23 @@ RESIZE_HERE = Workflow(
 
 
 # --- confirm ---
-def _confirming(tx: Connection, engine: Engine, runs: Sequence[MoveEndRun]) -> None:
+def _begin_confirm(tx: Connection, engine: Engine, runs: Sequence[MoveEndRun]) -> None:
     for run in runs:
         run.set_migration(status=MigrationStatus.CONFIRMING)
 
 
-def _drop(engine: Engine, run: MoveEndRun) -> SettleResize:
+def _drop_command(engine: Engine, run: MoveEndRun) -> SettleResize:
     return SettleResize(guest=guest.spec(engine, run), back=False, resized=run.args.resized)
 
 
-def _dropped(tx: Connection, run: MoveEndRun, result: Result) -> None:
-    """The migration holds nothing any more."""
+def _record_dropped(tx: Connection, run: MoveEndRun, result: Result) -> None:
+    """Release the resources of the migration and record the confirm."""
     allocations.stay(tx, run.args.migration, run.server.id, moves.source(run))
-    resize.confirmed(tx, run)
+    resize.record_confirmed(tx, run)
 
 
-def _confirm_failed(tx: Connection, engine: Engine, run: MoveEndRun, problem: StepFailed) -> None:
-    """To be confirmed or reverted, as it was."""
+def _fail_confirm(tx: Connection, engine: Engine, run: MoveEndRun, problem: StepFailed) -> None:
+    """Set the server to RESIZED as before. The user can confirm or revert again."""
     run.set(vm_state=states.RESIZED)
     run.set_migration(status=MigrationStatus.FINISHED)
 
@@ -141,14 +144,14 @@ CONFIRM_HERE = Workflow(
     resize.CONFIRM_HERE,
     args=MoveEndArgs,
     data=MoveEndData,
-    failed=_confirm_failed,
+    failed=_fail_confirm,
     steps=(
-        Step("leave", "there is no other place to leave", apply=_confirming),
+        Step("leave", "No other host has files of the server.", apply=_begin_confirm),
         Step(
             "drop",
-            "the host removes what the files were",
-            command=_drop,
-            on_result=_dropped,
+            "The host removes the old files.",
+            command=_drop_command,
+            on_result=_record_dropped,
             fails_when_host_down=True,
         ),
     ),
@@ -156,42 +159,46 @@ CONFIRM_HERE = Workflow(
 
 
 # --- revert ---
-def _put_back(engine: Engine, run: MoveEndRun) -> SettleResize:
+def _revert_command(engine: Engine, run: MoveEndRun) -> SettleResize:
     return SettleResize(
         guest=moves.old_guest_spec(engine, run), back=True, resized=run.args.resized
     )
 
 
-def _is_back(tx: Connection, run: MoveEndRun, result: Result) -> None:
-    """It is of its old flavor again, and has what that needs; nothing is kept for another way."""
-    old = run.args.old_flavor
-    run.set(vm_state=states.ACTIVE if resize.ran_before(run) else states.STOPPED)
+def _record_old_flavor(tx: Connection, run: MoveEndRun, result: Result) -> None:
+    """Record the old flavor and its resources, and release the resources of the migration."""
+    old_flavor = run.args.old_flavor
+    run.set(vm_state=states.ACTIVE if resize.was_running_before(run) else states.STOPPED)
     run.set_migration(status=MigrationStatus.REVERTED)
     allocations.stay(
         tx, run.args.migration, run.server.id, moves.source(run), moves.old_resources(run)
     )
-    run.set(**moves.flavor_columns(run, old), **moves.quota_columns(old))
+    run.set(**moves.flavor_columns(run, old_flavor), **moves.quota_columns(old_flavor))
     volumes.name_devices(run)
-    if resize.ran_before(run):
+    if resize.was_running_before(run):
         guests.want(tx, [run.server.id], GuestState.RUNNING, True)
 
 
-def _reverting(tx: Connection, engine: Engine, runs: Sequence[MoveEndRun]) -> None:
+def _begin_revert(tx: Connection, engine: Engine, runs: Sequence[MoveEndRun]) -> None:
     for run in runs:
         run.data.ran = run.server.power_state != states.SHUTDOWN
         run.set_migration(status=MigrationStatus.REVERTING)
 
 
-def _reverted(tx: Connection, engine: Engine, runs: Sequence[MoveEndRun]) -> None:
+def _finish_revert(tx: Connection, engine: Engine, runs: Sequence[MoveEndRun]) -> None:
     for run in runs:
-        run.set(vm_state=states.ACTIVE if resize.ran_before(run) else states.STOPPED)
+        run.set(vm_state=states.ACTIVE if resize.was_running_before(run) else states.STOPPED)
 
 
-def _revert_failed(tx: Connection, engine: Engine, run: MoveEndRun, problem: StepFailed) -> None:
-    """Before it was put back: resized as it was. Afterwards it cannot be started."""
+def _fail_revert(tx: Connection, engine: Engine, run: MoveEndRun, problem: StepFailed) -> None:
+    """Record the failure of a revert.
+
+    If the server still has the new flavor, the server is RESIZED as before. Otherwise the host has
+    the old files and cannot start the guest, so the server is in ERROR.
+    """
     if from_wire(Flavor, run.server.flavor) == run.args.new_flavor:
-        resize.stay_off(tx, run)
-        _confirm_failed(tx, engine, run, problem)
+        resize.record_guest_off(tx, run)
+        _fail_confirm(tx, engine, run, problem)
         return
     run.set(vm_state=states.ERROR, fault=fault_of(tx, problem))
     guests.want(tx, [run.server.id], GuestState.STOPPED, False)
@@ -202,31 +209,36 @@ REVERT_HERE = Workflow(
     resize.REVERT_HERE,
     args=MoveEndArgs,
     data=MoveEndData,
-    failed=_revert_failed,
+    failed=_fail_revert,
     steps=(
-        Step("begin", "there is no other place to ask", apply=_reverting),
+        Step("begin", "No other host needs to be compared.", apply=_begin_revert),
         Step(
             "restart",
-            "only on the way back: it runs on as it is",
-            undo=resize.runs_on,
+            "Undo only: the guest continues with the new flavor.",
+            undo=resize.allow_resized_guest,
             undo_command=guest.start,
-            condition=resize.ran_resized,
+            condition=resize.was_resized_guest_running,
         ),
-        Step("stop", "its domain is made anew", command=guest.stop, on_result=guest.record_stopped),
+        Step(
+            "stop",
+            "The domain is defined again.",
+            command=guest.stop,
+            on_result=guest.record_stopped,
+        ),
         Step(
             "remake",
-            "its files are what they were, and it is of its old flavor",
-            command=_put_back,
-            on_result=_is_back,
+            "The host restores the old files, and the server has the old flavor again.",
+            command=_revert_command,
+            on_result=_record_old_flavor,
             pivot=True,
         ),
         Step(
             "run",
-            "it runs if it did",
+            "The guest runs again if the server ran before the resize.",
             command=guest.start,
             on_result=guest.record_booted,
-            condition=resize.ran_before,
+            condition=resize.was_running_before,
         ),
-        Step("finish", "last", apply=_reverted),
+        Step("finish", "The server reaches its final state last.", apply=_finish_revert),
     ),
 )

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares of a server that is off: attach, detach.
+"""Attach and detach shares of a stopped server.
 
-The host may mount the share before its guest is described with it, and may no more after it has let
-go of it. The host mounts it when the guest starts. An attach that fails leaves the mapping in
-error: its user detaches it.
+The share service permits the host to mount the share before the guest is defined with the share,
+and withdraws that after the host has released the share. The host mounts the share when the guest
+starts. A failed attach leaves the mapping in the state ERROR. The user must detach such a mapping.
 """
 
 from __future__ import annotations
@@ -22,26 +22,25 @@ from conductor.steps import shares
 from conductor.steps.shares import ShareData, ShareRun
 
 
-def _attach(engine: Engine, run: ShareRun) -> AttachShare:
+def _attach_command(engine: Engine, run: ShareRun) -> AttachShare:
     return AttachShare(share=_attached_share(run))
 
 
-def _detach(engine: Engine, run: ShareRun) -> DetachShare:
+def _detach_command(engine: Engine, run: ShareRun) -> DetachShare:
     return DetachShare(share=_attached_share(run))
 
 
 def _attached_share(run: ShareRun) -> AttachedShare:
-    """Return the share as its host needs to know it."""
     share = run.args.share
     return AttachedShare(share.share_id, share.tag, share.protocol, share.export_location)
 
 
-def _attached(tx: Connection, run: ShareRun, result: Result) -> None:
+def _record_attached(tx: Connection, run: ShareRun, result: Result) -> None:
     mappings.put(tx, [run.args.share.uuid], ShareStatus.INACTIVE)
 
 
-def _detach_failed(tx: Connection, engine: Engine, run: ShareRun, problem: StepFailed) -> None:
-    """The host did not let go of it: the server has it as before."""
+def _fail_detach(tx: Connection, engine: Engine, run: ShareRun, problem: StepFailed) -> None:
+    """Restore the mapping's state: the host has not released the share."""
     share = run.args.share
     mappings.put(
         tx,
@@ -57,14 +56,19 @@ ATTACH_SHARE = Workflow(
     steps=(
         Step(
             "allow",
-            "before the host is told, so that a guest that starts finds it",
+            "Before the host, so that a guest that starts can mount the share.",
             call=shares.allow,
             apply=shares.await_access_rule,
             undo=shares.mark_error,
             undo_call=shares.remove_rule,
             lane=Lane.SHARE,
         ),
-        Step("attach", "the guest gets it when it starts", command=_attach, on_result=_attached),
+        Step(
+            "attach",
+            "The guest has the share from its next start on.",
+            command=_attach_command,
+            on_result=_record_attached,
+        ),
     ),
 )
 
@@ -72,18 +76,18 @@ DETACH_SHARE = Workflow(
     "detach_share",
     args=ShareActionArgs,
     data=ShareData,
-    failed=_detach_failed,
+    failed=_fail_detach,
     steps=(
         Step(
             "detach",
-            "first: what is still mounted may still be used",
-            command=_detach,
+            "Before the access rule, because a mounted share may be in use.",
+            command=_detach_command,
             pivot=True,
             done_when_host_dead=True,
         ),
         Step(
             "deny",
-            "after the host has let go of it",
+            "After the host has released the share.",
             call=shares.remove_rule,
             apply=shares.delete_mapping,
             lane=Lane.SHARE,

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shelve, offload, unshelve: a server rests as an image, and comes back as it was, on any host.
+"""Shelve, offload and unshelve.
 
-A shelved server still has its guest, stopped, on its host; offloaded it has only its image.
-Unshelving a server that is still on its host only starts it. The image goes when the server runs
-again; where it is kept from that, by being protected say, the server runs all the same, and the
-image is a pending cleanup.
+A shelved server is stopped and has an image of its disk. The guest stays on the host until the
+server is offloaded. An offloaded server has no host. An unshelve only starts the guest if the
+server still has a host, and otherwise builds the guest from the image on any host.
+
+The image is deleted once the server runs again. An image that cannot be deleted, for example a
+protected one, becomes a pending cleanup.
 """
 
 from __future__ import annotations
@@ -35,15 +37,16 @@ from conductor.steps.networks import PortData
 # --- shelve, offload ---
 @dataclass(kw_only=True)
 class ShelveData(ImageData):
-    """What the steps of shelve leave."""
+    """Data of the steps of shelve."""
 
-    offloads: bool = False  #: the host is given up at once
+    #: True if the server leaves its host at once.
+    offloads: bool = False
 
 
 ShelveRun = Run[ImageArgs, ShelveData]
 
 
-def _keep(tx: Connection, engine: Engine, runs: Sequence[ShelveRun]) -> None:
+def _record_image(tx: Connection, engine: Engine, runs: Sequence[ShelveRun]) -> None:
     for run in runs:
         has_disk = _has_disk(run)
         run.data.offloads = engine.shelved_offload_time == 0 or not has_disk
@@ -64,16 +67,16 @@ def _leave_host(tx: Connection, engine: Engine, runs: Sequence[AnyRun]) -> None:
         )
 
 
-def _unbound(tx: Connection, engine: Engine, runs: Sequence[AnyRun]) -> None:
+def _mark_offloaded(tx: Connection, engine: Engine, runs: Sequence[AnyRun]) -> None:
     for run in runs:
         run.set(vm_state=states.SHELVED_OFFLOADED)
 
 
 _UNBIND = Step(
     "unbind",
-    "its ports stay the server's, on no host",
+    "The server keeps its ports, without a host.",
     call=networks.unbind,
-    apply=_unbound,
+    apply=_mark_offloaded,
     lane=Lane.NETWORK,
     condition=networks.has_ports,
 )
@@ -81,28 +84,28 @@ _UNBIND = Step(
 
 _RESERVE: Step[Any, Any] = Step(
     "reserve_volumes",
-    "its volumes stay the server's, on no host",
+    "The server keeps its volumes, without a host.",
     call=volumes.reserve_again,
-    apply=_unbound,
+    apply=_mark_offloaded,
     lane=Lane.VOLUME,
     condition=Run.has_volumes,
 )
 
 
-def _offloads(run: ShelveRun) -> bool:
+def _is_offloaded(run: ShelveRun) -> bool:
     return run.data.offloads
 
 
-def _offloads_with_ports(run: ShelveRun) -> bool:
+def _is_offloaded_with_ports(run: ShelveRun) -> bool:
     return run.data.offloads and networks.has_ports(run)
 
 
-def _offloads_with_volumes(run: ShelveRun) -> bool:
+def _is_offloaded_with_volumes(run: ShelveRun) -> bool:
     return run.data.offloads and run.has_volumes()
 
 
 def _has_disk(run: AnyRun) -> bool:
-    """Has it a disk of its own, that an image is made of?"""
+    """Return True if the server has a local root disk, from which an image is made."""
     return not volumes.boots_from_volume(run)
 
 
@@ -110,8 +113,11 @@ def _was_running(run: ShelveRun) -> bool:
     return run.args.was == states.ACTIVE
 
 
-def _shelve_failed(tx: Connection, engine: Engine, run: ShelveRun, problem: StepFailed) -> None:
-    """As before; one that was paused or suspended has been stopped."""
+def _fail_shelve(tx: Connection, engine: Engine, run: ShelveRun, problem: StepFailed) -> None:
+    """Start a server that ran before again. Otherwise the server is stopped.
+
+    That includes servers that were paused or suspended.
+    """
     if _was_running(run):
         guests.want(tx, [run.server.id], GuestState.RUNNING, True)
         run.set(power_state=states.RUNNING)
@@ -123,31 +129,36 @@ SHELVE = Workflow(
     "shelve",
     args=ImageArgs,
     data=ShelveData,
-    failed=_shelve_failed,
+    failed=_fail_shelve,
     steps=(
         Step(
             "stop",
-            "first: what is written after the copy would be lost",
+            "First, because data written after the copy would be lost.",
             command=guest.stop,
             on_result=guest.record_stopped,
         ),
         Step(
             "restart",
-            "only on the way back: a server that ran runs again",
+            "Undo only: start a server that ran before.",
             undo_command=guest.start,
             condition=_was_running,
         ),
         replace(images.RECORD, condition=_has_disk),
         replace(images.UPLOAD, condition=_has_disk),
-        Step("keep", "the image is whole: from here on it is the server", apply=_keep, pivot=True),
+        Step(
+            "keep",
+            "The image is complete, and contains the server from here on.",
+            apply=_record_image,
+            pivot=True,
+        ),
         Step(
             "offload",
-            "last, and only where shelving gives the host up at once",
+            "Last, and only if shelved servers leave their host at once.",
             apply=_leave_host,
-            condition=_offloads,
+            condition=_is_offloaded,
         ),
-        replace(_UNBIND, condition=_offloads_with_ports),
-        replace(_RESERVE, condition=_offloads_with_volumes),
+        replace(_UNBIND, condition=_is_offloaded_with_ports),
+        replace(_RESERVE, condition=_is_offloaded_with_volumes),
     ),
 )
 
@@ -158,7 +169,7 @@ OFFLOAD = Workflow(
     steps=(
         Step(
             "remove",
-            "the image is there; the guest is a debt of its host",
+            "The image exists. The guest becomes a pending cleanup of its host.",
             apply=_leave_host,
             pivot=True,
         ),
@@ -171,19 +182,24 @@ OFFLOAD = Workflow(
 # --- unshelve ---
 @dataclass(kw_only=True)
 class UnshelveData(PlacementData, PortData):
-    """What the steps of unshelve leave."""
+    """Data of the steps of unshelve."""
 
-    image: ImageRef | None = None  #: that the server was shelved into
-    image_id: str | None = None  #: the same, to be removed
+    #: Image of the shelved server.
+    image: ImageRef | None = None
+    #: Id of the image that is to be deleted.
+    image_id: str | None = None
 
 
 UnshelveRun = Run[UnshelveArgs, UnshelveData]
 
 
-def _look(engine: Engine, run: UnshelveRun) -> None:
-    """The image as the image service describes it now: its checksum was not known before it was
-    whole."""
-    assert run.server.shelved_image_id is not None  # a server that is offloaded has one
+def _read_image(engine: Engine, run: UnshelveRun) -> None:
+    """Read the image's description from the image service.
+
+    Why: the checksum exists only since the upload was completed.
+    """
+    # An offloaded server has an image.
+    assert run.server.shelved_image_id is not None
     run.data.image = images.service(engine).show(run.server.shelved_image_id)
 
 
@@ -201,23 +217,23 @@ def _claim(tx: Connection, engine: Engine, runs: Sequence[UnshelveRun]) -> None:
     claims.claim_and_place(tx, engine, runs, _spec)
 
 
-def _build(engine: Engine, run: UnshelveRun) -> EnsureGuest:
+def _build_command(engine: Engine, run: UnshelveRun) -> EnsureGuest:
     return EnsureGuest(guest=guest.spec(engine, run, run.data.image))
 
 
-def _built(tx: Connection, run: UnshelveRun, result: Result) -> None:
+def _record_built(tx: Connection, run: UnshelveRun, result: Result) -> None:
     guest.record_booted(tx, run, result)
     claims.record_successful_build(run)
 
 
-def _back(tx: Connection, engine: Engine, runs: Sequence[UnshelveRun]) -> None:
+def _end_shelved(tx: Connection, engine: Engine, runs: Sequence[UnshelveRun]) -> None:
     for run in runs:
         run.data.image_id = run.server.shelved_image_id
         run.set(shelved_image_id=None, shelved_at=None)
 
 
-def _unshelve_failed(tx: Connection, engine: Engine, run: UnshelveRun, problem: StepFailed) -> None:
-    """Another host, or shelved as before."""
+def _fail_unshelve(tx: Connection, engine: Engine, run: UnshelveRun, problem: StepFailed) -> None:
+    """Try another host, or leave the server shelved."""
     claims.reschedule(engine, run, problem)
 
 
@@ -227,10 +243,15 @@ def _delete_image(engine: Engine, run: UnshelveRun) -> None:
         images.service(engine).delete(run.data.image_id)
 
 
-_BACK = Step("back", "from here on the guest is the server, not its image", apply=_back, pivot=True)
-_FORGET = Step(
+_END_SHELVED = Step(
+    "back",
+    "From here on the guest contains the server, and the image is no longer needed.",
+    apply=_end_shelved,
+    pivot=True,
+)
+_DELETE_IMAGE = Step(
     "forget",
-    "last: the server runs, and its disk is the truth again",
+    "Last: the server runs, and its disk has replaced the image.",
     call=_delete_image,
     condition=_has_disk,
 )
@@ -239,15 +260,24 @@ UNSHELVE = Workflow(
     "unshelve",
     args=UnshelveArgs,
     data=UnshelveData,
-    failed=_unshelve_failed,
+    failed=_fail_unshelve,
     steps=(
-        Step("look", "before a host is claimed for it", call=_look, condition=_has_disk),
         Step(
-            "place", "as for a new server", prepare=_propose, apply=_claim, undo=claims.release_host
+            "look",
+            "Before the claim, because the image's requirements affect the choice of a host.",
+            call=_read_image,
+            condition=_has_disk,
+        ),
+        Step(
+            "place",
+            "Claim a host as for a new server.",
+            prepare=_propose,
+            apply=_claim,
+            undo=claims.release_host,
         ),
         Step(
             "networks",
-            "when the host is known",
+            "After the claim, because the ports are bound to the host.",
             call=networks.rebind,
             apply=networks.store_plugged,
             undo_call=networks.unbind,
@@ -255,17 +285,22 @@ UNSHELVE = Workflow(
             condition=networks.has_ports,
         ),
         volumes.CONNECT,
-        Step("build", "the guest is made of the shelved image", command=_build, on_result=_built),
+        Step(
+            "build",
+            "Build the guest from the image.",
+            command=_build_command,
+            on_result=_record_built,
+        ),
         networks.PLUG,
         Step(
             "run",
-            "its ports are wired now",
+            "The ports are wired, so the paused guest continues.",
             command=guest.start,
             on_result=guest.record_booted,
             condition=networks.starts_paused,
         ),
-        _BACK,
-        _FORGET,
+        _END_SHELVED,
+        _DELETE_IMAGE,
     ),
 )
 
@@ -276,12 +311,12 @@ UNSHELVE_HERE = Workflow(
     steps=(
         Step(
             "run",
-            "the guest is still there, stopped",
+            "The stopped guest is still on the host.",
             command=guest.start,
             on_start=guest.allow_to_run,
             on_result=guest.record_booted,
         ),
-        _BACK,
-        _FORGET,
+        _END_SHELVED,
+        _DELETE_IMAGE,
     ),
 )

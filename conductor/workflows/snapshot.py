@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshot and backup: the server's disk becomes an image, while the server goes on.
+"""Snapshot and backup: create an image of the server's disk while the server runs.
 
-The image of a server that boots from a volume has no bytes. It names snapshots of its volumes,
-which the API has made with the user's token: the action makes the image, or deletes them.
+The image of a server that boots from a volume contains no data. It names snapshots of the server's
+volumes, which the API has created with the user's token. The action completes the image, or deletes
+the snapshots.
 
-A backup is a snapshot that counts: when it is whole, the oldest of its kind beyond the rotation go.
-One that the image service keeps, because it is protected say, costs the new one nothing: it is
-tried again later, and with each backup.
+A backup is a snapshot with a rotation: after a complete backup, the oldest backups of the same type
+beyond the rotation are deleted. An image that cannot be deleted, for example a protected one, does
+not fail the backup. The deletion is tried again later, and with the next backup.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ def _rotate(engine: Engine, run: BackupRun) -> None:
         images.rotate(engine, run.server.id, args)
 
 
-def _rotated(tx: Connection, engine: Engine, runs: Sequence[BackupRun]) -> None:
-    """The rotation that counts is the last that was asked for."""
+def _remove_pending_rotations(tx: Connection, engine: Engine, runs: Sequence[BackupRun]) -> None:
+    """Remove pending rotations of this type, because the newest rotation replaces them."""
     for run in runs:
         cleanups.forget(tx, cleanups.BACKUPS, run.server.id, run.args.backup_type)
 
 
 def _has_snapshots(run: ImageRun) -> bool:
-    """Is the image one of snapshots?"""
+    """Return True if the image names volume snapshots."""
     return bool(run.args.snapshots)
 
 
@@ -60,7 +61,7 @@ def _leave_empty(engine: Engine, run: ImageRun) -> None:
     images.service(engine).leave_empty(run.args.image_id)
 
 
-def _whole(tx: Connection, engine: Engine, runs: Sequence[ImageRun]) -> None:
+def _record_complete(tx: Connection, engine: Engine, runs: Sequence[ImageRun]) -> None:
     for run in runs:
         run.set(progress=100)
 
@@ -72,7 +73,7 @@ SNAPSHOT = Workflow(
     steps=(
         Step(
             "delete_snapshots",
-            "only on the way back: without an image nobody looks for them",
+            "Undo only: without the image, the snapshots would never be deleted.",
             undo_call=_delete_snapshots,
             lane=Lane.VOLUME,
             condition=_has_snapshots,
@@ -81,9 +82,9 @@ SNAPSHOT = Workflow(
         replace(images.UPLOAD, condition=_has_disk),
         Step(
             "leave_empty",
-            "the image of snapshots is what its properties say",
+            "An image of snapshots contains only properties.",
             call=_leave_empty,
-            apply=_whole,
+            apply=_record_complete,
             condition=_has_snapshots,
         ),
     ),
@@ -98,9 +99,9 @@ BACKUP = Workflow(
         replace(images.UPLOAD, pivot=True),
         Step(
             "rotate",
-            "last: an old backup goes only when the new one is whole",
+            "Last, because old backups are deleted only when the new one is complete.",
             call=_rotate,
-            apply=_rotated,
+            apply=_remove_pending_rotations,
         ),
     ),
 )

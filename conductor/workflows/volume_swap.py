@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A volume's data goes into another one while the server runs, and the server goes on there.
+"""Swap a volume: copy the data to another volume while the server runs, and switch to that one.
 
-The block storage service asks for it when it migrates or retypes a volume that a server has; it
-gives the data the old id afterwards. The host first makes both volumes the same and keeps them so,
-whatever the guest writes. Only then, in one transaction, is decided that the new one is the
-volume: whoever dies before leaves the old one, whoever dies after it the new one, and either has
-all data. The guest lets go of the old one before its attachment ends.
+The block storage service requests this when it migrates or retypes an attached volume. Afterwards
+the service gives the old id to the new volume. The host first copies the volume and mirrors all
+further writes. Then ``decide`` makes the new volume the server's, in one transaction. A crash
+before that leaves the old volume attached, and a crash afterwards the new one. Both contain all
+data. The guest releases the old volume before its attachment ends.
 """
 
 from __future__ import annotations
@@ -33,76 +33,81 @@ COPY_STEP = "copy"
 
 @dataclass(kw_only=True)
 class SwapData(ActionData):
-    """What the steps leave."""
+    """Data of the steps."""
 
-    attachment: str | None = None  #: of the new volume
-    connection: str | None = None  #: the same, sealed
-    swapped: bool = False  #: the new volume has the data from here on
+    #: Attachment of the new volume.
+    attachment: str | None = None
+    #: Sealed connection of the new volume.
+    connection: str | None = None
+    #: True once the new volume is the server's.
+    swapped: bool = False
 
 
 SwapRun = Run[SwapVolumeArgs, SwapData]
 
 
-def _row(run: SwapRun) -> BlockDeviceRow:
-    """The volume that the action is about."""
+def _find_row(run: SwapRun) -> BlockDeviceRow:
+    """Return the volume of the action."""
     return next(row for row in volumes.of(run) if row.uuid == run.args.block_device)
 
 
 def _reserve(engine: Engine, run: SwapRun) -> None:
     new, server = run.args.new_volume_id, run.server.id
-    volume_swaps.expect_late_swap(run, _row(run), new)
-    found = volumes.service(engine).attachments(server, new) if run.is_repeated else []
-    made = found[0] if found else volumes.service(engine).attach(new, server)
-    run.data.attachment = made.id
+    volume_swaps.expect_late_swap(run, _find_row(run), new)
+    attachments = volumes.service(engine).attachments(server, new) if run.is_repeated else []
+    attachment = attachments[0] if attachments else volumes.service(engine).attach(new, server)
+    run.data.attachment = attachment.id
 
 
 def _connect(engine: Engine, run: SwapRun) -> None:
     run.data.attachment, run.data.connection = volume_swaps.connect_other(
-        engine, run, _row(run), run.args.new_volume_id, str(run.data.attachment)
+        engine, run, _find_row(run), run.args.new_volume_id, str(run.data.attachment)
     )
 
 
-def _keep_old(engine: Engine, run: SwapRun) -> None:
-    """Nobody has the new volume, and the service deletes it; unless the guest may write to it
-    still."""
+def _end_without_swap(engine: Engine, run: SwapRun) -> None:
+    """End the swap without success, so that the service deletes the new volume.
+
+    Not if the undo of the copy failed, because the guest may then still write to the new volume.
+    """
     if COPY_STEP not in run.data.undo_failures:
-        _end(engine, run, False)
+        _end_swap(engine, run, False)
 
 
-def _end(engine: Engine, run: SwapRun, swapped: bool) -> None:
-    row, new = _row(run), run.args.new_volume_id
-    with _left(run, swapped):
+def _end_swap(engine: Engine, run: SwapRun, swapped: bool) -> None:
+    row, new = _find_row(run), run.args.new_volume_id
+    with _cleanup_on_failure(run, swapped):
         keeps = {str(row.attachment_id)}
         volume_swaps.end_swap(engine, run.server.id, str(row.volume_id), new, keeps, swapped)
 
 
-def _left(run: SwapRun, swapped: bool) -> AbstractContextManager[None]:
-    """What the service does not take becomes a pending cleanup of the whole end."""
+def _cleanup_on_failure(run: SwapRun, swapped: bool) -> AbstractContextManager[None]:
+    """Return a context that turns a failure of the service into a pending cleanup."""
     new = run.args.new_volume_id
     target, place = str(run.data.attachment or new), run.args.volume_id
     return run.cleanup_on_failure(ATTACHMENT, target, place, migrates_to=new, swapped=swapped)
 
 
-def _volume(engine: Engine, run: SwapRun) -> AttachedVolume:
-    """The volume as it is to be."""
-    return volumes.describe(engine, _row(run), run.data.connection)
+def _describe_volume(engine: Engine, run: SwapRun) -> AttachedVolume:
+    """Return the volume with the connection of the new one."""
+    return volumes.describe(engine, _find_row(run), run.data.connection)
 
 
-def _copy(engine: Engine, run: SwapRun) -> CopyVolume:
-    return CopyVolume(volume=_volume(engine, run))
+def _copy_command(engine: Engine, run: SwapRun) -> CopyVolume:
+    return CopyVolume(volume=_describe_volume(engine, run))
 
 
-def _keep(engine: Engine, run: SwapRun) -> KeepVolume:
-    return KeepVolume(volume=_volume(engine, run))
+def _keep_command(engine: Engine, run: SwapRun) -> KeepVolume:
+    return KeepVolume(volume=_describe_volume(engine, run))
 
 
-def _switch(engine: Engine, run: SwapRun) -> SwitchVolume:
-    return SwitchVolume(volume=_volume(engine, run))
+def _switch_command(engine: Engine, run: SwapRun) -> SwitchVolume:
+    return SwitchVolume(volume=_describe_volume(engine, run))
 
 
 def _decide(tx: Connection, engine: Engine, runs: Sequence[SwapRun]) -> None:
     for run in runs:
-        row = _row(run)
+        row = _find_row(run)
         run.set_volume(
             row,
             attachment_id=run.data.attachment,
@@ -114,69 +119,71 @@ def _decide(tx: Connection, engine: Engine, runs: Sequence[SwapRun]) -> None:
 
 
 def _complete(engine: Engine, run: SwapRun) -> None:
-    with _left(run, True):
+    with _cleanup_on_failure(run, True):
         volumes.service(engine).complete(str(run.data.attachment))
 
 
-def _end_old(engine: Engine, run: SwapRun) -> None:
-    _end(engine, run, True)
+def _end_with_swap(engine: Engine, run: SwapRun) -> None:
+    _end_swap(engine, run, True)
 
 
-def _failed(tx: Connection, engine: Engine, run: SwapRun, problem: StepFailed) -> None:
-    """The server has the volume as before; where the guest may write to both an operator should
-    look."""
+def _fail_swap(tx: Connection, engine: Engine, run: SwapRun, problem: StepFailed) -> None:
+    """Record the failure.
+
+    If the guest may write to both volumes, the volume's status becomes ERROR.
+    """
     run.set(progress=0)
     if COPY_STEP in run.data.undo_failures:
-        run.set_volume(_row(run), status=BlockDeviceStatus.ERROR)
+        run.set_volume(_find_row(run), status=BlockDeviceStatus.ERROR)
 
 
 SWAP_VOLUME = Workflow(
     "swap_volume",
     args=SwapVolumeArgs,
     data=SwapData,
-    failed=_failed,
+    failed=_fail_swap,
     steps=(
         Step(
             "reserve",
-            "first: from here on nobody else can have the new volume",
+            "First, so that no other server can use the new volume.",
             call=_reserve,
-            undo_call=_keep_old,
+            undo_call=_end_without_swap,
             lane=Lane.VOLUME,
         ),
         Step(
             "connect",
-            "the server's host may have both",
+            "The server's host needs both volumes for the copy.",
             call=_connect,
             lane=Lane.VOLUME,
         ),
         Step(
             COPY_STEP,
-            "until both have the same data, and stay so",
-            command=_copy,
-            undo_command=_keep,
+            "The step succeeds once both volumes have the same data and all writes are mirrored.",
+            command=_copy_command,
+            undo_command=_keep_command,
         ),
         Step(
             "decide",
-            "one transaction, while both are the same: from here on the new one is the volume",
+            "Both volumes are the same. From here on the new one is the server's.",
             apply=_decide,
             pivot=True,
         ),
         Step(
             "switch",
-            "the guest lets go of the old one; of a host whose guests are dead none has it",
-            command=_switch,
+            "The guest releases the old volume. A dead host counts as done.",
+            command=_switch_command,
             done_when_host_dead=True,
         ),
         Step(
             "complete",
-            "when the guest has it: the new volume is shown as in use",
+            "After the guest has the new volume, the service shows it as in use.",
             call=_complete,
             lane=Lane.VOLUME,
         ),
         Step(
             "end_migration",
-            "last: the service deletes the old one, and gives its id to the new one",
-            call=_end_old,
+            "Last: the service deletes the old volume and gives its id to the new one.",
+            call=_end_with_swap,
             lane=Lane.VOLUME,
         ),
     ),

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Volumes of a server that exists: attach, detach, extend.
+"""Attach, detach and extend volumes of an existing server.
 
-The volume is reserved and connected before the host is told, and its attachment ends after the host
-has let go of it. An attach that fails leaves nothing. Of a server that is on no host the attachment
-has none either; the volume is shown as in use all the same, and its host connects it when the
-server comes back.
+A volume is reserved and connected before the host uses the volume. Its attachment ends after the
+host has released it. A failed attach leaves no attachment. Attachments of a server without a host
+have no host either. The service still shows such a volume as in use, and the server's next host
+connects the volume.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ VolumeRun = Run[VolumeActionArgs, ActionData]
 ATTACH_STEP = "attach"
 
 
-def _row(run: VolumeRun) -> BlockDeviceRow:
-    """The volume that the action is about."""
+def _find_row(run: VolumeRun) -> BlockDeviceRow:
+    """Return the volume of the action."""
     return next(row for row in volumes.of(run) if row.uuid == run.args.block_device)
 
 
@@ -40,54 +40,57 @@ def _has_host(run: VolumeRun) -> bool:
 
 # --- attach ---
 def _reserve(engine: Engine, run: VolumeRun) -> None:
-    volumes.reserve(engine, run, _row(run))
+    volumes.reserve(engine, run, _find_row(run))
 
 
-def _reserved(tx: Connection, engine: Engine, runs: Sequence[VolumeRun]) -> None:
+def _record_reserved(tx: Connection, engine: Engine, runs: Sequence[VolumeRun]) -> None:
     for run in runs:
         if run.host is None:
-            run.set_volume(_row(run), status=BlockDeviceStatus.RESERVED)
+            run.set_volume(_find_row(run), status=BlockDeviceStatus.RESERVED)
 
 
 def _release(engine: Engine, run: VolumeRun) -> None:
-    """The server has no attachment of the volume; unless its guest may have the volume still."""
-    row = _row(run)
+    """Delete the server's attachments of the volume, unless the guest may still have the volume."""
+    row = _find_row(run)
     if ATTACH_STEP in run.data.undo_failures:
         return
     target = row.attachment_id or str(row.volume_id)
     with run.cleanup_on_failure(ATTACHMENT, target, str(row.volume_id)):
-        for one in volumes.service(engine).attachments(run.server.id, row.volume_id):
-            volumes.service(engine).detach(one.id)
+        for attachment in volumes.service(engine).attachments(run.server.id, row.volume_id):
+            volumes.service(engine).detach(attachment.id)
 
 
 def _connect(engine: Engine, run: VolumeRun) -> None:
     assert run.host is not None, "the step is for servers with a host"
-    volumes.connect(engine, run, _row(run), volumes.connector_of(engine, run.host))
+    volumes.connect(engine, run, _find_row(run), volumes.connector_of(engine, run.host))
 
 
-def _attach(engine: Engine, run: VolumeRun) -> AttachVolume:
-    return AttachVolume(volume=volumes.describe(engine, _row(run)))
+def _attach_command(engine: Engine, run: VolumeRun) -> AttachVolume:
+    return AttachVolume(volume=volumes.describe(engine, _find_row(run)))
 
 
-def _detach(engine: Engine, run: VolumeRun) -> DetachVolume:
-    return DetachVolume(volume=volumes.describe(engine, _row(run)))
+def _detach_command(engine: Engine, run: VolumeRun) -> DetachVolume:
+    return DetachVolume(volume=volumes.describe(engine, _find_row(run)))
 
 
-def _attached(tx: Connection, run: VolumeRun, result: Result) -> None:
-    run.set_volume(_row(run), status=BlockDeviceStatus.ATTACHED)
+def _record_attached(tx: Connection, run: VolumeRun, result: Result) -> None:
+    run.set_volume(_find_row(run), status=BlockDeviceStatus.ATTACHED)
 
 
 def _complete(engine: Engine, run: VolumeRun) -> None:
-    row = _row(run)
+    row = _find_row(run)
     assert row.attachment_id is not None, "it was reserved"
     with run.cleanup_on_failure(ATTACHMENT, row.attachment_id, str(row.volume_id)):
         volumes.service(engine).complete(row.attachment_id)
 
 
-def _attach_failed(tx: Connection, engine: Engine, run: VolumeRun, problem: StepFailed) -> None:
-    """The server does not have it; or, where the guest did not give it back, may have it, until a
-    pending cleanup has detached it."""
-    row = _row(run)
+def _fail_attach(tx: Connection, engine: Engine, run: VolumeRun, problem: StepFailed) -> None:
+    """Remove the volume from the server.
+
+    If the undo failed, the guest may still have the volume. Then the status is ERROR until a
+    pending cleanup has detached the volume.
+    """
+    row = _find_row(run)
     if why := run.data.undo_failures.get(ATTACH_STEP):
         run.set_volume(row, status=BlockDeviceStatus.ERROR)
         run.add_cleanup(GUEST_VOLUME, row.uuid, why, str(row.volume_id))
@@ -100,35 +103,35 @@ ATTACH_VOLUME = Workflow(
     "attach_volume",
     args=VolumeActionArgs,
     data=ActionData,
-    failed=_attach_failed,
+    failed=_fail_attach,
     steps=(
         Step(
             "reserve",
-            "first: from here on nobody else can have the volume, and the API waits for this",
+            "First, so that no other server can use the volume. The API waits for this step.",
             call=_reserve,
-            apply=_reserved,
+            apply=_record_reserved,
             undo_call=_release,
             lane=Lane.VOLUME,
         ),
         Step(
             "connect",
-            "before the host is told, so that it may",
+            "The host needs the connection before it can attach the volume.",
             call=_connect,
             lane=Lane.VOLUME,
             condition=_has_host,
         ),
         Step(
             ATTACH_STEP,
-            "the host connects and verifies it before the guest sees it",
-            command=_attach,
-            on_result=_attached,
-            undo_command=_detach,
+            "The host connects and verifies the volume before the guest gets it.",
+            command=_attach_command,
+            on_result=_record_attached,
+            undo_command=_detach_command,
             condition=_has_host,
             pivot=True,
         ),
         Step(
             "complete",
-            "when the guest has it, or will when it comes back: the volume is shown as in use",
+            "The service shows the volume as in use.",
             call=_complete,
             lane=Lane.VOLUME,
         ),
@@ -137,35 +140,36 @@ ATTACH_VOLUME = Workflow(
 
 
 # --- detach ---
-def _detach_failed(tx: Connection, engine: Engine, run: VolumeRun, problem: StepFailed) -> None:
-    """The guest did not let go of it: the server has it as before."""
-    run.set_volume(_row(run), status=run.args.before)
+def _fail_detach(tx: Connection, engine: Engine, run: VolumeRun, problem: StepFailed) -> None:
+    """Restore the volume's status: the guest has not released the volume."""
+    run.set_volume(_find_row(run), status=run.args.before)
 
 
-def _forget(tx: Connection, engine: Engine, runs: Sequence[VolumeRun]) -> None:
+def _remove_volume(tx: Connection, engine: Engine, runs: Sequence[VolumeRun]) -> None:
     for run in runs:
-        run.remove_volumes([_row(run)])
+        run.remove_volumes([_find_row(run)])
 
 
 DETACH_VOLUME = Workflow(
     "detach_volume",
     args=VolumeActionArgs,
     data=ActionData,
-    failed=_detach_failed,
+    failed=_fail_detach,
     steps=(
         Step(
             "detach",
-            "first: while the guest has it, its attachment stays; of a host whose guests are dead none has",
-            command=_detach,
+            "First, because the attachment must last while the guest has the volume. A dead host "
+            "counts as done.",
+            command=_detach_command,
             condition=_has_host,
             done_when_host_dead=True,
             pivot=True,
         ),
         Step(
             "end_attachment",
-            "after the host: from here on others can have the volume",
+            "After the host. From here on other servers can use the volume.",
             call=_release,
-            apply=_forget,
+            apply=_remove_volume,
             lane=Lane.VOLUME,
         ),
     ),
@@ -173,14 +177,14 @@ DETACH_VOLUME = Workflow(
 
 
 # --- extend ---
-def _look(engine: Engine, run: VolumeRun) -> None:
-    row = _row(run)
-    found = volumes.service(engine).volume(str(row.volume_id))
-    run.set_volume(row, size_gb=found.size_gb)
+def _read_size(engine: Engine, run: VolumeRun) -> None:
+    row = _find_row(run)
+    volume = volumes.service(engine).volume(str(row.volume_id))
+    run.set_volume(row, size_gb=volume.size_gb)
 
 
-def _extend(engine: Engine, run: VolumeRun) -> ExtendVolume:
-    return ExtendVolume(volume=volumes.describe(engine, _row(run)))
+def _extend_command(engine: Engine, run: VolumeRun) -> ExtendVolume:
+    return ExtendVolume(volume=volumes.describe(engine, _find_row(run)))
 
 
 EXTEND_VOLUME = Workflow(
@@ -190,10 +194,12 @@ EXTEND_VOLUME = Workflow(
     steps=(
         Step(
             "look_at_size",
-            "the service says how large it is by now",
-            call=_look,
+            "Read the new size from the service.",
+            call=_read_size,
             lane=Lane.VOLUME,
         ),
-        Step("extend", "the guest sees it", command=_extend, condition=_has_host),
+        Step(
+            "extend", "The guest sees the new size.", command=_extend_command, condition=_has_host
+        ),
     ),
 )

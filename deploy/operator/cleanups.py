@@ -63,7 +63,7 @@ def table(rows: list[CleanupRow]) -> str:
                     str(row.id),
                     row.server_id or "none",
                     row.project_id,
-                    cleanups.worded(row),
+                    cleanups.describe(row),
                     iso(row.created_at) or "",
                     str(row.tries),
                     iso(row.due_at) or "",

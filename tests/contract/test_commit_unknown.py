@@ -163,7 +163,7 @@ def test_a_console_s_token_can_be_used(store: Store, committed: bool) -> None:
             lambda tx: console_tokens.create(
                 tx, server, "novnc", project_id="p", user_id="u", seconds=60
             ),
-            console_tokens.is_made,
+            console_tokens.is_created,
         )
     assert store.read(lambda tx: console_tokens.find(tx, token)) is not None
 

@@ -192,7 +192,7 @@ def test_a_token_is_bound_to_one_cookie(store: Store) -> None:
         assert store.write(lambda tx, cookie=cookie: console_tokens.use(tx, token, cookie)) is None
     assert store.write(
         lambda tx: console_tokens.use(tx, token, "a")
-    ).browser == console_tokens.hashed("a")
+    ).browser == console_tokens.hash_token("a")
     assert not store.write(lambda tx: console_tokens.bind(tx, token, "c"))
 
 
@@ -209,7 +209,7 @@ def test_session_is_found_by_who_brings_its_first_cookie(
         assert store.write(lambda tx: console_tokens.bind(tx, token, "a"))
     assert joined("a") is None  # it is not open yet
     opened = store.write(lambda tx: console_tokens.use(tx, token, "a"))
-    assert opened.browser == console_tokens.hashed("a")
+    assert opened.browser == console_tokens.hash_token("a")
     assert [joined(cookie) for cookie in ("", "b", token)] == [None] * 3
     assert joined("a").hash == opened.hash
     store.write(lambda tx: guests.add_debt(tx, SERVER, 4))

@@ -183,9 +183,9 @@ def test_a_move_from_its_beginning_to_its_end(store: Store) -> None:
         "No space.",
         {"memory_total": 5},
     )
-    assert store.read(lambda tx: host_contents.took(tx, "h1", MigrationType.COLD)) == []
+    assert store.read(lambda tx: host_contents.read_durations(tx, "h1", MigrationType.COLD)) == []
     store.write(lambda tx: actions.update(tx, {action.id: {"state": "done"}}))
-    [seconds] = store.read(lambda tx: host_contents.took(tx, "h1", MigrationType.COLD))
+    [seconds] = store.read(lambda tx: host_contents.read_durations(tx, "h1", MigrationType.COLD))
     assert 0 <= seconds < 60
 
 

@@ -220,7 +220,7 @@ def test_what_is_measured_waits_for_no_claim_and_is_no_change_of_the_host(store:
         ]
 
     def measured() -> None:
-        store.write(lambda tx: hosts.measured(tx, "h1", {"cpu.percent": 0.5}))
+        store.write(lambda tx: hosts.store_metrics(tx, "h1", {"cpu.percent": 0.5}))
 
     new_host(store, "h1")
     before = changed()

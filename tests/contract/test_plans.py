@@ -69,9 +69,9 @@ POLLS: dict[str, Poll] = {
     "outstanding": lambda tx: actions.outstanding(tx, "h1", 1, 64),
     "waiting": lambda tx: actions.waiting(tx, SOME),
     "ended_of": lambda tx: actions.ended_of(tx, SOME),
-    "measured": lambda tx: migrations.measured(tx, {("h1", SOME[0]): {"memory_total": 1}}),
+    "measured": lambda tx: migrations.store_progress(tx, {("h1", SOME[0]): {"memory_total": 1}}),
     "requested_controls": lambda tx: migrations.requested_controls(tx, "h1"),
-    "completed": lambda tx: migrations.completed(tx, SOME),
+    "completed": lambda tx: migrations.complete_evacuations(tx, SOME),
     "debts": lambda tx: guests.debts(tx, "h1", 1, 64),
     "fences_on": lambda tx: guests.fences_on(tx, "h1"),
     "off_on": lambda tx: guests.off_on(tx, "h1", SOME),
@@ -121,7 +121,7 @@ def fill(tx: sa.Connection) -> None:
         "project_id": f"p{number % 7}", "key": name, "digest": "d", "reservation_id": "r", "server_id": name,
         "created_at": AGO} for number, name in enumerate(names)])
     insert_many(tx, schema.console_tokens, [{
-        "hash": name if number else console_tokens.hashed("token"), "server_id": name,
+        "hash": name if number else console_tokens.hash_token("token"), "server_id": name,
         "host": f"h{number % HOSTS}", "fence": 1, "kind": "novnc", "project_id": "p", "user_id": "u",
         "created_at": AGO, "expires_at": 2 * AGO} for number, name in enumerate(names)])
 # fmt: on

@@ -313,7 +313,7 @@ def test_wishes_are_heard_in_their_statuses_only(store: Store) -> None:
     assert row.requested_control == "abort"
     assert store.read(lambda tx: migrations.requested_controls(tx, "h2")) == []
     store.write(
-        lambda tx: migrations.measured(tx, {("h1", row.action_id): {"memory_total": 2**40}})
+        lambda tx: migrations.store_progress(tx, {("h1", row.action_id): {"memory_total": 2**40}})
     )
     assert store.read(lambda tx: migrations.page(tx, source="h1"))[0].progress == {
         "memory_total": 2**40
@@ -352,7 +352,7 @@ def test_evacuation_is_not_completed_while_its_source_owes(store: Store) -> None
             ],
         )
     )
-    store.write(lambda tx: migrations.completed(tx, [owing, paid]))
+    store.write(lambda tx: migrations.complete_evacuations(tx, [owing, paid]))
     assert {row.server_id: row.status for row in store.read(lambda tx: migrations.page(tx))} == {
         owing: "done",
         paid: "completed",

@@ -13,7 +13,7 @@ import pytest
 import requests
 from websockets.sync.client import connect
 
-from common.store.servers.console_tokens import hashed
+from common.store.servers.console_tokens import hash_token
 from deploy.one_machine.cloud import process_control
 from deploy.one_machine.cloud.process_control import find_process
 from tests import spice
@@ -105,7 +105,7 @@ def test_channels_by_hand(cloud: Live, demo: Rest, guest: str) -> None:
     assert told.status == 200, told
     url = told.body["console"]["url"]
     token, place = token_of(url), urlsplit(url)
-    cookie = {"Cookie": f"console-{hashed(token)[:16]}=chosen"}
+    cookie = {"Cookie": f"console-{hash_token(token)[:16]}=chosen"}
 
     with ExitStack() as opened:
 

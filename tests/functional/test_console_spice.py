@@ -180,7 +180,7 @@ def test_without_a_cookie_there_is_one_connection(world: World) -> None:
     with world.open(token) as main:
         assert echoes(main)
         assert world.hangs_up(token)
-        name = f"console-{console_tokens.hashed(token)[:16]}"
+        name = f"console-{console_tokens.hash_token(token)[:16]}"
         for late in ("", "x"):  # a cookie that the first did not bring
             assert world.hangs_up(token, additional_headers={"Cookie": f"{name}={late}"})
         assert echoes(main)
@@ -188,7 +188,7 @@ def test_without_a_cookie_there_is_one_connection(world: World) -> None:
 
 def test_a_program_brings_a_cookie_of_its_own(world: World) -> None:
     token = world.token("spice-html5")
-    own = f"console-{console_tokens.hashed(token)[:16]}=chosen-by-me"
+    own = f"console-{console_tokens.hash_token(token)[:16]}=chosen-by-me"
     with join(world, token, own) as main:
         assert echoes(main)
         with join(world, token, own) as channel:
@@ -199,7 +199,7 @@ def test_a_program_brings_a_cookie_of_its_own(world: World) -> None:
 @pytest.mark.parametrize("kind", ["novnc", "serial"])
 def test_other_consoles_have_one_connection_at_a_time(world: World, kind: str) -> None:
     token = world.token(kind)
-    own = f"console-{console_tokens.hashed(token)[:16]}=chosen-by-me"
+    own = f"console-{console_tokens.hash_token(token)[:16]}=chosen-by-me"
     with join(world, token, own) as first:
         await_true(lambda: len(world.sessions) == 1)
         with join(world, token, own):

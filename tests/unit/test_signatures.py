@@ -50,7 +50,10 @@ EXCEPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "arguments of actions and of verbs": {
         "conductor/hosts/host_actions.py": ("move_args",),
-        "conductor/workflows/assisted_snapshots.py": ("file_of", "in_file"),
+        "conductor/workflows/assisted_snapshots.py": (
+            "read_connection_file",
+            "set_connection_file",
+        ),
     },
 }
 

@@ -12,7 +12,7 @@ from common.clients.volumes import AVAILABLE, ERROR, ERROR_DELETING
 from common.domain import errors
 from common.store.servers import actions
 from compute_agent.virt.memory.state.script import Fail
-from conductor.workflows.assisted_snapshots import file_of, in_file
+from conductor.workflows.assisted_snapshots import read_connection_file, set_connection_file
 from tests.workflows import volumes as volume_service
 from tests.workflows.frozen import register
 from tests.workflows.simulator import Cloud
@@ -30,7 +30,7 @@ def server(cloud: Cloud) -> str:
 def file(cloud: Cloud, server: str, host: str = "h1") -> object:
     """In which file its guest has its volume."""
     [one] = cloud.hosts[host].driver.host.guests[server].volumes
-    return file_of(one.connection)[0]
+    return read_connection_file(one.connection)[0]
 
 
 def snapshots(cloud: Cloud) -> list[str]:
@@ -50,7 +50,7 @@ def test_the_guest_goes_on_in_the_new_file_and_stays_there(cloud: Cloud, server:
     there = f"volume-{volume}.{snapshot}"
     assert (snapshots(cloud), file(cloud, server)) == ([AVAILABLE], there)
     [row] = cloud.store.read(lambda tx: volume_service.volumes.list_of(tx, server))
-    assert file_of(cloud.engine.vault.open(str(row.connection))) == (there, "qcow2")
+    assert read_connection_file(cloud.engine.vault.open(str(row.connection))) == (there, "qcow2")
     assert asked(cloud)[-1] == "attachments"  # what the service says is what counts
 
 
@@ -156,5 +156,8 @@ def test_a_service_that_refuses_to_hear_of_it_is_named(cloud: Cloud, server: str
 
 def test_the_file_stands_where_the_connection_has_it() -> None:
     for before in ({"name": "a"}, {"data": {"name": "a", "export": "x"}, "b": 1}):
-        after = in_file(before, "c")
-        assert file_of(after) == ("c", "qcow2") and file_of(before) == ("a", None)
+        after = set_connection_file(before, "c")
+        assert read_connection_file(after) == ("c", "qcow2") and read_connection_file(before) == (
+            "a",
+            None,
+        )

@@ -231,7 +231,7 @@ def test_pages_of_files_keep_what_nothing_explains(cloud: Cloud) -> None:
 
     def told(files: list[str], *between: str) -> list[str]:
         cloud.store.write(lambda tx: host_files.note(tx, host, files, between or None))
-        return [server for server, _ in cloud.store.read(host_files.reported)]
+        return [server for server, _ in cloud.store.read(host_files.list_reported)]
 
     assert told([one, name], "", "d") == [one]
     assert told([two], "d", "") == [one, two]

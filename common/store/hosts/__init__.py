@@ -1,3 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts: their rows and sessions, the services on them, the aggregates and zones that they are
-in."""
+"""Hosts: their rows and sessions, services, aggregates and host actions."""

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Aggregates: named groups of hosts with metadata; the key ``availability_zone`` makes one a zone.
+"""Aggregates: named groups of hosts with metadata. The key ``availability_zone`` makes one a zone.
 
-Called by the API; the scheduler reads the tables itself, and sees by ``updated_at`` that it must.
-What must stay true: a host is in at most one zone, and its zone does not change while servers are
-on it. Every change therefore locks the aggregate and then the providers of the hosts that it
-concerns, ascending, where claims lock them too.
+The API calls this file. The scheduler reads the tables itself when ``updated_at`` changes.
+
+Invariant: a host is in at most one zone, and its zone does not change while servers are on it.
+Every change therefore locks the aggregate, and then the providers of its hosts in ascending order,
+which claims lock too.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from common.store.schema import DamagedObject, aggregate_hosts, aggregates, gues
 
 ZONE = zones_of.KEY
 _MEMBER = aggregate_hosts.c
-#: Was this new row committed?
+#: Returns True if this new row was committed.
 is_made = is_there(aggregates)
 
 
 def list_all(tx: Connection) -> tuple[list[AggregateRow], dict[int, list[str]]]:
-    """All aggregates, and the hosts of each by its number; two queries."""
+    """Return all aggregates, and their hosts by aggregate id, in two statements."""
     rows: list[AggregateRow] = list(tx.execute(sa.select(aggregates).order_by(aggregates.c.id)))
     hosts: dict[int, list[str]] = {row.id: [] for row in rows}
     for number, host in tx.execute(sa.select(aggregate_hosts).order_by(_MEMBER.host)):
@@ -41,19 +42,22 @@ def list_all(tx: Connection) -> tuple[list[AggregateRow], dict[int, list[str]]]:
 
 
 def show(tx: Connection, number: int) -> tuple[AggregateRow, list[str]]:
-    """One aggregate and its hosts. Raises NotFound."""
+    """Return an aggregate and its hosts.
+
+    Raises:
+        NotFound: The aggregate does not exist.
+    """
     row = tx.execute(sa.select(aggregates).where(aggregates.c.id == number)).first()
-    return _found(row, number), _hosts(tx, number)
+    return _require_row(row, number), _hosts(tx, number)
 
 
 def zones(tx: Connection, default: str, hosts: Iterable[str] | None = None) -> dict[str, str]:
-    """Host to availability zone (of all hosts, or of these); who is in no aggregate that is one is
-    in ``default``."""
+    """Return host -> zone for all hosts or these. Hosts without a zone are in ``default``."""
     return _Zones(zones_of.hosts(tx, hosts), default)
 
 
 class _Zones(dict[str, str]):
-    """A mapping that knows a zone for every host."""
+    """A mapping with a zone for every host."""
 
     def __init__(self, found: dict[str, str], default: str) -> None:
         super().__init__(found)
@@ -65,12 +69,13 @@ class _Zones(dict[str, str]):
 
 # --- changes ---
 def create(tx: Connection, name: str, zone: str | None) -> AggregateRow:
-    """Make an aggregate without hosts; with a zone's name it is one.
+    """Create an aggregate without hosts, with an optional zone.
 
     Raises:
-        Conflict: the name is taken. BadRequest: the zone cannot be called so.
+        Conflict: The name is in use.
+        BadRequest: The zone's name is invalid.
     """
-    meta = {} if zone is None else {ZONE: _checked(zone, "Cannot create aggregate.", name)}
+    meta = {} if zone is None else {ZONE: _check_zone_name(zone, "Cannot create aggregate.", name)}
     uuid = ids.new()
     with _unique(name):
         tx.execute(sa.insert(aggregates).values(uuid=uuid, name=name, meta=meta, created_at=now()))
@@ -91,13 +96,16 @@ def update(
     meta: Mapping[str, str | None] | None = None,
     what: str = "aggregate",
 ) -> None:
-    """Rename an aggregate, or change its metadata: None as a value takes the key out. ``what`` is
-    named in refusals.
+    """Rename an aggregate, or change its metadata. The value None removes a key.
+
+    Args:
+        what: Name of the object in error messages.
 
     Raises:
-        NotFound: there is none. Conflict: the name is taken, or the metadata is damaged.
-        BadRequest: a host would be in two zones, or servers on one would find themselves in another
-        zone; or the zone cannot be called so.
+        NotFound: The aggregate does not exist.
+        Conflict: The name is in use, or the metadata is damaged.
+        BadRequest: A host would be in two zones, or the zone of servers would change, or the zone's
+            name is invalid.
     """
     row = _lock(tx, number)
     if isinstance(row.meta, DamagedObject):
@@ -108,7 +116,7 @@ def update(
     after = {key: value for key, value in {**row.meta, **(meta or {})}.items() if value is not None}
     refused = f"Cannot update {what} {number}."
     if ZONE in (meta or {}):
-        _checked(after.get(ZONE), refused, row.name)
+        _check_zone_name(after.get(ZONE), refused, row.name)
     changed = {key for key in (ZONE, *inventories.RATIOS) if row.meta.get(key) != after.get(key)}
     hosts = _hosts(tx, number) if changed else []
     providers = allocations.lock(tx, hosts) if hosts else {}
@@ -123,7 +131,7 @@ def update(
             lambda reason: errors.BadRequest(f"{refused} Reason: {reason}"),
         )
     with (
-        _notified(tx, number, "update_prop" if what == "aggregate" else "update_metadata"),
+        _notify_around(tx, number, "update_prop" if what == "aggregate" else "update_metadata"),
         _unique(name or row.name),
     ):
         _write(tx, number, name=name or row.name, meta=after)
@@ -131,11 +139,12 @@ def update(
 
 
 def add_host(tx: Connection, number: int, host: str, default_zone: str) -> None:
-    """Let a host join.
+    """Add a host to an aggregate.
 
     Raises:
-        NotFound: there is no such aggregate, or host. Conflict: it is a member; or it would be in
-        two zones, or servers on it would find themselves in another zone.
+        NotFound: The aggregate or the host does not exist.
+        Conflict: The host is a member already, or would be in two zones, or the zone of its servers
+            would change.
     """
     row = _lock(tx, number)
     providers = allocations.lock(tx, [host])
@@ -155,18 +164,18 @@ def add_host(tx: Connection, number: int, host: str, default_zone: str) -> None:
                 f"Cannot add host to aggregate {number}. Reason: {reason}"
             ),
         )
-    with _notified(tx, number, "add_host"):
+    with _notify_around(tx, number, "add_host"):
         tx.execute(sa.insert(aggregate_hosts).values(aggregate_id=number, host=host))
         _write(tx, number)
     inventories.settle(tx, providers.values())
 
 
 def remove_host(tx: Connection, number: int, host: str, default_zone: str) -> None:
-    """Let a host leave.
+    """Remove a host from an aggregate.
 
     Raises:
-        NotFound: there is no such aggregate, or the host is not in it. Conflict: servers on the
-        host would find themselves in another zone.
+        NotFound: The aggregate does not exist, or does not contain the host.
+        Conflict: The zone of the host's servers would change.
     """
     row = _lock(tx, number)
     providers = allocations.lock(tx, [host])
@@ -183,7 +192,7 @@ def remove_host(tx: Connection, number: int, host: str, default_zone: str) -> No
             default_zone,
             lambda reason: errors.Conflict(f"{refused}: {reason}"),
         )
-    with _notified(tx, number, "remove_host"):
+    with _notify_around(tx, number, "remove_host"):
         tx.execute(
             sa.delete(aggregate_hosts).where(_MEMBER.aggregate_id == number, _MEMBER.host == host)
         )
@@ -192,20 +201,28 @@ def remove_host(tx: Connection, number: int, host: str, default_zone: str) -> No
 
 
 def delete(tx: Connection, number: int) -> None:
-    """Remove an aggregate. Raises NotFound, or BadRequest when hosts are in it."""
+    """Delete an empty aggregate.
+
+    Raises:
+        NotFound: The aggregate does not exist.
+        BadRequest: The aggregate has hosts.
+    """
     _lock(tx, number)
     if _hosts(tx, number):
         raise errors.BadRequest(
             f"Cannot delete aggregate {number}. Reason: Host aggregate is not empty: remove its "
             "hosts first."
         )
-    with _notified(tx, number, "delete"):
+    with _notify_around(tx, number, "delete"):
         tx.execute(sa.delete(aggregates).where(aggregates.c.id == number))
 
 
 def leave(tx: Connection, host: str) -> None:
-    """Say that the aggregates of a host that goes change. Its memberships go when its provider is
-    locked: until then it may join another one."""
+    """Set ``updated_at`` of the aggregates of a host that is being removed.
+
+    The memberships are deleted later, under the lock of the host's provider. Until then the host
+    may join another aggregate.
+    """
     joined = sa.select(_MEMBER.aggregate_id).where(_MEMBER.host == host)
     for number in tx.scalars(
         for_update(
@@ -218,16 +235,18 @@ def leave(tx: Connection, host: str) -> None:
 # --- the rules ---
 @contextmanager
 def _unique(name: str) -> Iterator[None]:
-    """Turns the database's refusal of a name that is taken into ours."""
+    """Raise Conflict if the database refuses the name as a duplicate."""
     try:
         yield
     except IntegrityError as problem:
         raise errors.Conflict(f"Aggregate {name} already exists.") from problem
 
 
-def _checked(zone: str | None, refused: str, aggregate: str) -> str:
-    """The name of a zone, if one can be called so; ``zone:host`` at create is why a colon cannot be
-    in it."""
+def _check_zone_name(zone: str | None, refused: str, aggregate: str) -> str:
+    """Return the zone's name, or raise BadRequest if it is invalid.
+
+    A colon is invalid because a create request can contain ``zone:host``.
+    """
     if not zone:
         raise errors.BadRequest(
             f"{refused} Reason: Aggregate {aggregate} does not support empty named availability "
@@ -250,8 +269,10 @@ def _check_zone(
     default: str,
     refusal: Callable[[str], errors.Problem],
 ) -> None:
-    """May this aggregate give these hosts, whose providers are locked, the zone ``after`` instead
-    of ``before``?"""
+    """Raise the refusal unless these hosts may change from the zone ``before`` to ``after``.
+
+    The caller has locked their providers.
+    """
     others = zones_of.hosts(tx, hosts, but=number)
     taken = sorted({zone for zone in others.values() if after is not None and zone != after})
     if taken:
@@ -270,7 +291,7 @@ def _check_zone(
 
 
 def _with_servers(tx: Connection, hosts: Sequence[str]) -> list[str]:
-    """Which of these hosts have servers; a guest that is only to be removed is none."""
+    """Return the hosts with servers. Pending cleanups do not count."""
     if not hosts:
         return []
     placed = sa.select(guests.c.host).where(
@@ -282,13 +303,13 @@ def _with_servers(tx: Connection, hosts: Sequence[str]) -> list[str]:
 
 # --- rows ---
 def _lock(tx: Connection, number: int) -> AggregateRow:
-    return _found(
+    return _require_row(
         tx.execute(for_update(sa.select(aggregates).where(aggregates.c.id == number))).first(),
         number,
     )
 
 
-def _found(row: AggregateRow | None, number: int) -> AggregateRow:
+def _require_row(row: AggregateRow | None, number: int) -> AggregateRow:
     if row is None:
         raise errors.NotFound(f"Aggregate {number} could not be found.")
     return row
@@ -302,8 +323,8 @@ def _hosts(tx: Connection, number: int) -> list[str]:
     )
 
 
-def _notified(tx: Connection, number: int, verb: str) -> AbstractContextManager[None]:
-    """Tell of a change of a locked aggregate, before and after it."""
+def _notify_around(tx: Connection, number: int, verb: str) -> AbstractContextManager[None]:
+    """Return a context that notifies before and after a change of a locked aggregate."""
 
     def picture() -> Values | None:
         row = tx.execute(sa.select(aggregates).where(aggregates.c.id == number)).mappings().first()

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is told of images that hosts fetch ahead for an aggregate: begin, each host that is done
-with all of them, end.
+"""Notifications about images that the hosts of an aggregate fetch ahead.
 
-A request's rows of ``host_images`` carry a mark beside the image: the request, its aggregate and
-how many hosts it is for. While something is told a row stays when its host has the image, until
-this module, called by the conductor's sweep, finds all of the host's rows of the request over. A
-request that another takes over, image by image, ends with that one.
+There is one notification at the start, one per complete host, and one at the end. The rows of
+``host_images`` contain a mark with the request, its aggregate and the number of hosts. With
+notifications on, a row of a cached image stays until all rows of that host and request are
+complete. The conductor's sweep calls ``settle``. If a later request replaces all images of a
+request, the earlier one has no further notifications.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Pair = tuple[str, str]
 def ask(
     tx: Connection, aggregate: AggregateRow, hosts: Sequence[str], images: Sequence[ImageRef]
 ) -> None:
-    """The hosts of this aggregate shall have these images."""
+    """Request that the hosts of this aggregate cache these images."""
     mark = {MARK: {"request": ids.new(), "aggregate": aggregate.id, "hosts": len(hosts)}}
     picture = {**aggregate._mapping, "hosts": list(hosts)}
     outbox.tell(
@@ -53,13 +53,12 @@ def ask(
 
 
 def is_something_over(tx: Connection) -> bool:
-    """Has a host done something, or was something asked for too long ago?"""
+    """Return True if a row is complete or too old."""
     return tx.execute(_OVER).first() is not None
 
 
 def settle(tx: Connection) -> list[FailedImage]:
-    """Tell of hosts that are done with a request, and forget what is over; returns what was given
-    up: host, image_id, error."""
+    """Write notices about complete hosts, delete complete rows, and return the rows given up."""
     if notification_settings(tx) is None:
         tx.execute(sa.delete(table).where(_DONE))
     else:
@@ -96,7 +95,10 @@ def _tell(tx: Connection) -> None:
 def _notices(
     tx: Connection, mark: JsonMapping, over: Mapping[str, list[MarkedImage]], left: int
 ) -> list[Notice]:
-    """``left``: hosts that are not done yet. Of an aggregate that is gone nothing is told."""
+    """Return the notices about complete hosts.
+
+    ``left`` is the number of incomplete hosts. A deleted aggregate has no notices.
+    """
     try:
         row, hosts = aggregates.show(tx, mark["aggregate"])
     except errors.NotFound:

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drains and evacuations: actions on a whole host, each with a journal that an admin reads.
+"""Drains and evacuations: actions on a whole host, each with a journal for admins.
 
-The API and the operator's command begin one, ask it to stop, and read it; a conductor that has its
-lease carries it out (``conductor.hosts.host_actions``). A host has at most one that is open:
-``open_host`` is unique. Of what is done to single servers nothing is kept here: those are
-migrations, whatever becomes of the host's action.
+The API and the CLI begin, stop and read them. The conductor with the lease carries them out
+(``conductor.hosts.host_actions``). A host has at most one open action, because ``open_host`` is
+unique. Moves of single servers are migrations and are stored there.
 """
 
 from __future__ import annotations
@@ -25,20 +24,21 @@ from common.store.hosts import host_status, services
 from common.store.rows import HostActionRow
 from common.store.schema import host_action_events, host_actions
 
-#: after which another conductor goes on with an action whose conductor is silent
+#: Duration of a lease. Afterwards another conductor continues the action.
 LEASE = 30 * SECOND
-DISABLED_BY = "kilonova host drain"  #: what the reason of a host names that a drain has disabled
+#: Name of the drain in the reason of a host that it has disabled.
+DISABLED_BY = "kilonova host drain"
 
 
 class Name(StrEnum):
-    """What is done to the host."""
+    """The kind of action."""
 
     DRAIN = "drain"
     EVACUATE = "evacuate"
 
 
 class State(StrEnum):
-    """How far it is. STOPPING: nothing more is begun, and what is under way is waited for."""
+    """The state of the action. STOPPING: no further move begins, and running moves continue."""
 
     RUNNING = "running"
     STOPPING = "stopping"
@@ -51,40 +51,52 @@ OPEN = (State.RUNNING, State.STOPPING)
 
 
 class EventName(StrEnum):
-    """What the journal says."""
+    """The kinds of journal lines."""
 
-    PLANNED = "planned"  # a server has a place elsewhere
-    BEGUN = "begun"  # its move has begun
-    MOVED = "moved"  # it is elsewhere
-    UNCONFIRMED = "unconfirmed"  # it is elsewhere, and its owner has to confirm that
-    DELETED = "deleted"  # its owner deleted it meanwhile
-    STAYS = "stays"  # it cannot leave now
-    NOTE = "note"  # something about the host
+    # The server has a destination.
+    PLANNED = "planned"
+    # The server's move has begun.
+    BEGUN = "begun"
+    # The server has moved.
+    MOVED = "moved"
+    # The server has moved, and its owner must confirm that.
+    UNCONFIRMED = "unconfirmed"
+    # The owner has deleted the server.
+    DELETED = "deleted"
+    # The server cannot leave now.
+    STAYS = "stays"
+    # A note about the host.
+    NOTE = "note"
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """How the host is emptied."""
+    """Options of a host action."""
 
-    cold: bool = False  # stop servers that run, move them, and start them
-    parallel: int = 2  # so many servers at a time
-    wait: bool = False  # go on until also those have gone that cannot go now
-    force: bool = False  # evacuate although many hosts are gone at once
+    # Stop running servers, move them, and start them.
+    cold: bool = False
+    # Servers that move at a time.
+    parallel: int = 2
+    # Continue until servers that cannot leave now have left.
+    wait: bool = False
+    # Evacuate even if many hosts are down at once.
+    force: bool = False
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How many servers have moved, are under way and are still to go."""
+    """Numbers of servers that have moved, are moving, and wait."""
 
     moved: int = 0
     under_way: int = 0
     waiting: int = 0
-    seconds_left: float | None = None  # until all have moved; None: not known
+    # Until all have moved. None: unknown.
+    seconds_left: float | None = None
 
 
 @dataclass(frozen=True)
 class HostAction:
-    """One of them. Times in microseconds."""
+    """An action on a host. Times are in µs."""
 
     id: str
     host: str
@@ -117,14 +129,15 @@ class Event:
     at: int = 0
 
 
-# --- for who asks for one ---
+# --- for the API and the CLI ---
 def begin(
     tx: Connection, host: str, name: Name, args: Arguments, context: RequestContext
 ) -> HostAction:
-    """Begin one; a drain disables the host, so that no more servers come.
+    """Begin an action on a host. A drain disables the host, so that no new servers arrive.
 
     Raises:
-        NotFound: there is no such host. Conflict: another action on it is open.
+        NotFound: The host does not exist.
+        Conflict: Another action on the host is open.
     """
     state = host_status.host_state(tx, host, locked=True)
     if found := open_of(tx, host):
@@ -166,22 +179,22 @@ def begin(
     return show(tx, action)
 
 
-#: The host of one that is open; a comparison, as SQLite finds no NOT NULL by an index.
+#: Condition of open actions. A comparison, because SQLite uses no index for IS NOT NULL.
 _IS_OPEN = host_actions.c.open_host > ""
 _ANY_OPEN = sa.select(host_actions.c.id).where(_IS_OPEN).limit(1)
 
 
 def open_of(tx: Connection, host: str) -> HostAction | None:
-    """The one that is open on a host."""
+    """Return the open action on a host, or None."""
     row = tx.execute(sa.select(host_actions).where(host_actions.c.open_host == host)).first()
     return _read(row) if row else None
 
 
 def show(tx: Connection, action: str) -> HostAction:
-    """One of them.
+    """Return an action.
 
     Raises:
-        NotFound: there is none of this id.
+        NotFound: No action has this id.
     """
     row = tx.execute(sa.select(host_actions).where(host_actions.c.id == action)).first()
     if row is None:
@@ -190,7 +203,7 @@ def show(tx: Connection, action: str) -> HostAction:
 
 
 def page(tx: Connection, host: str, limit: int) -> list[HostAction]:
-    """The newest of a host, the newest first."""
+    """Return the latest actions on a host, newest first."""
     query = (
         sa.select(host_actions)
         .where(host_actions.c.host == host)
@@ -201,7 +214,7 @@ def page(tx: Connection, host: str, limit: int) -> list[HostAction]:
 
 
 def list_open(tx: Connection) -> list[HostAction]:
-    """The open ones of all hosts, the oldest first."""
+    """Return the open actions on all hosts, oldest first."""
     query = (
         sa.select(host_actions)
         .where(_IS_OPEN)
@@ -211,7 +224,7 @@ def list_open(tx: Connection) -> list[HostAction]:
 
 
 def events(tx: Connection, action: str, after: int = 0) -> list[Event]:
-    """The journal of one, from behind this number on."""
+    """Return the journal of an action after this sequence number."""
     query = (
         sa.select(host_action_events)
         .where(host_action_events.c.action_id == action, host_action_events.c.seq > after)
@@ -224,10 +237,11 @@ def events(tx: Connection, action: str, after: int = 0) -> list[Event]:
 
 
 def stop(tx: Connection, action: str) -> HostAction:
-    """Begin nothing more; it ends when what is under way has ended.
+    """Stop an action: no further move begins, and the action ends after the running moves.
 
     Raises:
-        NotFound: there is none of this id. Conflict: it has ended.
+        NotFound: No action has this id.
+        Conflict: The action has ended.
     """
     changed = tx.execute(
         sa.update(host_actions)
@@ -242,15 +256,14 @@ def stop(tx: Connection, action: str) -> HostAction:
     return found
 
 
-# --- for the conductor that carries it out ---
+# --- for the conductor ---
 def is_any_open(tx: Connection) -> bool:
-    """Is there anything to do? One statement, by an index."""
+    """Return True if an action is open. One statement, by an index."""
     return tx.scalar(_ANY_OPEN) is not None
 
 
 def take(tx: Connection, owner: str) -> list[HostAction]:
-    """The open ones that this conductor carries out from now on: its own, and those that nobody
-    has."""
+    """Lease the open actions of this conductor and those without a valid lease."""
     rows = list(
         tx.execute(
             sa.select(host_actions)
@@ -280,8 +293,7 @@ def record(
     ended: State | None = None,
     message: str = "",
 ) -> bool:
-    """Write down a round; False when another conductor has the action by now, and nothing was
-    written."""
+    """Record a round. Returns False if the conductor has lost the action."""
     row = tx.execute(
         sa.select(host_actions)
         .where(
@@ -325,7 +337,7 @@ def record(
 
 
 def let_go(tx: Connection, owner: str) -> None:
-    """Another conductor may go on with them at once."""
+    """Release the leases, so that another conductor can continue at once."""
     tx.execute(
         sa.update(host_actions)
         .where(host_actions.c.open_host.is_not(None), host_actions.c.locked_by == owner)

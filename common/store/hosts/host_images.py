@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images that hosts were asked to fetch ahead: a row until its host says that the image is there.
+"""Images that hosts fetch ahead: a row until the host reports the image as cached.
 
-The API asks, the conductor's sweep tells the hosts that are up and repeats it, with longer and
-longer pauses, until they say so; what is not done after a day is given up. Nothing depends on it: a
-host that has not fetched an image does it when the first server needs it.
+The API inserts the rows. The conductor's sweep notifies the hosts that are up, with growing pauses,
+until they report success. After a day a row is given up. This is only an optimization: a host
+without the image fetches it for the first server.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ from common.store.engine import for_update, insert_many, notification_settings, 
 from common.store.rows import AskedImage, FailedImage
 from common.store.schema import heartbeats, host_images, services
 
-PAUSE = 60 * SECOND  #: the shortest time after which a host is told again
+#: Shortest interval of repetitions.
+PAUSE = 60 * SECOND
 GIVEN_UP_AFTER = 24 * 3600 * SECOND
-ERROR_LIMIT = 1000  #: characters that a host may say about what went wrong
+#: Limit of the stored error text.
+ERROR_LIMIT = 1000
 _C = host_images.c
 
 
@@ -36,8 +38,11 @@ def ask(
     images: Sequence[ImageRef],
     mark: JsonMapping | None = None,
 ) -> None:
-    """These hosts shall have these images; one that was asked before is told again at once.
-    ``mark``: what is kept beside each image, for ``cached_images``."""
+    """Request that these hosts cache these images. Existing requests start again.
+
+    Args:
+        mark: Data stored with each image, for ``cached_images``.
+    """
     wanted = [image.id for image in images]
     if hosts and wanted:
         tx.execute(sa.delete(host_images).where(_C.host.in_(hosts), _C.image_id.in_(wanted)))
@@ -55,13 +60,13 @@ def ask(
 
 
 def due(tx: Connection, limit: int) -> list[AskedImage]:
-    """Rows whose hosts are up and should be told now: host, image_id, image; the oldest first."""
+    """Return rows of hosts that are up and due, oldest first."""
     return list(tx.execute(_due(), {"most": limit}))
 
 
 @cache
 def _due() -> sa.Select[Any]:
-    """The statement of ``due``, built once because each conductor runs it every few seconds."""
+    """Return the statement of ``due``. Cached, because each conductor runs it every few seconds."""
     beats = sa.and_(
         heartbeats.c.host == _C.host,
         heartbeats.c.binary == Binary.COMPUTE,
@@ -82,7 +87,7 @@ def _due() -> sa.Select[Any]:
 
 
 def _is_due() -> sa.ColumnElement[bool]:
-    """Never told, or long ago: the pause grows with the time that it has taken so far."""
+    """Return the condition of a due row: never sent, or long ago. The pause grows with the age."""
     waited = now() - _C.sent_at
     late = sa.or_(
         _C.sent_at.is_(None), sa.and_(waited >= PAUSE, 2 * waited >= _C.sent_at - _C.asked_at)
@@ -91,8 +96,7 @@ def _is_due() -> sa.ColumnElement[bool]:
 
 
 def take(tx: Connection, rows: Sequence[AskedImage]) -> dict[str, list[JsonObject]]:
-    """Mark those of these rows as told that nobody else has told meanwhile; host -> images, as
-    records of the wire."""
+    """Mark the rows that are still due as sent, and return images by host."""
     here = sa.tuple_(_C.host, _C.image_id).in_([(row.host, row.image_id) for row in rows])
     taken = tx.execute(
         for_update(
@@ -113,8 +117,10 @@ def take(tx: Connection, rows: Sequence[AskedImage]) -> dict[str, list[JsonObjec
 
 
 def record(tx: Connection, host: str, cached: Mapping[str, str]) -> None:
-    """What a host says became of images: '' is there, and done with, but for what ``cached_images``
-    has to tell of it; anything else is kept beside the row."""
+    """Record a host's results: image -> error, or "" if cached.
+
+    A cached image's row is deleted, or kept for ``cached_images`` if notifications are on.
+    """
     there = [image for image, error in cached.items() if not error]
     if there:
         those = (_C.host == host, _C.image_id.in_(there))
@@ -133,7 +139,7 @@ def record(tx: Connection, host: str, cached: Mapping[str, str]) -> None:
 
 
 def give_up(tx: Connection) -> list[FailedImage]:
-    """Remove what was asked for too long ago; returns it: host, image_id, error."""
+    """Delete rows that are too old, and return host, image_id and error."""
     rows: list[FailedImage] = list(
         tx.execute(
             for_update(
@@ -153,5 +159,5 @@ def give_up(tx: Connection) -> list[FailedImage]:
 
 
 def is_late() -> sa.ColumnElement[bool]:
-    """Was it asked for too long ago?"""
+    """Return the condition of a row that is too old."""
     return _C.asked_at < now() - GIVEN_UP_AFTER

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which token lets which host join: the newest of each host, for an hour, once.
+"""Join tokens of hosts: the newest of each host, valid for an hour, usable once.
 
-Used by ``kilonova host add`` (``invite``) and by the conductors (``look``, ``use``). Whoever uses
-it first has the host's keys: one update decides.
+``kilonova host add`` calls ``invite``, and the conductors ``look`` and ``use``. The first user of a
+token gets the host's keys. A single UPDATE decides that.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GOOD_SECONDS = 3600
 
 
 class JoinState(StrEnum):
-    """Of a token."""
+    """The state of a token."""
 
     OPEN = "open"
     USED = "used"
@@ -33,8 +33,10 @@ class JoinState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HostJoin:
-    """How a token stands ``at`` a moment; moments are microseconds. ``is_heard``: the host is
-    up."""
+    """The state of a token at the time ``at``. Times are in µs.
+
+    ``is_heard`` is True if the host is up.
+    """
 
     state: JoinState
     address: str
@@ -46,11 +48,12 @@ class HostJoin:
 
 
 def invite(tx: Connection, host: str, address: str) -> int:
-    """The host may join with keys of this generation, which is returned; keys that it was given
-    before, and tokens, are worthless.
+    """Create a token, and return the generation of the host's keys.
+
+    Earlier keys and tokens of the host become invalid.
 
     Raises:
-        Conflict: it has joined, with keys that count.
+        Conflict: The host has joined already.
     """
     is_new = host_keys.ensure(tx, host)
     if not is_new and tx.scalar(sa.select(hosts.c.name).where(hosts.c.name == host)) is not None:
@@ -76,10 +79,10 @@ def invite(tx: Connection, host: str, address: str) -> int:
 
 
 def look(tx: Connection, host: str, generation: int) -> HostJoin:
-    """How the token of these keys stands.
+    """Return the state of the token of this generation.
 
     Raises:
-        NotFound: it was replaced, or its host was removed or has other keys.
+        NotFound: The token was replaced, or the host was removed or has other keys.
     """
     row = tx.execute(
         sa.select(host_joins).where(
@@ -97,7 +100,10 @@ def look(tx: Connection, host: str, generation: int) -> HostJoin:
 
 
 def use(tx: Connection, host: str, generation: int, by: str) -> bool:
-    """The token is ``by``'s from now on; False: it is somebody else's, or over. Repeatable."""
+    """Use the token. Repeatable by the same machine.
+
+    Returns False if another machine has used the token, or if the token has expired.
+    """
     mine = sa.or_(host_joins.c.used_by == by, host_joins.c.used_by.is_(None))
     return bool(
         tx.execute(
@@ -115,12 +121,12 @@ def use(tx: Connection, host: str, generation: int, by: str) -> bool:
 
 
 def forget(tx: Connection, host: str) -> None:
-    """No token lets it join."""
+    """Delete the host's token."""
     tx.execute(sa.delete(host_joins).where(host_joins.c.host == host))
 
 
 def _counts() -> sa.ColumnElement[bool]:
-    """The host's newest keys are those of its token."""
+    """Return the condition that the token belongs to the host's newest keys."""
     return sa.exists(sa.literal(1)).where(
         keys_table.c.host == host_joins.c.host,
         keys_table.c.generation == host_joins.c.generation,

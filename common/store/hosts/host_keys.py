@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which keys of hosts count: the generation of each (``common.security.host_keys``). No key is
-here.
+"""Generations of host keys (``common.security.host_keys``). The keys themselves are not stored.
 
-A host without a row is not heard. ``kilonova host add``, ``rotate`` and ``remove`` write the rows.
-Must stay true: no generation of a host ever comes again, also when the host was removed in between;
-so keys of a host that was removed open nothing of one that is added by the same name.
+Messages of a host without a row are refused. ``kilonova host add``, ``rotate`` and ``remove`` write
+the rows.
+
+Invariant: a generation of a host is never used twice, even after a removal. So old keys of a
+removed host are useless for a new host with the same name.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ _ALL = sa.select(
 
 
 def generations(tx: Connection) -> dict[str, Generations]:
-    """Of every host that has a key; one statement."""
+    """Return the generation of every host with a key, in one statement."""
     return {row.host: Generations(row.generation, bool(row.both)) for row in tx.execute(_ALL)}
 
 
 def add(tx: Connection, host: str) -> None:
-    """The host's first key counts from now on.
+    """Create the host's first key.
 
     Raises:
-        Conflict: it has one.
+        Conflict: The host has a key.
     """
     if not ensure(tx, host):
         raise errors.Conflict(
@@ -44,16 +45,18 @@ def add(tx: Connection, host: str) -> None:
 
 
 def ensure(tx: Connection, host: str) -> bool:
-    """The host's first key counts, unless it has one; returns whether it had none. Its generation
-    is the moment, in microseconds: greater than any that a host of this name had before."""
+    """Create the host's first key unless the host has a key, and return True if created.
+
+    The generation is the current time in µs, which is greater than all earlier generations.
+    """
     return insert_ignore(tx, host_keys, {"host": host, "generation": now(), "changed_at": now()})
 
 
 def rotate(tx: Connection, host: str, seconds: int) -> None:
-    """A new key counts from now on, and the one before for so many seconds.
+    """Create a new key. The previous key stays valid for ``seconds``.
 
     Raises:
-        NotFound: it has none.
+        NotFound: The host has no key.
     """
     until: Any = now() + seconds * SECOND if seconds else None
     if not tx.execute(
@@ -67,12 +70,12 @@ def rotate(tx: Connection, host: str, seconds: int) -> None:
 
 
 def remove(tx: Connection, host: str) -> bool:
-    """No key of the host counts any more; returns whether one did."""
+    """Delete the host's keys, and return True if there were any."""
     return bool(tx.execute(sa.delete(host_keys).where(host_keys.c.host == host)).rowcount)
 
 
 def of_all(store: Store, conf: cfg.ConfigOpts) -> AllKeys:
-    """The keys of all hosts, for those purposes for which this process has the secret."""
+    """Return the keys of all hosts for the purposes whose secret this process has."""
     return AllKeys(
         {
             Purpose.COMMAND: conf.host_keys.command_secret,

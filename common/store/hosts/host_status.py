@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The status of hosts: what their compute services report, and what operators declare of them."""
+"""The status of hosts: reports of compute services, and declarations of operators."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class HostState:
 
 
 def host_states(tx: Connection, name: str | None = None) -> dict[str, HostState]:
-    """Return the status of all hosts, or of this one, by name."""
+    """Return the status by name, of all hosts or of the named host."""
     rows = services.list_all(tx, host=name, binary=Binary.COMPUTE)
     return {
         row.host: HostState(

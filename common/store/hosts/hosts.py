@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts: the machines with an agent; their session, and what they have (a resource provider each).
+"""Hosts: the machines with an agent, their sessions and their inventories.
 
-``register`` (``open_session``, then ``describe``) is what the conductor does when an agent starts
-or comes back after silence, ``describe`` alone when what its host has changed meanwhile;
-``list_all`` is what the API's hypervisors are made of.
+A conductor calls ``register`` (``open_session``, then ``describe``) when an agent starts or returns
+after silence, and ``describe`` alone when the host's inventory changes. ``list_all`` serves the
+API's hypervisors.
 """
 
 from __future__ import annotations
@@ -43,12 +43,16 @@ from common.store.schema import services as services_table
 log = logging.getLogger(__name__)
 #: The prefix of an entry of ``hosts.unclaimed`` that names files without a guest.
 FILES = "files/"
-_SESSIONS_MOST = 2**53 - 2  #: every JSON reader keeps such a number as it is
+#: Limit that JSON readers represent exactly.
+_SESSIONS_MOST = 2**53 - 2
 
 
 def register(tx: Connection, name: str, boot_id: str, inventory: HostInventory) -> tuple[int, bool]:
-    """``open_session``, and take in what the host has; returns (session, whether it was booted
-    anew)."""
+    """Open a session and store the inventory.
+
+    Returns:
+        The session, and True if the host was booted since its last registration.
+    """
     opened = open_session(tx, name, boot_id, inventory)
     describe(tx, name, inventory)
     return opened
@@ -57,8 +61,10 @@ def register(tx: Connection, name: str, boot_id: str, inventory: HostInventory) 
 def open_session(
     tx: Connection, name: str, boot_id: str, inventory: HostInventory
 ) -> tuple[int, bool]:
-    """Give the host a new session; locks no provider, so servers can be locked between this and
-    ``describe``, which must follow."""
+    """Open a new session of the host.
+
+    No provider is locked, so the caller can lock servers before ``describe``, which must follow.
+    """
     insert_ignore(
         tx,
         hosts,
@@ -81,13 +87,12 @@ def open_session(
         values["booted_at"] = now()
     tx.execute(sa.update(hosts).where(hosts.c.name == name).values(values))
     services.enrol(tx, name, Binary.COMPUTE)
-    services.returned(tx, name)
+    services.record_return(tx, name)
     return session, booted
 
 
 def is_newest(tx: Connection, name: str, session: int, number: int) -> bool:
-    """Is no later exchange of this session known that has told the host's state? Then this one is
-    the newest."""
+    """Return True if no later exchange of this session is recorded, and record this one."""
     row = sa.update(hosts).where(
         hosts.c.name == name, hosts.c.session == session, hosts.c.newest_exchange < number
     )
@@ -95,8 +100,10 @@ def is_newest(tx: Connection, name: str, session: int, number: int) -> bool:
 
 
 def describe(tx: Connection, name: str, inventory: HostInventory) -> None:
-    """Take in what a host that has registered has now; it is heard. One that was removed meanwhile
-    registers again."""
+    """Store the inventory of a registered host, and record a heartbeat.
+
+    A host that was removed meanwhile is ignored. It must register again.
+    """
     if not tx.execute(
         sa.update(hosts).where(hosts.c.name == name).values(**_facts(inventory), updated_at=now())
     ).rowcount:
@@ -197,8 +204,7 @@ def _take_back(tx: Connection, name: str) -> None:
 
 
 def note_guests(tx: Connection, name: str, server_ids: Iterable[str]) -> list[str]:
-    """Keep of which of these servers, whose guests a host reports, it has no record; returns
-    those that it had not reported before."""
+    """Record the reported guests without a guest record, and return the newly reported ones."""
     reported = set(server_ids)
     known = (
         tx.scalars(sa.select(guests.c.server_id).where(guests.c.host == name)) if reported else ()
@@ -212,7 +218,7 @@ def note_guests(tx: Connection, name: str, server_ids: Iterable[str]) -> list[st
 
 
 def unclaimed(tx: Connection) -> list[tuple[str, str]]:
-    """Guests that hosts have reported and that have no record now: server and host."""
+    """Return (server, host) of reported guests that have no record now."""
     found = [
         (server, row.name)
         for row in tx.execute(_UNCLAIMED)
@@ -229,7 +235,7 @@ def unclaimed(tx: Connection) -> list[tuple[str, str]]:
 
 
 def note_refusals(tx: Connection, refused: Mapping[str, int]) -> None:
-    """Add the numbers of refused messages to those of the hosts. Other names are passed over."""
+    """Add refused messages to the hosts' counters. Unknown hosts are ignored."""
     tx.execute(
         sa.update(hosts)
         .where(hosts.c.name == sa.bindparam("host"))
@@ -241,7 +247,7 @@ def note_refusals(tx: Connection, refused: Mapping[str, int]) -> None:
 
 
 class RefusedHost(NamedTuple):
-    """A host of which conductors refused messages or the name of its hypervisor.
+    """A host with refused messages, or with a refused hypervisor name.
 
     refused_ago: Seconds since the last refused message, or None if that is too long ago.
     refused_hostname: None: the name is not refused.
@@ -255,8 +261,7 @@ class RefusedHost(NamedTuple):
 
 
 def list_refused(tx: Connection, seconds: int) -> list[RefusedHost]:
-    """Return the hosts whose messages were refused in the last ``seconds``, or that are refused the
-    name of a hypervisor."""
+    """Return the hosts with messages refused in the last ``seconds``, or with a refused name."""
     since = now() - seconds * SECOND
     is_recent = hosts.c.refused_at >= since
     query = (
@@ -276,9 +281,8 @@ def list_refused(tx: Connection, seconds: int) -> list[RefusedHost]:
     ]
 
 
-def measured(tx: Connection, name: str, metrics: Mapping[str, float]) -> None:
-    """Keep the newest numbers that a host was told to measure; schedulers find them by their own
-    time."""
+def store_metrics(tx: Connection, name: str, metrics: Mapping[str, float]) -> None:
+    """Store a host's metrics with the current time."""
     tx.execute(
         sa.update(hosts).where(hosts.c.name == name).values(metrics=dict(metrics), metrics_at=now())
     )
@@ -297,7 +301,7 @@ def _facts(inventory: HostInventory) -> Values:
     }
 
 
-# Asked all the time, so made once.
+# Frequent statements are built once.
 _UNCLAIMED = sa.select(hosts.c.name, hosts.c.unclaimed).where(hosts.c.unclaimed.is_not(None))
 _SESSIONS = sa.select(hosts.c.name, hosts.c.session)
 _SESSIONS_OF = _SESSIONS.where(hosts.c.name.in_(sa.bindparam("names", expanding=True)))
@@ -310,24 +314,24 @@ _WAITED_FOR = sa.union(
 
 
 def sessions(tx: Connection, names: Iterable[str]) -> dict[str, int]:
-    """The session in force of each of these hosts."""
+    """Return the current session of each of these hosts."""
     return {
         row.name: row.session for row in tx.execute(_SESSIONS_OF, {"names": sorted(set(names))})
     }
 
 
 def all_sessions(tx: Connection) -> dict[str, int]:
-    """The session in force of every host."""
+    """Return the current session of every host."""
     return {row.name: row.session for row in tx.execute(_SESSIONS)}
 
 
 def waited_for(tx: Connection) -> set[str]:
-    """Hosts for which something waits: a command in hand or lost, a debt."""
+    """Return the hosts with a waiting command or a pending cleanup."""
     return set(tx.scalars(_WAITED_FOR))
 
 
 def facts_of(tx: Connection, names: Iterable[str]) -> dict[str, JsonObject]:
-    """What each of these hosts says of itself, with its ``cpu_info``."""
+    """Return the reported facts of each of these hosts, with its ``cpu_info``."""
     return {
         row.name: {**(row.facts or {}), "cpu_info": row.cpu_info}
         for row in tx.execute(
@@ -338,7 +342,7 @@ def facts_of(tx: Connection, names: Iterable[str]) -> dict[str, JsonObject]:
     }
 
 
-# --- what the API shows ---
+# --- for the API ---
 def list_all(
     tx: Connection,
     name: str | None = None,
@@ -349,15 +353,16 @@ def list_all(
     after: int | None = None,
     limit: int | None = None,
 ) -> list[JsonObject]:
-    """Hosts with their service (service_id, service_uuid, disabled, disabled_reason, forced_down,
-    up), their resource provider (provider_uuid), their inventory by class (total, reserved, ratio,
-    used), ``running_vms``, and ``failures`` (builds that failed there in a row) with ``failed_at``;
-    three statements a thousand hosts.
+    """Return hosts as objects for the API, in three statements per thousand hosts.
+
+    Each contains the service (service_id, service_uuid, disabled, disabled_reason, forced_down,
+    up), the provider_uuid, the inventory by class (total, reserved, ratio, used), ``running_vms``,
+    and ``failures`` (failed builds in a row) with ``failed_at``.
 
     Args:
-        name, service_id, provider_uuid: the one host that these name.
-        pattern: part of the hypervisor's hostname.
-        after, limit: a page: those behind the one whose service has this number, at most so many.
+        name, service_id, provider_uuid: Only this host.
+        pattern: Part of the hypervisor's hostname.
+        after, limit: A page: at most ``limit`` hosts after this service id.
     """
     both = sa.and_(services_table.c.host == hosts.c.name, services_table.c.binary == Binary.COMPUTE)
     beats = sa.and_(heartbeats.c.host == hosts.c.name, heartbeats.c.binary == Binary.COMPUTE)

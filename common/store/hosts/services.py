@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Services: one row for each process kind on a host, and its narrow row of heartbeats.
+"""Services: one row per process kind and host, and a narrow row of heartbeats.
 
-Whether a service is up is *judged* by the conductors (``judge``) and written down; everybody else
-reads the flag. Silence counts only while the one who judges hears itself through the broker and
-most hosts are heard. Schedulers see what changed by their providers' ``changed_at``: whoever
-changes a flag here moves it.
+The conductors decide whether a service is up (``judge``) and store that. All other processes read
+the flag. Silence counts only while the judging conductor receives its own messages and most hosts
+send heartbeats. Every change of a flag sets ``changed_at`` of the host's provider, so that
+schedulers notice.
 """
 
 from __future__ import annotations
@@ -24,17 +24,19 @@ from common.store.notifications import outbox
 from common.store.rows import HeardServiceRow, ServiceRow
 from common.store.schema import heartbeats, provider_traits, providers, services
 
-#: Why a silent host is not evacuated, and what to do.
+#: Why a silent host is not evacuated, and the next step.
 NO_PROOF = (
     "Host {host} is silent, which does not prove that its guests are dead: they may run and write. Set a "
     "fencing hook, [conductor] fencing_hook; or when you are sure that the host is off, force it down: "
     "openstack compute service set --down {host} nova-compute"
 )
-FEW, MOST = 5, 0.8  #: below FEW hosts one that is heard is enough, else this share of them
+#: With fewer hosts one live host suffices. Otherwise this share (MOST) must be alive for silence to
+#: count.
+FEW, MOST = 5, 0.8
 
 
 def enrol(tx: Connection, host: str, binary: str) -> None:
-    """Make a service known; harmless when it is."""
+    """Insert a service and its heartbeat row if missing."""
     if (
         tx.scalar(
             sa.select(services.c.id).where(services.c.host == host, services.c.binary == binary)
@@ -60,14 +62,17 @@ def enrol(tx: Connection, host: str, binary: str) -> None:
 
 def _tell(tx: Connection, event: str, *which: sa.ColumnElement[bool]) -> None:
     if notification_settings(tx) is not None and (
-        row := tx.execute(_joined().where(*which)).mappings().first()
+        row := tx.execute(_select_services().where(*which)).mappings().first()
     ):
         outbox.tell(tx, row["uuid"], row, event)
 
 
 def beat(tx: Connection, hosts: Iterable[str], binary: str) -> None:
-    """These services gave a sign of life: one statement for all, unless one was down and schedulers
-    must hear of it, or one was deleted: a host registers again, others come back here."""
+    """Record heartbeats of these services, in one statement.
+
+    More statements follow if a service was down, because schedulers must notice, or if a service
+    was deleted. A deleted host must register again, and other services are inserted again.
+    """
     names = sorted(set(hosts))
     if tx.execute(_BEAT, {"of_binary": binary, "names": names}).rowcount == len(names):
         return
@@ -82,10 +87,10 @@ def beat(tx: Connection, hosts: Iterable[str], binary: str) -> None:
         .values(seen_at=now(), up=True)
     )
     if binary == Binary.COMPUTE and back:
-        _flipped(tx, back)
+        _touch_providers(tx, back)
 
 
-#: Statements of every round of every conductor are built once.
+#: Statements that every conductor repeats are built once.
 _BEAT = (
     sa.update(heartbeats)
     .where(
@@ -105,12 +110,12 @@ _LATE = sa.select(heartbeats.c.host, heartbeats.c.binary).where(
 
 
 def seen_at(tx: Connection, host: str, binary: str) -> int | None:
-    """When the last sign of life of a service was written down."""
+    """Return the time of the service's last heartbeat, or None."""
     return tx.scalar(_SEEN_AT, {"host": host, "binary": binary})
 
 
-def _flipped(tx: Connection, hosts: Iterable[str]) -> None:
-    """Whether commands reach these hosts is not as it was."""
+def _touch_providers(tx: Connection, hosts: Iterable[str]) -> None:
+    """Set ``changed_at`` of these hosts' providers."""
     found = tx.scalars(
         for_update(
             sa.select(providers.c.id)
@@ -123,7 +128,7 @@ def _flipped(tx: Connection, hosts: Iterable[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class HostsHeard:
-    """How many of the compute hosts that count as up gave a sign of life lately."""
+    """The number of compute hosts that are up, and of those with a recent heartbeat."""
 
     heard: int
     known: int
@@ -135,7 +140,7 @@ class HostsHeard:
 
 
 def hosts_heard(tx: Connection, silence: int) -> HostsHeard:
-    """Count the compute hosts that are up, and those that were heard in ``silence`` seconds."""
+    """Count the compute hosts that are up, and those heard in the last ``silence`` seconds."""
     limit = now() - silence * SECOND
     heard, known = tx.execute(
         sa.select(
@@ -147,11 +152,11 @@ def hosts_heard(tx: Connection, silence: int) -> HostsHeard:
 
 
 def judge(tx: Connection, silence: int) -> tuple[list[str], bool]:
-    """Mark services silent for ``silence`` seconds as down; returns (compute hosts newly down,
-    doubtful).
+    """Mark services as down after ``silence`` seconds without a heartbeat.
 
-    Doubtful means that too few compute hosts are heard for silence to mean anything: nothing is
-    changed.
+    Returns:
+        The compute hosts that are down now, and True if the result is doubtful. Doubtful means that
+        most hosts are silent, so no compute host was changed.
     """
     late = list(tx.execute(_LATE, {"silence": silence * SECOND}))
     if not late:
@@ -170,7 +175,7 @@ def judge(tx: Connection, silence: int) -> tuple[list[str], bool]:
             )
             .values(up=False)
         )
-        _flipped(tx, computes)
+        _touch_providers(tx, computes)
     if others:
         tx.execute(
             sa.update(heartbeats)
@@ -184,7 +189,7 @@ def judge(tx: Connection, silence: int) -> tuple[list[str], bool]:
     return ([] if doubtful else sorted(computes)), doubtful
 
 
-def _joined() -> sa.Select[Any]:
+def _select_services() -> sa.Select[Any]:
     return sa.select(services, heartbeats.c.seen_at, heartbeats.c.up).select_from(
         services.outerjoin(
             heartbeats,
@@ -196,8 +201,8 @@ def _joined() -> sa.Select[Any]:
 def list_all(
     tx: Connection, host: str | None = None, binary: str | None = None
 ) -> list[HeardServiceRow]:
-    """Services with ``seen_at`` and ``up`` (None when never heard), by id."""
-    query = _joined().order_by(services.c.id)
+    """Return services by id, with ``seen_at`` and ``up``, which are None without heartbeat."""
+    query = _select_services().order_by(services.c.id)
     if host is not None:
         query = query.where(services.c.host == host)
     if binary is not None:
@@ -208,15 +213,19 @@ def list_all(
 def show(
     tx: Connection, uuid: str | None = None, number: int | None = None
 ) -> HeardServiceRow | None:
-    """One service by its uuid, or its number."""
+    """Return a service by its uuid or id, or None."""
     return tx.execute(
-        _joined().where(services.c.uuid == uuid if number is None else services.c.id == number)
+        _select_services().where(
+            services.c.uuid == uuid if number is None else services.c.id == number
+        )
     ).first()
 
 
 def remove(tx: Connection, row: ServiceRow) -> None:
-    """Forget a service (a host's: by ``hosts.remove``); one that still runs is enrolled again when
-    it beats."""
+    """Delete a service, but not that of a host, which ``hosts.remove`` deletes.
+
+    A running service inserts its row again.
+    """
     _tell(tx, "service.delete", services.c.id == row.id)
     tx.execute(sa.delete(services).where(services.c.id == row.id))
     tx.execute(
@@ -227,8 +236,7 @@ def remove(tx: Connection, row: ServiceRow) -> None:
 
 
 def lock(tx: Connection, host: str) -> None:
-    """What is declared of a host (disabled, forced down, why) is nobody else's to change before the
-    transaction ends; who judges it reads it after this."""
+    """Lock the declared state of a host (disabled, forced down) for this transaction."""
     tx.execute(
         for_update(
             sa.select(services.c.id).where(
@@ -239,21 +247,21 @@ def lock(tx: Connection, host: str) -> None:
 
 
 def fence(tx: Connection, host: str) -> None:
-    """The guests of a host are dead, as a fencing hook has made sure: it is forced down until it
-    registers."""
+    """Record a successful fencing. The host is forced down until the next registration."""
     tx.execute(
         sa.update(services)
         .where(services.c.host == host, services.c.binary == Binary.COMPUTE)
         .values(forced_down=True, fenced_at=now(), updated_at=now())
     )
     _tell(tx, "service.update", services.c.host == host, services.c.binary == Binary.COMPUTE)
-    _flipped(tx, [host])
+    _touch_providers(tx, [host])
 
 
-def returned(tx: Connection, host: str) -> None:
-    """A host registers: that it was fenced proves nothing any more; an admin's own word stands.
-    Whoever fences it just now is waited for: a row that does not say so yet would not be found
-    otherwise."""
+def record_return(tx: Connection, host: str) -> None:
+    """Remove the fencing of a host that registers. An admin's forced down stays.
+
+    The lock makes this wait for a fencing that is not committed yet.
+    """
     lock(tx, host)
     back = tx.execute(
         sa.update(services)
@@ -269,8 +277,11 @@ def returned(tx: Connection, host: str) -> None:
 
 
 def are_dead(tx: Connection, host: str, *, locked: bool = False) -> bool:
-    """Is there proof that the guests of a host are dead: fenced, or an admin's word? ``locked``:
-    nobody can take it back before the transaction ends."""
+    """Return True if the host's guests are proved dead, by fencing or by an admin.
+
+    Args:
+        locked: Prevent a change until the end of the transaction.
+    """
     query = sa.select(services.c.forced_down).where(
         services.c.host == host, services.c.binary == Binary.COMPUTE
     )
@@ -278,19 +289,20 @@ def are_dead(tx: Connection, host: str, *, locked: bool = False) -> bool:
 
 
 def is_up(tx: Connection, host: str) -> bool:
-    """Whether commands reach this compute host now."""
+    """Return True if commands reach this compute host now."""
     row = tx.execute(
-        _joined().where(services.c.host == host, services.c.binary == Binary.COMPUTE)
+        _select_services().where(services.c.host == host, services.c.binary == Binary.COMPUTE)
     ).first()
     return row is not None and bool(row.up) and not row.forced_down
 
 
 def set_state(tx: Connection, uuid: str, **changes: object) -> None:
-    """Change ``disabled``, ``disabled_reason`` or ``forced_down`` of a service; the provider of a
-    host says it by a trait, so that it can be asked for as any other.
+    """Change ``disabled``, ``disabled_reason`` or ``forced_down`` of a service.
+
+    The provider of a disabled host has the trait COMPUTE_STATUS_DISABLED.
 
     Raises:
-        NotFound: there is none with this uuid.
+        NotFound: No service has this uuid.
     """
     unknown = set(changes) - {"disabled", "disabled_reason", "forced_down"}
     if unknown:
@@ -313,7 +325,7 @@ def set_state(tx: Connection, uuid: str, **changes: object) -> None:
 
 
 def traits(tx: Connection, host: str) -> list[str]:
-    """The traits that a host has because of its service."""
+    """Return the traits of a host that follow from its service."""
     disabled = tx.scalar(
         sa.select(services.c.disabled).where(
             services.c.host == host, services.c.binary == Binary.COMPUTE

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Notifications that wait to be sent, and the usage audit that writes some."""
+"""The outbox of notifications, and the usage audit."""

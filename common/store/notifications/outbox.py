@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The outbox: what is to be told to others, written by the transaction that makes it true, sent by
-one conductor.
+"""The outbox: notifications that a transaction writes together with its change.
 
-Rows are numbered while their object is locked, so the order of their numbers is the order in which
-each object changed. Where nothing is told (``Store.notify_with``) nothing here makes a statement.
-Whoever sends holds a lease, sends rows in their order, and strikes them when the broker has them:
-told at least once, and again after a crash between.
+One conductor sends them. Rows are numbered under the lock of their object, so their order is the
+order of its changes. With notifications off (``Store.notify_with``), no function here runs a
+statement. The sender holds a lease, sends rows in order, and deletes them when the broker has them.
+After a crash in between, rows are sent again.
 """
 
 from __future__ import annotations
@@ -29,13 +28,15 @@ from common.store.rows import NotificationRow, ServerState, Values
 from common.store.schema import actions, hosts, keypairs, leases, notifications, servers
 
 LEASE = 30 * SECOND
-LATE = 300 * SECOND  #: a notification that has waited so long will not go by itself
-SENDER = "notifications"  #: the name of the lease
-#: What something looks like that is no server.
+#: A notification that has waited this long needs an operator.
+LATE = 300 * SECOND
+#: The name of the lease.
+SENDER = "notifications"
+#: A snapshot of an object that is no server.
 Picture = RowMapping | Mapping[str, object]
 _S = servers.c
 _KEY = (keypairs.c.user_id == _S.user_id, keypairs.c.name == _S.key_name)
-#: What payloads say of a server. Never what is secret: user data, passwords.
+#: Columns of a server for payloads. Never secret ones: user data, passwords.
 PICTURE = sa.select(
     _S.id,
     _S.project_id,
@@ -83,11 +84,12 @@ _OF_A_PERIOD = (events.EXISTS, "instance.update")
 _FAULTS = {ActionState.SUPERSEDED: "Superseded", ActionState.FAILED: "ActionFailed"}
 
 
-# --- what transitions write ---
+# --- for transactions that change objects ---
 def add(tx: Connection, notices: Sequence[Notice]) -> None:
-    """Write notices, with the picture of their servers as this transaction leaves them; two
-    statements, however many. Those whose server is gone, and those of a shutdown where nothing was
-    up, are left out."""
+    """Write notices, with snapshots of their servers after this transaction, in two statements.
+
+    Notices about deleted servers are left out, and about a shutdown of a stopped guest.
+    """
     settings = notification_settings(tx)
     if settings is None or not notices:
         return
@@ -123,8 +125,11 @@ def add(tx: Connection, notices: Sequence[Notice]) -> None:
     insert_many(tx, notifications, rows, "created_at")
 
 
-def begun(tx: Connection, rows: Iterable[Values], was: ServerState | None = None) -> None:
-    """These actions have taken their servers; ``was``: the only one's server before."""
+def add_begun(tx: Connection, rows: Iterable[Values], was: ServerState | None = None) -> None:
+    """Write the notices about begun actions.
+
+    ``was`` is the server before the action, if there is only one.
+    """
     settings = notification_settings(tx)
     if settings is None:
         return
@@ -148,8 +153,11 @@ def begun(tx: Connection, rows: Iterable[Values], was: ServerState | None = None
     add(tx, found)
 
 
-def ended(tx: Connection, action_id: str) -> None:
-    """This action has failed, or was superseded, by a word from outside its workflow."""
+def add_ended(tx: Connection, action_id: str) -> None:
+    """Write the notices about an action that ended outside its workflow.
+
+    For example, an operator has failed the action, or another action has superseded it.
+    """
     if notification_settings(tx) is None:
         return
     row = tx.execute(sa.select(actions).where(actions.c.id == action_id)).mappings().first()
@@ -171,14 +179,14 @@ def ended(tx: Connection, action_id: str) -> None:
     )
 
 
-def done(
+def add_done(
     tx: Connection,
     row: states.Action,
     server_id: str,
     context: RequestContext,
     was: ServerState,
 ) -> None:
-    """An action was carried out at once."""
+    """Write the notices about an immediate action."""
     settings = notification_settings(tx)
     if settings is None:
         return
@@ -197,8 +205,7 @@ def done(
 
 
 def tell(tx: Connection, key: str, picture: Picture | None, *names: str) -> None:
-    """Write what has happened to something that is no server; nothing when there is no picture of
-    it."""
+    """Write notices about an object that is no server. None instead of a snapshot: no notices."""
     if picture is not None:
         add(tx, [Notice(name, key, about={"object": dict(picture)}) for name in names])
 
@@ -207,8 +214,11 @@ def tell(tx: Connection, key: str, picture: Picture | None, *names: str) -> None
 def around(
     tx: Connection, name: str, key: str, take: Callable[[], Picture | None]
 ) -> Iterator[None]:
-    """Tell NAME.start with a picture from before the block, and NAME.end with one from after it;
-    when it is gone then, with the same one. Nothing is asked where nothing is told."""
+    """Write NAME.start with a snapshot before the block, and NAME.end with one after it.
+
+    For an object that is deleted in the block, both have the first snapshot. With notifications
+    off, no snapshot is taken.
+    """
     is_on = notification_settings(tx) is not None
     before = take() if is_on else None
     yield
@@ -216,7 +226,7 @@ def around(
     tell(tx, key, (take() or before) if is_on else None, f"{name}.end")
 
 
-# --- what the sender asks ---
+# --- for the sender ---
 _NEXT = (
     sa.select(notifications)
     .order_by(notifications.c.id)
@@ -230,7 +240,7 @@ _LATE = sa.select(_FIRST.c.created_at).where(_FIRST.c.created_at < now() - LATE)
 
 
 class Waiting(NamedTuple):
-    """What waits to be sent: how much, and of the oldest the event, its object and its moment."""
+    """Number of waiting notifications, and event, object and time of the oldest."""
 
     number: int
     event: str
@@ -239,7 +249,7 @@ class Waiting(NamedTuple):
 
 
 def waiting(tx: Connection) -> Waiting | None:
-    """What waits; None: nothing. It reads the whole outbox."""
+    """Return the waiting notifications, or None. Reads the whole outbox."""
     oldest = tx.execute(_NEXT, {"most": 1}).first()
     return (
         None
@@ -249,17 +259,17 @@ def waiting(tx: Connection) -> Waiting | None:
 
 
 def late(tx: Connection) -> int | None:
-    """The moment since which the oldest has waited, if that is too long ago."""
+    """Return the time of the oldest notification if it is older than ``LATE``, or None."""
     return tx.scalar(_LATE)
 
 
 def is_empty(tx: Connection) -> bool:
-    """Is there nothing to tell?"""
+    """Return True if no notification waits."""
     return tx.scalar(_OLDEST) is None
 
 
 def take(tx: Connection, owner: str, most: int) -> list[NotificationRow]:
-    """The oldest rows, for whoever gets or keeps the lease; none for others."""
+    """Take or keep the lease and return the oldest rows, or [] if another conductor has it."""
     free = sa.or_(leases.c.owner == owner, leases.c.until < now())
     mine = tx.execute(
         sa.update(leases)
@@ -267,26 +277,26 @@ def take(tx: Connection, owner: str, most: int) -> list[NotificationRow]:
         .values(owner=owner, until=now() + LEASE)
     )
     if not mine.rowcount:
-        # the first ever gets it next time
+        # If the row is missing, the lease is taken in the next call.
         insert_ignore(tx, leases, {"name": SENDER, "owner": "", "until": 0})
         return []
     return list(tx.execute(_NEXT, {"most": most}))
 
 
 def strike(tx: Connection, ids: Sequence[int]) -> None:
-    """The broker has these."""
+    """Delete rows that the broker has."""
     tx.execute(sa.delete(notifications).where(notifications.c.id.in_(ids)))
 
 
 def let_go(tx: Connection, owner: str) -> None:
-    """Another conductor may send at once."""
+    """Release the lease, so that another conductor can send at once."""
     tx.execute(
         sa.update(leases).where(leases.c.name == SENDER, leases.c.owner == owner).values(until=0)
     )
 
 
 def trim(tx: Connection, most: int) -> int:
-    """Drop the oldest rows, so that no more than these are left; returns how many there were."""
+    """Delete the oldest rows beyond ``most``, and return their number."""
     newest = tx.scalar(_NEWEST)
     if newest is None or newest <= most:
         return 0

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The usage audit: instance.exists of every server that ran in a period that is over, told once.
+"""The usage audit: one notification instance.exists for each server that ran in a past period.
 
-How far it is stands in the row of ``leases`` that this duty has: ``until`` is the end of the
-period, ``owner`` the last server that was looked at, or ``DONE``. Each step moves both with the
-notices that it writes, in one transaction, so that several conductors and those that are killed
-tell each server once.
+The row of this duty in ``leases`` holds the progress: ``until`` is the end of the period, ``owner``
+the last server, or ``DONE``. Each step updates the row together with its notices, in one
+transaction. So each server is notified once, with several conductors and after crashes.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ NAME, DONE = "usage_audit", "done"
 AT_ONCE = 200
 _MINE = sa.select(leases.c.owner, leases.c.until).where(leases.c.name == NAME)
 _S = servers.c
-#: Servers that one step looks at: after years most were deleted long before the period.
+#: Servers per step. Many were deleted long before the period.
 LOOKED_AT = 1000
-#: One that has left its host without being deleted used none.
+#: A server that left its host without being deleted used no resources.
 NEXT = (
     sa.select(
         _S.id,
@@ -42,14 +41,16 @@ NEXT = (
 
 
 def is_done(tx: Connection, periods: Periods) -> bool:
-    """Is all told of the last period that is over?"""
+    """Return True if all notices of the last complete period are written."""
     row = tx.execute(_MINE).first()
     return row is not None and row.owner == DONE and row.until >= periods.last(moment(tx))[1]
 
 
 def step(tx: Connection, periods: Periods) -> bool:
-    """Tell of the next servers, walking all by id; False when that was all. A period that was begun
-    is ended before the next."""
+    """Write the notices of the next servers by id, and return False after the last one.
+
+    A begun period is completed before the next.
+    """
     insert_ignore(tx, leases, {"name": NAME, "owner": DONE, "until": 0})
     row = tx.execute(for_update(_MINE)).one()
     begin, end = periods.last(row.until if row.owner != DONE else moment(tx))

@@ -1,3 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Placement: providers with their inventories and traits, who holds how much (allocations), what
-schedulers read."""
+"""Placement: providers, inventories, traits and allocations, and the queries of schedulers."""

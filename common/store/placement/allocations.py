@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allocations: who holds how much of which host. Placement's semantics; written by the conductor
-alone.
+"""Allocations: which consumer holds how much of which host. Only the conductor writes them.
 
-``claim`` is the one door in and ``release`` the one door out. What a placement must keep is checked
-in the claim under
-locks: hard server groups first, then providers in ascending order. Usage is always the sum of the
-rows, never a counter. A host that was disabled meanwhile gets nobody who is not forced there: once
-``services.set_state`` has committed no claim comes after, so that a host which is found empty then
-stays so. Other traits of a host are the scheduler's to look at: they guide placement and guarantee
-nothing.
+Resources are taken in ``claim`` and given back in ``release``. ``claim`` checks the conditions of a
+placement under locks: first hard server groups, then providers in ascending order. Usage is always
+the sum of the rows, never a counter.
+
+Invariant: a disabled host gets no server unless the request is forced. Once ``services.set_state``
+has committed, no claim follows, so an empty disabled host stays empty. Only the scheduler checks
+other traits. They guide the placement and guarantee no property.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ class ClaimRequest:
     refused: str = field(default="")
 
     def stays(self, host: str | None) -> bool:
-        """Is this the host that the consumer would leave?"""
+        """Return True if this is the host that the consumer would leave."""
         return self.leaves is not None and self.leaves[0] == host
 
 
@@ -101,7 +100,7 @@ class FailedBuildLimit:
 
 @dataclass
 class _Room:
-    """What a locked provider has left of one resource class."""
+    """The free amount and the units of one resource class of a locked provider."""
 
     free: float
     min_unit: int
@@ -118,7 +117,7 @@ class _Room:
 
 @dataclass
 class _Parts:
-    """What a locked host gives out piece by piece, and who holds it."""
+    """The CPUs, memory and devices of a locked host, and their assignments to guests."""
 
     numa_nodes: list[NumaNode]
     devices: list[Device]
@@ -127,7 +126,7 @@ class _Parts:
 
 @dataclass
 class _Host:
-    """A host whose provider is locked, and what claims of this transaction have changed."""
+    """A host whose provider is locked, with the changes by claims of this transaction."""
 
     provider: int
     left_out: bool
@@ -145,7 +144,7 @@ class _Host:
         group: server_groups.Hard | None,
         name: str,
     ) -> str:
-        """Why the request cannot have this host; "" when it can, with its assignment set."""
+        """Return why the request cannot have this host, or "". Sets the request's assignment."""
         if self.left_out and not request.forced:
             return "builds fail there"
         if self.disabled and not request.forced and not request.stays(name):
@@ -179,7 +178,7 @@ class _Host:
         return ""
 
     def take(self, request: ClaimRequest, amounts: Mapping[str, int]) -> None:
-        """The request has it."""
+        """Subtract the amounts of the request."""
         has = request.has if request.stays(request.host) else {}
         for resource_class, amount in amounts.items():
             self.rooms[resource_class].free -= max(0, amount - has.get(resource_class, 0))
@@ -195,12 +194,11 @@ def claim(
     failed_build_limit: FailedBuildLimit | None = None,
     default_zone: str = "nova",
 ) -> None:
-    """Give each request the first of its hosts that still fits; those that fit nowhere keep
-    ``host`` None.
+    """Give each request the first of the proposed hosts that still fits, in ``ClaimRequest.host``.
 
-    Only the hosts named first by some request are locked; a later alternate counts when it is among
-    them. The caller asks again with fresh proposals for those left over. Requests see those before
-    them in the list.
+    The transaction locks only hosts that are the first choice of a request, or that a request
+    leaves. Other alternates are not considered. The caller gets new proposals for the requests
+    without a host. A request accounts for the earlier requests in the list.
     """
     wanted = sorted({request.hosts[0] for request in requests if request.hosts})
     if not wanted:
@@ -237,7 +235,7 @@ def claim(
         rows += _rows(host.provider, request.consumer, amounts)
         holders.append(_holder(request.consumer, "server", request))
         if request.leaves is not None and request.leaves[0] in locked:
-            kept = _kept(tx, request, locked[request.leaves[0]].provider, amounts)
+            kept = _move_old_resources(tx, request, locked[request.leaves[0]].provider, amounts)
             rows += kept
             holders += (
                 [_holder(request.leaves[1], "migration", request)]
@@ -270,11 +268,13 @@ def _holder(consumer: str, kind: str, request: ClaimRequest) -> dict[str, str]:
     }
 
 
-def _kept(
+def _move_old_resources(
     tx: Connection, request: ClaimRequest, provider: int, amounts: Mapping[str, int]
 ) -> list[Values]:
-    """What the migration holds where the consumer was: all that it had; of one that stays, what it
-    needs no more and would need again on its way back. Returns the rows that are new."""
+    """Move the resources at the old host to the migration, and return the new rows.
+
+    If the server stays on the host, the migration holds what a revert would need in addition.
+    """
     assert request.leaves is not None
     if not request.stays(request.host):
         hand_over(tx, provider, request.consumer, request.leaves[1])
@@ -312,7 +312,7 @@ def _first(
 def _hosts(
     tx: Connection, names: Sequence[str], failed_build_limit: FailedBuildLimit, with_parts: bool
 ) -> dict[str, _Host]:
-    """Lock these hosts and read what they have left."""
+    """Lock these hosts and read their free resources."""
     locked = {}
     for row in _lock(tx, names):
         bad = 0 < failed_build_limit.failures <= row.failures
@@ -328,7 +328,7 @@ def _hosts(
 
 
 def _lock(tx: Connection, names: Sequence[str]) -> list[LockedProvider]:
-    """Lock the providers of these hosts in ascending order, and say that they changed."""
+    """Lock the providers of these hosts in ascending order, and raise their generations."""
     query = (
         sa.select(
             providers.c.id,
@@ -346,14 +346,19 @@ def _lock(tx: Connection, names: Sequence[str]) -> list[LockedProvider]:
 
 
 def lock(tx: Connection, hosts: Sequence[str]) -> dict[str, int]:
-    """Lock the providers of these hosts in ascending order, and say that they changed; host ->
-    provider."""
+    """Lock the providers of these hosts and return their ids by host.
+
+    The order is ascending. The lock raises the providers' generations.
+    """
     return {row.host: row.id for row in _lock(tx, hosts)}
 
 
 def judge(tx: Connection, verdicts: Sequence[tuple[str, int]]) -> None:
-    """Write what became of builds: (host, -1: one failed, 0: it worked, 1: a failure is taken
-    back). One that worked makes the host as good as any."""
+    """Count failed builds by host.
+
+    Each verdict is (host, -1) for a failure, (host, 0) for a success, or (host, 1) to take a
+    failure back. A success resets the count.
+    """
     if not verdicts:
         return
     for row in _lock(tx, sorted({host for host, _ in verdicts})):
@@ -368,7 +373,7 @@ def judge(tx: Connection, verdicts: Sequence[tuple[str, int]]) -> None:
 
 
 def touch(tx: Connection, provider_ids: Iterable[int]) -> None:
-    """Say that providers, which are locked, changed."""
+    """Raise the generation of locked providers and set ``changed_at``."""
     tx.execute(
         sa.update(providers)
         .where(providers.c.id.in_(sorted(set(provider_ids))))
@@ -377,9 +382,11 @@ def touch(tx: Connection, provider_ids: Iterable[int]) -> None:
 
 
 def _read_rooms(tx: Connection, locked: Mapping[int, _Host]) -> None:
-    """What the locked providers have left, and whether they are disabled, by one statement over
-    inventories and sums. It is a later one than the lock: that one may have waited for who disables
-    the host, and seen it as it was."""
+    """Read the free resources of locked providers, and whether they are disabled, in one statement.
+
+    Why a statement after the lock: the lock may have waited for the transaction that disabled the
+    host.
+    """
     used = (
         sa.select(
             allocations.c.provider_id,
@@ -418,9 +425,11 @@ def _read_rooms(tx: Connection, locked: Mapping[int, _Host]) -> None:
 
 
 def _parts(tx: Connection, names: Sequence[str]) -> dict[str, _Parts]:
-    """Return the CPUs, memory and devices of hosts, and those that guests hold there, debts too.
+    """Return the CPUs, memory and devices of hosts with the guests' assignments.
 
-    A host with a damaged record of either is left out, so that no CPU or device has two guests."""
+    Assignments of pending cleanups are included. A host with a damaged record is left out, so that
+    no CPU or device is assigned twice.
+    """
     rows = tx.execute(
         sa.select(hosts.c.name, hosts.c.numa_nodes, hosts.c.devices).where(hosts.c.name.in_(names))
     )
@@ -434,28 +443,28 @@ def _parts(tx: Connection, names: Sequence[str]) -> dict[str, _Parts]:
     for host, assignment in assigned:
         if host in held:
             held[host].append(assignment)
-    found = {}
+    parts = {}
     for name, row in stock.items():
         try:
-            found[name] = _Parts(
+            parts[name] = _Parts(
                 [from_wire(NumaNode, one) for one in row.numa_nodes or ()],
                 [from_wire(Device, one) for one in row.devices or ()],
                 [from_wire(HardwareAssignment, one) for one in held[name]],
             )
         except (ValueError, TypeError):
             log.exception("host %s gives out no CPUs or devices: a record of them is damaged", name)
-    return found
+    return parts
 
 
 def _add_consumers(tx: Connection, holders: list[dict[str, str]]) -> None:
-    """Consumers of new allocations; one that still owes on another host exists already."""
+    """Insert consumers. A consumer with allocations on another host exists already."""
     insert_many(
         tx, consumers, [{"generation": 0, **row} for row in holders], "created_at", ignore=True
     )
 
 
 def hand_over(tx: Connection, provider: int, holder: str, to: str) -> None:
-    """What one consumer holds of a provider, which is locked, is another's from now on."""
+    """Move the allocations of a locked provider to another consumer."""
     tx.execute(
         sa.update(allocations)
         .where(allocations.c.provider_id == provider, allocations.c.consumer_id == holder)
@@ -464,8 +473,7 @@ def hand_over(tx: Connection, provider: int, holder: str, to: str) -> None:
 
 
 def hand_back(tx: Connection, migration: str, server: str, host: str) -> None:
-    """A migration is over, and its server is where it was: it holds again what the migration held
-    there."""
+    """Move the allocations of an ended migration to its server, and delete the consumer."""
     provider = lock(tx, [host]).get(host)
     if provider is not None:
         hand_over(tx, provider, migration, server)
@@ -475,8 +483,10 @@ def hand_back(tx: Connection, migration: str, server: str, host: str) -> None:
 def stay(
     tx: Connection, migration: str, server: str, host: str, amounts: Mapping[str, int] | None = None
 ) -> None:
-    """A move of a server that stayed on its host is over: the migration holds nothing any more;
-    with ``amounts`` the server holds these again."""
+    """Release the allocations of an ended migration whose server has stayed on the host.
+
+    With ``amounts`` the server then holds exactly these.
+    """
     provider = lock(tx, [host]).get(host)
     if provider is None:
         return
@@ -488,7 +498,7 @@ def stay(
 
 
 def release(tx: Connection, placements: Sequence[tuple[str, str]]) -> None:
-    """Give back what these (consumer, host) pairs hold."""
+    """Delete the allocations of these (consumer, host) pairs."""
     ids = lock(tx, sorted({host for _, host in placements}))
     held = [(ids[host], server) for server, host in placements if host in ids]
     tx.execute(
@@ -503,11 +513,15 @@ def release(tx: Connection, placements: Sequence[tuple[str, str]]) -> None:
 
 
 def put(tx: Connection, holder: Mapping[str, str], host: str, amounts: Mapping[str, int]) -> None:
-    """A consumer (``id``, ``type``, ``project_id``, ``user_id``) holds exactly these amounts of a
-    host, whether there is room or not: its guest is there.
+    """Set the allocations of a consumer on a host, even if there is no room.
+
+    Why: the consumer's guest exists on the host.
+
+    Args:
+        holder: id, type, project_id and user_id of the consumer.
 
     Raises:
-        Conflict: the host has no provider.
+        Conflict: The host has no provider.
     """
     provider = lock(tx, [host]).get(host)
     if provider is None:
@@ -518,5 +532,5 @@ def put(tx: Connection, holder: Mapping[str, str], host: str, amounts: Mapping[s
 
 
 def register(tx: Connection, holder: Mapping[str, str]) -> None:
-    """A consumer is known; harmless when it is."""
+    """Insert the consumer if it does not exist."""
     _add_consumers(tx, [dict(holder)])

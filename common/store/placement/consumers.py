@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What consumers hold, read only: by consumer, by provider, by project. ``allocations`` alone
-writes it.
+"""Queries of allocations by consumer, provider and project, for the placement service.
 
-Called by the placement service.
+Only ``allocations`` writes.
 """
 
 from __future__ import annotations
@@ -17,8 +16,10 @@ from common.store.schema import allocations, consumers, providers
 
 
 def of_consumer(tx: Connection, consumer: str) -> list[ConsumerAllocation]:
-    """Each class that a consumer holds, with its provider's uuid and generation and the consumer's
-    facts; one statement."""
+    """Return each class that a consumer holds, in one statement.
+
+    The rows contain the provider's uuid and generation, and the consumer's columns.
+    """
     return list(
         tx.execute(
             sa.select(
@@ -44,7 +45,7 @@ def of_consumer(tx: Connection, consumer: str) -> list[ConsumerAllocation]:
 
 
 def of_provider(tx: Connection, provider_id: int) -> list[ProviderAllocation]:
-    """Each class that is held of a provider, by whom; one statement."""
+    """Return each allocation of a provider with its consumer, in one statement."""
     return list(
         tx.execute(
             sa.select(
@@ -64,8 +65,10 @@ def of_provider(tx: Connection, provider_id: int) -> list[ProviderAllocation]:
 def totals(
     tx: Connection, project_id: str, user_id: str | None = None, kind: str | None = None
 ) -> list[Holding]:
-    """What a project (and user, and type of consumers) holds: (type, resource_class, used); one
-    statement."""
+    """Return the usage of a project by type of consumer and class, in one statement.
+
+    ``user_id`` and ``kind`` (the type) restrict the consumers.
+    """
     query = sa.select(
         consumers.c.type,
         allocations.c.resource_class,
@@ -73,7 +76,7 @@ def totals(
     )
     return list(
         tx.execute(
-            _held(query, project_id, user_id, kind).group_by(
+            _filter_holder(query, project_id, user_id, kind).group_by(
                 consumers.c.type, allocations.c.resource_class
             )
         )
@@ -83,15 +86,17 @@ def totals(
 def counts(
     tx: Connection, project_id: str, user_id: str | None = None, kind: str | None = None
 ) -> dict[str, int]:
-    """How many consumers of each type these are; one statement."""
+    """Return the number of consumers by type, in one statement."""
     query = sa.select(consumers.c.type, sa.func.count(consumers.c.id.distinct()).label("number"))
     return {
         row.type: row.number
-        for row in tx.execute(_held(query, project_id, user_id, kind).group_by(consumers.c.type))
+        for row in tx.execute(
+            _filter_holder(query, project_id, user_id, kind).group_by(consumers.c.type)
+        )
     }
 
 
-def _held(
+def _filter_holder(
     query: sa.Select[Any], project_id: str, user_id: str | None, kind: str | None
 ) -> sa.Select[Any]:
     query = query.select_from(

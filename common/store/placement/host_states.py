@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the scheduler reads of the database: hosts with all that is known of them, aggregates,
-groups, places.
+"""The scheduler's queries: hosts with their resources, aggregates, server groups and places.
 
-Called by ``scheduler.hosts`` only, and only ever reads. Whatever changes about a host moves
-``changed_at`` of its provider, so that a reader asks for what changed since; providers made by hand
-have no host and are no host's business. Providers are read first: the usage may then be newer than
-the generation that was read beside it, never older. JSON columns come as text: what many hosts have
-in common is parsed once.
+Only ``scheduler.hosts`` calls this file, which never writes. Each change of a host sets
+``changed_at`` of its provider, so that a reader can fetch the changes since a time. Providers
+without a host are left out. Providers are read first, so the usage may be newer than the
+generation, never older. JSON columns are returned as text, because the scheduler parses equal texts
+only once.
 """
 
 from __future__ import annotations
@@ -43,17 +42,22 @@ from common.store.schema import (
 Rows = Sequence[Any]
 Which = sa.ColumnElement[bool]
 
-MOST_PLACES = 64  #: servers that the hints of one request can ask for
+#: Limit of the servers in the hints of one request.
+MOST_PLACES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class HostRows:
-    """providers: id, host, generation, changed_at, failures, failed_at, served, disabled,
-    forced_down, up, hypervisor_type, hypervisor_version, cpu_info, facts, numa_nodes, devices
-    (texts), traits (text, with commas), guests, fitted (numbers of guests, and of those with an
-    assignment) · inventories: provider_id, resource_class, total, reserved, min_unit, max_unit,
-    step_size, allocation_ratio, used · assignments: provider_id, assignment (text) · images:
-    provider_id, image_id, number of servers."""
+    """Rows about hosts.
+
+    providers: id, host, generation, changed_at, failures, failed_at, served, disabled, forced_down,
+    up, hypervisor_type, hypervisor_version, cpu_info, facts, numa_nodes, devices (texts), traits
+    (text, with commas), guests, fitted (numbers of guests, and of guests with an assignment).
+    inventories: provider_id, resource_class, total, reserved, min_unit, max_unit, step_size,
+    allocation_ratio, used.
+    assignments: provider_id, assignment (text).
+    images: provider_id, image_id, number of servers.
+    """
 
     providers: Rows = ()
     inventories: Rows = ()
@@ -63,10 +67,13 @@ class HostRows:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """read_at: the database's clock. changed: id, generation, changed_at of the providers with a
-    host that changed at the time asked for or later; a change moves one of these two. number,
-    total, newest: how many aggregates there are, the sum of their ids (one that is gone changes
-    either), and when one last changed."""
+    """Marks of the latest changes.
+
+    read_at: the database's time. changed: id, generation and changed_at of the providers with a
+    host that changed since the given time. Each change modifies generation or changed_at. number,
+    total, newest: number of aggregates, sum of their ids, and time of the latest change. A deleted
+    aggregate modifies number and total.
+    """
 
     read_at: int
     number: int
@@ -77,8 +84,11 @@ class Marks:
 
 @dataclass(frozen=True, slots=True)
 class GroupRow:
-    """A server group: its policy, servers a host at most, and host -> how many of its servers are
-    there."""
+    """A server group.
+
+    ``most`` is the maximum of servers per host. ``members`` is the number of the group's servers by
+    host.
+    """
 
     policy: str
     most: int
@@ -86,8 +96,10 @@ class GroupRow:
 
 
 def marks(tx: Connection, since: int) -> Marks:
-    """From when on the following reads are, which hosts changed at ``since`` (microseconds) or
-    later, and whether aggregates did: one statement."""
+    """Return the time of the following reads, and the hosts and aggregates that changed.
+
+    One statement. ``since`` is in µs, inclusive.
+    """
     rows = tx.execute(_marks(), {"since": since}).all()
     head = rows[0]
     return Marks(
@@ -101,7 +113,7 @@ def marks(tx: Connection, since: int) -> Marks:
 
 @cache
 def _marks() -> sa.Select[Any]:
-    """The statement of ``marks``, built once because each question to a scheduler runs it."""
+    """Return the statement of ``marks``. Cached, because every request runs it."""
     moved = sa.func.coalesce(aggregates.c.updated_at, aggregates.c.created_at)
     one = (
         sa.select(
@@ -124,19 +136,18 @@ def _marks() -> sa.Select[Any]:
 
 
 def ids(tx: Connection) -> list[int]:
-    """Ids of providers with a host."""
+    """Return the ids of providers with a host."""
     return list(tx.scalars(sa.select(providers.c.id).where(providers.c.host.is_not(None))))
 
 
 def count(tx: Connection) -> int:
-    """How many providers have a host."""
+    """Return the number of providers with a host."""
     return tx.scalar(sa.select(sa.func.count(providers.c.host))) or 0
 
 
-# --- what is known of them ---
+# --- hosts ---
 def read(tx: Connection, provider_ids: Collection[int], images: bool = False) -> HostRows:
-    """All about the hosts of these providers: two statements, a third where guests hold parts of
-    their hosts."""
+    """Return all rows about the hosts of these providers, in two to four statements."""
     which = sa.and_(providers.c.id.in_(provider_ids), providers.c.host.is_not(None))
     found = tx.execute(_providers(which)).all()
     if not found:
@@ -245,7 +256,7 @@ def _images(which: Which) -> sa.Select[Any]:
 
 
 def image_properties(tx: Connection, image_ids: Collection[str]) -> dict[str, dict[str, str]]:
-    """Properties of images as they are frozen into some server of each."""
+    """Return the properties of images, as stored with a server of each image."""
     found: dict[str, dict[str, str]] = {}
     for image in image_ids:
         frozen = tx.scalar(
@@ -259,7 +270,7 @@ def image_properties(tx: Connection, image_ids: Collection[str]) -> dict[str, di
 
 
 def metrics(tx: Connection, since: int) -> Rows:
-    """host, metrics of those that were told of at this time or later."""
+    """Return host and metrics of the hosts that reported metrics since this time."""
     return tx.execute(
         sa.select(hosts.c.name, hosts.c.metrics).where(
             hosts.c.metrics_at >= since, hosts.c.metrics.is_not(None)
@@ -268,7 +279,7 @@ def metrics(tx: Connection, since: int) -> Rows:
 
 
 def working(tx: Connection) -> dict[str, int]:
-    """Host -> how many commands it has in hand that weigh on its disk and network."""
+    """Return by host the number of running commands that copy disks."""
     rows = tx.execute(
         sa.select(actions.c.host, sa.func.count())
         .where(
@@ -284,8 +295,12 @@ def working(tx: Connection) -> dict[str, int]:
 def aggregates_with(
     tx: Connection, known: Collection[int], since: int
 ) -> tuple[Rows, dict[int, list[str]]]:
-    """All aggregates (id, name, meta), and the hosts of those that are not known or changed at
-    ``since`` or later."""
+    """Return all aggregates (id, name, meta), and the hosts of new or changed aggregates.
+
+    Args:
+        known: Ids of aggregates that the caller has read already.
+        since: Time of that read in µs.
+    """
     changed_at = sa.func.coalesce(aggregates.c.updated_at, aggregates.c.created_at).label(
         "changed_at"
     )
@@ -309,11 +324,11 @@ def aggregates_with(
     return rows, members
 
 
-# --- what a request names ---
+# --- groups and places ---
 def groups(
     tx: Connection, group_ids: Collection[str], without: Collection[str] = ()
 ) -> dict[str, GroupRow]:
-    """Server groups by id, and where their servers are; the servers ``without`` are not counted."""
+    """Return server groups by id, with their servers by host, except the servers ``without``."""
     there = server_group_members.join(
         guests,
         sa.and_(
@@ -340,8 +355,7 @@ def groups(
 
 
 def places(tx: Connection, server_ids: Collection[str], project_id: str) -> dict[str, str]:
-    """Server -> its host, for those of these that the project has and that are somewhere; at most
-    64 are looked for."""
+    """Return server -> host for servers of the project, at most ``MOST_PLACES``."""
     wanted = sorted(server_ids)[:MOST_PLACES]
     rows = tx.execute(
         sa.select(servers.c.id, servers.c.host).where(

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inventories: how much of each resource class a provider has, and who says so.
+"""Inventories: the amount of each resource class of a provider, and the origin of each value.
 
-A host reports its classes (``report``); an operator may set reserved and ratio of those by hand,
-and add classes of their own (``put``, ``remove``: the placement service); aggregates may carry
-ratios. ``settle`` is where ``reserved`` and ``allocation_ratio``, the only two that claims and
-schedulers read, follow from all of that: by hand before aggregates (the smallest of several) before
-what the host is configured with.
+A host reports its classes (``report``). An operator can override the reserved amount and ratio of
+these classes, and add own classes (``put``, ``remove``, called by the placement service). Metadata
+of aggregates can contain ratios. ``settle`` computes ``reserved`` and ``allocation_ratio``, which
+claims and schedulers read. An operator's override has priority over aggregates (the smallest ratio
+of several), and these over the host's configuration.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from common.domain.json_types import JsonMapping
 from common.store.rows import InventoryRow, ProviderRow, Values
 from common.store.schema import aggregate_hosts, aggregates, allocations, inventories, providers
 
-#: Metadata of an aggregate that is the ratio of its hosts, as the API's users know it.
+#: Metadata key of an aggregate -> resource class whose ratio it sets.
 RATIOS = {
     "cpu_allocation_ratio": "VCPU",
     "ram_allocation_ratio": "MEMORY_MB",
@@ -30,7 +30,7 @@ RATIOS = {
 }
 
 
-#: Of a class made by hand, where nothing else is said.
+#: Default values of an operator's class.
 DEFAULTS: Mapping[str, float] = {
     "reserved": 0,
     "min_unit": 1,
@@ -40,20 +40,20 @@ DEFAULTS: Mapping[str, float] = {
 }
 
 
-#: No capacity is more, whatever the ratio: sums of it still fit into the whole numbers of databases
-#: and programs.
+#: Limit of a capacity, whatever the ratio, so that sums fit into the integers of databases and
+#: programs.
 MOST = 2**53
 
 
 class InUse(errors.Conflict):
-    """Somebody holds of what shall go."""
+    """A class that is to be removed has allocations."""
 
     code = "placement.inventory.inuse"
 
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """One class as its host reports it."""
+    """A class in the report of a host."""
 
     resource_class: str
     total: int
@@ -62,8 +62,10 @@ class Reported:
 
 
 def report(tx: Connection, provider_id: int, reported: Sequence[Reported]) -> None:
-    """Take in what the host of a provider, which is locked, has. A class it has no more goes,
-    unless it is used."""
+    """Store the classes that the host of a locked provider reports.
+
+    A class that is no longer reported is removed unless it has allocations.
+    """
     known = {
         row.resource_class: row
         for row in tx.execute(
@@ -114,17 +116,17 @@ def report(tx: Connection, provider_id: int, reported: Sequence[Reported]) -> No
 
 
 def settle(tx: Connection, provider_ids: Iterable[int]) -> None:
-    """Let reserved and ratio of these providers, which are locked and touched, follow from who set
-    them.
+    """Compute reserved amount and ratio of these providers.
 
-    Where that cuts a capacity below what is used, the excess is noted: nobody claimed too much.
+    The caller has locked and touched them. If the capacity is now below the usage, the usage is
+    stored as ``excess``: no claim exceeded the capacity.
     """
     wanted = sorted(set(provider_ids))
     if not wanted:
         return
-    ratios, used = _aggregate_ratios(tx, wanted), _used(tx, wanted)
+    ratios, used = _aggregate_ratios(tx, wanted), _sum_used(tx, wanted)
     for row in tx.execute(sa.select(inventories).where(inventories.c.provider_id.in_(wanted))):
-        values = _settled(
+        values = _settle_row(
             row,
             ratios.get((row.provider_id, row.resource_class)),
             used.get((row.provider_id, row.resource_class), 0),
@@ -141,14 +143,14 @@ def settle(tx: Connection, provider_ids: Iterable[int]) -> None:
 
 
 def capacity(row: InventoryRow | JsonMapping) -> int:
-    """What can be given out of an inventory, in whole units."""
+    """Return the capacity of an inventory in whole units."""
     values = row if isinstance(row, Mapping) else row._mapping
     return int(min((values["total"] - values["reserved"]) * values["allocation_ratio"], MOST))
 
 
 # --- by hand ---
 def of(tx: Connection, provider_ids: Iterable[int]) -> dict[int, dict[str, InventoryRow]]:
-    """The inventories of each of these providers, by class; one statement."""
+    """Return the inventories of each of these providers by class, in one statement."""
     found: dict[int, dict[str, InventoryRow]] = {number: {} for number in provider_ids}
     for row in tx.execute(
         sa.select(inventories)
@@ -160,8 +162,8 @@ def of(tx: Connection, provider_ids: Iterable[int]) -> dict[int, dict[str, Inven
 
 
 def usages(tx: Connection, provider_ids: Iterable[int]) -> dict[tuple[int, str], int]:
-    """(provider, class) -> what is held of it; one statement."""
-    return _used(tx, sorted(set(provider_ids)))
+    """Return the usage by (provider, class), in one statement."""
+    return _sum_used(tx, sorted(set(provider_ids)))
 
 
 def put(
@@ -170,15 +172,18 @@ def put(
     wanted: Mapping[str, JsonMapping],
     whole: bool = True,
 ) -> None:
-    """Let a locked and touched provider have these classes, and with ``whole`` no others.
+    """Set these classes of a provider, which the caller has locked and touched.
 
-    Of a class made by hand everything is set; what ``wanted`` leaves out gets its default. A class
-    that the host reports takes reserved and ratio by hand: left out they are the host's again, as
-    it is they stay.
+    For an operator's class, missing values get their defaults. For a reported class, reserved
+    amount and ratio can be overridden. A missing value removes the override, and the current value
+    keeps it.
+
+    Args:
+        whole: Remove all classes that are not in ``wanted``.
 
     Raises:
-        Conflict: other facts than the host reports. InUse: a class that is left out is held by
-        somebody.
+        Conflict: Another value differs from the host's report.
+        InUse: A class to be removed has allocations.
     """
     known = of(tx, [provider.id])[provider.id]
     if whole:
@@ -205,13 +210,14 @@ def put(
 
 
 def remove(tx: Connection, provider: ProviderRow, names: Sequence[str]) -> None:
-    """Take classes made by hand from a locked and touched provider.
+    """Remove an operator's classes from a provider, which the caller has locked and touched.
 
     Raises:
-        Conflict: its host reports one of them. InUse: somebody holds of them.
+        Conflict: The host reports a class.
+        InUse: A class has allocations.
     """
     known = of(tx, [provider.id])[provider.id]
-    held = sorted((name for _, name in _used(tx, [provider.id]) if name in names), key=_place)
+    held = sorted((name for _, name in _sum_used(tx, [provider.id]) if name in names), key=_place)
     if held:
         raise InUse(
             f"Inventory for '{', '.join(held)}' on resource provider '{provider.uuid}' in use."
@@ -231,13 +237,13 @@ def remove(tx: Connection, provider: ProviderRow, names: Sequence[str]) -> None:
 
 
 def _place(resource_class: str) -> tuple[int, str]:
-    """Standard classes first, in the order that everybody knows."""
+    """Return the sort key of a class: standard classes first, in their usual order."""
     known = os_resource_classes.STANDARDS
     return known.index(resource_class) if resource_class in known else len(known), resource_class
 
 
 def _by_hand(provider: ProviderRow, row: InventoryRow, values: JsonMapping) -> Values:
-    """What is set by hand of a class that the host reports."""
+    """Return the overrides for a class that the host reports."""
     for name in ("total", "min_unit", "max_unit", "step_size"):
         if values.get(name, getattr(row, name)) != getattr(row, name):
             raise errors.Conflict(
@@ -253,7 +259,7 @@ def _by_hand(provider: ProviderRow, row: InventoryRow, values: JsonMapping) -> V
     return made or {"set_reserved": row.set_reserved}
 
 
-def _settled(row: InventoryRow, ratio: float | None, used: int) -> Values:
+def _settle_row(row: InventoryRow, ratio: float | None, used: int) -> Values:
     values: Values = {"reserved": row.reserved, "allocation_ratio": row.allocation_ratio}
     if row.host_ratio is not None:
         values["reserved"] = row.set_reserved if row.set_reserved is not None else row.host_reserved
@@ -265,8 +271,10 @@ def _settled(row: InventoryRow, ratio: float | None, used: int) -> Values:
 
 
 def _aggregate_ratios(tx: Connection, provider_ids: Sequence[int]) -> dict[tuple[int, str], float]:
-    """(provider, class) -> the smallest ratio that an aggregate of its host carries; a word that is
-    no number is not one."""
+    """Return the smallest ratio of a host's aggregates by (provider, class).
+
+    Invalid ratios are ignored.
+    """
     query = (
         sa.select(providers.c.id, aggregates.c.meta)
         .select_from(
@@ -287,7 +295,7 @@ def _aggregate_ratios(tx: Connection, provider_ids: Sequence[int]) -> dict[tuple
 
 
 def ratio_of(text: str | None) -> float | None:
-    """The allocation ratio that a text says, or None when it says none."""
+    """Return the ratio in a text, or None if the text contains no valid ratio."""
     try:
         ratio = float(text) if text is not None else 0.0
     except ValueError:
@@ -295,7 +303,7 @@ def ratio_of(text: str | None) -> float | None:
     return ratio if 0 < ratio < 1e6 else None
 
 
-def _used(tx: Connection, provider_ids: Sequence[int]) -> dict[tuple[int, str], int]:
+def _sum_used(tx: Connection, provider_ids: Sequence[int]) -> dict[tuple[int, str], int]:
     query = (
         sa.select(
             allocations.c.provider_id,

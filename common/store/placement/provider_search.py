@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which providers answer a description: by name, tree, aggregates, traits, and what they have left.
+"""Search for resource providers by name, tree, aggregates, traits and free resources.
 
-Called by the placement service for its list of providers and for allocation candidates. One
-statement, whatever is asked and found. A provider answers alone: what others in its tree or its
-aggregates have is not added to its own.
+The placement service uses this for its list of providers and for allocation candidates. A search is
+one statement. Each provider is judged alone: resources of its tree or aggregates are not added.
 """
 
 from __future__ import annotations
@@ -31,8 +30,11 @@ Names = frozenset[str]
 
 @dataclass(frozen=True, slots=True)
 class ProviderFilters:
-    """What a provider must be. ``member_of``, ``required`` and ``root_required``: one of each set;
-    ``resources``: amounts that it has left of each class, allowed by its units."""
+    """Conditions on a provider.
+
+    A provider needs one element of each set in ``member_of``, ``required`` and ``root_required``.
+    ``resources`` are amounts that must be free and allowed by the inventory's units.
+    """
 
     name: str | None = None
     uuid: str | None = None
@@ -47,13 +49,13 @@ class ProviderFilters:
 
 
 def find(tx: Connection, wanted: ProviderFilters, limit: int | None = None) -> list[ProviderRow]:
-    """The providers that answer, by their number."""
+    """Return the matching providers by id."""
     query = sa.select(providers).where(*_conditions(wanted)).order_by(providers.c.id)
     return list(tx.execute(query if limit is None else query.limit(limit)))
 
 
 def trees(tx: Connection, roots: Collection[str]) -> list[ProviderRow]:
-    """Every provider of the trees with these roots; one statement."""
+    """Return all providers of the trees with these roots, in one statement."""
     return list(
         tx.execute(
             sa.select(providers)

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resource providers: hosts' own, which agents and services write, and those that operators make by
-hand.
+"""Resource providers of hosts and of operators.
 
-Called by the placement service. A host's provider is found, shown and tagged as any other, but
-keeps its name and its place; providers made by hand may stand in trees of their own. Every write to
-a provider locks it first (``lock``), says that it changed, and so raises its generation. Readers
-take the generation before what they show with it, so that a later write with that generation is
-refused when anything moved in between.
+The placement service calls this file. Agents and services write the host's provider. Searches,
+views and traits treat all providers alike, but a host's provider has a fixed name and no parent or
+child. Providers of operators can form trees. Every write locks the provider (``lock``) and raises
+the generation. Readers read the generation first, so that a later write with that generation fails
+if a change came in between.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ IN_USE, CONCURRENT, DUPLICATE, HAS_CHILDREN = (
     "placement.duplicate_name",
     "placement.resource_provider.cannot_delete_parent",
 )
-#: Was this new row committed?
+#: Returns True if this new row was committed.
 is_made = is_there(providers)
 
 
 class ProviderConflict(errors.Conflict):
-    """A conflict that programs can tell from others by its code."""
+    """A conflict with a code for programs."""
 
     def __init__(self, text: str, code: str) -> None:
         super().__init__(text)
@@ -51,18 +50,24 @@ class ProviderConflict(errors.Conflict):
 
 
 def show(tx: Connection, uuid: str, purpose: str = "") -> ProviderRow:
-    """One provider; one statement. Raises NotFound."""
+    """Return a provider, in one statement.
+
+    Raises:
+        NotFound: The provider does not exist.
+    """
     return _one(tx, sa.select(providers).where(providers.c.uuid == uuid), uuid, purpose)
 
 
 def lock(
     tx: Connection, uuid: str, generation: int | None = None, purpose: str = ""
 ) -> ProviderRow:
-    """One provider, locked until the transaction ends; two writers of a generation cannot both go
-    on.
+    """Lock a provider until the end of the transaction, and return its row.
+
+    Only one of two writers with the same generation succeeds.
 
     Raises:
-        NotFound. ProviderConflict: it has another generation than the caller saw.
+        NotFound: The provider does not exist.
+        ProviderConflict: The generation differs from the caller's.
     """
     row = _one(tx, for_update(sa.select(providers).where(providers.c.uuid == uuid)), uuid, purpose)
     if generation is not None and generation != row.generation:
@@ -85,11 +90,12 @@ def _one(tx: Connection, query: sa.Select[Any], uuid: str, purpose: str) -> Prov
 def create(
     tx: Connection, name: str, uuid: str | None = None, parent: str | None = None
 ) -> ProviderRow:
-    """A provider made by hand, at the root or below another one that was.
+    """Create an operator's provider, as a root or as child of another.
 
     Raises:
-        BadRequest: there is no such parent. ProviderConflict: the name or the uuid is taken.
-        Conflict: the parent is a host.
+        BadRequest: The parent does not exist, or equals the provider.
+        ProviderConflict: The name or uuid is in use.
+        Conflict: The parent is a host.
     """
     uuid = uuid or ids.new()
     if parent == uuid:
@@ -125,11 +131,11 @@ def _check_free(tx: Connection, name: str, uuid: str) -> None:
     for row in tx.execute(
         sa.select(providers).where(sa.or_(providers.c.name == name, providers.c.uuid == uuid))
     ):
-        what = f"uuid: {uuid}" if row.uuid == uuid else f"name: {name}"
-        raise _taken(what)
+        field = f"uuid: {uuid}" if row.uuid == uuid else f"name: {name}"
+        raise _duplicate_error(field)
 
 
-def _taken(what: str) -> ProviderConflict:
+def _duplicate_error(what: str) -> ProviderConflict:
     return ProviderConflict(f"Conflicting resource provider {what} already exists", DUPLICATE)
 
 
@@ -145,10 +151,11 @@ def _parent(tx: Connection, uuid: str) -> ProviderRow:
 
 
 def rename(tx: Connection, row: ProviderRow, name: str) -> None:
-    """Give a locked provider made by hand another name.
+    """Rename an operator's provider. The caller has locked it.
 
     Raises:
-        ProviderConflict: the name is taken. Conflict: the provider is a host's.
+        ProviderConflict: The name is in use.
+        Conflict: The provider belongs to a host.
     """
     if name == row.name:
         return
@@ -162,17 +169,20 @@ def rename(tx: Connection, row: ProviderRow, name: str) -> None:
             sa.update(providers).where(providers.c.id == row.id).values(name=name, changed_at=now())
         )
     except IntegrityError as problem:  # another writer was first
-        raise _taken(f"name: {name}") from problem
+        raise _duplicate_error(f"name: {name}") from problem
 
 
 def move(tx: Connection, row: ProviderRow, parent: str | None, may_leave: bool) -> None:
-    """Put a locked provider made by hand, and all below it, below another one; None: at the root.
+    """Move an operator's provider with its subtree below another provider, or to the root for None.
 
-    may_leave: whether it may leave the parent that it has.
+    The caller has locked the provider.
+
+    Args:
+        may_leave: True if the provider may leave its present parent.
 
     Raises:
-        BadRequest: there is no such parent, it is below the provider, or the provider may not
-        leave. Conflict: a host would be moved, or get a child.
+        BadRequest: The parent does not exist or is in the subtree, or the provider may not leave.
+        Conflict: The provider or the parent belongs to a host.
     """
     if parent == row.parent_uuid:
         return
@@ -196,7 +206,7 @@ def move(tx: Connection, row: ProviderRow, parent: str | None, may_leave: bool) 
 
 
 def _below(tx: Connection, row: ProviderRow) -> set[str]:
-    """The uuids of a provider and all below it, whose rows are locked."""
+    """Lock a provider and its subtree, and return their uuids."""
     children: dict[str | None, list[str]] = {}
     for one in tx.execute(
         for_update(
@@ -216,10 +226,12 @@ def _below(tx: Connection, row: ProviderRow) -> set[str]:
 
 
 def delete(tx: Connection, uuid: str) -> None:
-    """Remove a provider made by hand, with its inventories, traits and memberships.
+    """Delete an operator's provider with its inventories, traits and memberships.
 
     Raises:
-        NotFound. ProviderConflict: it has children or allocations. Conflict: it is a host's.
+        NotFound: The provider does not exist.
+        ProviderConflict: The provider has children or allocations.
+        Conflict: The provider belongs to a host.
     """
     row = lock(tx, uuid, purpose=" for delete")
     if (
@@ -249,12 +261,12 @@ def delete(tx: Connection, uuid: str) -> None:
 
 
 def of_host(tx: Connection, host: str) -> int:
-    """The number of a host's provider, which is locked; made when there is none.
+    """Lock the provider of a host, and return its id. A missing provider is created.
 
-    One that was made by hand under the host's name becomes the host's, with what was set by hand.
+    An operator's provider with the host's name becomes the host's, with its inventories and traits.
 
     Raises:
-        Conflict: it stands in a tree.
+        Conflict: That provider has a parent or children.
     """
     uuid = ids.new()
     insert_ignore(
@@ -290,8 +302,10 @@ def of_host(tx: Connection, host: str) -> int:
 
 # --- aggregates: those set by hand and those of the hosts, shown as one ---
 def aggregates_of(tx: Connection, provider_ids: Iterable[int]) -> dict[int, list[str]]:
-    """The aggregates of each of these providers, sorted; one statement. Set by hand and its host's
-    too, one is there once."""
+    """Return the aggregates of each of these providers, sorted, in one statement.
+
+    These are the operator's aggregates of the provider and those of its host, without duplicates.
+    """
     wanted = sorted(set(provider_ids))
     by_hand = sa.select(
         provider_aggregates.c.provider_id, provider_aggregates.c.aggregate_uuid.label("uuid")
@@ -315,9 +329,12 @@ def _of_hosts(provider_ids: Sequence[int]) -> sa.Select[Any]:
 
 
 def set_aggregates(tx: Connection, provider: ProviderRow, uuids: Iterable[str]) -> list[str]:
-    """Let a locked provider be in these by hand; those of its host stay. Returns all, those last.
+    """Set the operator's aggregates of a locked provider.
 
-    Each is kept in the spelling that it has, with dashes or without.
+    Each uuid is stored in the caller's spelling, with or without dashes.
+
+    Returns:
+        All aggregates, the host's last.
     """
     hosts = {row.uuid for row in tx.execute(_of_hosts([provider.id]))}
     tx.execute(

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resource classes: what can be counted; the standard ones, and CUSTOM_* of the operator's own.
-
-Called by the placement service.
-"""
+"""Resource classes: the standard classes, and CUSTOM_* of operators. For the placement service."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ STANDARD: tuple[str, ...] = tuple(os_resource_classes.STANDARDS)
 
 
 def list_all(tx: Connection) -> list[tuple[str, int | None]]:
-    """Every class and when it was made (None: it always was); one statement."""
+    """Return each class with its creation time, None for standard classes. One statement."""
     own = tx.execute(
         sa.select(resource_classes).order_by(resource_classes.c.created_at, resource_classes.c.name)
     )
@@ -29,8 +26,11 @@ def list_all(tx: Connection) -> list[tuple[str, int | None]]:
 
 
 def unknown(tx: Connection, names: Iterable[str], lock: bool = False) -> list[str]:
-    """Those of the names that no class has; at most one statement. lock: the others cannot go
-    meanwhile."""
+    """Return the names that are no class, in at most one statement.
+
+    Args:
+        lock: Keep the other classes from being deleted in this transaction.
+    """
     wanted = set(names) - set(STANDARD)
     if wanted:
         query = (
@@ -43,7 +43,11 @@ def unknown(tx: Connection, names: Iterable[str], lock: bool = False) -> list[st
 
 
 def show(tx: Connection, name: str, lock: bool = False) -> int | None:
-    """When a class was made; None for a standard one. Raises NotFound."""
+    """Return the creation time of a class, or None for a standard class.
+
+    Raises:
+        NotFound: The class does not exist.
+    """
     if name in STANDARD:
         return None
     query = sa.select(resource_classes.c.created_at).where(resource_classes.c.name == name)
@@ -54,7 +58,7 @@ def show(tx: Connection, name: str, lock: bool = False) -> int | None:
 
 
 def create(tx: Connection, name: str) -> bool:
-    """Make a CUSTOM_ class known; False: it was."""
+    """Create a CUSTOM_ class. Returns False if it exists."""
     if not unknown(tx, [name]):
         return False
     insert_ignore(tx, resource_classes, {"name": name, "created_at": now()})
@@ -62,11 +66,12 @@ def create(tx: Connection, name: str) -> bool:
 
 
 def rename(tx: Connection, name: str, to: str) -> None:
-    """Give a CUSTOM_ class that nothing uses another name.
+    """Rename an unused CUSTOM_ class.
 
     Raises:
-        NotFound. BadRequest: it is a standard one. Conflict: the name is taken, or the class is in
-        use.
+        NotFound: The class does not exist.
+        BadRequest: The class is a standard class.
+        Conflict: The new name is in use, or the class is.
     """
     if name in STANDARD:
         raise errors.BadRequest(f"Cannot update standard resource class {name}")
@@ -84,10 +89,12 @@ def rename(tx: Connection, name: str, to: str) -> None:
 
 
 def delete(tx: Connection, name: str) -> None:
-    """Forget a CUSTOM_ class.
+    """Delete a CUSTOM_ class.
 
     Raises:
-        NotFound. BadRequest: it is a standard one. Conflict: it is in use.
+        NotFound: The class does not exist.
+        BadRequest: The class is a standard class.
+        Conflict: The class is in use.
     """
     if name in STANDARD:
         raise errors.BadRequest(

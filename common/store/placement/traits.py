@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Traits: what a provider is or can; the standard ones, and CUSTOM_* of the operator's and the
-hosts' own.
+"""Traits of providers: the standard traits, and CUSTOM_* of operators and hosts.
 
-Called by the placement service. What a host reports and what its service says of it stays, whatever
-is set by hand.
+The placement service calls this file. An operator cannot remove traits that a host or its service
+reports.
 """
 
 from __future__ import annotations
@@ -24,13 +23,16 @@ from common.store.schema import provider_traits, traits
 
 @functools.cache
 def standard() -> frozenset[str]:
-    """The names that mean the same in every cloud."""
+    """Return the standard traits."""
     return frozenset(os_traits.get_traits())
 
 
 def list_all(tx: Connection, associated: bool | None = None) -> list[str]:
-    """Every known trait, sorted; ``associated``: only those that some provider has, or that none
-    has. One or two statements."""
+    """Return all traits, sorted, in one or two statements.
+
+    Args:
+        associated: True: only traits of a provider. False: only unused traits.
+    """
     used = set(tx.scalars(sa.select(provider_traits.c.trait).distinct()))
     if associated:
         return sorted(used)
@@ -39,8 +41,11 @@ def list_all(tx: Connection, associated: bool | None = None) -> list[str]:
 
 
 def unknown(tx: Connection, names: Iterable[str], lock: bool = False) -> list[str]:
-    """Those of the names that no trait has; at most two statements. lock: the others cannot go
-    meanwhile."""
+    """Return the names that are no trait, in at most two statements.
+
+    Args:
+        lock: Keep the other traits from being deleted in this transaction.
+    """
     wanted = set(names) - standard()
     if wanted:
         query = (
@@ -61,7 +66,11 @@ def unknown(tx: Connection, names: Iterable[str], lock: bool = False) -> list[st
 
 
 def show(tx: Connection, name: str) -> int | None:
-    """When a trait was made; None for one that always was. Raises NotFound."""
+    """Return the creation time of a trait, or None for a standard or reported trait.
+
+    Raises:
+        NotFound: The trait does not exist.
+    """
     row = tx.execute(sa.select(traits.c.created_at).where(traits.c.name == name)).first()
     if row is None and unknown(tx, [name]):
         raise errors.NotFound(f"No such trait(s): {name}.")
@@ -69,7 +78,7 @@ def show(tx: Connection, name: str) -> int | None:
 
 
 def create(tx: Connection, name: str) -> bool:
-    """Make a CUSTOM_ trait known; False: it was."""
+    """Create a CUSTOM_ trait. Returns False if it exists."""
     if not unknown(tx, [name]):
         return False
     insert_ignore(tx, traits, {"name": name, "created_at": now()})
@@ -77,10 +86,12 @@ def create(tx: Connection, name: str) -> bool:
 
 
 def delete(tx: Connection, name: str) -> None:
-    """Forget a CUSTOM_ trait.
+    """Delete a CUSTOM_ trait.
 
     Raises:
-        NotFound. BadRequest: it is a standard one. Conflict: a provider has it.
+        NotFound: The trait does not exist.
+        BadRequest: The trait is a standard trait.
+        Conflict: A provider has the trait.
     """
     if name in standard():
         raise errors.BadRequest(f"Cannot delete standard trait {name}.")
@@ -99,7 +110,7 @@ def delete(tx: Connection, name: str) -> None:
 
 
 def of(tx: Connection, provider_ids: Iterable[int]) -> dict[int, list[str]]:
-    """The traits of each of these providers, sorted; one statement."""
+    """Return the traits of each of these providers, sorted, in one statement."""
     found: dict[int, list[str]] = {number: [] for number in provider_ids}
     for row in tx.execute(
         sa.select(provider_traits)
@@ -111,10 +122,13 @@ def of(tx: Connection, provider_ids: Iterable[int]) -> dict[int, list[str]]:
 
 
 def put(tx: Connection, provider: ProviderRow, names: Iterable[str]) -> list[str]:
-    """Let a locked provider have these by hand; what its host reports stays. Returns all.
+    """Set the operator's traits of a locked provider, and return all its traits.
+
+    Traits that the host reports stay.
 
     Raises:
-        BadRequest: some are unknown. Conflict: one is for the compute service to say.
+        BadRequest: A trait does not exist.
+        Conflict: A trait belongs to the compute service.
     """
     wanted = set(names)
     missing = unknown(tx, wanted, lock=True)

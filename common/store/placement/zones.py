@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Availability zones: what the metadata of aggregates says of where hosts are.
+"""Availability zones: read from the metadata of aggregates.
 
-A zone has no row of its own. Read by ``aggregates``, which sees to it that a host is in one zone at
-most, and by claims, under the locks that every change of a host's zone takes.
+A zone has no row of its own. ``aggregates`` ensures that a host is in at most one zone. Claims read
+zones under the locks that every change of a host's zone takes.
 """
 
 from __future__ import annotations
@@ -22,8 +22,12 @@ KEY = "availability_zone"
 def hosts(
     tx: Connection, names: Iterable[str] | None = None, but: int | None = None
 ) -> dict[str, str]:
-    """Host to zone, of all hosts or of these, as all aggregates say, or all but one; who is in none
-    is left out."""
+    """Return host -> zone. Hosts without a zone are left out.
+
+    Args:
+        names: Only these hosts.
+        but: Ignore this aggregate.
+    """
     member = aggregate_hosts.c
     query = sa.select(member.host, aggregates.c.meta).join(
         aggregates, aggregates.c.id == member.aggregate_id
@@ -36,10 +40,12 @@ def hosts(
 
 
 def is_open(tx: Connection, zone: str, default: str) -> bool:
-    """Has the zone a host that takes new servers? ``default``: the zone of hosts in no aggregate
-    that is one.
+    """Return True if the zone has an enabled host.
 
-    Two statements, which stop at the first such host.
+    Two statements, the second of which stops at the first such host.
+
+    Args:
+        default: The zone of hosts in no aggregate with a zone.
     """
     by_zone: dict[str, list[int]] = {}
     for row in tx.execute(sa.select(aggregates.c.id, aggregates.c.meta)):

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shapes of the store's rows: one for each table whose rows leave their module, and one for
-each selection that has other columns.
+"""Protocols of the store's rows: one per table, and one per selection with other columns.
 
-They are protocols, which the library's rows satisfy as they are: nothing is copied, and a column
-that a row does not have is found by mypy. A test compares each table's with the table. JSON columns
-are read already, but for ``ServerRecord``. Times are in microseconds.
+SQLAlchemy's rows satisfy the protocols without a copy, and mypy finds a column that a row does not
+have. A test compares each protocol with its table. JSON columns are parsed, except in
+``ServerRecord``. Times are in µs.
 """
 
 from common.store.rows.cleanups import (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows about what is still to be put right at a neighbour."""
+"""Rows of pending cleanups at external services."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from common.domain.json_types import JsonObject
 
 
 class CleanupRow(Protocol):
-    """One of ``cleanups``."""
+    """A row of ``cleanups``."""
 
     id: int
     kind: str

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What rows of all tables have in common, and what is written to them."""
+"""Types that all rows share."""
 
 from __future__ import annotations
 
 from typing import Any, Protocol
 
-#: Columns to write, by their names; values may be expressions (``now()``).
+#: Column name -> value to write. Values may be expressions (``now()``).
 Values = dict[str, Any]
 
 
 class Numbered(Protocol):
-    """Any row that was given a number, or a uuid, and has a time."""
+    """A row with id or uuid, and a time."""
 
     @property
     def id(self) -> object: ...

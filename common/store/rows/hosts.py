@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows about hosts, the services on them, and the aggregates that they are in."""
+"""Rows of hosts, services and aggregates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from common.domain.json_types import JsonObject
 
 
 class ServiceRow(Protocol):
-    """One of ``services``."""
+    """A row of ``services``."""
 
     id: int
     uuid: str
@@ -26,14 +26,14 @@ class ServiceRow(Protocol):
 
 
 class HeardServiceRow(ServiceRow, Protocol):
-    """With when it was heard last, and whether it is judged to be up; None: never."""
+    """A service with the time of its last heartbeat, and its state. None: no heartbeat."""
 
     seen_at: int | None
     up: bool | None
 
 
 class HostActionRow(Protocol):
-    """One of ``host_actions``."""
+    """A row of ``host_actions``."""
 
     id: str
     host: str
@@ -55,7 +55,7 @@ class HostActionRow(Protocol):
 
 
 class AskedImage(Protocol):
-    """An image that a host shall fetch ahead."""
+    """An image that a host should fetch ahead."""
 
     host: str
     image_id: str
@@ -63,7 +63,7 @@ class AskedImage(Protocol):
 
 
 class MarkedImage(Protocol):
-    """An image that a host was asked for, and whether that is too long ago."""
+    """A requested image, and whether the request is too old."""
 
     host: str
     image_id: str
@@ -73,7 +73,7 @@ class MarkedImage(Protocol):
 
 
 class FailedImage(Protocol):
-    """An image that a host was asked for in vain, and why."""
+    """An image that a host failed to fetch, with the error."""
 
     host: str
     image_id: str
@@ -81,7 +81,7 @@ class FailedImage(Protocol):
 
 
 class AggregateRow(Protocol):
-    """One of ``aggregates``."""
+    """A row of ``aggregates``."""
 
     id: int
     uuid: str

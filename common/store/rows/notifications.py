@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows about what is still to be told to others."""
+"""Rows of notifications that must be sent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from common.domain.json_types import JsonObject
 
 
 class NotificationRow(Protocol):
-    """One of ``notifications``."""
+    """A row of ``notifications``."""
 
     id: int
     event: str

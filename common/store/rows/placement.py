@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows about resource providers, what they have and who holds how much of it."""
+"""Rows of resource providers, inventories and allocations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sqlalchemy.engine import RowMapping
 
 
 class ProviderRow(Protocol):
-    """One of ``providers``."""
+    """A row of ``providers``."""
 
     id: int
     uuid: str
@@ -35,7 +35,7 @@ class LockedProvider(Protocol):
 
 
 class InventoryRow(Protocol):
-    """One of ``inventories``."""
+    """A row of ``inventories``."""
 
     provider_id: int
     resource_class: str
@@ -56,7 +56,7 @@ class InventoryRow(Protocol):
 
 
 class ConsumerAllocation(Protocol):
-    """What a consumer holds of one class at one provider, with the consumer's facts."""
+    """A consumer's allocation of one class at a provider, with the consumer's columns."""
 
     resource_class: str
     used: int
@@ -70,7 +70,7 @@ class ConsumerAllocation(Protocol):
 
 
 class ProviderAllocation(Protocol):
-    """What is held of one class of a provider, by whom."""
+    """An allocation of a provider, with the consumer."""
 
     consumer_id: str
     resource_class: str
@@ -80,7 +80,7 @@ class ProviderAllocation(Protocol):
 
 
 class Holding(Protocol):
-    """What one type of consumers holds of one class."""
+    """The usage of one class by one type of consumers."""
 
     type: str
     resource_class: str

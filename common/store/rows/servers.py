@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows about servers, what is done to them, where their guests are, and who sees their consoles."""
+"""Rows of servers, actions, guests, volumes and console tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from common.domain.statuses import (
 
 
 class ServerRow(Protocol):
-    """One of ``servers``."""
+    """A row of ``servers``."""
 
     id: str
     project_id: str
@@ -82,13 +82,13 @@ class ServerRow(Protocol):
 
 
 class PlacedServerRow(ServerRow, Protocol):
-    """With what the guest on its host holds of it (models.HardwareAssignment), mostly None."""
+    """A server with its guest's hardware assignment (models.HardwareAssignment), mostly None."""
 
     assignment: JsonObject | None
 
 
 class ServerState(Protocol):
-    """Who has a server, and what it rests in: what decides whether an action may take it."""
+    """The columns that decide whether an action may take the server."""
 
     project_id: str
     user_id: str
@@ -105,14 +105,14 @@ class ServerState(Protocol):
 
 
 class ServerKey(Protocol):
-    """Which server, and whose."""
+    """Id and project of a server."""
 
     id: str
     project_id: str
 
 
 class ServerPlace(Protocol):
-    """Where a server is and which interfaces it has."""
+    """Host and interfaces of a server."""
 
     id: str
     host: str | None
@@ -120,14 +120,14 @@ class ServerPlace(Protocol):
 
 
 class ServerUserData(Protocol):
-    """A server's user data as it is kept."""
+    """The stored user data of a server."""
 
     id: str
     user_data: str
 
 
 class ServerRecord(Protocol):
-    """One server as its users see it (``store.servers``): JSON columns as their text."""
+    """A server for its users (``common.store.servers.servers``), with JSON columns as text."""
 
     id: str
     project_id: str
@@ -135,9 +135,10 @@ class ServerRecord(Protocol):
     name: str
     hostname: str
     description: str | None
-    # who may change it, and its state
+    # state and fence
     fence: int
-    action: str | None  #: that holds it
+    #: the running action
+    action: str | None
     vm_state: str
     task_state: str | None
     power_state: int
@@ -146,11 +147,11 @@ class ServerRecord(Protocol):
     locked: bool
     locked_by: str | None
     locked_reason: str | None
-    # where it is
+    # place
     host: str | None
     availability_zone: str | None
     pinned_availability_zone: str | None
-    # what it is made of
+    # contents
     image_id: str | None
     image: str | None  #: JSON: models.ImageRef
     flavor: str  #: JSON: models.Flavor
@@ -172,22 +173,24 @@ class ServerRecord(Protocol):
     reservation_id: str
     launch_index: int
     interfaces: str | None  #: JSON: a list of models.Interface
-    password: str | None  #: what the guest posted
-    disks: str | None  #: JSON: asked for beside its root disk
+    #: stored by the guest
+    password: str | None
+    #: JSON: the requested disks besides the root disk
+    disks: str | None
     shares: int
     volumes: int
-    # times in microseconds
+    # times in µs
     created_at: int
     updated_at: int
     launched_at: int | None
     terminated_at: int | None
-    # long columns, which a list leaves out
+    # long columns, not in lists
     user_data: str | None
     key_data: str | None
 
 
 class ServerFacts(Protocol):
-    """What a server's guest may know of it, and both hosts of its move."""
+    """The data for a guest's metadata, and both hosts of a move."""
 
     id: str
     name: str
@@ -218,7 +221,7 @@ class ServerFacts(Protocol):
 
 
 class ActionRow(Protocol):
-    """One of ``actions``."""
+    """A row of ``actions``."""
 
     id: str
     server_id: str
@@ -256,25 +259,25 @@ class ActionRow(Protocol):
 
 
 class LockedActionRow(ActionRow, Protocol):
-    """With the time at which it was locked."""
+    """An action with the time of its lock."""
 
     locked_at: int
 
 
 class LostActionRow(ActionRow, Protocol):
-    """With whether the host of its command is declared dead."""
+    """An action, and whether the host of its command is declared dead."""
 
     dead: bool
 
 
 class ReadingActionRow(ActionRow, Protocol):
-    """With the host that its command reads from."""
+    """An action with the host from which its command reads."""
 
     source: str | None
 
 
 class ActionInHandRow(ActionRow, Protocol):
-    """With its server's name and states (None: it is gone), and whether it is overdue."""
+    """An action with its server's name and states (None: deleted), and whether it is overdue."""
 
     server: str | None
     vm_state: str | None
@@ -283,7 +286,7 @@ class ActionInHandRow(ActionRow, Protocol):
 
 
 class EventRow(Protocol):
-    """One of ``events``."""
+    """A row of ``events``."""
 
     action_id: str
     seq: int
@@ -297,7 +300,7 @@ class EventRow(Protocol):
 
 
 class GuestRow(Protocol):
-    """One of ``guests``."""
+    """A row of ``guests``."""
 
     server_id: str
     host: str
@@ -312,13 +315,13 @@ class GuestRow(Protocol):
 
 
 class DebtRow(GuestRow, Protocol):
-    """With whether its host can be reached."""
+    """A pending cleanup, and whether its host can be reached."""
 
     up: bool
 
 
 class MigrationRow(Protocol):
-    """One of ``migrations``."""
+    """A row of ``migrations``."""
 
     id: int
     uuid: str
@@ -340,7 +343,7 @@ class MigrationRow(Protocol):
 
 
 class ShownMigrationRow(MigrationRow, Protocol):
-    """With what its hosts say of themselves."""
+    """A migration with the reported data of its hosts."""
 
     source_node: str | None
     dest_node: str | None
@@ -348,14 +351,14 @@ class ShownMigrationRow(MigrationRow, Protocol):
 
 
 class RequestedControl(Protocol):
-    """What is asked of a live migration that is on its way."""
+    """A requested control of a live migration."""
 
     action_id: str
     requested_control: Control
 
 
 class ShareMappingRow(Protocol):
-    """One of ``share_mappings``."""
+    """A row of ``share_mappings``."""
 
     uuid: str
     server_id: str
@@ -370,7 +373,7 @@ class ShareMappingRow(Protocol):
 
 
 class BlockDeviceRow(Protocol):
-    """One of ``block_devices``."""
+    """A row of ``block_devices``."""
 
     uuid: str
     server_id: str
@@ -395,7 +398,7 @@ class BlockDeviceRow(Protocol):
 
 
 class ConsoleTokenRow(Protocol):
-    """One of ``console_tokens``."""
+    """A row of ``console_tokens``."""
 
     hash: str
     server_id: str

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows about keys, sizes, and groups that servers are in."""
+"""Rows of key pairs, flavors and server groups."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from common.domain.json_types import JsonObject
 
 
 class KeypairRow(Protocol):
-    """One of ``keypairs``."""
+    """A row of ``keypairs``."""
 
     id: int
     user_id: str
@@ -26,7 +26,7 @@ class KeypairRow(Protocol):
 
 
 class IdempotencyKeyRow(Protocol):
-    """One of ``idempotency_keys``."""
+    """A row of ``idempotency_keys``."""
 
     project_id: str
     key: str
@@ -37,7 +37,7 @@ class IdempotencyKeyRow(Protocol):
 
 
 class FlavorRow(Protocol):
-    """One of ``flavors``."""
+    """A row of ``flavors``."""
 
     id: int
     flavorid: str
@@ -58,7 +58,7 @@ class FlavorRow(Protocol):
 
 
 class ServerGroupRow(Protocol):
-    """One of ``server_groups``."""
+    """A row of ``server_groups``."""
 
     id: str
     project_id: str

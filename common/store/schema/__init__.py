@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All tables. Read by the modules of this package and by the upgrades; nobody else sees SQL.
+"""All tables. Only this package and the upgrades contain SQL.
 
-Times are microseconds since the epoch by the database's clock. JSON columns hold what is only ever
-read and written whole. There are no foreign keys on rows that are locked often: a child insert
-would lock its parent and deadlock with the lock order; ``doctor`` checks the references instead.
+Times are in µs since the epoch, by the database's clock. JSON columns hold data that is only read
+and written as a whole. Rows that are locked often have no foreign keys, because the insert of a
+child would lock the parent against the lock order. ``kilonova doctor`` checks the references
+instead.
 """
 
 from common.store.schema.cleanups import cleanups

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is still to be removed or put right at a neighbour: pending cleanups."""
+"""Pending cleanups at external services."""
 
 from __future__ import annotations
 
@@ -11,17 +11,22 @@ cleanups = Table(
     "cleanups",
     metadata,
     Column("id", Integer, primary_key=True),
-    Column("kind", String(16), nullable=False),  # as store.cleanups names them
-    Column("target", String(64), nullable=False),  # id of what it is about, at the neighbour
-    # host that was left, type of backups, address, ""
+    # One of the kinds in common.store.cleanups.
+    Column("kind", String(16), nullable=False),
+    # Id of the object at the external service.
+    Column("target", String(64), nullable=False),
+    # Depends on the kind: a host, a backup type, an address, or "".
     Column("place", String(255), nullable=False),
-    Column("args", Json, nullable=False),  # what else the cleanup must know
+    # Further arguments of the cleanup.
+    Column("args", Json, nullable=False),
     uuid_column("server_id", nullable=False),
     Column("project_id", String(64), nullable=False),
-    Column("why", Text, nullable=False),  # what the neighbour said last
+    # Latest answer of the external service.
+    Column("why", Text, nullable=False),
     Column("tries", Integer, nullable=False, server_default="0"),
     time_column("created_at", nullable=False),
-    time_column("due_at", nullable=False, index=True),  # of the next try
+    # Time of the next try.
+    time_column("due_at", nullable=False, index=True),
     UniqueConstraint("kind", "target", "place"),
     **NUMBERED,
 )

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all tables are made of: names of keys, and the types of columns that every database
-understands alike."""
+"""Types and names of columns, the same on every database."""
 
 from __future__ import annotations
 
@@ -27,18 +26,17 @@ metadata = MetaData(
 
 LongText = Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")
 BigKey = BigInteger().with_variant(Integer(), "sqlite")
-#: For tables whose rows are numbered: a number is given once, so who names a row that is gone never
-#: gets another one.
+#: Options of tables with numbered rows. A number is never reused, so that an old number never names
+#: a new row.
 NUMBERED: dict[str, Any] = {"sqlite_autoincrement": True}
 
 
 class Unreadable(str):
-    """The text of a document that is none: who needs it fails, and not everybody who reads a row
-    beside it."""
+    """The text of a damaged JSON document. Only its users fail, not every reader of the row."""
 
 
 class Json(TypeDecorator[object]):
-    """A JSON document kept as text, the same on every database."""
+    """A JSON document stored as text, the same on every database."""
 
     impl = LongText
     cache_ok = True
@@ -56,14 +54,15 @@ class Json(TypeDecorator[object]):
 
 
 class DamagedObject(dict[str, Any]):
-    """The empty object that stands for a damaged document.
+    """The empty object in place of a damaged document.
 
-    A reader that would grant more for an empty document than for the damaged one tests for this
-    type. For example, an aggregate without metadata takes servers of every project."""
+    A reader that would permit more for an empty document than for the damaged one must test for
+    this type. For example, an aggregate without metadata accepts servers of every project.
+    """
 
 
 class JsonObjectColumn(Json):
-    """A JSON object that every request or placement reads: a damaged one is a DamagedObject."""
+    """A JSON object that requests and placements read. A damaged one is a DamagedObject."""
 
     cache_ok = True
 
@@ -76,7 +75,7 @@ class JsonObjectColumn(Json):
 
 
 class EnumColumn(TypeDecorator[str]):
-    """A member of a StrEnum, kept as text. An unknown text is read as it is."""
+    """A member of a StrEnum, stored as text. Unknown texts are returned unchanged."""
 
     impl = String
     cache_ok = True
@@ -98,7 +97,7 @@ class EnumColumn(TypeDecorator[str]):
 
 
 class ColumnOptions(TypedDict, total=False):
-    """What more a column may be."""
+    """Further options of a column."""
 
     primary_key: bool
     nullable: bool
@@ -107,10 +106,10 @@ class ColumnOptions(TypedDict, total=False):
 
 
 def uuid_column(name: str, **more: Unpack[ColumnOptions]) -> Column[str]:
-    """A uuid as text."""
+    """Return a column for a uuid as text."""
     return Column(name, String(36), **more)
 
 
 def time_column(name: str, **more: Unpack[ColumnOptions]) -> Column[int]:
-    """Microseconds since the epoch by the database's clock."""
+    """Return a column for a time in µs since the epoch, by the database's clock."""
     return Column(name, BigInteger, **more)

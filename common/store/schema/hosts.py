@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts, the services on them, and the aggregates that they are in."""
+"""Tables of hosts, services and aggregates."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ services = Table(
     Column("forced_down", Boolean, nullable=False, server_default="0"),
     time_column("created_at", nullable=False),
     time_column("updated_at", nullable=False),
-    time_column("fenced_at"),  # forced down because a fencing hook succeeded
+    # Time of a successful fencing. The host is forced down since.
+    time_column("fenced_at"),
     UniqueConstraint("host", "binary"),
     **NUMBERED,
 )
@@ -38,7 +39,7 @@ heartbeats = Table(  # narrow: rewritten all the time
     Column("host", String(255), primary_key=True),
     Column("binary", String(64), primary_key=True),
     time_column("seen_at", nullable=False),
-    # as the conductors judged, never by age alone
+    # Judged by the conductors, never by age alone.
     Column("up", Boolean, nullable=False),
 )
 
@@ -59,18 +60,19 @@ hosts = Table(
     time_column("updated_at", nullable=False),
     Column("numa_nodes", Json),  # list of models.NumaNode
     Column("devices", Json),  # list of models.Device
-    Column("facts", Json),  # what filters may ask of a host
+    # Facts for filters.
+    Column("facts", Json),
     Column("metrics", Json),  # name -> number, newest report
     time_column("metrics_at"),
-    # number of the newest exchange in which the host reported its state
+    # The latest exchange in which the host reported its state.
     Column("newest_exchange", BigInteger, nullable=False, server_default="0"),
-    # servers whose guest the host reported although no record says that it has it, and as files/ID
-    # those of which the host has only files; NULL: none
+    # Servers with a reported guest but no guest record on this host, and as files/ID those with
+    # files only. NULL: none.
     Column("unclaimed", Json),
-    # messages in its name that conductors refused, and when they refused the last one
+    # Number of messages in the host's name that conductors refused, and the time of the last one.
     Column("refused_messages", BigInteger, nullable=False, server_default="0"),
     time_column("refused_at"),
-    # the hypervisor's name that it reports and another host has
+    # The reported hypervisor name, if another host has it.
     Column("refused_hostname", String(255)),
     Index("ix_hosts_hypervisor_hostname", "hypervisor_hostname"),
 )
@@ -91,7 +93,8 @@ host_keys = Table(  # which keys of hosts count (common.security.host_keys)
     metadata,
     Column("host", String(255), primary_key=True),
     Column("generation", BigInteger, nullable=False),
-    time_column("previous_until"),  # the generation before counts so long
+    # End of the previous generation's validity.
+    time_column("previous_until"),
     time_column("changed_at", nullable=False),
 )
 
@@ -99,10 +102,13 @@ host_joins = Table(  # the token with which a host may join, the newest of each
     "host_joins",
     metadata,
     Column("host", String(255), primary_key=True),
-    Column("generation", BigInteger, nullable=False),  # of the keys that it brings
-    Column("address", String(64), nullable=False),  # of the host, for its certificate; or empty
+    # Generation of the keys in the token.
+    Column("generation", BigInteger, nullable=False),
+    # Address of the host for the certificate, or "".
+    Column("address", String(64), nullable=False),
     time_column("until", nullable=False),
-    Column("used_by", String(64)),  # the public key of the envelope that got them
+    # Public key of the machine with the keys.
+    Column("used_by", String(64)),
     time_column("used_at"),
 )
 
@@ -116,13 +122,16 @@ host_actions = Table(  # drains and evacuations of hosts
     Column("state", String(16), nullable=False),  # host_actions.State
     Column("args", Json, nullable=False),  # host_actions.Arguments
     Column("progress", Json, nullable=False),  # host_actions.Progress
-    Column("message", Text, nullable=False),  # how it ended, and what to do next
+    # Outcome, and the next step.
+    Column("message", Text, nullable=False),
     Column("user_id", String(64), nullable=False),
     Column("project_id", String(64), nullable=False),
     Column("request_id", String(64), nullable=False),
-    Column("locked_by", String(255)),  # the conductor that carries it out
+    # The conductor with the lease.
+    Column("locked_by", String(255)),
     time_column("locked_until", nullable=False),
-    Column("next_seq", BigInteger, nullable=False),  # of its next event
+    # Number of the next event.
+    Column("next_seq", BigInteger, nullable=False),
     time_column("created_at", nullable=False),
     time_column("updated_at", nullable=False),
     time_column("finished_at"),
@@ -135,8 +144,10 @@ host_action_events = Table(  # the journal of each
     uuid_column("action_id", primary_key=True),
     Column("seq", BigInteger, primary_key=True, autoincrement=False),
     Column("event", String(16), nullable=False),  # host_actions.EventName
-    uuid_column("server_id"),  # the server that it is about, if any
-    uuid_column("migration"),  # the move that it is about, if any
+    # The server of the event, if any.
+    uuid_column("server_id"),
+    # The migration of the event, if any.
+    uuid_column("migration"),
     Column("message", Text, nullable=False),
     time_column("at", nullable=False),
 )
@@ -147,7 +158,8 @@ aggregates = Table(
     Column("id", BigKey, primary_key=True, autoincrement=True),
     uuid_column("uuid", nullable=False, unique=True),
     Column("name", String(255), nullable=False, unique=True),
-    Column("meta", JsonObjectColumn, nullable=False),  # availability_zone is a key of it
+    # The key availability_zone makes a zone.
+    Column("meta", JsonObjectColumn, nullable=False),
     time_column("created_at", nullable=False),
     time_column("updated_at"),
     **NUMBERED,

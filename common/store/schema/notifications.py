@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is still to be told to others, and who does it."""
+"""The outbox of notifications, and the leases of its senders."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ notifications = Table(  # the outbox: a row goes when a broker has it
     metadata,
     Column("id", BigKey, primary_key=True, autoincrement=True),
     Column("event", String(64), nullable=False),
-    Column("key", String(255), nullable=False),  # of its object, whose rows are told in order
+    # Id of the object. Rows with the same key are sent in order.
+    Column("key", String(255), nullable=False),
     Column("publisher", String(255), nullable=False),
     Column("body", Json, nullable=False),  # request, object, about
     time_column("created_at", nullable=False),

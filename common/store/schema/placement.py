@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resource providers, what they have and who holds how much of it."""
+"""Tables of resource providers, inventories and allocations."""
 
 from __future__ import annotations
 
@@ -13,14 +13,18 @@ providers = Table(
     Column("id", BigKey, primary_key=True, autoincrement=True),
     uuid_column("uuid", nullable=False, unique=True),
     Column("name", String(255), nullable=False, unique=True),
-    Column("host", String(255), unique=True),  # NULL: made by hand
+    # NULL: an operator's provider.
+    Column("host", String(255), unique=True),
     uuid_column("parent_uuid"),
     uuid_column("root_uuid", nullable=False, index=True),
     Column("generation", BigInteger, nullable=False, server_default="0"),
     time_column("created_at", nullable=False),
-    time_column("changed_at", nullable=False),  # also when its service or its aggregates changed
-    Column("failures", Integer, nullable=False, server_default="0"),  # builds that failed, in a row
-    time_column("failed_at"),  # the last of them, or when it was tried again since
+    # Also set by changes of the service or the aggregates.
+    time_column("changed_at", nullable=False),
+    # Failed builds in a row.
+    Column("failures", Integer, nullable=False, server_default="0"),
+    # Time of the last failure or the last trial since.
+    time_column("failed_at"),
     Index("ix_providers_changed", "changed_at"),
     **NUMBERED,
 )
@@ -36,12 +40,14 @@ inventories = Table(
     Column("max_unit", Integer, nullable=False, server_default="2147483647"),
     Column("step_size", Integer, nullable=False, server_default="1"),
     Column("allocation_ratio", Double, nullable=False, server_default="1"),
-    # reserved and allocation_ratio are what follows from these: by hand, else aggregates, else host
-    Column("host_reserved", Integer),  # as the host said; NULL: this class was added by hand
+    # Origins of reserved and allocation_ratio: an operator's value, else aggregates, else the host.
+    # Reported by the host. NULL: an operator's class.
+    Column("host_reserved", Integer),
     Column("host_ratio", Double),
-    Column("set_reserved", Integer),  # by hand
+    # Set by an operator.
+    Column("set_reserved", Integer),
     Column("set_ratio", Double),
-    # what was in use when its capacity was cut below that
+    # The usage at the moment when the capacity was reduced to less.
     Column("excess", Integer, nullable=False, server_default="0"),
 )
 
@@ -50,7 +56,7 @@ provider_traits = Table(
     metadata,
     Column("provider_id", BigInteger, primary_key=True, autoincrement=False),
     Column("trait", String(255), primary_key=True),
-    # else its host says so, or we do
+    # False: reported by the host or its service.
     Column("by_hand", Boolean, nullable=False, server_default="0"),
 )
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers, what is done to them, where their guests are, and who may see their consoles."""
+"""Tables of servers, actions, guests, volumes and console tokens."""
 
 from __future__ import annotations
 
@@ -46,9 +46,10 @@ servers = Table(
     Column("name", String(255), nullable=False),
     Column("hostname", String(255), nullable=False),
     Column("description", String(255)),
-    # who may change it, and its state
+    # state and fence
     Column("fence", BigInteger, nullable=False, server_default="1"),
-    uuid_column("action"),  # the action that holds it
+    # The running action.
+    uuid_column("action"),
     Column("vm_state", String(32), nullable=False),
     Column("task_state", String(32)),
     Column("power_state", Integer, nullable=False, server_default="0"),
@@ -61,7 +62,7 @@ servers = Table(
     Column("host", String(255)),
     Column("availability_zone", String(255)),
     Column("pinned_availability_zone", String(255)),
-    # what it is made of
+    # contents
     uuid_column("image_id"),
     Column("image", Json),  # ImageRef as frozen at creation
     Column("flavor", Json, nullable=False),  # Flavor as frozen at creation
@@ -84,7 +85,7 @@ servers = Table(
     Column("root_device_name", String(255)),
     Column("reservation_id", String(32), nullable=False),
     Column("launch_index", Integer, nullable=False, server_default="0"),
-    # when; deleted is 0, or 1 once the server is gone for its tenant
+    # times. deleted is 1 after the end of the server for its tenant.
     Column("deleted", Integer, nullable=False, server_default="0"),
     time_column("created_at", nullable=False),
     time_column("updated_at", nullable=False),
@@ -94,9 +95,12 @@ servers = Table(
     uuid_column("shelved_image_id"),
     time_column("shelved_at"),
     time_column("soft_deleted_at"),
-    Column("interfaces", Json),  # of models.Interface; NULL: none
-    Column("password", Text),  # what the guest posted, encrypted by its owner's key
-    Column("disks", Json),  # asked for beside its root disk; see local_disks
+    # List of models.Interface, or NULL.
+    Column("interfaces", Json),
+    # Stored by the guest, encrypted with the key of the server's owner.
+    Column("password", Text),
+    # Requested disks besides the root disk, see local_disks.
+    Column("disks", Json),
     Column("shares", Integer, nullable=False, server_default="0"),  # rows of share_mappings
     Column("volumes", Integer, nullable=False, server_default="0"),  # rows of block_devices
     Index("ix_servers_list", "project_id", "deleted", "created_at", "id"),
@@ -117,34 +121,42 @@ actions = Table(
     Column("project_id", String(64), nullable=False),
     Column("user_id", String(64), nullable=False),
     Column("request_id", String(64), nullable=False),
-    Column("name", String(64), nullable=False),  # as os-instance-actions shows it
+    # The name in os-instance-actions.
+    Column("name", String(64), nullable=False),
     Column("workflow", String(32), nullable=False),
-    # of the workflow: an older conductor leaves it alone
+    # Version of the workflow. Older conductors skip the action.
     Column("version", Integer, nullable=False),
     Column("args", Json, nullable=False),  # frozen facts of the request
-    Column("secrets", LongText),  # encrypted; NULL from the moment the action ends
+    # Encrypted. NULL after the end of the action.
+    Column("secrets", LongText),
     Column("fence", BigInteger, nullable=False),
-    # the journal's head: where it stands
+    # The state of the action.
     Column("state", EnumColumn(ActionState, 16), nullable=False),
     Column("phase", EnumColumn(ActionPhase, 8), nullable=False, server_default=ActionPhase.FORWARD),
     Column("step", String(32)),
     Column("attempt", Integer, nullable=False, server_default="1"),
-    Column("data", Json, nullable=False),  # what steps left for later steps
-    Column("host", String(255)),  # of the command in hand
-    time_column("sent_at"),  # stuck: NULL unless its command is at a host
+    # Data of the steps.
+    Column("data", Json, nullable=False),
+    # Host of the running command.
+    Column("host", String(255)),
+    # Time of the running command.
+    time_column("sent_at"),
     Column("sends", Integer, nullable=False, server_default="0"),
     Column("owner", String(64)),
     time_column("lease_until"),
-    time_column("due_at"),  # when a conductor should look; NULL once ended
+    # Time of the next look by a conductor. NULL after the end.
+    time_column("due_at"),
     Column("next_seq", Integer, nullable=False, server_default="1"),
     Column("message", Text),
     time_column("created_at", nullable=False),
     time_column("updated_at", nullable=False),
     time_column("finished_at"),
-    # in a row, that nobody foresaw
+    # Unexpected failures in a row.
     Column("failures", Integer, nullable=False, server_default="0"),
-    Column("cause", Text),  # of the last of them, for the operator
-    Column("verb", String(32)),  # of the command in hand
+    # Cause of the last failure, for the operator.
+    Column("cause", Text),
+    # Verb of the running command.
+    Column("verb", String(32)),
     Index("ix_actions_due", "due_at"),
     Index("ix_actions_host", "host", "state"),
     Index("ix_actions_state", "state", "host"),
@@ -175,10 +187,13 @@ guests = Table(
     Column("wanted", EnumColumn(GuestState, 8), nullable=False),
     Column("may_run", Boolean, nullable=False),
     time_column("changed_at", nullable=False),
-    time_column("sent_at"),  # of the last command to remove it
-    Column("assignment", Json),  # models.HardwareAssignment; NULL: nothing of its own
-    uuid_column("holder"),  # migration that has its allocation; NULL: the server
-    # another host's guest has them
+    # Time of the last command to remove the guest.
+    time_column("sent_at"),
+    # models.HardwareAssignment, or NULL.
+    Column("assignment", Json),
+    # The migration that holds the allocation. NULL: the server.
+    uuid_column("holder"),
+    # Another host's guest uses the files.
     Column("keeps_files", Boolean, nullable=False, server_default="0"),
     Index("ix_guests_host", "host", "wanted"),
     Index("ix_guests_wanted", "wanted", "host"),
@@ -191,7 +206,8 @@ migrations = Table(
     Column("id", Integer, primary_key=True),
     uuid_column("uuid", nullable=False, unique=True),
     uuid_column("server_id", nullable=False),
-    uuid_column("action_id", nullable=False),  # that moves it; not those that confirm or revert
+    # The action of the move, not of a confirm or revert.
+    uuid_column("action_id", nullable=False),
     Column("project_id", String(64), nullable=False),
     Column("user_id", String(64), nullable=False),
     Column("type", EnumColumn(MigrationType, 16), nullable=False),
@@ -220,11 +236,13 @@ share_mappings = Table(
     uuid_column("uuid", primary_key=True),
     uuid_column("server_id", nullable=False),
     uuid_column("share_id", nullable=False),
-    Column("tag", String(255), nullable=False),  # by which the guest mounts it
+    # Tag for the mount in the guest.
+    Column("tag", String(255), nullable=False),
     Column("status", EnumColumn(ShareStatus, 16), nullable=False),
-    Column("protocol", String(16), nullable=False),  # as the share service says: NFS
+    # NFS.
+    Column("protocol", String(16), nullable=False),
     Column("export_location", Text, nullable=False),
-    # address of the server's host, which may mount it
+    # Address of the server's host, which may mount the share.
     Column("access_to", String(64), nullable=False),
     time_column("created_at", nullable=False),
     time_column("updated_at", nullable=False),
@@ -239,14 +257,19 @@ block_devices = Table(
     metadata,
     uuid_column("uuid", primary_key=True),
     uuid_column("server_id", nullable=False),
-    uuid_column("volume_id"),  # NULL: it is still to be made
+    # NULL until the volume is created.
+    uuid_column("volume_id"),
     Column("status", EnumColumn(BlockDeviceStatus, 16), nullable=False),
     uuid_column("attachment_id"),
-    Column("connection", LongText),  # sealed: what the service says for the server's host
+    # The service's connection for the server's host, encrypted.
+    Column("connection", LongText),
     Column("source_type", String(16), nullable=False),  # volume, image, snapshot, blank
-    uuid_column("source_id"),  # of the image or the snapshot that it is made of
-    Column("volume_type", String(255)),  # that was asked for
-    Column("size_gb", Integer),  # NULL: not known yet
+    # Id of the source image or snapshot.
+    uuid_column("source_id"),
+    # Requested type.
+    Column("volume_type", String(255)),
+    # NULL: unknown.
+    Column("size_gb", Integer),
     Column("boot_index", Integer),
     Column("device_name", String(255), nullable=False),
     Column("disk_bus", String(16)),
@@ -266,10 +289,11 @@ block_devices = Table(
 console_tokens = Table(
     "console_tokens",
     metadata,
-    Column("hash", String(64), primary_key=True),  # SHA-256 of the token, which is nowhere
+    # SHA-256 of the token. The token is not stored.
+    Column("hash", String(64), primary_key=True),
     uuid_column("server_id", nullable=False),
     Column("host", String(255), nullable=False),
-    # of the guest's record: another place, another token
+    # Fence of the guest record. Another guest needs another token.
     Column("fence", BigInteger, nullable=False),
     Column("kind", String(16), nullable=False),  # novnc, serial, spice-html5 …
     Column("project_id", String(64), nullable=False),
@@ -277,7 +301,9 @@ console_tokens = Table(
     time_column("created_at", nullable=False),
     time_column("expires_at", nullable=False, index=True),
     time_column("used_at"),
-    Column("caller", LongText),  # the user's own token, sealed
-    Column("browser", String(64)),  # SHA-256 of its cookie; NULL: any, or a program
+    # The user's token, encrypted.
+    Column("caller", LongText),
+    # SHA-256 of the browser's cookie. NULL: any browser or program.
+    Column("browser", String(64)),
     Index("ix_console_tokens_server", "server_id"),
 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Projects, quotas, keys, sizes, and groups that servers are in."""
+"""Tables of projects, quotas, key pairs, flavors and server groups."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ projects = Table(
     "projects",
     metadata,
     Column("id", String(64), primary_key=True),
-    # locked by every counted change
+    # Locked by every change of counted objects.
     Column("quota_seq", BigInteger, nullable=False, server_default="0"),
 )
 
@@ -62,7 +62,7 @@ idempotency_keys = Table(
     metadata,
     Column("project_id", String(64), primary_key=True),
     Column("key", String(255), primary_key=True),
-    # of the body: the same key with another body is an error
+    # Digest of the body. The same key with another body is an error.
     Column("digest", String(64), nullable=False),
     Column("reservation_id", String(32), nullable=False),
     uuid_column("server_id", nullable=False),

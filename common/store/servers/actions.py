@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Actions and their journal: what was asked of servers, how far it is, and what happened.
+"""Actions and their journals: the requests that change servers, their progress and their outcome.
 
-``begin`` is the one door through which an action takes a server: under the server's lock it
-compares state and holder and raises the fence. The API calls ``begin``; the conductor's runner
-calls the rest. An action is *due* (a conductor should advance it from ``due_at`` on), *waiting*
-(its command is at a host), *stuck* (an operator should look, see ``store.stuck``) or ended: done,
-failed, superseded.
+Every action takes its server in ``begin``. Under the server's lock, ``begin`` compares state, lock
+and running action, and raises the fence. The API calls ``begin``, and the conductor's runner the
+rest.
+
+The state of an action is *due* (a conductor advances it from ``due_at`` on), *waiting* (its command
+is at a host), *stuck* (an operator must act, see ``stuck_actions``) or ended: done, failed or
+superseded.
 """
 
 from __future__ import annotations
@@ -37,11 +39,13 @@ from common.store.rows import (
 )
 from common.store.schema import actions, events, guests, heartbeats, servers, services
 
-LEASE = 15 * SECOND  #: how long a conductor's burst of work may take
+#: Duration of a conductor's lease of an action.
+LEASE = 15 * SECOND
 ENDED = (ActionState.DONE, ActionState.FAILED, ActionState.SUPERSEDED)
-LONG_LEASE = 60 * SECOND  #: the same, where it calls a neighbour
+#: Duration of the lease if the step calls an external service.
+LONG_LEASE = 60 * SECOND
 LIVE = (ActionState.DUE, ActionState.WAITING, ActionState.STUCK)
-#: which command of an action: its id, phase, step and attempt
+#: Identifies a command: action id, phase, step and attempt.
 CommandOf = tuple[str, ActionPhase, str, int]
 
 
@@ -56,28 +60,34 @@ def begin(
     secrets: str | None = None,
     changes: Values | None = None,
 ) -> str:
-    """Let an action take the server, if its state, lock and holder allow; returns the action's id.
+    """Let an action take the server, and return the action's id.
 
-    Raises the fence. A row that supersedes ends the running action without its undo. ``project_id``
-    None means any project. Of several rows the first one that starts from the server's vm_state
-    counts.
-    ``secrets`` are sealed; ``changes`` are written to the server in the same transaction.
+    The fence is raised. A row that supersedes ends the running action without its undo.
+
+    Args:
+        rows: The row of the action. Of several rows, the first that permits the server's vm_state
+            applies.
+        project_id: Project of the server. None: any project.
+        secrets: Sealed secrets of the action.
+        changes: Columns of the server to be written in the same transaction.
 
     Raises:
-        NotFound: no such server (in that project).
-        Locked: a lock forbids it. WrongState: its state does. Busy: a running action does.
+        NotFound: The server does not exist, or not in this project.
+        Locked: The server is locked.
+        WrongState: The server's state does not permit the action.
+        Busy: Another action is running.
     """
-    found = take_lock(tx, server_id, project_id)
-    row = rows if isinstance(rows, states.Action) else states.matching_row(rows, found.vm_state)
-    check(row, server_id, found, context, tx)
-    if row.supersedes and found.action:
-        supersede(tx, found.action)
+    server = take_lock(tx, server_id, project_id)
+    row = rows if isinstance(rows, states.Action) else states.matching_row(rows, server.vm_state)
+    check(row, server_id, server, context, tx)
+    if row.supersedes and server.action:
+        supersede(tx, server.action)
     action_id = ids.new()
     tx.execute(
         sa.update(servers)
         .where(servers.c.id == server_id)
         .values(
-            fence=found.fence + 1,
+            fence=server.fence + 1,
             action=action_id,
             task_state=row.during,
             updated_at=now(),
@@ -90,25 +100,27 @@ def begin(
             {
                 "id": action_id,
                 "server_id": server_id,
-                "project_id": found.project_id,
+                "project_id": server.project_id,
                 "user_id": context.user_id,
                 "request_id": context.request_id,
                 "name": row.name,
                 "workflow": row.workflow,
-                "args": {"was": found.vm_state, **(args or {})},
-                "fence": found.fence + 1,
+                "args": {"was": server.vm_state, **(args or {})},
+                "fence": server.fence + 1,
                 "secrets": secrets,
-                "data": {"after": found.action} if found.action else {},
+                "data": {"after": server.action} if server.action else {},
             }
         ],
-        found,
+        server,
     )
     return action_id
 
 
 def is_begun(tx: Connection, action_id: str, server_id: str) -> bool:
-    """Has this action taken the server? Waits for whoever has the server locked: it may be the one
-    that begins it."""
+    """Return True if this action has taken the server.
+
+    Waits for another transaction that has locked the server, because that one may begin the action.
+    """
     tx.execute(for_update(sa.select(servers.c.id).where(servers.c.id == server_id)))
     return show_by_id(tx, action_id) is not None
 
@@ -117,7 +129,7 @@ def take_lock(tx: Connection, server_id: str, project_id: str | None) -> ServerS
     """Lock a server that is not deleted.
 
     Raises:
-        NotFound: there is none, or it is another project's.
+        NotFound: The server does not exist, or not in this project.
     """
     query = sa.select(
         servers.c.project_id,
@@ -135,50 +147,59 @@ def take_lock(tx: Connection, server_id: str, project_id: str | None) -> ServerS
     ).where(servers.c.id == server_id, servers.c.deleted == 0)
     if project_id is not None:
         query = query.where(servers.c.project_id == project_id)
-    found = tx.execute(for_update(query)).first()
-    if found is None:
+    server = tx.execute(for_update(query)).first()
+    if server is None:
         raise errors.NotFound(f"Instance {server_id} could not be found.")
-    return found
+    return server
 
 
 def check(
     row: states.Action,
     server_id: str,
-    found: ServerState,
+    server: ServerState,
     context: RequestContext,
     tx: Connection | None = None,
 ) -> None:
-    """Whether the table allows the action now. With ``tx`` a refusal names the action that holds
-    the server."""
-    if row.locked and found.locked and not context.is_admin:
+    """Check that the server permits the action now.
+
+    With ``tx`` the error Busy names the running action.
+
+    Raises:
+        Locked, WrongState, Busy, Conflict: The server does not permit the action.
+    """
+    if row.locked and server.locked and not context.is_admin:
         raise errors.Locked(server_id)
-    if row.vm != states.ANY and found.vm_state not in row.vm:
-        raise errors.WrongState(row.name, server_id, "vm_state", found.vm_state)
-    if row.task != states.ANY and found.task_state not in row.task:
-        raise errors.WrongState(row.name, server_id, "task_state", found.task_state)
-    if found.host is None and row.needs_host:
+    if row.vm != states.ANY and server.vm_state not in row.vm:
+        raise errors.WrongState(row.name, server_id, "vm_state", server.vm_state)
+    if row.task != states.ANY and server.task_state not in row.task:
+        raise errors.WrongState(row.name, server_id, "task_state", server.task_state)
+    if server.host is None and row.needs_host:
         raise errors.Conflict(
             f"Cannot '{row.name}' instance {server_id}: it is on no host. Delete it and create it "
             "again."
         )
-    if found.shares and not row.with_shares:
+    if server.shares and not row.with_shares:
         raise errors.Conflict(
             f"Cannot '{row.name}' instance {server_id} while it has shares; detach them first."
         )
-    # What shows no task_state (an attach) is no hanging action: only what goes over everything may
-    # end it.
-    ends_it = row.supersedes and (row.task == states.ANY or found.task_state is not None)
-    if found.action and not ends_it and row.immediate is None:
+    # An action without task_state, for example an attach, is not one that hangs. Only a row that
+    # permits every task_state may end such an action.
+    may_end = row.supersedes and (row.task == states.ANY or server.task_state is not None)
+    if server.action and not may_end and row.immediate is None:
         raise errors.Busy(
             server_id,
             None
             if tx is None
-            else tx.scalar(sa.select(actions.c.name).where(actions.c.id == found.action)),
+            else tx.scalar(sa.select(actions.c.name).where(actions.c.id == server.action)),
         )
 
 
 def insert(tx: Connection, rows: Sequence[Values], was: ServerState | None = None) -> None:
-    """Write new actions, due at once; ``was``: the server of the only one before it."""
+    """Write new actions that are due at once.
+
+    Args:
+        was: The server before the action, if ``rows`` has one row.
+    """
     base = {
         "version": 1,
         "state": ActionState.DUE,
@@ -195,20 +216,21 @@ def insert(tx: Connection, rows: Sequence[Values], was: ServerState | None = Non
         "updated_at",
         "due_at",
     )
-    outbox.begun(tx, rows, was)
+    outbox.add_begun(tx, rows, was)
 
 
 def supersede(tx: Connection, action_id: str) -> None:
-    """End a running action without its undo: whatever it left is found through its server's guests.
+    """End a running action without its undo.
 
-    Its lease stays, so that the action that follows can see when the old burst has let go.
+    The next action finds the remains by the server's guests. The lease stays, so that the next
+    action can see when the old conductor has finished.
     """
     args = tx.scalar(sa.select(actions.c.args).where(actions.c.id == action_id))
     tx.execute(
         sa.update(actions)
         .where(actions.c.id == action_id, actions.c.state.in_(LIVE))
         .values(
-            **forgotten(args),
+            **without_user_data(args),
             state=ActionState.SUPERSEDED,
             due_at=None,
             secrets=None,
@@ -217,12 +239,14 @@ def supersede(tx: Connection, action_id: str) -> None:
             message="Superseded by a later action.",
         )
     )
-    outbox.ended(tx, action_id)
+    outbox.add_ended(tx, action_id)
 
 
-def forgotten(args: object) -> Values:
-    """The change of an action that ends: its arguments without the user data, which is readable
-    there in a cloud that has no key to seal it with."""
+def without_user_data(args: object) -> Values:
+    """Return the change that removes user data from the arguments of an ended action.
+
+    Why: without a key, user data is stored there in plain text.
+    """
     if not isinstance(args, dict) or "user_data" not in args.get("before", ()):
         return {}
     before = {name: value for name, value in args["before"].items() if name != "user_data"}
@@ -239,11 +263,16 @@ def take(
     but: Collection[str] = (),
     lease: int = LEASE,
 ) -> list[ActionRow]:
-    """Lease up to ``limit`` due actions of workflows that this conductor knows, oldest first.
+    """Lease up to ``limit`` due actions, oldest first.
 
-    ``workflows`` maps each name to the highest version understood: newer ones are left alone. Those
-    that stand at one of the steps ``only``, or at any but the steps ``but``. ``owner`` of a row is
-    who held it before and did not let go.
+    The ``owner`` in the returned rows is the previous owner, if that owner has not released the
+    lease.
+
+    Args:
+        workflows: Name -> highest version that this conductor supports. Other actions are left out.
+        only: If not empty, only actions at these steps.
+        but: Otherwise, all actions except those at these steps.
+        lease: Duration of the lease in µs.
     """
     rows: list[ActionRow] = list(
         tx.execute(_due(tuple(workflows.items()), limit, tuple(only), tuple(but)))
@@ -261,31 +290,31 @@ def take(
 def _due(
     workflows: tuple[tuple[str, int], ...], limit: int, only: tuple[str, ...], but: tuple[str, ...]
 ) -> sa.Select[Any]:
-    """What ``take`` asks for: made once for each lane, since it is asked all the time."""
-    names: dict[int, list[str]] = defaultdict(list)  # by version: few conditions
+    """Build the statement of ``take``. Cached, because each lane repeats the same statement."""
+    # By version, which needs few conditions.
+    names: dict[int, list[str]] = defaultdict(list)
     for name, version in workflows:
         names[version].append(name)
-    known = sa.or_(
+    is_supported = sa.or_(
         *(
-            sa.and_(actions.c.workflow.in_(alike), actions.c.version <= version)
-            for version, alike in names.items()
+            sa.and_(actions.c.workflow.in_(names_of_version), actions.c.version <= version)
+            for version, names_of_version in names.items()
         )
     )
-    free = sa.or_(actions.c.lease_until.is_(None), actions.c.lease_until < now())
+    is_free = sa.or_(actions.c.lease_until.is_(None), actions.c.lease_until < now())
     lane = (
         actions.c.step.in_(only)
         if only
         else sa.or_(actions.c.step.is_(None), actions.c.step.not_in(but))
     )
     query = sa.select(actions).where(
-        actions.c.due_at <= now(), actions.c.state == ActionState.DUE, free, known, lane
+        actions.c.due_at <= now(), actions.c.state == ActionState.DUE, is_free, is_supported, lane
     )
     return query.order_by(actions.c.due_at).limit(limit).with_for_update(skip_locked=True)
 
 
 def let_go(tx: Connection, owner: str, action_ids: Iterable[str]) -> None:
-    """End the lease of a burst whose outcome was not written (it lost the fence, or nobody
-    answered)."""
+    """Release leases of actions whose outcome was not written, for example after a lost fence."""
     tx.execute(
         sa.update(actions)
         .where(actions.c.id.in_(list(action_ids)), actions.c.owner == owner)
@@ -294,8 +323,10 @@ def let_go(tx: Connection, owner: str, action_ids: Iterable[str]) -> None:
 
 
 def free_leases_of(tx: Connection, owner: str) -> None:
-    """A conductor that starts again under its name frees what its predecessor held; who that was
-    stays to be seen."""
+    """End the leases of an earlier process with the same name.
+
+    The owner stays in the row, so that the next lease shows it.
+    """
     tx.execute(
         sa.update(actions)
         .where(actions.c.owner == owner, actions.c.state == ActionState.DUE)
@@ -304,7 +335,7 @@ def free_leases_of(tx: Connection, owner: str) -> None:
 
 
 def wake(tx: Connection, server_ids: Iterable[str], step: str) -> None:
-    """Actions of these servers that wait at this step for a neighbour look again at once."""
+    """Make actions of these servers due at once if they poll a service at this step."""
     tx.execute(
         sa.update(actions)
         .where(
@@ -316,14 +347,14 @@ def wake(tx: Connection, server_ids: Iterable[str], step: str) -> None:
     )
 
 
-# What is asked in every burst is made once: to make such a statement takes SQLAlchemy five times as
-# long as to send it.
+# Statements of every burst are built once, because SQLAlchemy needs five times as long to build one
+# as to send it.
 _IDS: sa.BindParameter[Any] = sa.bindparam("ids", expanding=True)
 _ASSIGNMENT = sa.select(guests.c.assignment).where(
     guests.c.server_id == servers.c.id, guests.c.host == servers.c.host
 )
-#: Servers with ``assignment``: what the guest on its host holds of it (models.HardwareAssignment),
-#: mostly NULL.
+#: Servers with ``assignment``: the hardware assignment of the guest on the server's host
+#: (models.HardwareAssignment), mostly NULL.
 _SERVERS = sa.select(servers, _ASSIGNMENT.scalar_subquery().label("assignment")).where(
     servers.c.id.in_(_IDS)
 )
@@ -336,33 +367,30 @@ _ACTIONS_LOCKED = for_update(
 
 
 def lock_servers(tx: Connection, server_ids: Iterable[str]) -> dict[str, PlacedServerRow]:
-    """Lock servers in the order of their ids; the fence that each has now is the one that
-    counts."""
+    """Lock servers in the order of their ids, and return them with their current fences."""
     return {row.id: row for row in tx.execute(_SERVERS_LOCKED, {"ids": sorted(set(server_ids))})}
 
 
 def unlocked(tx: Connection, server_ids: Iterable[str]) -> set[str]:
-    """Those of these servers that nobody else has locked, or that are gone; it waits for none of
-    them."""
+    """Return the servers that are deleted or not locked by another transaction, without waiting."""
     names = set(server_ids)
     query = sa.select(servers.c.id).where(servers.c.id.in_(sorted(names)))
-    there = set(tx.scalars(query))
-    return names - there | set(tx.scalars(query.with_for_update(skip_locked=True)))
+    existing = set(tx.scalars(query))
+    return names - existing | set(tx.scalars(query.with_for_update(skip_locked=True)))
 
 
 def servers_of(tx: Connection, server_ids: Iterable[str]) -> dict[str, PlacedServerRow]:
-    """Servers by id, without locks."""
+    """Return servers by id, without locks."""
     return {row.id: row for row in tx.execute(_SERVERS, {"ids": sorted(set(server_ids))})}
 
 
 def lock(tx: Connection, action_ids: Iterable[str]) -> dict[str, LockedActionRow]:
-    """Lock actions, whose servers are locked already; ``locked_at`` is the time, for what is
-    written of them."""
+    """Lock actions. The caller has locked their servers. ``locked_at`` is the current time."""
     return {row.id: row for row in tx.execute(_ACTIONS_LOCKED, {"ids": sorted(set(action_ids))})}
 
 
 def update(tx: Connection, changes: dict[str, Values]) -> None:
-    """Write the heads of the journals of many actions."""
+    """Write columns of many actions."""
     update_grouped(
         tx,
         actions,
@@ -372,7 +400,7 @@ def update(tx: Connection, changes: dict[str, Values]) -> None:
 
 
 def update_servers(tx: Connection, changes: dict[str, Values]) -> None:
-    """Write many servers whose rows are locked and whose fences were compared."""
+    """Write columns of many servers. The caller has locked them and compared their fences."""
     update_grouped(
         tx,
         servers,
@@ -382,9 +410,11 @@ def update_servers(tx: Connection, changes: dict[str, Values]) -> None:
 
 
 def append(tx: Connection, rows: Sequence[Values]) -> None:
-    """Append events to journals; each row has action_id, seq, step, attempt, event and may have
-    host, message, details. Their time is in each (``lock`` tells it), or in none: then it is
-    now."""
+    """Append events to journals.
+
+    Each row has action_id, seq, step, attempt and event, and can have host, message and details.
+    Either all rows have ``at`` (for example ``locked_at``), or the time is now.
+    """
     base = {"host": None, "message": None, "details": None}
     insert_many(
         tx,
@@ -397,8 +427,11 @@ def append(tx: Connection, rows: Sequence[Values]) -> None:
 def outstanding(
     tx: Connection, host: str, older_than: int, limit: int, known: Collection[CommandOf] = ()
 ) -> list[ActionRow]:
-    """Actions whose command is at this host and was sent more than ``older_than`` µs ago, but for
-    those ``known``. One that somebody works on just now is left out too."""
+    """Return and lock actions whose command is at this host, oldest command first.
+
+    Commands sent within the last ``older_than`` µs, the commands in ``known``, and actions locked
+    by another transaction are left out.
+    """
     query = _OUTSTANDING
     if known:
         query = query.where(
@@ -425,9 +458,12 @@ _OUTSTANDING = (
 def commands_on_dead_hosts(
     tx: Connection, abandoned: Sequence[tuple[str, str]], silence: int, limit: int
 ) -> list[LostActionRow]:
-    """Actions whose command is at a host that was forced down or fenced (``dead``), but for those
-    on the way back at one that was heard within ``silence`` seconds; and those at one of the steps
-    ``abandoned`` (workflow, step), at a host that is down."""
+    """Return waiting actions whose command is at a host that does not answer.
+
+    If the host is forced down or fenced (``dead``), all actions count, except undo commands if the
+    host answered within ``silence`` seconds. If the host is only down, actions at the steps
+    ``abandoned`` (workflow, step) count.
+    """
     values = {"most": limit, "silence": silence * SECOND}
     return list(tx.execute(_on_dead_hosts(tuple(abandoned)), values))
 
@@ -440,7 +476,7 @@ def _on_dead_hosts(abandoned: tuple[tuple[str, str], ...]) -> sa.Select[Any]:
         actions.c.phase == ActionPhase.FORWARD,
         sa.tuple_(actions.c.workflow, actions.c.step).in_(abandoned),
     )
-    # Where too few hosts are heard to judge by silence, a dead one counts as up.
+    # If most hosts are silent, silence proves no failure, and even a dead host counts as up.
     recently = now() - sa.bindparam("silence", type_=sa.BigInteger)
     answers = sa.and_(actions.c.phase == ActionPhase.UNDO, heartbeats.c.seen_at > recently)
     query = sa.select(actions, services.c.forced_down.label("dead")).select_from(
@@ -458,8 +494,10 @@ def _on_dead_hosts(abandoned: tuple[tuple[str, str], ...]) -> sa.Select[Any]:
 def resting(
     tx: Connection, *, vm_state: str, since: str, longer_than: int, limit: int
 ) -> list[ServerKey]:
-    """Idle servers in this state for more than ``longer_than`` µs, by the column that says since
-    when."""
+    """Return idle servers that have been in this state for more than ``longer_than`` µs.
+
+    ``since`` is the column with the start of the state.
+    """
     query = sa.select(servers.c.id, servers.c.project_id).where(
         servers.c[since] <= now() - longer_than,
         servers.c.vm_state == vm_state,
@@ -470,15 +508,15 @@ def resting(
 
 
 def waiting(tx: Connection, action_ids: Iterable[str]) -> list[ActionRow]:
-    """Those of these actions whose command is at a host."""
+    """Return the actions in this list with a command at a host."""
     query = sa.select(actions).where(
         actions.c.id.in_(sorted(action_ids)), actions.c.state == ActionState.WAITING
     )
     return list(tx.execute(query))
 
 
-def say_cause(tx: Connection, action: ActionRow, cause: str | None) -> None:
-    """Say why an action that has not failed does not go on, or that it does."""
+def set_cause(tx: Connection, action: ActionRow, cause: str | None) -> None:
+    """Record why a waiting action makes no progress, or None if it does."""
     if cause != action.cause:
         tx.execute(
             sa.update(actions)
@@ -494,8 +532,7 @@ def say_cause(tx: Connection, action: ActionRow, cause: str | None) -> None:
 def show_progress(
     tx: Connection, action: ActionRow, task_state: str | None, percent: int | None
 ) -> None:
-    """Say how far a server's action is, if it still is at it; no change of the server in the sense
-    of ``updated_at``."""
+    """Write the progress of the server's current action. ``updated_at`` stays unchanged."""
     values: Values = {}
     if task_state is not None:
         values["task_state"] = task_state
@@ -514,8 +551,7 @@ def show_progress(
 
 
 def ended_of(tx: Connection, action_ids: Iterable[str]) -> dict[str, int]:
-    """The servers of those of these actions that have ended, each with the highest fence of such an
-    action."""
+    """Return the servers of the ended actions in this list, with the highest fence of each."""
     query = (
         sa.select(actions.c.server_id, sa.func.max(actions.c.fence).label("fence"))
         .where(actions.c.id.in_(sorted(set(action_ids))), actions.c.state.in_(ENDED))
@@ -525,7 +561,7 @@ def ended_of(tx: Connection, action_ids: Iterable[str]) -> dict[str, int]:
 
 
 def mark_sent(tx: Connection, action_ids: Sequence[str]) -> None:
-    """A command was sent once more."""
+    """Record that a command was sent again."""
     tx.execute(
         sa.update(actions)
         .where(actions.c.id.in_(action_ids), actions.c.state == ActionState.WAITING)
@@ -534,7 +570,7 @@ def mark_sent(tx: Connection, action_ids: Sequence[str]) -> None:
 
 
 def busy_until(tx: Connection, action_id: str) -> int | None:
-    """Until when the burst of an ended action may still be in hand; None when it has let go."""
+    """Return until when a conductor may still work on an ended action, or None."""
     return tx.scalar(
         sa.select(actions.c.lease_until).where(
             actions.c.id == action_id, actions.c.lease_until > now()
@@ -543,8 +579,7 @@ def busy_until(tx: Connection, action_id: str) -> int | None:
 
 
 def step_outcome(tx: Connection, action_id: str, step: str) -> EventRow | None:
-    """The last *succeeded* or *failed* event of a step, for answer_after; None while it is not
-    there."""
+    """Return the last event *succeeded* or *failed* of a step, or None."""
     query = sa.select(events).where(
         events.c.action_id == action_id,
         events.c.step == step,
@@ -554,7 +589,7 @@ def step_outcome(tx: Connection, action_id: str, step: str) -> EventRow | None:
 
 
 def show_by_id(tx: Connection, action_id: str) -> ActionRow | None:
-    """One action."""
+    """Return the action with this id, or None."""
     return tx.execute(sa.select(actions).where(actions.c.id == action_id)).first()
 
 
@@ -567,10 +602,13 @@ def list_for(
     changed_since: int | None = None,
     changed_before: int | None = None,
 ) -> list[ActionRow]:
-    """The actions of a server, newest first; ``marker`` is the request id of the last one seen.
+    """Return a page of a server's actions, newest first.
+
+    Args:
+        marker: Request id of the last action of the previous page.
 
     Raises:
-        BadRequest: the marker is none of this server's actions.
+        BadRequest: The server has no action with the marker's request id.
     """
     query = sa.select(actions).where(actions.c.server_id == server_id)
     if changed_since is not None:
@@ -593,7 +631,7 @@ def list_for(
 
 
 def show(tx: Connection, server_id: str, request_id: str) -> ActionRow | None:
-    """A server's action by the request that asked for it."""
+    """Return the server's newest action of this request, or None."""
     query = sa.select(actions).where(
         actions.c.server_id == server_id, actions.c.request_id == request_id
     )
@@ -601,9 +639,9 @@ def show(tx: Connection, server_id: str, request_id: str) -> ActionRow | None:
 
 
 def backup_fences(tx: Connection, server_id: str) -> dict[str, int]:
-    """Return the fence of each backup of a server by the id of its image.
+    """Return the fence of each backup of a server by the id of the backup's image.
 
-    A server's fence only grows, so the fences are the order in which the backups were made.
+    A server's fence only grows, so the fences are the order of the backups.
     """
     query = sa.select(actions.c.args, actions.c.fence).where(
         actions.c.server_id == server_id, actions.c.workflow == "backup"
@@ -612,7 +650,7 @@ def backup_fences(tx: Connection, server_id: str) -> dict[str, int]:
 
 
 def events_of(tx: Connection, action_id: str) -> list[EventRow]:
-    """The journal of an action, in order."""
+    """Return the journal of an action in order."""
     return list(
         tx.execute(sa.select(events).where(events.c.action_id == action_id).order_by(events.c.seq))
     )

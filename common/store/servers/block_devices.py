@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of servers' volumes as the conductor reads and writes them: many servers' at once, and
-none at all for servers without volumes, so that nothing of theirs comes here.
+"""Rows of servers' volumes for the conductor: bulk reads and writes.
 
-``store.servers.volumes`` begins what changes them.
+Servers without volumes cost no statement. ``common.store.servers.volumes`` begins the changes.
 """
 
 from __future__ import annotations
@@ -18,13 +17,12 @@ from common.store.schema import block_devices as table
 
 
 def of_servers(tx: Connection, servers: Iterable[ServerRow]) -> dict[str, list[BlockDeviceRow]]:
-    """The volumes of these servers, by server, the oldest first; nobody is asked when they have
-    none."""
-    having = sorted(row.id for row in servers if row.volumes)
-    found: dict[str, list[BlockDeviceRow]] = {}
-    for row in tx.execute(_OF_SERVERS, {"ids": having}) if having else ():
-        found.setdefault(row.server_id, []).append(row)
-    return found
+    """Return the volumes of these servers by server, oldest first. Without volumes: no query."""
+    server_ids = sorted(row.id for row in servers if row.volumes)
+    by_server: dict[str, list[BlockDeviceRow]] = {}
+    for row in tx.execute(_OF_SERVERS, {"ids": server_ids}) if server_ids else ():
+        by_server.setdefault(row.server_id, []).append(row)
+    return by_server
 
 
 _OF_SERVERS = (
@@ -35,25 +33,25 @@ _OF_SERVERS = (
 
 
 def of_server(tx: Connection, server: ServerRow) -> list[BlockDeviceRow]:
-    """The same of one."""
+    """Return the volumes of a server, oldest first."""
     return of_servers(tx, [server]).get(server.id, [])
 
 
 def change(tx: Connection, changes: Mapping[str, Values | None]) -> None:
-    """Write rows by uuid; None removes one, and whoever does that changes its server's count."""
-    if renamed := sorted(
+    """Write rows by uuid. None deletes a row, and the caller changes the server's count."""
+    if renamed_ids := sorted(
         uuid for uuid, values in changes.items() if "device_name" in (values or ())
     ):
-        # Two disks of a server never have one name, not even while names are exchanged.
+        # Device names are unique per server, even while names are exchanged.
         tx.execute(
-            sa.update(table).where(table.c.uuid.in_(renamed)).values(device_name=table.c.uuid)
+            sa.update(table).where(table.c.uuid.in_(renamed_ids)).values(device_name=table.c.uuid)
         )
-    written = {
+    row_changes = {
         uuid: {**values, "updated_at": now()}
         for uuid, values in changes.items()
         if values is not None
     }
-    update_grouped(tx, table, table.c.uuid, written)
-    removed = sorted(uuid for uuid, values in changes.items() if values is None)
-    if removed:
-        tx.execute(sa.delete(table).where(table.c.uuid.in_(removed)))
+    update_grouped(tx, table, table.c.uuid, row_changes)
+    removed_ids = sorted(uuid for uuid, values in changes.items() if values is None)
+    if removed_ids:
+        tx.execute(sa.delete(table).where(table.c.uuid.in_(removed_ids)))

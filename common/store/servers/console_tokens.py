@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Console tokens: who has one may open a guest's console, once; a browser again, until it expires.
+"""Console tokens: each token opens a guest's console once, or several times in the same browser.
 
-Made by the API, used and kept by the console service. Only the token's SHA-256 is stored. It is
-good for the very guest that it was made for (server, host and the fence of its record): a server
-that was deleted or has moved has another one. Once a browser has fetched the page for it, it is
-good for this browser only, which brings a cookie. A session of SPICE is several connections: each
-brings the cookie that the first one brought.
-``caller`` is the sealed token of the user who asked for it, for as long as the row stands. A token
-that was used stands for the session that it opened, and whoever removes the row ends the session.
-When the session ends, the row goes, unless the token is a browser's: that browser may open the
-console again, as at a reload of the page. It may also do so while the session is open, which then
-ends. Must stay true: whether a token may be used is decided by the one UPDATE in ``use`` or in
-``take_over``; ``used_at`` tells one session of a token from the next.
+The API creates tokens, and the console service uses and extends them. Only a token's SHA-256 is
+stored. A token is valid for one guest (server, host and fence), so not after a move or a delete.
+The first browser that loads the console page gets a cookie, and the token then works in that
+browser only. A SPICE session has several connections, and all of them send the first one's cookie.
+
+``caller`` is the sealed token of the user. The row of a used token represents the open session, and
+deleting the row ends the session. At the end of the session the row is deleted, unless the token
+belongs to a browser. That browser may open the console again, for example after a reload of the
+page. A reload during the session ends the old session.
+
+Invariant: only the UPDATE in ``use`` or ``take_over`` decides whether a token may be used.
+``used_at`` distinguishes the sessions of a token.
 """
 
 from __future__ import annotations
@@ -32,10 +33,12 @@ from common.store.rows import ConsoleTokenRow
 from common.store.schema import console_tokens, guests
 from common.store.servers.guests import HERE
 
-UNUSED_PER_SERVER = 32  #: the newest; older ones are forgotten
-_KEPT = 3600 * SECOND  #: after its expiry a row is kept for a while, for the clock may have jumped
+#: Number of unused tokens per server. Older ones are deleted.
+UNUSED_PER_SERVER = 32
+#: How long expired rows are kept, in case the clock has jumped.
+_KEPT = 3600 * SECOND
 
-#: The guest that a token was made for is still the one that is there.
+#: Condition: the token's guest still exists.
 _GUEST_IS_THERE = (
     sa.exists()
     .where(
@@ -51,8 +54,8 @@ _USABLE = sa.and_(
 )
 
 
-def hashed(token: str) -> str:
-    """How a token is known here."""
+def hash_token(token: str) -> str:
+    """Return the stored form of a token."""
     return hashlib.sha256(token.encode(errors="surrogateescape")).hexdigest()
 
 
@@ -66,15 +69,17 @@ def create(
     seconds: int,
     caller: str | None = None,
 ) -> str:
-    """A token for the server's guest, good for ``seconds``. Conflict when it has none.
+    """Create a token for the server's guest, valid for ``seconds``.
 
-    Old rows are removed here: what expired long ago, and of this server's unused ones all but the
-    newest.
+    This also deletes tokens that expired long ago, and the server's oldest unused tokens.
+
+    Raises:
+        Conflict: The server has no guest.
     """
-    guest = tx.execute(
+    guest_row = tx.execute(
         sa.select(guests).where(guests.c.server_id == server_id, guests.c.wanted.in_(HERE))
     ).first()
-    if guest is None:
+    if guest_row is None:
         raise errors.Conflict(f"Instance {server_id} is not ready")
     _remove(
         tx,
@@ -93,10 +98,10 @@ def create(
     token = secrets.token_urlsafe(32)
     tx.execute(
         sa.insert(console_tokens).values(
-            hash=hashed(token),
+            hash=hash_token(token),
             server_id=server_id,
-            host=guest.host,
-            fence=guest.fence,
+            host=guest_row.host,
+            fence=guest_row.fence,
             kind=kind,
             project_id=project_id,
             user_id=user_id,
@@ -108,59 +113,70 @@ def create(
     return token
 
 
-def _remove(tx: Connection, found: sa.Select[Any]) -> None:
-    old = list(tx.scalars(found))
+def _remove(tx: Connection, query: sa.Select[Any]) -> None:
+    old = list(tx.scalars(query))
     if old:
         tx.execute(sa.delete(console_tokens).where(console_tokens.c.hash.in_(old)))
 
 
-def is_made(tx: Connection, token: str) -> bool:
-    """Was this new token committed?"""
+def is_created(tx: Connection, token: str) -> bool:
+    """Return True if this new token was committed."""
     return find(tx, token) is not None
 
 
 def find(tx: Connection, token: str, cookie: str = "") -> ConsoleTokenRow | None:
-    """The record of a token that could be used now by who brings this cookie."""
-    return tx.execute(sa.select(console_tokens).where(_is_his(token, cookie))).first()
+    """Return the row of a token that can be used with this cookie, or None."""
+    return tx.execute(sa.select(console_tokens).where(_is_usable_by(token, cookie))).first()
 
 
-def _is_his(token: str, cookie: str) -> sa.ColumnElement[bool]:
-    """The token can be used, and is no other browser's."""
+def _is_usable_by(token: str, cookie: str) -> sa.ColumnElement[bool]:
+    """Return the condition that the token can be used, and belongs to no other browser."""
     return sa.and_(
-        console_tokens.c.hash == hashed(token),
+        console_tokens.c.hash == hash_token(token),
         _USABLE,
-        sa.or_(console_tokens.c.browser.is_(None), console_tokens.c.browser == hashed(cookie)),
+        sa.or_(console_tokens.c.browser.is_(None), console_tokens.c.browser == hash_token(cookie)),
     )
 
 
 def bind(tx: Connection, token: str, cookie: str) -> bool:
-    """From now on the token is good only for who brings this cookie; False: it had one, or cannot
-    be used."""
-    bound = tx.execute(
+    """Bind the token to the browser with this cookie.
+
+    Returns False if the token is bound already or cannot be used.
+    """
+    update = tx.execute(
         sa.update(console_tokens)
-        .where(console_tokens.c.hash == hashed(token), console_tokens.c.browser.is_(None), _USABLE)
-        .values(browser=hashed(cookie))
+        .where(
+            console_tokens.c.hash == hash_token(token), console_tokens.c.browser.is_(None), _USABLE
+        )
+        .values(browser=hash_token(cookie))
     )
-    return bound.rowcount == 1
+    return update.rowcount == 1
 
 
 def use(tx: Connection, token: str, cookie: str = "") -> ConsoleTokenRow | None:
-    """Use the token up; its record, or None when it cannot be used (any more), or belongs to
-    another browser. If it was nobody's, it belongs to who brings a cookie with it."""
-    his = {"browser": hashed(cookie)} if cookie else {}
-    used = tx.execute(
-        sa.update(console_tokens).where(_is_his(token, cookie)).values(used_at=now(), **his)
+    """Use the token, and return its row.
+
+    A token without a browser is bound to the cookie. Returns None if the token cannot be used, or
+    belongs to another browser.
+    """
+    browser_change = {"browser": hash_token(cookie)} if cookie else {}
+    update = tx.execute(
+        sa.update(console_tokens)
+        .where(_is_usable_by(token, cookie))
+        .values(used_at=now(), **browser_change)
     )
-    if used.rowcount != 1:
+    if update.rowcount != 1:
         return None
-    return tx.execute(sa.select(console_tokens).where(console_tokens.c.hash == hashed(token))).one()
+    return tx.execute(
+        sa.select(console_tokens).where(console_tokens.c.hash == hash_token(token))
+    ).one()
 
 
 def _is_open_in(token: str, cookie: str) -> sa.ColumnElement[bool]:
-    """The token's session is open in the browser with this cookie."""
+    """Return the condition that the token's session is open in the browser with this cookie."""
     return sa.and_(
-        console_tokens.c.hash == hashed(token),
-        console_tokens.c.browser == hashed(cookie),
+        console_tokens.c.hash == hash_token(token),
+        console_tokens.c.browser == hash_token(cookie),
         console_tokens.c.used_at.is_not(None),
         console_tokens.c.expires_at > now(),
         _GUEST_IS_THERE,
@@ -168,7 +184,7 @@ def _is_open_in(token: str, cookie: str) -> sa.ColumnElement[bool]:
 
 
 def of_open_session(tx: Connection, token: str, cookie: str) -> ConsoleTokenRow | None:
-    """The record of a session that is open, for who brings the cookie of its first connection."""
+    """Return the row of the open session in the browser with this cookie, or None."""
     if not cookie:
         return None
     return tx.execute(sa.select(console_tokens).where(_is_open_in(token, cookie))).first()
@@ -177,29 +193,34 @@ def of_open_session(tx: Connection, token: str, cookie: str) -> ConsoleTokenRow 
 def take_over(tx: Connection, token: str, cookie: str) -> ConsoleTokenRow | None:
     """Give the open session of a token to a new connection of the same browser.
 
+    The caller must end the session with the earlier ``used_at``.
+
     Returns:
-        the record, or None if the session is not open in this browser. The session that had the
-        earlier ``used_at`` is to end.
+        The row, or None if the session is not open in this browser.
     """
-    taken = tx.execute(
+    update = tx.execute(
         sa.update(console_tokens)
         .where(_is_open_in(token, cookie), console_tokens.c.kind.not_in(OF_SEVERAL_CONNECTIONS))
         .values(used_at=_later())
     )
-    if taken.rowcount != 1:
+    if update.rowcount != 1:
         return None
-    return tx.execute(sa.select(console_tokens).where(console_tokens.c.hash == hashed(token))).one()
+    return tx.execute(
+        sa.select(console_tokens).where(console_tokens.c.hash == hash_token(token))
+    ).one()
 
 
 def _later() -> sa.ColumnElement[int]:
-    """Now, or a microsecond after the last use where the clock has not gone on."""
+    """Return the current time, or one microsecond after the last use if that is later."""
     last = console_tokens.c.used_at
     return sa.case((now() > last, now()), else_=last + 1)
 
 
 def alive(tx: Connection, hashes: Sequence[str]) -> dict[str, int | None]:
-    """Of these sessions those that may go on: hash -> when the token was used last, None where that
-    session has ended. Their row is there, and so is their guest."""
+    """Return the sessions that may continue: hash -> ``used_at``, or None if the session has ended.
+
+    A session continues while its row and its guest exist.
+    """
     rows = tx.execute(
         sa.select(console_tokens.c.hash, console_tokens.c.used_at).where(
             console_tokens.c.hash.in_(hashes), _GUEST_IS_THERE
@@ -209,7 +230,7 @@ def alive(tx: Connection, hashes: Sequence[str]) -> dict[str, int | None]:
 
 
 def keep(tx: Connection, hashes: Sequence[str], seconds: int) -> None:
-    """These sessions are open: their rows do not expire for the next ``seconds``."""
+    """Extend open sessions by ``seconds`` from now."""
     tx.execute(
         sa.update(console_tokens)
         .where(console_tokens.c.hash.in_(hashes))
@@ -218,8 +239,11 @@ def keep(tx: Connection, hashes: Sequence[str], seconds: int) -> None:
 
 
 def forget(tx: Connection, token_hash: str, used_at: int) -> None:
-    """The session that began at ``used_at`` has ended. A browser may open the console again, if it
-    is of one connection; of anybody else the row goes."""
+    """End the session that began at ``used_at``.
+
+    A token that is bound to a browser can be used again, unless sessions of its kind have several
+    connections. Other rows are deleted.
+    """
     own = sa.and_(console_tokens.c.hash == token_hash, console_tokens.c.used_at == used_at)
     again = sa.and_(
         console_tokens.c.browser.is_not(None), console_tokens.c.kind.not_in(OF_SEVERAL_CONNECTIONS)
@@ -229,7 +253,7 @@ def forget(tx: Connection, token_hash: str, used_at: int) -> None:
 
 
 def sessions(tx: Connection) -> list[ConsoleTokenRow]:
-    """Those that are open, or were when their console service died; oldest first."""
+    """Return the open sessions, oldest first, including those of a dead console service."""
     return list(
         tx.execute(
             sa.select(console_tokens)
@@ -240,10 +264,12 @@ def sessions(tx: Connection) -> list[ConsoleTokenRow]:
 
 
 def revoke(tx: Connection, server_id: str | None) -> int:
-    """End all sessions and tokens of a server (None: of all); returns how many there were."""
-    gone = sa.delete(console_tokens)
+    """Delete all tokens and sessions of a server, or of all servers. Returns their number."""
+    delete_query = sa.delete(console_tokens)
     return int(
         tx.execute(
-            gone if server_id is None else gone.where(console_tokens.c.server_id == server_id)
+            delete_query
+            if server_id is None
+            else delete_query.where(console_tokens.c.server_id == server_id)
         ).rowcount
     )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds that failed lately, as actions' journals have them: where, of which image, and why.
+"""Recently failed builds from the journals of actions: host, image and reason.
 
-Asked by conductors when a build has failed, and by the operator's ``kilonova hosts``. Both look
-only at servers that changed within the last hour, by an index.
+Conductors use this after a failed build, and operators with ``kilonova hosts``. Both read only
+servers that changed within the last hour, by an index.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ STEP = "build"
 
 
 class FailedBuild(NamedTuple):
-    """So many builds of an image ("" when there was none) failed on a host with these words."""
+    """The number of builds of an image that failed on a host with the same message.
+
+    ``image`` is "" for servers without an image.
+    """
 
     host: str
     image: str
@@ -31,7 +34,7 @@ class FailedBuild(NamedTuple):
 
 
 def recent_failures(tx: Connection) -> list[FailedBuild]:
-    """Those of the last hour, by host, most first."""
+    """Return the failed builds of the last hour by host, most frequent first."""
     count = sa.func.count()
     query = (
         sa.select(events.c.host, servers.c.image_id, events.c.message, count.label("builds"))
@@ -44,13 +47,16 @@ def recent_failures(tx: Connection) -> list[FailedBuild]:
             FailedBuild(row.host, row.image_id or "", row.message or "", row.builds)
             for row in tx.execute(query)
         ),
-        key=lambda one: (one.host, -one.builds, one.image, one.cause),
+        key=lambda build: (build.host, -build.builds, build.image, build.cause),
     )
 
 
-def says_something(tx: Connection, action_id: str, host: str, image_id: str | None) -> bool:
-    """Does a build that failed say anything of its host? Not when the same image has failed there
-    lately and no server that was made of it lately runs: then it is as likely the image."""
+def counts_against_host(tx: Connection, action_id: str, host: str, image_id: str | None) -> bool:
+    """Return True if a failed build counts against its host.
+
+    It does not count if the same image recently failed there and no recent server of the image
+    runs. Then the image may be the cause.
+    """
     if image_id is None:
         return True
     since = moment(tx) - RECENT_MICROSECONDS

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fences that hosts know and the database does not: it has lost commits, by a fail-over or a
-restore.
+"""Repair fences after the database has lost commits, by a fail-over or a restore.
 
-Called by the conductor with what hosts tell. A host refuses whatever is older than what it knows,
-so the server's fence is raised above that, and with it the action that has the server and the debts
-of its guests: they are then sent again, and count. The servers are locked by the caller.
+The conductor calls this with the fences that hosts report. A host refuses commands with a lower
+fence than its own. Therefore the server's fence is raised above the host's, together with the
+fences of the running action and of the pending cleanups. They are then sent again and accepted. The
+caller has locked the servers.
 """
 
 from __future__ import annotations
@@ -23,47 +23,61 @@ from common.store.servers.actions import LIVE
 log = logging.getLogger(__name__)
 
 
-def believed(tx: Connection, reported: Mapping[tuple[str, str], int]) -> dict[str, int]:
-    """By server, the highest fence that a host tells to know (``told``, by server and host) which
-    has something to do with it: the server is there, or a guest of it is or is to be removed, or an
-    action waits for its command there."""
+def select_credible(tx: Connection, reported: Mapping[tuple[str, str], int]) -> dict[str, int]:
+    """Return by server the highest reported fence, from hosts that are related to the server.
+
+    A host is related if the server or a guest of it is there, or if the command of a running action
+    is. Other reports are ignored.
+
+    Args:
+        reported: (server, host) -> fence.
+    """
     if not reported:
         return {}
-    named = sorted({server for server, _ in reported})
+    server_ids = sorted({server for server, _ in reported})
     query = sa.union(
         sa.select(servers.c.id.label("server"), servers.c.host.label("host")).where(
-            servers.c.id.in_(named)
+            servers.c.id.in_(server_ids)
         ),
-        sa.select(guests.c.server_id, guests.c.host).where(guests.c.server_id.in_(named)),
+        sa.select(guests.c.server_id, guests.c.host).where(guests.c.server_id.in_(server_ids)),
         sa.select(actions.c.server_id, actions.c.host).where(
-            actions.c.server_id.in_(named), actions.c.state.in_(LIVE)
+            actions.c.server_id.in_(server_ids), actions.c.state.in_(LIVE)
         ),
     )
     places = {(row.server, row.host) for row in tx.execute(query)}
-    found: dict[str, int] = {}
+    fences: dict[str, int] = {}
     for (server, host), fence in reported.items():
         if (server, host) in places:
-            found[server] = max(found.get(server, 0), min(fence, HIGHEST))
-    return found
+            fences[server] = max(fences.get(server, 0), min(fence, HIGHEST))
+    return fences
 
 
-#: Beyond it is no fence that we ever gave: a host that tells a higher one must not use them up.
+#: Limit of accepted fences, far above every fence in use. A host with a higher fence must not use
+#: up the numbers.
 HIGHEST = 2**48
 
 
-def rise_above(tx: Connection, known: Mapping[str, int]) -> bool:
-    """``known``: server to the highest fence that some host knows. Whose own is not lower keeps it.
-    Returns whether the database has lost commits."""
-    lost = False
+def rise_above(tx: Connection, reported_fences: Mapping[str, int]) -> bool:
+    """Raise the fences of these servers above the fences that hosts know.
+
+    A server with a higher or equal fence keeps its own.
+
+    Args:
+        known: Server -> highest fence that a host knows.
+
+    Returns:
+        True if the database has lost commits.
+    """
+    has_lost_commits = False
     query = sa.select(servers.c.id, servers.c.fence, servers.c.action).where(
-        servers.c.id.in_(sorted(known))
+        servers.c.id.in_(sorted(reported_fences))
     )
     rows = {row.id: row for row in tx.execute(query)}
-    for server, reported in sorted(known.items()):
+    for server, reported in sorted(reported_fences.items()):
         row = rows.get(server)
         fence = row.fence if row is not None and row.fence >= reported else reported + 1
         if row is not None and row.fence < reported:
-            lost = True
+            has_lost_commits = True
             log.warning(
                 "a host knows fence %d of server %s, the database had only %d: it has lost commits; it goes on "
                 "with %d",
@@ -91,4 +105,4 @@ def rise_above(tx: Connection, known: Mapping[str, int]) -> bool:
             )
             .values(fence=fence, sent_at=None)
         )
-    return lost
+    return has_lost_commits

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guests: where a domain of a server exists or may exist, and what is wanted of it.
+"""Guests: the hosts on which a domain of a server exists or may exist, and its wanted state.
 
-A row with ``absent`` is a *debt*: it stays until its host has confirmed that nothing is left, and
-it is the only licence to remove a domain. One that is ``kept`` is off, on a host that the server
-may come back to; one that is ``arriving`` is being made, where the server is not yet. A guest's
-allocations live and die with its row (``allocations`` is called from here and from nowhere else),
-so the two can always be compared.
+A row with the state ``absent`` is a pending cleanup: it stays until the host has confirmed the
+removal. Only such a row permits a host to delete a domain. A guest that is ``kept`` is stopped, on
+a host to which the server may return. A guest that is ``arriving`` is being created at the
+destination of a move.
+
+Invariant: a guest's allocations exist as long as its row. Only this file calls
+``allocations.release`` for them, so the two can be compared.
 """
 
 from __future__ import annotations
@@ -24,11 +26,12 @@ from common.store.placement import allocations
 from common.store.rows import DebtRow, GuestRow, ServerKey, Values
 from common.store.schema import guests, heartbeats, servers, services
 
-HERE = (GuestState.RUNNING, GuestState.STOPPED)  #: the guest of the place where the server is
+#: States of the guest on the server's own host.
+HERE = (GuestState.RUNNING, GuestState.STOPPED)
 
 
 class RemovedGuest(NamedTuple):
-    """A guest that its host has removed under a fence."""
+    """A guest that its host has removed, and the fence of that command."""
 
     server: str
     host: str
@@ -36,8 +39,11 @@ class RemovedGuest(NamedTuple):
 
 
 def add(tx: Connection, rows: Sequence[Values]) -> None:
-    """New guests of placements that were just claimed: each row has server_id, host, fence, and its
-    assignment where it holds particular parts of the host, until the row goes."""
+    """Add guests for new claims.
+
+    Each row has server_id, host and fence, and ``assignment`` if the guest uses particular CPUs,
+    memory or devices.
+    """
     base = {
         "wanted": GuestState.RUNNING,
         "may_run": True,
@@ -49,7 +55,7 @@ def add(tx: Connection, rows: Sequence[Values]) -> None:
 
 
 def want(tx: Connection, server_ids: Iterable[str], wanted: GuestState, may_run: bool) -> None:
-    """Say what is wanted of the guests of these servers where they are."""
+    """Set the wanted state of the guests on the servers' own hosts."""
     tx.execute(
         sa.update(guests)
         .where(guests.c.server_id.in_(list(server_ids)), guests.c.wanted.in_(HERE))
@@ -60,8 +66,10 @@ def want(tx: Connection, server_ids: Iterable[str], wanted: GuestState, may_run:
 def become(
     tx: Connection, server_id: str, host: str, wanted: GuestState, **changes: object
 ) -> None:
-    """Say what the guest of a server on one host is from now on, unless it is a debt; ``changes``
-    may be may_run, holder, fence and keeps_files."""
+    """Set the wanted state of the guest on one host, unless the guest is a pending cleanup.
+
+    ``changes`` can contain may_run, holder, fence and keeps_files.
+    """
     tx.execute(
         sa.update(guests)
         .where(
@@ -74,8 +82,7 @@ def become(
 
 
 def hold(tx: Connection, server_id: str, host: str, migration: str | None) -> None:
-    """Say whose the allocation of a server's guest on a host is: a migration's, or (None) the
-    server's."""
+    """Set the consumer of a guest's allocation: a migration, or None for the server."""
     tx.execute(
         sa.update(guests)
         .where(guests.c.server_id == server_id, guests.c.host == host)
@@ -92,9 +99,13 @@ def add_debt(
     may_run: bool = True,
     keeps_files: bool = False,
 ) -> None:
-    """Turn the guests of a server (on one host, or all) into debts. ``may_run`` False: it is known
-    that nothing of them runs. ``keeps_files``: their files are those of a guest that stays, on
-    shared storage."""
+    """Turn the guests of a server into pending cleanups.
+
+    Args:
+        host: Only the guest on this host. None: all guests.
+        may_run: False if no domain of these guests runs.
+        keeps_files: True if another guest uses the files, on shared storage. Needs ``host``.
+    """
     change = sa.update(guests).where(
         guests.c.server_id == server_id, guests.c.wanted != GuestState.ABSENT
     )
@@ -114,7 +125,7 @@ def add_debt(
 
 
 def home(tx: Connection, server_id: str) -> str | None:
-    """The host that a server's record names; None: there is no such server, or it is nowhere."""
+    """Return the server's host, or None if the server does not exist or has no host."""
     host: str | None = tx.scalar(
         sa.select(servers.c.host).where(servers.c.id == server_id, servers.c.deleted == 0)
     )
@@ -129,14 +140,17 @@ def discard(
     elsewhere: str | None = None,
     keeps_files: bool = False,
 ) -> None:
-    """Make a debt of a guest that no record knows: of a server that is not there any more, or is
-    ``elsewhere``, and idle. ``keeps_files``: they are those of the guest there.
+    """Create a pending cleanup for a guest without a record.
 
-    Its fence is the lowest, or the server's: a host that knows a higher one says so, and the debt
-    rises above it.
+    The fence is the lowest one, or the server's. If the host knows a higher fence, the host reports
+    that and the cleanup's fence is raised.
+
+    Args:
+        elsewhere: The server's host, if the server exists on another one and has no action.
+        keeps_files: True if the guest there uses the same files.
 
     Raises:
-        Conflict: the server is there, or the guest has a record.
+        Conflict: The server exists on another host than ``elsewhere``, or the guest has a record.
     """
     query = sa.select(servers).where(servers.c.id == server_id, servers.c.deleted == 0)
     row = tx.execute(for_update(query)).one_or_none()
@@ -145,7 +159,10 @@ def discard(
             f"Server {server_id} is there: delete it, or move it, and its guests go."
         )
     places = tx.execute(sa.select(guests).where(guests.c.server_id == server_id)).all()
-    if any(one.host == host or one.host != elsewhere or one.wanted not in HERE for one in places):
+    if any(
+        guest.host == host or guest.host != elsewhere or guest.wanted not in HERE
+        for guest in places
+    ):
         raise errors.Conflict(
             f"A guest of {server_id} has a record: kilonova host debts says what will remove it."
         )
@@ -155,12 +172,12 @@ def discard(
 
 
 def confirm_debts(tx: Connection, confirmed: Iterable[RemovedGuest]) -> set[str]:
-    """Remove the debts of guests that hosts have removed, and release their allocations.
+    """Remove the guests that hosts have removed, and release their allocations.
 
-    A confirmation under an older fence is ignored.
+    Confirmations with an older fence are ignored.
 
     Returns:
-        The servers of which a debt was removed.
+        The servers of the removed guests.
     """
     fences = {(server, host): fence for server, host, fence in confirmed}
     if not fences:
@@ -178,23 +195,26 @@ def confirm_debts(tx: Connection, confirmed: Iterable[RemovedGuest]) -> set[str]
         for row in rows
         if (row.server_id, row.host) in fences and row.fence <= fences[row.server_id, row.host]
     ]
-    found = [(row.server_id, row.host) for row in removed]
-    if found:
+    keys = [(row.server_id, row.host) for row in removed]
+    if keys:
         allocations.release(tx, [(row.holder or row.server_id, row.host) for row in removed])
         tx.execute(
             sa.delete(guests).where(
-                guests.c.server_id.in_([server for server, _ in found]),
-                sa.tuple_(guests.c.server_id, guests.c.host).in_(found),
+                guests.c.server_id.in_([server for server, _ in keys]),
+                sa.tuple_(guests.c.server_id, guests.c.host).in_(keys),
             )
         )
-    return {server for server, _ in found}
+    return {server for server, _ in keys}
 
 
 def debts(
     tx: Connection, host: str, older_than: int, limit: int, known: Collection[tuple[str, int]] = ()
 ) -> list[GuestRow]:
-    """Debts of a host that were not sent within the last ``older_than`` µs, but for those
-    ``known``: (server, fence). One that somebody works on just now is left out too."""
+    """Return and lock up to ``limit`` pending cleanups of a host, oldest change first.
+
+    Cleanups sent within the last ``older_than`` µs, the (server, fence) pairs in ``known``, and
+    rows locked by another transaction are left out.
+    """
     query = _DEBTS
     if known:
         query = query.where(sa.tuple_(guests.c.server_id, guests.c.fence).not_in(sorted(known)))
@@ -218,7 +238,7 @@ _DEBTS = (
 
 
 def debts_of(tx: Connection, server_ids: Iterable[str]) -> list[DebtRow]:
-    """The debts of these servers, with ``up``: whether their host can be reached."""
+    """Return the pending cleanups of these servers. ``up`` is True if the host can be reached."""
     return list(tx.execute(_DEBTS_OF, {"servers": list(server_ids)}))
 
 
@@ -246,7 +266,7 @@ _DEBTS_OF = (
 
 
 def mark_sent(tx: Connection, host: str, server_ids: Sequence[str]) -> None:
-    """The command to remove them was sent."""
+    """Record that the commands to remove these guests were sent."""
     tx.execute(
         sa.update(guests)
         .where(guests.c.host == host, guests.c.server_id.in_(server_ids))
@@ -255,7 +275,7 @@ def mark_sent(tx: Connection, host: str, server_ids: Sequence[str]) -> None:
 
 
 def fences_on(tx: Connection, host: str) -> dict[str, int]:
-    """All that may exist on a host, with the fence it must know: the answer to its registration."""
+    """Return all guests of a host with their fences: the response to a registration."""
     return {
         row.server_id: row.fence
         for row in tx.execute(
@@ -265,25 +285,28 @@ def fences_on(tx: Connection, host: str) -> dict[str, int]:
 
 
 def places(tx: Connection, server_id: str) -> list[GuestRow]:
-    """All guests of a server, debts too; its row is locked."""
+    """Return all guests of a server, pending cleanups too. The caller has locked the server."""
     return list(
         tx.execute(sa.select(guests).where(guests.c.server_id == server_id).order_by(guests.c.host))
     )
 
 
 def off_on(tx: Connection, host: str, reported: Iterable[str]) -> list[str]:
-    """Servers whose domain on this host must be off, because they are, or may be, elsewhere: what
-    is kept there; and of the domains that the host has told of, those of servers that have no
-    record there and another place: the host was forgotten while it was away."""
-    kept = sa.select(guests.c.server_id).where(
+    """Return servers whose domain on this host must be stopped.
+
+    Why: the server is or may be on another host. The result contains the kept guests. It also
+    contains reported domains without a guest record here whose server has another host. For
+    example, an operator removed the host's record while the host was off.
+    """
+    kept_guests = sa.select(guests.c.server_id).where(
         guests.c.host == host, guests.c.wanted == GuestState.KEPT
     )
-    found = set(tx.scalars(kept))
+    server_ids = set(tx.scalars(kept_guests))
     if names := sorted(set(reported)):
         here = sa.select(guests.c.server_id).where(
             guests.c.server_id == servers.c.id, guests.c.host == host
         )
-        found |= set(
+        server_ids |= set(
             tx.scalars(
                 sa.select(servers.c.id).where(
                     servers.c.id.in_(names),
@@ -293,11 +316,11 @@ def off_on(tx: Connection, host: str, reported: Iterable[str]) -> list[str]:
                 )
             )
         )
-    return sorted(found)
+    return sorted(server_ids)
 
 
 def discard_debts(tx: Connection, host: str) -> None:
-    """Remove the debts of a host that will never confirm them; its provider is locked."""
+    """Remove the pending cleanups of a removed host. The caller has locked the provider."""
     debts_there = list(
         tx.execute(
             sa.select(guests).where(guests.c.host == host, guests.c.wanted == GuestState.ABSENT)
@@ -313,21 +336,25 @@ def discard_debts(tx: Connection, host: str) -> None:
 def lost_power(
     tx: Connection, host: str, server: str | None = None, idle_too: bool = False
 ) -> None:
-    """The host was booted: guests that should run there, of servers with an action in hand, are
-    known to be off. When that action does not start them they are started after it. ``idle_too``:
-    servers without an action as well."""
+    """Record after a boot of the host that guests are stopped, if their servers have an action.
+
+    If the action does not start them, the guests are started afterwards. ``idle_too`` includes
+    servers without an action.
+    """
     here = sa.select(guests.c.server_id).where(
         guests.c.host == host, guests.c.wanted == GuestState.RUNNING
     )
-    wanted = here.where(guests.c.server_id == server) if server else here
+    server_ids = here.where(guests.c.server_id == server) if server else here
     busy = sa.true() if idle_too else servers.c.action.is_not(None)
     tx.execute(
-        sa.update(servers).where(servers.c.id.in_(wanted), busy).values(power_state=states.SHUTDOWN)
+        sa.update(servers)
+        .where(servers.c.id.in_(server_ids), busy)
+        .values(power_state=states.SHUTDOWN)
     )
 
 
 def wanted_running_on(tx: Connection, host: str) -> list[ServerKey]:
-    """Idle servers whose guests should run on this host, by id; without locks."""
+    """Return idle servers whose guests should run on this host, by id, without locks."""
     query = sa.select(servers.c.id, servers.c.project_id).join(
         guests, guests.c.server_id == servers.c.id
     )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Actions that the accepting transaction does by itself: lock, unlock, reset of the state.
+"""Actions that complete in the transaction of the request: lock, unlock and reset of the state.
 
-The API calls ``do`` for rows of ``states.ACTIONS`` with ``immediate``. Each is journalled as an
-action that is done, so that os-instance-actions shows it; none of them waits for a conductor.
+The API calls ``do`` for rows of ``states.ACTIONS`` with ``immediate``. The journal gets a completed
+action, so that os-instance-actions shows it. No conductor is needed.
 """
 
 from __future__ import annotations
@@ -33,20 +33,22 @@ def do(
     args: Values | None = None,
     project_id: str | None = None,
 ) -> None:
-    """Carry an immediate action out.
+    """Carry out an immediate action.
 
     Raises:
-        NotFound: no such server (in that project). Locked, Forbidden: the lock is an admin's.
+        NotFound: The server does not exist, or not in this project.
+        Locked: The server is locked, and the caller is no admin.
+        Forbidden: Only an admin can remove the lock.
     """
     assert row.immediate is not None
-    found = actions.take_lock(tx, server_id, project_id)
-    actions.check(row, server_id, found, context, tx)
-    changes = _IMMEDIATE[row.immediate](tx, server_id, found, context, args or {})
+    server = actions.take_lock(tx, server_id, project_id)
+    actions.check(row, server_id, server, context, tx)
+    changes = _IMMEDIATE[row.immediate](tx, server_id, server, context, args or {})
     tx.execute(
         sa.update(servers).where(servers.c.id == server_id).values(**changes, updated_at=now())
     )
-    note(tx, row.name, server_id, found, context, args or {})
-    outbox.done(tx, row, server_id, context, found)
+    note(tx, row.name, server_id, server, context, args or {})
+    outbox.add_done(tx, row, server_id, context, server)
 
 
 def note(
@@ -57,8 +59,7 @@ def note(
     context: RequestContext,
     args: Values,
 ) -> None:
-    """Journal what was done at once to a server, whose locked row is ``found``, as an action that
-    is done."""
+    """Write a completed action to the journal. ``found`` is the locked row of the server."""
     tx.execute(
         sa.insert(actions_table).values(created_at=now(), updated_at=now(), finished_at=now()),
         {
@@ -79,24 +80,30 @@ def note(
 
 
 def _lock(
-    tx: Connection, server_id: str, found: ServerState, context: RequestContext, args: Values
+    tx: Connection, server_id: str, server: ServerState, context: RequestContext, args: Values
 ) -> Values:
-    """Lock as Nova does: the owner changes nothing of a lock, and another project's admin takes it
-    over. Who is of the server's project is its owner, whatever their role."""
-    is_owner = context.project_id == found.project_id
-    if found.locked and is_owner:
+    """Lock the server as Nova does.
+
+    A member of the server's project, whatever their role, does not change an existing lock. An
+    admin of another project takes over the lock.
+    """
+    is_owner = context.project_id == server.project_id
+    if server.locked and is_owner:
         return {}
     reason = args.get("locked_reason")
-    kept = {} if reason is None and found.locked else {"locked_reason": reason}
-    return {"locked": True, "locked_by": OWNER if is_owner else ADMIN, **kept}
+    reason_change = {} if reason is None and server.locked else {"locked_reason": reason}
+    return {"locked": True, "locked_by": OWNER if is_owner else ADMIN, **reason_change}
 
 
 def _unlock(
-    tx: Connection, server_id: str, found: ServerState, context: RequestContext, args: Values
+    tx: Connection, server_id: str, server: ServerState, context: RequestContext, args: Values
 ) -> Values:
-    """An admin's lock is not undone by the owner, unless policy lets them (``override``)."""
-    is_owner = context.project_id == found.project_id
-    if found.locked_by == ADMIN and is_owner and not args.get("override"):
+    """Remove the lock.
+
+    The owner cannot remove an admin's lock unless policy permits that (``override``).
+    """
+    is_owner = context.project_id == server.project_id
+    if server.locked_by == ADMIN and is_owner and not args.get("override"):
         raise errors.Forbidden(
             "Policy doesn't allow os_compute_api:os-lock-server:unlock:unlock_override to be "
             "performed."
@@ -105,17 +112,17 @@ def _unlock(
 
 
 def _reset_state(
-    tx: Connection, server_id: str, found: ServerState, context: RequestContext, args: Values
+    tx: Connection, server_id: str, server: ServerState, context: RequestContext, args: Values
 ) -> Values:
-    """An admin's word about the state: whatever runs is ended without its undo."""
-    if found.action:
-        actions.supersede(tx, found.action)
-    migrations.abandon(tx, server_id, found.fence + 1)
+    """Set the state that an admin requests, and end the running action without its undo."""
+    if server.action:
+        actions.supersede(tx, server.action)
+    migrations.abandon(tx, server_id, server.fence + 1)
     return {
         "vm_state": states.ACTIVE if args.get("state") == states.ACTIVE else states.ERROR,
         "task_state": None,
         "action": None,
-        "fence": found.fence + 1,
+        "fence": server.fence + 1,
     }
 
 

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the metadata service reads of a server, in one statement and one more when it has volumes,
-and the one thing that it writes.
+"""The queries of the metadata service: one statement per server, and one more for volumes.
 
-``version`` changes whenever a guest would be told something else. Invariant: each transaction that
-changes such a column writes updated_at, the fence or one of the other columns of the version.
+``version`` changes whenever the guest's metadata changes. Invariant: each transaction that changes
+such data also changes ``updated_at``, the fence or another column of the version.
 
-Called by ``compute_api.metadata``. A guest's password is written once; its owner clears it through
-the API.
+A guest can store a password once. The server's owner clears it through the API.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from common.store.servers import volumes
 
 C = servers.c
 Version = tuple[int | str | None, ...]
-#: Changes with what a server's guest may know, and with who may ask for it.
+#: Columns that change with the metadata, and with the hosts that may request it.
 _VERSION = [
     C.fence,
     C.updated_at,
@@ -66,7 +64,7 @@ _FACTS = [
     ),
     *_VERSION,
 ]
-#: On both hosts of a move that is on its way the guest may run.
+#: During a move the guest may run on both hosts.
 _WITH_MOVE = servers.outerjoin(
     migrations,
     sa.and_(migrations.c.server_id == C.id, migrations.c.status.in_(MIGRATIONS_IN_PROGRESS)),
@@ -74,7 +72,7 @@ _WITH_MOVE = servers.outerjoin(
 
 
 def facts(tx: Connection, server_id: str) -> ServerFacts | None:
-    """What its guest may know of a server, JSON columns read; None: it is gone."""
+    """Return the data for the guest's metadata with JSON parsed, or None for a deleted server."""
     return tx.execute(_of_server(_FACTS, server_id)).first()
 
 
@@ -94,7 +92,7 @@ def _of_server(columns: Sequence[sa.ColumnElement[Any]], server_id: str) -> sa.S
 
 
 def tagged_volumes(tx: Connection, server: ServerFacts) -> list[BlockDeviceRow]:
-    """Those that its user gave a tag and that it has; nobody is asked when it has none."""
+    """Return the attached volumes with a tag. Without volumes there is no query."""
     if not server.volumes:
         return []
     return [
@@ -105,7 +103,7 @@ def tagged_volumes(tx: Connection, server: ServerFacts) -> list[BlockDeviceRow]:
 
 
 def boot_roles(tx: Connection, server_id: str) -> list[str]:
-    """The roles of who asked for a server; none of one from before they were kept."""
+    """Return the roles of the user that created the server, or [] if they were not stored."""
     args = tx.scalar(
         sa.select(actions.c.args).where(
             actions.c.server_id == server_id, actions.c.workflow == "create"
@@ -115,7 +113,7 @@ def boot_roles(tx: Connection, server_id: str) -> list[str]:
 
 
 def post_password(tx: Connection, server_id: str, password: str) -> bool:
-    """Keep the password that a guest posted, unless there is one (False)."""
+    """Store the guest's password. Returns False if a password is stored already."""
     return bool(
         tx.execute(
             sa.update(servers)

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Migrations: the record of each move of a server, from where to where, and how far it is.
+"""Migrations: the record of each move of a server, with source, destination and progress.
 
-A migration is opened in the transaction that begins its action, and is the consumer that holds what
-the server had on its source until the move is over. ``begin`` and ``close`` are called by the API
-and the operator's commands, ``close`` by the sweep too; ``update`` by the conductor's runner. The
-rest reads.
+The transaction that begins a move also opens the migration. Until the end of the move, the
+migration is the consumer of the server's resources at the source. The API, the CLI and the sweep
+call ``begin`` and ``close``. The conductor's runner calls ``update``.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ from common.store.schema import guests as guests_table
 from common.store.schema import heartbeats, hosts, migrations, servers, services
 from common.store.servers import actions, guests
 
-#: Statuses in which a live migration can be aborted, and in which its end can be forced.
+#: Statuses in which a live migration can be aborted.
 ABORTABLE = (MigrationStatus.RUNNING,)
 QUEUED = (MigrationStatus.QUEUED, MigrationStatus.PREPARING)
 
@@ -66,16 +65,15 @@ def begin(
     secrets: str | None = None,
     changes: Values | None = None,
 ) -> str:
-    """Let an action that moves the server take it, and open the record of the move; returns the
-    action's id.
+    """Let an action that moves the server take it, open the migration, and return the action's id.
 
-    The action's args get ``migration`` (the uuid), ``source``, ``was``, ``old_flavor`` and
-    ``new_flavor``. A server that has a move open already has it ended by an action that supersedes;
-    what it left becomes that action's to undo.
+    The action's arguments get ``migration`` (the uuid), ``source``, ``was``, ``old_flavor`` and
+    ``new_flavor``. If the server has an open migration, the superseding action ends that and must
+    undo the remains.
 
     Raises:
-        NotFound, Locked, WrongState, Busy: as ``actions.begin``.
-        Conflict: the server is on no host, or on its way to one that is up.
+        NotFound, Locked, WrongState, Busy: As in ``actions.begin``.
+        Conflict: The server has no host, or is being evacuated to a host that is up.
     """
     actions.take_lock(tx, server_id, project_id)
     server = tx.execute(
@@ -126,7 +124,7 @@ def begin(
 
 
 def _check_destination(tx: Connection, server_id: str, host: str | None) -> None:
-    """Is the server not being evacuated to this host already, and that is up?"""
+    """Raise Conflict if the server is being evacuated to this host already, and the host is up."""
     move = open_of(tx, [server_id]).get(server_id)
     if (
         host is None
@@ -148,16 +146,17 @@ def close(
     context: RequestContext,
     project_id: str | None = None,
 ) -> str:
-    """Let the action that confirms or reverts a finished move take the server; returns the action's
-    id. Its args get ``migration``, ``source``, ``dest``, ``old_flavor``, ``new_flavor``, ``before``
-    (the vm_state before the move) and ``resized`` (the fence under which it was moved).
+    """Let the action that confirms or reverts a finished move take the server, and return its id.
+
+    The action's arguments get ``migration``, ``source``, ``dest``, ``old_flavor``, ``new_flavor``,
+    ``before`` (the vm_state before the move) and ``resized`` (the fence of the move).
 
     Raises:
-        NotFound, Locked, WrongState, Busy: as ``actions.begin``.
-        BadRequest: the server has no move to end.
+        NotFound, Locked, WrongState, Busy: As in ``actions.begin``.
+        BadRequest: The server has no finished move.
     """
-    found = actions.take_lock(tx, server_id, project_id)
-    actions.check(row, server_id, found, context, tx)
+    server = actions.take_lock(tx, server_id, project_id)
+    actions.check(row, server_id, server, context, tx)
     move = tx.execute(
         sa.select(migrations, actions_table.c.fence)
         .select_from(migrations.join(actions_table, actions_table.c.id == migrations.c.action_id))
@@ -186,9 +185,11 @@ def close(
 
 
 def abandon(tx: Connection, server_id: str, fence: int) -> None:
-    """An admin says that the server is where it is, and of the flavor that it has there: what an
-    open move has anywhere else is a debt, but for files that are the server's own, on shared
-    storage."""
+    """End the open migration of a server after an admin has reset the state.
+
+    The server keeps host and flavor. Guests on other hosts become pending cleanups. Files on
+    storage that these share with the server's host are kept.
+    """
     for move in open_of(tx, [server_id]).values():
         server = tx.execute(
             sa.select(servers.c.host, servers.c.flavor).where(servers.c.id == server_id)
@@ -223,20 +224,19 @@ def abandon(tx: Connection, server_id: str, fence: int) -> None:
         update(tx, {move.uuid: {"status": status}})
 
 
-def share_files(tx: Connection, one: str, other: str) -> bool:
-    """Is what one of these hosts keeps of a server the same as what the other does?"""
-    found = {
+def share_files(tx: Connection, first: str, second: str) -> bool:
+    """Return True if both hosts report the same shared storage."""
+    storages = {
         row.name: (row.facts or {}).get("storage")
         for row in tx.execute(
-            sa.select(hosts.c.name, hosts.c.facts).where(hosts.c.name.in_((one, other)))
+            sa.select(hosts.c.name, hosts.c.facts).where(hosts.c.name.in_((first, second)))
         )
     }
-    return bool(found.get(one)) and found.get(one) == found.get(other)
+    return bool(storages.get(first)) and storages.get(first) == storages.get(second)
 
 
 def _unbind_elsewhere(tx: Connection, move: MigrationRow, server_id: str) -> None:
-    """The ports of a server may still be bound to both hosts of its move; the host where it is not
-    is forgotten."""
+    """Add pending cleanups for the port bindings to the other host of a live migration."""
     server = tx.execute(
         sa.select(servers.c.host, servers.c.interfaces, servers.c.project_id).where(
             servers.c.id == server_id
@@ -249,21 +249,23 @@ def _unbind_elsewhere(tx: Connection, move: MigrationRow, server_id: str) -> Non
             [
                 {
                     "kind": cleanups.BINDING,
-                    "target": one["port"],
+                    "target": interface["port"],
                     "place": other,
                     "args": {},
                     "server_id": server_id,
                     "project_id": server.project_id,
                     "why": "Its live migration was ended by an admin's word.",
                 }
-                for one in server.interfaces or ()
+                for interface in server.interfaces or ()
             ],
         )
 
 
 def end_open(tx: Connection, server_ids: Sequence[str], status: MigrationStatus) -> None:
-    """Whatever moves of these servers are open have ended like this: something else has taken the
-    servers."""
+    """Set this status for the open migrations of these servers.
+
+    Another action has taken the servers.
+    """
     for move in open_of(tx, server_ids).values():
         if move.source_host is not None and move.dest_host == move.source_host:
             allocations.stay(tx, move.uuid, move.server_id, move.source_host)
@@ -275,7 +277,7 @@ def end_open(tx: Connection, server_ids: Sequence[str], status: MigrationStatus)
 
 
 def update(tx: Connection, changes: Mapping[str, Mapping[str, object]]) -> None:
-    """Write what has become of migrations, by uuid."""
+    """Write columns of migrations, by uuid."""
     update_grouped(
         tx,
         migrations,
@@ -284,9 +286,11 @@ def update(tx: Connection, changes: Mapping[str, Mapping[str, object]]) -> None:
     )
 
 
-def measured(tx: Connection, numbers: Mapping[tuple[str, str], Mapping[str, int]]) -> None:
-    """How far the live migrations are, in bytes, by the host that they leave and their action; no
-    change in the sense of ``updated_at``."""
+def store_progress(tx: Connection, numbers: Mapping[tuple[str, str], Mapping[str, int]]) -> None:
+    """Store the progress of live migrations in bytes, by source host and action.
+
+    ``updated_at`` stays unchanged.
+    """
     for (host, action), reported in numbers.items():
         tx.execute(
             sa.update(migrations)
@@ -298,8 +302,11 @@ def measured(tx: Connection, numbers: Mapping[tuple[str, str], Mapping[str, int]
 def request_control(
     tx: Connection, uuid: str, control: Control, statuses: Iterable[MigrationStatus]
 ) -> bool:
-    """Ask for an abort, or for the end to be forced, of a live migration in one of these statuses;
-    False when it is in none. Its host is told with every exchange until it has ended."""
+    """Request an abort or a forced completion of a live migration.
+
+    The source is notified with each exchange until the migration ends. Returns False if the
+    migration has none of these statuses.
+    """
     return bool(
         tx.execute(
             sa.update(migrations)
@@ -310,8 +317,7 @@ def request_control(
 
 
 def requested_controls(tx: Connection, host: str) -> list[RequestedControl]:
-    """The controls that are requested of live migrations that leave this host: requested_control,
-    action_id."""
+    """Return the requested controls of live migrations from this host."""
     return list(tx.execute(_REQUESTED, {"source": host}))
 
 
@@ -322,8 +328,8 @@ _REQUESTED = sa.select(migrations.c.action_id, migrations.c.requested_control).w
 )
 
 
-def completed(tx: Connection, server_ids: Iterable[str]) -> None:
-    """Evacuations of these servers whose source has confirmed that nothing is left there."""
+def complete_evacuations(tx: Connection, server_ids: Iterable[str]) -> None:
+    """Complete evacuations of these servers whose source has confirmed the removal."""
     owing = sa.select(guests_table.c.server_id).where(
         guests_table.c.server_id == migrations.c.server_id,
         guests_table.c.host == migrations.c.source_host,
@@ -343,9 +349,11 @@ def completed(tx: Connection, server_ids: Iterable[str]) -> None:
 def reading_from_the_dead(
     tx: Connection, steps: Sequence[tuple[str, str]], limit: int
 ) -> list[ReadingActionRow]:
-    """Actions whose command is at one of these steps (workflow, step), which need what a source has
-    that was forced
-    down: the action's columns and ``source``."""
+    """Return actions whose command needs files of a source that is forced down.
+
+    The command must be at one of these steps (workflow, step). The rows have the action's columns
+    and ``source``.
+    """
     return list(tx.execute(_reading(tuple(steps)), {"most": limit}))
 
 
@@ -369,8 +377,11 @@ def _reading(steps: tuple[tuple[str, str], ...]) -> sa.Select[Any]:
 
 
 def unconfirmed(tx: Connection, older_than: int, limit: int) -> list[ServerKey]:
-    """Idle servers whose finished move nobody has confirmed or reverted for ``older_than`` µs, and
-    whose host is up: else what is kept at the source may be all that there is. id, project_id."""
+    """Return idle servers with a finished move that was not confirmed for ``older_than`` µs.
+
+    Servers on hosts that are down are left out, because the kept guest at the source may be the
+    only one left.
+    """
     query = sa.select(servers.c.id, servers.c.project_id).select_from(
         servers.join(migrations, migrations.c.server_id == servers.c.id)
         .join(
@@ -399,7 +410,7 @@ def unconfirmed(tx: Connection, older_than: int, limit: int) -> list[ServerKey]:
     )
 
 
-def _shown() -> sa.Select[Any]:
+def _select_migrations() -> sa.Select[Any]:
     """Migrations with source_node, dest_node and dest_ip, which their hosts say."""
     source, dest = hosts.alias("source"), hosts.alias("dest")
     return sa.select(
@@ -426,14 +437,17 @@ def page(
     dest: str | None = None,
     **equal: str,
 ) -> list[ShownMigrationRow]:
-    """Migrations, newest first. ``host``: source or destination; ``source``, ``dest``: that host;
-    ``equal``: columns that must have this value: status, type, server_id, user_id, project_id. One
-    statement, one more with a marker.
+    """Return migrations, newest first, in one statement, or two with a marker.
+
+    Args:
+        host: Source or destination.
+        source, dest: Only this source or destination.
+        equal: Values of the columns status, type, server_id, user_id or project_id.
 
     Raises:
-        BadRequest: the marker is no migration's uuid.
+        BadRequest: The marker is not the uuid of a migration.
     """
-    query = _shown()
+    query = _select_migrations()
     for column, value in equal.items():
         query = query.where(migrations.c[column] == value)
     if host is not None:
@@ -468,11 +482,13 @@ def page(
 
 
 def in_progress(tx: Connection, server_id: str) -> list[ShownMigrationRow]:
-    """The live migrations and evacuations of a server that are still on their way, as
-    servers/{id}/migrations shows."""
+    """Return the running live migrations and evacuations of a server.
+
+    GET /servers/{id}/migrations shows these.
+    """
     return list(
         tx.execute(
-            _shown()
+            _select_migrations()
             .where(
                 migrations.c.server_id == server_id,
                 migrations.c.type.in_((MigrationType.LIVE, MigrationType.EVACUATION)),
@@ -484,14 +500,14 @@ def in_progress(tx: Connection, server_id: str) -> list[ShownMigrationRow]:
 
 
 def show(tx: Connection, server_id: str, number: int) -> ShownMigrationRow | None:
-    """One migration of a server, by the number that the API knows it by."""
+    """Return a migration of a server by its number in the API, or None."""
     return tx.execute(
-        _shown().where(migrations.c.server_id == server_id, migrations.c.id == number)
+        _select_migrations().where(migrations.c.server_id == server_id, migrations.c.id == number)
     ).first()
 
 
 def open_of(tx: Connection, server_ids: Iterable[str]) -> dict[str, MigrationRow]:
-    """The open migration of each of these servers that has one."""
+    """Return the open migration of each of these servers that has one."""
     return {
         row.server_id: row
         for row in tx.execute(

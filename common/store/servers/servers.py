@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers as their users see them: lists, one server, and what may be changed of it at once.
+"""Servers for the API: lists, single servers, and changes without an action.
 
-Called by the API. State (vm_state, task_state, fence, action, host) is written by ``actions`` and
-the conductor only; here are the reads, the insert of new rows, and the columns that no action
-guards (name, metadata, tags …). Rows come straight from columns, JSON columns as their text:
-``views`` embeds it as it is, ``loads`` reads it. A list costs the same number of statements
-whatever the page holds.
+State (vm_state, task_state, fence, action, host) is written by ``actions`` and the conductor only.
+This file reads servers, inserts new rows, and changes the columns that no action guards, for
+example name, metadata and tags. JSON columns are returned as text. ``views`` embeds the text, and
+``loads`` parses it. The number of statements of a list does not depend on its length.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def _tuple(columns: Sequence[sa.ColumnElement[Any]]) -> Any:
     return namedtuple("Server", [str(column.key) for column in columns])
 
 
-#: Long columns that only a view for admins shows; a list leaves them out unless asked.
+#: Long columns that only views for admins show. Lists leave them out by default.
 _HEAVY = ("user_data", "key_data")
 _LIGHT_COLUMNS = [
     sa.type_coerce(column, sa.Text).label(column.name) if isinstance(column.type, Json) else column
@@ -51,20 +50,18 @@ _LIGHT_COLUMNS = [
 ]
 _NAME_COLUMNS = [C.id, C.name]
 _ALL_COLUMNS = [*_LIGHT_COLUMNS, *(C[name] for name in _HEAVY)]
-#: Rows as named tuples, whose attributes are ten times quicker to read than those of the library's
-#: rows.
+#: Rows are named tuples, because SQLAlchemy's rows take ten times as long to read.
 _Name, _Light, _Server = (
     _tuple(columns) for columns in (_NAME_COLUMNS, _LIGHT_COLUMNS, _ALL_COLUMNS)
 )
 loads = json.loads
-#: What of a server is told when it changes.
+#: Columns with a notification about each change.
 _SHOWN = frozenset(("name", "tags"))
-#: What of an interface the network service alone decides.
+#: Fields of an interface that only the network service decides.
 _NETWORK_FIELDS = ("addresses", "mtu", "label", "active", "groups")
 
-#: The API's names of what servers can be sorted and filtered by. Names that have no column here are
-#: those of things that no server has: sorting by them changes nothing, filtering by them finds
-#: nothing.
+#: API name of a sort key or filter -> column. An unknown sort key changes no order, and an unknown
+#: filter matches no server.
 COLUMNS: Mapping[str, sa.Column[object]] = {
     "access_ip_v4": C.access_ip_v4,
     "access_ip_v6": C.access_ip_v6,
@@ -101,7 +98,7 @@ COLUMNS: Mapping[str, sa.Column[object]] = {
     "uuid": C.id,
     "vm_state": C.vm_state,
 }
-#: Text columns that are compared whole; the other text columns take a regular expression.
+#: Text columns that are compared as a whole. Other text columns are matched as regular expressions.
 _WHOLE = {
     "project_id",
     "tenant_id",
@@ -114,20 +111,25 @@ _WHOLE = {
     "task_state",
     "vm_state",
 }
-#: Filter -> the letters of such an address; and what is in none of the other kind.
+#: Filter -> permitted characters of such an address, and a pattern that only this IP version
+#: matches.
 _ADDRESSES = {"ip": "[0-9.]", "ip6": "[0-9a-f:.]"}
 _TELLS = {"ip": "[.]", "ip6": ":"}
 
 
 @dataclass(frozen=True)
 class ServerFilters:
-    """What a list asks for.
+    """Conditions, order and page of a list of servers.
 
-    project_id: None means all. deleted: None means both. soft_deleted: also those that can be
-    restored.
-    filters: by the names in COLUMNS, a value or a list of values. states: (vm_state, task_states)
-    pairs of which one must hold; no task_states, but ``not_tasks``: any but those. tags: the four
-    kinds of tag filters. Times in microseconds, inclusive.
+    Attributes:
+        project_id: None means all projects.
+        deleted: None means deleted and existing servers.
+        soft_deleted: False leaves out soft-deleted servers.
+        filters: Name in COLUMNS -> a value or a list of values.
+        states: (vm_state, task states, excluded task states), of which one must match. Empty task
+            states permit all but the excluded ones.
+        tags: Tag filter -> tags, for the four filters of the API.
+        changed_since, changed_before: Inclusive, in µs.
     """
 
     project_id: str | None = None
@@ -138,67 +140,72 @@ class ServerFilters:
     tags: Mapping[str, Sequence[str]] = field(default_factory=dict)
     changed_since: int | None = None
     changed_before: int | None = None
-    sort: Sequence[tuple[str, bool]] = ()  # (name, descending)
+    # (name, descending)
+    sort: Sequence[tuple[str, bool]] = ()
     marker: str | None = None
     limit: int = 1000
 
 
 def page(
-    tx: Connection, wanted: ServerFilters, heavy: bool = False, names_only: bool = False
+    tx: Connection, filters: ServerFilters, heavy: bool = False, names_only: bool = False
 ) -> list[ServerRecord]:
-    """One page of servers; ``heavy``: with the long columns too, ``names_only``: only id and name.
+    """Return one page of servers.
+
+    Args:
+        heavy: Include the long columns.
+        names_only: Return only id and name.
 
     Raises:
-        BadRequest: the marker names no server; a filter's value cannot be one.
+        BadRequest: The marker is not the id of a server, or a filter's value is invalid.
     """
-    columns, kind = (
+    columns, row_type = (
         (_NAME_COLUMNS, _Name)
         if names_only
         else (_ALL_COLUMNS, _Server)
         if heavy
         else (_LIGHT_COLUMNS, _Light)
     )
-    query = sa.select(*columns).where(*_conditions(wanted))
-    order = _order(wanted.sort)
-    if wanted.marker is not None:
+    query = sa.select(*columns).where(*_conditions(filters))
+    order = _order(filters.sort)
+    if filters.marker is not None:
         keys = sa.select(*(key.value.label(f"k{i}") for i, key in enumerate(order))).where(
-            C.id == wanted.marker
+            C.id == filters.marker
         )
-        if wanted.project_id is not None:
-            keys = keys.where(C.project_id == wanted.project_id)
+        if filters.project_id is not None:
+            keys = keys.where(C.project_id == filters.project_id)
         last = tx.execute(keys).first()
         if last is None:
-            raise errors.BadRequest(f"marker [{wanted.marker}] not found")
+            raise errors.BadRequest(f"marker [{filters.marker}] not found")
         query = query.where(after(order, list(last)))
-    found = fetch(tx, query.order_by(*(key.clause for key in order)).limit(wanted.limit))
-    return list(map(kind._make, found))
+    rows = fetch(tx, query.order_by(*(key.clause for key in order)).limit(filters.limit))
+    return list(map(row_type._make, rows))
 
 
 def _order(sort: Sequence[tuple[str, bool]]) -> list[SortOrder]:
-    """The sort keys asked for, then newest first, then the id, which makes the order whole."""
+    """Return the requested sort keys, then newest first, then the id as a unique key."""
     keys = [SortOrder(COLUMNS[name], descending) for name, descending in sort if name in COLUMNS]
     seen = {key.column.key for key in keys}
     keys += [SortOrder(column, True) for column in (C.created_at, C.id) if column.key not in seen]
     return keys
 
 
-def _conditions(wanted: ServerFilters) -> list[sa.ColumnElement[bool]]:
-    found: list[sa.ColumnElement[bool]] = []
-    if wanted.project_id is not None:
-        found.append(C.project_id == wanted.project_id)
-    if wanted.deleted is not None:
-        found.append(C.deleted == int(wanted.deleted))
-    if not wanted.soft_deleted:
-        found.append(C.vm_state != states.SOFT_DELETED)
-    if wanted.changed_since is not None:
-        found.append(C.updated_at >= wanted.changed_since)
-    if wanted.changed_before is not None:
-        found.append(C.updated_at <= wanted.changed_before)
-    if wanted.states is not None:
-        found.append(sa.or_(sa.false(), *(_state(*state) for state in wanted.states)))
-    found += [_filter(name, value) for name, value in wanted.filters.items()]
-    found += [_tagged(kind, tags) for kind, tags in wanted.tags.items()]
-    return found
+def _conditions(filters: ServerFilters) -> list[sa.ColumnElement[bool]]:
+    conditions: list[sa.ColumnElement[bool]] = []
+    if filters.project_id is not None:
+        conditions.append(C.project_id == filters.project_id)
+    if filters.deleted is not None:
+        conditions.append(C.deleted == int(filters.deleted))
+    if not filters.soft_deleted:
+        conditions.append(C.vm_state != states.SOFT_DELETED)
+    if filters.changed_since is not None:
+        conditions.append(C.updated_at >= filters.changed_since)
+    if filters.changed_before is not None:
+        conditions.append(C.updated_at <= filters.changed_before)
+    if filters.states is not None:
+        conditions.append(sa.or_(sa.false(), *(_state(*state) for state in filters.states)))
+    conditions += [_filter(name, value) for name, value in filters.filters.items()]
+    conditions += [_match_tags(kind, tags) for kind, tags in filters.tags.items()]
+    return conditions
 
 
 def _state(vm_state: str, tasks: Sequence[str], not_tasks: Sequence[str]) -> sa.ColumnElement[bool]:
@@ -212,9 +219,9 @@ def _state(vm_state: str, tasks: Sequence[str], not_tasks: Sequence[str]) -> sa.
 
 
 def _filter(name: str, value: Any) -> sa.ColumnElement[bool]:
-    """The condition of one filter, by the kind of its column."""
+    """Return the condition of a filter, by the type of the column."""
     if name in _ADDRESSES:
-        return _addressed(name, str(value))
+        return _match_address(name, str(value))
     column = COLUMNS.get(name)
     if column is None:
         return sa.false()
@@ -233,9 +240,11 @@ def _filter(name: str, value: Any) -> sa.ColumnElement[bool]:
     return matches(name, column, str(value))
 
 
-def _addressed(name: str, text: str) -> sa.ColumnElement[bool]:
-    """A fixed address of this version holds the text; ^ and $ stand for its ends, .* for anything
-    between."""
+def _match_address(name: str, text: str) -> sa.ColumnElement[bool]:
+    """Return the condition that a fixed address of this IP version contains the text.
+
+    ``^`` and ``$`` match the ends of the address, and ``.*`` any part.
+    """
     digits = _ADDRESSES[name]
     whole = re.fullmatch(r"(\^?)(.*?)(\$?)", text.lower().replace("\\.", "."), re.DOTALL)
     assert whole is not None
@@ -243,8 +252,10 @@ def _addressed(name: str, text: str) -> sa.ColumnElement[bool]:
     parts = middle.split(".*")
     if not re.fullmatch(f"{digits}*", "".join(parts)):
         return sa.false()
-    found = f"{digits}*".join(part.replace(".", "[.]") for part in parts)
-    pattern = f'"address":"{"" if start else digits + "*"}{found}{"" if end else digits + "*"}"'
+    address_part = f"{digits}*".join(part.replace(".", "[.]") for part in parts)
+    pattern = (
+        f'"address":"{"" if start else digits + "*"}{address_part}{"" if end else digits + "*"}"'
+    )
     column = sa.type_coerce(C.interfaces, sa.Text)
     return sa.and_(
         matches(name, column, pattern), matches(name, column, f'"address":"{digits}*{_TELLS[name]}')
@@ -262,8 +273,8 @@ def _is_pattern(text: str) -> bool:
     return any(letter in text for letter in r".^$*+?{}[]\|()")
 
 
-def _tagged(kind: str, tags: Sequence[str]) -> sa.ColumnElement[bool]:
-    """Tags are a JSON list of strings: one is in it when its own JSON text is."""
+def _match_tags(kind: str, tags: Sequence[str]) -> sa.ColumnElement[bool]:
+    """Return the condition of a tag filter. Tags are JSON text, so a tag matches as JSON string."""
     text = sa.type_coerce(C.tags, sa.Text)
     each = [holds(text, json.dumps(tag, ensure_ascii=False)) for tag in tags]
     conditions: dict[str, sa.ColumnElement[bool]] = {
@@ -278,10 +289,14 @@ def _tagged(kind: str, tags: Sequence[str]) -> sa.ColumnElement[bool]:
 def show(
     tx: Connection, server_id: str, project_id: str | None = None, deleted: bool = False
 ) -> ServerRecord:
-    """One server, if it belongs to the project (None: any); with ``deleted`` also one that is gone.
+    """Return a server.
+
+    Args:
+        project_id: Project of the server. None: any.
+        deleted: Return deleted servers too.
 
     Raises:
-        NotFound: there is none.
+        NotFound: The server does not exist.
     """
     query = sa.select(*_ALL_COLUMNS).where(C.id == server_id)
     if project_id is not None:
@@ -291,12 +306,12 @@ def show(
     row = tx.execute(query).first()
     if row is None:
         raise errors.NotFound(f"Instance {server_id} could not be found.")
-    found: ServerRecord = _Server._make(row)
-    return found
+    server: ServerRecord = _Server._make(row)
+    return server
 
 
-def written(row: ServerRecord, names: Iterable[str]) -> Values:
-    """These columns of a server as they could be written again: JSON read from its text."""
+def writable_columns(row: ServerRecord, names: Iterable[str]) -> Values:
+    """Return these columns of a server as values for an update, with JSON parsed."""
     values = {name: getattr(row, name) for name in names}
     return {
         name: loads(value) if value is not None and isinstance(C[name].type, Json) else value
@@ -305,17 +320,17 @@ def written(row: ServerRecord, names: Iterable[str]) -> Values:
 
 
 def insert(tx: Connection, rows: list[Values]) -> None:
-    """Insert new servers, all in one statement; each row has every column that has no default."""
+    """Insert new servers in one statement. Each row has all columns without a default."""
     insert_many(tx, servers, rows, "created_at", "updated_at")
 
 
 def is_there(tx: Connection, server_id: str) -> bool:
-    """Was this server ever made?"""
+    """Return True if a server with this id exists or existed."""
     return tx.scalar(sa.select(C.id).where(C.id == server_id)) is not None
 
 
 def update(tx: Connection, server_id: str, values: Values) -> None:
-    """Change columns that no action guards; another name and other tags are told."""
+    """Change columns that no action guards. A change of name or tags is notified."""
     is_notified = notification_settings(tx) is not None and not _SHOWN.isdisjoint(values)
     before = (
         tx.scalar(sa.select(C.name).where(C.id == server_id))
@@ -333,11 +348,10 @@ def update(tx: Connection, server_id: str, values: Values) -> None:
 
 
 def change_json(tx: Connection, server_id: str, column: str, change: Callable[[T], T]) -> T:
-    """Lock the server, replace its ``meta`` or ``tags`` by ``change(old)``, and return the new
-    value.
+    """Lock the server, replace ``meta`` or ``tags`` by ``change(old)``, and return the new value.
 
     Raises:
-        NotFound: it is gone by now.
+        NotFound: The server does not exist any more.
     """
     old = tx.execute(
         for_update(sa.select(C[column]).where(C.id == server_id, C.deleted == 0))
@@ -350,29 +364,28 @@ def change_json(tx: Connection, server_id: str, column: str, change: Callable[[T
 
 
 def some(tx: Connection, server_ids: Iterable[str]) -> dict[str, ServerPlace]:
-    """Of these servers the ones that are there: id to where it is and which interfaces it has."""
+    """Return host and interfaces by id, without servers that do not exist."""
     query = sa.select(C.id, C.host, C.interfaces).where(
         C.id.in_(sorted(set(server_ids))), C.deleted == 0
     )
     return {row.id: row for row in tx.execute(query)}
 
 
-def refresh_interfaces(tx: Connection, server_id: str, found: Iterable[Interface]) -> None:
-    """Write what the network service says now of ports that the server has; which ones it has is
-    decided by actions.
+def refresh_interfaces(tx: Connection, server_id: str, ports: Iterable[Interface]) -> None:
+    """Store the network service's data of ports that the server has.
 
-    A server that is gone by now is fine.
+    Only actions add and remove interfaces. A server that does not exist any more is ignored.
     """
-    known = {one.port: to_wire(one) for one in found}
+    by_port = {interface.port: to_wire(interface) for interface in ports}
     row = tx.execute(
         for_update(sa.select(C.interfaces).where(C.id == server_id, C.deleted == 0))
     ).first()
     old = (row.interfaces or []) if row is not None else []
     new = [
-        {**one, **{name: known[one["port"]][name] for name in _NETWORK_FIELDS}}
-        if one["port"] in known
-        else one
-        for one in old
+        {**interface, **{name: by_port[interface["port"]][name] for name in _NETWORK_FIELDS}}
+        if interface["port"] in by_port
+        else interface
+        for interface in old
     ]
     if new != old:
         update(tx, server_id, {"interfaces": new})
@@ -380,14 +393,14 @@ def refresh_interfaces(tx: Connection, server_id: str, found: Iterable[Interface
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """What a server's admin view says about its host. ``status`` as the API's host_status."""
+    """Facts about a server's host for admins. ``status`` is the API's host_status."""
 
     hypervisor_hostname: str
     status: str
 
 
 def host_facts(tx: Connection, names: Iterable[str]) -> dict[str, HostFacts]:
-    """These facts of each host; one query."""
+    """Return these facts by host, in one query."""
     query = (
         sa.select(
             hosts.c.name,
@@ -422,16 +435,16 @@ def _host_status(row: Any) -> str:
 
 
 def on_hosts(tx: Connection, names: Iterable[str]) -> dict[str, list[dict[str, str]]]:
-    """Host to {name, uuid} of each server on it; one query."""
-    found: dict[str, list[dict[str, str]]] = {}
+    """Return name and uuid of the servers by host, in one query."""
+    by_host: dict[str, list[dict[str, str]]] = {}
     query = sa.select(C.host, C.name, C.id).where(C.host.in_(sorted(set(names))), C.deleted == 0)
     for host, name, uuid in tx.execute(query.order_by(C.created_at, C.id)):
-        found.setdefault(host, []).append({"name": name, "uuid": uuid})
-    return found
+        by_host.setdefault(host, []).append({"name": name, "uuid": uuid})
+    return by_host
 
 
 class FlavorCount(NamedTuple):
-    """How many servers of a flavor a project has."""
+    """Number of servers of a flavor in a project."""
 
     project_id: str
     flavor: Flavor
@@ -452,8 +465,8 @@ def flavors_on(tx: Connection, host: str) -> list[FlavorCount]:
 def idempotent(
     tx: Connection, project_id: str, keys: Sequence[str]
 ) -> dict[str, IdempotencyKeyRow]:
-    """Which of these Idempotency-Keys the project has used before: key to row."""
-    names = {_kept_key(key): key for key in keys}
+    """Return the rows of these Idempotency-Keys that the project has used before."""
+    names = {_stored_key(key): key for key in keys}
     query = sa.select(idempotency_keys).where(
         idempotency_keys.c.project_id == project_id, idempotency_keys.c.key.in_(sorted(names))
     )
@@ -461,13 +474,14 @@ def idempotent(
 
 
 def remember(tx: Connection, rows: list[dict[str, str]]) -> None:
-    """Keep Idempotency-Keys: {project_id, key, digest, reservation_id, server_id}."""
-    kept = [{**row, "key": _kept_key(row["key"])} for row in rows]
-    insert_many(tx, idempotency_keys, kept, "created_at")
+    """Store Idempotency-Keys: project_id, key, digest, reservation_id and server_id."""
+    stored = [{**row, "key": _stored_key(row["key"])} for row in rows]
+    insert_many(tx, idempotency_keys, stored, "created_at")
 
 
-def _kept_key(key: str) -> str:
-    """Return the key as its row has it.
+def _stored_key(key: str) -> str:
+    """Return the key as stored.
 
-    MariaDB's collation takes keys that differ only in case for one key. A hash tells them apart."""
+    MariaDB's collation ignores case. Therefore a key with capital letters is stored as a hash.
+    """
     return key if key == key.lower() else "sha256:" + hashlib.sha256(key.encode()).hexdigest()

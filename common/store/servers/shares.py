@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares of servers: which share a server has, by which tag, and how far it is.
+"""Shares of servers: the rows of attached shares, with tags and status.
 
-The API begins what changes them, the conductor's workflows write what becomes of it.
-``servers.shares`` counts a server's rows and is changed with them under the server's lock, so that
-nobody else asks this table. Whether a share is active is not kept: an attached one is while its
-server runs. An access rule at the share service is of a share and of a host's address
-(``access_to``); servers of one host need the same one.
+The API begins the changes, and the conductor's workflows record their outcomes. ``servers.shares``
+counts a server's rows, so that servers without shares need no query. It changes with the rows,
+under the server's lock. The status "active" is not stored: an attached share is active while the
+server runs. An access rule of the share service belongs to a share and a host's address
+(``access_to``). All servers on a host use the same rule.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from common.store.schema import hosts, servers
 from common.store.schema import share_mappings as table
 from common.store.servers import actions
 
-#: A mapping in one of these needs the access rule of its share and host.
+#: Mappings with one of these statuses need the access rule of their share and host.
 USING = (ShareStatus.ATTACHING, ShareStatus.INACTIVE)
-#: What a host needs for a guest with a share: the device, and memory that the device's process can
-#: see.
+#: Traits of a host that can give shares to guests: the device, and memory that the device's process
+#: can map.
 TRAITS = ("COMPUTE_STORAGE_VIRTIO_FS", "COMPUTE_MEM_BACKING_FILE")
 
 
 def list_of(tx: Connection, server_id: str) -> list[ShareMappingRow]:
-    """A server's, the oldest first."""
+    """Return the shares of a server, oldest first."""
     return list(
         tx.execute(
             sa.select(table)
@@ -43,12 +43,12 @@ def list_of(tx: Connection, server_id: str) -> list[ShareMappingRow]:
 
 
 def ids_of(tx: Connection, servers: Iterable[ServerRow]) -> dict[str, list[str]]:
-    """The ids of the shares of these servers, by server; nobody is asked when they have none."""
-    having = sorted(row.id for row in servers if row.shares)
-    found: dict[str, list[str]] = {}
-    for row in tx.execute(_OF_SERVERS, {"ids": having}) if having else ():
-        found.setdefault(row.server_id, []).append(row.share_id)
-    return found
+    """Return the share ids of these servers, by server. Without shares there is no query."""
+    server_ids = sorted(row.id for row in servers if row.shares)
+    by_server: dict[str, list[str]] = {}
+    for row in tx.execute(_OF_SERVERS, {"ids": server_ids}) if server_ids else ():
+        by_server.setdefault(row.server_id, []).append(row.share_id)
+    return by_server
 
 
 _OF_SERVERS = (
@@ -59,13 +59,17 @@ _OF_SERVERS = (
 
 
 def show(tx: Connection, server_id: str, share_id: str) -> ShareMappingRow:
-    """One of a server's. Raises NotFound."""
-    found = tx.execute(
+    """Return the mapping of a server's share.
+
+    Raises:
+        NotFound: The server does not have the share.
+    """
+    mapping = tx.execute(
         sa.select(table).where(table.c.server_id == server_id, table.c.share_id == share_id)
     ).first()
-    if found is None:
+    if mapping is None:
         raise errors.NotFound(f"Share {share_id} could not be found.")
-    return found
+    return mapping
 
 
 def attach(
@@ -77,16 +81,18 @@ def attach(
     project_id: str | None,
     share: Mapping[str, str],
 ) -> str:
-    """Let the action that attaches a share take the server; returns the action's id. ``share``: its
-    share_id, tag, protocol and export_location; the action's args get them, with the mapping's uuid
-    and the host's address.
+    """Let the action that attaches a share take the server, and return the action's id.
+
+    Args:
+        share: share_id, tag, protocol and export_location. The action's arguments get them, with
+            the mapping's uuid and the host's address.
 
     Raises:
-        NotFound, Locked, WrongState, Busy: as ``actions.begin``.
-        Conflict: the server has the share or the tag already, or its host cannot give guests any.
+        NotFound, Locked, WrongState, Busy: As in ``actions.begin``.
+        Conflict: The server has the share or the tag already, or its host does not support shares.
     """
-    found = actions.take_lock(tx, server_id, project_id)
-    actions.check(row, server_id, found, context, tx)
+    server = actions.take_lock(tx, server_id, project_id)
+    actions.check(row, server_id, server, context, tx)
     alike = sa.or_(table.c.share_id == share["share_id"], table.c.tag == share["tag"])
     if (
         tx.execute(sa.select(table.c.uuid).where(table.c.server_id == server_id, alike)).first()
@@ -95,7 +101,7 @@ def attach(
         raise errors.Conflict(
             f"Share '{share['share_id']}' or tag '{share['tag']}' already associated to this server."
         )
-    values = {**share, "uuid": ids.new(), "access_to": _address(tx, found.host)}
+    values = {**share, "uuid": ids.new(), "access_to": _mount_address(tx, server.host)}
     action = actions.begin(
         tx,
         row,
@@ -115,20 +121,24 @@ def attach(
     return action
 
 
-def _address(tx: Connection, host: str | None) -> str:
-    """The address from which a host mounts shares, if it can give them to guests."""
-    found = tx.execute(
+def _mount_address(tx: Connection, host: str | None) -> str:
+    """Return the address from which a host mounts shares.
+
+    Raises:
+        Conflict: The server has no host, or the host does not support shares.
+    """
+    host_row = tx.execute(
         sa.select(hosts.c.host_ip, hosts.c.traits, hosts.c.facts).where(hosts.c.name == host)
     ).first()
-    if found is None:
+    if host_row is None:
         raise errors.Conflict("The server is on no host that could mount a share.")
-    missing = [trait for trait in TRAITS if trait not in found.traits]
+    missing = [trait for trait in TRAITS if trait not in host_row.traits]
     if missing:
         raise errors.Conflict(
             "Feature not supported because the server's host is not configured for it: it lacks "
             f"{' and '.join(missing)}."
         )
-    return str((found.facts or {}).get("share_address") or found.host_ip)
+    return str((host_row.facts or {}).get("share_address") or host_row.host_ip)
 
 
 def detach(
@@ -140,15 +150,16 @@ def detach(
     project_id: str | None,
     share_id: str,
 ) -> str:
-    """Let the action that detaches a share take the server; returns the action's id. Its args get
-    the share, and as ``was`` how far it was.
+    """Let the action that detaches a share take the server, and return the action's id.
+
+    The action's arguments get the share, with its status as ``was``.
 
     Raises:
-        NotFound, Locked, WrongState, Busy: as ``actions.begin``. NotFound: the server does not have
-        the share.
+        NotFound: The server does not exist, or does not have the share.
+        Locked, WrongState, Busy: As in ``actions.begin``.
     """
-    found = actions.take_lock(tx, server_id, project_id)
-    actions.check(row, server_id, found, context, tx)
+    server = actions.take_lock(tx, server_id, project_id)
+    actions.check(row, server_id, server, context, tx)
     mapping = show(tx, server_id, share_id)
     action = actions.begin(
         tx,
@@ -163,7 +174,7 @@ def detach(
 
 
 def as_args(mapping: ShareMappingRow) -> dict[str, str]:
-    """A mapping as the actions and commands about it carry it."""
+    """Return a mapping as argument of actions and commands."""
     return {
         name: getattr(mapping, name)
         for name in ("uuid", "share_id", "tag", "protocol", "export_location", "access_to")
@@ -171,33 +182,33 @@ def as_args(mapping: ShareMappingRow) -> dict[str, str]:
 
 
 def put(tx: Connection, uuids: Sequence[str], status: ShareStatus) -> None:
-    """Write how far these are."""
+    """Set the status of these mappings."""
     tx.execute(
         sa.update(table).where(table.c.uuid.in_(uuids)).values(status=status, updated_at=now())
     )
 
 
 def leaving(tx: Connection, server_ids: Iterable[str]) -> dict[str, list[dict[str, str]]]:
-    """All shares of these servers, which are deleted, are on their way out; as args, by server."""
-    found: dict[str, list[dict[str, str]]] = {}
+    """Set all shares of deleted servers to detaching, and return their arguments by server."""
+    by_server: dict[str, list[dict[str, str]]] = {}
     rows = tx.execute(
         sa.select(table)
         .where(table.c.server_id.in_(sorted(server_ids)))
         .order_by(table.c.created_at, table.c.uuid)
     ).all()
     for row in rows:
-        found.setdefault(row.server_id, []).append(as_args(row))
+        by_server.setdefault(row.server_id, []).append(as_args(row))
     put(tx, [row.uuid for row in rows], ShareStatus.DETACHING)
-    return found
+    return by_server
 
 
 def remove(tx: Connection, uuids: Sequence[str]) -> None:
-    """Forget these; their servers' rows are changed by the caller."""
+    """Delete these mappings. The caller changes the servers' counts."""
     tx.execute(sa.delete(table).where(table.c.uuid.in_(uuids)))
 
 
 def is_used(tx: Connection, share_id: str, access_to: str) -> bool:
-    """Does a server need the rule that lets this address mount the share?"""
+    """Return True if a server needs the access rule of this share and address."""
     return (
         tx.scalar(
             sa.select(table.c.uuid)

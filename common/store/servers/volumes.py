@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Volumes of servers: which volume a server has, what it calls it, and how far it is.
+"""Volumes of servers: the rows of attached volumes, with device names and status.
 
-The API begins what changes them, the conductor's workflows write what becomes of it.
-``servers.volumes`` counts a server's rows and is changed with them under the server's lock, so that
-nobody else asks this table. A row is there from the moment a volume is asked for to the moment its
-attachment is gone.
+The API begins the changes, and the conductor's workflows record their outcomes. A row exists from
+the request until the attachment is deleted. ``servers.volumes`` counts a server's rows, so that
+servers without volumes need no query. It changes with the rows, under the server's lock.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ VOLUME = "volume"
 
 @dataclass(frozen=True, kw_only=True)
 class WantedVolume:
-    """A volume that a server is to get on a ``bus``."""
+    """A volume that is to be attached to a server, on a ``bus``."""
 
     volume_id: str
     size_gb: int
@@ -41,31 +40,32 @@ class WantedVolume:
     delete_on_termination: bool = False
     read_only: bool = False
     multiattach: bool = False
-    more: Values = field(default_factory=dict)  #: other columns of the row
+    #: Other columns of the row.
+    more: Values = field(default_factory=dict)
 
 
 def list_of(tx: Connection, server_id: str) -> list[BlockDeviceRow]:
-    """A server's, the oldest first, those that it boots from before."""
+    """Return the volumes of a server: boot volumes first, then oldest first."""
     return of_some(tx, [server_id]).get(server_id, [])
 
 
 def of_some(tx: Connection, server_ids: Iterable[str]) -> dict[str, list[BlockDeviceRow]]:
-    """Those of each of these servers that has some, as ``list_of``."""
-    found: dict[str, list[BlockDeviceRow]] = {}
+    """Return the volumes of each of these servers that has any, in the order of ``list_of``."""
+    by_server: dict[str, list[BlockDeviceRow]] = {}
     query = (
         sa.select(table)
         .where(table.c.server_id.in_(sorted(server_ids)))
         .order_by(table.c.created_at, table.c.uuid)
     )
     for row in tx.execute(query):
-        found.setdefault(row.server_id, []).append(row)
-    for rows in found.values():
+        by_server.setdefault(row.server_id, []).append(row)
+    for rows in by_server.values():
         rows.sort(key=lambda row: (row.boot_index is None, row.boot_index or 0))
-    return found
+    return by_server
 
 
 def of_volume(tx: Connection, volume_id: str) -> list[BlockDeviceRow]:
-    """Those of all servers that have this volume."""
+    """Return the rows of all servers with this volume."""
     return list(
         tx.execute(
             sa.select(table).where(table.c.volume_id == volume_id).order_by(table.c.created_at)
@@ -74,22 +74,26 @@ def of_volume(tx: Connection, volume_id: str) -> list[BlockDeviceRow]:
 
 
 def show(tx: Connection, server_id: str, volume_id: str) -> BlockDeviceRow:
-    """One of a server's. Raises NotFound."""
-    found = tx.execute(
+    """Return the row of a server's volume.
+
+    Raises:
+        NotFound: The server does not have the volume.
+    """
+    volume = tx.execute(
         sa.select(table).where(table.c.server_id == server_id, table.c.volume_id == volume_id)
     ).first()
-    if found is None:
+    if volume is None:
         raise errors.NotFound(f"Instance {server_id} is not attached to volume {volume_id[:80]}")
-    return found
+    return volume
 
 
 def by_uuid(tx: Connection, uuid: str) -> BlockDeviceRow | None:
-    """One row; None: it is gone."""
+    """Return the row with this uuid, or None."""
     return tx.execute(sa.select(table).where(table.c.uuid == uuid)).first()
 
 
 def root_of(tx: Connection, server_id: str) -> BlockDeviceRow | None:
-    """The volume that a server boots from; None: it boots from a disk of its host."""
+    """Return the boot volume of a server, or None if the server boots from a local disk."""
     return tx.execute(
         sa.select(table).where(table.c.server_id == server_id, table.c.boot_index == 0)
     ).first()
@@ -104,20 +108,22 @@ def attach(
     project_id: str | None,
     volume: WantedVolume,
 ) -> str:
-    """Let the action that attaches a volume take the server; returns the action's id, whose args
-    name the new row and the volume.
+    """Let the action that attaches a volume take the server, and return the action's id.
+
+    The action's arguments name the new row and the volume.
 
     Raises:
-        NotFound, Locked, WrongState, Busy: as ``actions.begin``. BadRequest: the server has the
-        volume already. Forbidden: it has as many disks as there are names.
+        NotFound, Locked, WrongState, Busy: As in ``actions.begin``.
+        BadRequest: The server has the volume already.
+        Forbidden: No device name is left.
     """
-    found = actions.take_lock(tx, server_id, project_id)
-    actions.check(row, server_id, found, context, tx)
-    there = list_of(tx, server_id)
-    if volume.volume_id in [one.volume_id for one in there]:
+    server = actions.take_lock(tx, server_id, project_id)
+    actions.check(row, server_id, server, context, tx)
+    volumes = list_of(tx, server_id)
+    if volume.volume_id in [row.volume_id for row in volumes]:
         raise errors.BadRequest(f"Invalid volume: volume {volume.volume_id} already attached")
-    used = {one.device_name for one in there}.union(_local_names(tx, server_id))
-    device = device_names.next_free(used, volume.bus)
+    used_names = {row.device_name for row in volumes}.union(_local_names(tx, server_id))
+    device = device_names.next_free(used_names, volume.bus)
     uuid = ids.new()
     action = actions.begin(
         tx,
@@ -136,7 +142,7 @@ def attach(
                 "server_id": server_id,
                 "volume_id": volume.volume_id,
                 "status": BlockDeviceStatus.RESERVED
-                if found.host is None
+                if server.host is None
                 else BlockDeviceStatus.ATTACHING,
                 "source_type": VOLUME,
                 "size_gb": volume.size_gb,
@@ -165,11 +171,11 @@ def _local_names(tx: Connection, server_id: str) -> list[str]:
 def local_names(
     flavor: JsonObject, disks: JsonObject | None, image: JsonObject | None, root: str | None
 ) -> list[str]:
-    """Return the names of a server's root disk and of its host's other disks.
+    """Return the device names of a server's root disk and of its other local disks.
 
     Args:
         flavor: Column of the server, as are disks and image.
-        root: Its root_device_name.
+        root: The server's root_device_name.
     """
     bus = (image or {}).get("properties", {}).get("hw_disk_bus")
     root = root or device_names.root_name(bus)
@@ -186,12 +192,14 @@ def detach(
     project_id: str | None,
     volume_id: str,
 ) -> str:
-    """Let the action that detaches a volume take the server; returns the action's id, whose args
-    name the row and the volume.
+    """Let the action that detaches a volume take the server, and return the action's id.
+
+    The action's arguments name the row and the volume.
 
     Raises:
-        NotFound, Locked, WrongState, Busy: as ``actions.begin``. NotFound: the server does not have
-        the volume. Forbidden: it boots from it.
+        NotFound: The server does not exist, or does not have the volume.
+        Locked, WrongState, Busy: As in ``actions.begin``.
+        Forbidden: The server boots from the volume.
     """
     _, device = _take(tx, row, server_id, context, project_id, volume_id)
     refuse_root(device)
@@ -218,14 +226,16 @@ def swap(
     new_volume_id: str,
     new_size_gb: int,
 ) -> str:
-    """Let the action that puts another volume in the place of one take the server; returns its id.
+    """Let the action that swaps a volume take the server, and return the action's id.
 
     Raises:
-        NotFound, Locked, WrongState, Busy: as ``actions.begin``. NotFound: the server does not have
-        the volume. BadRequest: it has the other one too. Conflict: it does not have the volume yet.
+        NotFound: The server does not exist, or does not have the volume.
+        Locked, WrongState, Busy: As in ``actions.begin``.
+        BadRequest: The server has the new volume already.
+        Conflict: The volume is not attached yet, or not any more.
     """
     _, device = _take(tx, row, server_id, context, project_id, volume_id)
-    if any(one.volume_id == new_volume_id for one in list_of(tx, server_id)):
+    if any(other.volume_id == new_volume_id for other in list_of(tx, server_id)):
         raise errors.BadRequest(f"Invalid volume: volume {new_volume_id} already attached")
     if device.status != BlockDeviceStatus.ATTACHED:
         raise errors.Conflict(
@@ -256,15 +266,20 @@ def assist(
     volume_id: str,
     about: Values,
 ) -> str:
-    """Let an action take the server by which its host snapshots a volume for the block storage
-    service, or merges such a snapshot; returns its id. ``about``: what else its args have.
+    """Let the action take the server that snapshots a volume on its host, or merges a snapshot.
+
+    The block storage service delegates this. Returns the action's id.
+
+    Args:
+        about: Further arguments of the action.
 
     Raises:
-        NotFound, Locked, WrongState, Busy: as ``actions.begin``. NotFound: the server does not have
-        the volume. Conflict: it has it nowhere yet, or not any more.
+        NotFound: The server does not exist, or does not have the volume.
+        Locked, WrongState, Busy: As in ``actions.begin``.
+        Conflict: The volume is connected to no host.
     """
-    found, device = _take(tx, row, server_id, context, project_id, volume_id)
-    if found.host is None or device.status != BlockDeviceStatus.ATTACHED or not device.connection:
+    server, device = _take(tx, row, server_id, context, project_id, volume_id)
+    if server.host is None or device.status != BlockDeviceStatus.ATTACHED or not device.connection:
         raise errors.Conflict(
             f"Instance {server_id} has volume {volume_id} on no host just now: it is {device.status}."
         )
@@ -286,21 +301,24 @@ def _take(
     project_id: str | None,
     volume_id: str,
 ) -> tuple[ServerState, BlockDeviceRow]:
-    """The server, locked, if the action may begin, and the volume of it. Raises as
-    ``actions.begin`` and ``show``."""
-    found = actions.take_lock(tx, server_id, project_id)
-    actions.check(row, server_id, found, context, tx)
-    return found, show(tx, server_id, volume_id)
+    """Lock the server, check that the action may begin, and return the server and its volume.
+
+    Raises:
+        NotFound, Locked, WrongState, Busy: As in ``actions.begin`` and ``show``.
+    """
+    server = actions.take_lock(tx, server_id, project_id)
+    actions.check(row, server_id, server, context, tx)
+    return server, show(tx, server_id, volume_id)
 
 
 def refuse_root(device: BlockDeviceRow) -> None:
-    """Raises Forbidden: a server keeps what it boots from."""
+    """Raise Forbidden if the server boots from the volume."""
     if device.boot_index == 0:
         raise errors.Forbidden("Cannot detach a root device volume")
 
 
 def insert(tx: Connection, rows: Sequence[Values]) -> None:
-    """Write new rows; their servers' rows are changed by the caller."""
+    """Insert rows. The caller changes the servers' counts."""
     base = {
         "uuid": None,
         "server_id": None,
@@ -323,12 +341,12 @@ def insert(tx: Connection, rows: Sequence[Values]) -> None:
 
 
 def put(tx: Connection, uuids: Sequence[str], status: BlockDeviceStatus) -> None:
-    """Write how far these are."""
+    """Set the status of these rows."""
     set_values(tx, uuids, status=status)
 
 
 def set_values(tx: Connection, uuids: Sequence[str], **values: object) -> int:
-    """Change columns of these; returns how many there were."""
+    """Change columns of these rows, and return the number of rows."""
     return tx.execute(
         sa.update(table).where(table.c.uuid.in_(uuids)).values(**values, updated_at=now())
     ).rowcount
@@ -337,27 +355,30 @@ def set_values(tx: Connection, uuids: Sequence[str], **values: object) -> int:
 def keep_on_termination(
     tx: Connection, server_id: str, volume_id: str, delete_on_termination: bool
 ) -> None:
-    """Is a volume to be deleted with its server? Raises NotFound: the server does not have it."""
-    found = show(tx, server_id, volume_id)
-    set_values(tx, [found.uuid], delete_on_termination=delete_on_termination)
+    """Set whether a volume is deleted with its server.
+
+    Raises:
+        NotFound: The server does not have the volume.
+    """
+    row = show(tx, server_id, volume_id)
+    set_values(tx, [row.uuid], delete_on_termination=delete_on_termination)
 
 
 def leaving(tx: Connection, server_ids: Iterable[str]) -> dict[str, list[BlockDeviceRow]]:
-    """All volumes of these servers, which are deleted, are on their way out; by server, as they
-    were."""
-    found = of_some(tx, server_ids)
-    put(tx, [row.uuid for rows in found.values() for row in rows], BlockDeviceStatus.DETACHING)
-    return found
+    """Set all volumes of deleted servers to detaching, and return the old rows by server."""
+    by_server = of_some(tx, server_ids)
+    put(tx, [row.uuid for rows in by_server.values() for row in rows], BlockDeviceStatus.DETACHING)
+    return by_server
 
 
 def remove(tx: Connection, server_id: str, uuids: Sequence[str]) -> None:
-    """Forget these of a server, which counts them no longer; those that are gone are fine."""
-    gone = tx.execute(
+    """Delete rows of a server and reduce its count. Missing rows are ignored."""
+    count = tx.execute(
         sa.delete(table).where(table.c.server_id == server_id, table.c.uuid.in_(uuids))
     ).rowcount
-    if gone:
+    if count:
         tx.execute(
             sa.update(servers)
             .where(servers.c.id == server_id)
-            .values(volumes=servers.c.volumes - gone)
+            .values(volumes=servers.c.volumes - count)
         )

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tenants have and may have: flavors, keypairs, quotas, usage."""
+"""Data of tenants: flavors, key pairs, quotas, server groups and usage."""

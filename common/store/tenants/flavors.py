@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flavors: the sizes that servers are made in, who may see them and their extra specs.
+"""Flavors: the sizes of servers, their extra specs, and the projects that may use them.
 
-Called by the API. A server freezes its flavor when it is created, so rows here may change and
-vanish freely. A flavor that is not public is seen by admins and by the projects in
-``flavor_access``; for everybody else it does not exist. Memory and swap in MiB, disks in GiB.
+The API calls this file. A server stores a copy of its flavor, so rows here may change and be
+deleted at any time. A private flavor is visible to admins and to the projects in ``flavor_access``.
+Memory and swap are in MiB, disks in GiB.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from common.store.regular_expressions import fetch, matches
 from common.store.rows import FlavorRow, Values
 from common.store.schema import flavor_access, flavors
 
-#: What the API calls the columns when it sorts.
+#: The API's sort keys.
 SORT_KEYS: dict[str, sa.ColumnElement[object]] = {
     "created_at": flavors.c.created_at,
     "description": flavors.c.description,
@@ -34,12 +34,12 @@ SORT_KEYS: dict[str, sa.ColumnElement[object]] = {
     "rxtx_factor": flavors.c.rxtx_factor,
     "swap": flavors.c.swap_mb,
     "vcpus": flavors.c.vcpus,
-    # Columns that the API knows and we do not have: every row has the same value there.
+    # Columns of Nova that Kilonova does not have. All rows count as equal.
     "disabled": flavors.c.id,
     "updated_at": flavors.c.id,
     "vcpu_weight": flavors.c.id,
 }
-#: Was this new row committed?
+#: Returns True if this new row was committed.
 is_made = is_there(flavors)
 
 
@@ -56,15 +56,15 @@ def page(
     marker: str | None = None,
     limit: int = 1000,
 ) -> list[FlavorRow]:
-    """One page of flavors.
+    """Return one page of flavors.
 
     Args:
-        project_id: see what this project may see; None: an admin, who sees all.
-        is_public: only these; None: both kinds.
-        marker: the flavorid after which the page starts.
+        project_id: Only flavors visible to this project. None: all, for admins.
+        is_public: None: public and private flavors.
+        marker: The flavorid after which the page starts.
 
     Raises:
-        BadRequest: the marker names no flavor; ``name`` is no regular expression.
+        BadRequest: The marker is not a flavorid, or ``name`` is no regular expression.
     """
     query = sa.select(flavors).where(flavors.c.memory_mb >= min_ram, flavors.c.root_gb >= min_disk)
     if project_id is not None:
@@ -87,10 +87,13 @@ def page(
 
 
 def show(tx: Connection, flavorid: str, project_id: str | None = None) -> FlavorRow:
-    """The flavor with the API's id ``flavorid``, if ``project_id`` (None: an admin) may see it.
+    """Return the flavor with this id in the API.
+
+    Args:
+        project_id: The flavor must be visible to this project. None: an admin.
 
     Raises:
-        NotFound: there is none, or not for this project.
+        NotFound: The flavor does not exist, or not for this project.
     """
     query = sa.select(flavors).where(flavors.c.flavorid == flavorid)
     if project_id is not None:
@@ -105,7 +108,7 @@ def create(tx: Connection, values: Values) -> FlavorRow:
     """Insert a flavor.
 
     Raises:
-        Conflict: its id or name is taken.
+        Conflict: The id or name is in use.
     """
     taken = tx.execute(
         sa.select(flavors.c.flavorid).where(
@@ -114,22 +117,26 @@ def create(tx: Connection, values: Values) -> FlavorRow:
     ).all()
     try:
         if taken:
-            raise _taken(values, any(row.flavorid == values["flavorid"] for row in taken))
+            raise _duplicate_error(values, any(row.flavorid == values["flavorid"] for row in taken))
         tx.execute(sa.insert(flavors).values(created_at=now()), {"extra_specs": {}, **values})
     except IntegrityError as problem:  # another API process was first
-        raise _taken(values, True) from problem
+        raise _duplicate_error(values, True) from problem
     _tell(tx, "flavor.create", values["flavorid"])
     return show(tx, values["flavorid"])
 
 
-def _taken(values: Values, same_id: bool) -> errors.Conflict:
+def _duplicate_error(values: Values, same_id: bool) -> errors.Conflict:
     if same_id:
         return errors.Conflict(f"Flavor with ID {values['flavorid']} already exists.")
     return errors.Conflict(f"Flavor with name {values['name']} already exists.")
 
 
 def describe(tx: Connection, flavorid: str, description: str | None) -> FlavorRow:
-    """Change the description. Raises NotFound."""
+    """Change the description.
+
+    Raises:
+        NotFound: The flavor does not exist.
+    """
     show(tx, flavorid)
     tx.execute(
         sa.update(flavors).where(flavors.c.flavorid == flavorid).values(description=description)
@@ -139,7 +146,11 @@ def describe(tx: Connection, flavorid: str, description: str | None) -> FlavorRo
 
 
 def delete(tx: Connection, flavorid: str) -> None:
-    """Remove the flavor and who may use it; servers keep their copy. Raises NotFound."""
+    """Delete a flavor and its accesses. Servers keep their copy.
+
+    Raises:
+        NotFound: The flavor does not exist.
+    """
     row = show(tx, flavorid)
     _tell(tx, "flavor.delete", flavorid)
     tx.execute(sa.delete(flavor_access).where(flavor_access.c.flavor_id == row.id))
@@ -149,10 +160,10 @@ def delete(tx: Connection, flavorid: str) -> None:
 def set_extra_specs(
     tx: Connection, flavorid: str, add: dict[str, str], remove: str | None = None
 ) -> dict[str, str]:
-    """Add or overwrite extra specs, or remove the one named; all of them as they are then.
+    """Add, overwrite or remove extra specs, and return all of the flavor.
 
     Raises:
-        NotFound: no such flavor, or no such extra spec to remove.
+        NotFound: The flavor does not exist, or has no extra spec ``remove``.
     """
     row = tx.execute(
         sa.select(flavors).where(flavors.c.flavorid == flavorid).with_for_update()
@@ -170,12 +181,12 @@ def set_extra_specs(
 
 
 def no_extra_spec(flavorid: str, key: str) -> errors.NotFound:
-    """The 404 for an extra spec that the flavor does not have."""
+    """Return the 404 error for a missing extra spec."""
     return errors.NotFound(f"Flavor {flavorid} has no extra specs with key {key}.")
 
 
 def access(tx: Connection, flavor_id: int) -> list[str]:
-    """The projects that may use a flavor that is not public, by its row's number."""
+    """Return the projects that may use a private flavor, by the number of its row."""
     return list(
         tx.scalars(
             sa.select(flavor_access.c.project_id)
@@ -186,7 +197,11 @@ def access(tx: Connection, flavor_id: int) -> list[str]:
 
 
 def grant(tx: Connection, row: FlavorRow, project_id: str) -> None:
-    """Let a project use the flavor. Raises Conflict when it already may."""
+    """Permit a project to use the flavor.
+
+    Raises:
+        Conflict: The project may use it already.
+    """
     if project_id in access(tx, row.id):
         raise errors.Conflict(
             f"Flavor access already exists for flavor {row.flavorid} and project {project_id} "
@@ -197,7 +212,11 @@ def grant(tx: Connection, row: FlavorRow, project_id: str) -> None:
 
 
 def revoke(tx: Connection, row: FlavorRow, project_id: str) -> None:
-    """Take it back. Raises NotFound when it was not given."""
+    """Withdraw a project's access.
+
+    Raises:
+        NotFound: The project has no access.
+    """
     gone = tx.execute(
         sa.delete(flavor_access).where(
             flavor_access.c.flavor_id == row.id, flavor_access.c.project_id == project_id
@@ -211,7 +230,7 @@ def revoke(tx: Connection, row: FlavorRow, project_id: str) -> None:
 
 
 def _tell(tx: Connection, event: str, flavorid: str) -> None:
-    """With the projects that may use it, unless all may."""
+    """Write a notice with the projects of a private flavor."""
     if notification_settings(tx) is None:
         return
     row = show(tx, flavorid)
@@ -224,7 +243,7 @@ def _tell(tx: Connection, event: str, flavorid: str) -> None:
 
 
 def record(row: FlavorRow) -> models.Flavor:
-    """The row as the record that a server freezes."""
+    """Return the record that is stored with a server."""
     return models.Flavor(
         id=row.flavorid,
         name=row.name,

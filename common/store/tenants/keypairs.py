@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Key pairs: public keys by user and name. Private keys are never stored.
 
-Called by the API. A server copies the public key when it is created.
+The API calls this file. A server stores a copy of the public key.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from common.store.notifications import outbox
 from common.store.rows import KeypairRow, Values
 from common.store.schema import keypairs
 
-#: Was this new row committed?
+#: Returns True if this new row was committed.
 is_made = is_there(keypairs)
 
 
 def page(
     tx: Connection, user_id: str, marker: str | None = None, limit: int | None = None
 ) -> list[KeypairRow]:
-    """The user's key pairs by name, after ``marker`` (a name).
+    """Return the user's key pairs by name, after the name ``marker``.
 
     Raises:
-        BadRequest: the marker names no key pair.
+        BadRequest: The marker is not the name of a key pair.
     """
     query = sa.select(keypairs).where(keypairs.c.user_id == user_id).order_by(keypairs.c.name)
     if marker is not None:
@@ -44,7 +44,11 @@ def page(
 
 
 def show(tx: Connection, user_id: str, name: str) -> KeypairRow:
-    """One key pair. Raises NotFound."""
+    """Return a key pair.
+
+    Raises:
+        NotFound: The user has no such key pair.
+    """
     row = tx.execute(
         sa.select(keypairs).where(keypairs.c.user_id == user_id, keypairs.c.name == name)
     ).first()
@@ -54,7 +58,7 @@ def show(tx: Connection, user_id: str, name: str) -> KeypairRow:
 
 
 def count(tx: Connection, user_id: str) -> int:
-    """How many the user has."""
+    """Return the number of the user's key pairs."""
     return int(
         tx.scalar(
             sa.select(sa.func.count()).select_from(keypairs).where(keypairs.c.user_id == user_id)
@@ -64,10 +68,13 @@ def count(tx: Connection, user_id: str) -> int:
 
 
 def create(tx: Connection, values: Values, imported: bool = True) -> KeypairRow:
-    """Insert {user_id, name, type, fingerprint, public_key}. ``imported``: else we made it.
+    """Insert user_id, name, type, fingerprint and public_key.
+
+    Args:
+        imported: False if Kilonova has created the key.
 
     Raises:
-        Conflict: the user has one of this name.
+        Conflict: The user has a key pair with this name.
     """
     exists = errors.Conflict(f"Key pair '{values['name']}' already exists.")
     if (
@@ -91,7 +98,11 @@ def create(tx: Connection, values: Values, imported: bool = True) -> KeypairRow:
 
 
 def delete(tx: Connection, user_id: str, name: str) -> None:
-    """Remove one. Raises NotFound."""
+    """Delete a key pair.
+
+    Raises:
+        NotFound: The user has no such key pair.
+    """
     row = show(tx, user_id, name)
     tx.execute(sa.delete(keypairs).where(keypairs.c.id == row.id))
     outbox.tell(tx, f"{user_id}/{name}", row._mapping, "keypair.delete.start", "keypair.delete.end")

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quota: how much a project (and a user in it) may have, and has.
+"""Quotas: limits and usage of projects, and of users in projects.
 
-Called by the API. Nothing is counted in advance: whoever adds something counted locks the project's
-row first (``lock``; of a key pair, the user's), which puts all such changes in one line, and then
-adds up what is there (``Account``). The limits may be anybody's (``Numbers``), as long as they are
-known before the lock is taken. Those of this database (``QuotaLimits``) are looked for at the user
-in the project, the project, the class "default" (project '*'), and then in the configuration; -1 is
-no limit.
+The API calls this file. Usage is never counted in advance. A transaction that adds counted objects
+first locks the project's row (``lock``; for key pairs the user's row), so that such transactions
+run one after another. Then it sums the usage (``Account``). Limits can come from elsewhere
+(``Numbers``) if they are read before the lock. Limits in this database (``QuotaLimits``) apply in
+this order: the user in the project, the project, the class "default" (project '*'), the
+configuration. -1 means no limit.
 """
 
 from __future__ import annotations
@@ -30,14 +30,13 @@ from common.store.rows import Values
 from common.store.schema import migrations, projects, quotas, server_groups, servers
 
 CLASS = "*"
-#: What is counted in servers, with the API's names.
+#: Resources that are counted by server, with the API's names.
 COUNTED = ("instances", "cores", "ram")
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What is counted of servers. classes: resource class -> amount, as they will be held of a
-    host."""
+    """The counted amounts of servers. classes: resource class -> amount of allocations."""
 
     servers: int
     vcpus: int
@@ -46,33 +45,31 @@ class Size:
 
 
 class Numbers(Protocol):
-    """The limits in force in one project, by the API's names of resources, and how they are
-    counted."""
+    """The limits of one project by the API's resource names, and the way to count."""
 
     @property
     def by_user(self) -> bool:
-        """May a user in the project have limits?"""
+        """Return True if users in the project may have limits."""
 
     def of(self, resource: str, user_id: str = "") -> int:
-        """The limit of a user in the project, or with no user of the project; -1: none."""
+        """Return the limit of a user, or without a user of the project. -1: no limit."""
 
     def has_own(self, user_id: str, resource: str) -> bool:
-        """Has the user a limit narrower than the project's own?"""
+        """Return True if the user has an own limit below the project's."""
 
     def name(self, resource: str) -> str:
-        """What ``counted`` and ``used`` call a resource of the API."""
+        """Return the key of the API's resource in ``counted`` and ``used``."""
 
     def counted(self, size: Size) -> dict[str, int]:
-        """Resource -> amount; the resources are those of ``used``, and ``of`` knows them."""
+        """Return resource -> amount, with the resources of ``used``."""
 
     def used(self, tx: Connection, project_id: str) -> Mapping[str, Mapping[str, int]]:
-        """What the project (under '') and, where they may have limits, each user in it has of each
-        resource."""
+        """Return the usage of the project (key "") and of each user with limits, by resource."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuotaLimits:
-    """The limits in force in one project; ``of(resource, user)`` asks for one."""
+    """The limits of one project in the database."""
 
     defaults: dict[str, int]
     rows: dict[tuple[str, str, str], int] = field(default_factory=dict)  # (project, user, resource)
@@ -80,7 +77,7 @@ class QuotaLimits:
     by_user: bool = True
 
     def of(self, resource: str, user_id: str = "") -> int:
-        """The limit of a user in the project, or with no user of the project."""
+        """Return the limit of a user, or without a user of the project."""
         for key in (
             (self.project_id, user_id, resource),
             (self.project_id, "", resource),
@@ -91,19 +88,18 @@ class QuotaLimits:
         return self.defaults[resource]
 
     def has_own(self, user_id: str, resource: str) -> bool:
-        """Has the user a limit narrower than the project's own?"""
+        """Return True if the user has an own limit below the project's."""
         return bool(user_id) and (self.project_id, user_id, resource) in self.rows
 
     def name(self, resource: str) -> str:
-        """The same."""
         return resource
 
     def counted(self, size: Size) -> dict[str, int]:
-        """Servers, and what their flavors say of CPUs and memory."""
+        """Return the number of servers, CPUs and memory."""
         return {"instances": size.servers, "cores": size.vcpus, "ram": size.memory_mb}
 
     def used(self, tx: Connection, project_id: str) -> dict[str, dict[str, int]]:
-        """By user, and under '' of the whole project."""
+        """Return the usage by user, and of the project under ""."""
         return {
             user: {name: getattr(found, name) for name in COUNTED}
             for user, found in usage(tx, project_id).items()
@@ -112,7 +108,7 @@ class QuotaLimits:
 
 @dataclass(slots=True)
 class Usage:
-    """What a project, or one user in it, has of each counted resource."""
+    """The usage of each counted resource by a project, or by a user in it."""
 
     instances: int = 0
     cores: int = 0
@@ -125,7 +121,7 @@ class Usage:
 
 
 class Account:
-    """What a project may have, has, and has been promised since; its row is locked."""
+    """The limits and the usage of a project, including amounts added since. Its row is locked."""
 
     def __init__(self, tx: Connection, project_id: str, limits: Numbers) -> None:
         self.limits = limits
@@ -134,10 +130,10 @@ class Account:
         }
 
     def room(self, user_id: str, size: Size, least: int = 1, most: int = 1) -> int:
-        """How many of this size still fit, for the project and for the user; at most ``most``.
+        """Return how many servers of this size fit into the limits, at most ``most``.
 
         Raises:
-            OverQuota: fewer than ``least``.
+            OverQuota: Fewer than ``least`` fit.
         """
         over = {}
         for user in ("", user_id):
@@ -155,7 +151,7 @@ class Account:
         return most
 
     def add(self, user_id: str, size: Size, count: int) -> None:
-        """Count so many as had."""
+        """Add this many servers to the usage."""
         for user in ("", user_id):
             used = self._used.setdefault(user, Counter())
             for resource, need in self.limits.counted(size).items():
@@ -163,8 +159,10 @@ class Account:
 
 
 def lock(tx: Connection, owner_id: str) -> None:
-    """Stand in the line of a project, or of a user for what is counted over all projects, until the
-    transaction ends; makes the row at its first use."""
+    """Lock the row of a project until the end of the transaction. Create the row if missing.
+
+    For usage over all projects this is the row of a user.
+    """
     step = (
         sa.update(projects)
         .where(projects.c.id == owner_id)
@@ -176,15 +174,14 @@ def lock(tx: Connection, owner_id: str) -> None:
 
 
 def limits(tx: Connection, project_id: str, defaults: dict[str, int]) -> QuotaLimits:
-    """All limits of a project and its users, in one query."""
+    """Return all limits of a project and its users, in one statement."""
     found = tx.execute(sa.select(quotas).where(quotas.c.project_id.in_([project_id, CLASS])))
     rows = {(row.project_id, row.user_id, row.resource): row.hard_limit for row in found}
     return QuotaLimits(defaults, rows, project_id)
 
 
 def usage(tx: Connection, project_id: str) -> dict[str, Usage]:
-    """What each user of the project has, and under '' the whole project; one query on a covering
-    index."""
+    """Return the usage by user, and of the project under "", in one indexed statement."""
     rows = tx.execute(
         sa.select(
             servers.c.user_id,
@@ -203,8 +200,10 @@ def usage(tx: Connection, project_id: str) -> dict[str, Usage]:
 
 
 def held(tx: Connection, project_id: str) -> Counter[str]:
-    """How many servers the project has (under '') and what they were promised of each resource
-    class, wherever they are; of one that is being resized the larger of both flavors."""
+    """Return the number of the project's servers (key "") and their resources by class.
+
+    A server that is being resized counts with the larger of both flavors.
+    """
     mine = sa.and_(servers.c.project_id == project_id, servers.c.deleted == 0)
     moving: dict[str, set[str]] = {}
     for row in tx.execute(
@@ -240,8 +239,10 @@ def held(tx: Connection, project_id: str) -> Counter[str]:
 
 @lru_cache(1024)
 def _classes(flavor: str, image: str | None) -> Counter[str] | None:
-    """What a server of this frozen flavor and image holds of its host; None: it cannot be
-    understood any more, which must not hinder the project's other servers."""
+    """Return the resources of a server with this flavor and image by class.
+
+    Returns None for damaged data, which must not affect the project's other servers.
+    """
     try:
         return Counter(
             hardware.resources_of(from_wire(Flavor, json.loads(flavor)), json.loads(image or "{}"))
@@ -251,7 +252,7 @@ def _classes(flavor: str, image: str | None) -> Counter[str] | None:
 
 
 def server_groups_used(tx: Connection, project_id: str) -> int:
-    """How many server groups the project has."""
+    """Return the number of the project's server groups."""
     return int(
         tx.scalar(
             sa.select(sa.func.count())
@@ -263,7 +264,7 @@ def server_groups_used(tx: Connection, project_id: str) -> int:
 
 
 def put(tx: Connection, project_id: str, user_id: str, values: dict[str, int]) -> None:
-    """Set limits of a project ('*': of the class), or of a user in it."""
+    """Set limits of a project ('*': the class "default"), or of a user in it."""
     for resource, limit in values.items():
         key: Values = {"project_id": project_id, "user_id": user_id, "resource": resource}
         same = [quotas.c[name] == value for name, value in key.items()]
@@ -272,7 +273,6 @@ def put(tx: Connection, project_id: str, user_id: str, values: dict[str, int]) -
 
 
 def forget(tx: Connection, project_id: str, user_id: str = "") -> None:
-    """Back to the class's limits: for one user, or without a user for the project and all its
-    users."""
+    """Delete the limits of one user, or of the project and all its users."""
     query = sa.delete(quotas).where(quotas.c.project_id == project_id)
     tx.execute(query.where(quotas.c.user_id == user_id) if user_id else query)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Server groups: servers that a policy wants together or apart.
+"""Server groups: servers that a policy places together or apart.
 
-Called by the API, and ``lock_hard`` by the claim, because a hard policy is a guarantee. A server
-joins in the transaction that creates it; where it is, its guest records say.
+The API calls this file, and claims call ``lock_hard``, because a hard policy is a guarantee. A
+server joins in the transaction that creates it. The guest records contain the hosts of members.
 """
 
 from __future__ import annotations
@@ -21,24 +21,26 @@ from common.store.rows import ServerGroupRow, Values
 from common.store.schema import guests, server_group_members, server_groups, servers
 
 AFFINITY, ANTI_AFFINITY = "affinity", "anti-affinity"
-#: Was this new row committed?
+#: Returns True if this new row was committed.
 is_made = is_there(server_groups)
 
 
 @dataclass
 class Hard:
-    """A group whose policy is a guarantee. most: its servers that one host may have. members:
-    (server, host), each where a guest of a member is or is about to be."""
+    """A group with a hard policy.
+
+    most: maximum of its servers per host. members: (server, host) of each present or planned guest.
+    """
 
     policy: str
     most: int = 1
     members: list[tuple[str, str]] = field(default_factory=list)
 
     def allows(self, server: str, host: str) -> bool:
-        """May this server be on this host, as far as the others are concerned?"""
+        """Return True if the other members permit this server on this host."""
         others = [where for member, where in self.members if member != server]
         if self.policy == AFFINITY:
-            # one that moves is in two places until it has moved
+            # A server has two hosts while it moves.
             return all(where == host for where in others)
         return others.count(host) < self.most
 
@@ -46,7 +48,7 @@ class Hard:
 def page(
     tx: Connection, project_id: str | None, limit: int, offset: int = 0
 ) -> list[ServerGroupRow]:
-    """The groups of a project (None: of all), oldest first."""
+    """Return the groups of a project, or of all for None, oldest first."""
     query = sa.select(server_groups).order_by(server_groups.c.created_at, server_groups.c.id)
     if project_id is not None:
         query = query.where(server_groups.c.project_id == project_id)
@@ -54,7 +56,7 @@ def page(
 
 
 def members(tx: Connection, groups: Iterable[str]) -> dict[str, list[str]]:
-    """Group to the ids of its servers that still exist; one query."""
+    """Return the ids of existing servers by group, in one statement."""
     found: dict[str, list[str]] = {group: [] for group in groups}
     rows = tx.execute(
         sa.select(server_group_members.c.group_id, server_group_members.c.server_id)
@@ -68,7 +70,11 @@ def members(tx: Connection, groups: Iterable[str]) -> dict[str, list[str]]:
 
 
 def show(tx: Connection, group: str, project_id: str | None = None) -> ServerGroupRow:
-    """One group, if it belongs to the project (None: any). Raises NotFound."""
+    """Return a group of the project, or of any for None.
+
+    Raises:
+        NotFound: The group does not exist.
+    """
     query = sa.select(server_groups).where(server_groups.c.id == group)
     if project_id is not None:
         query = query.where(server_groups.c.project_id == project_id)
@@ -79,8 +85,7 @@ def show(tx: Connection, group: str, project_id: str | None = None) -> ServerGro
 
 
 def create(tx: Connection, values: Values) -> ServerGroupRow:
-    """Insert {project_id, user_id, name, policy, rules}, and the id when the caller has made
-    one."""
+    """Insert a group, with the id in ``values`` or a new one, and return its row."""
     group = values.get("id") or ids.new()
     tx.execute(sa.insert(server_groups).values(created_at=now()), {**values, "id": group})
     _tell(tx, "server_group.create", [group])
@@ -88,15 +93,20 @@ def create(tx: Connection, values: Values) -> ServerGroupRow:
 
 
 def delete(tx: Connection, group: str) -> None:
-    """Remove a group; its servers stay. The group goes first: whoever joins has it locked, or finds
-    it gone."""
+    """Delete a group. The servers stay.
+
+    The group is deleted first: a joining transaction has locked the group, or does not find it.
+    """
     _tell(tx, "server_group.delete", [group])
     tx.execute(sa.delete(server_groups).where(server_groups.c.id == group))
     tx.execute(sa.delete(server_group_members).where(server_group_members.c.group_id == group))
 
 
 def lock(tx: Connection, groups: Iterable[str]) -> set[str]:
-    """Lock these groups, ascending, so that none goes while servers join; those that exist."""
+    """Lock these groups in ascending order and return the existing ones.
+
+    No group can be deleted while servers join.
+    """
     query = (
         sa.select(server_groups.c.id)
         .where(server_groups.c.id.in_(sorted(groups)))
@@ -116,8 +126,7 @@ _HARD_OF = _HARD.where(server_groups.c.id.in_(sa.bindparam("groups", expanding=T
 def hard(
     tx: Connection, groups: Iterable[str] | None = None, *, locked: bool = False
 ) -> dict[str, Hard]:
-    """Those of these groups (None: of all) whose policy is hard, with the places of their
-    members."""
+    """Return these groups with a hard policy (None: all), with the places of their members."""
     query = _HARD if groups is None else _HARD_OF
     wanted = {} if groups is None else {"groups": sorted(groups)}
     found = {
@@ -140,21 +149,23 @@ def hard(
 
 
 def lock_hard(tx: Connection, groups: Iterable[str]) -> dict[str, Hard]:
-    """Lock those of these groups whose policy is hard, in ascending order: no other claim of theirs
-    goes on meanwhile. No statement when there are none to ask for."""
+    """Lock and return those of these groups with a hard policy, in ascending order.
+
+    Other claims of the groups wait. Without groups there is no statement.
+    """
     wanted = set(groups)
     return hard(tx, wanted, locked=True) if wanted else {}
 
 
 def join(tx: Connection, rows: list[dict[str, str]]) -> None:
-    """Insert memberships: {group_id, server_id}."""
+    """Insert memberships: group_id and server_id."""
     if rows:
         tx.execute(sa.insert(server_group_members), rows)
         _tell(tx, "server_group.add_member", {row["group_id"] for row in rows})
 
 
 def _tell(tx: Connection, event: str, groups: Iterable[str]) -> None:
-    """Of each of these groups, with its members."""
+    """Write a notice for each of these groups with its members."""
     if notification_settings(tx) is None:
         return
     there = members(tx, groups)
@@ -165,7 +176,7 @@ def _tell(tx: Connection, event: str, groups: Iterable[str]) -> None:
 
 
 def of_server(tx: Connection, server_id: str) -> list[str]:
-    """The ids of the groups that a server is in: none or one."""
+    """Return the ids of the server's groups, at most one."""
     return list(
         tx.scalars(
             sa.select(server_group_members.c.group_id).where(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which servers ran in a period, and for how long: what a project has used.
+"""Usage of projects: the servers that ran in a period, and for how long.
 
-A server counts from its launch until it was terminated, with the flavor that it has now or had
-last. Servers that never came up count nothing. Times are microseconds by the database's clock.
+A server counts from launch to termination, with the current or last flavor. Servers that were never
+launched do not count. Times are in µs of the database's clock.
 """
 
 from __future__ import annotations
@@ -27,20 +27,19 @@ C = servers.c
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """From one moment to another one."""
+    """A period between two times."""
 
     since: int
     until: int
 
     def micros(self, launched: int, terminated: int | None) -> int:
-        """How much of it such a server ran."""
+        """Return how long a server ran in the period."""
         return max(0, min(terminated or self.until, self.until) - max(launched, self.since))
 
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """A server of the period; or in a sum, without an ``id``, those of a project with one
-    flavor."""
+    """A server of the period, or without ``id`` the sum of a project's servers with one flavor."""
 
     project_id: str
     flavor: Flavor
@@ -67,10 +66,10 @@ def of_servers(
     marker: str | None = None,
     limit: int | None = None,
 ) -> Iterator[Used]:
-    """Each server, by project and id, from behind the server ``marker`` on.
+    """Yield each server by project and id, after the server ``marker``.
 
     Raises:
-        BadRequest: the marker names no server.
+        BadRequest: The marker is not the id of a server.
     """
     query = (
         sa.select(C.project_id, C.flavor, C.id, C.name, C.vm_state, C.launched_at, C.terminated_at)
@@ -103,7 +102,7 @@ def of_servers(
 
 
 def sums(tx: Connection, period: Period, project_id: str | None = None) -> Iterator[Used]:
-    """By project and flavor, added up by the database."""
+    """Yield the sums by project and flavor, computed by the database."""
     began = sa.case((C.launched_at > period.since, C.launched_at), else_=period.since)
     ended = sa.case((C.terminated_at < period.until, C.terminated_at), else_=period.until)
     query = (
@@ -117,7 +116,7 @@ def sums(tx: Connection, period: Period, project_id: str | None = None) -> Itera
 
 
 def _flavor(frozen: JsonObject) -> Flavor:
-    """Return the flavor of a server; of a damaged one only the hours are counted."""
+    """Return the flavor of a server. Damaged flavors have the size 0."""
     try:
         return from_wire(Flavor, frozen)
     except TypeError:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Upgrades of the database: numbered files, applied in order by alembic.
 
-``upgrade`` is what ``kilonova database upgrade`` calls; a command that finds a database of another
-version says so and ends (``check``), a service says so and waits (``common.store.version``). Must
-stay true: alembic, which is slow to import, is imported only to upgrade.
+``kilonova database upgrade`` calls ``upgrade``. With another version a command ends with an error
+(``check``), and a service waits (``common.store.version``).
+
+Invariant: alembic is imported only to upgrade, because its import is slow.
 """
 
 from __future__ import annotations
@@ -35,8 +36,7 @@ def upgrade(store: Store) -> tuple[str | None, str]:
 
 
 def version(store: Store) -> str | None:
-    """The version that the database has; None before the first upgrade, which is what makes
-    SQLite's file."""
+    """Return the database's version, or None before the first upgrade. Creates no SQLite file."""
     if store.dialect_name == "sqlite" and _is_absent(store.url.database):
         return None
     return store.read(_version)
@@ -50,12 +50,12 @@ def _version(tx: Connection) -> str | None:
 
 
 def _is_absent(file: str | None) -> bool:
-    """Whether SQLite would make that file, which nobody who only looks may cause."""
+    """Return True if the SQLite file does not exist, so that a connection would create it."""
     return bool(file) and file != ":memory:" and not Path(str(file)).exists()
 
 
 def newest() -> str:
-    """The version that this code needs."""
+    """Return the version that this code needs."""
     return needed()
 
 
@@ -63,7 +63,7 @@ def check(store: Store) -> None:
     """Refuse a database of another version.
 
     Raises:
-        Problem: it must be upgraded first, or is newer than this code.
+        Problem: The database must be upgraded, or is newer than this code.
     """
     found = version(store)
     if found != newest():

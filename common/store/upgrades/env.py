@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How alembic reaches the database: over the connection that ``upgrade`` has opened."""
+"""Alembic's environment, with the connection that ``upgrade`` has opened."""
 
 from alembic import context
 

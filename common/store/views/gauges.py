@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the database knows of the cloud's state, counted, for metrics: nine statements, each by an
-index or over what is in hand. Ages are seconds.
+"""Gauges about the state of the cloud, for metrics.
+
+Nine statements, each by an index or over open rows. Ages are in seconds.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from common.store.schema import (
 )
 from common.store.servers.actions import LIVE
 
-#: A gauge's name, its labels' values, its value.
+#: Name of a gauge, values of the labels, and the gauge's value.
 Sample = tuple[str, tuple[str, ...], float]
-#: Name -> what it tells, labels.
+#: Name -> help text, names of the labels.
 GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "actions": ("Actions in hand.", ("workflow", "step", "state")),
     "actions_oldest_seconds": ("Age of the oldest of these.", ("workflow", "step", "state")),
@@ -54,7 +55,7 @@ GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 def read(tx: Connection) -> Iterator[Sample]:
-    """All samples, as they are now."""
+    """Return all current samples."""
     at = moment(tx)
 
     def age(since: int | None) -> float:
@@ -84,19 +85,19 @@ def read(tx: Connection) -> Iterator[Sample]:
         yield "host_used", labels, float(row.used)
 
 
-def _counted(since: sa.Column[Any], *by: sa.Column[Any]) -> sa.Select[Any]:
+def _count_query(since: sa.Column[Any], *by: sa.Column[Any]) -> sa.Select[Any]:
     number, oldest = sa.func.count().label("number"), sa.func.min(since).label("oldest")
     query: sa.Select[Any] = sa.select(*by, number, oldest)
     return query.group_by(*by) if by else query
 
 
-_ACTIONS = _counted(
+_ACTIONS = _count_query(
     actions.c.created_at, actions.c.workflow, actions.c.step, actions.c.state
 ).where(actions.c.state.in_(LIVE))
 _DUE = sa.select(sa.func.min(actions.c.due_at))
-_OUTBOX = _counted(notifications.c.created_at).select_from(notifications)
-_DEBTS = _counted(guests.c.changed_at).where(guests.c.wanted == GuestState.ABSENT)
-_CLEANUPS = _counted(cleanups.c.created_at, cleanups.c.kind)
+_OUTBOX = _count_query(notifications.c.created_at).select_from(notifications)
+_DEBTS = _count_query(guests.c.changed_at).where(guests.c.wanted == GuestState.ABSENT)
+_CLEANUPS = _count_query(cleanups.c.created_at, cleanups.c.kind)
 _USED = (
     sa.select(sa.func.coalesce(sa.func.sum(allocations.c.used), 0))
     .where(

@@ -39,7 +39,7 @@ from common.store.servers import actions, migrations
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """A server on the host. ``busy``: the action that has it, "" when it is idle."""
+    """A server on the host. ``busy``: the running action, or ""."""
 
     id: str
     name: str
@@ -56,11 +56,13 @@ class Resident:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A server's move. ``by``: who began it, as its action's args say; ``idle``: no action has the
-    server now;
-    ``gone``: it was deleted. ``failed``: the action that moves it did, for the reason ``message``,
-    at ``step`` where that was asked for; ``stuck``: why the action that has the server now is
-    stuck, "" when it is not. Numbers of ``progress`` in bytes, times in microseconds."""
+    """A server's move.
+
+    ``by`` is the origin in the action's arguments. ``idle`` is True if the server has no running
+    action, and ``gone`` if the server is deleted. ``failed`` is True if the move failed, for the
+    reason ``message``, at ``step`` (only from ``moves``). ``stuck`` is why the running action is
+    stuck, or "". Numbers of ``progress`` are in bytes, times in µs.
+    """
 
     uuid: str
     server: str
@@ -84,8 +86,11 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One look at a host: the servers on it, the open moves from it and to it, and how many guests
-    are wanted how."""
+    """The contents of a host.
+
+    These are the servers, the open moves from and to the host, and the number of guests by wanted
+    state.
+    """
 
     at: int
     host: HostState
@@ -97,8 +102,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Debt:
-    """What is left of a server on a host that has not confirmed its removal. ``holds``: resource
-    class -> amount."""
+    """A pending cleanup of a guest. ``holds``: resource class -> allocated amount."""
 
     server: str
     name: str
@@ -109,10 +113,10 @@ class Debt:
 
 
 def look(tx: Connection, name: str) -> Look:
-    """One look at a host; five statements whatever is on it.
+    """Return the contents of a host, in five statements.
 
     Raises:
-        NotFound: there is no host of this name.
+        NotFound: The host does not exist.
     """
     state = host_state(tx, name)
     found = _moves(
@@ -153,7 +157,10 @@ _OF_RESIDENTS = (
 
 
 def _residents(tx: Connection, name: str) -> list[Resident]:
-    """Big ones first, because they find a place less easily; then by name."""
+    """Return the servers on a host: largest first, then by name.
+
+    Why: few destinations have room for large servers.
+    """
     query = (
         sa.select(*(servers.c[one] for one in _OF_RESIDENTS), actions_table.c.name.label("doing"))
         .select_from(servers.outerjoin(actions_table, actions_table.c.id == servers.c.action))
@@ -230,7 +237,7 @@ def _moves(tx: Connection, *where: sa.ColumnElement[bool]) -> list[Move]:
 
 
 def moves(tx: Connection, uuids: Iterable[str]) -> list[Move]:
-    """These moves, whatever has become of them, with the step at which they failed."""
+    """Return these moves in any state, with the step that failed."""
     found = _moves(tx, moves_table.c.uuid.in_(sorted(set(uuids))))
     query = (
         sa.select(moves_table.c.uuid, events.c.step)
@@ -255,12 +262,13 @@ def begin(
     context: RequestContext,
     args: Values,
 ) -> Move:
-    """Begin to move a server that is on this host, and still in the state in which that was
-    planned.
+    """Begin a move of a server on this host.
+
+    The server must still have the host and the vm_state for which the move was planned.
 
     Raises:
-        Conflict: it is on another host by now, or in another state. Else what ``migrations.begin``
-        raises.
+        Conflict: The server has another host or another state.
+        NotFound, Locked, WrongState, Busy: As in ``migrations.begin``.
     """
     found = actions.take_lock(tx, server_id, None)
     if tx.scalar(sa.select(servers.c.host).where(servers.c.id == server_id)) != host:
@@ -276,7 +284,7 @@ def begin(
 
 
 def live_migration_capable(tx: Connection) -> set[str]:
-    """Hosts that take servers in while they run."""
+    """Return the hosts that accept live migrations."""
     return {
         row.name
         for row in tx.execute(sa.select(hosts.c.name, hosts.c.facts))
@@ -285,8 +293,10 @@ def live_migration_capable(tx: Connection) -> set[str]:
 
 
 def debts(tx: Connection, host: str | None = None) -> list[Debt]:
-    """What hosts, or this one, have not removed yet, oldest first; one that is up has been told and
-    pays within seconds."""
+    """Return the pending cleanups of all hosts, or of this host, oldest first.
+
+    A host that is up removes them within seconds.
+    """
     query = (
         sa.select(guests, servers.c.name)
         .select_from(guests.outerjoin(servers, servers.c.id == guests.c.server_id))
@@ -297,7 +307,9 @@ def debts(tx: Connection, host: str | None = None) -> list[Debt]:
     rows = list(tx.execute(query.order_by(guests.c.changed_at, guests.c.server_id)))
     known, held = (
         host_states(tx, host),
-        _held(tx, {row.host for row in rows}, {row.holder or row.server_id for row in rows}),
+        _read_allocations(
+            tx, {row.host for row in rows}, {row.holder or row.server_id for row in rows}
+        ),
     )
     return [
         Debt(
@@ -312,10 +324,10 @@ def debts(tx: Connection, host: str | None = None) -> list[Debt]:
     ]
 
 
-def _held(
+def _read_allocations(
     tx: Connection, names: set[str], consumers: set[str]
 ) -> dict[tuple[str, str], dict[str, int]]:
-    """What these consumers hold of these hosts, by (consumer, host)."""
+    """Return the allocations of these consumers on these hosts, by (consumer, host)."""
     query = (
         sa.select(allocations, providers.c.host)
         .select_from(allocations.join(providers, providers.c.id == allocations.c.provider_id))
@@ -329,9 +341,8 @@ def _held(
     return held
 
 
-def took(tx: Connection, host: str, kind: MigrationType, limit: int = 10) -> list[float]:
-    """How many seconds the last moves of a kind from this host took that succeeded, the newest
-    first."""
+def read_durations(tx: Connection, host: str, kind: MigrationType, limit: int = 10) -> list[float]:
+    """Return the durations in seconds of the last successful moves from this host, newest first."""
     query = (
         sa.select(actions_table.c.created_at, actions_table.c.finished_at)
         .select_from(moves_table.join(actions_table, actions_table.c.id == moves_table.c.action_id))

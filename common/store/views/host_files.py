@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of guests that hosts have without a guest: a folder that a removal has left, or all that a
-lost commit has left of a server.
+"""Files of guests on hosts that have no such guest, for example after a lost commit.
 
-A host reports all of them when they change; they are kept as reported, and explained when somebody
-asks. Of many it reports a page at a time, over and over; of those only what nothing explains is
-kept. A record of a guest there explains them, since what it says comes true (a guest that
-arrives, is kept, or is to be removed); so does a record on a host with the same storage, and an
-action that has the server.
+A host reports its files when they change. Reports are stored as they are, and explained when an
+operator reads them. A host with many files reports pages, again and again, and only unexplained
+files of those are stored. Files are explained by a guest record on the host, by a guest record on a
+host with the same storage, or by a running action of the server.
 """
 
 from __future__ import annotations
@@ -24,8 +22,11 @@ from common.store.servers.guests import HERE
 
 @dataclass(frozen=True, order=True)
 class StrayFiles:
-    """Files that nothing explains. ``is_spare``: their server was deleted, or its record says that
-    its guest is on ``place``; else they may be all that is left of it."""
+    """Unexplained files.
+
+    ``is_spare`` is True if their server is deleted, or has a guest on ``place``. Otherwise they may
+    be the only files of the server.
+    """
 
     server: str
     host: str
@@ -36,9 +37,12 @@ class StrayFiles:
 def note(
     tx: Connection, host: str, server_ids: Iterable[str], between: Sequence[str] | None = None
 ) -> list[str]:
-    """Keep of which servers a host reports that it has files alone; returns those that nothing
-    explains and that it had not reported before. ``between``: what these lie after, and up to what
-    (empty: the end) they are all."""
+    """Store the servers of which a host has only files, and return the new unexplained ones.
+
+    Args:
+        between: The range of a page: after the first id, up to the second, which is "" at the end.
+            The ids are all files of the range. None: the ids are all files of the host.
+    """
     before = tx.scalar(sa.select(hosts.c.unclaimed).where(hosts.c.name == host)) or []
     files = sorted(set(server_ids))
     if between is not None:
@@ -54,13 +58,13 @@ def note(
 
 
 def _outside(before: Iterable[str], after: str, through: str) -> list[str]:
-    """What a host reported before of files that a page says nothing of."""
+    """Return the files in earlier reports that are outside of this page."""
     files = (one.removeprefix(FILES) for one in before if one.startswith(FILES))
     return [one for one in files if one <= after or (through and one > through)]
 
 
-def reported(tx: Connection) -> list[tuple[str, str]]:
-    """What hosts have reported: server and host."""
+def list_reported(tx: Connection) -> list[tuple[str, str]]:
+    """Return (server, host) of all reported files."""
     return [
         (entry.removeprefix(FILES), row.name)
         for row in tx.execute(_REPORTED)
@@ -73,7 +77,7 @@ _REPORTED = sa.select(hosts.c.name, hosts.c.unclaimed).where(hosts.c.unclaimed.i
 
 
 def stray(tx: Connection, found: Iterable[tuple[str, str]]) -> list[StrayFiles]:
-    """Of these files (server and host) those that nothing explains."""
+    """Return the unexplained files of these (server, host) pairs."""
     pairs = sorted(set(found))
     if not pairs:
         return []

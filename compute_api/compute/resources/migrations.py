@@ -201,7 +201,7 @@ def _request_control(
         immediate_actions.note(
             tx, action.journal, server.id, server_state, request.context, {"migration": move.uuid}
         )
-        outbox.done(tx, action.row, server.id, request.context, server_state)
+        outbox.add_done(tx, action.row, server.id, request.context, server_state)
         return _make_control_command(tx, move, action.control)
 
     sending = request.write(work)

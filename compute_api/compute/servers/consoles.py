@@ -83,7 +83,7 @@ def _create_url(request: Request, server: ServerRecord, protocol: str, kind: str
     # The console service uses the caller's token to check that the caller still has access.
     caller = vault.seal({"token": request.context.token}) if vault is not None else None
     token = request.make(
-        console_tokens.is_made,
+        console_tokens.is_created,
         console_tokens.create,
         server.id,
         kind,

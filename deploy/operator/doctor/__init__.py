@@ -591,7 +591,7 @@ def ages(tx: Connection) -> dict[str, list[Pending]]:
     pending = [
         Pending(
             row.server_id,
-            f"{cleanups.worded(row)}, tried {row.tries} times: {row.why}",
+            f"{cleanups.describe(row)}, tried {row.tries} times: {row.why}",
             (at - row.created_at) / SECOND,
         )
         for row in cleanups.list_all(tx)

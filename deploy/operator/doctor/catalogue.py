@@ -63,7 +63,7 @@ def _findings(missing: Collection[str], tx: Connection) -> Iterator[Finding]:
             needs = f"server {server} has {resources} there"
         elif cleanup is not None:
             needs = (
-                f"it has still to remove {cleanups.worded(cleanup)} of server {cleanup.server_id}"
+                f"it has still to remove {cleanups.describe(cleanup)} of server {cleanup.server_id}"
             )
         else:
             continue

@@ -21,7 +21,9 @@ def compare_files(answers: Mapping[str, Collection[str]], tx: Connection) -> lis
         answers: The answers of the hosts that were queried.
     """
     pairs = {(server, host) for host, servers in answers.items() for server in servers}
-    pairs |= {(server, host) for server, host in host_files.reported(tx) if host not in answers}
+    pairs |= {
+        (server, host) for server, host in host_files.list_reported(tx) if host not in answers
+    }
     return [_finding(stray) for stray in host_files.stray(tx, pairs)]
 
 

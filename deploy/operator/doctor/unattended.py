@@ -103,7 +103,7 @@ def check(
         yield Finding(
             "due",
             row.server_id,
-            f"pending cleanup {row.id}, {pending.worded(row)}, is due more than a day from now",
+            f"pending cleanup {row.id}, {pending.describe(row)}, is due more than a day from now",
             "cleanup",
             (str(row.id),),
         )

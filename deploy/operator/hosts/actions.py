@@ -228,7 +228,7 @@ def rehearse(
     durations = [
         seconds
         for kind in sorted({line.way.kind for line in going if line.way is not None})
-        for seconds in store.read(partial(host_contents.took, host=host, kind=kind))
+        for seconds in store.read(partial(host_contents.read_durations, host=host, kind=kind))
     ]
     seconds_left = move_progress.forecast(durations, [], len(going), args.parallel, contents.at)
     in_time = f" in about {move_progress.words(seconds_left)}" if seconds_left and going else ""

@@ -228,7 +228,7 @@ class Record:
             row = servers.show(tx, server, deleted=True)
         except errors.NotFound:
             return None
-        values = servers.written(row, ("deleted", "flavor", "image", "interfaces"))
+        values = servers.writable_columns(row, ("deleted", "flavor", "image", "interfaces"))
         if values["deleted"]:
             raise adoption.was_deleted(server, host)
         return cls(

@@ -24,11 +24,11 @@ from common.store.schema import actions, servers
 from common.store.servers.actions import (
     LIVE,
     append,
-    forgotten,
     lock,
     lock_servers,
     update,
     update_servers,
+    without_user_data,
 )
 from common.store.servers.migrations import abandon
 
@@ -151,7 +151,7 @@ def settle(tx: Connection, action_id: str, why: str) -> ActionRow:
         tx,
         {
             row.id: {
-                **forgotten(row.args),
+                **without_user_data(row.args),
                 "state": ActionState.FAILED,
                 "due_at": None,
                 "owner": None,
@@ -177,7 +177,7 @@ def settle(tx: Connection, action_id: str, why: str) -> ActionRow:
         fence=server.fence + 1,
         fault={"code": 500, "message": why, "details": message, "created": row.locked_at},
     )
-    outbox.ended(tx, row.id)
+    outbox.add_ended(tx, row.id)
     return row
 
 

@@ -17,10 +17,10 @@ from conductor.hosts.host_plan import (
     Planned,
     Stays,
     Way,
-    drained,
-    evacuated,
     is_busy,
     plan,
+    plan_drain,
+    plan_evacuation,
 )
 from deploy.operator.hosts.actions import table
 
@@ -67,7 +67,7 @@ class Scheduler:
     ],
 )
 def test_how_a_server_leaves_a_host_that_runs(vm_state: str, cold: bool, way: Way) -> None:
-    assert drained(in_state(vm_state), cold) is way
+    assert plan_drain(in_state(vm_state), cold) is way
 
 
 @pytest.mark.parametrize(
@@ -75,9 +75,9 @@ def test_how_a_server_leaves_a_host_that_runs(vm_state: str, cold: bool, way: Wa
 )
 def test_every_state_has_a_way_or_a_next_step(vm_state: str) -> None:
     for found in (
-        drained(in_state(vm_state), False),
-        drained(in_state(vm_state), True),
-        evacuated(in_state(vm_state)),
+        plan_drain(in_state(vm_state), False),
+        plan_drain(in_state(vm_state), True),
+        plan_evacuation(in_state(vm_state)),
     ):
         if isinstance(found, Stays):
             assert "s1" in found.then and "{" not in found.then + found.why
@@ -87,9 +87,9 @@ def test_only_what_the_table_lets_is_asked_for() -> None:
     """The ways and the table of actions agree about the states."""
     for vm_state in states.VM_STATES:
         for found in (
-            drained(in_state(vm_state), False),
-            drained(in_state(vm_state), True),
-            evacuated(in_state(vm_state)),
+            plan_drain(in_state(vm_state), False),
+            plan_drain(in_state(vm_state), True),
+            plan_evacuation(in_state(vm_state)),
         ):
             if not isinstance(found, Stays):
                 assert vm_state in states.row(found.key).vm
@@ -112,7 +112,7 @@ def test_all_are_asked_for_at_once_with_what_the_conductor_asks() -> None:
     scheduler = Scheduler({"s1": ["h2", "h3"], "s2": ["h3"]})
     lines = plan(
         [WEB, db],
-        lambda server: drained(server, False),
+        lambda server: plan_drain(server, False),
         scheduler,
         host="h1",
         owing={"s2": ["h4"]},
@@ -136,7 +136,7 @@ def test_a_live_migration_goes_where_one_can_go() -> None:
     scheduler = Scheduler({"s1": ["h2", "h3"], "s2": ["h2"]})
     lines = plan(
         [WEB, replace(WEB, id="s2")],
-        lambda server: drained(server, False),
+        lambda server: plan_drain(server, False),
         scheduler,
         host="h1",
         owing={},
@@ -153,7 +153,7 @@ def test_a_live_migration_goes_where_one_can_go() -> None:
 def test_who_finds_no_host_stays_with_the_schedulers_reason() -> None:
     lines = plan(
         [WEB, in_state(states.RESCUED, id="s2")],
-        evacuated,
+        plan_evacuation,
         Scheduler({}),
         host="h1",
         owing={},
@@ -167,11 +167,13 @@ def test_who_finds_no_host_stays_with_the_schedulers_reason() -> None:
 
 
 def test_old_guests_that_hosts_still_remove_are_a_reason_to_wait() -> None:
-    [line] = plan([WEB], evacuated, Scheduler({}), host="h1", owing={"s1": ["h2"]}, live_capable=())
+    [line] = plan(
+        [WEB], plan_evacuation, Scheduler({}), host="h1", owing={"s1": ["h2"]}, live_capable=()
+    )
     assert line.soon
     [line] = plan(
         [WEB],
-        evacuated,
+        plan_evacuation,
         Scheduler({"s1": ["h3"]}),
         host="h1",
         owing={"s1": ["h2"]},
@@ -183,7 +185,7 @@ def test_old_guests_that_hosts_still_remove_are_a_reason_to_wait() -> None:
 def test_a_flavor_that_no_host_makes_is_said_and_not_asked_for() -> None:
     odd = replace(WEB, flavor=replace(FLAVOR, extra_specs={"hw:cpu_policy": "nonsense"}))
     scheduler = Scheduler({})
-    [line] = plan([odd], evacuated, scheduler, host="h1", owing={}, live_capable=())
+    [line] = plan([odd], plan_evacuation, scheduler, host="h1", owing={}, live_capable=())
     assert line.stays is not None and "nonsense" in line.stays.why and scheduler.asked == []
 
 
@@ -206,8 +208,8 @@ def test_the_table_has_a_line_for_each() -> None:
 def test_who_has_shares_stays_and_is_told_what_to_do(vm_state: str) -> None:
     server = replace(WEB, vm_state=vm_state, shares=1)
     for found, then in (
-        (drained(server, cold=False), "stopped"),
-        (evacuated(server), "--state error s1"),
+        (plan_drain(server, cold=False), "stopped"),
+        (plan_evacuation(server), "--state error s1"),
     ):
         assert (
             isinstance(found, Stays)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Create all tables.
 
-Until the release of 0.1.0 the code's own schema is the only one, so a database of an earlier commit
-is made anew. The release writes the tables out in this file, because later upgrades begin with
-them.
+Before the release of 0.1.0, the schema of the code is the only one, so databases of earlier commits
+must be created anew. The release writes the tables into this file, because later upgrades start
+from them.
 """
 
 from alembic import op
@@ -15,5 +15,5 @@ down_revision = None
 
 
 def upgrade() -> None:
-    """Create them."""
+    """Create all tables of the schema."""
     metadata.create_all(op.get_bind())

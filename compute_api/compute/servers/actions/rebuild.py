@@ -205,7 +205,7 @@ def _make_begin(server: ServerRecord, has_new_image: bool, vault: Vault | None) 
         # The requests to external services were made without the lock.
         refuse_changed(row, server)
         if has_new_image:
-            old_values = servers.written(row, changes)
+            old_values = servers.writable_columns(row, changes)
             if vault is not None and old_values.get("user_data"):
                 secrets = vault.open(arguments["secrets"]) if arguments["secrets"] else {}
                 arguments["secrets"] = vault.seal(
