@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 import tokenize
@@ -189,6 +190,18 @@ def test_source_files_have_licence_header() -> None:
         for path, text in texts.items()
         if text and header not in text.split("\n", 2)[:2]
     ] == []
+
+
+def test_tracked_texts_contain_no_conflict_markers() -> None:
+    marker = re.compile(r"^(<{7} |>{7} |={7}$)", re.MULTILINE)
+    pages = [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("*.toml"),
+        *ROOT.glob("*.cfg"),
+        *ROOT.glob("docs/**/*.md"),
+    ]
+    texts = {path: path.read_text() for path in [*sources(*PACKAGES, "tests"), *pages]}
+    assert [name_of(path) for path, text in texts.items() if marker.search(text)] == []
 
 
 def test_common_domain_modules_import_no_library() -> None:
