@@ -50,13 +50,15 @@ class ImageGatewayAccess:
         Raises:
             Problem: The gateway refuses or does not answer.
         """
+        client = self._client(access)
         try:
-            self._client(access).upload(image, access.token, chunks)
-        except errors.Conflict:
-            # An active image contains the data of this upload: the response to an earlier attempt
-            # was lost.
-            if not self._client(access).show(image, access.token).is_active:
-                raise
+            try:
+                client.upload(image, access.token, chunks)
+            except errors.Conflict:
+                # An active image contains the data of this upload: the response to an earlier
+                # attempt was lost.
+                if not client.show(image, access.token).is_active:
+                    raise
         except errors.Unauthorized as problem:
             raise errors.Unavailable(_OLD_TICKET) from problem
 

@@ -312,6 +312,15 @@ def test_what_rests_is_kept_and_all_else_goes_at_once(
     assert newest(kind).workflow == workflow
 
 
+def test_delete_during_action_without_task_state_deletes_at_once(kind: Cloud) -> None:
+    server = kind.create()
+    running = newest(kind).id
+    kind.rest(server, "active", action=running)
+    assert kind.call("DELETE", f"/servers/{server}").status_code == 204
+    assert newest(kind).workflow == "delete"
+    assert [row.state for row in kind.rows(schema.actions) if row.id == running] == ["superseded"]
+
+
 def test_broken_server_that_cannot_be_kept_goes_at_next_delete(kind: Cloud) -> None:
     server = kind.create()
     kind.rest(server, "error", launched_at=1)

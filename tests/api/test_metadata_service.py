@@ -536,7 +536,7 @@ def test_guest_in_a_loop_takes_nothing_from_other_guests(
     assert set(passed) == {200, 429}
     assert 190 <= passed.count(200) <= 200  # 50 at once, then 50 a second
     assert (
-        3 <= len([record for record in caplog.records if "more often" in record.getMessage()]) <= 4
+        3 <= len([record for record in caplog.records if "exceeds [metadata] rate" in record.getMessage()]) <= 4
     )
     service.time += 1
     assert service.ask("/").status_code == 200

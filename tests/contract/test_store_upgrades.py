@@ -124,7 +124,7 @@ def test_a_version_is_asked_of_connections_only(
         asked.append(version.needed())
         return asked[-1]
 
-    monkeypatch.setattr(version, "_found", found)
+    monkeypatch.setattr(version, "_read_version", found)
     served = version.guarded(Store(store.url))
     for _ in range(3):
         served.now()

@@ -189,7 +189,7 @@ def relay(ours: Authority) -> Iterator[Consoles]:  # noqa: F811
 
 def test_a_console_passes_both_ways_at_once(relay: Consoles, ours: Authority) -> None:  # noqa: F811
     everything, offer = bytes(range(256)) * 8192, relay.offer(SERVER, SERIAL)
-    console = sessions_of(ours.issue("console", "127.0.0.9"))._connected(
+    console = sessions_of(ours.issue("console", "127.0.0.9"))._connect(
         offer["host"], offer["port"]
     )
     console.sendall(offer["secret"].encode())
@@ -214,7 +214,7 @@ def test_a_console_is_not_opened_for_who_is_not_proved(relay, ours, proofs, show
     proof = proof and Tls(proof.cert, proof.key, str(ours.path))
     offer = relay.offer(SERVER, SERIAL)
     with pytest.raises(OSError):
-        console = sessions_of(proof)._connected(offer["host"], offer["port"])
+        console = sessions_of(proof)._connect(offer["host"], offer["port"])
         console.settimeout(10)
         console.sendall(offer["secret"].encode())
         console.sendall(b"hello")

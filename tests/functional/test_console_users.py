@@ -83,7 +83,7 @@ def test_a_silent_identity_service_opens_nothing_and_ends_nothing(
             asked.append(token)
             return world.is_good("silence")
 
-        monkeypatch.setattr(world.sessions._callers, "_asked", silent)
+        monkeypatch.setattr(world.sessions._callers, "_validate", silent)
         await_true(lambda: len(asked) >= 2)
         assert echoes(browser)
 

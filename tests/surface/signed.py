@@ -156,7 +156,7 @@ def metadata_site(compute: Compute) -> Signed:
         known,
         [own] * 6 + mixed,
         [own, foreign],
-        guests._known.clear,
+        guests._guests.clear,
     )
 
 

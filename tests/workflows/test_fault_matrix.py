@@ -153,7 +153,7 @@ def test_what_is_not_told_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A transition tells nothing; or what no broker has is struck."""
     cell = EVERY["stop/stop/request-lost"]
     with monkeypatch.context() as silent:
-        for part in ("_update", "_events"):
+        for part in ("_update_notices", "_event_notices"):
             silent.setattr(notifications, part, lambda *what: [])
         assert (
             "notified of ['instance.power_off.start', 'instance.delete.start'], and"

@@ -156,7 +156,7 @@ def _assist(cloud: Cloud, server: str, key: str, volume_id: str, about: dict[str
                 context=USER,
                 project_id="project",
                 volume_id=volume_id,
-                about=about,
+                details=about,
             ),
         )
     except errors.Problem:

@@ -264,14 +264,14 @@ def assist(
     context: RequestContext,
     project_id: str | None,
     volume_id: str,
-    about: Values,
+    details: Values,
 ) -> str:
     """Let the action take the server that snapshots a volume on its host, or merges a snapshot.
 
     The block storage service delegates this. Returns the action's id.
 
     Args:
-        about: Further arguments of the action.
+        details: Further arguments of the action.
 
     Raises:
         NotFound: The server does not exist, or does not have the volume.
@@ -289,7 +289,7 @@ def assist(
         server_id,
         context=context,
         project_id=project_id,
-        args={"block_device": device.uuid, "volume_id": volume_id, **about},
+        args={"block_device": device.uuid, "volume_id": volume_id, **details},
     )
 
 

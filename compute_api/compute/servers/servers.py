@@ -385,11 +385,14 @@ def _begin_first(
     server_id: str,
     **named: Any,  # noqa: ANN401 - passed on unchanged
 ) -> str:
-    """Begin the first row that the server's state allows. Otherwise raise the last row's error."""
+    """Begin the first row that the server's state and running action allow.
+
+    If no row is allowed, raise the error of the last row.
+    """
     *others, last = rows
     for row in others:
         try:
             return actions.begin(tx, row, server_id, **named)
-        except errors.WrongState:
+        except (errors.WrongState, errors.Busy):
             continue
     return actions.begin(tx, last, server_id, **named)

@@ -300,7 +300,7 @@ def test_without_tls_its_address_says_who_it_is(rig: Rig) -> None:
 # --- the question ---
 @pytest.mark.parametrize(
     ("found", "answer"),
-    [(HERE, True), (ABSENT, False), (ARRIVING, "still waits"), (b"perhaps", "speaks otherwise")],
+    [(HERE, True), (ABSENT, False), (ARRIVING, "still waits"), (b"perhaps", "answer is not valid")],
 )
 def test_the_source_is_told_whether_its_guest_has_arrived(
     rig: Rig, found: bytes, answer: bool | str

@@ -219,7 +219,7 @@ def test_only_host_and_port_of_what_another_host_says_count(said: str, called: s
     if called:
         assert options.uri({"uri": said}) == called
         return
-    with pytest.raises(VerbFailed, match="does not say where"):
+    with pytest.raises(VerbFailed, match="reports no valid address"):
         options.uri({"uri": said})
 
 

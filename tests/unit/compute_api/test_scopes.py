@@ -145,7 +145,7 @@ def targets(call: ast.Call) -> Iterator[str]:
         yield from (ast.unparse(value) for value in target.values)
     elif ast.unparse(target) not in (
         "target",
-        "_target(server)",
+        "_make_target(server)",
         "context",
         "self.context",
         "state.caller",

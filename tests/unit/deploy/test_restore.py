@@ -52,7 +52,7 @@ DRAINED = HostState(
 def test_what_is_taken_back_and_what_is_not(
     state: HostState, changes: dict[str, object], stays: str
 ) -> None:
-    found = host_restore.undo(state)
+    found = host_restore.plan_restoration(state)
     assert found.changes == changes and bool(found.said) == bool(changes)
     assert [stays in one for one in found.stays] == ([True] if stays else [])
 

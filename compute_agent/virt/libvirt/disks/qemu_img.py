@@ -156,8 +156,8 @@ def size_of_rbd(source: VolumeSource, key: bytes) -> int:
     secret: list[str] = []
     read, write = os.pipe()
     try:
-        os.write(write, key)
-        os.close(write)
+        with os.fdopen(write, "wb") as pipe:
+            pipe.write(key)
         if source.secret:
             secret = ["--object", f"secret,id=key,file=/proc/self/fd/{read}"]
             properties |= {

@@ -145,12 +145,13 @@ class Way:
         """Parse the URI in the facts of a host.
 
         Raises:
-            VerbFailed: The URI has no plain host name, or neither a port nor a known scheme.
+            VerbFailed: The URI has no plain host name, or an unknown scheme.
                 Because a URI of libvirt can name programs to run, only host and port are used.
         """
         try:
             parts = urlsplit(to["uri"])
-            host, port = parts.hostname or "", parts.port or PORTS[parts.scheme]
+            default_port = PORTS[parts.scheme]
+            host, port = parts.hostname or "", parts.port or default_port
         except (ValueError, KeyError) as problem:
             raise VerbFailed(
                 "The destination reports no valid address for live migrations.",
