@@ -21,7 +21,7 @@ from compute_agent.sandbox.client import HelperResult, Helpers, SandboxSettings
 from compute_agent.sandbox.lockdown import HelperLimits
 from compute_agent.verb_context import Cancelled, VerbContext
 from tests.other_users import PYTHON_OF_ALL_USERS
-from tests.unit.compute_agent.sandbox_functions import status_of
+from tests.unit.compute_agent.sandbox_functions import read_status
 from tests.waiting import await_true
 
 MODULE = "tests.unit.compute_agent.sandbox_functions"
@@ -231,12 +231,12 @@ def test_nothing_outlives_an_agent_that_is_killed(tmp_path: Path) -> None:
         [helper] = children(watch)
         agent.kill()
     for pid in (server, watch, helper):
-        await_true(lambda pid=pid: is_over(pid), 10, lambda pid=pid: f"{pid}: {status_of(pid)}")  # type: ignore[misc]
+        await_true(lambda pid=pid: is_over(pid), 10, lambda pid=pid: f"{pid}: {read_status(pid)}")  # type: ignore[misc]
 
 
 def is_over(pid: int) -> bool:
     try:
-        return status_of(pid)["State"].startswith("Z")
+        return read_status(pid)["State"].startswith("Z")
     except (FileNotFoundError, ProcessLookupError):
         return True
 
