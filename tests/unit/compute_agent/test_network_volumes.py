@@ -23,7 +23,7 @@ from compute_agent.virt import volumes
 from compute_agent.virt.libvirt.volumes import connectors, iscsi
 from compute_agent.virt.libvirt.volumes.connector import Found
 from compute_agent.virt.libvirt.xml import volume_xml
-from tests.unit.compute_agent.test_volumes import GIBIBYTE, KEY, served
+from tests.unit.compute_agent.test_volumes import GIBIBYTE, KEY, serve
 
 SECRET = "6f1d8b0e-6f0e-4f0e-8e9a-0f3c5d7a9b11"
 ISCSI: dict[str, Any] = {
@@ -181,14 +181,14 @@ def look(port: int) -> iscsi.Unit:
 
 
 def test_iscsi_command_is_repeated_after_unit_reset() -> None:
-    with served(*IN, RESET, SIZE, NAMES, answer(0x26, 0x80)) as port:
+    with serve(*IN, RESET, SIZE, NAMES, answer(0x26, 0x80)) as port:
         assert look(port) == iscsi.Unit(GIBIBYTE, "6001405abc000000")
 
 
 def test_iscsi_login_follows_redirection_to_other_portal() -> None:
     with (
-        served(*IN, SIZE, BUSY, answer(0x26, 0x80)) as there,
-        served(
+        serve(*IN, SIZE, BUSY, answer(0x26, 0x80)) as there,
+        serve(
             answer(0x23, 0, f"TargetAddress=127.0.0.1:{there},1\0".encode(), kind=1, detail=1)
         ) as here,
     ):
@@ -213,7 +213,7 @@ def test_iscsi_target_with_unexpected_answer_is_refused(
     answers: tuple[bytes, ...], reason: str
 ) -> None:
     secrets = SecretStore()
-    with served(*answers) as port, pytest.raises(VerbFailed, match=reason):
+    with serve(*answers) as port, pytest.raises(VerbFailed, match=reason):
         plain = ISCSI | {"target_portal": f"127.0.0.1:{port}", "auth_username": None}
         host(secrets).connect(volume("iscsi", plain))
     assert secrets.values == {}
