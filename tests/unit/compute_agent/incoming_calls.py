@@ -24,7 +24,7 @@ SERVER, OTHER_SERVER = (
 )
 SOURCE, OTHER_HOST, HERE = "192.0.2.1", "192.0.2.9", "192.0.2.2"
 PLUG = Plug("p1", "fa:16:3e:00:00:01", "br-a", "tap1")
-#: Flags of an encrypted migration with its disk.
+#: Flags of an encrypted migration with a disk.
 FLAGS = 1 | 2 | 8 | 16 | 1 << 7 | 1 << 16
 COOKIE = (
     f"<qemu-migration><name>instance-{SERVER}</name><uuid>{SERVER}</uuid><hostname>h1</hostname>"
@@ -69,7 +69,7 @@ def new_arrival(**changed: Any) -> Arrival:
 
 
 def describe_running_domain(server: str = SERVER) -> ElementTree.Element:
-    """Return the source's description of the running guest, with its machine and addresses."""
+    """Return the source's description of the running guest, with machine and addresses."""
     root = ElementTree.fromstring(describe_domain("/here", server))
     root.find("os/type").set("machine", "pc-i440fx-7.2")  # type: ignore[union-attr]
     root.find("devices/serial/source").set("path", "/here/tty2")  # type: ignore[union-attr]

@@ -23,9 +23,9 @@ def look(file: int) -> dict[str, Any]:
         "groups": os.getgroups(),
         "read": os.pread(file, 100, 0).decode(),
         "environment": sorted(os.environ),
-        "files": _open_files(),
+        "files": _list_open_files(),
         "refused": {
-            name: _error_name(attempt)
+            name: _find_error(attempt)
             for name, attempt in {
                 "network": lambda: socket.socket(socket.AF_INET, socket.SOCK_STREAM),
                 "unix": lambda: socket.socket(socket.AF_UNIX, socket.SOCK_STREAM),
@@ -69,7 +69,7 @@ def vanish(file: int) -> None:
     ctypes.string_at(0)
 
 
-def _error_name(attempt: Callable[[], object]) -> str:
+def _find_error(attempt: Callable[[], object]) -> str:
     try:
         attempt()
     except OSError as error:
@@ -77,9 +77,9 @@ def _error_name(attempt: Callable[[], object]) -> str:
     return ""
 
 
-def _open_files() -> list[int]:
+def _list_open_files() -> list[int]:
     return [
-        number for number in range(256) if _error_name(functools.partial(os.fstat, number)) == ""
+        number for number in range(256) if _find_error(functools.partial(os.fstat, number)) == ""
     ]
 
 

@@ -163,10 +163,10 @@ def test_open_config_drives_names_missing_programs(
 
 
 @pytest.mark.parametrize(
-    ("is_disk", "seen"), [(False, ("cdrom", "hda", "ide")), (True, ("disk", "vdz", "virtio"))]
+    ("is_disk", "expected"), [(False, ("cdrom", "hda", "ide")), (True, ("disk", "vdz", "virtio"))]
 )
 def test_domain_xml_attaches_config_drive_as_cdrom_or_disk(
-    is_disk: bool, seen: tuple[str, str, str]
+    is_disk: bool, expected: tuple[str, str, str]
 ) -> None:
     xml = domain_xml(
         Domain(
@@ -185,4 +185,4 @@ def test_domain_xml_attaches_config_drive_as_cdrom_or_disk(
     drive = ElementTree.fromstring(xml).findall("devices/disk")[1]
     target = drive.find("target")
     assert target is not None and drive.find("readonly") is not None
-    assert (drive.get("device"), target.get("dev"), target.get("bus")) == seen
+    assert (drive.get("device"), target.get("dev"), target.get("bus")) == expected

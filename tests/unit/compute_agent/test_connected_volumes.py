@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Volumes that a host connects for its guests, with a connector that records calls.
+"""Volumes that a host connects for guests, with a connector that records calls.
 
 Invariant: each connected volume is in a guest's file, is still the same device, and is disconnected
 when the guest no longer needs it.
@@ -25,7 +25,7 @@ QUIET = VerbContext(report_progress=lambda name: None, cancelled=lambda: False)
 
 
 class Device:
-    """A connector that records its connected volumes instead of calling a kernel."""
+    """A connector that records connected volumes instead of calling a kernel."""
 
     def __init__(self) -> None:
         self.connected: list[str] = []
@@ -67,9 +67,9 @@ def test_keep_volumes_disconnects_volumes_removed_from_guest(
     guests.keep("s1", [volume(), volume(OTHER_VOLUME)])
     guests.connect("s1", QUIET)
     assert set(device.connected) == {VOLUME, OTHER_VOLUME}
-    again = replace(volume(), connection={**volume().connection, "attachment_id": "y"})
-    guests.keep("s1", [again])
-    assert (device.connected, guests.of("s1")) == ([VOLUME], [again])
+    other_attachment = replace(volume(), connection={**volume().connection, "attachment_id": "y"})
+    guests.keep("s1", [other_attachment])
+    assert (device.connected, guests.of("s1")) == ([VOLUME], [other_attachment])
     guests.keep("s1", [volume(at="b")])
     assert device.connected == []
     guests.keep("s1", [])

@@ -101,7 +101,7 @@ def test_direct_console_port_closes_when_unused(
             while True:
                 main.recv(100)
         main.settimeout(5)
-        assert is_answering(main)  # the port stays open while a connection uses it
+        assert is_answering(main)  # a used port stays open
     await_true(lambda: not is_open(offer))
 
 

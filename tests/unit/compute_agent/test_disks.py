@@ -27,12 +27,12 @@ needs_qemu_img = pytest.mark.skipif(
 )
 
 
-def cached(folder: Path, disk_format: str = "raw", size: int = 3 * MIB) -> CachedImage:
+def create_cached_image(folder: Path, disk_format: str = "raw", size: int = 3 * MIB) -> CachedImage:
     path = folder / f"image.{disk_format}"
     subprocess.run(
         ["qemu-img", "create", "-q", "-f", disk_format, str(path), str(size)], check=True
     )
-    return disks_seen.cached(path, disk_format, size)
+    return disks_seen.create_cached_image(path, disk_format, size)
 
 
 def read_info(path: Path) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def test_disk_overlay_names_base_and_has_flavor_size(
 ) -> None:
     home = tmp_path / "server"
     home.mkdir()
-    image = cached(tmp_path, disk_format)
+    image = create_cached_image(tmp_path, disk_format)
     disk = disks.make(home, image, root_gb)
     about = read_info(home / "disk")
     assert about["virtual-size"] == size
@@ -72,7 +72,7 @@ def test_disk_overlay_names_base_and_has_flavor_size(
 def test_make_disk_completes_after_crash_at_any_line(tmp_path: Path) -> None:
     home = tmp_path / "server"
     home.mkdir()
-    image = cached(tmp_path)
+    image = create_cached_image(tmp_path)
     for left_over in (f"base.{image.path.name}.part", "disk.part"):
         (home / left_over).write_bytes(b"half")
     disks.make(home, image, 1)
@@ -96,9 +96,9 @@ def test_disk_without_image_is_blank(tmp_path: Path) -> None:
 def test_disk_is_replaced_only_when_successor_is_adopted(tmp_path: Path, disk_format: str) -> None:
     home = tmp_path / "server"
     home.mkdir()
-    own = disks.make(home, cached(tmp_path), 1)
+    own = disks.make(home, create_cached_image(tmp_path), 1)
     first = (home / "disk").stat().st_ino
-    image = cached(tmp_path, disk_format, 5 * MIB)
+    image = create_cached_image(tmp_path, disk_format, 5 * MIB)
     successor = disks.plan(home, image)
     for _ in range(2):
         disks.prepare(successor, image, 2)
@@ -119,7 +119,7 @@ def test_disk_is_replaced_only_when_successor_is_adopted(tmp_path: Path, disk_fo
 def test_disk_copy_has_no_backing_file_and_ignores_forged_one(
     tmp_path: Path, disk_format: str | None
 ) -> None:
-    image = cached(tmp_path, disk_format) if disk_format else None
+    image = create_cached_image(tmp_path, disk_format) if disk_format else None
     disk = disks.make(tmp_path, image, 1)
     subprocess.run(
         ["qemu-io", "-f", "qcow2", "-c", "write -P 7 64M 4k", str(disk.path)],

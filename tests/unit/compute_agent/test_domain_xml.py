@@ -246,9 +246,9 @@ def test_domain_xml_keeps_hostile_server_name_as_text(name: str) -> None:
 
 
 def test_domain_metadata_is_read_back_unchanged() -> None:
-    kept = dict.fromkeys(KEPT_OPTIONS, "1")
-    assert read_metadata(metadata(DomainMetadata(SERVER, 1, options=kept))) == DomainMetadata(
-        SERVER, 1, options=kept
+    options = dict.fromkeys(KEPT_OPTIONS, "1")
+    assert read_metadata(metadata(DomainMetadata(SERVER, 1, options=options))) == DomainMetadata(
+        SERVER, 1, options=options
     )
     for marks in (
         DomainMetadata(SERVER, 42),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Self-fencing: an agent without a conductor for ``fence_after`` seconds powers off its guests."""
+"""Self-fencing: an agent without a conductor for ``fence_after`` seconds powers off all guests."""
 
 from __future__ import annotations
 
@@ -70,17 +70,17 @@ def test_fencing_retries_when_guests_cannot_be_listed(
 def test_fencing_powers_off_guests_while_connection_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The messaging library may wait for the broker forever."""
     rig, released = Rig(fence_after=90), threading.Event()
-    has_called = threading.Event()
+    call_began = threading.Event()
 
     def hang(*arguments: object) -> None:
-        has_called.set()
+        call_began.set()
         released.wait(30)
         raise errors.NoAnswer("cut off")
 
     monkeypatch.setattr(rig.conductor, "sync", hang)
     rig.change_guest()
     rig.change_guest()
-    assert has_called.wait(10)
+    assert call_began.wait(10)
     rig.clock.seconds += 91
     await_true(lambda: is_off(rig), 10, "its guest is off")
     released.set()

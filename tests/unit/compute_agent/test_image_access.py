@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ticket of an image download: the agent uses the ticket of the command, until it ends."""
+"""Tickets of image downloads: the agent uses the ticket of a command until the command ends."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Url(str):
 
 
 class GatedRig(Rig):
-    """Its one worker waits in each download until ``gate`` is open."""
+    """A process with one worker, which waits in each download until ``gate`` is open."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -103,7 +103,7 @@ class Rig:
         return socket.create_connection((LOOPBACK, self.proxy.port), LONG)
 
     def connect(self, certificate: Tls | None = None) -> ssl.SSLSocket:
-        """Connect as libvirt's client does; raise ConnectionError if the proxy refuses."""
+        """Connect as libvirt's client does, or raise ConnectionError if the proxy refuses."""
         tls = certificate or self.source
         connection = tls.for_client().wrap_socket(self.connect_plain(), server_hostname=LOOPBACK)
         if connection.recv(1) != WELCOME:

@@ -129,7 +129,7 @@ def test_control_command_with_old_fence_or_session_has_no_effect(rig: Rig) -> No
     }
 
 
-def test_abort_after_agent_restart_resumes_begun_migration_instead(
+def test_abort_of_begun_migration_after_restart_reaches_resumed_migration(
     tmp_path: Path,
 ) -> None:
     journal = Journal(tmp_path / "agent.db")

@@ -44,7 +44,7 @@ class Reader:
 
 
 class Pair:
-    """Two hosts. The source has a guest with a file on its disk."""
+    """Two hosts. The source has a guest with a file on the disk."""
 
     def __init__(self, storage: str = "") -> None:
         self.journal, self.measured = Journal(":memory:"), [{}]
@@ -83,7 +83,7 @@ class Pair:
         assert self.run(self.source, "offer", secret="open sesame").data["bytes"] > 0
 
     def run_live(self, verb: str, **args: Any) -> Any:
-        """Run a verb of a live migration on the host where it belongs."""
+        """Run a verb of a live migration on the source or the destination."""
         driver = self.source if verb in ("offer", "live_migrate") else self.destination
         return self.run(driver, verb, guest=guest(2), **args)
 

@@ -264,7 +264,7 @@ def test_rbd_volume_with_malformed_connection_is_refused(changed: dict[str, Any]
 
 @pytest.fixture
 def fake_qemu_img(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """Return a function that installs a fake qemu-img, which records its arguments and its key."""
+    """Return a function that installs a fake qemu-img, which records arguments and key."""
 
     def install(ending: str) -> Path:
         path = tmp_path / "qemu-img"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefetched images: one download after the other, each reported; and the limit of downloads."""
+"""Prefetched images: sequential downloads, the report of each, and the limit of downloads."""
 
 from __future__ import annotations
 

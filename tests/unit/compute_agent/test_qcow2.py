@@ -33,7 +33,7 @@ def header(
     length: int = 104,
     extensions: bytes = bytes(8),
 ) -> bytes:
-    """Return a qcow2 header, followed by its extensions and the backing file's name."""
+    """Return a qcow2 header, followed by extensions and the backing file's name."""
     at = (length + len(extensions)) if name_at is None else name_at
     fixed = struct.pack(
         ">4sIQIIQIIQQIIQQQQII",
@@ -204,7 +204,7 @@ MALFORMED = [
 
 
 def sound() -> bytearray:
-    """Return a file with a virtual size of 64 MiB as qemu-img creates it, with one L2 table."""
+    """Return a file as qemu-img creates, with a virtual size of 64 MiB and one L2 table."""
     content = bytearray(0x50000)
     content[:112] = struct.pack(
         ">4sIQIIQIIQQIIQQQQIIQ",

@@ -129,7 +129,7 @@ def test_qemu_img_is_named_in_one_module_of_agent() -> None:
 
 
 def test_format_inspector_is_imported_only_by_inspector_module() -> None:
-    """Only sandboxed helpers load the inspector, by name, because it parses tenants' bytes."""
+    """Only sandboxed helpers load the parser of tenants' bytes, by name."""
     importers = {
         str(path.relative_to(ROOT))
         for path in find_sources("inspector")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Domain XML that is adapted to a running guest, with XML as a real libvirt writes it."""
+"""Domain XML that is adapted to a running guest, with XML in the form of a real libvirt."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def describe_domain(folder: str, **changed: Any) -> str:
 
 
 def describe_running_domain() -> ElementTree.Element:
-    """Return the XML of the running guest: its second interface was attached later."""
+    """Return the XML of a running guest. The second interface was attached later."""
     root = ElementTree.fromstring(describe_domain("/source"))
     root.find("os/type").set("machine", "pc-i440fx-7.2")  # type: ignore[union-attr]
     root.remove(root.find("cpu"))  # type: ignore[arg-type]
@@ -139,7 +139,7 @@ def test_arriving_guest_keeps_machine_and_cpu_and_uses_files_of_new_host() -> No
 
 @pytest.mark.parametrize("sizes", [{}, {"logical_block_size": 512, "physical_block_size": 4096}])
 def test_arriving_guest_keeps_block_sizes_of_source(sizes: dict[str, int]) -> None:
-    """A guest defined by an older agent has QEMU's default sizes, not those of its volume."""
+    """A guest defined by an older agent has QEMU's default sizes, not the volume's."""
     volume = AttachedVolume("5c2d3f64-1f3b-4a4e-9d3c-0b1f6a7d8e90", "/dev/vdb", 1)
     there, here = (
         volume_xml.VolumeSource("file", f"/v/volume-{volume.volume_id}", block_sizes=block_sizes)

@@ -80,7 +80,7 @@ def test_sandbox_helper_runs_as_configured_user(helpers: Helpers, secret: int) -
 
 @is_root
 def test_sandbox_without_setuid_capability_keeps_user_and_logs_it(tmp_path: Path) -> None:
-    """The agent has no CAP_SETUID under its systemd unit, or as another user than root."""
+    """The agent has no CAP_SETUID under the systemd unit, or as another user than root."""
     (tmp_path / "file").touch(0o600)
     (tmp_path / "file").write_text("bytes")
     code = (
@@ -165,7 +165,7 @@ def test_sandbox_kills_helper_beyond_cpu_limit(helpers: Helpers, secret: int) ->
     )
 
 
-def test_sandbox_ends_helper_beyond_memory_file_time_or_output_limit(
+def test_sandbox_limits_memory_file_size_time_and_output_of_helper(
     helpers: Helpers, secret: int
 ) -> None:
     assert "MemoryError" in call(helpers, "eat", secret).reason
@@ -190,7 +190,7 @@ def list_children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def server_pid(helpers: Helpers) -> int:
+def find_server_pid(helpers: Helpers) -> int:
     assert helpers._server is not None
     return helpers._server.pid
 
@@ -207,13 +207,15 @@ def test_sandbox_cancel_ends_helper(helpers: Helpers, secret: int) -> None:
             seconds=60,
         )
     await_true(
-        lambda: not list_children(server_pid(helpers)), 5, lambda: "a helper outlived who asked"
+        lambda: not list_children(find_server_pid(helpers)),
+        5,
+        lambda: "a helper outlived who asked",
     )
 
 
 def test_sandbox_restarts_killed_fork_server(helpers: Helpers, secret: int) -> None:
     assert call(helpers, "look", secret).status == 0
-    os.kill(server_pid(helpers), signal.SIGKILL)
+    os.kill(find_server_pid(helpers), signal.SIGKILL)
     assert call(helpers, "look", secret).status == 0
 
 

@@ -74,7 +74,7 @@ class Conductor:
         ), None
 
     def await_sync(self, matches: Callable[[Sync], object]) -> Sync:
-        """Return the next exchange that matches; raise queue.Empty after five seconds."""
+        """Return the next exchange that matches, or raise queue.Empty after five seconds."""
         while not matches(request := self.syncs.get(timeout=5)):
             continue
         return request
@@ -165,7 +165,7 @@ def rig() -> Iterator[Rig]:
     new_rig.close()
 
 
-def expected_inventory(driver: MemoryDriver) -> HostInventory:
+def build_expected_inventory(driver: MemoryDriver) -> HostInventory:
     """Build the inventory that the agent reports: the driver's, with ratios and facts."""
     return replace(
         driver.host.size,
@@ -175,7 +175,7 @@ def expected_inventory(driver: MemoryDriver) -> HostInventory:
 
 
 def test_registration_contains_inventory_ratios_and_facts(rig: Rig) -> None:
-    assert rig.registration.inventory == expected_inventory(rig.driver)
+    assert rig.registration.inventory == build_expected_inventory(rig.driver)
     assert rig.registration.domains is not None
 
 
@@ -198,7 +198,7 @@ def test_agent_powers_off_forbidden_guest_before_starting_others() -> None:
 
 
 def start_migration(rig: Rig, to: dict[str, Any]) -> Command:
-    """Start a live migration and return its command."""
+    """Start a live migration and return the command."""
     verb = LiveMigrate(guest=GUEST, to=Destination(details=to), shared=False)
     migrate = new_command(verb, "a", "migrate", server=SERVER, session=7)
     rig.host.do([migrate], None)
@@ -243,7 +243,7 @@ def test_changed_inventory_is_reported_only_with_next_full_report(rig: Rig) -> N
         report = rig.conductor.await_sync(lambda request: request.changed)
     assert report.session == 7
     assert report.domains is not None
-    assert report.inventory == expected_inventory(rig.driver)
+    assert report.inventory == build_expected_inventory(rig.driver)
     assert report.metrics is not None
     assert 0 <= report.metrics["cpu.percent"] <= 100
     rig.change_guest()
@@ -333,7 +333,7 @@ def test_agent_sends_exchange_when_heartbeats_are_not_answered(
 
 
 def is_completed(rig: Rig, command: Command) -> bool:
-    """Send a command, and return True when its result is reported."""
+    """Send a command, and return True when the agent reports the result."""
     rig.host.do([command], None)
     return bool(
         rig.conductor.await_sync(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent's half of the exchange: commands that it accepts, reports, leases and registration."""
+"""The agent's half of the exchange: accepted commands, reports, leases and registration."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Rig:
         self.exchange(SyncAnswer(5, guests={}), registration=True)
 
     def exchange(self, answer: SyncAnswer | None = None, registration: bool = False) -> Sync:
-        """Return the agent's request, after the agent recorded the answer to it.
+        """Return the agent's request, after the agent recorded the answer.
 
         The default answer acknowledges all results.
         """

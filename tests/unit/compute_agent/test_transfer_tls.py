@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transfers over TLS with real certificates: each side refuses a peer that it cannot verify."""
+"""Transfers over TLS with real certificates: each side refuses a peer without a valid one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CONTENT = bytes(range(256)) * 8192
 
 
 class Authority(authority.Authority):
-    """An authority with a folder of its own, which signs certificates of hosts."""
+    """An authority in a separate folder, which signs certificates of hosts."""
 
     def __init__(self, folder: Path, name: str) -> None:
         super().__init__(folder / name, name)
@@ -31,7 +31,7 @@ class Authority(authority.Authority):
     def tls(
         self, name: str, address: str = "127.0.0.1", valid: datetime.timedelta = 60 * DAY
     ) -> Tls:
-        """Issue a certificate for a host with this address, and return its files."""
+        """Issue a certificate for a host with this address, and return the files."""
         return self.issue(name, address, valid=valid)
 
 

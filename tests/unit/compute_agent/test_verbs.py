@@ -51,7 +51,7 @@ class Rig:
 
 
 def run_failing_verb(problem: Exception) -> Any:
-    """Run a verb that raises this error, and return its result."""
+    """Run a verb that raises this error, and return the result."""
     rig = Rig()
     rig.carry_out = make_failing(problem)
     return rig.run("ensure_paused")
@@ -323,7 +323,7 @@ def test_ensure_absent_reports_no_failure_and_is_repeated(problem: Any) -> None:
     [VerbFailed("It is still here."), ValueError("bug"), OSError("disk")],
     ids=lambda problem: type(problem).__name__,
 )
-def test_live_migration_verbs_report_only_failures_of_verb(verb: str, problem: Exception) -> None:
+def test_live_migration_verbs_report_no_unexpected_failure(verb: str, problem: Exception) -> None:
     """Otherwise the conductor could remove a guest that has moved."""
     rig = Rig()
     rig.carry_out = make_failing(problem)

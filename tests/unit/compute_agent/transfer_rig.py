@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A transfer service on this machine, and a proxy that changes its bytes, for transfer tests."""
+"""A transfer service on this machine, and a proxy that corrupts transfers, for transfer tests."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Folder:
 
 
 class Rig:
-    """A transfer service for a folder, and its peers."""
+    """A transfer service for a folder, and peers of the service."""
 
     def __init__(self, path: Path, **options: Any) -> None:
         path.mkdir()

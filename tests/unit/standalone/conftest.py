@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The embedded identity, image and network services in this process, with real databases.
+"""The embedded identity, image and network services in this process, with SQLite databases.
 
 Requests go through falcon's test client.
 """

@@ -200,9 +200,9 @@ def test_returning_host_gets_ports_bound_meanwhile(cloud: Network, clock: Clock)
     acknowledge(cloud, "h1", describe_host(cloud, "h1")["revision"])
     host_description = describe_host(cloud, "h1")
     assert set(host_description["ports"]) == {port}
-    shown = cloud.get(f"/ports/{port}", **SERVICE)["port"]
+    port_body = cloud.get(f"/ports/{port}", **SERVICE)["port"]
     # The host has the description but has not applied it.
-    assert (shown["status"], shown["binding:vif_type"]) == (
+    assert (port_body["status"], port_body["binding:vif_type"]) == (
         "DOWN",
         "bridge",
     )

@@ -52,7 +52,7 @@ def test_create_port_takes_lowest_free_address_and_delete_frees_it(network: Netw
         ({"colour": "red"}, (400, "HTTPBadRequest")),
     ],
 )
-def test_create_port_with_unavailable_address_creates_no_port(
+def test_create_port_with_unavailable_address_is_refused_without_port(
     network: Network, fixed: dict[str, str], refused: tuple[int, str]
 ) -> None:
     net, _ = network.create_network()
@@ -151,9 +151,9 @@ def test_port_dns_assignment_has_name_of_each_address(network: Network) -> None:
     assert [item["id"] for item in network.get("/ports?dns_name=vm-1")["ports"]] == [port["id"]]
     for unset in ("", None):
         network.change("port", port["id"], dns_name="vm-1")
-        shown = network.change("port", port["id"], dns_name=unset)
-        assert shown["dns_name"] == ""
-        assert sorted(item["fqdn"] for item in shown["dns_assignment"]) == [
+        updated = network.change("port", port["id"], dns_name=unset)
+        assert updated["dns_name"] == ""
+        assert sorted(item["fqdn"] for item in updated["dns_assignment"]) == [
             "host-10-0-0-3.openstacklocal.",
             "host-fd00--f816-3eff-fe00-1.openstacklocal.",
         ]
@@ -392,7 +392,7 @@ def test_create_invalid_security_group_rule_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("prefix", "shown", "normalized"),
+    ("prefix", "given_prefix", "normalized"),
     [
         ("10.2.3.124/24", "10.2.3.124/24", "10.2.3.0/24"),
         ("10.2.3.4", "10.2.3.4/32", "10.2.3.4/32"),
@@ -400,13 +400,13 @@ def test_create_invalid_security_group_rule_is_refused(
     ],
 )
 def test_security_group_rule_shows_given_and_normalized_remote_prefix(
-    network: Network, prefix: Any, shown: Any, normalized: Any
+    network: Network, prefix: Any, given_prefix: Any, normalized: Any
 ) -> None:
     group = network.create("security_group", name="web")["id"]
     rule = network.create(
         "security_group_rule", security_group_id=group, direction="ingress", remote_ip_prefix=prefix
     )
-    assert (rule["remote_ip_prefix"], rule["normalized_cidr"]) == (shown, normalized)
+    assert (rule["remote_ip_prefix"], rule["normalized_cidr"]) == (given_prefix, normalized)
 
 
 # Lists, quotas and cost

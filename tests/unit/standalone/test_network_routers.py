@@ -64,9 +64,9 @@ def create_floating_ip(network: Network, site: Site, **more: Any) -> Any:
 
 
 def test_router_shows_gateway_and_interface(network: Network, site: Site) -> None:
-    shown = network.get(f"/routers/{site.router}")["router"]
-    info = shown["external_gateway_info"]
-    assert (info["network_id"], info["enable_snat"], shown["status"]) == (
+    router = network.get(f"/routers/{site.router}")["router"]
+    info = router["external_gateway_info"]
+    assert (info["network_id"], info["enable_snat"], router["status"]) == (
         site.public,
         True,
         "ACTIVE",
@@ -132,8 +132,8 @@ def test_deleted_floating_ip_is_free_again(network: Network, site: Site) -> None
 def test_delete_port_disassociates_its_floating_ip(network: Network, site: Site) -> None:
     floating_ip = create_floating_ip(network, site, port_id=site.port)
     network.delete("port", site.port)
-    shown = network.get(f"/floatingips/{floating_ip['id']}")["floatingip"]
-    assert (shown["port_id"], shown["status"]) == (None, "DOWN")
+    floating_ip_after = network.get(f"/floatingips/{floating_ip['id']}")["floatingip"]
+    assert (floating_ip_after["port_id"], floating_ip_after["status"]) == (None, "DOWN")
 
 
 def test_invalid_floating_ip_is_refused_with_error_of_neutron(network: Network, site: Site) -> None:
@@ -258,8 +258,8 @@ def test_add_router_interface_uses_given_port(network: Network, site: Site) -> N
         "PUT", f"/routers/{site.router}/add_router_interface", {"port_id": port["id"]}
     )
     assert joined.json["port_id"] == port["id"]
-    shown = network.get(f"/ports/{port['id']}", role="admin")["port"]
-    assert (shown["device_owner"], shown["security_groups"], shown["fixed_ips"]) == (
+    port_after = network.get(f"/ports/{port['id']}", role="admin")["port"]
+    assert (port_after["device_owner"], port_after["security_groups"], port_after["fixed_ips"]) == (
         "network:router_interface",
         [],
         port["fixed_ips"],

@@ -14,7 +14,7 @@ PROJECT = {"project": {"name": "admin", "domain": {"id": "default"}}}
 
 
 @pytest.mark.parametrize(
-    ("held", "whole"),
+    ("assigned_roles", "effective_roles"),
     [
         (set(), set()),
         ({"reader"}, {"reader"}),
@@ -22,8 +22,10 @@ PROJECT = {"project": {"name": "admin", "domain": {"id": "default"}}}
         ({"admin", "service"}, {"admin", "manager", "member", "reader", "service"}),
     ],
 )
-def test_implied_roles_are_added_to_roles(held: set[str], whole: set[str]) -> None:
-    assert implied(held) == whole
+def test_implied_roles_are_added_to_roles(
+    assigned_roles: set[str], effective_roles: set[str]
+) -> None:
+    assert implied(assigned_roles) == effective_roles
 
 
 def test_token_from_token_expires_with_first_token(identity: Any) -> None:
@@ -77,7 +79,7 @@ def test_token_validation_for_others_requires_service_or_admin(identity: Any) ->
     assert identity.request("GET", "/v3/auth/tokens").status_code == 400
 
 
-def test_password_matches_no_digest_but_its_own() -> None:
+def test_password_matches_only_its_digest_and_no_missing_digest() -> None:
     stored = passwords.digest("right")
     assert passwords.matches(stored, "right")
     assert not passwords.matches(stored, "wrong")
