@@ -68,16 +68,16 @@ def build_drive(folder: Path, drive_format: str) -> Path:
 def test_iso9660_config_drive_is_readable_by_isoinfo(tmp_path: Path, names: str) -> None:
     disk = build_drive(tmp_path, ISO9660)
     about = subprocess.run(
-        ["isoinfo", "-d", "-i", disk], capture_output=True, text=True, check_file=True
+        ["isoinfo", "-d", "-i", disk], capture_output=True, text=True, check=True
     ).stdout
     assert "Volume id: config-2" in about and "Joliet" in about and "Rock Ridge" in about
     listed = subprocess.run(
-        ["isoinfo", names, "-f", "-i", disk], capture_output=True, text=True, check_file=True
+        ["isoinfo", names, "-f", "-i", disk], capture_output=True, text=True, check=True
     ).stdout
     assert {line[1:] for line in listed.splitlines()} >= set(EXPECTED_FILES)
     for path in EXPECTED_FILES:
         read = subprocess.run(
-            ["isoinfo", names, "-x", f"/{path}", "-i", disk], capture_output=True, check_file=True
+            ["isoinfo", names, "-x", f"/{path}", "-i", disk], capture_output=True, check=True
         )
         check_file(path, read.stdout)
 
@@ -86,12 +86,12 @@ def test_iso9660_config_drive_is_readable_by_isoinfo(tmp_path: Path, names: str)
 def test_vfat_config_drive_is_readable_by_mcopy(tmp_path: Path) -> None:
     disk = build_drive(tmp_path, VFAT)
     label = subprocess.run(
-        ["blkid", "-p", "-o", "export", disk], capture_output=True, text=True, check_file=True
+        ["blkid", "-p", "-o", "export", disk], capture_output=True, text=True, check=True
     ).stdout
     assert {"LABEL=config-2", "TYPE=vfat"} <= set(label.splitlines())
     out = tmp_path / "out"
     out.mkdir()
-    subprocess.run(["mcopy", "-s", "-i", disk, "::", out], check_file=True)
+    subprocess.run(["mcopy", "-s", "-i", disk, "::", out], check=True)
     assert {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()} == set(
         EXPECTED_FILES
     )

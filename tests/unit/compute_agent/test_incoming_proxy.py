@@ -320,7 +320,7 @@ def test_proxy_without_tls_identifies_source_by_address(rig: Rig) -> None:
 def test_has_arrived_returns_answer_of_destination(
     rig: Rig, state: bytes, answer: bool | str
 ) -> None:
-    rig.state = state
+    rig.arrival_state = state
     if isinstance(answer, str):
         with pytest.raises(errors.NoAnswer, match=answer):
             has_arrived(LOOPBACK, rig.proxy.port, SERVER, rig.source)

@@ -11,7 +11,7 @@ import pytest
 from common.domain import errors
 from common.domain.models import Command, Control, FailureReason, Flavor, GuestSpec
 from common.domain.verbs import VERBS, Receive, Verb
-from common.domain.verbs import RecordingDriver as Arrival
+from common.domain.verbs import Destination as Arrival
 from common.domain.wire import from_wire, to_wire
 from compute_agent import verbs
 from compute_agent.journal import Journal

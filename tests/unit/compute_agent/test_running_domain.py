@@ -118,7 +118,7 @@ def test_with_addresses_keeps_known_addresses() -> None:
 
 
 def test_arriving_guest_keeps_machine_and_cpu_and_uses_files_of_new_host() -> None:
-    marks = DomainMetadata(SERVER, 6, root=3, started=7, moving=6, resumes=1)
+    marks = DomainMetadata(SERVER, 6, made=3, started=7, moving=6, resumes=1)
     root = ElementTree.fromstring(
         running_domain.at_destination(
             describe_domain("/there"), serialize(describe_running_domain()), marks

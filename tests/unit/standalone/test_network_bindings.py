@@ -212,8 +212,8 @@ def test_refused_binding_request_has_error_type_of_neutron(cloud: Network) -> No
         ("PUT", "/h2/activate"),
         ("DELETE", "/h2"),
     ):
-        body: Any = {"binding": {"host": "h3"}} if method == "POST" else None
-        assert cloud.refusal(method, mine + path, body) == (403, "PolicyNotAuthorized")
+        member_body: Any = {"binding": {"host": "h3"}} if method == "POST" else None
+        assert cloud.refusal(method, mine + path, member_body) == (403, "PolicyNotAuthorized")
     assert list_bindings(cloud, port) == {"h1": "ACTIVE", "h2": "INACTIVE"}
 
 

@@ -176,7 +176,7 @@ def test_change_of_unbound_port_keeps_host_revision(cloud: Network) -> None:
 
 def test_host_description_returns_304_for_newest_revision(cloud: Network) -> None:
     revision = describe_host(cloud, "h1")["revision"]
-    response = cloud.host("GET", f"/description?seen={revision}&wait=0", "h1")
+    response = cloud.call_as_host("GET", f"/description?seen={revision}&wait=0", "h1")
     assert response.status_code == 304
 
 
@@ -221,7 +221,7 @@ def test_returning_host_gets_ports_bound_meanwhile(cloud: Network, clock: Clock)
     ],
 )
 def test_host_report_with_invalid_body_returns_400(cloud: Network, body: Any) -> None:
-    refused = cloud.host("PUT", "", "h1", body)
+    refused = cloud.call_as_host("PUT", "", "h1", body)
     assert (refused.status_code, refused.json["NeutronError"]["type"]) == (400, "HTTPBadRequest")
 
 
@@ -229,7 +229,7 @@ def test_host_report_with_invalid_body_returns_400(cloud: Network, body: Any) ->
 def test_host_request_requires_key_of_same_host(cloud: Network, method: str) -> None:
     describe_host(cloud, "h1")
     path = "/description" if method == "GET" else ""
-    assert cloud.host(method, path, "h1", {"revision": 1}, key_of="h2").status_code == 401
+    assert cloud.call_as_host(method, path, "h1", {"revision": 1}, key_of="h2").status_code == 401
     for role in ("admin", "service", "member"):
         assert (
             cloud.call(method, f"/kilonova/hosts/h1{path}", {"revision": 1}, role=role).status_code
@@ -237,13 +237,13 @@ def test_host_request_requires_key_of_same_host(cloud: Network, method: str) -> 
         )
     cloud.fabric.settings = replace(cloud.fabric.settings, host_secret="")
     # Without a secret of the services, no key is accepted.
-    assert cloud.host(method, path, "h1", {"revision": 1}).status_code == 401
+    assert cloud.call_as_host(method, path, "h1", {"revision": 1}).status_code == 401
 
 
 def test_host_key_opens_no_other_path(cloud: Network) -> None:
     describe_host(cloud, "h1")
     for path in ("/../../../ports", "/%2e%2e/h2/description", "/../h2/description"):
-        assert cloud.host("GET", path, "h1").status_code in (401, 404)
+        assert cloud.call_as_host("GET", path, "h1").status_code in (401, 404)
 
 
 def test_create_port_bound_to_known_host_takes_at_most_12_statements(cloud: Network) -> None:

@@ -52,7 +52,7 @@ def test_create_port_takes_lowest_free_address_and_delete_frees_it(network: Netw
         ({"colour": "red"}, (400, "HTTPBadRequest")),
     ],
 )
-def test_create_port_with_unavailable_address_is_refused_without_port(
+def test_create_port_with_unavailable_address_fails_and_leaves_no_port(
     network: Network, fixed: dict[str, str], refused: tuple[int, str]
 ) -> None:
     net, _ = network.create_network()
