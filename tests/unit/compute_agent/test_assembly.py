@@ -98,9 +98,9 @@ def test_own_address_without_default_route_names_option_to_set(
         ConfigError, match="no default route.*set .migration. live_migration_inbound"
     ):
         assembly.own_address(conf)
-    with pytest.raises(SystemExit, match="live_migration_inbound_addr") as ended:
+    with pytest.raises(SystemExit, match="live_migration_inbound_addr") as error:
         assembly.make_driver(conf)
-    assert ended.value.code == service.EX_CONFIG
+    assert error.value.code == service.EX_CONFIG
     conf = load("driver = memory", migration=(HERE,))
     assert assembly.own_address(conf) == "127.0.0.1"
     assert assembly.make_driver(conf).inventory().host_ip == "127.0.0.1"

@@ -54,11 +54,11 @@ def receive(console: socket.socket, length: int) -> bytes:
 
 
 def test_console_relay_passes_bytes_unchanged_in_both_directions(relay: Consoles) -> None:
-    everything = bytes(range(256)) * 4096
+    content = bytes(range(256)) * 4096
     with connect(relay.offer(SERVER, SERIAL)) as console:
-        writer = threading.Thread(target=console.sendall, args=(everything,))
+        writer = threading.Thread(target=console.sendall, args=(content,))
         writer.start()
-        assert receive(console, len(everything)) == everything
+        assert receive(console, len(content)) == content
         writer.join(5)
 
 
@@ -73,8 +73,8 @@ def test_console_relay_blocks_writer_when_peer_does_not_read(relay: Consoles) ->
 def test_console_secret_opens_only_one_connection(relay: Consoles) -> None:
     """Either of two connections with the secret may be first. The relay sends the other no data."""
     offer = relay.offer(SERVER, VNC)
-    with connect(offer) as console, connect(offer) as again:
-        greetings = {side: receive(side, 12) for side in (console, again)}
+    with connect(offer) as console, connect(offer) as second:
+        greetings = {side: receive(side, 12) for side in (console, second)}
         assert sorted(greetings.values()) == [b"", b"RFB 003.008\n"]
         [winner] = [side for side, greeting in greetings.items() if greeting]
         winner.sendall(b"RFB 003.008\n")

@@ -89,8 +89,8 @@ def test_fencing_powers_off_guests_while_connection_hangs(monkeypatch: pytest.Mo
 
 def test_fencing_invalidates_answers_to_earlier_requests() -> None:
     agent = Agent("h1", Journal(":memory:"), ManualClock(), "boot", fence_after=10)
-    registered = agent.request(True, [], INVENTORY)
-    agent.record_answer(registered, SyncAnswer(5))
+    first_request = agent.request(True, [], INVENTORY)
+    agent.record_answer(first_request, SyncAnswer(5))
     late = agent.request(True, None, None)
     agent.begin_fencing()
     assert agent.session == 0

@@ -430,9 +430,9 @@ def test_proxy_waits_for_port_of_previous_proxy(rig: Rig) -> None:
     with pytest.raises(OSError, match="in use"):
         Proxy(settings, lambda server: HERE, bind=0)
     threading.Timer(SHORT, rig.proxy.drain).start()
-    again = Proxy(settings, lambda server: HERE, bind=LONG)
-    assert again.port == settings.port
-    again.drain()
+    successor = Proxy(settings, lambda server: HERE, bind=LONG)
+    assert successor.port == settings.port
+    successor.drain()
 
 
 def test_packet_is_read_back_unchanged() -> None:
