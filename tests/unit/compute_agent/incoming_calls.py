@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the libvirtd of another host says in a migration, made here; an expected guest; a libvirtd
-that writes down."""
+"""Packets that another host's libvirtd sends in a migration, an expected guest, a fake libvirtd."""
 
 from __future__ import annotations
 
@@ -19,10 +18,13 @@ from compute_agent.virt.libvirt.migration.incoming.records import Arrival
 from compute_agent.virt.libvirt.migration.incoming.rpc import REMOTE, Packet
 from compute_agent.virt.libvirt.xml.domain_xml import Disk, Domain, domain_xml
 
-SERVER, ANOTHER = "7a1f5c8e-3c55-4a0b-9e0a-3f1f4c1f6f10", "0b6f5c8e-3c55-4a0b-9e0a-3f1f4c1f6f10"
+SERVER, OTHER_SERVER = (
+    "7a1f5c8e-3c55-4a0b-9e0a-3f1f4c1f6f10",
+    "0b6f5c8e-3c55-4a0b-9e0a-3f1f4c1f6f10",
+)
 SOURCE, OTHER_HOST, HERE = "192.0.2.1", "192.0.2.9", "192.0.2.2"
 PLUG = Plug("p1", "fa:16:3e:00:00:01", "br-a", "tap1")
-#: Of a migration with its disk, with a certificate.
+#: Flags of an encrypted migration with a disk.
 FLAGS = 1 | 2 | 8 | 16 | 1 << 7 | 1 << 16
 COOKIE = (
     f"<qemu-migration><name>instance-{SERVER}</name><uuid>{SERVER}</uuid><hostname>h1</hostname>"
@@ -33,7 +35,7 @@ COOKIE = (
 )
 
 
-def described(folder: str, server: str = SERVER, **changed: Any) -> str:
+def describe_domain(folder: str, server: str = SERVER, **changed: Any) -> str:
     home = Path(folder)
     return domain_xml(
         Domain(
@@ -50,13 +52,13 @@ def described(folder: str, server: str = SERVER, **changed: Any) -> str:
     )
 
 
-def arrival(**changed: Any) -> Arrival:
+def new_arrival(**changed: Any) -> Arrival:
     return Arrival(
         **{
             "server": SERVER,
             "fence": 5,
             "source": SOURCE,
-            "xml": described("/here"),
+            "xml": describe_domain("/here"),
             "address": HERE,
             "shared": False,
             "encrypted": True,
@@ -66,9 +68,9 @@ def arrival(**changed: Any) -> Arrival:
     )
 
 
-def running(server: str = SERVER) -> ElementTree.Element:
-    """As the other libvirtd describes it: with its own machine, addresses and controllers."""
-    root = ElementTree.fromstring(described("/here", server))
+def describe_running_domain(server: str = SERVER) -> ElementTree.Element:
+    """Return the source's description of the running guest, with machine and addresses."""
+    root = ElementTree.fromstring(describe_domain("/here", server))
     root.find("os/type").set("machine", "pc-i440fx-7.2")  # type: ignore[union-attr]
     root.find("devices/serial/source").set("path", "/here/tty2")  # type: ignore[union-attr]
     mark = root.find("metadata")[0]  # type: ignore[index]
@@ -83,55 +85,57 @@ def running(server: str = SERVER) -> ElementTree.Element:
     return root
 
 
-def text(root: ElementTree.Element) -> bytes:
+def serialize(root: ElementTree.Element) -> bytes:
     return ElementTree.tostring(root)
 
 
-def call(procedure: int, body: bytes = b"", **more: Any) -> bytes:
+def new_call(procedure: int, body: bytes = b"", **more: Any) -> bytes:
     return Packet(
         **{"program": REMOTE, "procedure": procedure, "serial": 7, "body": body, **more}
     ).to_bytes()
 
 
-def params(*found: tuple[str, str | bytes]) -> bytes:
+def encode_params(*pairs: tuple[str, str | bytes]) -> bytes:
     return rpc.strings(
-        [(name, value if isinstance(value, str) else value.decode()) for name, value in found]
+        [(name, value if isinstance(value, str) else value.decode()) for name, value in pairs]
     )
 
 
-def opening(name: str = "qemu:///system", flags: int = 0) -> bytes:
-    return call(filters.OPEN, rpc.number(1) + rpc.opaque(name.encode()) + rpc.number(flags))
+def new_open_call(name: str = "qemu:///system", flags: int = 0) -> bytes:
+    return new_call(filters.OPEN, rpc.number(1) + rpc.opaque(name.encode()) + rpc.number(flags))
 
 
-def preparing(
+def new_prepare_call(
     domain: bytes | None = None,
     *more: tuple[str, str | bytes],
     flags: int = FLAGS,
     cookie: str = COOKIE,
 ) -> bytes:
-    sent = params(
-        ("destination_xml", domain or text(running())),
+    sent = encode_params(
+        ("destination_xml", domain or serialize(describe_running_domain())),
         ("migrate_uri", "tcp://192.0.2.2"),
         ("migrate_disks", "vda"),
         *more,
     )
-    return call(filters.PREPARE, sent + rpc.opaque(cookie.encode() + b"\0") + rpc.number(flags))
+    return new_call(filters.PREPARE, sent + rpc.opaque(cookie.encode() + b"\0") + rpc.number(flags))
 
 
-def finishing(cookie: str = COOKIE, flags: int = FLAGS, cancelled: int = 0) -> bytes:
-    sent = params(("destination_xml", text(running())), ("destination_name", "instance-another"))
-    return call(
+def new_finish_call(cookie: str = COOKIE, flags: int = FLAGS, cancelled: int = 0) -> bytes:
+    sent = encode_params(
+        ("destination_xml", serialize(describe_running_domain())),
+        ("destination_name", "instance-another"),
+    )
+    return new_call(
         filters.FINISH,
         sent + rpc.opaque(cookie.encode() + b"\0") + rpc.number(flags) + rpc.number(cancelled),
     )
 
 
-class Local:
-    """In place of the local libvirtd: keeps what it is told, and answers each call with
-    ``answer``."""
+class LocalLibvirt:
+    """A fake local libvirtd: records packets, and answers each call with ``answer``."""
 
     def __init__(self, path: Path) -> None:
-        self.heard: list[Packet] = []
+        self.packets: list[Packet] = []
         self.answer = b"answered"
         self._server = socket.socket(socket.AF_UNIX)
         self._server.bind(str(path))
@@ -143,13 +147,13 @@ class Local:
         with contextlib.suppress(OSError):
             while True:
                 connection, _ = self._server.accept()
-                threading.Thread(target=self._hear, args=(connection,), daemon=True).start()
+                threading.Thread(target=self._answer_calls, args=(connection,), daemon=True).start()
 
-    def _hear(self, connection: socket.socket) -> None:
+    def _answer_calls(self, connection: socket.socket) -> None:
         with connection, connection.makefile("rb") as data, contextlib.suppress(OSError):
-            while begun := data.read(4):
-                packet = Packet.read(begun + data.read(int.from_bytes(begun, "big") - 4))
-                self.heard.append(packet)
+            while prefix := data.read(4):
+                packet = Packet.read(prefix + data.read(int.from_bytes(prefix, "big") - 4))
+                self.packets.append(packet)
                 connection.sendall(packet.reply(self.answer).to_bytes())
         self.ended.set()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What helpers of the tests do: each tries what a parser that was taken over would try."""
+"""Functions that test_sandbox.py runs in sandboxes. Each tries an attack of a hijacked parser."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from typing import Any
 
 
 def look(file: int) -> dict[str, Any]:
-    """Who this is and what it may do."""
+    """Return the user, groups, limits and refused operations of this process."""
     return {
         "user": os.getresuid(),
         "group": os.getresgid(),
         "groups": os.getgroups(),
         "read": os.pread(file, 100, 0).decode(),
         "environment": sorted(os.environ),
-        "files": _open_files(),
+        "files": _list_open_files(),
         "refused": {
-            name: _fails(attempt)
+            name: _find_error(attempt)
             for name, attempt in {
                 "network": lambda: socket.socket(socket.AF_INET, socket.SOCK_STREAM),
                 "unix": lambda: socket.socket(socket.AF_UNIX, socket.SOCK_STREAM),
@@ -44,7 +44,7 @@ def look(file: int) -> dict[str, Any]:
 
 
 def eat(file: int) -> int:
-    """More memory than there is."""
+    """Allocate more memory than the sandbox permits."""
     return len(bytearray(4 << 30))
 
 
@@ -54,7 +54,7 @@ def spin(file: int) -> None:
 
 
 def sleep(file: int, seconds: float) -> None:
-    time.sleep(seconds)  # nothing else happens here: it is ended
+    time.sleep(seconds)
 
 
 def write(file: int) -> int:
@@ -69,7 +69,7 @@ def vanish(file: int) -> None:
     ctypes.string_at(0)
 
 
-def _fails(attempt: Callable[[], object]) -> str:
+def _find_error(attempt: Callable[[], object]) -> str:
     try:
         attempt()
     except OSError as error:
@@ -77,11 +77,13 @@ def _fails(attempt: Callable[[], object]) -> str:
     return ""
 
 
-def _open_files() -> list[int]:
-    return [number for number in range(256) if _fails(functools.partial(os.fstat, number)) == ""]
+def _list_open_files() -> list[int]:
+    return [
+        number for number in range(256) if _find_error(functools.partial(os.fstat, number)) == ""
+    ]
 
 
-def status_of(pid: int) -> dict[str, str]:
-    """The lines of a process's status, by their names."""
+def read_status(pid: int) -> dict[str, str]:
+    """Return the lines of /proc/PID/status as name -> value."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}

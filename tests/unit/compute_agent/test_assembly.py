@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the configuration names is made, or the process ends and says what to do."""
+"""Driver, consoles and transfer service as built from the configuration.
+
+An unusable configuration ends the process with a hint.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ def load(tmp_path: Path) -> Iterator[object]:
     config.CONF.clear()
 
 
-def test_memory_has_the_size_and_the_cpus_of_the_configuration(load) -> None:
+def test_memory_driver_inventory_has_configured_size_and_cpus(load) -> None:
     conf = load(
         "driver = memory",
         "memory_vcpus = 8",
@@ -52,18 +55,18 @@ def test_memory_has_the_size_and_the_cpus_of_the_configuration(load) -> None:
         "cpu_shared_set = 0-3,^2",
         "cpu_dedicated_set = 4-7",
     )
-    told = assembly.make_driver(conf).inventory()
-    assert (told.vcpus, told.pcpus, told.memory_mb) == (3, 4, 4096)
-    assert told.numa_nodes == [NumaNode(0, [0, 1, 3], [4, 5, 6, 7], 4096)]
+    inventory = assembly.make_driver(conf).inventory()
+    assert (inventory.vcpus, inventory.pcpus, inventory.memory_mb) == (3, 4, 4096)
+    assert inventory.numa_nodes == [NumaNode(0, [0, 1, 3], [4, 5, 6, 7], 4096)]
 
 
-def test_memory_without_sets_has_no_cells(load) -> None:
-    told = assembly.make_driver(load("driver = memory", "memory_vcpus = 8")).inventory()
-    assert (told.vcpus, told.pcpus, told.numa_nodes) == (8, 0, [])
+def test_memory_driver_without_cpu_sets_reports_no_numa_nodes(load) -> None:
+    inventory = assembly.make_driver(load("driver = memory", "memory_vcpus = 8")).inventory()
+    assert (inventory.vcpus, inventory.pcpus, inventory.numa_nodes) == (8, 0, [])
 
 
 @pytest.mark.parametrize(
-    ("lines", "said"),
+    ("lines", "message"),
     [
         (("driver = memory", "memory_vcpus = 4", "cpu_shared_set = 0-7"), "no CPU 4-7"),
         (("driver = memory", "cpu_shared_set = 0-3", "cpu_dedicated_set = 3"), "both name 3"),
@@ -71,32 +74,33 @@ def test_memory_without_sets_has_no_cells(load) -> None:
         (("pci_devices = 0000:ff:1f.7",), "no device 0000:ff:1f.7; see lspci -D"),
     ],
 )
-def test_what_the_host_does_not_have_ends_the_process(
-    load, lines: tuple[str, ...], said: str
+def test_make_driver_exits_when_configured_cpus_or_devices_are_invalid(
+    load, lines: tuple[str, ...], message: str
 ) -> None:
-    with pytest.raises(SystemExit, match=said):
+    with pytest.raises(SystemExit, match=message):
         assembly.make_driver(load(*lines))
 
 
-def test_a_console_address_of_another_machine_ends_the_process(load) -> None:
+def test_make_consoles_exits_when_console_host_is_not_local(load) -> None:
     conf = load("driver = memory", "console_host = 192.0.2.1", "[tls]", "allow_plain_text = true")
     with pytest.raises(SystemExit, match="console_host 192.0.2.1"):
         assembly.make_consoles(conf, assembly.make_driver(conf))
 
 
-def test_a_host_without_a_way_to_others_says_what_to_set(
+def test_own_address_without_default_route_names_option_to_set(
     load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nowhere = {socket.AF_INET: ("255.255.255.255", 9)}  # which needs a right that nobody asked for
+    # Connecting to the broadcast address fails without SO_BROADCAST.
+    nowhere = {socket.AF_INET: ("255.255.255.255", 9)}
     monkeypatch.setattr(assembly, "UNUSED_ADDRESSES", nowhere)
     conf = load("driver = memory")
     with pytest.raises(
         ConfigError, match="no default route.*set .migration. live_migration_inbound"
     ):
         assembly.own_address(conf)
-    with pytest.raises(SystemExit, match="live_migration_inbound_addr") as ended:
+    with pytest.raises(SystemExit, match="live_migration_inbound_addr") as error:
         assembly.make_driver(conf)
-    assert ended.value.code == service.EX_CONFIG
+    assert error.value.code == service.EX_CONFIG
     conf = load("driver = memory", migration=(HERE,))
     assert assembly.own_address(conf) == "127.0.0.1"
     assert assembly.make_driver(conf).inventory().host_ip == "127.0.0.1"
@@ -105,7 +109,7 @@ def test_a_host_without_a_way_to_others_says_what_to_set(
 HERE = "live_migration_inbound_addr = 127.0.0.1"
 
 
-def test_files_go_from_one_host_to_another_as_both_are_configured(load) -> None:
+def test_make_transfer_serves_offered_guest_to_peer(load) -> None:
     conf = load("driver = memory", migration=(HERE, "transfer_port = 0"))
     driver = assembly.make_driver(conf)
     driver.ensure_guest(
@@ -121,7 +125,7 @@ def test_files_go_from_one_host_to_another_as_both_are_configured(load) -> None:
     transfer.close()
 
 
-def test_a_host_that_was_restarted_gives_files_where_it_did(load) -> None:
+def test_transfer_port_is_kept_after_restart_unless_taken(load) -> None:
     conf = load("driver = memory", migration=(HERE, "transfer_port = 0"))
     driver, addresses = assembly.make_driver(conf), []
     for _ in range(2):
@@ -129,7 +133,7 @@ def test_a_host_that_was_restarted_gives_files_where_it_did(load) -> None:
         addresses.append(transfer.start())
         transfer.close()
     assert addresses[0] == addresses[1]
-    with socket.create_server(("127.0.0.1", transfer.port)):  # somebody else has it now
+    with socket.create_server(("127.0.0.1", transfer.port)):  # another process uses the port
         moved, _ = assembly.make_transfer(conf, driver)
         assert moved.port != transfer.port
         moved.close()
@@ -137,12 +141,12 @@ def test_a_host_that_was_restarted_gives_files_where_it_did(load) -> None:
     assembly.make_transfer(conf, driver)[0].close()
 
 
-def test_a_host_has_an_address_although_none_is_configured(load) -> None:
+def test_own_address_is_detected_when_not_configured(load) -> None:
     assert ipaddress.ip_address(assembly.own_address(load()))
 
 
 @pytest.mark.parametrize(
-    ("lines", "said"),
+    ("lines", "message"),
     [
         (("live_migration_inbound_addr = 192.0.2.1",), "192.0.2.1 is no loopback address"),
         (
@@ -156,9 +160,9 @@ def test_a_host_has_an_address_although_none_is_configured(load) -> None:
         ),
     ],
 )
-def test_a_transfer_service_that_cannot_be_ends_the_process(
-    load, lines: tuple[str, ...], said: str
+def test_make_transfer_exits_when_configuration_is_unusable(
+    load, lines: tuple[str, ...], message: str
 ) -> None:
     conf = load("driver = memory", migration=lines)
-    with pytest.raises(SystemExit, match=said):
+    with pytest.raises(SystemExit, match=message):
         assembly.make_transfer(conf, assembly.make_driver(conf))

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may have which bridge made; the kernel's part is in tests/contract/test_bridges.py."""
+"""Names of bridges that the bridge helper accepts, without the kernel.
+
+tests/contract/test_bridges.py creates real bridges.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from compute_agent.privileged.bridges import BridgeHelper, NotMade
 from compute_agent.virt.interfaces import plug
 
 
-def test_bridge_of_every_network_has_a_name_that_the_helper_takes() -> None:
+def test_bridge_helper_accepts_bridge_name_of_every_network() -> None:
     for _ in range(100):
         port = Interface("p", mac="fa:16:3e:0:0:1", vif_type="bridge", network=str(uuid.uuid4()))
         assert bridges.NAME.fullmatch(plug(port).bridge)
@@ -34,13 +37,15 @@ def test_bridge_of_every_network_has_a_name_that_the_helper_takes() -> None:
         "brq0123abcd-01\n",
     ],
 )
-def test_nothing_of_another_name_is_made(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_make_bridge_refuses_invalid_name_without_running_ip(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bridges, "_ip", lambda *arguments: pytest.fail(f"ip {arguments}"))
     with pytest.raises(NotMade, match="no name of a network's bridge"):
         bridges.make(name)
 
 
-def test_host_without_a_helper_says_nothing(
+def test_bridge_helper_logs_no_message_when_not_installed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)

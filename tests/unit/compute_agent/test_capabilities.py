@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What libvirt says of a host becomes an inventory: cells, CPUs, traits, and what guests can be."""
+"""Inventories built from libvirt capabilities: NUMA nodes, CPUs, traits and guest types."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ FACTS = HostCapabilities(
 )
 
 
-def test_cells_have_their_cpus_threads_and_pages() -> None:
+def test_numa_nodes_contain_cpus_thread_siblings_and_pages() -> None:
     assert capabilities.numa_nodes(CAPABILITIES, CpuSets()) == [
         NumaNode(0, [0, 1, 2, 3], [], 8192, [[0, 2], [1, 3]], {"4": 1048576, "2048": 1024}),
         NumaNode(1, [4, 5], [], 512, [], {}),
@@ -77,29 +77,29 @@ def test_cells_have_their_cpus_threads_and_pages() -> None:
         ("dac", "libvirt-qemu:kvm", None),
     ],
 )
-def test_libvirt_says_who_guests_run_as(
+def test_guests_user_is_read_from_dac_base_label(
     model: str, label: str, user: tuple[int, int] | None
 ) -> None:
-    told = (
+    xml = (
         f"<capabilities><host><secmodel><model>{model}</model><doi>0</doi><baselabel type='kvm'>{label}</baselabel>"
         "</secmodel></host></capabilities>"
     )
-    assert (capabilities.guests_user(told), capabilities.guests_user(CAPABILITIES)) == (user, None)
+    assert (capabilities.guests_user(xml), capabilities.guests_user(CAPABILITIES)) == (user, None)
 
 
-def test_only_the_group_of_guests_goes_through_to_their_files(tmp_path: Path) -> None:
-    told = (
+def test_close_to_others_lets_only_guests_group_through(tmp_path: Path) -> None:
+    xml = (
         f"<capabilities><host><secmodel><model>dac</model><baselabel>+0:+{os.getgid()}</baselabel></secmodel>"
         "</host></capabilities>"
     )
     tmp_path.chmod(0o711)
     close_to_others(tmp_path, CAPABILITIES)
     assert tmp_path.stat().st_mode & 0o777 == 0o711
-    close_to_others(tmp_path, told)
+    close_to_others(tmp_path, xml)
     assert (tmp_path.stat().st_mode & 0o777, tmp_path.stat().st_gid) == (0o710, os.getgid())
 
 
-def test_guests_run_under_kvm_only_where_that_works() -> None:
+def test_supported_instances_include_kvm_only_when_kvm_works() -> None:
     emulated = [["i686", "qemu", "hvm"], ["x86_64", "qemu", "hvm"]]
     assert capabilities.supported_instances(CAPABILITIES, "qemu") == emulated
     assert capabilities.supported_instances(CAPABILITIES, "kvm") == [
@@ -110,56 +110,65 @@ def test_guests_run_under_kvm_only_where_that_works() -> None:
     ]
 
 
-def test_features_are_those_that_guests_see() -> None:
+def test_host_model_features_exclude_those_hidden_from_guests() -> None:
     cpu = capabilities.host_model(DOMAIN_CAPABILITIES)
     assert cpu is not None and cpu.model == "EPYC"
     assert cpu.features(MODEL) == ["avx2", "sse4.1"]
     assert capabilities.host_model("<domainCapabilities><cpu/></domainCapabilities>") is None
 
 
-def test_inventory_of_a_host(tmp_path: Path) -> None:
+def test_inventory_combines_capabilities_and_options(tmp_path: Path) -> None:
     device = Device("0000:81:00.1", "8086", "1521", 1)
     about = HostOptions(reserved_memory_mb=512, cpus=read_cpu_sets("0-1", "2-3"), devices=[device])
-    told = inventory(FACTS, tmp_path, "qemu", about)
-    assert (told.hypervisor_type, told.hypervisor_hostname, told.vcpus, told.pcpus) == (
+    host_inventory = inventory(FACTS, tmp_path, "qemu", about)
+    assert (
+        host_inventory.hypervisor_type,
+        host_inventory.hypervisor_hostname,
+        host_inventory.vcpus,
+        host_inventory.pcpus,
+    ) == (
         "QEMU",
         "node-1",
         2,
         2,
     )
-    assert (told.memory_mb, told.reserved_memory_mb, told.devices) == (8704, 512, [device])
-    assert told.numa_nodes == capabilities.numa_nodes(CAPABILITIES, about.cpus)
-    assert told.cpu_info == {
+    assert (
+        host_inventory.memory_mb,
+        host_inventory.reserved_memory_mb,
+        host_inventory.devices,
+    ) == (8704, 512, [device])
+    assert host_inventory.numa_nodes == capabilities.numa_nodes(CAPABILITIES, about.cpus)
+    assert host_inventory.cpu_info == {
         "arch": "x86_64",
         "model": "EPYC",
         "vendor": "AMD",
         "features": ["avx2", "vme"],
         "topology": {"sockets": 1, "cells": 1, "cores": 2, "threads": 2},
     }
-    assert told == inventory(FACTS, tmp_path, "qemu", about), (
+    assert host_inventory == inventory(FACTS, tmp_path, "qemu", about), (
         "told alike, or it would be told again every minute"
     )
     assert inventory(replace(FACTS, cpus=8), tmp_path, "qemu", HostOptions()).vcpus == 8
 
 
-def test_hosts_that_share_folders_tell_the_same_storage(tmp_path: Path) -> None:
+def test_storage_id_is_equal_for_hosts_with_shared_folder(tmp_path: Path) -> None:
     for name in ("one", "another"):
         (tmp_path / name).mkdir()
     (tmp_path / "shared").symlink_to(tmp_path / "one")
-    told = storage_id(tmp_path / "one")
+    first_id = storage_id(tmp_path / "one")
     assert (
         storage_id(tmp_path / "one")
         == storage_id(tmp_path / "shared")
-        == told
+        == first_id
         != storage_id(tmp_path / "another")
     )
-    assert uuid.UUID(told) and [path.name for path in (tmp_path / "one").iterdir()] == [
+    assert uuid.UUID(first_id) and [path.name for path in (tmp_path / "one").iterdir()] == [
         ".storage-id"
     ]
 
 
-def test_traits_promise_what_emulator_and_driver_both_can(tmp_path: Path) -> None:
-    told = inventory(FACTS, tmp_path, "qemu", HostOptions()).traits
+def test_traits_contain_only_models_of_both_emulator_and_driver(tmp_path: Path) -> None:
+    host_traits = inventory(FACTS, tmp_path, "qemu", HostOptions()).traits
     assert {
         "HW_CPU_X86_SSE41",
         "HW_CPU_X86_SSE3",
@@ -168,45 +177,50 @@ def test_traits_promise_what_emulator_and_driver_both_can(tmp_path: Path) -> Non
         "COMPUTE_STORAGE_BUS_IDE",
         "COMPUTE_GRAPHICS_MODEL_VGA",
         "COMPUTE_NET_VIF_MODEL_E1000",
-    } <= set(told)
+    } <= set(host_traits)
     assert not {"HW_CPU_X86_AVX2", "COMPUTE_STORAGE_BUS_FDC", "COMPUTE_STORAGE_BUS_SCSI"} & set(
-        told
+        host_traits
     )
-    assert told == sorted(told)
+    assert host_traits == sorted(host_traits)
 
 
-def test_a_host_that_serves_folders_says_so(tmp_path: Path) -> None:
-    told = DOMAIN_CAPABILITIES.replace(
+def test_share_traits_require_virtiofs_in_emulator_and_on_host(tmp_path: Path) -> None:
+    xml = DOMAIN_CAPABILITIES.replace(
         "<devices>",
         """
         <memoryBacking><enum name='sourceType'><value>memfd</value></enum></memoryBacking><devices>
         <filesystem><enum name='driverType'><value>virtiofs</value></enum></filesystem>""",
     )
     assert set(os_traits.get_traits()) >= traits.SHARES
-    for facts, has in (
-        (replace(FACTS, domain_capabilities=told, serves_folders=True), traits.SHARES),
-        (replace(FACTS, domain_capabilities=told), {"COMPUTE_MEM_BACKING_FILE"}),
+    for facts, expected in (
+        (replace(FACTS, domain_capabilities=xml, serves_folders=True), traits.SHARES),
+        (replace(FACTS, domain_capabilities=xml), {"COMPUTE_MEM_BACKING_FILE"}),
         (replace(FACTS, serves_folders=True), set()),
     ):
-        assert traits.SHARES & set(inventory(facts, tmp_path, "qemu", HostOptions()).traits) == has
+        assert (
+            traits.SHARES & set(inventory(facts, tmp_path, "qemu", HostOptions()).traits)
+            == expected
+        )
 
 
-def test_every_trait_is_one_of_os_traits() -> None:
-    everything = set(os_traits.get_traits())
-    assert everything >= traits.COMMON
+def test_traits_are_all_defined_in_os_traits() -> None:
+    known_traits = set(os_traits.get_traits())
+    assert known_traits >= traits.COMMON
     for feature, ends in traits.OTHER_NAMES.items():
-        assert traits.of_processor([feature]) == {traits.PREFIX + end for end in ends} <= everything
+        assert (
+            traits.of_processor([feature]) == {traits.PREFIX + end for end in ends} <= known_traits
+        )
     for prefix, names in (
         ("COMPUTE_STORAGE_BUS", DISK_BUSES),
         ("COMPUTE_GRAPHICS_MODEL", VIDEO_MODELS),
         ("COMPUTE_NET_VIF_MODEL", VIF_MODELS),
     ):
-        assert {f"{prefix}_{name.upper()}" for name in names} <= everything
+        assert {f"{prefix}_{name.upper()}" for name in names} <= known_traits
     facts = replace(FACTS, cpu_features=tuple(traits.OTHER_NAMES))
-    assert set(inventory(facts, Path("/"), "kvm", HostOptions()).traits) <= everything
+    assert set(inventory(facts, Path("/"), "kvm", HostOptions()).traits) <= known_traits
 
 
-def test_a_feature_without_a_name_in_os_traits_is_no_trait() -> None:
+def test_cpu_feature_unknown_to_os_traits_is_no_trait() -> None:
     assert traits.of_processor(["vme", "x2apic", "3dnow", "avx512-vpopcntdq", "sse4.2"]) == {
         "HW_CPU_X86_3DNOW",
         "HW_CPU_X86_AVX512VPOPCNTDQ",

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The config drive: that other programs read the disk as we meant it, and that it appears whole or
-not at all."""
+"""Config drives, as read by isoinfo and mcopy. A failed build leaves no file."""
 
 from __future__ import annotations
 
@@ -44,17 +43,17 @@ SPEC = GuestSpec(
     },
 )
 VENDOR = {"ntp": "n1"}
-WANTED = InstanceData(SPEC, VENDOR).drive(b"")
+EXPECTED_FILES = InstanceData(SPEC, VENDOR).drive(b"")
 
 
-def check(path: str, content: bytes) -> None:
+def check_file(path: str, content: bytes) -> None:
     if not path.endswith("/meta_data.json"):
-        assert content == WANTED[path], path
+        assert content == EXPECTED_FILES[path], path
     elif "2012-08-10" not in path:
         assert len(base64.b64decode(json.loads(content)["random_seed"])) == 512
 
 
-def built(folder: Path, drive_format: str) -> Path:
+def build_drive(folder: Path, drive_format: str) -> Path:
     disk = folder / "config"
     ConfigDrives(drive_format, VENDOR).build(SPEC, disk)
     assert [path.name for path in folder.iterdir()] == ["config"]
@@ -66,8 +65,8 @@ def built(folder: Path, drive_format: str) -> Path:
     shutil.which("isoinfo") is None, reason="isoinfo (package genisoimage) is not installed"
 )
 @pytest.mark.parametrize("names", ["-R", "-J"], ids=["rock-ridge", "joliet"])
-def test_another_program_reads_the_same_files_from_iso9660(tmp_path: Path, names: str) -> None:
-    disk = built(tmp_path, ISO9660)
+def test_iso9660_config_drive_is_readable_by_isoinfo(tmp_path: Path, names: str) -> None:
+    disk = build_drive(tmp_path, ISO9660)
     about = subprocess.run(
         ["isoinfo", "-d", "-i", disk], capture_output=True, text=True, check=True
     ).stdout
@@ -75,17 +74,17 @@ def test_another_program_reads_the_same_files_from_iso9660(tmp_path: Path, names
     listed = subprocess.run(
         ["isoinfo", names, "-f", "-i", disk], capture_output=True, text=True, check=True
     ).stdout
-    assert {line[1:] for line in listed.splitlines()} >= set(WANTED)
-    for path in WANTED:
+    assert {line[1:] for line in listed.splitlines()} >= set(EXPECTED_FILES)
+    for path in EXPECTED_FILES:
         read = subprocess.run(
             ["isoinfo", names, "-x", f"/{path}", "-i", disk], capture_output=True, check=True
         )
-        check(path, read.stdout)
+        check_file(path, read.stdout)
 
 
 @pytest.mark.skipif(shutil.which("mcopy") is None, reason="mcopy (package mtools) is not installed")
-def test_another_program_reads_the_same_files_from_vfat(tmp_path: Path) -> None:
-    disk = built(tmp_path, VFAT)
+def test_vfat_config_drive_is_readable_by_mcopy(tmp_path: Path) -> None:
+    disk = build_drive(tmp_path, VFAT)
     label = subprocess.run(
         ["blkid", "-p", "-o", "export", disk], capture_output=True, text=True, check=True
     ).stdout
@@ -93,42 +92,44 @@ def test_another_program_reads_the_same_files_from_vfat(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     subprocess.run(["mcopy", "-s", "-i", disk, "::", out], check=True)
-    assert {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()} == set(WANTED)
-    for path in WANTED:
-        check(path, (out / path).read_bytes())
+    assert {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()} == set(
+        EXPECTED_FILES
+    )
+    for path in EXPECTED_FILES:
+        check_file(path, (out / path).read_bytes())
 
 
 class Services:
-    """The operator's services."""
+    """Vendor data services of the operator."""
 
     def __init__(self, failing: bool = False) -> None:
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
         self.failing = failing
 
     def of(self, facts: dict[str, Any]) -> dict[str, Any]:
-        self.asked.append(facts)
+        self.requests.append(facts)
         if self.failing:
             raise errors.Unavailable("The vendor data of cmdb cannot be had.")
-        return {"cmdb": {"rack": len(self.asked)}}
+        return {"cmdb": {"rack": len(self.requests)}}
 
 
-def test_the_operators_services_are_asked_once_for_a_drive(
+def test_config_drive_requests_vendor_data_once_per_drive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: dict[str, bytes] = {}
     monkeypatch.setattr(config_drive, "_write_iso9660", lambda files, part: written.update(files))
     services = Services()
     ConfigDrives(ISO9660, VENDOR, cast(Dynamic, services)).build(SPEC, tmp_path / "config")
-    told = {
+    vendor_files = {
         path: content for path, content in written.items() if path.endswith("/vendor_data2.json")
     }
-    assert len(told) > 3 and {json.loads(content)["cmdb"]["rack"] for content in told.values()} == {
-        1
-    }
-    assert [facts["instance-id"] for facts in services.asked] == [SERVER]
+    assert len(vendor_files) > 3 and {
+        json.loads(content)["cmdb"]["rack"] for content in vendor_files.values()
+    } == {1}
+    assert [facts["instance-id"] for facts in services.requests] == [SERVER]
 
 
-def test_a_service_that_must_answer_and_does_not_makes_no_drive(tmp_path: Path) -> None:
+def test_config_drive_is_not_built_when_required_vendor_data_fails(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="vendor data of cmdb cannot be had"):
         ConfigDrives(ISO9660, VENDOR, cast(Dynamic, Services(failing=True))).build(
             SPEC, tmp_path / "config"
@@ -136,14 +137,14 @@ def test_a_service_that_must_answer_and_does_not_makes_no_drive(tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_was_left_of_a_drive_is_no_hindrance(tmp_path: Path) -> None:
+def test_config_drive_build_replaces_leftover_files(tmp_path: Path) -> None:
     (tmp_path / "config.part").write_bytes(b"half")
     (tmp_path / "config").write_bytes(b"old")
-    assert built(tmp_path, ISO9660).stat().st_size > 65535
+    assert build_drive(tmp_path, ISO9660).stat().st_size > 65535
 
 
 @pytest.mark.skipif(shutil.which("mcopy") is None, reason="mcopy (package mtools) is not installed")
-def test_a_drive_that_does_not_fit_is_an_error_that_says_why(tmp_path: Path) -> None:
+def test_config_drive_too_large_for_vfat_raises_error_with_reason(tmp_path: Path) -> None:
     big = base64.b64encode(b"x" * 6 * 1024**2).decode()
     with pytest.raises(OSError, match=r"mcopy failed: .*[Ff]ull"):
         ConfigDrives(VFAT).build(
@@ -152,7 +153,7 @@ def test_a_drive_that_does_not_fit_is_an_error_that_says_why(tmp_path: Path) -> 
     assert not (tmp_path / "config").exists()
 
 
-def test_missing_programs_are_said_at_start(
+def test_open_config_drives_names_missing_programs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -162,9 +163,11 @@ def test_missing_programs_are_said_at_start(
 
 
 @pytest.mark.parametrize(
-    ("is_disk", "seen"), [(False, ("cdrom", "hda", "ide")), (True, ("disk", "vdz", "virtio"))]
+    ("is_disk", "expected"), [(False, ("cdrom", "hda", "ide")), (True, ("disk", "vdz", "virtio"))]
 )
-def test_the_domain_has_it_as_what_it_is(is_disk: bool, seen: tuple[str, str, str]) -> None:
+def test_domain_xml_attaches_config_drive_as_cdrom_or_disk(
+    is_disk: bool, expected: tuple[str, str, str]
+) -> None:
     xml = domain_xml(
         Domain(
             SERVER,
@@ -182,4 +185,4 @@ def test_the_domain_has_it_as_what_it_is(is_disk: bool, seen: tuple[str, str, st
     drive = ElementTree.fromstring(xml).findall("devices/disk")[1]
     target = drive.find("target")
     assert target is not None and drive.find("readonly") is not None
-    assert (drive.get("device"), target.get("dev"), target.get("bus")) == seen
+    assert (drive.get("device"), target.get("dev"), target.get("bus")) == expected

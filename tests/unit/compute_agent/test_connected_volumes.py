@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a host has connected for its guests: nothing that no file names, nothing that is another
-device than it was, and nothing longer than a guest needs it."""
+"""Volumes that a host connects for guests, with a connector that records calls.
+
+Invariant: each connected volume is in a guest's file, is still the same device, and is disconnected
+when the guest no longer needs it.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,12 @@ from compute_agent.virt.libvirt.volumes.volumes import GuestVolumes
 from compute_agent.virt.libvirt.xml.volume_xml import VolumeSource
 from compute_agent.virt.volumes import VolumeLink
 
-ONE, TWO = (f"5c2d3f64-1f3b-4a4e-9d3c-0b1f6a7d8e9{n}" for n in range(2))
+VOLUME, OTHER_VOLUME = (f"5c2d3f64-1f3b-4a4e-9d3c-0b1f6a7d8e9{n}" for n in range(2))
 QUIET = VerbContext(report_progress=lambda name: None, cancelled=lambda: False)
 
 
 class Device:
-    """A protocol whose devices are connected, as a kernel has them."""
+    """A connector that records connected volumes instead of calling a kernel."""
 
     def __init__(self) -> None:
         self.connected: list[str] = []
@@ -38,7 +41,7 @@ class Device:
     def disconnect(self, volume: AttachedVolume, link: VolumeLink, secrets: Secrets) -> None:
         if self.stuck:
             raise VerbFailed("It is busy.")
-        self.connected = [one for one in self.connected if one != volume.volume_id]
+        self.connected = [key for key in self.connected if key != volume.volume_id]
 
 
 @pytest.fixture
@@ -53,25 +56,29 @@ def guests(tmp_path: Path, device: Device) -> GuestVolumes:
     return GuestVolumes(tmp_path, Connectors({"nbd": device}))
 
 
-def volume(key: str = ONE, at: str = "a", **changed: bool) -> AttachedVolume:
+def volume(key: str = VOLUME, at: str = "a", **changed: bool) -> AttachedVolume:
     connection = {"driver_volume_type": "nbd", "data": {"at": at}, "attachment_id": "x"}
     return replace(AttachedVolume(key, "/dev/vdb", 1, connection), **changed)
 
 
-def test_what_a_guest_has_no_more_is_let_go(guests: GuestVolumes, device: Device) -> None:
-    guests.keep("s1", [volume(), volume(TWO)])
+def test_keep_volumes_disconnects_volumes_removed_from_guest(
+    guests: GuestVolumes, device: Device
+) -> None:
+    guests.keep("s1", [volume(), volume(OTHER_VOLUME)])
     guests.connect("s1", QUIET)
-    assert set(device.connected) == {ONE, TWO}
-    again = replace(volume(), connection={**volume().connection, "attachment_id": "y"})
-    guests.keep("s1", [again])
-    assert (device.connected, guests.of("s1")) == ([ONE], [again])
+    assert set(device.connected) == {VOLUME, OTHER_VOLUME}
+    other_attachment = replace(volume(), connection={**volume().connection, "attachment_id": "y"})
+    guests.keep("s1", [other_attachment])
+    assert (device.connected, guests.of("s1")) == ([VOLUME], [other_attachment])
     guests.keep("s1", [volume(at="b")])
     assert device.connected == []
     guests.keep("s1", [])
     assert not guests.file("s1").exists()
 
 
-def test_what_is_not_let_go_stays_in_the_file(guests: GuestVolumes, device: Device) -> None:
+def test_keep_volumes_leaves_volume_in_file_when_disconnect_fails(
+    guests: GuestVolumes, device: Device
+) -> None:
     guests.keep("s1", [volume()])
     guests.connect("s1", QUIET)
     device.stuck = True
@@ -83,17 +90,21 @@ def test_what_is_not_let_go_stays_in_the_file(guests: GuestVolumes, device: Devi
     assert (guests.of("s1"), device.connected) == ([], [])
 
 
-def test_a_volume_of_two_guests_stays_for_the_second(guests: GuestVolumes, device: Device) -> None:
+def test_multiattach_volume_stays_connected_for_second_guest(
+    guests: GuestVolumes, device: Device
+) -> None:
     for name in ("s1", "s2"):
         guests.keep(name, [volume(multiattach=True)])
         guests.connect(name, QUIET)
     guests.keep("s1", [])
-    assert device.connected == [ONE, ONE]
+    assert device.connected == [VOLUME, VOLUME]
     guests.keep("s2", [])
     assert device.connected == []
 
 
-def test_another_device_is_not_taken(guests: GuestVolumes, device: Device) -> None:
+def test_connect_volume_refuses_device_with_another_serial(
+    guests: GuestVolumes, device: Device
+) -> None:
     guests.keep("s1", [volume()])
     guests.connect("s1", QUIET)
     guests.keep("s1", [volume()])
@@ -104,7 +115,7 @@ def test_another_device_is_not_taken(guests: GuestVolumes, device: Device) -> No
     device.serial = "6001"
     guests.connect("s1", QUIET)
     device.serial = "6002"
-    guests.keep("s1", [volume(at="b")])  # it was moved to another device, and is reached there
+    guests.keep("s1", [volume(at="b")])  # the volume was moved to another device
     guests.connect("s1", QUIET)
     device.serial = ""
     guests.connect("s1", QUIET)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ports of spice-direct consoles: who reaches them, for how long, and when they end."""
+"""Ports of spice-direct consoles: permitted clients, lifetime, limits and TLS."""
 
 from __future__ import annotations
 
@@ -30,31 +30,31 @@ PROXY, STRANGER = "127.0.0.2", "127.0.0.3"
 
 @pytest.fixture
 def driver() -> MemoryDriver:
-    made = MemoryDriver(MemoryHost(spice=True))
-    made.ensure_guest(
+    memory_driver = MemoryDriver(MemoryHost(spice=True))
+    memory_driver.ensure_guest(
         GuestSpec(SERVER, 1, "vm", Flavor("1", "m1.nano", 1, 64, 1)), lambda image: iter(()), QUIET
     )
-    return made
+    return memory_driver
 
 
 @pytest.fixture
-def make(driver: MemoryDriver) -> Iterator[Callable[..., DirectConsoles]]:
-    with ExitStack() as ended:
+def new_consoles(driver: MemoryDriver) -> Iterator[Callable[..., DirectConsoles]]:
+    with ExitStack() as stack:
 
-        def one(**options: Any) -> DirectConsoles:
-            made = DirectConsoles(driver.console, "127.0.0.1", [PROXY], **options)
-            ended.callback(made.close)
-            return made
+        def create(**options: Any) -> DirectConsoles:
+            consoles = DirectConsoles(driver.console, "127.0.0.1", [PROXY], **options)
+            stack.callback(consoles.close)
+            return consoles
 
-        yield one
+        yield create
 
 
 def connect(offer: dict[str, Any], source: str = PROXY) -> socket.socket:
     return socket.create_connection((offer["host"], offer["port"]), 5, source_address=(source, 0))
 
 
-def answers(side: socket.socket) -> bool:
-    """As a guest in memory does: with the same."""
+def is_answering(side: socket.socket) -> bool:
+    """Return True if the guest in memory echoes a SPICE greeting."""
     side.sendall(spice.greeting())
     return spice.OverSocket(side).read(len(spice.greeting())) == spice.greeting()
 
@@ -67,17 +67,19 @@ def is_open(offer: dict[str, Any]) -> bool:
         return False
 
 
-def test_a_proxy_speaks_spice_from_its_first_byte_on_several_connections(
-    make: Callable[..., DirectConsoles],
+def test_direct_console_serves_several_spice_connections_of_proxy(
+    new_consoles: Callable[..., DirectConsoles],
 ) -> None:
-    offer = make().offer(SERVER)
+    offer = new_consoles().offer(SERVER)
     assert (offer["host"], offer["tls_port"]) == ("127.0.0.1", None)
     with connect(offer) as main, connect(offer) as display:
-        assert answers(main) and answers(display)
+        assert is_answering(main) and is_answering(display)
 
 
-def test_nobody_else_is_told_anything(make: Callable[..., DirectConsoles]) -> None:
-    offer = make().offer(SERVER)
+def test_direct_console_sends_no_data_to_unlisted_address(
+    new_consoles: Callable[..., DirectConsoles],
+) -> None:
+    offer = new_consoles().offer(SERVER)
     with connect(offer, STRANGER) as stranger:
         stranger.settimeout(5)
         try:
@@ -85,77 +87,79 @@ def test_nobody_else_is_told_anything(make: Callable[..., DirectConsoles]) -> No
         except ConnectionResetError:
             assert offer["port"]
     with connect(offer) as main:
-        assert answers(main)
+        assert is_answering(main)
 
 
-def test_a_port_that_nobody_uses_is_closed(make: Callable[..., DirectConsoles]) -> None:
-    offer = make(seconds=0.3).offer(SERVER)
+def test_direct_console_port_closes_when_unused(
+    new_consoles: Callable[..., DirectConsoles],
+) -> None:
+    offer = new_consoles(seconds=0.3).offer(SERVER)
     with connect(offer) as main:
-        assert answers(main)
+        assert is_answering(main)
         with pytest.raises(TimeoutError):
             main.settimeout(1.0)
             while True:
                 main.recv(100)
         main.settimeout(5)
-        assert answers(main)  # for as long as it is used
+        assert is_answering(main)  # a used port stays open
     await_true(lambda: not is_open(offer))
 
 
-def test_connections_end_with_the_guest_and_the_port_with_it(
-    make: Callable[..., DirectConsoles], driver: MemoryDriver
+def test_direct_console_closes_connections_and_port_when_guest_stops(
+    new_consoles: Callable[..., DirectConsoles], driver: MemoryDriver
 ) -> None:
-    offer = make().offer(SERVER)
+    offer = new_consoles().offer(SERVER)
     with connect(offer) as main:
-        assert answers(main)
+        assert is_answering(main)
         driver.host.power_off(SERVER)
         while main.recv(4096):
             pass
-    await_true(lambda: not is_open(offer))  # a look for the guest finds none
+    await_true(lambda: not is_open(offer))
 
 
-def test_there_are_so_many(
-    make: Callable[..., DirectConsoles], monkeypatch: pytest.MonkeyPatch
+def test_direct_console_limits_ports_and_connections(
+    new_consoles: Callable[..., DirectConsoles], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(direct_consoles, "MAX_PORTS", 1)
     monkeypatch.setattr(direct_consoles, "MAX_CONNECTIONS", 1)
-    made = make(seconds=0.3)
-    offer = made.offer(SERVER)
+    consoles = new_consoles(seconds=0.3)
+    offer = consoles.offer(SERVER)
     with connect(offer) as main:
-        assert answers(main)
+        assert is_answering(main)
         with pytest.raises(errors.Unavailable):
-            made.offer(SERVER)
+            consoles.offer(SERVER)
         with connect(offer) as second, pytest.raises((AssertionError, ConnectionError)):
-            answers(second)
-        assert answers(main)
+            is_answering(second)
+        assert is_answering(main)
     await_true(lambda: not is_open(offer))
-    assert made.offer(SERVER)
+    assert consoles.offer(SERVER)
 
 
-def test_over_tls_the_port_proves_itself(
-    make: Callable[..., DirectConsoles], tmp_path: Path
+def test_direct_console_with_tls_has_certificate_and_refuses_plain_text(
+    new_consoles: Callable[..., DirectConsoles], tmp_path: Path
 ) -> None:
     proof = Authority(tmp_path, "ours").tls("host")
-    offer = make(tls=proof).offer(SERVER)
+    offer = new_consoles(tls=proof).offer(SERVER)
     assert offer["port"] == offer["tls_port"]
     context = ssl.create_default_context(cafile=proof.ca)
     with context.wrap_socket(connect(offer), server_hostname="127.0.0.1") as main:
-        assert answers(main)
+        assert is_answering(main)
     with connect(offer) as plain, pytest.raises((AssertionError, ConnectionError)):
-        answers(plain)
+        is_answering(plain)
 
 
-def test_the_relay_offers_them_where_proxies_are_known(driver: MemoryDriver) -> None:
-    for proxies, wanted in (([PROXY], None), ([], "set .spice. direct_proxies")):
+def test_relay_offers_direct_console_only_when_proxies_are_configured(driver: MemoryDriver) -> None:
+    for proxies, message in (([PROXY], None), ([], "set .spice. direct_proxies")):
         direct = DirectConsoles(driver.console, "127.0.0.1", proxies)
         relay = Consoles(driver.console, "127.0.0.1", direct=direct)
         try:
-            if wanted is None:
+            if message is None:
                 assert set(relay.offer(SERVER, DIRECT)) == {"host", "port", "tls_port"}
                 driver.host.guests[SERVER].spice = False
                 with pytest.raises(errors.Conflict, match="no spice console"):
                     relay.offer(SERVER, DIRECT)
             else:
-                with pytest.raises(errors.BadRequest, match=wanted):
+                with pytest.raises(errors.BadRequest, match=message):
                     relay.offer(SERVER, DIRECT)
         finally:
             relay.close()

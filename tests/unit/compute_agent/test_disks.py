@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The disks of a server: an overlay of the right size, whole or absent; and the KVM probe."""
+"""Disks of a server, built with the real qemu-img, and the KVM probe with the real QEMU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ needs_qemu_img = pytest.mark.skipif(
 )
 
 
-def cached(folder: Path, disk_format: str = "raw", size: int = 3 * MIB) -> CachedImage:
+def create_cached_image(folder: Path, disk_format: str = "raw", size: int = 3 * MIB) -> CachedImage:
     path = folder / f"image.{disk_format}"
     subprocess.run(
         ["qemu-img", "create", "-q", "-f", disk_format, str(path), str(size)], check=True
@@ -35,13 +35,13 @@ def cached(folder: Path, disk_format: str = "raw", size: int = 3 * MIB) -> Cache
     return disks_seen.cached(path, disk_format, size)
 
 
-def info(path: Path) -> dict[str, Any]:
-    told = subprocess.run(
+def read_info(path: Path) -> dict[str, Any]:
+    output = subprocess.run(
         ["qemu-img", "info", "--output=json", "-f", "qcow2", str(path)],
         capture_output=True,
         check=True,
     )
-    loaded: dict[str, Any] = json.loads(told.stdout)
+    loaded: dict[str, Any] = json.loads(output.stdout)
     return loaded
 
 
@@ -50,29 +50,29 @@ def info(path: Path) -> dict[str, Any]:
     ("disk_format", "root_gb", "size"),
     [("raw", 1, GIB), ("qcow2", 2, 2 * GIB), ("qcow2", 0, 3 * MIB)],
 )
-def test_overlay_names_its_base_and_has_the_flavors_size(
+def test_disk_overlay_names_base_and_has_flavor_size(
     tmp_path: Path, disk_format: str, root_gb: int, size: int
 ) -> None:
     home = tmp_path / "server"
     home.mkdir()
-    image = cached(tmp_path, disk_format)
-    made = disks.make(home, image, root_gb)
-    about = info(home / "disk")
+    image = create_cached_image(tmp_path, disk_format)
+    disk = disks.make(home, image, root_gb)
+    about = read_info(home / "disk")
     assert about["virtual-size"] == size
     assert (about["backing-filename"], about["backing-filename-format"]) == (
         str(base(home)),
         disk_format,
     )
-    assert made == disks.existing(home) == Disk(home / "disk", base(home), disk_format)
+    assert disk == disks.existing(home) == Disk(home / "disk", base(home), disk_format)
     assert base(home).name == f"base.{image.path.name}" and base(home).samefile(image.path)
     assert names(home) == ["base", "disk"]
 
 
 @needs_qemu_img
-def test_made_again_after_a_crash_at_any_line(tmp_path: Path) -> None:
+def test_make_disk_completes_after_crash_at_any_line(tmp_path: Path) -> None:
     home = tmp_path / "server"
     home.mkdir()
-    image = cached(tmp_path)
+    image = create_cached_image(tmp_path)
     for left_over in (f"base.{image.path.name}.part", "disk.part"):
         (home / left_over).write_bytes(b"half")
     disks.make(home, image, 1)
@@ -85,30 +85,30 @@ def test_made_again_after_a_crash_at_any_line(tmp_path: Path) -> None:
 
 
 @needs_qemu_img
-def test_without_image_the_disk_is_blank(tmp_path: Path) -> None:
+def test_disk_without_image_is_blank(tmp_path: Path) -> None:
     disks.make(tmp_path, None, 1)
-    assert info(tmp_path / "disk")["virtual-size"] == GIB
-    assert "backing-filename" not in info(tmp_path / "disk")
+    assert read_info(tmp_path / "disk")["virtual-size"] == GIB
+    assert "backing-filename" not in read_info(tmp_path / "disk")
 
 
 @needs_qemu_img
 @pytest.mark.parametrize("disk_format", ["raw", "qcow2"])
-def test_replaced_only_when_its_successor_is_adopted(tmp_path: Path, disk_format: str) -> None:
+def test_disk_is_replaced_only_when_successor_is_adopted(tmp_path: Path, disk_format: str) -> None:
     home = tmp_path / "server"
     home.mkdir()
-    own = disks.make(home, cached(tmp_path), 1)
+    own = disks.make(home, create_cached_image(tmp_path), 1)
     first = (home / "disk").stat().st_ino
-    image = cached(tmp_path, disk_format, 5 * MIB)
+    image = create_cached_image(tmp_path, disk_format, 5 * MIB)
     successor = disks.plan(home, image)
     for _ in range(2):
         disks.prepare(successor, image, 2)
-    assert own.path.stat().st_ino == first and info(own.path)["virtual-size"] == GIB
+    assert own.path.stat().st_ino == first and read_info(own.path)["virtual-size"] == GIB
     disks.abandon(home)
     assert names(home) == ["base", "disk"]
     disks.prepare(successor, image, 2)
     disks.adopt(successor)
     assert names(home) == ["base", "disk"]
-    assert base(home).samefile(image.path) and info(own.path)["virtual-size"] == 2 * GIB
+    assert base(home).samefile(image.path) and read_info(own.path)["virtual-size"] == 2 * GIB
     disks.make(home, image, 1, "rescue")
     disks.discard(home, "rescue")
     assert names(home) == ["base", "disk"]
@@ -116,17 +116,17 @@ def test_replaced_only_when_its_successor_is_adopted(tmp_path: Path, disk_format
 
 @needs_qemu_img
 @pytest.mark.parametrize("disk_format", ["raw", "qcow2", None])
-def test_copy_refers_to_nothing_and_believes_no_file(
+def test_disk_copy_has_no_backing_file_and_ignores_forged_one(
     tmp_path: Path, disk_format: str | None
 ) -> None:
-    image = cached(tmp_path, disk_format) if disk_format else None
+    image = create_cached_image(tmp_path, disk_format) if disk_format else None
     disk = disks.make(tmp_path, image, 1)
     subprocess.run(
         ["qemu-io", "-f", "qcow2", "-c", "write -P 7 64M 4k", str(disk.path)],
         check=True,
         capture_output=True,
     )
-    # What a QEMU that was taken over could write into its own disk: another base.
+    # A hijacked QEMU could write another backing file into its own disk.
     secret = tmp_path / "secret"
     secret.write_bytes(b"secret" * 1000)
     subprocess.run(
@@ -135,20 +135,20 @@ def test_copy_refers_to_nothing_and_believes_no_file(
     )
     phases = Phases()
     disks.convert(disk, tmp_path / "copy", VerbContext(phases, lambda: False))
-    assert "backing-filename" not in info(tmp_path / "copy")
+    assert "backing-filename" not in read_info(tmp_path / "copy")
     assert phases[-1] == "copying disk 100 %"
     assert b"secret" not in (tmp_path / "copy").read_bytes()
-    told = subprocess.run(
+    output = subprocess.run(
         ["qemu-io", "-f", "qcow2", "-c", "read -P 7 64M 4k", str(tmp_path / "copy")],
         check=True,
         capture_output=True,
         text=True,
     )
-    assert "read 4096/4096" in told.stdout and "failed" not in told.stdout
+    assert "read 4096/4096" in output.stdout and "failed" not in output.stdout
 
 
 @needs_qemu_img
-def test_copy_is_cancelled_and_its_failure_is_definite(tmp_path: Path) -> None:
+def test_disk_copy_can_be_cancelled_and_its_failure_is_definite(tmp_path: Path) -> None:
     disk = disks.make(tmp_path, None, 1)
     with pytest.raises(Cancelled):
         disks.convert(disk, tmp_path / "copy", VerbContext(lambda name: None, lambda: True))
@@ -159,16 +159,18 @@ def test_copy_is_cancelled_and_its_failure_is_definite(tmp_path: Path) -> None:
     assert "no folder" in caught.value.details
 
 
-def test_without_image_and_size_there_is_no_disk(tmp_path: Path) -> None:
+def test_make_disk_fails_without_image_and_size(tmp_path: Path) -> None:
     with pytest.raises(VerbFailed, match="needs a flavor with a root disk"):
         disks.make(tmp_path, None, 0)
 
 
-def test_failing_qemu_img_is_definite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_make_disk_fails_retryably_when_qemu_img_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with tempfile.TemporaryDirectory() as folder:
         tool = Path(folder, "qemu-img")
         tool.write_text("#!/bin/sh\necho 'No space left on device' >&2\nexit 1\n")
-        for path in (tool, tool.parent):  # its user is another
+        for path in (tool, tool.parent):  # the sandbox runs the tool as another user
             path.chmod(0o755)
         monkeypatch.setenv("PATH", f"{tool.parent}:/usr/bin:/bin")
         with pytest.raises(VerbFailed) as caught:
@@ -178,13 +180,13 @@ def test_failing_qemu_img_is_definite(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.skipif(shutil.which("qemu-system-x86_64") is None, reason="QEMU is not installed")
-def test_probe_guest_ends_well_where_guests_run() -> None:
+def test_kvm_probe_succeeds_with_tcg_and_fails_with_unknown_accelerator() -> None:
     assert host.probe("tcg", seconds=20)
     assert not host.probe("no-such-accelerator")
 
 
 @pytest.mark.skipif(shutil.which("as") is None or shutil.which("ld") is None, reason="no assembler")
-def test_probe_is_what_its_source_says(tmp_path: Path) -> None:
+def test_kvm_probe_bytes_equal_assembled_source(tmp_path: Path) -> None:
     source = Path(host.__file__).with_name("probe.S")
     subprocess.run(["as", str(source), "-o", str(tmp_path / "probe.o")], check=True)
     subprocess.run(
@@ -203,7 +205,7 @@ def test_probe_is_what_its_source_says(tmp_path: Path) -> None:
     assert (tmp_path / "probe").read_bytes() == host.PROBE
 
 
-def test_answer_of_the_probe_holds_for_one_boot(tmp_path: Path) -> None:
+def test_kvm_probe_answer_is_valid_for_one_boot(tmp_path: Path) -> None:
     answer = tmp_path / "kvm.json"
     for works in (True, False):
         answer.write_text(json.dumps({"boot_id": host.boot_id(), "works": works}))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The domain's XML against golden files; and that no name can become markup.
+"""The domain's XML against golden files, and the escaping of server names.
 
-After a wanted change: write ``domain_xml(DOMAINS[name])`` into ``golden/<name>.xml`` and read the
-difference.
+After an intended change, write ``domain_xml(DOMAINS[name])`` into ``golden/<name>.xml`` and review
+the difference.
 """
 
 from __future__ import annotations
@@ -232,12 +232,12 @@ DOMAINS = {
 
 
 @pytest.mark.parametrize("name", DOMAINS)
-def test_golden(name: str) -> None:
+def test_domain_xml_matches_golden_file(name: str) -> None:
     assert domain_xml(DOMAINS[name]) == (GOLDEN / f"{name}.xml").read_text()
 
 
 @pytest.mark.parametrize("name", [HOSTILE, "", "a" * 255, "\t", "\x7f\x9f", "<!--", "${x}"])
-def test_a_name_stays_text(name: str) -> None:
+def test_domain_xml_keeps_hostile_server_name_as_text(name: str) -> None:
     plain = ElementTree.fromstring(domain_xml(EMULATED))
     named = ElementTree.fromstring(domain_xml(replace(EMULATED, name=name)))
     assert [element.tag for element in named.iter()] == [element.tag for element in plain.iter()]
@@ -245,10 +245,10 @@ def test_a_name_stays_text(name: str) -> None:
     assert len(title) == len(name) and "\n" not in title and "\x00" not in title
 
 
-def test_metadata_comes_back() -> None:
-    kept = dict.fromkeys(KEPT_OPTIONS, "1")
-    assert read_metadata(metadata(DomainMetadata(SERVER, 1, options=kept))) == DomainMetadata(
-        SERVER, 1, options=kept
+def test_domain_metadata_is_read_back_unchanged() -> None:
+    options = dict.fromkeys(KEPT_OPTIONS, "1")
+    assert read_metadata(metadata(DomainMetadata(SERVER, 1, options=options))) == DomainMetadata(
+        SERVER, 1, options=options
     )
     for marks in (
         DomainMetadata(SERVER, 42),
@@ -259,12 +259,12 @@ def test_metadata_comes_back() -> None:
 
 
 @pytest.mark.parametrize("text", ["<x/>", f"<x id='{SERVER}' fence='-1'/>", "<x fence='1'/>"])
-def test_foreign_metadata_is_told_apart(text: str) -> None:
+def test_read_metadata_refuses_foreign_metadata(text: str) -> None:
     with pytest.raises(ValueError, match="not a domain of ours"):
         read_metadata(text)
 
 
-def test_every_option_that_can_be_asked_for_is_tried_above() -> None:
+def test_golden_domains_cover_every_hardware_option() -> None:
     assert {option.key for option in OPTIONS if option.key} | {"watchdog_action"} == {
         *EVERY_OPTION,
         "rng",
@@ -275,16 +275,14 @@ def test_every_option_that_can_be_asked_for_is_tried_above() -> None:
     ("key", "names"),
     [("disk_bus", DISK_BUSES), ("vif_model", VIF_MODELS), ("video_model", VIDEO_MODELS)],
 )
-def test_models_that_can_be_asked_for_are_those_that_are_promised(
-    key: str, names: tuple[str, ...]
-) -> None:
+def test_hardware_option_accepts_exactly_supported_models(key: str, names: tuple[str, ...]) -> None:
     [option] = [option for option in OPTIONS if option.key == key]
     assert [option.parse(name) for name in names] == list(names)
     with pytest.raises(ValueError, match=", ".join(sorted(names)[:1])):
         option.parse("nothing-of-the-kind")
 
 
-def test_every_disk_ends_its_chain() -> None:
+def test_domain_xml_ends_backing_chain_of_every_disk() -> None:
     for domain in DOMAINS.values():
         disks = [
             disk
@@ -298,14 +296,13 @@ def test_every_disk_ends_its_chain() -> None:
             assert len(disk) == 0 and not disk.attrib
 
 
-def test_rescue_disk_in_place_of_the_own_one_has_that_alone_beside_it() -> None:
+def test_rescued_domain_has_own_disk_but_no_local_disks() -> None:
     rescued = DOMAINS["rescued"]
     assert domain_xml(replace(rescued, local=LOCAL)) == domain_xml(rescued)
 
 
 @pytest.mark.parametrize("name", DOMAINS)
-def test_spice_is_a_second_screen_server_and_nothing_else(name: str) -> None:
-    """It listens nowhere, and the guest sees nothing of it."""
+def test_spice_adds_only_second_graphics_element_without_listener(name: str) -> None:
     plain = domain_xml(DOMAINS[name])
     vnc = next(line for line in plain.splitlines(True) if "<graphics" in line)
     screen = plain[plain.index(vnc) :].partition("</graphics>\n")
@@ -316,5 +313,5 @@ def test_spice_is_a_second_screen_server_and_nothing_else(name: str) -> None:
     )
 
 
-def test_name_holds_the_whole_id() -> None:
+def test_domain_name_contains_whole_server_id() -> None:
     assert domain_name(SERVER) == f"instance-{SERVER}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands that hang in the hypervisor: what the host tells of them, and who takes their place."""
+"""Commands that hang in the hypervisor: their report, and the build slots that they free."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 from common.domain.command_progress import CommandPhase, CommandProgress
 from compute_agent.sync import HANG_SECONDS
-from tests.unit.compute_agent.test_sync import Rig, command, taken
+from tests.unit.compute_agent.test_sync import Rig, command, take_all
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def rig() -> Rig:
     return Rig()
 
 
-def test_a_command_without_a_sign_of_life_hangs_and_leaves_its_place() -> None:
+def test_command_without_progress_is_hanging_and_frees_build_slot() -> None:
     rig = Rig(builds=1)
     rig.agent.accept(
         [
@@ -27,7 +27,7 @@ def test_a_command_without_a_sign_of_life_hangs_and_leaves_its_place() -> None:
     work = rig.agent.take()
     assert work is not None
     work.progress = CommandProgress(CommandPhase.MAKING_DISKS)
-    assert taken(rig.agent) == [], "one builds, and the other command is for the same server"
+    assert take_all(rig.agent) == [], "one builds, and the other command is for the same server"
     for _ in range(int(HANG_SECONDS / 20)):
         rig.clock.seconds += 20
         rig.exchange()
@@ -36,14 +36,14 @@ def test_a_command_without_a_sign_of_life_hangs_and_leaves_its_place() -> None:
     assert rig.exchange().phases[work.key] == CommandProgress(
         CommandPhase.MAKING_DISKS, stalled_verb="ensure_guest"
     )
-    assert taken(rig.agent) == ["b"]
+    assert take_all(rig.agent) == ["b"]
     rig.agent.is_alive(work)
     assert rig.exchange().phases[work.key] == CommandProgress(CommandPhase.MAKING_DISKS)
     rig.finish(work)
-    assert taken(rig.agent) == ["c"]
+    assert take_all(rig.agent) == ["c"]
 
 
-def test_a_command_that_goes_on_does_not_hang(rig: Rig) -> None:
+def test_command_with_progress_is_not_hanging(rig: Rig) -> None:
     rig.agent.accept([command()])
     work = rig.agent.take()
     assert work is not None

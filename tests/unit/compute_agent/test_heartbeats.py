@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a heartbeat stands in for the exchange, and what its answer means for the host."""
+"""Heartbeats: when the agent sends one instead of an exchange, and the effect of the answer."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def rig() -> Rig:
     return Rig()
 
 
-def test_a_heartbeat_stands_in_while_there_is_nothing_to_tell(rig: Rig) -> None:
-    said = rig.agent.heartbeat()
-    assert said is not None
-    assert (said.host, said.session) == ("h1", 5)
+def test_heartbeat_is_sent_when_agent_has_no_news(rig: Rig) -> None:
+    beat = rig.agent.heartbeat()
+    assert beat is not None
+    assert (beat.host, beat.session) == ("h1", 5)
     rig.agent.record_heartbeat_answer(HeartbeatAnswer(True))
     rig.agent.accept([command()])
     work = rig.agent.take()
@@ -32,11 +32,11 @@ def test_a_heartbeat_stands_in_while_there_is_nothing_to_tell(rig: Rig) -> None:
     rig.finish(work)
     assert rig.agent.heartbeat() is None, "there is a result"
     rig.exchange()
-    assert rig.agent.heartbeat() == said
+    assert rig.agent.heartbeat() == beat
 
 
 @pytest.mark.parametrize(
-    "told",
+    "record_news",
     [
         lambda agent: agent.record_changes([DomainState("s", 4, 1)]),
         lambda agent: agent.record_prefetch("image", ""),
@@ -46,40 +46,44 @@ def test_a_heartbeat_stands_in_while_there_is_nothing_to_tell(rig: Rig) -> None:
     ],
     ids=["domain", "image", "metrics", "inventory", "files"],
 )
-def test_news_need_an_exchange(rig: Rig, told: Callable[[Agent], None]) -> None:
-    told(rig.agent)
+def test_heartbeat_is_not_sent_until_news_are_exchanged(
+    rig: Rig, record_news: Callable[[Agent], None]
+) -> None:
+    record_news(rig.agent)
     assert rig.agent.heartbeat() is None
     rig.exchange()
     assert rig.agent.heartbeat() is not None
 
 
-def test_files_without_a_guest_are_told_when_they_change(rig: Rig) -> None:
-    """Until they have been heard; a host that has none says so once in a session."""
+def test_files_without_guest_are_reported_when_changed(rig: Rig) -> None:
+    """A report is repeated until acknowledged. An empty list is reported once per session."""
 
-    def reported(*servers: str) -> list[str] | None:
+    def report_files(*servers: str) -> list[str] | None:
         rig.agent.record_host(INVENTORY, None, servers)
         return rig.agent.request(True, None, None).files
 
     rig.agent.record_host(INVENTORY, None, [])
     rig.exchange()
     beat, quiet = rig.agent.heartbeat(), len(json.dumps(to_wire(rig.agent.request(True, [], None))))
-    assert reported() is None
-    assert reported("s", "r") == reported("r", "s") == ["r", "s"]
+    assert report_files() is None
+    assert report_files("s", "r") == report_files("r", "s") == ["r", "s"]
     rig.exchange()
-    assert reported("s", "r") is None
+    assert report_files("s", "r") is None
     assert len(json.dumps(to_wire(rig.agent.request(True, [], None)))) == quiet
     assert rig.agent.heartbeat() == beat
-    assert reported() == []
+    assert report_files() == []
 
 
-def test_many_files_are_told_in_pages_over_and_over(rig: Rig) -> None:
-    """A page again until it has been heard; the last goes to the end. All of them, once they are
-    few."""
+def test_many_files_without_guest_are_reported_in_repeated_pages(rig: Rig) -> None:
+    """A page is repeated until acknowledged. The last page has no upper bound.
 
-    def reported(*servers: str) -> tuple[list[str] | None, list[str] | None]:
+    When few files are left, all of them are in one report without bounds.
+    """
+
+    def report_files(*servers: str) -> tuple[list[str] | None, list[str] | None]:
         rig.agent.record_host(INVENTORY, None, servers)
-        said = rig.agent.request(True, [], None)
-        return said.files, said.files_between
+        request = rig.agent.request(True, [], None)
+        return request.files, request.files_between
 
     rig.exchange()
     quiet = len(json.dumps(to_wire(rig.agent.request(True, [], None))))
@@ -87,18 +91,18 @@ def test_many_files_are_told_in_pages_over_and_over(rig: Rig) -> None:
     first, second = many[:MOST_FILES], many[MOST_FILES:-1]
     for _ in range(2):
         for _ in range(2):
-            assert reported(*many) == (first, ["", first[-1]])
-            said = rig.agent.request(True, [], None)
-            assert len(json.dumps(to_wire(said))) < quiet + 42 * MOST_FILES
+            assert report_files(*many) == (first, ["", first[-1]])
+            request = rig.agent.request(True, [], None)
+            assert len(json.dumps(to_wire(request))) < quiet + 42 * MOST_FILES
         rig.exchange()
-        assert reported(*many) == (second, [first[-1], second[-1]])
+        assert report_files(*many) == (second, [first[-1], second[-1]])
         rig.exchange()
-        assert reported(*many) == (many[-1:], [second[-1], ""])
+        assert report_files(*many) == (many[-1:], [second[-1], ""])
         rig.exchange()
-    assert reported("s", "r") == (["r", "s"], None)
+    assert report_files("s", "r") == (["r", "s"], None)
 
 
-def test_files_that_a_command_works_at_are_not_told(rig: Rig) -> None:
+def test_files_of_command_in_progress_are_not_reported(rig: Rig) -> None:
     rig.agent.accept([command()])
     work = rig.agent.take()
     assert work is not None
@@ -111,7 +115,7 @@ def test_files_that_a_command_works_at_are_not_told(rig: Rig) -> None:
     assert rig.agent.request(True, None, None).files == [work.command.server]
 
 
-def test_a_heartbeat_that_is_answered_renews_the_lease_and_no_other(rig: Rig) -> None:
+def test_lease_is_renewed_only_by_answered_heartbeat(rig: Rig) -> None:
     for answered in (True, True, False):
         rig.clock.seconds += LEASE_SECONDS - 1
         rig.agent.record_domains([])
@@ -123,7 +127,7 @@ def test_a_heartbeat_that_is_answered_renews_the_lease_and_no_other(rig: Rig) ->
     assert rig.agent.heartbeat() is None
 
 
-def test_a_host_that_is_waited_for_tells_all_its_domains(rig: Rig) -> None:
+def test_heartbeat_answer_false_requires_full_report(rig: Rig) -> None:
     assert rig.agent.heartbeat() is not None
     rig.agent.record_heartbeat_answer(HeartbeatAnswer(False))
     assert rig.agent.heartbeat() is None
@@ -131,7 +135,7 @@ def test_a_host_that_is_waited_for_tells_all_its_domains(rig: Rig) -> None:
     assert not rig.agent.is_look_due(), "they are to be told, not only looked at"
 
 
-def test_the_heartbeat_says_when_domains_changed(rig: Rig) -> None:
+def test_heartbeat_differs_when_domains_changed(rig: Rig) -> None:
     before = rig.agent.heartbeat()
     for _ in range(2):
         rig.clock.seconds += LEASE_SECONDS - 1

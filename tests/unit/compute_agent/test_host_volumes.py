@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Volumes that the host itself reaches: files of NFS exports, and what an operator may choose."""
+"""Volumes that the host itself connects: files of NFS exports, with a fake mount program."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EXPORT = "192.0.2.9:/volumes"
 
 
 class Exports:
-    """What is mounted on a host, and what the file server has: ``files``, name -> bytes."""
+    """An NFS connector whose mount program creates ``files`` (name -> bytes) in the folder."""
 
     def __init__(self, folder: Path) -> None:
         self.commands: list[Sequence[str]] = []
@@ -54,7 +54,7 @@ def volume(**changed: Any) -> AttachedVolume:
     return AttachedVolume(KEY, "/dev/vdb", 1, {"driver_volume_type": "nfs", **data, **changed})
 
 
-def test_a_file_of_an_export_is_mounted_and_measured(exports: Exports) -> None:
+def test_nfs_volume_is_mounted_and_measured(exports: Exports) -> None:
     exports.files[f"volume-{KEY}"] = GIBIBYTE
     source = exports.host().source(volume())
     assert exports.host().connect(volume()) == Found(GIBIBYTE)
@@ -66,7 +66,7 @@ def test_a_file_of_an_export_is_mounted_and_measured(exports: Exports) -> None:
     assert exports.commands == [command]
 
 
-def test_a_file_that_is_not_there_or_too_small_is_refused(exports: Exports) -> None:
+def test_nfs_volume_is_refused_when_missing_too_small_or_symlink(exports: Exports) -> None:
     with pytest.raises(VerbFailed, match="does not find volume"):
         exports.host().connect(volume())
     exports.files[f"volume-{KEY}"] = 7
@@ -90,19 +90,21 @@ def test_a_file_that_is_not_there_or_too_small_is_refused(exports: Exports) -> N
         {"format": "vmdk"},
     ],
 )
-def test_a_file_is_named_in_words(exports: Exports, changed: dict[str, Any]) -> None:
+def test_nfs_volume_with_invalid_name_export_or_format_is_refused(
+    exports: Exports, changed: dict[str, Any]
+) -> None:
     with pytest.raises(VerbFailed, match="cannot be used on this host"):
         exports.host().connect(volume(**changed))
     assert exports.commands == []
 
 
 def image(name: str = "", form: str = "raw") -> bytes:
-    """The beginning of a qcow2 file that is made upon a file of this name and format."""
+    """Return the beginning of a qcow2 file with this backing file and backing format."""
     about = extension(0xE2792ACA, form.encode()) if form else b""
     return header(name=name.encode(), extensions=about + bytes(8))
 
 
-def test_a_qcow2_volume_is_as_big_as_its_guest_sees_it(tmp_path: Path) -> None:
+def test_qcow2_volume_has_virtual_size_of_its_header(tmp_path: Path) -> None:
     names = [f"volume-{KEY}", f"volume-{KEY}.1", f"volume-{KEY}.2"]
     (tmp_path / names[0]).write_bytes(b"whatever a guest wrote")
     (tmp_path / names[1]).write_bytes(image(names[0]))
@@ -126,7 +128,9 @@ def test_a_qcow2_volume_is_as_big_as_its_guest_sees_it(tmp_path: Path) -> None:
         (f"volume-{KEY}.missing", "raw"),
     ],
 )
-def test_what_a_header_names_is_a_file_of_the_volume(tmp_path: Path, below: str, form: str) -> None:
+def test_qcow2_volume_with_backing_file_of_other_volume_is_refused(
+    tmp_path: Path, below: str, form: str
+) -> None:
     path = tmp_path / f"volume-{KEY}.1"
     path.write_bytes(image(below, form))
     (tmp_path / "volume-of-another").touch()
@@ -136,14 +140,14 @@ def test_what_a_header_names_is_a_file_of_the_volume(tmp_path: Path, below: str,
         check_chain(path, KEY)
 
 
-def test_an_export_is_no_option_of_mount(exports: Exports) -> None:
+def test_nfs_volume_with_malformed_export_is_refused_unmounted(exports: Exports) -> None:
     for export in ("-o exec:/x", "/local", "h:/a b"):
         with pytest.raises(VerbFailed, match="export location"):
             exports.host().connect(volume(export=export))
     assert exports.commands == []
 
 
-def test_a_protocol_has_one_speaker() -> None:
+def test_volume_protocol_is_refused_for_both_qemu_and_host() -> None:
     both = Protocols(by_qemu=["iscsi"], by_host=["iscsi"])
     with pytest.raises(ConfigError, match="both name iscsi; take one of them out"):
         connectors.of_host(both, None, False, {"host": "h1"})

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which ticket a host uses for which image: the one that came with the command, for as long as this
-is in hand."""
+"""Tickets of image downloads: the agent uses the ticket of a command until the command ends."""
 
 from __future__ import annotations
 
@@ -30,34 +29,34 @@ def access(ticket: str) -> Access:
 
 
 class Url(str):
-    """A text that a weak reference can watch."""
+    """A string that supports weak references."""
 
 
-class Gated(Rig):
-    """Its one worker waits in each download until ``gate`` is open."""
+class GatedRig(Rig):
+    """A process with one worker, which waits in each download until ``gate`` is open."""
 
     def __init__(self) -> None:
         super().__init__()
         self.gate, read = threading.Event(), self.images.download
 
-        def download(given: Access, image: str) -> Iterator[bytes]:
-            yield from read(given, image)
+        def download(ticket: Access, image: str) -> Iterator[bytes]:
+            yield from read(ticket, image)
             self.gate.wait(10)
 
         self.images.download = download  # type: ignore[method-assign]
 
 
 @pytest.fixture
-def rig() -> Iterator[Gated]:
-    made = Gated()
-    yield made
-    made.gate.set()
-    made.close()
+def rig() -> Iterator[GatedRig]:
+    new_rig = GatedRig()
+    yield new_rig
+    new_rig.gate.set()
+    new_rig.close()
 
 
-def test_each_command_uses_the_ticket_that_came_with_it(rig: Gated) -> None:
+def test_command_downloads_image_with_its_own_ticket(rig: GatedRig) -> None:
     rig.host.do([build("s1", "one")], access("first"))
-    await_true(lambda: rig.images.asked, 5, "the worker is in the first image")
+    await_true(lambda: rig.images.downloads, 5, "the worker is in the first image")
     rig.host.do([build("s2", "two")], access("second"))
     rig.host.do(
         [build("s3", "three"), new_command("ensure_paused", "b", "stop", server="s4", session=7)],
@@ -65,39 +64,41 @@ def test_each_command_uses_the_ticket_that_came_with_it(rig: Gated) -> None:
     )
     rig.host.do([new_command("ensure_paused", "c", "stop", server="s5", session=7)], None)
     rig.gate.set()
-    await_true(lambda: len(rig.images.asked) == 3, 5, "all images are read")
-    assert rig.images.asked == [("first", "one"), ("second", "two"), ("third", "three")]
+    await_true(lambda: len(rig.images.downloads) == 3, 5, "all images are read")
+    assert rig.images.downloads == [("first", "one"), ("second", "two"), ("third", "three")]
 
 
-def test_tickets_of_commands_that_have_ended_are_forgotten(rig: Gated) -> None:
+def test_ticket_is_released_when_command_ends(rig: GatedRig) -> None:
     rig.gate.set()
     url = Url("http://gateway")
     reference = weakref.ref(url)
     rig.host.do([build("s1", "one")], Access(url, "first"))
     del url
-    rig.conductor.hears(lambda said: [result.status for result in said.results] == ["done"])
+    rig.conductor.await_sync(
+        lambda request: [result.status for result in request.results] == ["done"]
+    )
     await_true(lambda: reference() is None, 5, "the ticket is not kept")
 
 
-def test_a_ticket_that_is_not_accepted_is_replaced(rig: Gated) -> None:
+def test_command_with_rejected_ticket_runs_with_new_ticket(rig: GatedRig) -> None:
     rig.gate.set()
     rig.images.problem = errors.Unavailable(
         "the image gateway does not accept the ticket (any more)"
     )
     rig.host.do([build("s1", "one")], access("old"))
-    await_true(lambda: rig.images.asked, 5, "the image is asked for")
-    rig.conductor.hears(lambda said: not said.working and not said.results)
+    await_true(lambda: rig.images.downloads, 5, "the image is asked for")
+    rig.conductor.await_sync(lambda request: not request.working and not request.results)
     rig.images.problem = None
     rig.host.do([build("s1", "one")], access("new"))
-    told = rig.conductor.hears(lambda said: said.results)
-    assert told.results[0].status == "done"
-    assert rig.images.asked == [("old", "one"), ("new", "one")]
+    request = rig.conductor.await_sync(lambda request: request.results)
+    assert request.results[0].status == "done"
+    assert rig.images.downloads == [("old", "one"), ("new", "one")]
 
 
-def test_a_command_without_a_ticket_waits(rig: Gated) -> None:
+def test_command_without_ticket_is_not_run_and_not_reported(rig: GatedRig) -> None:
     rig.host.do([build("s1", "one")], None)
-    rig.conductor.hears(lambda said: not said.working and not said.results)
-    assert rig.images.asked == []
+    rig.conductor.await_sync(lambda request: not request.working and not request.results)
+    assert rig.images.downloads == []
     assert rig.journal.find("a-s1/build/1") is None, (
         "nothing is reported: the command is sent again"
     )

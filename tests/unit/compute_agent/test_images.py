@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The image cache: one download, verified; and what a hostile image meets."""
+"""The image cache with real sandboxed inspection: one verified download, hostile images, eviction.
+
+Uploads of snapshots are tested here, too.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ TEXT_VMDK, VMDK = VMDK.ljust(4096, b"\n"), VMDK.ljust(4096, b"\0")
 
 
 def qcow2(size: int = 1 << 20, *, version: int = 3, backing: int = 0, features: int = 0) -> bytes:
-    """An empty qcow2 file with clusters of 4 KiB: header, refcounts, the L1 table."""
+    """Return an empty qcow2 file with clusters of 4 KiB: header, refcounts, the L1 table."""
     table = -(-size // (2 << 20))
     header = struct.pack(
         ">4sIQIIQIIQQIIQQQQII",
@@ -101,7 +104,7 @@ def names(folder: Path) -> set[str]:
     ],
     ids=["qcow2", "qcow2-v2", "raw", "raw-partitioned", "raw-empty"],
 )
-def test_good_image_is_fetched_once(
+def test_image_cache_fetches_valid_image_once(
     tmp_path: Path, content: bytes, disk_format: str, size: int
 ) -> None:
     cache, reads = ImageCache(tmp_path), []
@@ -122,9 +125,8 @@ def test_good_image_is_fetched_once(
     assert cached.path.stat().st_mode & 0o777 == 0o644
 
 
-def test_what_a_tenant_says_of_an_image_makes_no_new_file(tmp_path: Path) -> None:
-    """The cache knows an image by its checksum: neither its id nor the flavor's size is a key
-    (CVE-2013-6437)."""
+def test_image_cache_key_ignores_image_id_and_flavor_size(tmp_path: Path) -> None:
+    """Otherwise a tenant could fill the disk with copies of one image (CVE-2013-6437)."""
     cache, content = ImageCache(tmp_path), qcow2(1 << 20)
     for number in range(100):
         cache.fetch(
@@ -136,7 +138,7 @@ def test_what_a_tenant_says_of_an_image_makes_no_new_file(tmp_path: Path) -> Non
     assert len(names(tmp_path)) == 1
 
 
-def test_a_fetch_tells_how_far_it_is(tmp_path: Path) -> None:
+def test_image_fetch_reports_progress(tmp_path: Path) -> None:
     phases = Phases()
     content = qcow2()
     ImageCache(tmp_path).fetch(
@@ -181,14 +183,14 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_image_is_refused_and_leaves_nothing(tmp_path: Path, name: str) -> None:
+def test_hostile_image_is_refused_and_leaves_no_file(tmp_path: Path, name: str) -> None:
     image, content, reason = HOSTILE[name]
     with pytest.raises(VerbFailed, match=reason):
         ImageCache(tmp_path).fetch(image, GIB, chunks(content), QUIET)
     assert names(tmp_path) == set()
 
 
-def test_refusal_comes_before_the_rest_is_read(tmp_path: Path) -> None:
+def test_hostile_image_is_refused_before_complete_download(tmp_path: Path) -> None:
     content = qcow2(backing=512) + bytes(64 << 20)
     read: list[int] = []
 
@@ -202,7 +204,7 @@ def test_refusal_comes_before_the_rest_is_read(tmp_path: Path) -> None:
     assert len(read) < 16
 
 
-def test_larger_flavor_may_use_what_a_smaller_one_may_not(tmp_path: Path) -> None:
+def test_cached_image_is_refused_only_for_flavor_with_smaller_disk(tmp_path: Path) -> None:
     content = qcow2(2 * GIB)
     cache = ImageCache(tmp_path)
     assert cache.fetch(ref(content), 0, chunks(content), QUIET).virtual_size == 2 * GIB
@@ -210,7 +212,7 @@ def test_larger_flavor_may_use_what_a_smaller_one_may_not(tmp_path: Path) -> Non
         cache.fetch(ref(content), GIB, chunks(content), QUIET)
 
 
-def test_hanging_image_service_does_not_outlast_a_cancel(tmp_path: Path) -> None:
+def test_image_fetch_is_cancelled_while_image_service_hangs(tmp_path: Path) -> None:
     hang, cancelled = threading.Event(), threading.Event()
 
     def reader(image: str) -> Iterator[bytes]:
@@ -228,7 +230,7 @@ def test_hanging_image_service_does_not_outlast_a_cancel(tmp_path: Path) -> None
     assert names(tmp_path) == set()
 
 
-def test_failure_of_the_image_service_is_definite_and_retryable(tmp_path: Path) -> None:
+def test_image_service_failure_is_definite_and_retryable(tmp_path: Path) -> None:
     def reader(image: str) -> Iterator[bytes]:
         yield GOOD[:100]
         raise ConnectionError("404 no such image")
@@ -256,19 +258,20 @@ def fetch_in_threads(cache: ImageCache, readers: list[ImageReader]) -> list[obje
     return results
 
 
-def test_one_download_serves_all_who_wait(tmp_path: Path) -> None:
+def test_concurrent_image_fetches_share_one_download(tmp_path: Path) -> None:
     reads: list[str] = []
 
     def reader(image: str) -> Iterator[bytes]:
         reads.append(image)
-        time.sleep(0.2)  # the others ask meanwhile, and nothing shows that they wait
+        # Time for the other threads to begin to wait. Their waiting cannot be observed.
+        time.sleep(0.2)
         yield GOOD
 
     results = fetch_in_threads(ImageCache(tmp_path), [reader] * 4)
     assert len(set(results)) == 1 and len(results) == 4 and len(reads) == 1
 
 
-def test_those_who_wait_go_on_when_the_first_fails(tmp_path: Path) -> None:
+def test_waiting_image_fetches_continue_when_first_fails(tmp_path: Path) -> None:
     fails = [True]
 
     def reader(image: str) -> Iterator[bytes]:
@@ -280,13 +283,13 @@ def test_those_who_wait_go_on_when_the_first_fails(tmp_path: Path) -> None:
     assert [type(result) for result in results].count(VerbFailed) == 1 and len(results) == 3
 
 
-def test_leftovers_of_a_killed_agent_go_at_its_start(tmp_path: Path) -> None:
+def test_image_cache_removes_partial_files_at_start(tmp_path: Path) -> None:
     (tmp_path / "sha512-00.qcow2.123.part").write_bytes(b"half")
     ImageCache(tmp_path)
     assert names(tmp_path) == set()
 
 
-def test_eviction_spares_what_a_server_uses_and_what_is_young(tmp_path: Path) -> None:
+def test_image_eviction_spares_used_and_recent_images(tmp_path: Path) -> None:
     folder, user = tmp_path / "images", tmp_path / "base"
     cache = ImageCache(folder, ttl=60)
     path = cache.fetch(ref(GOOD), 0, chunks(GOOD), QUIET).path
@@ -298,12 +301,12 @@ def test_eviction_spares_what_a_server_uses_and_what_is_young(tmp_path: Path) ->
     assert names(folder) == set()
 
 
-def test_image_without_a_checksum_is_known_by_its_own(tmp_path: Path) -> None:
+def test_image_without_checksum_is_cached_by_computed_checksum(tmp_path: Path) -> None:
     cache, image = ImageCache(tmp_path), replace(ref(GOOD), hash_algo="", hash_value="")
     reads: list[str] = []
 
-    def reader(asked: str) -> Iterator[bytes]:
-        reads.append(asked)
+    def reader(image_id: str) -> Iterator[bytes]:
+        reads.append(image_id)
         yield GOOD
 
     for _ in range(2):
@@ -319,21 +322,21 @@ def test_image_without_a_checksum_is_known_by_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("keeps_attributes", [True, False])
-def test_file_that_was_changed_in_the_cache_is_fetched_again(
+def test_image_changed_in_cache_is_fetched_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keeps_attributes: bool
 ) -> None:
     if not keeps_attributes:
-        monkeypatch.setattr(os, "setxattr", refused)
-        monkeypatch.setattr(os, "getxattr", refused)
+        monkeypatch.setattr(os, "setxattr", raise_os_error)
+        monkeypatch.setattr(os, "getxattr", raise_os_error)
     cache = ImageCache(tmp_path)
     path = cache.fetch(ref(GOOD), 0, chunks(GOOD), QUIET).path
     path.chmod(0o600)
     path.write_bytes(GOOD[:-1] + b"!")
     assert cache.fetch(ref(GOOD), 0, chunks(GOOD), QUIET).path.read_bytes() == GOOD
-    cache.fetch(ref(GOOD), 0, refused, QUIET)
+    cache.fetch(ref(GOOD), 0, raise_os_error, QUIET)
 
 
-def refused(*arguments: object) -> Iterator[bytes]:
+def raise_os_error(*arguments: object) -> Iterator[bytes]:
     raise OSError("not here")
 
 
@@ -348,7 +351,9 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("announced", [True, False], ids=["announced", "unannounced"])
-def test_full_disk_is_definite_and_another_host_may_do(tiny_disk: Path, announced: bool) -> None:
+def test_image_fetch_on_full_disk_fails_retryably_and_leaves_no_file(
+    tiny_disk: Path, announced: bool
+) -> None:
     content = bytes(1 << 20)
     image = ref(content, "raw") if announced else replace(ref(content, "raw"), size=0)
     with pytest.raises(VerbFailed) as caught:
@@ -357,7 +362,7 @@ def test_full_disk_is_definite_and_another_host_may_do(tiny_disk: Path, announce
     assert names(tiny_disk) == set()
 
 
-def test_upload_hands_out_all_bytes_in_small_chunks_and_tells_how_far_it_is(tmp_path: Path) -> None:
+def test_image_upload_sends_all_bytes_in_small_chunks_with_progress(tmp_path: Path) -> None:
     (tmp_path / "copy").write_bytes(bytes(range(256)) * 10_000)
     chunks: list[bytes] = []
     phases = Phases()
@@ -367,7 +372,7 @@ def test_upload_hands_out_all_bytes_in_small_chunks_and_tells_how_far_it_is(tmp_
     assert (phases[0], phases[-1]) == ("uploading 0 %", "uploading 100 %")
 
 
-def test_upload_lets_go_of_a_writer_that_hangs(tmp_path: Path) -> None:
+def test_image_upload_is_cancelled_while_writer_hangs(tmp_path: Path) -> None:
     (tmp_path / "copy").write_bytes(b"x")
     cancelled, hang = threading.Event(), threading.Event()
     threading.Timer(0.2, cancelled.set).start()
@@ -394,7 +399,7 @@ def test_upload_lets_go_of_a_writer_that_hangs(tmp_path: Path) -> None:
         (OSError("broken"), VerbFailed, "did not take the image"),
     ],
 )
-def test_upload_that_fails_says_whether_it_is_for_good(
+def test_image_upload_failure_is_definite_unless_service_is_unavailable(
     tmp_path: Path, error: Exception, raised: type[Exception], text: str
 ) -> None:
     def refuse(chunks: Iterator[bytes]) -> None:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who reaches the local libvirtd through the proxy, for how long, and what becomes of everybody
-else."""
+"""The proxy before the local libvirtd, over real TLS connections, and the process that runs it.
+
+Covers permitted sources, time limits, the question whether a guest has arrived, and records.
+"""
 
 from __future__ import annotations
 
@@ -40,38 +42,37 @@ from compute_agent.virt.libvirt.migration.incoming.rpc import HEADER, REMOTE, Pa
 from deploy.one_machine.cloud.authority import Authority
 from deploy.testing.servers import free_ports
 from tests.unit.compute_agent.incoming_calls import (
-    ANOTHER,
     OTHER_HOST,
+    OTHER_SERVER,
     SERVER,
     SOURCE,
-    Local,
-    arrival,
-    call,
-    described,
-    opening,
-    preparing,
-    running,
-    text,
+    LocalLibvirt,
+    describe_domain,
+    describe_running_domain,
+    new_arrival,
+    new_call,
+    new_open_call,
+    new_prepare_call,
+    serialize,
 )
 from tests.waiting import await_true
 
 LOOPBACK = "127.0.0.1"
-#: Seconds: of a proxy that is tried, of who waits for it, and of one that is not tried.
+#: Seconds: a limit under test, the patience of a test, and a limit that must not be reached.
 SHORT, LONG, PATIENT = 0.2, 10.0, 60.0
 
 
 class Rig:
-    """A proxy of a host at 127.0.0.1 that expects a guest from SOURCE, and what others have to
-    show."""
+    """A proxy of a host at 127.0.0.1 that expects a guest from SOURCE, and certificates."""
 
-    def __init__(self, folder: Path, shown: dict[str, Tls]) -> None:
+    def __init__(self, folder: Path, certificates: dict[str, Tls]) -> None:
         self.source, self.another, self.foreign = (
-            shown["source"],
-            shown["another"],
-            shown["foreign"],
+            certificates["source"],
+            certificates["another"],
+            certificates["foreign"],
         )
-        self.local = Local(folder / "libvirt")
-        self.found = HERE
+        self.local = LocalLibvirt(folder / "libvirt")
+        self.arrival_state = HERE
         self.records = Records(folder / "arrivals")
         self.settings = Settings(
             str(folder / "arrivals"),
@@ -80,42 +81,42 @@ class Rig:
             str(folder / "libvirt"),
             "qemu:///system",
             "",
-            shown["here"],
+            certificates["here"],
         )
-        self.proxy = self.started()
-        self.records.write(arrival())
+        self.proxy = self.start_proxy()
+        self.records.write(new_arrival())
 
-    def started(self, **changed: float) -> Proxy:
+    def start_proxy(self, **changed: float) -> Proxy:
         patient = dict.fromkeys(("handshake", "packet", "name"), PATIENT)
-        made = Proxy(
-            self.settings, lambda server: self.found, **{**patient, "look": 0.05, **changed}
+        proxy = Proxy(
+            self.settings, lambda server: self.arrival_state, **{**patient, "look": 0.05, **changed}
         )
-        threading.Thread(target=made.serve, daemon=True).start()
-        return made
+        threading.Thread(target=proxy.serve, daemon=True).start()
+        return proxy
 
-    def quick(self, **changed: float) -> None:
-        """One with little patience in place of the first."""
+    def restart_proxy(self, **changed: float) -> None:
+        """Replace the proxy by one with these time limits."""
         self.proxy.drain()
-        self.proxy = self.started(**changed)
+        self.proxy = self.start_proxy(**changed)
 
-    def plain(self) -> socket.socket:
+    def connect_plain(self) -> socket.socket:
         return socket.create_connection((LOOPBACK, self.proxy.port), LONG)
 
-    def connected(self, shows: Tls | None = None) -> ssl.SSLSocket:
-        """As libvirt's client: proved, and welcome."""
-        shown = shows or self.source
-        made = shown.for_client().wrap_socket(self.plain(), server_hostname=LOOPBACK)
-        if made.recv(1) != WELCOME:
+    def connect(self, certificate: Tls | None = None) -> ssl.SSLSocket:
+        """Connect as libvirt's client does, or raise ConnectionError if the proxy refuses."""
+        tls = certificate or self.source
+        connection = tls.for_client().wrap_socket(self.connect_plain(), server_hostname=LOOPBACK)
+        if connection.recv(1) != WELCOME:
             raise ConnectionError("not welcome")
-        return made
+        return connection
 
-    def has_refused(self, count: int) -> None:
+    def await_refusals(self, count: int) -> None:
         await_true(lambda: self.proxy.refused == count, LONG, lambda: self.proxy.refused)
 
-    def is_refused(self, count: int = 1) -> None:
-        """And nothing of it was passed on."""
-        self.has_refused(count)
-        assert self.local.heard == []
+    def check_refused(self, count: int = 1) -> None:
+        """Check that the proxy refused connections and forwarded no packet."""
+        self.await_refusals(count)
+        assert self.local.packets == []
 
     def close(self) -> None:
         self.proxy.drain()
@@ -123,9 +124,11 @@ class Rig:
 
 
 @pytest.fixture(scope="module")
-def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tls]:
-    """Certificates: of this host, of the source, of another host; and one for the source, of
-    another authority."""
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tls]:
+    """Certificates of this host, the source and another host, and a foreign one for the source.
+
+    The foreign certificate is signed by another authority.
+    """
     ours, others = (Authority(tmp_path_factory.mktemp(name)) for name in ("ours", "others"))
     return {
         "here": ours.issue("here", LOOPBACK),
@@ -136,14 +139,14 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tls]:
 
 
 @pytest.fixture
-def rig(tmp_path: Path, shown: dict[str, Tls]) -> Iterator[Rig]:
-    made = Rig(tmp_path, shown)
-    yield made
-    made.close()
+def rig(tmp_path: Path, certificates: dict[str, Tls]) -> Iterator[Rig]:
+    new_rig = Rig(tmp_path, certificates)
+    yield new_rig
+    new_rig.close()
 
 
-def asked(connection: socket.socket, packet: bytes) -> bytes:
-    """The answer's body; nothing when the connection was closed instead."""
+def send(connection: socket.socket, packet: bytes) -> bytes:
+    """Send a packet and return the answer's body, or b"" if the connection was closed."""
     connection.sendall(packet)
     with contextlib.suppress(ConnectionError, ssl.SSLError):
         read = connection.recv(4096)
@@ -158,11 +161,11 @@ def is_closed(connection: socket.socket) -> bool:
         return True
 
 
-def test_the_source_of_an_expected_guest_is_let_in(rig: Rig) -> None:
-    with rig.connected() as connection:
-        for packet in (call(filters.AUTH_LIST), opening(), preparing()):
-            assert asked(connection, packet) == b"answered"
-        assert [packet.procedure for packet in rig.local.heard] == [
+def test_proxy_accepts_source_of_expected_guest(rig: Rig) -> None:
+    with rig.connect() as connection:
+        for packet in (new_call(filters.AUTH_LIST), new_open_call(), new_prepare_call()):
+            assert send(connection, packet) == b"answered"
+        assert [packet.procedure for packet in rig.local.packets] == [
             filters.AUTH_LIST,
             filters.OPEN,
             filters.PREPARE,
@@ -171,40 +174,50 @@ def test_the_source_of_an_expected_guest_is_let_in(rig: Rig) -> None:
     assert rig.proxy.refused == 0
 
 
-@pytest.mark.parametrize("shows", ["nothing", "another host's", "another authority's"])
-def test_nobody_else_is(rig: Rig, shows: str) -> None:
-    shown = {
+@pytest.mark.parametrize("certificate", ["nothing", "another host's", "another authority's"])
+def test_proxy_refuses_other_certificates(rig: Rig, certificate: str) -> None:
+    tls = {
         "nothing": Tls("", "", rig.source.ca),
         "another host's": rig.another,
         "another authority's": replace(rig.foreign, ca=rig.source.ca),
-    }[shows]
+    }[certificate]
     with pytest.raises((ConnectionError, ssl.SSLError)):
-        rig.connected(shown)
-    rig.is_refused()
+        rig.connect(tls)
+    rig.check_refused()
 
 
-def test_plain_text_is_not_answered(rig: Rig) -> None:
-    with rig.plain() as connection:
-        assert asked(connection, call(filters.AUTH_LIST)) == b""
-        rig.is_refused()
+def test_proxy_does_not_answer_plain_text(rig: Rig) -> None:
+    with rig.connect_plain() as connection:
+        assert send(connection, new_call(filters.AUTH_LIST)) == b""
+        rig.check_refused()
 
 
-def test_a_source_reaches_its_own_guest_alone(rig: Rig) -> None:
-    rig.records.write(arrival(server=ANOTHER, source=OTHER_HOST, xml=described("/here", ANOTHER)))
-    for shown, domain in ((rig.source, text(running(ANOTHER))), (rig.another, None)):
-        with rig.connected(shown) as connection:
-            assert asked(connection, preparing(domain)) == b""
-    rig.is_refused(2)
-    with rig.connected(rig.another) as connection:
-        assert asked(connection, preparing(text(running(ANOTHER)))) == b"answered"
+def test_proxy_limits_source_to_its_own_guest(rig: Rig) -> None:
+    rig.records.write(
+        new_arrival(
+            server=OTHER_SERVER, source=OTHER_HOST, xml=describe_domain("/here", OTHER_SERVER)
+        )
+    )
+    for certificate, domain in (
+        (rig.source, serialize(describe_running_domain(OTHER_SERVER))),
+        (rig.another, None),
+    ):
+        with rig.connect(certificate) as connection:
+            assert send(connection, new_prepare_call(domain)) == b""
+    rig.check_refused(2)
+    with rig.connect(rig.another) as connection:
+        assert (
+            send(connection, new_prepare_call(serialize(describe_running_domain(OTHER_SERVER))))
+            == b"answered"
+        )
 
 
-def test_a_wrong_call_ends_the_connection(rig: Rig) -> None:
-    with rig.connected() as connection:
-        assert asked(connection, call(filters.AUTH_LIST)) == b"answered"
-        assert asked(connection, call(10)) == b""
-    rig.has_refused(1)
-    assert [packet.procedure for packet in rig.local.heard] == [filters.AUTH_LIST]
+def test_proxy_closes_connection_after_forbidden_call(rig: Rig) -> None:
+    with rig.connect() as connection:
+        assert send(connection, new_call(filters.AUTH_LIST)) == b"answered"
+        assert send(connection, new_call(10)) == b""
+    rig.await_refusals(1)
+    assert [packet.procedure for packet in rig.local.packets] == [filters.AUTH_LIST]
     assert rig.local.ended.wait(LONG)
 
 
@@ -217,95 +230,97 @@ def test_a_wrong_call_ends_the_connection(rig: Rig) -> None:
         HEADER.pack(3, 0, 0, 0, 0, 0, 0),
     ],
 )
-def test_a_packet_that_is_too_long_is_not_read(rig: Rig, packet: bytes) -> None:
-    with rig.connected() as connection:
-        assert asked(connection, packet) == b""
-    rig.is_refused()
+def test_proxy_refuses_packet_of_invalid_length(rig: Rig, packet: bytes) -> None:
+    with rig.connect() as connection:
+        assert send(connection, packet) == b""
+    rig.check_refused()
 
 
-@pytest.mark.parametrize("at", ["handshake", "packet", "name"])
-def test_who_is_too_slow_is_sent_away(rig: Rig, at: str) -> None:
-    rig.quick(**{at: SHORT})
-    with rig.plain() if at == "handshake" else rig.connected() as connection:
-        if at == "packet":
-            connection.sendall(preparing()[:200])
+@pytest.mark.parametrize("limit", ["handshake", "packet", "name"])
+def test_proxy_closes_connection_beyond_time_limit(rig: Rig, limit: str) -> None:
+    rig.restart_proxy(**{limit: SHORT})
+    with rig.connect_plain() if limit == "handshake" else rig.connect() as connection:
+        if limit == "packet":
+            connection.sendall(new_prepare_call()[:200])
         assert is_closed(connection)
-    rig.is_refused()
+    rig.check_refused()
 
 
-def test_who_takes_no_answers_is_sent_away(rig: Rig) -> None:
-    rig.quick(packet=SHORT)
+def test_proxy_closes_connection_of_client_not_reading_answers(rig: Rig) -> None:
+    rig.restart_proxy(packet=SHORT)
     rig.local.answer = bytes(64 << 20)
-    with rig.connected() as connection:
-        connection.sendall(call(filters.AUTH_LIST))
-        rig.has_refused(1)
+    with rig.connect() as connection:
+        connection.sendall(new_call(filters.AUTH_LIST))
+        rig.await_refusals(1)
 
 
-def test_silent_connections_keep_no_host_out(rig: Rig) -> None:
+def test_silent_connections_do_not_block_proxy(rig: Rig) -> None:
     with contextlib.ExitStack() as stack:
-        first, *_ = [stack.enter_context(rig.plain()) for _ in range(proxies.MOST_CONNECTIONS)]
-        with rig.connected() as connection:
-            assert asked(connection, call(filters.AUTH_LIST)) == b"answered"
+        first, *_ = [
+            stack.enter_context(rig.connect_plain()) for _ in range(proxies.MOST_CONNECTIONS)
+        ]
+        with rig.connect() as connection:
+            assert send(connection, new_call(filters.AUTH_LIST)) == b"answered"
         assert is_closed(first)
 
 
-@pytest.mark.parametrize("how", ["removed", "expired", "another fence"])
-def test_a_connection_ends_with_what_was_expected(rig: Rig, how: str) -> None:
-    with rig.connected() as connection:
-        assert asked(connection, preparing()) == b"answered"
-        if how == "removed":
+@pytest.mark.parametrize("reason", ["removed", "expired", "another fence"])
+def test_proxy_closes_connection_when_arrival_record_ends(rig: Rig, reason: str) -> None:
+    with rig.connect() as connection:
+        assert send(connection, new_prepare_call()) == b"answered"
+        if reason == "removed":
             rig.records.remove(SERVER)
         else:
-            rig.records.write(arrival(until=0) if how == "expired" else arrival(fence=6))
+            rig.records.write(new_arrival(until=0) if reason == "expired" else new_arrival(fence=6))
         assert is_closed(connection)
     assert rig.local.ended.wait(LONG)
-    if how != "another fence":
+    if reason != "another fence":
         with pytest.raises((ConnectionError, ssl.SSLError)):
-            rig.connected()
+            rig.connect()
 
 
-def test_nothing_begins_once_it_is_not_expected(rig: Rig) -> None:
-    with rig.connected() as connection:
-        assert asked(connection, call(filters.AUTH_LIST)) == b"answered"
+def test_proxy_refuses_prepare_call_after_arrival_is_removed(rig: Rig) -> None:
+    with rig.connect() as connection:
+        assert send(connection, new_call(filters.AUTH_LIST)) == b"answered"
         rig.records.remove(SERVER)
-        assert asked(connection, preparing()) == b""
-    assert [packet.procedure for packet in rig.local.heard] == [filters.AUTH_LIST]
+        assert send(connection, new_prepare_call()) == b""
+    assert [packet.procedure for packet in rig.local.packets] == [filters.AUTH_LIST]
 
 
-def test_a_migration_outlives_the_end_of_listening(rig: Rig) -> None:
-    ends = threading.Thread(target=rig.proxy.serve, daemon=True)
-    ends.start()
-    with rig.connected() as connection:
-        assert asked(connection, preparing()) == b"answered"
+def test_proxy_drain_lets_running_migration_continue(rig: Rig) -> None:
+    server = threading.Thread(target=rig.proxy.serve, daemon=True)
+    server.start()
+    with rig.connect() as connection:
+        assert send(connection, new_prepare_call()) == b"answered"
         rig.proxy.drain()
         with pytest.raises(OSError):
-            rig.plain()
-        assert ends.is_alive()
-        assert asked(connection, call(filters.CLOSE)) == b"answered"
-    ends.join(LONG)
-    assert not ends.is_alive()
+            rig.connect_plain()
+        assert server.is_alive()
+        assert send(connection, new_call(filters.CLOSE)) == b"answered"
+    server.join(LONG)
+    assert not server.is_alive()
 
 
-def test_without_tls_its_address_says_who_it_is(rig: Rig) -> None:
-    """Where nobody else reaches that network: the configuration says so."""
+def test_proxy_without_tls_identifies_source_by_address(rig: Rig) -> None:
+    """Permitted on a network that only hosts can reach."""
     rig.settings = replace(rig.settings, tls=None)
-    rig.quick()
-    with rig.plain() as connection:
+    rig.restart_proxy()
+    with rig.connect_plain() as connection:
         assert is_closed(connection)
-    rig.records.write(arrival(source=LOOPBACK))
-    with rig.plain() as connection:
-        assert asked(connection, preparing()) == b"answered"
+    rig.records.write(new_arrival(source=LOOPBACK))
+    with rig.connect_plain() as connection:
+        assert send(connection, new_prepare_call()) == b"answered"
 
 
 # --- the question ---
 @pytest.mark.parametrize(
-    ("found", "answer"),
+    ("state", "answer"),
     [(HERE, True), (ABSENT, False), (ARRIVING, "still waits"), (b"perhaps", "answer is not valid")],
 )
-def test_the_source_is_told_whether_its_guest_has_arrived(
-    rig: Rig, found: bytes, answer: bool | str
+def test_has_arrived_returns_answer_of_destination(
+    rig: Rig, state: bytes, answer: bool | str
 ) -> None:
-    rig.found = found
+    rig.arrival_state = state
     if isinstance(answer, str):
         with pytest.raises(errors.NoAnswer, match=answer):
             has_arrived(LOOPBACK, rig.proxy.port, SERVER, rig.source)
@@ -313,26 +328,30 @@ def test_the_source_is_told_whether_its_guest_has_arrived(
         assert has_arrived(LOOPBACK, rig.proxy.port, SERVER, rig.source) is answer
 
 
-def test_nobody_else_is_told_and_nothing_of_others(rig: Rig) -> None:
-    for server, shows in ((SERVER, rig.another), (ANOTHER, rig.source), (SERVER, rig.foreign)):
+def test_has_arrived_is_answered_only_for_guest_of_caller(rig: Rig) -> None:
+    for server, certificate in (
+        (SERVER, rig.another),
+        (OTHER_SERVER, rig.source),
+        (SERVER, rig.foreign),
+    ):
         with pytest.raises(errors.NoAnswer, match="does not answer"):
-            has_arrived(LOOPBACK, rig.proxy.port, server, shows)
+            has_arrived(LOOPBACK, rig.proxy.port, server, certificate)
     rig.proxy.drain()
     with pytest.raises(errors.NoAnswer, match="does not answer"):
         has_arrived(LOOPBACK, rig.proxy.port, SERVER, rig.source)
 
 
 # --- records, and the process ---
-def test_what_is_no_record_lets_nobody_in(tmp_path: Path) -> None:
-    found = Records(tmp_path / "arrivals")
-    assert (found.all(), found.find(SERVER), found.find("../x")) == ([], None, None)
+def test_arrival_records_ignore_unreadable_files(tmp_path: Path) -> None:
+    arrivals = Records(tmp_path / "arrivals")
+    assert (arrivals.all(), arrivals.find(SERVER), arrivals.find("../x")) == ([], None, None)
     with pytest.raises(ValueError, match="no id"):
-        found.write(arrival(server="../x"))
-    found.write(arrival())
+        arrivals.write(new_arrival(server="../x"))
+    arrivals.write(new_arrival())
     assert (tmp_path / "arrivals").stat().st_mode & 0o777 == 0o700
     for broken in ("", "[]", '{"server": "x"}'):
-        (tmp_path / "arrivals" / ANOTHER).write_text(broken)
-        assert [one.server for one in found.all()] == [SERVER]
+        (tmp_path / "arrivals" / OTHER_SERVER).write_text(broken)
+        assert [record.server for record in arrivals.all()] == [SERVER]
 
 
 def incoming(tmp_path: Path, port: int) -> Incoming:
@@ -348,41 +367,41 @@ def is_open(port: int) -> bool:
         return knock.connect_ex((LOOPBACK, port)) == 0
 
 
-def test_something_listens_only_while_a_guest_is_expected(tmp_path: Path) -> None:
-    port, local = free_ports(1), Local(tmp_path / "libvirt")
-    expected: Arrival = arrival(source=LOOPBACK, until=0)
+def test_incoming_proxy_listens_only_while_guest_is_expected(tmp_path: Path) -> None:
+    port, local = free_ports(1), LocalLibvirt(tmp_path / "libvirt")
+    expected: Arrival = new_arrival(source=LOOPBACK, until=0)
     first = incoming(tmp_path, port)
     first.keep()
     assert not is_open(port)
     first.expect(expected)
     with socket.create_connection((LOOPBACK, port), LONG) as connection:
-        assert asked(connection, preparing()) == b"answered"
-        # The agent ends; the next one finds what is expected, and the migration goes on meanwhile.
+        assert send(connection, new_prepare_call()) == b"answered"
+        # The agent ends. The next agent reads the records, and the migration continues meanwhile.
         first.close()
         second = incoming(tmp_path, port)
         second.keep()
         assert is_open(port)
-        assert asked(connection, call(filters.CLOSE)) == b"answered"
+        assert send(connection, new_call(filters.CLOSE)) == b"answered"
         second.withdraw(SERVER)
         second.keep()
         await_true(
             lambda: is_closed(connection) and not is_open(port), LONG, lambda: "it still listens"
         )
-    assert [packet.procedure for packet in local.heard] == [filters.PREPARE, filters.CLOSE]
+    assert [packet.procedure for packet in local.packets] == [filters.PREPARE, filters.CLOSE]
     local.close()
 
 
-def test_it_is_started_again_and_ends_with_its_agent(tmp_path: Path) -> None:
+def test_incoming_proxy_is_restarted_and_ends_with_agent(tmp_path: Path) -> None:
     port = free_ports(1)
     agent = subprocess.Popen(
         [
             sys.executable,
             "-c",
-            # until it is killed
+            # Sleeps until the test kills the process.
             (
                 "import sys, time; from pathlib import Path; "
-                "from tests.unit.compute_agent.test_incoming_proxy import arrival, incoming; "
-                "one = incoming(Path(sys.argv[1]), int(sys.argv[2])); one.expect(arrival()); one._proxy.kill(); "
+                "from tests.unit.compute_agent.test_incoming_proxy import new_arrival, incoming; "
+                "one = incoming(Path(sys.argv[1]), int(sys.argv[2])); one.expect(new_arrival()); one._proxy.kill(); "
                 "one._proxy.wait(); one.keep(); print('kept', flush=True); time.sleep(60)"
             ),
             str(tmp_path),
@@ -399,23 +418,23 @@ def test_it_is_started_again_and_ends_with_its_agent(tmp_path: Path) -> None:
     await_true(lambda: not is_open(port), LONG, lambda: "it listens without an agent")
 
 
-def test_where_nothing_can_listen_is_told(tmp_path: Path) -> None:
+def test_incoming_expect_fails_with_reason_when_address_is_foreign(tmp_path: Path) -> None:
     elsewhere = Incoming(Settings(str(tmp_path / "arrivals"), OTHER_HOST, 16598, "", "", ""))
     with pytest.raises(VerbFailed) as failed:
-        elsewhere.expect(arrival())
+        elsewhere.expect(new_arrival())
     assert "live_migration_port 16598" in failed.value.details and "assign" in failed.value.details
 
 
-def test_the_proxy_of_the_last_agent_is_waited_for(rig: Rig) -> None:
-    taken = replace(rig.settings, port=rig.proxy.port)
+def test_proxy_waits_for_port_of_previous_proxy(rig: Rig) -> None:
+    settings = replace(rig.settings, port=rig.proxy.port)
     with pytest.raises(OSError, match="in use"):
-        Proxy(taken, lambda server: HERE, bind=0)
+        Proxy(settings, lambda server: HERE, bind=0)
     threading.Timer(SHORT, rig.proxy.drain).start()
-    again = Proxy(taken, lambda server: HERE, bind=LONG)
-    assert again.port == taken.port
-    again.drain()
+    successor = Proxy(settings, lambda server: HERE, bind=LONG)
+    assert successor.port == settings.port
+    successor.drain()
 
 
-def test_a_packet_is_what_it_says() -> None:
+def test_packet_is_read_back_unchanged() -> None:
     packet = Packet(REMOTE, 303, serial=9, body=b"body")
     assert Packet.read(packet.to_bytes()) == packet and packet.reply(b"x").serial == 9

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a helper says of foreign bytes is checked, and a disk that is malformed is opened by
-nobody."""
+"""Inspection of foreign disks: the check of a helper's report, and refusal of malformed disks."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ GOOD = {"formats": ["raw"], "unsafe": "", "virtual_size": 5}
 
 
 @pytest.mark.parametrize(
-    "said",
+    "changes",
     [
         {"virtual_size": -1},
         {"virtual_size": inspection.MAX_VIRTUAL_BYTES},
@@ -27,16 +26,16 @@ GOOD = {"formats": ["raw"], "unsafe": "", "virtual_size": 5}
     ],
     ids=str,
 )
-def test_an_answer_that_is_none_is_refused(said: dict[str, object]) -> None:
+def test_inspection_report_is_refused_when_malformed(changes: dict[str, object]) -> None:
     assert inspection.check_report(dict(GOOD)) == GOOD
     with pytest.raises(ValueError):
-        inspection.check_report({**GOOD, **said})
+        inspection.check_report({**GOOD, **changes})
 
 
 @pytest.mark.parametrize(
     "content", [b"no disk at all", b"QFI\xfb" + b"\xff" * 200], ids=["text", "header"]
 )
-def test_a_disk_that_is_malformed_is_opened_by_nobody(tmp_path: Path, content: bytes) -> None:
+def test_require_sound_refuses_malformed_disk(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "disk"
     path.write_bytes(content)
     with pytest.raises(VerbFailed, match="not one that this host may open"):

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a host makes of a port: which it can plug a guest into, and how long it waits for a
-bridge."""
+"""Interfaces of guests: supported kinds of ports, the wait for a bridge, and the domain's XML."""
 
 from __future__ import annotations
 
@@ -30,17 +29,17 @@ WIRED = Interface(
 )
 
 
-def test_a_port_is_plugged_where_it_says_or_by_the_names_that_both_sides_know() -> None:
+def test_plug_uses_names_of_port_or_derives_them_from_ids() -> None:
     assert plug(WIRED) == Plug(PORT, "fa:16:3e:00:00:01", "brq-told", "tap-told", 1450)
-    untold = replace(WIRED, bridge="", device="", mtu=0)
-    assert plug(untold) == Plug(PORT, "fa:16:3e:00:00:01", "brq9b8a7c6d-5e", "tap0f6b4a52-7c")
+    unnamed = replace(WIRED, bridge="", device="", mtu=0)
+    assert plug(unnamed) == Plug(PORT, "fa:16:3e:00:00:01", "brq9b8a7c6d-5e", "tap0f6b4a52-7c")
     switched = Plug(PORT, "fa:16:3e:00:00:01", "br-int", "tap0f6b4a52-7c", ovs=True)
-    assert plug(replace(untold, vif_type="ovs")) == switched
-    assert len(plug(untold).bridge) < 16 and len(plug(untold).device) < 16
+    assert plug(replace(unnamed, vif_type="ovs")) == switched
+    assert len(plug(unnamed).bridge) < 16 and len(plug(unnamed).device) < 16
 
 
 @pytest.mark.parametrize(
-    ("kind", "named", "retryable"),
+    ("kind", "message", "retryable"),
     [
         ("", "nothing", False),
         ("unbound", "unbound", False),
@@ -49,13 +48,13 @@ def test_a_port_is_plugged_where_it_says_or_by_the_names_that_both_sides_know() 
         ("binding_failed", "binding_failed", True),
     ],
 )
-def test_what_cannot_be_plugged_is_named(kind: str, named: str, retryable: bool) -> None:
-    with pytest.raises(VerbFailed, match=named) as failed:
+def test_plug_names_unsupported_kind_of_port(kind: str, message: str, retryable: bool) -> None:
+    with pytest.raises(VerbFailed, match=message) as failed:
         plug(replace(WIRED, vif_type=kind))
     assert PORT in str(failed.value) and failed.value.retryable is retryable
 
 
-def test_a_bridge_is_waited_for_and_the_wait_is_told() -> None:
+def test_when_bridged_retries_until_bridge_exists_and_reports_wait() -> None:
     phases = Phases()
 
     def work() -> str:
@@ -67,7 +66,7 @@ def test_a_bridge_is_waited_for_and_the_wait_is_told() -> None:
     assert phases == ["waiting for the network"] * 2
 
 
-def test_the_wait_for_a_bridge_ends() -> None:
+def test_when_bridged_ends_after_timeout_or_cancel() -> None:
     def missing() -> None:
         raise no_bridge("no brq1")
 
@@ -80,7 +79,7 @@ def test_the_wait_for_a_bridge_ends() -> None:
     assert time.monotonic() - began < 5
 
 
-def test_only_a_bridge_is_waited_for() -> None:
+def test_when_bridged_does_not_retry_other_failures() -> None:
     def broken() -> None:
         raise VerbFailed("No such device", retryable=True)
 
@@ -88,13 +87,15 @@ def test_only_a_bridge_is_waited_for() -> None:
         when_bridged(VerbContext(lambda name: pytest.fail("waits"), lambda: False), broken)
 
 
-def test_interfaces_are_read_back_from_what_libvirt_describes() -> None:
+def test_interface_xml_is_read_back_from_domain_description() -> None:
     place = {"type": "pci", "domain": "0x0000", "bus": "0x00", "slot": "0x07", "function": "0x0"}
     placed, fresh = plug(WIRED), plug(replace(WIRED, mac="fa:16:3e:00:00:02", bridge="brq-other"))
     elements = [interface_xml.element(placed, place, {}), interface_xml.element(fresh, None, {})]
-    described = f"<domain><devices>{''.join(map(interface_xml.text, elements))}</devices></domain>"
-    assert set(interface_xml.find_interfaces(described)) == {placed.mac, fresh.mac}
-    assert interface_xml.addresses(described) == {placed.mac: place}
-    assert interface_xml.bridges(described) == {"brq-told", "brq-other"}
+    description = (
+        f"<domain><devices>{''.join(map(interface_xml.text, elements))}</devices></domain>"
+    )
+    assert set(interface_xml.find_interfaces(description)) == {placed.mac, fresh.mac}
+    assert interface_xml.addresses(description) == {placed.mac: place}
+    assert interface_xml.bridges(description) == {"brq-told", "brq-other"}
     assert interface_xml.bridges(interface_xml.text(elements[0])) == {"brq-told"}
     assert interface_xml.find_interfaces("") == interface_xml.addresses("") == {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent's journal: what survives a restart, and what is never written."""
+"""The agent's journal on SQLite: results, fences and begun commands, and the absence of secrets."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ def result(key: str = "a/build/1", server: str = "s", fence: int = 3, **more: st
     return Result(key, server, fence, more.pop("status", "done"), {"power_state": 1}, **more)
 
 
-def test_results_and_fences_survive_a_restart(tmp_path: Path) -> None:
+def test_journal_keeps_results_and_fences_over_restart(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "new" / "agent.db")
-    written = result(error="é", details="why")
-    journal.end(written)
+    original = result(error="é", details="why")
+    journal.end(original)
     journal.close()
-    again = Journal(tmp_path / "new" / "agent.db")
-    assert again.find("a/build/1") == written
-    assert again.find("a/build/2") is None
-    assert again.fences() == {"s": 3}
-    again.close()
+    reopened = Journal(tmp_path / "new" / "agent.db")
+    assert reopened.find("a/build/1") == original
+    assert reopened.find("a/build/2") is None
+    assert reopened.fences() == {"s": 3}
+    reopened.close()
 
 
-def test_the_highest_fence_is_kept() -> None:
+def test_journal_keeps_highest_fence_of_each_server() -> None:
     journal = Journal(":memory:")
     for fence in (3, 7, 5):
         journal.end(result(f"a/build/{fence}", fence=fence))
@@ -41,22 +41,22 @@ def test_the_highest_fence_is_kept() -> None:
     assert journal.fences() == {"s": 7, "other": 1}
 
 
-def test_a_guest_that_was_made_off_is_not_said_to_run() -> None:
-    """Its host did that. What else was said of it, or of others, is said again."""
+def test_forget_running_removes_only_running_results_of_server() -> None:
+    """Other results, also of other servers, are still reported."""
     journal = Journal(":memory:")
     others = (
         result("b/build/1", server="other"),
         Result("a/stop/1", "s", 4, "done", {"power_state": 4}),
         Result("a/snapshot/1", "s", 4, "done", {"size": 1}),
     )
-    for one in (result(), *others):
-        journal.end(one)
+    for other in (result(), *others):
+        journal.end(other)
     journal.forget_running("s")
     assert journal.find("a/build/1") is None
-    assert tuple(journal.find(one.key) for one in others) == others
+    assert tuple(journal.find(other.key) for other in others) == others
 
 
-def test_begun_is_not_ended() -> None:
+def test_journal_begin_records_no_result() -> None:
     journal = Journal(":memory:")
     assert not journal.has_begun("a/nmi/1")
     journal.begin("a/nmi/1")
@@ -67,16 +67,16 @@ def test_begun_is_not_ended() -> None:
     assert journal.find("a/nmi/1") == result("a/nmi/1")
 
 
-def test_a_later_result_of_a_command_replaces_the_earlier() -> None:
+def test_journal_replaces_earlier_result_of_command() -> None:
     journal = Journal(":memory:")
     journal.end(result(status="unknown"))
     journal.end(result())
-    found = journal.find("a/build/1")
-    assert found is not None
-    assert found.status == "done"
+    stored = journal.find("a/build/1")
+    assert stored is not None
+    assert stored.status == "done"
 
 
-def test_what_is_older_than_a_week_is_purged_when_it_is_opened(tmp_path: Path) -> None:
+def test_journal_purges_entries_beyond_keep_days_when_opened(tmp_path: Path) -> None:
     path = tmp_path / "agent.db"
     journal = Journal(path)
     for key, server in (("old/build/1", "gone"), ("new/build/1", "here")):
@@ -89,14 +89,14 @@ def test_what_is_older_than_a_week_is_purged_when_it_is_opened(tmp_path: Path) -
         ):
             database.execute(statement, ((KEEP_DAYS + 1) * 86400,))
     database.close()
-    again = Journal(path)
-    assert again.find("old/build/1") is None
-    assert again.find("new/build/1") is not None
-    assert again.fences() == {"here": 3}
-    again.close()
+    reopened = Journal(path)
+    assert reopened.find("old/build/1") is None
+    assert reopened.find("new/build/1") is not None
+    assert reopened.fences() == {"here": 3}
+    reopened.close()
 
 
-def test_neither_arguments_nor_secrets_are_written(tmp_path: Path) -> None:
+def test_journal_contains_no_arguments_and_no_secrets(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "agent.db")
     flavor = {"id": "1", "name": "n", "vcpus": 1, "memory_mb": 1, "root_gb": 1}
     guest = {
@@ -109,16 +109,16 @@ def test_neither_arguments_nor_secrets_are_written(tmp_path: Path) -> None:
     }
     tools = verbs.Tools(MemoryDriver(), lambda image: iter(()), lambda image: list, QUIET)
     verb = EnsureGuest(guest=from_wire(GuestSpec, guest))
-    ended = verbs.run(journal, tools, new_command(verb, step="build"), verb)
-    assert ended is not None
-    assert ended.status == "done"
+    outcome = verbs.run(journal, tools, new_command(verb, step="build"), verb)
+    assert outcome is not None
+    assert outcome.status == "done"
     journal.close()
-    everything = b"".join(path.read_bytes() for path in tmp_path.iterdir())
-    assert b"do/a/build/1" in everything
-    assert b"SECRET" not in everything
+    content = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert b"do/a/build/1" in content
+    assert b"SECRET" not in content
 
 
-def test_many_threads_share_it(tmp_path: Path) -> None:
+def test_journal_is_written_by_several_threads(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "agent.db")
 
     def write(number: int) -> None:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disks beside a root disk as this machine's programs make them: formatted, whole or absent, and
-never in place of one that is there."""
+"""Ephemeral and swap disks, formatted by the real programs of this machine.
+
+A disk is complete or absent, and an existing disk is never replaced.
+"""
 
 from __future__ import annotations
 
@@ -37,23 +39,23 @@ def ephemeral(kind: str = "", size_mb: int = 1024) -> LocalDisk:
 
 
 @pytest.mark.parametrize("kind", PROGRAMS)
-def test_each_file_system_is_made_with_its_name(tmp_path: Path, kind: str) -> None:
+def test_local_disk_has_requested_file_system_and_label(tmp_path: Path, kind: str) -> None:
     demand(programs=PROGRAMS[kind][:1], ring="unit")
-    given = LocalDisk("swap", 64, "swap") if kind == "swap" else ephemeral(kind)
-    LocalDisks().make(tmp_path, spec(given))
-    assert seen(tmp_path / given.name) == {"TYPE": kind, "LABEL": given.name}
-    assert names(tmp_path) == [given.name]
-    assert (tmp_path / given.name).stat().st_mode & 0o777 == 0o600
+    disk = LocalDisk("swap", 64, "swap") if kind == "swap" else ephemeral(kind)
+    LocalDisks().make(tmp_path, spec(disk))
+    assert seen(tmp_path / disk.name) == {"TYPE": kind, "LABEL": disk.name}
+    assert names(tmp_path) == [disk.name]
+    assert (tmp_path / disk.name).stat().st_mode & 0o777 == 0o600
 
 
-def test_windows_gets_ntfs_where_it_can_be_made(tmp_path: Path) -> None:
+def test_windows_local_disk_is_ntfs_when_mkfs_ntfs_exists(tmp_path: Path) -> None:
     demand(programs=["mkfs.ntfs"], ring="unit")
     LocalDisks().make(tmp_path, spec(ephemeral(), os_type="windows"))
     assert found(tmp_path) == {"ephemeral0": (1024, "ntfs")}
 
 
 @pytest.mark.parametrize("kind", ["xfs", "ntfs"])
-def test_disk_of_another_file_system_grows_and_stays(tmp_path: Path, kind: str) -> None:
+def test_local_disk_with_xfs_or_ntfs_grows_and_keeps_content(tmp_path: Path, kind: str) -> None:
     demand(programs=[f"mkfs.{kind}"], ring="unit")
     LocalDisks().make(tmp_path, spec(ephemeral(kind)))
     write(tmp_path / "ephemeral0")
@@ -64,7 +66,7 @@ def test_disk_of_another_file_system_grows_and_stays(tmp_path: Path, kind: str) 
 @pytest.mark.parametrize(
     ("os_type", "default", "kind"), [("linux", "", "ext4"), ("", "", "vfat"), ("", "ext3", "ext3")]
 )
-def test_file_system_of_a_disk_that_says_none(
+def test_local_disk_default_file_system_follows_option_and_os_type(
     tmp_path: Path, os_type: str, default: str, kind: str
 ) -> None:
     LocalDisks(default).make(tmp_path, spec(ephemeral(), os_type=os_type))
@@ -72,7 +74,7 @@ def test_file_system_of_a_disk_that_says_none(
 
 
 def hide(monkeypatch: pytest.MonkeyPatch, folder: Path, hidden: str) -> None:
-    """This machine has not that program."""
+    """Set a PATH without this program."""
     (folder / "bin").mkdir()
     for program in (*NEEDED, "prlimit", "setpriv", "mkfs.ext2"):
         if program != hidden:
@@ -80,7 +82,7 @@ def hide(monkeypatch: pytest.MonkeyPatch, folder: Path, hidden: str) -> None:
     monkeypatch.setenv("PATH", str(folder / "bin"))
 
 
-def test_windows_gets_what_it_reads_where_ntfs_cannot_be_made(
+def test_windows_local_disk_is_vfat_when_mkfs_ntfs_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hide(monkeypatch, tmp_path, "mkfs.ntfs")
@@ -89,20 +91,20 @@ def test_windows_gets_what_it_reads_where_ntfs_cannot_be_made(
 
 
 @pytest.mark.parametrize(
-    ("asked", "default"), [("xfs", ""), ("", "xfs"), ("ntfs", ""), ("", "ntfs")]
+    ("requested", "default"), [("xfs", ""), ("", "xfs"), ("ntfs", ""), ("", "ntfs")]
 )
-def test_file_system_that_was_asked_for_is_not_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str, default: str
+def test_local_disk_fails_when_mkfs_of_chosen_file_system_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, requested: str, default: str
 ) -> None:
-    kind = asked or default
+    kind = requested or default
     hide(monkeypatch, tmp_path, f"mkfs.{kind}")
     with pytest.raises(VerbFailed, match=f"file systems of kind {kind}") as failed:
-        LocalDisks(default).make(tmp_path, spec(ephemeral(asked)))
+        LocalDisks(default).make(tmp_path, spec(ephemeral(requested)))
     assert f"no program mkfs.{kind}; install it" in failed.value.details
     assert failed.value.retryable and names(tmp_path) == ["bin"]
 
 
-def test_program_that_fails_leaves_nothing(tmp_path: Path) -> None:
+def test_make_local_disks_leaves_no_file_when_program_fails(tmp_path: Path) -> None:
     with pytest.raises(VerbFailed, match="could not make the disk") as failed:
         LocalDisks().make(
             tmp_path, spec(LocalDisk("ephemeral0", 1024, "ext2"), LocalDisk("swap", 0, "swap"))
@@ -110,18 +112,18 @@ def test_program_that_fails_leaves_nothing(tmp_path: Path) -> None:
     assert "mkswap" in failed.value.details and names(tmp_path) == []
 
 
-def test_made_again_after_a_crash_at_any_line(tmp_path: Path) -> None:
-    given = spec(ephemeral(), LocalDisk("swap", 64, "swap"))
+def test_make_local_disks_completes_after_crash_at_any_line(tmp_path: Path) -> None:
+    guest = spec(ephemeral(), LocalDisk("swap", 64, "swap"))
     for left_over in ("ephemeral0.raw.part", "ephemeral0.part", "swap.part"):
         (tmp_path / left_over).write_bytes(b"half")
-    LocalDisks().make(tmp_path, given)
+    LocalDisks().make(tmp_path, guest)
     assert names(tmp_path) == ["ephemeral0", "swap"]
     write(tmp_path / "ephemeral0")
-    LocalDisks().make(tmp_path, given)
+    LocalDisks().make(tmp_path, guest)
     assert is_written(tmp_path / "ephemeral0"), "what is there stays"
 
 
-def test_fitted_disks_grow_and_swap_is_of_its_size(tmp_path: Path) -> None:
+def test_fit_local_disks_grows_disks_and_resizes_swap(tmp_path: Path) -> None:
     LocalDisks().make(tmp_path, spec(ephemeral(), LocalDisk("swap", 64, "swap")))
     write(tmp_path / "ephemeral0")
     LocalDisks().fit(tmp_path, spec(ephemeral(size_mb=2048), LocalDisk("swap", 32, "swap")))
@@ -133,16 +135,16 @@ def test_fitted_disks_grow_and_swap_is_of_its_size(tmp_path: Path) -> None:
     assert names(tmp_path) == ["ephemeral0"]
 
 
-def test_disk_that_is_not_there_is_made_only_where_it_may_be_new(tmp_path: Path) -> None:
+def test_fit_local_disks_creates_missing_disk_only_when_new(tmp_path: Path) -> None:
     with pytest.raises(VerbFailed, match="not on this host's storage"):
         LocalDisks().fit(tmp_path, spec(ephemeral()))
     LocalDisks().fit(tmp_path, spec(ephemeral()), new=True)
     assert found(tmp_path) == {"ephemeral0": (1024, "ext4")}
 
 
-def test_large_disks_take_next_to_nothing(tmp_path: Path) -> None:
+def test_large_local_disks_are_sparse(tmp_path: Path) -> None:
     LocalDisks().make(
         tmp_path, spec(ephemeral(size_mb=500 << 10), LocalDisk("swap", 16 << 10, "swap"))
     )
-    taken = sum(path.stat().st_blocks * 512 for path in tmp_path.iterdir())
-    assert taken < 200 << 20
+    size = sum(path.stat().st_blocks * 512 for path in tmp_path.iterdir())
+    assert size < 200 << 20

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kernel's files say: uptime's words, the monitor's percents, PCI devices."""
+"""Data from the kernel's files: the text of uptime, the monitor's percentages, PCI devices."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from common.domain.models import Device
 from compute_agent.virt import machine
 
 NOON = datetime(2026, 11, 21, 12, 3, 4)
-#: What clients of the API take the text apart with.
+#: The expression with which clients of the API parse the text.
 CLIENTS = re.compile(r"\s*(.+)\sup\s+(.+),\s+(.+)\susers?,\s+load average:\s(.+)")
 
 
 def write(root: Path, **files: str | bytes) -> Path:
-    """Files by path, with __ for /."""
+    """Write files below ``root``. In the name of a file, __ stands for /."""
     for name, content in files.items():
         path = root / name.replace("__", "/")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -34,7 +34,7 @@ def session(kind: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"),
+    ("seconds", "duration"),
     [
         (59, "0 min"),
         (14 * 60, "14 min"),
@@ -44,17 +44,19 @@ def session(kind: int) -> bytes:
         (2 * 86400 + 3 * 3600 + 14 * 60, "2 days,  3:14"),
     ],
 )
-def test_uptime_reads_as_the_command_prints_it(tmp_path: Path, seconds: int, said: str) -> None:
+def test_uptime_text_has_format_of_uptime_command(
+    tmp_path: Path, seconds: int, duration: str
+) -> None:
     root = write(
         tmp_path, proc__uptime=f"{seconds}.93 12.00\n", proc__loadavg="0.07 0.11 0.15 1/231 4077\n"
     )
     assert (
         machine.uptime(NOON, root)
-        == f" 12:03:04 up {said},  0 users,  load average: 0.07, 0.11, 0.15"
+        == f" 12:03:04 up {duration},  0 users,  load average: 0.07, 0.11, 0.15"
     )
 
 
-def test_uptime_counts_who_is_there(tmp_path: Path) -> None:
+def test_uptime_counts_logged_in_users(tmp_path: Path) -> None:
     root = write(
         tmp_path,
         proc__uptime="60 1",
@@ -64,21 +66,24 @@ def test_uptime_counts_who_is_there(tmp_path: Path) -> None:
     assert ",  1 user,  load" in machine.uptime(NOON, root)
 
 
-def test_clients_understand_this_machine_s_uptime() -> None:
+def test_uptime_of_this_machine_is_parsed_by_clients() -> None:
     assert CLIENTS.match(machine.uptime(NOON))
 
 
 @pytest.mark.skipif(shutil.which("uptime") is None, reason="no uptime on this machine")
-def test_the_command_says_the_same() -> None:
-    def lasting(said: str) -> str:
-        return re.split(r",\s+\d+ user", said.split(" up ")[1])[0].strip()
+def test_uptime_shows_same_duration_as_uptime_command() -> None:
+    def parse_duration(output: str) -> str:
+        return re.split(r",\s+\d+ user", output.split(" up ")[1])[0].strip()
 
     before = machine.uptime(NOON)
-    theirs = subprocess.run(["uptime"], capture_output=True, text=True, check=True).stdout
-    assert lasting(theirs) in {lasting(before), lasting(machine.uptime(NOON))}
+    command_output = subprocess.run(["uptime"], capture_output=True, text=True, check=True).stdout
+    assert parse_duration(command_output) in {
+        parse_duration(before),
+        parse_duration(machine.uptime(NOON)),
+    }
 
 
-def test_monitor_tells_what_was_done_since_it_was_last_asked(tmp_path: Path) -> None:
+def test_monitor_reports_cpu_use_since_last_read(tmp_path: Path) -> None:
     root = write(
         tmp_path,
         proc__stat="cpu  100 0 50 800 50 0 0 0 9 9\ncpu0 1\n",
@@ -98,15 +103,15 @@ def test_monitor_tells_what_was_done_since_it_was_last_asked(tmp_path: Path) -> 
     assert monitor.read()["cpu.percent"] == 0.0
 
 
-def test_monitor_reads_this_machine() -> None:
-    told = machine.Monitor().read()
-    assert 0 <= told["cpu.percent"] <= 100
+def test_monitor_reads_cpu_percentages_of_this_machine() -> None:
+    values = machine.Monitor().read()
+    assert 0 <= values["cpu.percent"] <= 100
     assert (
-        sum(told[f"cpu.{name}.percent"] for name in ("user", "kernel", "idle", "iowait")) <= 100.1
+        sum(values[f"cpu.{name}.percent"] for name in ("user", "kernel", "idle", "iowait")) <= 100.1
     )
 
 
-def test_devices_are_what_the_kernel_says_of_their_addresses(tmp_path: Path) -> None:
+def test_pci_devices_are_read_from_kernel_files(tmp_path: Path) -> None:
     for address, product, numa_node in (
         ("0000:81:00.1", "0x1521", "1\n"),
         ("0000:00:02.0", "0x00ab", ""),
@@ -122,6 +127,6 @@ def test_devices_are_what_the_kernel_says_of_their_addresses(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("address", ["81:00.1", "../../etc", "0000:81:00.9", "0000:ff:1f.7"])
-def test_a_device_that_is_not_there_ends_the_start(tmp_path: Path, address: str) -> None:
+def test_pci_devices_raise_config_error_for_missing_device(tmp_path: Path, address: str) -> None:
     with pytest.raises(ConfigError, match="no address|no device"):
         machine.devices([address], tmp_path)

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What only the hypervisor in memory can do: follow a script, outlive its process, stop by
-itself."""
+"""Features of the memory driver alone: scripted failures, state files, guests that stop."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ def boot(driver: MemoryDriver, fence: int = 1) -> DomainState:
     return driver.ensure_guest(spec(fence=fence), lambda image: iter(()), QUIET)
 
 
-def test_script_fails_one_call_and_leaves_nothing() -> None:
+def test_memory_driver_script_fails_one_call_and_leaves_no_guest() -> None:
     driver = MemoryDriver(
         MemoryHost(script={"ensure_guest": [Fail("The disk is full.", retryable=True)]})
     )
@@ -46,7 +45,7 @@ def test_script_fails_one_call_and_leaves_nothing() -> None:
     ]
 
 
-def test_slow_verb_stops_soon_after_it_is_cancelled() -> None:
+def test_memory_driver_slow_verb_stops_soon_after_cancel() -> None:
     driver = MemoryDriver(MemoryHost(script={"ensure_guest": [Slow(60)]}))
     cancelled = threading.Event()
     threading.Timer(0.05, cancelled.set).start()
@@ -59,7 +58,7 @@ def test_slow_verb_stops_soon_after_it_is_cancelled() -> None:
     assert driver.domains() == []
 
 
-def test_slow_after_the_effect_has_the_effect() -> None:
+def test_memory_driver_verb_slow_after_effect_keeps_effect_when_cancelled() -> None:
     driver = MemoryDriver(MemoryHost(script={"ensure_guest": [Slow(60, after=True)]}))
     with pytest.raises(Cancelled):
         driver.ensure_guest(
@@ -70,7 +69,7 @@ def test_slow_after_the_effect_has_the_effect() -> None:
     assert driver.domains() == [DomainState(SERVER, RUNNING, 1)]
 
 
-def test_guests_outlive_the_process_when_there_is_a_state_file(tmp_path) -> None:
+def test_memory_driver_guests_survive_restart_with_state_file(tmp_path) -> None:
     first = MemoryDriver(MemoryHost(state_file=tmp_path / "host.json"))
     boot(first, fence=7)
     second = MemoryDriver(MemoryHost(state_file=tmp_path / "host.json"))
@@ -81,27 +80,29 @@ def test_guests_outlive_the_process_when_there_is_a_state_file(tmp_path) -> None
 
 
 @pytest.mark.parametrize("writes", [1, 2])
-def test_files_outlive_a_process_that_makes_a_guest_of_them(tmp_path, writes, monkeypatch) -> None:
+def test_memory_driver_files_survive_kill_while_guest_is_stored(
+    tmp_path, writes, monkeypatch
+) -> None:
     first = MemoryDriver(MemoryHost(state_file=tmp_path / "host.json"))
     boot(first)
-    guest, write, done = first.host.guests[SERVER], first.host.write, []
+    guest, write, keys = first.host.guests[SERVER], first.host.write, []
     first.host.drop_domain(SERVER)
     first.host.keep_files(SERVER, guest)
 
-    def killed(key: str, value: object) -> None:
+    def write_and_die(key: str, value: object) -> None:
         write(key, value)
-        done.append(key)
-        if len(done) == writes:
+        keys.append(key)
+        if len(keys) == writes:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(first.host, "write", killed)
+    monkeypatch.setattr(first.host, "write", write_and_die)
     with pytest.raises(KeyboardInterrupt):
         first.host.keep_guest(SERVER, guest)
     second = MemoryHost(state_file=tmp_path / "host.json")
     assert {*second.guests, *second.files} == {SERVER}
 
 
-def test_interfaces_outlive_the_process_too(tmp_path) -> None:
+def test_memory_driver_interfaces_survive_restart(tmp_path) -> None:
     first = MemoryDriver(MemoryHost(state_file=tmp_path / "host.json"))
     nics = [
         Interface(
@@ -118,7 +119,7 @@ def test_interfaces_outlive_the_process_too(tmp_path) -> None:
     assert MemoryHost(state_file=tmp_path / "host.json").guests[SERVER].interfaces == nics[1:]
 
 
-def test_guest_that_lets_go_of_no_interface_keeps_it_until_it_is_off() -> None:
+def test_memory_guest_holding_interface_keeps_it_until_powered_off() -> None:
     driver = MemoryDriver()
     nic = Interface("port", mac="fa:16:3e:00:00:01", vif_type="bridge")
     driver.ensure_guest(replace(spec(), interfaces=[nic]), lambda image: iter(()), QUIET)
@@ -131,17 +132,17 @@ def test_guest_that_lets_go_of_no_interface_keeps_it_until_it_is_off() -> None:
     assert driver.host.guests[SERVER].interfaces == []
 
 
-def test_power_off_inside_the_guest_is_told_to_the_watcher() -> None:
+def test_memory_driver_notifies_watcher_of_power_off_in_guest() -> None:
     driver = MemoryDriver()
     boot(driver)
-    seen: list[str] = []
-    driver.watch(seen.append)
+    servers: list[str] = []
+    driver.watch(servers.append)
     driver.host.power_off(SERVER)
-    assert seen == [SERVER]
+    assert servers == [SERVER]
     assert driver.domains() == [DomainState(SERVER, SHUTDOWN, 1)]
 
 
-def test_guest_that_ignores_acpi_costs_the_time_limit() -> None:
+def test_memory_guest_ignoring_acpi_is_stopped_after_timeout() -> None:
     driver = MemoryDriver()
     boot(driver)
     driver.host.guests[SERVER].ignores_acpi = True
@@ -151,7 +152,7 @@ def test_guest_that_ignores_acpi_costs_the_time_limit() -> None:
     assert driver.domains() == [DomainState(SERVER, SHUTDOWN, 2)]
 
 
-def test_rebooted_host_has_another_boot_id_and_nothing_runs() -> None:
+def test_memory_host_reboot_changes_boot_id_and_stops_guests() -> None:
     driver = MemoryDriver()
     boot(driver)
     before = driver.boot_id()
@@ -160,7 +161,7 @@ def test_rebooted_host_has_another_boot_id_and_nothing_runs() -> None:
     assert driver.domains() == [DomainState(SERVER, SHUTDOWN, 1)]
 
 
-def test_disk_of_a_snapshot_has_the_files_that_the_guest_wrote(tmp_path) -> None:
+def test_memory_snapshot_contains_files_of_guest(tmp_path) -> None:
     driver = MemoryDriver(MemoryHost(state_file=tmp_path / "host.json", read_images=True))
     boot(driver)
     driver.host.write_file(SERVER, "canary", "sings")
@@ -168,15 +169,15 @@ def test_disk_of_a_snapshot_has_the_files_that_the_guest_wrote(tmp_path) -> None
     assert driver.snapshot(SERVER, 2, lambda chunks: stored.extend(chunks), QUIET) == len(
         b"".join(stored)
     )
-    again = replace(spec(str(uuid.UUID(int=2))), image=ImageRef("copy"))
-    driver.ensure_guest(again, lambda image: iter(stored), QUIET)
-    assert MemoryHost(state_file=tmp_path / "host.json").guests[again.server].disk == {
+    second = replace(spec(str(uuid.UUID(int=2))), image=ImageRef("copy"))
+    driver.ensure_guest(second, lambda image: iter(stored), QUIET)
+    assert MemoryHost(state_file=tmp_path / "host.json").guests[second.server].disk == {
         "canary": "sings"
     }
     assert read_disk(b"another image") == {}
 
 
-def test_passwords_are_kept_hashed_and_only_where_an_agent_is(tmp_path) -> None:
+def test_memory_guest_password_is_hashed_and_requires_guest_agent(tmp_path) -> None:
     driver = MemoryDriver(MemoryHost(state_file=tmp_path / "host.json"))
     boot(driver)
     driver.set_password(SERVER, "root", "hunter2 indeed")
@@ -189,7 +190,7 @@ def test_passwords_are_kept_hashed_and_only_where_an_agent_is(tmp_path) -> None:
         driver.set_password(SERVER, "root", "more")
 
 
-def test_image_says_that_its_guests_have_no_agent() -> None:
+def test_memory_guest_of_image_without_agent_refuses_password() -> None:
     driver = MemoryDriver()
     silent = replace(spec(), image=ImageRef("silent", properties={"hw_qemu_guest_agent": "no"}))
     driver.ensure_guest(silent, lambda image: iter(()), QUIET)
@@ -197,7 +198,7 @@ def test_image_says_that_its_guests_have_no_agent() -> None:
         driver.set_password(SERVER, "root", "more")
 
 
-def test_nmis_are_counted_one_for_each_call() -> None:
+def test_memory_guest_counts_each_nmi() -> None:
     driver = MemoryDriver()
     boot(driver)
     driver.inject_nmi(SERVER)

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts in memory of several processes: a running guest goes from one to the other, whichever is
-killed in between."""
+"""Live migration between memory hosts of two processes, each of which may be killed meanwhile."""
 
 from __future__ import annotations
 
@@ -18,11 +17,13 @@ from compute_agent.virt.memory.state.host import MemoryHost
 from compute_agent.virt.memory.state.incoming import EMPTY
 from compute_agent.virt.memory.state.script import QUIET
 
-SPEC, THERE = (GuestSpec("s", fence, "vm", Flavor("1", "n", 1, 64, 1)) for fence in (1, 2))
+SPEC, SPEC_AT_DESTINATION = (
+    GuestSpec("s", fence, "vm", Flavor("1", "n", 1, 64, 1)) for fence in (1, 2)
+)
 
 
-class Nothing:
-    """A peer of whose files nothing is needed."""
+class EmptyPeer:
+    """A peer without files. Reading one fails the test."""
 
     def parts(self) -> list[Part]:
         return []
@@ -31,7 +32,7 @@ class Nothing:
         raise AssertionError(name)
 
 
-def test_files_are_read_under_the_secret_of_the_move_alone() -> None:
+def test_memory_host_files_are_readable_only_with_secret_of_move() -> None:
     driver = MemoryDriver(MemoryHost("h1", vcpus=4, memory_mb=1024, disk_gb=10, script={}))
     driver.ensure_guest(SPEC, lambda image: iter(()), QUIET)
     driver.ensure_stopped("s", 1, 0, QUIET)
@@ -45,29 +46,31 @@ def test_files_are_read_under_the_secret_of_the_move_alone() -> None:
 
 
 class Processes:
-    """Two hosts, each in a process of its own: they know each other by their URIs only."""
+    """Two hosts as if in two processes. They reach each other only by URI and state file."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.source, self.destination = self.started("h1"), self.started("h2")
+        self.source, self.destination = self.start("h1"), self.start("h2")
         self.source.ensure_guest(SPEC, lambda image: iter(()), QUIET)
         self.source.host.write_memory("s", "counter", "41")
         self.source.host.write_file("s", "canary", "sings")
         self.to = self.destination.prepare_incoming(
-            THERE, Nothing(), False, {}, lambda image: iter(()), QUIET
+            SPEC_AT_DESTINATION, EmptyPeer(), False, {}, lambda image: iter(()), QUIET
         )
 
-    def started(self, name: str) -> MemoryDriver:
+    def start(self, name: str) -> MemoryDriver:
         driver = MemoryDriver(MemoryHost(name, state_file=self._folder / name / "guests"))
         MemoryHost.reachable.pop(driver.host.uri)
         return driver
 
     def migrate(self) -> None:
-        self.source.live_migrate(THERE, self.to, False, QUIET)
+        self.source.live_migrate(SPEC_AT_DESTINATION, self.to, False, QUIET)
 
-    def is_there(self) -> None:
+    def check_arrived(self) -> None:
         assert self.source.domains() == []
-        assert self.destination.finish_incoming(THERE, QUIET) == DomainState("s", RUNNING, 2)
+        assert self.destination.finish_incoming(SPEC_AT_DESTINATION, QUIET) == DomainState(
+            "s", RUNNING, 2
+        )
         guest = self.destination.host.guests["s"]
         assert (guest.memory, guest.disk, guest.boots) == (
             {"counter": "41"},
@@ -82,39 +85,42 @@ def processes(tmp_path: Path) -> Processes:
     return Processes(tmp_path)
 
 
-def test_a_running_guest_goes_to_a_host_of_another_process(processes: Processes) -> None:
+def test_memory_live_migration_reaches_host_of_other_process(processes: Processes) -> None:
     processes.migrate()
     assert processes.destination.domains() == [DomainState("s", RUNNING, 2)]
-    processes.is_there()
+    processes.check_arrived()
     processes.migrate()
-    processes.is_there()
+    processes.check_arrived()
 
 
-def test_the_destination_may_be_killed_before_and_after_the_guest_came(
+def test_memory_live_migration_survives_kills_of_destination(
     processes: Processes,
 ) -> None:
-    processes.destination = processes.started("h2")
+    processes.destination = processes.start("h2")
     processes.migrate()
-    processes.destination = processes.started("h2")
-    processes.is_there()
-    processes.destination = processes.started("h2")
-    processes.is_there()
+    processes.destination = processes.start("h2")
+    processes.check_arrived()
+    processes.destination = processes.start("h2")
+    processes.check_arrived()
 
 
-def test_a_source_that_was_killed_when_it_had_let_go_delivers_the_guest(
+def test_memory_live_migration_completes_after_source_is_killed(
     processes: Processes,
 ) -> None:
     processes.source.ensure_paused("s", 1, QUIET)
     processes.migrate()
-    processes.destination.host.incoming["s"] = EMPTY  # as if it had not got that far
+    # As if the source was killed before the guest reached the destination.
+    processes.destination.host.incoming["s"] = EMPTY
     assert processes.destination.domains() == []
-    processes.source = processes.started("h1")
+    processes.source = processes.start("h1")
     assert processes.source.domains() == []
     processes.migrate()
-    assert processes.destination.finish_incoming(THERE, QUIET) == DomainState("s", PAUSED, 2)
+    assert processes.destination.finish_incoming(SPEC_AT_DESTINATION, QUIET) == DomainState(
+        "s", PAUSED, 2
+    )
 
 
-def test_a_guest_that_was_let_go_of_waits_for_a_destination_that_is_away(
+def test_memory_live_migration_waits_for_unreachable_destination(
     processes: Processes, tmp_path: Path
 ) -> None:
     processes.migrate()
@@ -124,10 +130,10 @@ def test_a_guest_that_was_let_go_of_waits_for_a_destination_that_is_away(
         processes.migrate()
     (tmp_path / "unplugged").rename(tmp_path / "h2")
     processes.migrate()
-    processes.is_there()
+    processes.check_arrived()
 
 
-def test_a_host_that_is_gone_or_not_prepared_gets_nothing(processes: Processes) -> None:
+def test_memory_live_migration_fails_to_missing_or_unprepared_host(processes: Processes) -> None:
     processes.destination.ensure_absent("s", 2)
     with pytest.raises(VerbFailed, match="not prepared"):
         processes.migrate()
@@ -136,18 +142,21 @@ def test_a_host_that_is_gone_or_not_prepared_gets_nothing(processes: Processes) 
         processes.migrate()
     assert processes.source.domains() == [DomainState("s", RUNNING, 1)]
     with pytest.raises(VerbFailed, match="did not arrive"):
-        processes.destination.finish_incoming(THERE, QUIET)
+        processes.destination.finish_incoming(SPEC_AT_DESTINATION, QUIET)
 
 
-def test_hosts_tell_what_storage_they_have_and_where_they_are_reached(
+def test_memory_host_reports_storage_and_migration_address(
     processes: Processes, tmp_path: Path
 ) -> None:
-    own, again = processes.source.inventory().facts, processes.started("h1").inventory().facts
-    assert own == again, "over a restart too"
-    assert own["migration"] == {"uri": processes.source.host.uri, "address": "h1"}
-    assert own["storage"] != processes.destination.inventory().facts["storage"]
-    shared = [
+    facts, facts_after_restart = (
+        processes.source.inventory().facts,
+        processes.start("h1").inventory().facts,
+    )
+    assert facts == facts_after_restart, "over a restart too"
+    assert facts["migration"] == {"uri": processes.source.host.uri, "address": "h1"}
+    assert facts["storage"] != processes.destination.inventory().facts["storage"]
+    storages = [
         MemoryDriver(MemoryHost(name, storage="shelf")).inventory().facts["storage"]
         for name in ("h3", "h4")
     ]
-    assert shared == ["shelf", "shelf"]
+    assert storages == ["shelf", "shelf"]

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verbs of servers that move, from one host in memory to another, as commands with their
-arguments."""
+"""The verbs of moves, run as commands between two hosts with the memory driver."""
 
 from __future__ import annotations
 
@@ -45,10 +44,10 @@ class Reader:
 
 
 class Pair:
-    """Two hosts; the source has a guest with something on its disk."""
+    """Two hosts. The source has a guest with a file on the disk."""
 
     def __init__(self, storage: str = "") -> None:
-        self.journal, self.told = Journal(":memory:"), [{}]
+        self.journal, self.measured = Journal(":memory:"), [{}]
         self.requested: Control | None = None
         self.source, self.destination = (
             MemoryDriver(MemoryHost(name, storage=storage)) for name in ("h1", "h2")
@@ -61,7 +60,7 @@ class Pair:
             lambda name: None,
             lambda: False,
             lambda: self.requested,
-            lambda numbers: self.told.append(dict(numbers)),
+            lambda numbers: self.measured.append(dict(numbers)),
         )
         tools = Tools(
             driver,
@@ -70,31 +69,33 @@ class Pair:
             run,
             lambda address, server, secret: Reader({"h1:1": self.source}[address], server, secret),
         )
-        made = new_verb(verb, **args)
+        arguments = new_verb(verb, **args)
         step = f"{verb}-{fence}-{driver.host.name}"
-        ended = verbs.run(self.journal, tools, new_command(made, step=step, fence=fence), made)
-        if ended is not None and ended.status == "done":
-            assert to_wire(from_wire(made.Result, ended.data)) == ended.data
-        return ended
+        result = verbs.run(
+            self.journal, tools, new_command(arguments, step=step, fence=fence), arguments
+        )
+        if result is not None and result.status == "done":
+            assert to_wire(from_wire(arguments.Result, result.data)) == result.data
+        return result
 
-    def offered(self) -> None:
+    def stop_and_offer(self) -> None:
         self.source.ensure_stopped("s", 2, 0, QUIET)
         assert self.run(self.source, "offer", secret="open sesame").data["bytes"] > 0
 
-    def live(self, verb: str, **args: Any) -> Any:
-        """One of the verbs of a live migration, at the host where it belongs."""
+    def run_live(self, verb: str, **args: Any) -> Any:
+        """Run a verb of a live migration on the source or the destination."""
         driver = self.source if verb in ("offer", "live_migrate") else self.destination
         return self.run(driver, verb, guest=guest(2), **args)
 
 
-def test_a_guest_moves_while_it_is_off_and_grows() -> None:
+def test_cold_migration_verbs_move_and_grow_stopped_guest() -> None:
     pair = Pair()
     spec = guest(2, LARGE)
     source = {"secret": "open sesame", "source": "h1:1"}
     assert pair.run(pair.destination, "prepare", guest=spec, **source).status == "failed", (
         "nothing is offered yet"
     )
-    pair.offered()
+    pair.stop_and_offer()
     assert pair.run(pair.destination, "prepare", guest=spec, **source).status == "done"
     received = pair.run(pair.destination, "receive", guest=spec, **source)
     assert received.status == "done" and received.data["bytes"] > 0
@@ -106,12 +107,12 @@ def test_a_guest_moves_while_it_is_off_and_grows() -> None:
     assert "open sesame" not in repr(pair.source.host.guests["s"])
 
 
-def test_a_guest_of_shared_storage_is_found_there_and_left_there() -> None:
+def test_cold_migration_verbs_leave_files_on_shared_storage() -> None:
     pair = Pair(storage="shelf")
     pair.source.ensure_stopped("s", 2, 0, QUIET)
     spec = guest(2)
-    found = pair.run(pair.destination, "receive", guest=spec, secret="", source=None)
-    assert (found.status, found.data) == ("done", {"bytes": 0})
+    received = pair.run(pair.destination, "receive", guest=spec, secret="", source=None)
+    assert (received.status, received.data) == ("done", {"bytes": 0})
     assert pair.run(pair.destination, "install", guest=spec, runs=False).data == {
         "power_state": SHUTDOWN
     }
@@ -119,11 +120,11 @@ def test_a_guest_of_shared_storage_is_found_there_and_left_there() -> None:
     assert pair.source.domains() == []
     assert pair.destination.host.guests["s"].disk == {"canary": "sings"}
     assert pair.run(pair.destination, "ensure_absent", fence=3).status == "done"
-    lost = pair.run(pair.source, "receive", guest=spec, secret="", source=None)
-    assert (lost.status, lost.retryable) == ("failed", True)
+    missing = pair.run(pair.source, "receive", guest=spec, secret="", source=None)
+    assert (missing.status, missing.retryable) == ("failed", True)
 
 
-def test_files_of_another_host_that_cannot_be_reached_wait() -> None:
+def test_receive_without_peer_reports_no_result() -> None:
     pair = Pair()
     verb = Receive(guest=guest(2), source="h1:1", secret="")
     tools = Tools(pair.destination, lambda image: iter(()), lambda image: list, QUIET)
@@ -132,21 +133,21 @@ def test_files_of_another_host_that_cannot_be_reached_wait() -> None:
     )
 
 
-def test_a_wrong_secret_is_a_definite_failure_that_does_not_say_it() -> None:
+def test_receive_with_wrong_secret_fails_without_showing_secret() -> None:
     pair = Pair()
-    pair.offered()
+    pair.stop_and_offer()
     refused = pair.run(pair.destination, "receive", guest=guest(2), secret="guess", source="h1:1")
     assert refused.status == "failed" and "guess" not in repr(refused)
     assert pair.destination.host.files == {}
 
 
-def test_a_guest_is_resized_where_it_is_and_back() -> None:
+def test_resize_here_changes_guest_and_settle_resize_reverts_it() -> None:
     pair = Pair()
     pair.source.ensure_stopped("s", 2, 0, QUIET)
     large, small = guest(3, LARGE), guest(5)
     for _ in range(2):
-        done = pair.run(pair.source, "resize_here", fence=3, guest=large, runs=True)
-        assert (done.status, done.data) == ("done", {"power_state": RUNNING})
+        resized = pair.run(pair.source, "resize_here", fence=3, guest=large, runs=True)
+        assert (resized.status, resized.data) == ("done", {"power_state": RUNNING})
     assert pair.source.host.guests["s"].vcpus == 2
     refused = pair.run(pair.source, "settle_resize", fence=4, guest=small, back=True, resized=3)
     assert (refused.status, refused.error) == (
@@ -160,18 +161,22 @@ def test_a_guest_is_resized_where_it_is_and_back() -> None:
 
 
 @pytest.mark.parametrize("state", [RUNNING, PAUSED])
-def test_a_guest_moves_while_it_runs(state: int) -> None:
+def test_live_migration_verbs_move_running_or_paused_guest(state: int) -> None:
     pair = Pair()
     pair.source.host.write_memory("s", "counter", "41")
     if state == PAUSED:
         pair.source.ensure_paused("s", 1, QUIET)
-    assert pair.live("offer", secret="open sesame").status == "done"
-    to = pair.live("prepare_arrival", secret="open sesame", shared=False, cpu={}, source="h1:1")
+    assert pair.run_live("offer", secret="open sesame").status == "done"
+    to = pair.run_live("prepare_arrival", secret="open sesame", shared=False, cpu={}, source="h1:1")
     assert to.data == {"details": {"uri": pair.destination.host.uri, "address": "h2"}}
-    gone = pair.live("live_migrate", to=from_wire(Arrival, to.data), shared=False)
-    assert gone.status == "done" and gone.data["bytes"] > 64 << 20 and gone.data["job_seconds"] < 5
+    migrated = pair.run_live("live_migrate", to=from_wire(Arrival, to.data), shared=False)
+    assert (
+        migrated.status == "done"
+        and migrated.data["bytes"] > 64 << 20
+        and migrated.data["job_seconds"] < 5
+    )
     assert pair.source.domains() == []
-    assert pair.live("arrived").data == {"power_state": state}
+    assert pair.run_live("arrived").data == {"power_state": state}
     moved = pair.destination.host.guests["s"]
     assert (moved.memory, moved.disk, moved.boots, moved.fence) == (
         {"counter": "41"},
@@ -179,11 +184,11 @@ def test_a_guest_moves_while_it_runs(state: int) -> None:
         1,
         2,
     )
-    assert pair.told[-1]["memory_remaining"] == 0 < pair.told[-1]["memory_processed"]
+    assert pair.measured[-1]["memory_remaining"] == 0 < pair.measured[-1]["memory_processed"]
 
 
-class Destination(MemoryDriver):
-    """It keeps from where guests may come."""
+class RecordingDriver(MemoryDriver):
+    """A driver that returns the permitted source of an arriving guest."""
 
     def prepare_incoming(
         self,
@@ -206,39 +211,45 @@ class Destination(MemoryDriver):
         ("h1.example:16599", "h1.example"),
     ],
 )
-def test_a_guest_comes_from_the_host_that_has_its_files(transfer: str, source: str) -> None:
-    nothing = Tools(
-        Destination("h2"),
+def test_prepare_arrival_takes_source_address_from_transfer_address(
+    transfer: str, source: str
+) -> None:
+    tools = Tools(
+        RecordingDriver("h2"),
         lambda image: iter(()),
         lambda image: list,
         QUIET,
         lambda address, server, secret: Reader(MemoryDriver(MemoryHost("h1")), server, secret),
     )
     verb = new_verb("prepare_arrival", source=transfer)
-    result = verbs.run(Journal(":memory:"), nothing, new_command(verb), verb)
+    result = verbs.run(Journal(":memory:"), tools, new_command(verb), verb)
     assert result is not None and result.data == {"details": {"source": source}}
 
 
-def test_a_migration_that_is_aborted_fails_and_leaves_the_guest_as_it_was() -> None:
+def test_aborted_live_migration_fails_and_guest_stays_at_source() -> None:
     pair = Pair()
-    pair.live("offer", secret="open sesame")
-    to = pair.live("prepare_arrival", secret="open sesame", source="h1:1").data
+    pair.run_live("offer", secret="open sesame")
+    to = pair.run_live("prepare_arrival", secret="open sesame", source="h1:1").data
     pair.requested, pair.source.host.script["live_migrate"] = Control.ABORT, [Slow(60)]
-    ended = pair.live("live_migrate", to=from_wire(Arrival, to))
-    assert (ended.status, ended.reason, ended.retryable) == ("failed", FailureReason.ABORTED, False)
+    result = pair.run_live("live_migrate", to=from_wire(Arrival, to))
+    assert (result.status, result.reason, result.retryable) == (
+        "failed",
+        FailureReason.ABORTED,
+        False,
+    )
     assert [state.power_state for state in pair.source.domains()] == [RUNNING]
-    assert pair.live("arrived").status == "failed"
+    assert pair.run_live("arrived").status == "failed"
 
 
-def test_a_migration_that_is_to_complete_goes_through_at_once() -> None:
+def test_live_migration_requested_to_complete_ends_at_once() -> None:
     pair = Pair()
-    pair.live("offer", secret="open sesame")
-    to = pair.live("prepare_arrival", secret="open sesame", source="h1:1").data
+    pair.run_live("offer", secret="open sesame")
+    to = pair.run_live("prepare_arrival", secret="open sesame", source="h1:1").data
     pair.requested, pair.source.host.script["live_migrate"] = Control.COMPLETE, [Slow(60)]
-    assert pair.live("live_migrate", to=from_wire(Arrival, to)).status == "done"
+    assert pair.run_live("live_migrate", to=from_wire(Arrival, to)).status == "done"
 
 
-def test_a_migration_is_journalled_as_begun_before_it_has_an_effect() -> None:
+def test_live_migration_is_journalled_as_begun_before_its_effect() -> None:
     def die(tools: Tools, command: Command, verb: Verb) -> Outcome:
         raise errors.Unavailable("the hypervisor is away")
 
@@ -250,7 +261,7 @@ def test_a_migration_is_journalled_as_begun_before_it_has_an_effect() -> None:
         assert journal.has_begun(str(command.key)) and journal.find(str(command.key)) is None
 
 
-def test_what_lets_a_running_guest_go_says_so() -> None:
+def test_verbs_marked_migrates_and_copies_disks_are_complete() -> None:
     assert {name for name, verb in VERBS.items() if verb.migrates} == {"live_migrate"}
     assert {name for name, verb in VERBS.items() if verb.copies_disks} == {
         "ensure_guest",

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Volumes that QEMU reaches by itself: what a volume service and a target may say, and what becomes
-of it in XML and on a command line."""
+"""Volumes that QEMU itself connects (iSCSI, RBD): accepted connection data, XML, command lines.
+
+Targets are sockets with recorded answers.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from compute_agent.virt import volumes
 from compute_agent.virt.libvirt.volumes import connectors, iscsi
 from compute_agent.virt.libvirt.volumes.connector import Found
 from compute_agent.virt.libvirt.xml import volume_xml
-from tests.unit.compute_agent.test_volumes import GIBIBYTE, KEY, served
+from tests.unit.compute_agent.test_volumes import GIBIBYTE, KEY, serve
 
 SECRET = "6f1d8b0e-6f0e-4f0e-8e9a-0f3c5d7a9b11"
 ISCSI: dict[str, Any] = {
@@ -42,8 +44,8 @@ RBD: dict[str, Any] = {
 }
 
 
-class Kept:
-    """Secrets as libvirt keeps them."""
+class SecretStore:
+    """A store of secrets in place of libvirt."""
 
     def __init__(self) -> None:
         self.values: dict[str, tuple[str, str]] = {}
@@ -62,23 +64,23 @@ def volume(protocol: str, data: dict[str, Any]) -> AttachedVolume:
     return AttachedVolume(KEY, "/dev/vdb", 1, {"driver_volume_type": protocol, **data})
 
 
-def host(secrets: Kept | None = None) -> connectors.Connectors:
-    made = connectors.of_host(
+def host(secrets: SecretStore | None = None) -> connectors.Connectors:
+    table = connectors.of_host(
         connectors.Protocols(by_qemu=["iscsi", "rbd"]), None, False, {"host": "H1 of\tus"}
     )
-    return replace(made, secrets=secrets or Kept())
+    return replace(table, secrets=secrets or SecretStore())
 
 
-def source_xml(given: AttachedVolume) -> dict[str, dict[str, str]]:
-    """Tag -> attributes, of what libvirt is told of the source; the first of each tag."""
-    disk = volume_xml.element(given, host().source(given), "vdb")
-    found: dict[str, dict[str, str]] = {}
-    for one in ElementTree.fromstring(volume_xml.text(disk)).iter():
-        found.setdefault(one.tag, dict(one.attrib))
-    return found
+def read_source_xml(attached: AttachedVolume) -> dict[str, dict[str, str]]:
+    """Return tag -> attributes of the volume's disk XML, of the first element of each tag."""
+    disk = volume_xml.element(attached, host().source(attached), "vdb")
+    elements: dict[str, dict[str, str]] = {}
+    for element in ElementTree.fromstring(volume_xml.text(disk)).iter():
+        elements.setdefault(element.tag, dict(element.attrib))
+    return elements
 
 
-def test_what_is_not_chosen_is_refused_by_name() -> None:
+def test_connect_volume_of_unconfigured_protocol_names_protocol() -> None:
     plain = connectors.of_host(connectors.Protocols(), None, False, {"host": "h1"})
     for protocol, data in (("iscsi", ISCSI), ("rbd", RBD)):
         with pytest.raises(VerbFailed, match=rf"served by {protocol}.*qemu_volume_protocols"):
@@ -89,17 +91,17 @@ def test_what_is_not_chosen_is_refused_by_name() -> None:
 
 
 # --- iSCSI ---
-def test_a_unit_is_described_without_its_password() -> None:
-    given = volume("iscsi", ISCSI)
-    found = source_xml(given)
-    assert found["source"] == {"protocol": "iscsi", "name": f"{ISCSI['target_iqn']}/1"}
-    assert found["host"] == {"name": "192.0.2.9", "port": "3260"}
-    assert found["iqn"] == {"name": "iqn.2026-11.org.kilonova:h1-of-us"}
-    assert (found["auth"], found["secret"]) == (
+def test_iscsi_volume_source_contains_no_password() -> None:
+    attached = volume("iscsi", ISCSI)
+    elements = read_source_xml(attached)
+    assert elements["source"] == {"protocol": "iscsi", "name": f"{ISCSI['target_iqn']}/1"}
+    assert elements["host"] == {"name": "192.0.2.9", "port": "3260"}
+    assert elements["iqn"] == {"name": "iqn.2026-11.org.kilonova:h1-of-us"}
+    assert (elements["auth"], elements["secret"]) == (
         {"username": "someone"},
         {"type": "iscsi", "uuid": KEY},
     )
-    assert "s3cret" not in repr(host().source(given)) and "auth" not in source_xml(
+    assert "s3cret" not in repr(host().source(attached)) and "auth" not in read_source_xml(
         volume("iscsi", {**ISCSI, "auth_method": None, "auth_username": None})
     )
 
@@ -121,13 +123,13 @@ def test_a_unit_is_described_without_its_password() -> None:
         {"auth_method": "KRB5"},
     ],
 )
-def test_a_unit_is_named_in_words(changed: dict[str, Any]) -> None:
+def test_iscsi_volume_with_malformed_connection_is_refused(changed: dict[str, Any]) -> None:
     with pytest.raises(VerbFailed, match="cannot be used on this host"):
         host().source(volume("iscsi", ISCSI | changed))
 
 
 @pytest.mark.parametrize(
-    ("portal", "found"),
+    ("portal", "address"),
     [
         ("h:1", ("h", 1)),
         ("192.0.2.1", ("192.0.2.1", 3260)),
@@ -135,8 +137,8 @@ def test_a_unit_is_named_in_words(changed: dict[str, Any]) -> None:
         ("[2001:db8::1]", ("2001:db8::1", 3260)),
     ],
 )
-def test_a_portal_has_an_address(portal: str, found: tuple[str, int]) -> None:
-    assert iscsi.address(portal) == found
+def test_iscsi_portal_is_parsed_to_host_and_port(portal: str, address: tuple[str, int]) -> None:
+    assert iscsi.address(portal) == address
 
 
 def designator(kind: int, name: bytes, association: int = 0) -> bytes:
@@ -155,7 +157,7 @@ def designator(kind: int, name: bytes, association: int = 0) -> bytes:
         (b"\x01\x03\x00\xff\x50", "50"),
     ],
 )
-def test_only_a_world_wide_name_is_a_serial(names: bytes, serial: str) -> None:
+def test_iscsi_serial_is_world_wide_name_of_unit(names: bytes, serial: str) -> None:
     assert iscsi.world_wide_name(names) == serial
 
 
@@ -178,15 +180,15 @@ def look(port: int) -> iscsi.Unit:
     return iscsi.look_at(iscsi.UnitAddress("127.0.0.1", port, "iqn.t", 1, "iqn.i"))
 
 
-def test_a_unit_that_was_reset_is_asked_again() -> None:
-    with served(*IN, RESET, SIZE, NAMES, answer(0x26, 0x80)) as port:
+def test_iscsi_command_is_repeated_after_unit_reset() -> None:
+    with serve(*IN, RESET, SIZE, NAMES, answer(0x26, 0x80)) as port:
         assert look(port) == iscsi.Unit(GIBIBYTE, "6001405abc000000")
 
 
-def test_a_portal_sends_to_another() -> None:
+def test_iscsi_login_follows_redirection_to_other_portal() -> None:
     with (
-        served(*IN, SIZE, BUSY, answer(0x26, 0x80)) as there,
-        served(
+        serve(*IN, SIZE, BUSY, answer(0x26, 0x80)) as there,
+        serve(
             answer(0x23, 0, f"TargetAddress=127.0.0.1:{there},1\0".encode(), kind=1, detail=1)
         ) as here,
     ):
@@ -194,7 +196,7 @@ def test_a_portal_sends_to_another() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "reason"),
+    ("answers", "reason"),
     [
         ((b"220 mail server, ready and willing to hear you.\r\n",), "does not find volume"),
         ((answer(0x23, 0, kind=2, detail=1),), "does not give it"),
@@ -207,15 +209,17 @@ def test_a_portal_sends_to_another() -> None:
         ((answer(0x23, 0x81, b"")[:5] + b"\xff\xff\xff" + bytes(40),), "does not find volume"),
     ],
 )
-def test_a_target_that_says_something_else_is_refused(said: tuple[bytes, ...], reason: str) -> None:
-    kept = Kept()
-    with served(*said) as port, pytest.raises(VerbFailed, match=reason):
+def test_iscsi_target_with_unexpected_answer_is_refused(
+    answers: tuple[bytes, ...], reason: str
+) -> None:
+    secrets = SecretStore()
+    with serve(*answers) as port, pytest.raises(VerbFailed, match=reason):
         plain = ISCSI | {"target_portal": f"127.0.0.1:{port}", "auth_username": None}
-        host(kept).connect(volume("iscsi", plain))
-    assert kept.values == {}
+        host(secrets).connect(volume("iscsi", plain))
+    assert secrets.values == {}
 
 
-def test_nobody_at_the_portal_is_said() -> None:
+def test_connect_iscsi_volume_fails_when_portal_is_closed() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
     with pytest.raises(VerbFailed, match="does not find volume"):
@@ -223,16 +227,16 @@ def test_nobody_at_the_portal_is_said() -> None:
 
 
 # --- RBD ---
-def test_an_image_is_described_by_all_monitors() -> None:
-    given = volume("rbd", RBD)
-    disk = volume_xml.element(given, host().source(given), "vdb")
-    assert [dict(one.attrib) for one in disk.iterfind("source/host")] == [
+def test_rbd_volume_source_lists_all_monitors() -> None:
+    attached = volume("rbd", RBD)
+    disk = volume_xml.element(attached, host().source(attached), "vdb")
+    assert [dict(element.attrib) for element in disk.iterfind("source/host")] == [
         {"name": "192.0.2.1", "port": "6789"},
         {"name": "2001:db8::2", "port": "3300"},
     ]
-    found = source_xml(given)
-    assert found["source"] == {"protocol": "rbd", "name": RBD["name"]}
-    assert (found["auth"], found["secret"]) == (
+    elements = read_source_xml(attached)
+    assert elements["source"] == {"protocol": "rbd", "name": RBD["name"]}
+    assert (elements["auth"], elements["secret"]) == (
         {"username": "cinder"},
         {"type": "ceph", "uuid": SECRET},
     )
@@ -253,36 +257,36 @@ def test_an_image_is_described_by_all_monitors() -> None:
         {"auth_username": "a,b"},
     ],
 )
-def test_an_image_is_named_in_words(changed: dict[str, Any]) -> None:
+def test_rbd_volume_with_malformed_connection_is_refused(changed: dict[str, Any]) -> None:
     with pytest.raises(VerbFailed, match="cannot be used on this host"):
         host().source(volume("rbd", RBD | changed))
 
 
 @pytest.fixture
-def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """Puts a qemu-img first that ends like this, and notes what it was told."""
+def fake_qemu_img(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Return a function that installs a fake qemu-img, which records arguments and key."""
 
-    def put(ends: str) -> Path:
+    def install(ending: str) -> Path:
         path = tmp_path / "qemu-img"
         path.write_text(
             '#!/bin/sh\nprintf "%s\\n" "$@" > "$0.told"\n'
             'for one; do case $one in secret,*) cat "${one##*file=}" > "$0.key" ;; esac; done\n'
-            f"{ends}\n"
+            f"{ending}\n"
         )
         path.chmod(0o755)
         monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
         return path
 
-    return put
+    return install
 
 
-def test_qemu_img_is_told_all_but_the_key(program: Callable[[str], Path]) -> None:
-    path = program(f"echo '{json.dumps({'virtual-size': GIBIBYTE})}'")
+def test_rbd_key_is_not_an_argument_of_qemu_img(fake_qemu_img: Callable[[str], Path]) -> None:
+    path = fake_qemu_img(f"echo '{json.dumps({'virtual-size': GIBIBYTE})}'")
     assert host().connect(volume("rbd", RBD)) == Found(GIBIBYTE)
-    told = path.with_name("qemu-img.told").read_text()
+    arguments = path.with_name("qemu-img.told").read_text()
     assert path.with_name("qemu-img.key").read_bytes() == b"\x00the key"
-    assert "the key" not in told
-    assert told.splitlines()[-1] == (
+    assert "the key" not in arguments
+    assert arguments.splitlines()[-1] == (
         f"driver=raw,file.driver=rbd,file.pool=volumes,file.image=volume-{KEY},"
         "file.server.0.host=192.0.2.1,file.server.0.port=6789,"
         "file.server.1.host=2001:db8::2,file.server.1.port=3300,"
@@ -290,11 +294,13 @@ def test_qemu_img_is_told_all_but_the_key(program: Callable[[str], Path]) -> Non
     )
 
 
-def test_a_cluster_that_refuses_is_said(program: Callable[[str], Path]) -> None:
-    program("echo 'error connecting: Permission denied' >&2; exit 1")
+def test_connect_rbd_volume_fails_when_cluster_refuses_or_size_is_wrong(
+    fake_qemu_img: Callable[[str], Path],
+) -> None:
+    fake_qemu_img("echo 'error connecting: Permission denied' >&2; exit 1")
     with pytest.raises(VerbFailed, match="does not find volume") as refused:
         host().connect(volume("rbd", RBD))
     assert "Permission denied" in refused.value.details
-    program(f"echo '{json.dumps({'virtual-size': 7})}'")
+    fake_qemu_img(f"echo '{json.dumps({'virtual-size': 7})}'")
     with pytest.raises(VerbFailed, match="is not that volume: it has 7 bytes"):
         host().connect(volume("rbd", RBD))

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images fetched ahead: one after the other, each told of, none fetched twice; and how many are
-fetched at a time."""
+"""Prefetched images: sequential downloads, the report of each, and the limit of downloads."""
 
 from __future__ import annotations
 
@@ -25,22 +24,26 @@ IMAGES = [ImageRef("one"), ImageRef("two")]
 
 
 class Rig:
-    """A host whose downloads wait at a gate, if there is one; ``told`` hears what became of the
-    images."""
+    """A host whose downloads wait until ``gate`` is set, if there is a gate.
+
+    ``reports`` receives (image, problem) of each image.
+    """
 
     def __init__(self, gate: threading.Event | None = None) -> None:
         self.driver = MemoryDriver(MemoryHost(read_images=True))
-        self.gate, self.begun = gate, threading.Event()
+        self.gate, self.has_begun = gate, threading.Event()
         self.reads: list[tuple[str, str]] = []
         self.problems: dict[str, Exception] = {}
-        self.told: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
-        self.prefetch = Prefetch(self.driver, self.download, lambda *told: self.told.put(told))
+        self.reports: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
+        self.prefetch = Prefetch(
+            self.driver, self.download, lambda *report: self.reports.put(report)
+        )
         self.thread = threading.Thread(target=self.prefetch.work, daemon=True)
         self.thread.start()
 
     def download(self, access: Access, image: str) -> Iterator[bytes]:
         self.reads.append((access.token, image))
-        self.begun.set()
+        self.has_begun.set()
         if image in self.problems:
             raise self.problems[image]
         while self.gate and not self.gate.wait(0.01):
@@ -55,14 +58,14 @@ class Rig:
 
 @pytest.fixture
 def rig() -> Iterator[Rig]:
-    made = Rig()
-    yield made
-    made.close()
+    new_rig = Rig()
+    yield new_rig
+    new_rig.close()
 
 
-def test_each_is_fetched_and_told(rig: Rig) -> None:
+def test_prefetch_fetches_and_reports_each_image(rig: Rig) -> None:
     rig.prefetch.add(IMAGES, ACCESS)
-    assert [rig.told.get(timeout=5) for _ in IMAGES] == [("one", ""), ("two", "")]
+    assert [rig.reports.get(timeout=5) for _ in IMAGES] == [("one", ""), ("two", "")]
     assert rig.driver.host.images == {"one", "two"}
     assert rig.reads == [("token", "one"), ("token", "two")]
 
@@ -70,45 +73,45 @@ def test_each_is_fetched_and_told(rig: Rig) -> None:
 @pytest.mark.parametrize(
     "problem", [Fail("The host has no space."), errors.NotFound("No image."), ValueError("bug")]
 )
-def test_why_one_is_not_there_is_told_and_the_others_go_on(
+def test_prefetch_reports_failed_image_and_fetches_next(
     rig: Rig, problem: Exception | Fail
 ) -> None:
     if isinstance(problem, Fail):
         rig.driver.host.script["ensure_image"] = [problem]
-        said = problem.text
+        message = problem.text
     else:
         rig.problems["one"] = problem
-        said = (
+        message = (
             "The host failed unexpectedly; its log says more."
             if isinstance(problem, ValueError)
             else str(problem)
         )
     rig.prefetch.add(IMAGES, ACCESS)
-    assert [rig.told.get(timeout=5) for _ in IMAGES] == [("one", said), ("two", "")]
+    assert [rig.reports.get(timeout=5) for _ in IMAGES] == [("one", message), ("two", "")]
 
 
-def test_asked_for_again_while_it_is_fetched_it_is_fetched_once() -> None:
+def test_prefetch_fetches_image_once_when_added_again_meanwhile() -> None:
     rig = Rig(threading.Event())
     rig.prefetch.add(IMAGES[:1], ACCESS)
-    assert rig.begun.wait(5)
+    assert rig.has_begun.wait(5)
     rig.prefetch.add(IMAGES[:1], Access("http://images", "newer"))
     rig.prefetch.add(IMAGES[1:], Access("http://images", "newer"))
     assert rig.gate is not None
     rig.gate.set()
-    assert [rig.told.get(timeout=5) for _ in IMAGES] == [("one", ""), ("two", "")]
+    assert [rig.reports.get(timeout=5) for _ in IMAGES] == [("one", ""), ("two", "")]
     assert rig.reads == [("token", "one"), ("newer", "two")]
     rig.close()
 
 
-def test_it_ends_in_the_middle_of_an_image() -> None:
+def test_prefetch_close_ends_running_download() -> None:
     rig = Rig(threading.Event())
     rig.prefetch.add(IMAGES, ACCESS)
-    assert rig.begun.wait(5)
+    assert rig.has_begun.wait(5)
     rig.close()
-    assert rig.told.empty()
+    assert rig.reports.empty()
 
 
-def test_one_too_many_waits_says_so_and_can_be_cancelled() -> None:
+def test_download_beyond_limit_waits_and_can_be_cancelled() -> None:
     fetches, phases = DownloadLimit(1), Phases()
     cancelled = threading.Event()
     run = VerbContext(phases, cancelled.is_set)

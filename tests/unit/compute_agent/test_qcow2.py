@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The header of a qcow2 file, and what a hostile one meets."""
+"""The parser of qcow2 headers: files of the real qemu-img, and hostile headers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def header(
     length: int = 104,
     extensions: bytes = bytes(8),
 ) -> bytes:
-    """A header with extensions behind it, and the backing file's name behind them."""
+    """Return a qcow2 header, followed by extensions and the backing file's name."""
     at = (length + len(extensions)) if name_at is None else name_at
     fixed = struct.pack(
         ">4sIQIIQIIQQIIQQQQII",
@@ -63,7 +63,7 @@ def extension(kind: int, data: bytes) -> bytes:
     return struct.pack(">II", kind, len(data)) + data.ljust(-(-len(data) // 8) * 8, b"\0")
 
 
-def written(folder: Path, content: bytes) -> Path:
+def write_disk(folder: Path, content: bytes) -> Path:
     path = folder / "disk"
     path.write_bytes(content)
     return path
@@ -81,26 +81,26 @@ def written(folder: Path, content: bytes) -> Path:
     ],
 )
 @pytest.mark.parametrize("base", ["", "raw", "qcow2"])
-def test_what_qemu_img_writes_is_read_as_it_is(
+def test_qcow2_read_returns_header_written_by_qemu_img(
     tmp_path: Path, options: list[str], base: str
 ) -> None:
-    path, named = tmp_path / "disk", ["-u", "-b", "/somewhere/base", "-F", base] if base else []
+    path, backing = tmp_path / "disk", ["-u", "-b", "/somewhere/base", "-F", base] if base else []
     subprocess.run(
-        ["qemu-img", "create", "-q", "-f", "qcow2", *options, *named, path, str(3 * GIB)],
+        ["qemu-img", "create", "-q", "-f", "qcow2", *options, *backing, path, str(3 * GIB)],
         check=True,
     )
     assert qcow2.read(path) == qcow2.Qcow2Header(3 * GIB, "/somewhere/base" if base else "", base)
 
 
-def test_made_by_hand_it_is_read_too(tmp_path: Path) -> None:
-    told = extension(0x6803F857, bytes(16)) + extension(0xE2792ACA, b"raw") + bytes(8)
-    made = written(tmp_path, header(name=b"/a/base", extensions=told))
-    assert qcow2.read(made) == qcow2.Qcow2Header(GIB, "/a/base", "raw")
-    assert qcow2.read(written(tmp_path, header(version=2, length=72))) == qcow2.Qcow2Header(GIB)
+def test_qcow2_read_skips_unknown_extensions_and_reads_version_2(tmp_path: Path) -> None:
+    extensions = extension(0x6803F857, bytes(16)) + extension(0xE2792ACA, b"raw") + bytes(8)
+    path = write_disk(tmp_path, header(name=b"/a/base", extensions=extensions))
+    assert qcow2.read(path) == qcow2.Qcow2Header(GIB, "/a/base", "raw")
+    assert qcow2.read(write_disk(tmp_path, header(version=2, length=72))) == qcow2.Qcow2Header(GIB)
 
 
 @pytest.mark.parametrize(
-    ("made", "reason"),
+    ("content", "reason"),
     [
         (b"", "ends within"),
         (header()[:100], "ends within"),
@@ -124,12 +124,12 @@ def test_made_by_hand_it_is_read_too(tmp_path: Path) -> None:
         (header(extensions=struct.pack(">II", 0xE2792ACA, 1 << 31)), "cannot be read"),
     ],
 )
-def test_what_is_not_understood_is_refused(tmp_path: Path, made: bytes, reason: str) -> None:
+def test_qcow2_read_refuses_unsupported_header(tmp_path: Path, content: bytes, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        qcow2.read(written(tmp_path, made))
+        qcow2.read(write_disk(tmp_path, content))
 
 
-#: The fields of the header: where and how long.
+#: Offset and length of each field of the header.
 FIELDS = {
     "version": (4, 4),
     "backing_file_offset": (8, 8),
@@ -152,7 +152,7 @@ FIELDS = {
     "l1_table[0]": (0x30000, 8),
     "refcount_table[0]": (0x10000, 8),
 }
-#: What stands in such a field of a file that is sound but for it, and the words of the refusal.
+#: (field, value, message): a sound file with this value in one field is refused with the message.
 MALFORMED = [
     ("version", 4, "version 4"),
     ("cluster_bits", 8, "cluster_bits 8"),
@@ -204,7 +204,7 @@ MALFORMED = [
 
 
 def sound() -> bytearray:
-    """A file of 64 MiB as qemu-img makes it, with one L2 table."""
+    """Return a file as qemu-img creates, with a virtual size of 64 MiB and one L2 table."""
     content = bytearray(0x50000)
     content[:112] = struct.pack(
         ">4sIQIIQIIQQIIQQQQIIQ",
@@ -238,7 +238,7 @@ def sound() -> bytearray:
     return content
 
 
-def checked(path: Path) -> qcow2.Qcow2Header:
+def check_file(path: Path) -> qcow2.Qcow2Header:
     file = os.open(path, os.O_RDONLY)
     try:
         return qcow2.check(file)
@@ -247,23 +247,23 @@ def checked(path: Path) -> qcow2.Qcow2Header:
 
 
 @pytest.mark.parametrize(("name", "value", "reason"), MALFORMED)
-def test_malformed_field_is_refused_by_its_name(
+def test_qcow2_check_names_malformed_field(
     tmp_path: Path, name: str, value: int, reason: str
 ) -> None:
     content = sound()
-    assert checked(written(tmp_path, bytes(content))) == qcow2.Qcow2Header(64 << 20)
+    assert check_file(write_disk(tmp_path, bytes(content))) == qcow2.Qcow2Header(64 << 20)
     at, size = FIELDS[name]
     content[at : at + size] = value.to_bytes(size, "big")
     with pytest.raises(ValueError, match=reason):
-        checked(written(tmp_path, bytes(content)))
+        check_file(write_disk(tmp_path, bytes(content)))
 
 
 @pytest.mark.parametrize("length", [0, 3, 71, 103, 111, 0x10000, 0x30000, 0x40000])
-def test_file_that_was_cut_off_is_refused(tmp_path: Path, length: int) -> None:
+def test_qcow2_check_refuses_truncated_file(tmp_path: Path, length: int) -> None:
     with pytest.raises(
         ValueError, match=r"ends within its header|is not in the file|does not point into the file"
     ):
-        checked(written(tmp_path, bytes(sound()[:length])))
+        check_file(write_disk(tmp_path, bytes(sound()[:length])))
 
 
 @needs_qemu_img
@@ -286,13 +286,13 @@ def test_file_that_was_cut_off_is_refused(tmp_path: Path, length: int) -> None:
         ["-o", "extended_l2=on,cluster_size=128k,compression_type=zstd"],
     ],
 )
-def test_what_qemu_img_writes_is_sound(
+def test_qcow2_check_accepts_files_of_qemu_img(
     tmp_path: Path, options: list[str], commands: list[str]
 ) -> None:
     path = tmp_path / "disk"
     subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", *options, path, "64M"], check=True)
     if "compat=0.10" in options and commands and commands[0].startswith("bitmap"):
-        return  # that version knows none
+        return  # qcow2 version 2 has no bitmaps
     for command in commands:
         words = command.split()
         arguments = [str(path) if word == "{}" else word for word in words]
@@ -301,13 +301,13 @@ def test_what_qemu_img_writes_is_sound(
             check=True,
             capture_output=True,
         )
-    assert checked(path).virtual_size == (
+    assert check_file(path).virtual_size == (
         128 << 20 if commands[:1] == ["resize -f qcow2 {} 128M"] else 64 << 20
     )
 
 
 @needs_qemu_img
-def test_snapshot_entries_are_read(tmp_path: Path) -> None:
+def test_qcow2_check_refuses_malformed_snapshot_entry(tmp_path: Path) -> None:
     path = tmp_path / "disk"
     subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", path, "64M"], check=True)
     for name in ("one", "two"):
@@ -322,4 +322,4 @@ def test_snapshot_entries_are_read(tmp_path: Path) -> None:
         broken = bytearray(content)
         broken[at + offset : at + offset + size] = value.to_bytes(size, "big")
         with pytest.raises(ValueError, match=reason):
-            checked(written(tmp_path, bytes(broken)))
+            check_file(write_disk(tmp_path, bytes(broken)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A disk that another host sent becomes a server's own; one that is kept aside comes back."""
+"""Disks received from another host and disks kept for a revert, with the real qemu-img."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.disks import cached
 from tests.disks import names as names_in
 
 MIB, GIB = 1 << 20, 1 << 30
-#: The name of another base.
+#: The name of a base of another image.
 CONTENT = f"base.sha256-{64 * 'a'}.raw"
 QUIET = VerbContext(report_progress=lambda name: None, cancelled=lambda: False)
 pytestmark = pytest.mark.skipif(
@@ -37,24 +37,25 @@ def image(tmp_path: Path) -> CachedImage:
 
 @pytest.fixture
 def disk(tmp_path: Path, image: CachedImage) -> Disk:
-    """A server's disk, not made yet."""
+    """The plan of a server's disk. The file does not exist."""
     home = tmp_path / "instances" / "server"
     home.mkdir(parents=True)
     return disks.plan(home, image)
 
 
-def came(
+def receive_disk(
     disk: Disk,
     *options: str,
     backing: str = "/other/instances/server/BASE",
     backing_format: str = "raw",
 ) -> Path:
-    """What another host sent lies aside; BASE stands for the name of what lies under the disk."""
+    """Create the file that another host sent. BASE stands for the name of the disk's base."""
     part = disks.aside(disk.path)
     backing = backing.replace("BASE", disk.base.name if disk.base else CONTENT)
-    named = ["-u", "-b", backing, "-F", backing_format] if backing else []
+    backing_options = ["-u", "-b", backing, "-F", backing_format] if backing else []
     subprocess.run(
-        ["qemu-img", "create", "-q", "-f", "qcow2", *named, *options, part, str(GIB)], check=True
+        ["qemu-img", "create", "-q", "-f", "qcow2", *backing_options, *options, part, str(GIB)],
+        check=True,
     )
     subprocess.run(
         [
@@ -70,14 +71,14 @@ def came(
     return part
 
 
-def holds(disk: Disk, pattern: int = 7) -> bool:
-    told = subprocess.run(
+def has_pattern(disk: Disk, pattern: int = 7) -> bool:
+    output = subprocess.run(
         ["qemu-io", "-r", "-f", "qcow2", "-c", f"read -P {pattern} {MIB} 512", disk.path],
         capture_output=True,
         text=True,
         check=True,
     )
-    return "verification failed" not in told.stdout
+    return "verification failed" not in output.stdout
 
 
 def names(disk: Disk) -> list[str]:
@@ -86,30 +87,30 @@ def names(disk: Disk) -> list[str]:
 
 @pytest.mark.parametrize("backing", ["/other/instances/server/BASE", "own"])
 @pytest.mark.parametrize(("root_gb", "size"), [(0, GIB), (1, GIB), (3, 3 * GIB)])
-def test_it_stands_on_our_base_and_is_large_enough(
+def test_received_disk_gets_own_base_and_required_size(
     disk: Disk, image: CachedImage, backing: str, root_gb: int, size: int
 ) -> None:
-    came(disk, backing=str(disk.base) if backing == "own" else backing)
+    receive_disk(disk, backing=str(disk.base) if backing == "own" else backing)
     for _ in range(2):
         disks.take_in(disk, image, root_gb)
     disks.adopt(disk)
     assert names(disk) == ["base", "disk"]
     assert qcow2.read(disk.path) == qcow2.Qcow2Header(size, str(disk.base), "raw")
     assert disk.base is not None and disk.base.samefile(image.path)
-    assert holds(disk)
+    assert has_pattern(disk)
     disks.grow(disk, 1)
     assert qcow2.read(disk.path).virtual_size == size, "it never shrinks"
     disks.grow(disk, 5)
-    assert qcow2.read(disk.path).virtual_size == 5 * GIB and holds(disk)
+    assert qcow2.read(disk.path).virtual_size == 5 * GIB and has_pattern(disk)
 
 
-def test_one_without_an_image_stands_on_nothing(tmp_path: Path) -> None:
+def test_received_disk_without_image_has_no_backing_file(tmp_path: Path) -> None:
     disk = disks.plan(tmp_path, None)
-    came(disk, backing="")
+    receive_disk(disk, backing="")
     disks.take_in(disk, None, 2)
     disks.adopt(disk)
     assert qcow2.read(disk.path) == qcow2.Qcow2Header(2 * GIB)
-    assert names(disk) == ["disk"] and holds(disk)
+    assert names(disk) == ["disk"] and has_pattern(disk)
 
 
 @pytest.mark.parametrize(
@@ -127,10 +128,10 @@ def test_one_without_an_image_stands_on_nothing(tmp_path: Path) -> None:
         ("/other/instances/server/BASE", "qcow2", "said to be"),
     ],
 )
-def test_hostile_one_is_opened_by_nobody(
+def test_received_disk_with_hostile_backing_file_is_refused_unopened(
     disk: Disk, image: CachedImage, backing: str, backing_format: str, reason: str
 ) -> None:
-    part = came(disk, backing=backing, backing_format=backing_format)
+    part = receive_disk(disk, backing=backing, backing_format=backing_format)
     before = part.read_bytes()
     with pytest.raises(VerbFailed, match="may open") as failed:
         disks.take_in(disk, image, 3)
@@ -141,67 +142,69 @@ def test_hostile_one_is_opened_by_nobody(
 @pytest.mark.parametrize(
     "backing", ["/other/instances/server/BASE", "/other/instances/server/base"]
 )
-def test_hostile_one_without_an_image_is_opened_by_nobody(tmp_path: Path, backing: str) -> None:
+def test_received_disk_with_backing_file_but_no_image_is_refused(
+    tmp_path: Path, backing: str
+) -> None:
     disk = disks.plan(tmp_path, None)
-    came(disk, backing=backing)
+    receive_disk(disk, backing=backing)
     with pytest.raises(VerbFailed, match="may open"):
         disks.take_in(disk, None, 3)
 
 
-def test_bytes_that_are_no_disk_are_refused(disk: Disk, image: CachedImage) -> None:
+def test_received_disk_without_qcow2_header_is_refused(disk: Disk, image: CachedImage) -> None:
     disks.aside(disk.path).write_bytes(os.urandom(4096))
     with pytest.raises(VerbFailed, match="may open"):
         disks.take_in(disk, image, 3)
 
 
 @pytest.fixture
-def made(disk: Disk, image: CachedImage) -> Disk:
-    came(disk)
+def own_disk(disk: Disk, image: CachedImage) -> Disk:
+    receive_disk(disk)
     disks.take_in(disk, image, 1)
     disks.adopt(disk)
     return disk
 
 
-def test_what_is_kept_comes_back(made: Disk) -> None:
+def test_take_back_ignores_disk_kept_by_other_resize(own_disk: Disk) -> None:
     for _ in range(2):
-        disks.keep(made, "7", QUIET)
-        disks.grow(made, 2)
+        disks.keep(own_disk, "7", QUIET)
+        disks.grow(own_disk, 2)
     subprocess.run(
-        ["qemu-io", "-f", "qcow2", "-c", f"write -P 9 {MIB} 512", made.path],
+        ["qemu-io", "-f", "qcow2", "-c", f"write -P 9 {MIB} 512", own_disk.path],
         check=True,
         capture_output=True,
     )
-    disks.take_back(made, "6")
-    assert holds(made, 9) and names(made) == ["base", "disk"], (
+    disks.take_back(own_disk, "6")
+    assert has_pattern(own_disk, 9) and names(own_disk) == ["base", "disk"], (
         "of another resize nothing is taken back"
     )
 
 
-def test_what_is_kept_comes_back_once(made: Disk) -> None:
-    disks.keep(made, "6", QUIET)
-    disks.keep(made, "7", QUIET)
-    assert names(made) == ["base", "disk", "disk.7.kept"]
-    disks.grow(made, 2)
+def test_take_back_restores_kept_disk_once(own_disk: Disk) -> None:
+    disks.keep(own_disk, "6", QUIET)
+    disks.keep(own_disk, "7", QUIET)
+    assert names(own_disk) == ["base", "disk", "disk.7.kept"]
+    disks.grow(own_disk, 2)
     for _ in range(2):
-        disks.take_back(made, "7")
-        assert qcow2.read(made.path).virtual_size == GIB and holds(made)
-        assert names(made) == ["base", "disk"]
+        disks.take_back(own_disk, "7")
+        assert qcow2.read(own_disk.path).virtual_size == GIB and has_pattern(own_disk)
+        assert names(own_disk) == ["base", "disk"]
 
 
-def test_keeping_can_be_cancelled_and_leaves_nothing(made: Disk) -> None:
+def test_keep_disk_can_be_cancelled_and_leaves_no_file(own_disk: Disk) -> None:
     with pytest.raises(Cancelled):
-        disks.keep(made, "7", VerbContext(lambda name: None, lambda: True))
-    assert names(made) == ["base", "disk"] and holds(made)
+        disks.keep(own_disk, "7", VerbContext(lambda name: None, lambda: True))
+    assert names(own_disk) == ["base", "disk"] and has_pattern(own_disk)
 
 
-def test_nothing_is_kept_when_it_is_forgotten(made: Disk) -> None:
-    disks.keep(made, "7", QUIET)
+def test_forget_disk_removes_kept_disk(own_disk: Disk) -> None:
+    disks.keep(own_disk, "7", QUIET)
     for _ in range(2):
-        disks.forget(made)
-        assert names(made) == ["base", "disk"]
+        disks.forget(own_disk)
+        assert names(own_disk) == ["base", "disk"]
 
 
-def test_space_is_told_in_numbers(tmp_path: Path) -> None:
+def test_require_space_names_free_and_required_space(tmp_path: Path) -> None:
     disks.require_space(tmp_path / "not there yet", 1)
     with pytest.raises(
         VerbFailed, match=r"\d GiB of disk free .* may take 1048576\.0 GiB"
@@ -211,7 +214,7 @@ def test_space_is_told_in_numbers(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def elsewhere() -> Iterator[Path]:
+def other_file_system() -> Iterator[Path]:
     """A folder on another file system."""
     memory = Path("/dev/shm")
     if not memory.is_dir():
@@ -220,9 +223,11 @@ def elsewhere() -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_base_is_copied_to_another_file_system(elsewhere: Path, image: CachedImage) -> None:
-    if elsewhere.stat().st_dev == image.path.stat().st_dev:
+def test_make_disk_copies_base_to_other_file_system(
+    other_file_system: Path, image: CachedImage
+) -> None:
+    if other_file_system.stat().st_dev == image.path.stat().st_dev:
         pytest.skip("no second file system on this machine")
-    made = disks.make(elsewhere, image, 1)
-    assert made.base is not None and made.base.read_bytes() == image.path.read_bytes()
-    assert names(made) == ["base", "disk"]
+    disk = disks.make(other_file_system, image, 1)
+    assert disk.base is not None and disk.base.read_bytes() == image.path.read_bytes()
+    assert names(disk) == ["base", "disk"]

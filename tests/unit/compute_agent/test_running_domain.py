@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A guest's description made to fit the one that runs, on the words of a real libvirt."""
+"""Domain XML that is adapted to a running guest, with XML in the form of a real libvirt."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FIRST, SECOND = (
 )
 
 
-def described(folder: str, **changed: Any) -> str:
+def describe_domain(folder: str, **changed: Any) -> str:
     home = Path(folder)
     values: dict[str, Any] = {
         "disk": Disk(home / "disk", home / "base"),
@@ -41,10 +41,9 @@ def described(folder: str, **changed: Any) -> str:
     return domain_xml(Domain(SERVER, 5, "web", 1, 128, **{**values, **changed}))
 
 
-def running() -> ElementTree.Element:
-    """What libvirt makes of it: the second interface was plugged in later, and what was first has
-    gone."""
-    root = ElementTree.fromstring(described("/source"))
+def describe_running_domain() -> ElementTree.Element:
+    """Return the XML of a running guest. The second interface was attached later."""
+    root = ElementTree.fromstring(describe_domain("/source"))
     root.find("os/type").set("machine", "pc-i440fx-7.2")  # type: ignore[union-attr]
     root.remove(root.find("cpu"))  # type: ignore[arg-type]
     root.append(
@@ -69,22 +68,23 @@ def running() -> ElementTree.Element:
     return root
 
 
-def text(root: ElementTree.Element) -> str:
+def serialize(root: ElementTree.Element) -> str:
     return ElementTree.tostring(root, encoding="unicode")
 
 
-def slot(root: ElementTree.Element, path: str) -> str | None:
-    found = root.find(f"devices/{path}/address")
-    return None if found is None else found.get("slot")
+def find_slot(root: ElementTree.Element, path: str) -> str | None:
+    address = root.find(f"devices/{path}/address")
+    return None if address is None else address.get("slot")
 
 
-def test_devices_are_where_the_running_guest_has_them() -> None:
-    made = ElementTree.fromstring(
+def test_with_addresses_copies_addresses_of_running_guest() -> None:
+    root = ElementTree.fromstring(
         running_domain.with_addresses(
-            described("/there", interfaces=(FIRST, SECOND)), text(running())
+            describe_domain("/there", interfaces=(FIRST, SECOND)),
+            serialize(describe_running_domain()),
         )
     )
-    assert [slot(made, tag) for tag in ("disk", "video", "rng", "memballoon")] == [
+    assert [find_slot(root, tag) for tag in ("disk", "video", "rng", "memballoon")] == [
         "0x04",
         "0x02",
         "0x07",
@@ -92,64 +92,68 @@ def test_devices_are_where_the_running_guest_has_them() -> None:
     ]
     nics = {
         nic.find("mac").get("address"): nic.find("address")  # type: ignore[union-attr]
-        for nic in made.iterfind("devices/interface")
+        for nic in root.iterfind("devices/interface")
     }
     assert nics[FIRST.mac] is None
     assert nics[SECOND.mac].get("slot") == "0x09"  # type: ignore[union-attr]
-    serial = made.find("devices/controller[@type='virtio-serial']")
+    serial = root.find("devices/controller[@type='virtio-serial']")
     assert (
         serial is not None and serial.find("alias") is None and serial.find("address") is not None
     )
-    assert made.find("os/type").get("machine") == "pc"  # type: ignore[union-attr]
-    assert made.find("cpu").get("mode") == "host-model"  # type: ignore[union-attr]
-    assert running_domain.with_addresses(described("/there"), text(running())).count(
-        "<controller"
-    ) == text(running()).count("<controller")
+    assert root.find("os/type").get("machine") == "pc"  # type: ignore[union-attr]
+    assert root.find("cpu").get("mode") == "host-model"  # type: ignore[union-attr]
+    assert running_domain.with_addresses(
+        describe_domain("/there"), serialize(describe_running_domain())
+    ).count("<controller") == serialize(describe_running_domain()).count("<controller")
 
 
-def test_place_that_is_known_already_stays() -> None:
-    known = {SECOND.mac: {"type": "pci", "slot": "0x0c"}}
-    made = ElementTree.fromstring(
-        running_domain.with_addresses(described("/there", addresses=known), text(running()))
+def test_with_addresses_keeps_known_addresses() -> None:
+    addresses = {SECOND.mac: {"type": "pci", "slot": "0x0c"}}
+    root = ElementTree.fromstring(
+        running_domain.with_addresses(
+            describe_domain("/there", addresses=addresses), serialize(describe_running_domain())
+        )
     )
-    assert [nic.get("slot") for nic in made.iterfind("devices/interface/address")] == ["0x0c"]
+    assert [nic.get("slot") for nic in root.iterfind("devices/interface/address")] == ["0x0c"]
 
 
-def test_arriving_guest_keeps_its_machine_and_processor_and_has_files_of_its_new_host() -> None:
+def test_arriving_guest_keeps_machine_and_cpu_and_uses_files_of_new_host() -> None:
     marks = DomainMetadata(SERVER, 6, made=3, started=7, moving=6, resumes=1)
-    made = ElementTree.fromstring(
-        running_domain.at_destination(described("/there"), text(running()), marks)
+    root = ElementTree.fromstring(
+        running_domain.at_destination(
+            describe_domain("/there"), serialize(describe_running_domain()), marks
+        )
     )
-    assert made.find("os/type").get("machine") == "pc-i440fx-7.2"  # type: ignore[union-attr]
-    assert made.findtext("cpu/model") == "Skylake"
-    assert len(made.findall("cpu")) == 1
-    assert {source.get("file") for source in made.iterfind("devices/disk/source")} == {
+    assert root.find("os/type").get("machine") == "pc-i440fx-7.2"  # type: ignore[union-attr]
+    assert root.findtext("cpu/model") == "Skylake"
+    assert len(root.findall("cpu")) == 1
+    assert {source.get("file") for source in root.iterfind("devices/disk/source")} == {
         "/there/disk"
     }
-    about = made.find("metadata")
+    about = root.find("metadata")
     assert about is not None
     (element,) = about
     assert element.tag == "{urn:kilonova:server:1}server"
-    assert read_metadata(text(element)) == marks
+    assert read_metadata(serialize(element)) == marks
 
 
 @pytest.mark.parametrize("sizes", [{}, {"logical_block_size": 512, "physical_block_size": 4096}])
-def test_arriving_guest_keeps_block_sizes_that_it_sees(sizes: dict[str, int]) -> None:
-    """A guest that an older agent described sees QEMU's default whatever its volume says."""
+def test_arriving_guest_keeps_block_sizes_of_source(sizes: dict[str, int]) -> None:
+    """A guest defined by an older agent has QEMU's default sizes, not the volume's."""
     volume = AttachedVolume("5c2d3f64-1f3b-4a4e-9d3c-0b1f6a7d8e90", "/dev/vdb", 1)
     there, here = (
-        volume_xml.VolumeSource("file", f"/v/volume-{volume.volume_id}", block_sizes=shown)
-        for shown in (sizes, {"logical_block_size": 4096, "physical_block_size": 4096})
+        volume_xml.VolumeSource("file", f"/v/volume-{volume.volume_id}", block_sizes=block_sizes)
+        for block_sizes in (sizes, {"logical_block_size": 4096, "physical_block_size": 4096})
     )
     arriving = ElementTree.fromstring(
         running_domain.at_destination(
-            described("/there", volumes=((volume, here),)),
-            described("/source", volumes=((volume, there),)),
+            describe_domain("/there", volumes=((volume, here),)),
+            describe_domain("/source", volumes=((volume, there),)),
             DomainMetadata(SERVER, 6),
         )
     )
-    shown = arriving.find("devices/disk[serial]/blockio")
-    assert ({} if shown is None else shown.attrib) == {
+    block_sizes = arriving.find("devices/disk[serial]/blockio")
+    assert ({} if block_sizes is None else block_sizes.attrib) == {
         name: str(size) for name, size in sizes.items()
     }
 
@@ -158,7 +162,9 @@ def test_arriving_guest_keeps_metadata_of_nova() -> None:
     spec = GuestSpec(SERVER, 6, "web", Flavor("1", "m1.nano", 1, 128, 1))
     nova = nova_xml.qualify(nova_xml.instance(spec))
     arriving = running_domain.at_destination(
-        described("/there", nova=nova), text(running()), DomainMetadata(SERVER, 6)
+        describe_domain("/there", nova=nova),
+        serialize(describe_running_domain()),
+        DomainMetadata(SERVER, 6),
     )
     about = ElementTree.fromstring(arriving).find("metadata")
     assert about is not None
@@ -167,15 +173,17 @@ def test_arriving_guest_keeps_metadata_of_nova() -> None:
     assert about[1].findtext(f"{{{nova_xml.NAMESPACE}}}name") == "web"
 
 
-def test_two_guests_in_one_folder_have_two_sockets() -> None:
-    """On shared storage the one that ends removes its own."""
+def test_guests_in_shared_folder_have_different_serial_sockets() -> None:
+    """On shared storage, the source removes its own socket after the migration."""
     marks = DomainMetadata(SERVER, 6)
-    second = running_domain.at_destination(described("/shared"), text(running()), marks)
-    assert running_domain.serial_socket(text(running())) == "/source/tty"
+    second = running_domain.at_destination(
+        describe_domain("/shared"), serialize(describe_running_domain()), marks
+    )
+    assert running_domain.serial_socket(serialize(describe_running_domain())) == "/source/tty"
     assert running_domain.serial_socket(second) == "/shared/tty2"
     assert (
         running_domain.serial_socket(
-            running_domain.at_destination(described("/shared"), second, marks)
+            running_domain.at_destination(describe_domain("/shared"), second, marks)
         )
         == "/shared/tty"
     )
@@ -183,7 +191,7 @@ def test_two_guests_in_one_folder_have_two_sockets() -> None:
     assert running_domain.virt_type(second) == "kvm"
 
 
-def test_host_says_where_it_is_reached_only_when_guests_may_come() -> None:
+def test_migration_facts_have_uri_only_when_port_is_configured() -> None:
     tls = Tls("cert", "key", "ca")
     assert MigrationOptions(16598, "192.0.2.7", tls=tls).facts == {
         "uri": "qemu+tls://192.0.2.7:16598/system",
@@ -197,7 +205,7 @@ def test_host_says_where_it_is_reached_only_when_guests_may_come() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "called"),
+    ("uri", "expected"),
     [
         ("qemu+tls://192.0.2.7:16598/system", "qemu+tls://192.0.2.7:16598/system?pkipath=/own/pki"),
         ("qemu+tcp://[2001:db8::7]:16598/system", "qemu+tcp://[2001:db8::7]:16598/system"),
@@ -211,25 +219,26 @@ def test_host_says_where_it_is_reached_only_when_guests_may_come() -> None:
         ("qemu+tls:///system", ""),
         ("qemu+tls://h;x/system", ""),
         ("qemu+tls://h:99999/system", ""),
+        ("unknown://192.0.2.7:16509/system", ""),
         ("", ""),
     ],
 )
-def test_only_host_and_port_of_what_another_host_says_count(said: str, called: str) -> None:
+def test_migration_uri_takes_only_host_and_port_from_other_host(uri: str, expected: str) -> None:
     options = MigrationOptions(proof="/own/pki")
-    if called:
-        assert options.uri({"uri": said}) == called
+    if expected:
+        assert options.uri({"uri": uri}) == expected
         return
     with pytest.raises(VerbFailed, match="reports no valid address"):
-        options.uri({"uri": said})
+        options.uri({"uri": uri})
 
 
-def test_volumes_are_none_of_its_own_disks() -> None:
-    """Whatever their format is: own disks travel with the server, volumes stay where they are."""
-    root = ElementTree.fromstring(described("/source"))
+def test_running_domain_disks_exclude_volumes() -> None:
+    """Own disks move with the server. Volumes of any format do not."""
+    root = ElementTree.fromstring(describe_domain("/source"))
     volume = AttachedVolume("00000000-0000-4000-8000-000000000001", "/dev/vdb", 1, {})
     source = volume_xml.VolumeSource(volume_xml.FILE, "/export/volume", format=volume_xml.QCOW2)
     devices = root.find("devices")
     assert devices is not None
     devices.append(volume_xml.element(volume, source, "vdb"))
     own = running_domain.disks(ElementTree.tostring(root, encoding="unicode"))
-    assert own == running_domain.disks(described("/source")) and list(own) == ["vda"]
+    assert own == running_domain.disks(describe_domain("/source")) and list(own) == ["vda"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Helpers that read what tenants wrote: what they may not do, and how they end."""
+"""Sandboxed helpers and programs in real processes: their permissions, limits and end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from compute_agent.sandbox.client import HelperResult, Helpers, SandboxSettings
 from compute_agent.sandbox.lockdown import HelperLimits
 from compute_agent.verb_context import Cancelled, VerbContext
 from tests.other_users import PYTHON_OF_ALL_USERS
-from tests.unit.compute_agent.sandbox_functions import status_of
+from tests.unit.compute_agent.sandbox_functions import read_status
 from tests.waiting import await_true
 
 MODULE = "tests.unit.compute_agent.sandbox_functions"
@@ -33,9 +33,9 @@ is_root = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def helpers() -> Iterator[Helpers]:
-    made = Helpers(SandboxSettings(user="nobody"))
-    yield made
-    made.close()
+    new_helpers = Helpers(SandboxSettings(user="nobody"))
+    yield new_helpers
+    new_helpers.close()
 
 
 @pytest.fixture
@@ -60,27 +60,27 @@ def call(
     return helpers.call(f"{MODULE}:{function}", [file], limits, run, **arguments)
 
 
-def test_a_helper_has_its_files_and_nothing_else(helpers: Helpers, secret: int) -> None:
-    ended = call(helpers, "look", secret)
-    assert ended.status == 0, ended.reason
-    told = json.loads(ended.output)
-    assert told["read"] == "bytes of a tenant" and told["files"] == [0, 1, 2, 3]
-    assert {*told["environment"]} <= {*client.ENVIRONMENT, "LC_CTYPE"}
-    assert set(told["refused"].values()) == {"EPERM"}
-    assert told["limits"] == {"AS": 1 << 30, "CPU": 5, "FSIZE": 0, "NOFILE": 64, "CORE": 0}
+def test_sandbox_helper_has_only_its_files_and_limits(helpers: Helpers, secret: int) -> None:
+    result = call(helpers, "look", secret)
+    assert result.status == 0, result.reason
+    report = json.loads(result.output)
+    assert report["read"] == "bytes of a tenant" and report["files"] == [0, 1, 2, 3]
+    assert {*report["environment"]} <= {*client.ENVIRONMENT, "LC_CTYPE"}
+    assert set(report["refused"].values()) == {"EPERM"}
+    assert report["limits"] == {"AS": 1 << 30, "CPU": 5, "FSIZE": 0, "NOFILE": 64, "CORE": 0}
 
 
 @is_root
-def test_a_helper_is_nobody(helpers: Helpers, secret: int) -> None:
+def test_sandbox_helper_runs_as_configured_user(helpers: Helpers, secret: int) -> None:
     assert helpers.user is not None
     user, group = helpers.user
-    told = json.loads(call(helpers, "look", secret).output)
-    assert (told["user"], told["group"], told["groups"]) == ([user] * 3, [group] * 3, [])
+    report = json.loads(call(helpers, "look", secret).output)
+    assert (report["user"], report["group"], report["groups"]) == ([user] * 3, [group] * 3, [])
 
 
 @is_root
-def test_a_process_without_the_right_keeps_its_user_and_says_so(tmp_path: Path) -> None:
-    """As under the unit of systemd, or unprivileged."""
+def test_sandbox_without_setuid_capability_keeps_user_and_logs_it(tmp_path: Path) -> None:
+    """The agent has no CAP_SETUID under the systemd unit, or as another user than root."""
     (tmp_path / "file").touch(0o600)
     (tmp_path / "file").write_text("bytes")
     code = (
@@ -97,7 +97,7 @@ def test_a_process_without_the_right_keeps_its_user_and_says_so(tmp_path: Path) 
         f"assert ended.output == b'bytes' and os.stat(sys.argv[1]).st_uid == 65534, ended\n"
         f"print(helpers.execute(['/bin/cat', '/proc/self/status'], lent, helpers.limits()).output.decode())"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [
             "setpriv",
             "--bounding-set=-setuid,-setgid",
@@ -111,23 +111,23 @@ def test_a_process_without_the_right_keeps_its_user_and_says_so(tmp_path: Path) 
         check=True,
         cwd=Path(__file__).parents[3],
     )
-    *looked, status = done.stdout.split("\n", 2)
-    for line in looked:
-        told = json.loads(line)
-        assert told["user"] == [0] * 3 and set(told["refused"].values()) == {"EPERM"}, told
-    has = {
+    *reports, status = process.stdout.split("\n", 2)
+    for line in reports:
+        report = json.loads(line)
+        assert report["user"] == [0] * 3 and set(report["refused"].values()) == {"EPERM"}, report
+    process_status = {
         name: value.strip()
         for name, _, value in (line.partition(":") for line in status.splitlines())
     }
-    assert {has[f"Cap{kind}"] for kind in ("Eff", "Prm", "Inh", "Amb")} == {"0" * 16} and has[
-        "NoNewPrivs"
-    ] == "1"
-    assert done.stderr.count("run as its own") == 1
+    assert {process_status[f"Cap{kind}"] for kind in ("Eff", "Prm", "Inh", "Amb")} == {
+        "0" * 16
+    } and process_status["NoNewPrivs"] == "1"
+    assert process.stderr.count("run as its own") == 1
 
 
 @is_root
-def test_a_program_as_the_agents_own_user_opens_no_file_of_the_agents(tmp_path: Path) -> None:
-    """As under the unit of systemd: the kernel's Landlock keeps it from what its user may open."""
+def test_sandbox_program_as_agent_user_cannot_open_agent_files(tmp_path: Path) -> None:
+    """Without CAP_SETUID, as under the systemd unit, Landlock limits the files of the program."""
     if not landlock.version():
         pytest.skip("this kernel has no Landlock")
     for name in ("lent", "key"):
@@ -144,68 +144,83 @@ def test_a_program_as_the_agents_own_user_opens_no_file_of_the_agents(tmp_path: 
         "read = told('/bin/cat', client.name(0)).output.decode()\n"
         "print(json.dumps([read, *(told(*command).status for command in tried)]))"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         ["setpriv", "--bounding-set=-setuid,-setgid", sys.executable, "-c", code, tmp_path],
         capture_output=True,
         text=True,
         check=True,
         cwd=Path(__file__).parents[3],
     )
-    read, *others = json.loads(done.stdout)
+    read, *others = json.loads(process.stdout)
     assert read == "5ecret" and 0 not in others, others
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["key", "lent"]
-    assert "Landlock" not in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["key", "lent"]
+    assert "Landlock" not in process.stderr
 
 
 @pytest.mark.slice("guests")
-def test_too_much_time_ends_it(helpers: Helpers, secret: int) -> None:
+def test_sandbox_kills_helper_beyond_cpu_limit(helpers: Helpers, secret: int) -> None:
     assert (
         call(helpers, "spin", secret, HelperLimits(memory=1 << 30, cpu=1, seconds=20)).status
         == -signal.SIGKILL
     )
 
 
-def test_too_much_of_anything_ends_it(helpers: Helpers, secret: int) -> None:
+def test_sandbox_limits_memory_file_size_time_and_output_of_helper(
+    helpers: Helpers, secret: int
+) -> None:
     assert "MemoryError" in call(helpers, "eat", secret).reason
     assert "File too large" in call(helpers, "write", secret).reason
     began = time.monotonic()
-    ended = call(
+    result = call(
         helpers, "sleep", secret, HelperLimits(memory=1 << 30, cpu=1, seconds=0.3), seconds=60
     )
-    assert (ended.status, ended.why) == (-signal.SIGKILL, "time") and time.monotonic() - began < 10
-    assert "took too long" in ended.reason
+    assert (result.status, result.why) == (
+        -signal.SIGKILL,
+        "time",
+    ) and time.monotonic() - began < 10
+    assert "took too long" in result.reason
     assert len(call(helpers, "chatter", secret).output) == client.MAX_OUTPUT_BYTES
 
 
-def test_one_that_vanishes_is_a_definite_answer(helpers: Helpers, secret: int) -> None:
+def test_sandbox_helper_crash_is_returned_as_signal_status(helpers: Helpers, secret: int) -> None:
     assert call(helpers, "vanish", secret).status == -signal.SIGSEGV
 
 
-def children(pid: int) -> list[int]:
+def list_children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def server_of(helpers: Helpers) -> int:
+def find_server_pid(helpers: Helpers) -> int:
     assert helpers._server is not None
     return helpers._server.pid
 
 
-def test_who_leaves_leaves_no_helper(helpers: Helpers, secret: int) -> None:
-    gone = threading.Event()
-    threading.Timer(0.3, gone.set).start()
+def test_sandbox_cancel_ends_helper(helpers: Helpers, secret: int) -> None:
+    cancelled = threading.Event()
+    threading.Timer(0.3, cancelled.set).start()
     with pytest.raises(Cancelled):
-        call(helpers, "sleep", secret, run=VerbContext(lambda name: None, gone.is_set), seconds=60)
-    await_true(lambda: not children(server_of(helpers)), 5, lambda: "a helper outlived who asked")
+        call(
+            helpers,
+            "sleep",
+            secret,
+            run=VerbContext(lambda name: None, cancelled.is_set),
+            seconds=60,
+        )
+    await_true(
+        lambda: not list_children(find_server_pid(helpers)),
+        5,
+        lambda: "a helper outlived who asked",
+    )
 
 
-def test_fork_server_that_was_killed_is_started_again(helpers: Helpers, secret: int) -> None:
+def test_sandbox_restarts_killed_fork_server(helpers: Helpers, secret: int) -> None:
     assert call(helpers, "look", secret).status == 0
-    os.kill(server_of(helpers), signal.SIGKILL)
+    os.kill(find_server_pid(helpers), signal.SIGKILL)
     assert call(helpers, "look", secret).status == 0
 
 
 @pytest.mark.slice("guests")
-def test_nothing_outlives_an_agent_that_is_killed(tmp_path: Path) -> None:
+def test_sandbox_processes_end_when_agent_is_killed(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     code = (
         f"import os, sys, threading; from compute_agent.sandbox import client; helpers = client.helpers()\n"
@@ -222,59 +237,57 @@ def test_nothing_outlives_an_agent_that_is_killed(tmp_path: Path) -> None:
         assert agent.stdout is not None
         server = int(agent.stdout.readline())
         await_true(
-            lambda: any(children(one) for one in children(server)),
+            lambda: any(list_children(child) for child in list_children(server)),
             10,
             lambda: "no helper was started",
         )
         # The process that watched the first helper may not have ended yet.
-        [watch] = [one for one in children(server) if children(one)]
-        [helper] = children(watch)
+        [watch] = [child for child in list_children(server) if list_children(child)]
+        [helper] = list_children(watch)
         agent.kill()
     for pid in (server, watch, helper):
-        await_true(lambda pid=pid: is_over(pid), 10, lambda pid=pid: f"{pid}: {status_of(pid)}")  # type: ignore[misc]
+        await_true(lambda pid=pid: is_over(pid), 10, lambda pid=pid: f"{pid}: {read_status(pid)}")  # type: ignore[misc]
 
 
 def is_over(pid: int) -> bool:
     try:
-        return status_of(pid)["State"].startswith("Z")
+        return read_status(pid)["State"].startswith("Z")
     except (FileNotFoundError, ProcessLookupError):
         return True
 
 
-def executed(helpers: Helpers, path: Path, write: bool, *command: str) -> HelperResult:
+def execute_program(helpers: Helpers, path: Path, write: bool, *command: str) -> HelperResult:
     return helpers.execute(
         command, {path: write}, HelperLimits(memory=1 << 30, cpu=5, seconds=20, file=1 << 20)
     )
 
 
 @is_root
-def test_a_program_opens_the_file_it_was_lent_and_no_other(
-    helpers: Helpers, tmp_path: Path
-) -> None:
+def test_sandbox_program_opens_only_lent_file(helpers: Helpers, tmp_path: Path) -> None:
     path, other = tmp_path / "disk", tmp_path / "other"
-    for one in (path, other):
-        one.touch(0o600)
-        one.write_text("bytes")
-    assert executed(helpers, path, False, "/bin/cat", client.name(0)).output == b"bytes"
+    for file in (path, other):
+        file.touch(0o600)
+        file.write_text("bytes")
+    assert execute_program(helpers, path, False, "/bin/cat", client.name(0)).output == b"bytes"
     zeros = ("/bin/dd", "if=/dev/zero", f"of={client.name(0)}", "bs=9", "count=1")
-    assert executed(helpers, path, True, *zeros).status == 0
+    assert execute_program(helpers, path, True, *zeros).status == 0
     assert path.read_bytes() == bytes(9) and path.stat().st_uid == os.geteuid()
-    assert executed(helpers, path, False, "/bin/cat", str(other)).status != 0
+    assert execute_program(helpers, path, False, "/bin/cat", str(other)).status != 0
     assert (
-        executed(helpers, path, True, "/bin/false").status == 1
+        execute_program(helpers, path, True, "/bin/false").status == 1
         and path.stat().st_uid == os.geteuid()
     )
 
 
 @is_root
-def test_file_that_was_lent_when_the_agent_died_comes_back(tmp_path: Path) -> None:
+def test_sandbox_returns_lent_file_to_agent_after_crash(tmp_path: Path) -> None:
     path = tmp_path / "disk"
     path.touch(0o600)
     user = client.helpers().user
     assert user is not None
     os.chown(path, user[0], -1)
     assert (
-        executed(client.helpers(), path, True, "/bin/true").status == 0
+        execute_program(client.helpers(), path, True, "/bin/true").status == 0
         and path.stat().st_uid == os.geteuid()
     )
     os.chown(path, user[0], -1)
@@ -282,11 +295,13 @@ def test_file_that_was_lent_when_the_agent_died_comes_back(tmp_path: Path) -> No
     assert path.stat().st_uid == os.geteuid()
 
 
-def test_a_program_has_no_network(helpers: Helpers, tmp_path: Path) -> None:
+def test_sandbox_program_has_no_network(helpers: Helpers, tmp_path: Path) -> None:
     (tmp_path / "file").touch(0o644)
     code = "import socket; socket.socket()"
-    ended = executed(helpers, tmp_path / "file", False, str(PYTHON_OF_ALL_USERS), "-Ic", code)
-    assert "PermissionError: [Errno 1]" in ended.reason
+    result = execute_program(
+        helpers, tmp_path / "file", False, str(PYTHON_OF_ALL_USERS), "-Ic", code
+    )
+    assert "PermissionError: [Errno 1]" in result.reason
 
 
 @pytest.mark.parametrize(
@@ -299,25 +314,29 @@ def test_a_program_has_no_network(helpers: Helpers, tmp_path: Path) -> None:
         "import os, signal; signal.pidfd_send_signal(os.pidfd_open(os.getppid()), 0)",
     ],
 )
-def test_program_makes_no_process_and_signals_none(
+def test_sandbox_program_cannot_start_or_signal_processes(
     helpers: Helpers, tmp_path: Path, code: str
 ) -> None:
     (tmp_path / "file").touch(0o644)
-    ended = executed(helpers, tmp_path / "file", False, str(PYTHON_OF_ALL_USERS), "-Ic", code)
-    assert ended.status != 0
-    assert "PermissionError: [Errno 1]" in ended.reason
+    result = execute_program(
+        helpers, tmp_path / "file", False, str(PYTHON_OF_ALL_USERS), "-Ic", code
+    )
+    assert result.status != 0
+    assert "PermissionError: [Errno 1]" in result.reason
 
 
-def test_program_makes_threads(helpers: Helpers, tmp_path: Path) -> None:
+def test_sandbox_program_can_start_threads(helpers: Helpers, tmp_path: Path) -> None:
     (tmp_path / "file").touch(0o644)
     code = (
         "import threading; one = threading.Thread(target=print, args=('here',)); "
         "one.start(); one.join()"
     )
-    ended = executed(helpers, tmp_path / "file", False, str(PYTHON_OF_ALL_USERS), "-Ic", code)
-    assert (ended.status, ended.output.strip()) == (0, b"here")
+    result = execute_program(
+        helpers, tmp_path / "file", False, str(PYTHON_OF_ALL_USERS), "-Ic", code
+    )
+    assert (result.status, result.output.strip()) == (0, b"here")
 
 
-def test_user_that_is_not_there_is_named() -> None:
+def test_sandbox_helpers_name_missing_user() -> None:
     with pytest.raises(ValueError, match="there is no user no-such-user"):
         Helpers(SandboxSettings(user="no-such-user"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent process around a hypervisor in memory: what it tells a conductor, and when."""
+"""The agent process with a hypervisor in memory: registration, exchanges, heartbeats, workers."""
 
 from __future__ import annotations
 
@@ -48,53 +48,53 @@ RATIOS = {"VCPU": 4.0}
 
 
 class Conductor:
-    """Writes down what it is told, and answers as one that took it in."""
+    """Records exchanges and heartbeats, and acknowledges each of them."""
 
     def __init__(self) -> None:
-        self.heard: queue.SimpleQueue[Sync] = queue.SimpleQueue()
+        self.syncs: queue.SimpleQueue[Sync] = queue.SimpleQueue()
         self.to_stop: list[str] = []
         self.beats: queue.SimpleQueue[Heartbeat] = queue.SimpleQueue()
-        self.says: bool | Exception | None = True
-        self.is_away = False
+        self.heartbeat_answer: bool | Exception | None = True
+        self.is_unreachable = False
 
     def heartbeat(self, beat: Heartbeat, timeout: float) -> HeartbeatAnswer | None:
         self.beats.put(beat)
-        if isinstance(self.says, Exception):
-            raise self.says
-        return None if self.says is None else HeartbeatAnswer(self.says)
+        if isinstance(self.heartbeat_answer, Exception):
+            raise self.heartbeat_answer
+        return None if self.heartbeat_answer is None else HeartbeatAnswer(self.heartbeat_answer)
 
     def sync(self, request: Sync, timeout: float) -> tuple[SyncAnswer, Access | None]:
-        if self.is_away:
+        if self.is_unreachable:
             raise errors.NoAnswer("It does not answer.")
-        self.heard.put(request)
+        self.syncs.put(request)
         return SyncAnswer(
             request.session or 7,
             [result.key for result in request.results],
             stop=self.to_stop if request.session == 0 else [],
         ), None
 
-    def hears(self, wanted: Callable[[Sync], object]) -> Sync:
-        """The next that is so; queue.Empty after five seconds without one."""
-        while not wanted(said := self.heard.get(timeout=5)):
+    def await_sync(self, matches: Callable[[Sync], object]) -> Sync:
+        """Return the next exchange that matches, or raise queue.Empty after five seconds."""
+        while not matches(request := self.syncs.get(timeout=5)):
             continue
-        return said
+        return request
 
 
 class Images:
-    """An image service that has what it was asked for, unless it was told why not."""
+    """An image service that has every image, unless ``problem`` is set."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, str]] = []
+        self.downloads: list[tuple[str, str]] = []
         self.problem: errors.Problem | None = None
 
     def download(self, access: Access, image: str) -> Iterator[bytes]:
-        self.asked.append((access.token, image))
+        self.downloads.append((access.token, image))
         if self.problem is not None:
             raise self.problem
         yield b"content"
 
 
-class Hand:
+class ManualClock:
     """A clock turned by hand."""
 
     def __init__(self) -> None:
@@ -105,8 +105,11 @@ class Hand:
 
 
 class Rig:
-    """The process with one guest; ``speak`` lets it tell something now. ``stop``: the guest must
-    not run here."""
+    """The agent process with one guest.
+
+    ``change_guest`` changes the guest's power state, so the agent reports at once. With ``stop``,
+    the conductor answers the registration that the guest must not run here.
+    """
 
     def __init__(
         self,
@@ -115,7 +118,7 @@ class Rig:
         fence_after: float = 0,
     ) -> None:
         self.clock, self.driver = (
-            Hand(),
+            ManualClock(),
             MemoryDriver(MemoryHost("h1", read_images=True, script=script)),
         )
         self.driver.ensure_guest(GUEST, lambda image: iter(()), QUIET)
@@ -136,16 +139,16 @@ class Rig:
         )
         self.host.guard()
         self.host.start(1)
-        self.registration = self.conductor.hears(lambda said: said.session == 0)
+        self.registration = self.conductor.await_sync(lambda request: request.session == 0)
         await_true(
             lambda: agent.session != 0,
             5,
             "the answer is taken in: commands of another session are dropped",
         )
 
-    def speak(self) -> None:
-        running = self.driver.domains()[0].power_state == 1
-        if running:
+    def change_guest(self) -> None:
+        is_running = self.driver.domains()[0].power_state == 1
+        if is_running:
             self.driver.host.power_off(SERVER)
         else:
             self.driver.ensure_running(SERVER, 1, QUIET)
@@ -157,13 +160,13 @@ class Rig:
 
 @pytest.fixture
 def rig() -> Iterator[Rig]:
-    made = Rig()
-    yield made
-    made.close()
+    new_rig = Rig()
+    yield new_rig
+    new_rig.close()
 
 
-def told_of(driver: MemoryDriver) -> HostInventory:
-    """What the host has, with what its configuration says."""
+def build_expected_inventory(driver: MemoryDriver) -> HostInventory:
+    """Build the inventory that the agent reports: the driver's, with ratios and facts."""
     return replace(
         driver.host.size,
         ratios=RATIOS,
@@ -171,19 +174,21 @@ def told_of(driver: MemoryDriver) -> HostInventory:
     )
 
 
-def test_registration_brings_what_the_host_has_and_what_its_configuration_says(rig: Rig) -> None:
-    assert rig.registration.inventory == told_of(rig.driver)
+def test_registration_contains_inventory_ratios_and_facts(rig: Rig) -> None:
+    assert rig.registration.inventory == build_expected_inventory(rig.driver)
     assert rig.registration.domains is not None
 
 
-def test_what_must_not_run_here_is_off_before_anything_is_started() -> None:
+def test_agent_powers_off_forbidden_guest_before_starting_others() -> None:
     rig = Rig(stop=True, script={"pull_plug": [Fail("The hypervisor is busy.")]})
     start = new_command("ensure_running", "a", "start", server="another", session=7)
     rig.host.do([start], None)
-    rig.conductor.hears(lambda said: any(state.power_state == SHUTDOWN for state in said.changed))
+    rig.conductor.await_sync(
+        lambda request: any(state.power_state == SHUTDOWN for state in request.changed)
+    )
     rig.host.do([start], None)
-    told = rig.conductor.hears(lambda said: said.results).results[0]
-    assert (told.key, told.status) == (str(start.key), "failed"), (
+    result = rig.conductor.await_sync(lambda request: request.results).results[0]
+    assert (result.key, result.status) == (str(start.key), "failed"), (
         "there is no such guest; it was tried"
     )
     done = [verb for verb, _ in rig.driver.host.calls if verb in ("pull_plug", "ensure_running")]
@@ -192,8 +197,8 @@ def test_what_must_not_run_here_is_off_before_anything_is_started() -> None:
     rig.close()
 
 
-def migrating(rig: Rig, to: dict[str, Any]) -> Command:
-    """A live migration that the process has begun."""
+def start_migration(rig: Rig, to: dict[str, Any]) -> Command:
+    """Start a live migration and return the command."""
     verb = LiveMigrate(guest=GUEST, to=Destination(details=to), shared=False)
     migrate = new_command(verb, "a", "migrate", server=SERVER, session=7)
     rig.host.do([migrate], None)
@@ -201,66 +206,66 @@ def migrating(rig: Rig, to: dict[str, Any]) -> Command:
     return migrate
 
 
-def test_a_migration_goes_on_when_the_process_is_told_to_end() -> None:
+def test_live_migration_continues_when_agent_is_closed() -> None:
     rig, destination = Rig(script={"live_migrate": [Slow(0.3)]}), MemoryDriver(MemoryHost("h2"))
     rig.driver.offer(SERVER, 1, "open sesame", QUIET)
     to = destination.prepare_incoming(
         GUEST, Reader(rig.driver, SERVER, "open sesame"), False, {}, lambda image: iter(()), QUIET
     )
-    migrating(rig, to)
+    start_migration(rig, to)
     rig.host.close()
     await_true(destination.domains, 5, lambda: "it was given up")
     assert rig.driver.domains() == []
     rig.close()
 
 
-def test_a_wish_reaches_a_migration_that_runs() -> None:
+def test_abort_command_ends_running_migration() -> None:
     rig = Rig(script={"live_migrate": [Slow(60)]})
-    migrate = migrating(rig, {})
+    migrate = start_migration(rig, {})
     abort = control_command(migrate.key, Control.ABORT, server=SERVER, fence=1, session=7)
     rig.host.do([abort], None)
-    told = rig.conductor.hears(
-        lambda said: any(result.key == str(migrate.key) for result in said.results)
+    results = rig.conductor.await_sync(
+        lambda request: any(result.key == str(migrate.key) for result in request.results)
     ).results
     assert {
-        (result.status, result.reason) for result in told if result.key == str(migrate.key)
+        (result.status, result.reason) for result in results if result.key == str(migrate.key)
     } == {("failed", FailureReason.ABORTED)}
     rig.close()
 
 
-def test_what_changed_is_told_with_the_next_full_report_and_only_then(rig: Rig) -> None:
+def test_changed_inventory_is_reported_only_with_next_full_report(rig: Rig) -> None:
     rig.driver.host.size = replace(rig.driver.host.size, memory_mb=77)
-    rig.speak()
-    assert rig.conductor.hears(lambda said: said.changed).inventory is None
-    for _ in range(3):  # the lease is renewed on the way
+    rig.change_guest()
+    assert rig.conductor.await_sync(lambda request: request.changed).inventory is None
+    for _ in range(3):  # each exchange renews the lease
         rig.clock.seconds += FULL_REPORT_SECONDS / 3
-        rig.speak()
-        told = rig.conductor.hears(lambda said: said.changed)
-    assert told.session == 7
-    assert told.domains is not None
-    assert told.inventory == told_of(rig.driver)
-    assert told.metrics is not None
-    assert 0 <= told.metrics["cpu.percent"] <= 100
-    rig.speak()
-    assert rig.conductor.hears(lambda said: said.changed).inventory is None
+        rig.change_guest()
+        report = rig.conductor.await_sync(lambda request: request.changed)
+    assert report.session == 7
+    assert report.domains is not None
+    assert report.inventory == build_expected_inventory(rig.driver)
+    assert report.metrics is not None
+    assert 0 <= report.metrics["cpu.percent"] <= 100
+    rig.change_guest()
+    assert rig.conductor.await_sync(lambda request: request.changed).inventory is None
 
 
-def test_images_fetched_ahead_are_told_at_once(rig: Rig) -> None:
+def test_prefetched_images_are_reported_at_once(rig: Rig) -> None:
     rig.host.cache_images([ImageRef("one")], Access("http://images", "token"))
-    assert rig.conductor.hears(lambda said: said.cached).cached == {"one": ""}
+    assert rig.conductor.await_sync(lambda request: request.cached).cached == {"one": ""}
     rig.images.problem = errors.NotFound("There is no such image.")
     rig.host.cache_images([ImageRef("two")], Access("http://images", "newer"))
     assert (
-        rig.conductor.hears(lambda said: "two" in said.cached).cached["two"]
+        rig.conductor.await_sync(lambda request: "two" in request.cached).cached["two"]
         == "There is no such image."
     )
-    assert rig.images.asked == [("token", "one"), ("newer", "two")]
+    assert rig.images.downloads == [("token", "one"), ("newer", "two")]
 
 
-def test_questions(rig: Rig) -> None:
+def test_agent_query_returns_data_or_raises_reason(rig: Rig) -> None:
     assert " load average: " in rig.host.query("uptime", {})["uptime"]
     assert set(rig.host.query("domains", {})["domains"]) == {SERVER}
-    for verb in ("levitate", "console"):  # this host offers no consoles
+    for verb in ("levitate", "console"):  # the process has no console relay
         with pytest.raises(errors.NotImplementedHere, match=f"does not know the query {verb}"):
             rig.host.query(verb, {})
     with pytest.raises(errors.NotFound):
@@ -273,77 +278,82 @@ def test_questions(rig: Rig) -> None:
 @pytest.mark.parametrize(
     ("workers", "most", "builds"), [(12, 10, 10), (4, 10, 3), (12, 0, 11), (1, 10, 1), (2, 2, 1)]
 )
-def test_builds_never_take_all_workers(workers: int, most: int, builds: int) -> None:
+def test_builds_at_a_time_leaves_worker_free(workers: int, most: int, builds: int) -> None:
     assert builds_at_a_time(workers, most) == builds
 
 
 @pytest.fixture
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The periodic exchange comes many times a second."""
+def short_periods(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the period of exchanges to milliseconds."""
     monkeypatch.setattr(service, "EXCHANGE_PERIOD_SECONDS", (0.01, 0.02))
 
 
-@pytest.mark.usefixtures("often")
-def test_an_idle_host_sends_heartbeats_until_it_has_news(rig: Rig) -> None:
+@pytest.mark.usefixtures("short_periods")
+def test_idle_agent_sends_heartbeats_until_it_has_news(rig: Rig) -> None:
     rig.conductor.beats.get(timeout=5)
-    rig.conductor.heard = queue.SimpleQueue()  # what the start has left over
+    rig.conductor.syncs = queue.SimpleQueue()  # drop the exchanges of the start
     for _ in range(50):
         rig.conductor.beats.get(timeout=5)
-    assert rig.conductor.heard.empty()
-    rig.speak()
-    assert rig.conductor.hears(lambda said: said.changed)
+    assert rig.conductor.syncs.empty()
+    rig.change_guest()
+    assert rig.conductor.await_sync(lambda request: request.changed)
     rig.conductor.beats.get(timeout=5)
 
 
-@pytest.mark.usefixtures("often")
-def test_a_host_that_is_waited_for_syncs_with_all_its_domains(rig: Rig) -> None:
+@pytest.mark.usefixtures("short_periods")
+def test_agent_reports_all_domains_when_heartbeat_answer_is_false(rig: Rig) -> None:
     rig.conductor.beats.get(timeout=5)
-    rig.conductor.says = False
+    rig.conductor.heartbeat_answer = False
     assert [
         state.server
-        for state in rig.conductor.hears(lambda said: said.session == 7 and said.ask).domains or ()
+        for state in rig.conductor.await_sync(
+            lambda request: request.session == 7 and request.ask
+        ).domains
+        or ()
     ] == [SERVER]
 
 
-@pytest.mark.usefixtures("often")
+@pytest.mark.usefixtures("short_periods")
 @pytest.mark.parametrize(
-    "says", [None, TypeError("nobody foresaw this")], ids=["silence", "a failure"]
+    "heartbeat_answer", [None, TypeError("nobody foresaw this")], ids=["silence", "a failure"]
 )
-def test_where_nobody_answers_heartbeats_it_syncs(rig: Rig, says: Exception | None) -> None:
-    """Conductors of the release before do not."""
-    rig.conductor.says = says
+def test_agent_sends_exchange_when_heartbeats_are_not_answered(
+    rig: Rig, heartbeat_answer: Exception | None
+) -> None:
+    """Conductors of the previous release do not answer heartbeats."""
+    rig.conductor.heartbeat_answer = heartbeat_answer
     for _ in range(5):
-        assert rig.conductor.hears(lambda said: said.session == 7 and said.ask)
+        assert rig.conductor.await_sync(lambda request: request.session == 7 and request.ask)
     beats = 0
     while not rig.conductor.beats.empty():
         rig.conductor.beats.get()
         beats += 1
-    assert rig.conductor.hears(lambda said: said.session == 7 and said.ask)
+    assert rig.conductor.await_sync(lambda request: request.session == 7 and request.ask)
     assert (rig.conductor.beats.empty(), beats > 0) == (True, True)
 
 
-def ends(rig: Rig, command: Command) -> bool:
-    """Is a command carried out?"""
+def is_completed(rig: Rig, command: Command) -> bool:
+    """Send a command, and return True when the agent reports the result."""
     rig.host.do([command], None)
     return bool(
-        rig.conductor.hears(
-            lambda said: any(result.key == str(command.key) for result in said.results)
+        rig.conductor.await_sync(
+            lambda request: any(result.key == str(command.key) for result in request.results)
         )
     )
 
 
-def test_a_guest_that_ignores_the_button_occupies_no_worker() -> None:
+def test_guest_ignoring_power_button_occupies_no_worker() -> None:
     rig = Rig(script={"ensure_stopped": [Slow(60)], "reboot": [Slow(60)]})
     for verb in ("ensure_stopped", "reboot"):
         rig.host.do(
             [new_command(new_verb(verb, timeout=60), verb, "power", server=verb, session=7)], None
         )
-    assert ends(rig, new_command("ensure_paused", "c", "pause", server=SERVER, session=7))
+    assert is_completed(rig, new_command("ensure_paused", "c", "pause", server=SERVER, session=7))
     rig.close()
 
 
-@pytest.mark.usefixtures("often")
-def test_another_worker_takes_the_place_of_one_that_hangs(
+@pytest.mark.usefixtures("short_periods")
+def test_agent_replaces_hanging_worker(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     released, began = threading.Event(), threading.Event()
@@ -357,17 +367,17 @@ def test_another_worker_takes_the_place_of_one_that_hangs(
     assert began.wait(5)
     for _ in range(int(HANG_SECONDS / 20)):
         rig.clock.seconds += 20
-        rig.conductor.hears(lambda said: said.ask)
-        rig.conductor.heard = queue.SimpleQueue()
-    assert ends(rig, new_command("ensure_paused", "b", "pause", server=SERVER, session=7))
-    phases = rig.conductor.hears(lambda said: said.phases).phases
+        rig.conductor.await_sync(lambda request: request.ask)
+        rig.conductor.syncs = queue.SimpleQueue()
+    assert is_completed(rig, new_command("ensure_paused", "b", "pause", server=SERVER, session=7))
+    phases = rig.conductor.await_sync(lambda request: request.phases).phases
     assert phases["do/a/suspend/1"] == CommandProgress(
         CommandPhase.QUEUED, stalled_verb="ensure_suspended"
     )
     assert "gives no sign of life" in caplog.text
     released.set()
-    assert rig.conductor.hears(
-        lambda said: any(result.key == "do/a/suspend/1" for result in said.results)
+    assert rig.conductor.await_sync(
+        lambda request: any(result.key == "do/a/suspend/1" for result in request.results)
     )
     await_true(
         lambda: sum(thread.name.startswith("worker") for thread in threading.enumerate()) == 1,

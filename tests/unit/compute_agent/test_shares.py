@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares on a host: what is asked of mount and systemd, what libvirt is told, and which hosts
-can."""
+"""Shares on a host: mount commands, file systems in the domain's XML, and the host's abilities."""
 
 from __future__ import annotations
 
@@ -24,10 +23,10 @@ BARE = (
 )
 
 
-def parts(described: str) -> tuple[list[tuple[str, str]], list[str]]:
-    """(tag, folder) of each file system; what lies under the memory."""
-    root = ElementTree.fromstring(described)
-    found = []
+def read_shares(description: str) -> tuple[list[tuple[str, str]], list[str]]:
+    """Return (tag, folder) of each file system, and the elements of memoryBacking."""
+    root = ElementTree.fromstring(description)
+    file_systems = []
     for device in root.iterfind("devices/filesystem"):
         source, target, driver = (device.find(name) for name in ("source", "target", "driver"))
         assert source is not None and target is not None and driver is not None
@@ -35,29 +34,29 @@ def parts(described: str) -> tuple[list[tuple[str, str]], list[str]]:
             {"type": "mount", "accessmode": "passthrough"},
             {"type": "virtiofs"},
         )
-        found.append((target.attrib["dir"], source.attrib["dir"]))
-    return found, [
-        ElementTree.tostring(one, encoding="unicode").strip()
-        for one in root.iterfind("memoryBacking/*")
+        file_systems.append((target.attrib["dir"], source.attrib["dir"]))
+    return file_systems, [
+        ElementTree.tostring(element, encoding="unicode").strip()
+        for element in root.iterfind("memoryBacking/*")
     ]
 
 
-def test_a_domain_has_these_folders_and_no_others() -> None:
+def test_with_shares_sets_exactly_given_folders() -> None:
     shared = ['<source type="memfd" />', '<access mode="shared" />']
-    one = share_xml.with_shares(BARE, {"a": "/1"})
-    assert parts(one) == ([("a", "/1")], shared)
-    two = share_xml.with_shares(one, {"a": "/1", "b": "/2"})
-    assert parts(two) == ([("a", "/1"), ("b", "/2")], shared)
-    assert share_xml.with_shares(two, {"a": "/1", "b": "/2"}) == two
-    assert parts(share_xml.with_shares(two, {"a": "/3"})) == ([("a", "/3")], shared)
-    assert share_xml.with_shares(two, {}) == share_xml.with_shares(BARE, {}), (
+    first = share_xml.with_shares(BARE, {"a": "/1"})
+    assert read_shares(first) == ([("a", "/1")], shared)
+    second = share_xml.with_shares(first, {"a": "/1", "b": "/2"})
+    assert read_shares(second) == ([("a", "/1"), ("b", "/2")], shared)
+    assert share_xml.with_shares(second, {"a": "/1", "b": "/2"}) == second
+    assert read_shares(share_xml.with_shares(second, {"a": "/3"})) == ([("a", "/3")], shared)
+    assert share_xml.with_shares(second, {}) == share_xml.with_shares(BARE, {}), (
         "as if it never had one"
     )
 
 
-def test_huge_pages_stay() -> None:
+def test_with_shares_keeps_huge_pages() -> None:
     paged = BARE.replace("<devices>", "<memoryBacking><hugepages /></memoryBacking><devices>")
-    assert parts(share_xml.with_shares(paged, {"a": "/1"}))[1] == [
+    assert read_shares(share_xml.with_shares(paged, {"a": "/1"}))[1] == [
         "<hugepages />",
         '<source type="memfd" />',
         '<access mode="shared" />',
@@ -67,7 +66,7 @@ def test_huge_pages_stay() -> None:
     ) == share_xml.with_shares(paged, {})
 
 
-def test_mount_and_umount_are_told_once(tmp_path: Path) -> None:
+def test_mount_and_unmount_run_their_program_once(tmp_path: Path) -> None:
     host, folder = LocalMounts(tmp_path / "table"), tmp_path / "a folder" / "s"
     for _ in range(2):
         host.mounts.mount("NFS", LOCATION, folder)
@@ -78,7 +77,7 @@ def test_mount_and_umount_are_told_once(tmp_path: Path) -> None:
     assert host.asked[1:] == [["umount", "--", str(folder)]] and not folder.exists()
 
 
-def test_where_systemd_rules_it_mounts(tmp_path: Path) -> None:
+def test_mount_uses_systemd_mount_when_systemd_runs(tmp_path: Path) -> None:
     host, folder = LocalMounts(tmp_path / "table", by_systemd=True), tmp_path / "s"
     host.mounts.mount("NFS", "[2001:db8::9]:/shares/one", folder)
     host.mounts.unmount(folder)
@@ -97,7 +96,7 @@ def test_where_systemd_rules_it_mounts(tmp_path: Path) -> None:
     ]
 
 
-def test_what_is_not_mounted_but_full_stays(tmp_path: Path) -> None:
+def test_unmount_keeps_folder_with_files_when_not_mounted(tmp_path: Path) -> None:
     host, folder = LocalMounts(tmp_path / "table"), tmp_path / "s"
     folder.mkdir()
     (folder / "file").write_text("kept")
@@ -121,19 +120,19 @@ def test_what_is_not_mounted_but_full_stays(tmp_path: Path) -> None:
         "[::1:/x",
     ],
 )
-def test_what_is_no_location_is_never_mounted(tmp_path: Path, location: str) -> None:
+def test_mount_refuses_malformed_location(tmp_path: Path, location: str) -> None:
     host = LocalMounts(tmp_path / "table")
     with pytest.raises(VerbFailed, match="export location is none"):
         host.mounts.mount("NFS", location, tmp_path / "s")
     assert host.asked == [] and not (tmp_path / "s").exists()
 
 
-def test_other_protocols_are_refused_by_name(tmp_path: Path) -> None:
+def test_mount_refuses_other_protocol_by_name(tmp_path: Path) -> None:
     with pytest.raises(VerbFailed, match="protocol CEPHFS"):
         LocalMounts(tmp_path / "table").mounts.mount("CEPHFS", LOCATION, tmp_path / "s")
 
 
-def test_a_program_that_fails_says_why() -> None:
+def test_run_program_failure_has_status_and_output() -> None:
     with pytest.raises(VerbFailed) as failed:
         run(["ls", "/nowhere/at/all"])
     assert "ls ended with 2" in failed.value.details and "/nowhere/at/all" in failed.value.details
@@ -142,28 +141,28 @@ def test_a_program_that_fails_says_why() -> None:
     assert "no-such-program-here" in failed.value.details
 
 
-def test_a_host_needs_a_virtiofsd_that_it_can_run(tmp_path: Path) -> None:
+def test_has_virtiofsd_requires_description_and_executable_program(tmp_path: Path) -> None:
     program = tmp_path / "virtiofsd"
 
-    def says(**told: str) -> bool:
-        (tmp_path / "50.json").write_text(json.dumps(told))
+    def is_found(**description: str) -> bool:
+        (tmp_path / "50.json").write_text(json.dumps(description))
         return has_virtiofsd((tmp_path / "missing", tmp_path))
 
     assert not has_virtiofsd((tmp_path,))
-    assert not says(type="fs", binary=str(program))
+    assert not is_found(type="fs", binary=str(program))
     program.touch(mode=0o755)
-    assert says(type="fs", binary=str(program))
-    assert not says(type="gpu", binary=str(program)) and not says(type="fs")
+    assert is_found(type="fs", binary=str(program))
+    assert not is_found(type="gpu", binary=str(program)) and not is_found(type="fs")
     (tmp_path / "50.json").write_text("[")
     assert not has_virtiofsd((tmp_path,))
 
 
-def test_memory_that_can_be_shared_is_told_by_libvirt() -> None:
-    told = (
+def test_memory_sources_are_read_from_domain_capabilities() -> None:
+    xml = (
         '<domainCapabilities><memoryBacking supported="yes"><enum name="sourceType"><value>file</value>'
         "<value>memfd</value></enum></memoryBacking></domainCapabilities>"
     )
     assert (
-        capabilities.memory_sources(told) == {"file", "memfd"}
+        capabilities.memory_sources(xml) == {"file", "memfd"}
         and capabilities.memory_sources("") == set()
     )

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that travel from agent to agent: who may read which, and that what arrives is what was
-sent."""
+"""Transfers between agents over real sockets: permission, integrity, resumption, limits."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ from tests.unit.compute_agent.transfer_rig import (
     Folder,
     Meddler,
     Rig,
-    whole,
+    read_whole,
 )
 from tests.waiting import await_true
 
@@ -34,20 +33,20 @@ CONTENT = os.urandom(3 * MEBIBYTE + 12345)
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[Rig]:
-    made = Rig(tmp_path / "files")
-    (made.files.path / "disk").write_bytes(CONTENT)
-    (made.files.path / "config").write_bytes(b"drive")
-    yield made
-    made.service.close()
+    new_rig = Rig(tmp_path / "files")
+    (new_rig.files.path / "disk").write_bytes(CONTENT)
+    (new_rig.files.path / "config").write_bytes(b"drive")
+    yield new_rig
+    new_rig.service.close()
 
 
-def test_files_arrive_as_they_are(rig: Rig) -> None:
+def test_transfer_delivers_files_unchanged(rig: Rig) -> None:
     assert rig.peer().parts() == [Part("config", 5, 5), Part("disk", len(CONTENT), len(CONTENT))]
-    assert whole(rig.peer(), "disk", len(CONTENT)) == CONTENT
-    assert whole(rig.peer(), "config", 5) == b"drive"
+    assert read_whole(rig.peer(), "disk", len(CONTENT)) == CONTENT
+    assert read_whole(rig.peer(), "config", 5) == b"drive"
 
 
-def test_empty_file_arrives(rig: Rig) -> None:
+def test_transfer_delivers_empty_file(rig: Rig) -> None:
     (rig.files.path / "nothing").touch()
     assert list(rig.peer().read("nothing")) == []
 
@@ -64,10 +63,10 @@ def test_empty_file_arrives(rig: Rig) -> None:
         ("../" + SERVER, SECRET),
     ],
 )
-def test_nobody_reads_without_the_servers_own_secret(rig: Rig, server: str, secret: str) -> None:
-    for ask in (lambda peer: peer.parts(), lambda peer: list(peer.read("disk"))):
+def test_transfer_refuses_wrong_server_or_secret(rig: Rig, server: str, secret: str) -> None:
+    for request in (lambda peer: peer.parts(), lambda peer: list(peer.read("disk"))):
         with pytest.raises(VerbFailed) as failed:
-            ask(rig.peer(secret, server))
+            request(rig.peer(secret, server))
         assert "Nothing was offered" in failed.value.details
         assert SECRET not in failed.value.details
     assert rig.files.reads == []
@@ -76,7 +75,7 @@ def test_nobody_reads_without_the_servers_own_secret(rig: Rig, server: str, secr
 @pytest.mark.parametrize(
     "name", ["../files/disk", "./disk", "/etc/passwd", "disk/", "disk\0", "DISK", "..", "dis"]
 )
-def test_only_names_on_the_list_are_files(rig: Rig, name: str) -> None:
+def test_transfer_refuses_unlisted_file_name(rig: Rig, name: str) -> None:
     with pytest.raises(VerbFailed) as failed:
         list(rig.peer().read(name))
     assert "no such file" in failed.value.details
@@ -84,7 +83,7 @@ def test_only_names_on_the_list_are_files(rig: Rig, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "data",
     [
         b"GET / HTTP/1.1\r\n\r\n",
         struct.pack("!I", 5000) + b"x" * 5000,
@@ -105,30 +104,30 @@ def test_only_names_on_the_list_are_files(rig: Rig, name: str) -> None:
         ),
     ],
 )
-def test_what_is_no_request_is_refused_at_once(rig: Rig, told: bytes) -> None:
+def test_transfer_refuses_malformed_request_at_once(rig: Rig, data: bytes) -> None:
     with rig.connect() as connection:
-        connection.sendall(told)
+        connection.sendall(data)
         answer = frames.Frames(connection).receive()
         assert answer.kind == frames.FAILURE
         assert json.loads(answer.data)["kind"] == "refused"
         with pytest.raises(frames.TransferInterrupted):
             frames.Frames(connection).receive()
-    assert whole(rig.peer(), "config", 5) == b"drive"
+    assert read_whole(rig.peer(), "config", 5) == b"drive"
 
 
-def test_strangers_that_say_nothing_hold_up_nobody(tmp_path: Path) -> None:
+def test_silent_connections_do_not_block_transfers(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "files", strangers=2, request_seconds=1.0)
     (rig.files.path / "disk").write_bytes(CONTENT)
     with rig.connect() as silent, rig.connect() as slow:
         slow.sendall(b"\0")
-        rig.peer().parts()  # it takes the place of the oldest
+        rig.peer().parts()  # takes the place of the oldest connection
         assert silent.recv(1) == b""
-        assert whole(rig.peer(silence_timeout=5.0), "disk", len(CONTENT)) == CONTENT
+        assert read_whole(rig.peer(silence_timeout=5.0), "disk", len(CONTENT)) == CONTENT
         assert slow.recv(1) == b""
     rig.service.close()
 
 
-def test_reader_that_takes_nothing_is_cut_off_and_makes_room(tmp_path: Path) -> None:
+def test_transfer_closes_stalled_reader_and_serves_next(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "files", readers=1, frame_seconds=1.0)
     (rig.files.path / "disk").write_bytes(bytes(range(256)) * (64 << 12))
     with rig.connect() as lazy:
@@ -140,7 +139,7 @@ def test_reader_that_takes_nothing_is_cut_off_and_makes_room(tmp_path: Path) -> 
     rig.service.close()
 
 
-def test_bad_byte_on_the_way_is_noticed_before_it_is_given(rig: Rig) -> None:
+def test_transfer_detects_corrupt_byte_before_returning_it(rig: Rig) -> None:
     def meddle(number: int, so_far: int, piece: bytes) -> bytes:
         at = 2 * MEBIBYTE - so_far
         return (
@@ -148,48 +147,48 @@ def test_bad_byte_on_the_way_is_noticed_before_it_is_given(rig: Rig) -> None:
         )
 
     meddler = Meddler(rig.port, meddle)
-    got = b""
+    received = b""
     with pytest.raises(VerbFailed, match="safely") as failed:
         for _, data in client.peer(meddler.address, SERVER, SECRET).read("disk"):
-            got += data
+            received += data
     assert failed.value.retryable and "checksum" in failed.value.details
-    assert got and CONTENT.startswith(got)
+    assert received and CONTENT.startswith(received)
     meddler.close()
 
 
-def test_lost_connection_goes_on_where_it_was(rig: Rig) -> None:
-    sent = []
+def test_transfer_resumes_at_offset_after_lost_connection(rig: Rig) -> None:
+    sizes = []
 
     def meddle(number: int, so_far: int, piece: bytes) -> bytes | None:
-        sent.append(len(piece))
+        sizes.append(len(piece))
         return None if number <= 2 and so_far + len(piece) > 1.5 * MEBIBYTE else piece
 
     meddler = Meddler(rig.port, meddle)
     assert (
-        whole(
+        read_whole(
             client.peer(meddler.address, SERVER, SECRET, silence_timeout=10.0), "disk", len(CONTENT)
         )
         == CONTENT
     )
     assert meddler.connections == 3
-    assert sum(sent) < 2 * len(CONTENT)
+    assert sum(sizes) < 2 * len(CONTENT)
     meddler.close()
 
 
-def test_service_that_came_back_is_asked_for_the_rest(tmp_path: Path) -> None:
+def test_transfer_resumes_after_service_restart(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "files", rate=1)
     (rig.files.path / "disk").write_bytes(CONTENT)
     read = rig.peer(silence_timeout=10.0).read("disk")
-    got = [next(read)]
+    received = [next(read)]
     rig.service.close()
-    again = service.TransferService(rig.files, "127.0.0.1", rig.port)
-    again.start()
-    got += list(read)
-    assert b"".join(sparse.filled(len(CONTENT), got)) == CONTENT
-    again.close()
+    restarted = service.TransferService(rig.files, "127.0.0.1", rig.port)
+    restarted.start()
+    received += list(read)
+    assert b"".join(sparse.filled(len(CONTENT), received)) == CONTENT
+    restarted.close()
 
 
-def test_service_that_is_gone_is_unavailable_after_the_timeout(rig: Rig) -> None:
+def test_transfer_raises_unavailable_after_timeout_when_service_is_down(rig: Rig) -> None:
     rig.service.close()
     began = time.monotonic()
     with pytest.raises(errors.Unavailable, match=r"127\.0\.0\.1"):
@@ -197,7 +196,7 @@ def test_service_that_is_gone_is_unavailable_after_the_timeout(rig: Rig) -> None
     assert 0.9 < time.monotonic() - began < 5
 
 
-def test_service_that_is_silent_is_unavailable_not_waited_for_without_end(
+def test_transfer_raises_unavailable_when_service_is_silent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute, mute:
@@ -215,12 +214,12 @@ def test_service_that_is_silent_is_unavailable_not_waited_for_without_end(
 @pytest.mark.parametrize(
     "address", ["", "127.0.0.1", "127.0.0.1:", ":80", "127.0.0.1:http", "127.0.0.1:١"]
 )
-def test_host_without_an_address_for_transfers_has_none(address: str) -> None:
+def test_transfer_peer_refuses_malformed_address(address: str) -> None:
     with pytest.raises(VerbFailed, match="does not give them"):
         client.peer(address, SERVER, SECRET)
 
 
-def test_ten_gib_of_hole_cost_nothing(rig: Rig, tmp_path: Path) -> None:
+def test_transfer_of_sparse_file_sends_only_data(rig: Rig, tmp_path: Path) -> None:
     disk, copy, size = rig.files.path / "sparse", tmp_path / "copy", 10 << 30
     with disk.open("wb") as file:
         for at in (0, 5 << 30, size - 4096):
@@ -238,7 +237,7 @@ def test_ten_gib_of_hole_cost_nothing(rig: Rig, tmp_path: Path) -> None:
     assert list(sparse.pieces(copy, size)) == list(sparse.pieces(disk, size))
 
 
-def test_bytes_that_the_disk_did_not_keep_are_noticed(tmp_path: Path) -> None:
+def test_proved_raises_when_bytes_on_disk_differ(tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     stored = sparse.write(copy, 3 * MEBIBYTE, iter([(0, b"one"), (2 * MEBIBYTE, b"two")]))
     assert list(sparse.proved(copy, stored)) == [3, 6]
@@ -250,12 +249,14 @@ def test_bytes_that_the_disk_did_not_keep_are_noticed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("readers", [1, 3])
-def test_rate_is_of_all_readers_together(tmp_path: Path, readers: int) -> None:
+def test_transfer_rate_is_shared_by_all_readers(tmp_path: Path, readers: int) -> None:
     rig = Rig(tmp_path / "files", rate=2)
     (rig.files.path / "disk").write_bytes(CONTENT)
-    got: list[int] = []
+    sizes: list[int] = []
     threads = [
-        threading.Thread(target=lambda: got.append(len(whole(rig.peer(), "disk", len(CONTENT)))))
+        threading.Thread(
+            target=lambda: sizes.append(len(read_whole(rig.peer(), "disk", len(CONTENT))))
+        )
         for _ in range(readers)
     ]
     began = time.monotonic()
@@ -263,19 +264,19 @@ def test_rate_is_of_all_readers_together(tmp_path: Path, readers: int) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert got == [len(CONTENT)] * readers
-    # The last piece of each that pays is already on its way while the next would wait.
+    assert sizes == [len(CONTENT)] * readers
+    # The last piece of each reader is already sent when the next one would wait.
     assert time.monotonic() - began > (readers * len(CONTENT) / MEBIBYTE - 1) / 2 - 0.1
     rig.service.close()
 
 
-def test_what_the_driver_says_while_it_reads_reaches_the_reader(rig: Rig) -> None:
-    class Started(Folder):
+def test_transfer_reader_gets_error_of_driver_during_read(rig: Rig) -> None:
+    class FailingFolder(Folder):
         def read_part(self, server: str, secret: str, name: str) -> Iterator[tuple[int, bytes]]:
             yield 0, b"x"
             raise errors.Forbidden("The server was started.")
 
-    files = Started(rig.files.path)
+    files = FailingFolder(rig.files.path)
     other = service.TransferService(files, "127.0.0.1")
     read = client.peer(other.start(), SERVER, SECRET).read("disk")
     assert next(read) == (0, b"x")
@@ -285,7 +286,7 @@ def test_what_the_driver_says_while_it_reads_reaches_the_reader(rig: Rig) -> Non
     other.close()
 
 
-def test_what_nobody_foresaw_is_not_told_to_others(rig: Rig) -> None:
+def test_transfer_hides_unexpected_error_from_peer(rig: Rig) -> None:
     class Faulty(Folder):
         def parts(self, server: str, secret: str) -> list[Part]:
             raise RuntimeError(f"told {secret}")
@@ -298,7 +299,7 @@ def test_what_nobody_foresaw_is_not_told_to_others(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "file_list",
     [
         b"{}",
         b"[1]",
@@ -309,23 +310,23 @@ def test_what_nobody_foresaw_is_not_told_to_others(rig: Rig) -> None:
         b"[" * 5000,
     ],
 )
-def test_list_that_is_none_is_noticed(told: bytes) -> None:
+def test_transfer_peer_refuses_malformed_file_list(file_list: bytes) -> None:
     with pytest.raises(VerbFailed, match="safely"):
-        answered(told).parts()
+        new_peer_with_list(file_list).parts()
 
 
-def answered(told: bytes) -> Peer:
-    """A peer whose service answers one request with this list."""
+def new_peer_with_list(file_list: bytes) -> Peer:
+    """Return a peer whose service answers one request with this file list."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
         with listener, listener.accept()[0] as connection:
             frames.receive_request(connection)
-            frames.Frames(connection).send(frames.LIST, data=told)
+            frames.Frames(connection).send(frames.LIST, data=file_list)
 
     threading.Thread(target=serve, daemon=True).start()
     return client.peer(f"127.0.0.1:{listener.getsockname()[1]}", SERVER, SECRET)
 
 
-def test_secret_is_not_shown() -> None:
+def test_transfer_request_repr_hides_secret() -> None:
     assert SECRET not in repr(frames.TransferRequest(SERVER, SECRET))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transfers over TLS: both sides are proved, or nothing is said."""
+"""Transfers over TLS with real certificates: each side refuses a peer without a valid one."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from common.domain.errors import ConfigError
 from common.security.tls import Tls, load
 from compute_agent.verb_context import VerbFailed
 from deploy.one_machine.cloud import authority
-from tests.unit.compute_agent.transfer_rig import Rig, whole
+from tests.unit.compute_agent.transfer_rig import Rig, read_whole
 
 DAY = datetime.timedelta(days=1)
 CONTENT = bytes(range(256)) * 8192
 
 
 class Authority(authority.Authority):
-    """Signs certificates of hosts; each has a folder of its own."""
+    """An authority in a separate folder, which signs certificates of hosts."""
 
     def __init__(self, folder: Path, name: str) -> None:
         super().__init__(folder / name, name)
@@ -31,7 +31,7 @@ class Authority(authority.Authority):
     def tls(
         self, name: str, address: str = "127.0.0.1", valid: datetime.timedelta = 60 * DAY
     ) -> Tls:
-        """The files of a host with this address."""
+        """Issue a certificate for a host with this address, and return the files."""
         return self.issue(name, address, valid=valid)
 
 
@@ -42,35 +42,40 @@ def ours(tmp_path: Path) -> Authority:
 
 @pytest.fixture
 def rig(tmp_path: Path, ours: Authority) -> Iterator[Rig]:
-    yield from serving(tmp_path, ours.tls("source"))
+    yield from serve(tmp_path, ours.tls("source"))
 
 
-def serving(folder: Path, tls: Tls | None) -> Iterator[Rig]:
-    made = Rig(folder / "files", tls=tls)
-    (made.files.path / "disk").write_bytes(CONTENT)
-    yield made
-    made.service.close()
+def serve(folder: Path, tls: Tls | None) -> Iterator[Rig]:
+    rig = Rig(folder / "files", tls=tls)
+    (rig.files.path / "disk").write_bytes(CONTENT)
+    yield rig
+    rig.service.close()
 
 
-def test_hosts_that_prove_themselves_are_served(rig: Rig, ours: Authority) -> None:
-    assert whole(rig.peer(tls=ours.tls("destination", "10.0.0.9")), "disk", len(CONTENT)) == CONTENT
+def test_transfer_tls_serves_host_with_valid_certificate(rig: Rig, ours: Authority) -> None:
+    assert (
+        read_whole(rig.peer(tls=ours.tls("destination", "10.0.0.9")), "disk", len(CONTENT))
+        == CONTENT
+    )
 
 
-def test_reader_without_tls_gets_nothing(rig: Rig) -> None:
+def test_transfer_tls_refuses_reader_without_tls(rig: Rig) -> None:
     with pytest.raises(VerbFailed) as failed:
         rig.peer().parts()
     assert "over TLS only" in failed.value.details
     assert rig.files.reads == []
 
 
-def test_reader_with_tls_never_falls_back(tmp_path: Path, ours: Authority) -> None:
-    for rig in serving(tmp_path, None):
+def test_transfer_reader_with_tls_refuses_plain_text_service(
+    tmp_path: Path, ours: Authority
+) -> None:
+    for rig in serve(tmp_path, None):
         with pytest.raises(VerbFailed) as failed:
             rig.peer(tls=ours.tls("destination")).parts()
         assert "transfer_cert" in failed.value.details
 
 
-def test_reader_of_another_authority_gets_nothing(
+def test_transfer_tls_refuses_reader_of_other_authority(
     rig: Rig, ours: Authority, tmp_path: Path
 ) -> None:
     others = Authority(tmp_path, "others").tls("destination")
@@ -79,14 +84,14 @@ def test_reader_of_another_authority_gets_nothing(
     assert rig.files.reads == []
 
 
-def test_expired_reader_gets_nothing(rig: Rig, ours: Authority) -> None:
+def test_transfer_tls_refuses_reader_with_expired_certificate(rig: Rig, ours: Authority) -> None:
     with pytest.raises(VerbFailed, match="safely"):
         rig.peer(tls=ours.tls("destination", valid=-DAY)).parts()
     assert rig.files.reads == []
 
 
 @pytest.mark.parametrize("wrong", ["authority", "address", "expired"])
-def test_source_that_is_not_proved_is_not_read_from(
+def test_transfer_reader_refuses_source_with_invalid_certificate(
     tmp_path: Path, ours: Authority, wrong: str
 ) -> None:
     tls = {
@@ -96,21 +101,21 @@ def test_source_that_is_not_proved_is_not_read_from(
         "address": lambda: ours.tls("source", "127.0.0.2"),
         "expired": lambda: ours.tls("source", valid=-DAY),
     }[wrong]()
-    for rig in serving(tmp_path, tls):
+    for rig in serve(tmp_path, tls):
         with pytest.raises(VerbFailed) as failed:
             rig.peer(tls=ours.tls("destination")).parts()
         assert "TLS" in failed.value.details and "ertificate" in failed.value.details
         assert rig.files.reads == []
 
 
-def test_new_certificates_count_at_once(rig: Rig, tmp_path: Path) -> None:
+def test_transfer_tls_uses_new_certificates_at_once(rig: Rig, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "ours")
-    anew = Authority(tmp_path, "ours")
-    anew.tls("source")
-    assert whole(rig.peer(tls=anew.tls("destination")), "disk", len(CONTENT)) == CONTENT
+    renewed = Authority(tmp_path, "ours")
+    renewed.tls("source")
+    assert read_whole(rig.peer(tls=renewed.tls("destination")), "disk", len(CONTENT)) == CONTENT
 
 
-def test_files_that_went_away_close_the_service_rather_than_open_it(
+def test_transfer_tls_serves_no_file_when_its_key_is_missing(
     rig: Rig, ours: Authority, tmp_path: Path
 ) -> None:
     mine = ours.tls("destination")
@@ -123,7 +128,7 @@ def test_files_that_went_away_close_the_service_rather_than_open_it(
         rig.peer(tls=replace(mine, key=str(tmp_path / "missing"))).parts()
 
 
-def test_files_that_cannot_be_used_are_refused(ours: Authority, tmp_path: Path) -> None:
+def test_tls_load_refuses_unusable_files(ours: Authority, tmp_path: Path) -> None:
     mine = ours.tls("source")
     assert load(mine.cert, mine.key, mine.ca) == mine
     for cert, key, ca in (

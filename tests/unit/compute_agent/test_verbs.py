@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verbs: what is reported of each way in which one can end, and what is never done twice."""
+"""Verbs run by ``verbs.run`` with the memory driver: results, failures, and repetition."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ class Rig:
         )
 
 
-def failing(problem: Exception) -> Any:
-    """The result of a verb that raises this."""
+def run_failing_verb(problem: Exception) -> Any:
+    """Run a verb that raises this error, and return the result."""
     rig = Rig()
-    rig.carry_out = raising(problem)
+    rig.carry_out = make_failing(problem)
     return rig.run("ensure_paused")
 
 
-def raising(problem: BaseException) -> CarryOut:
+def make_failing(problem: BaseException) -> CarryOut:
     def carry_out(tools: Tools, command: Command, verb: Verb) -> Outcome:
         raise problem
 
@@ -83,38 +83,38 @@ def raising(problem: BaseException) -> CarryOut:
         ("set_password", {}),
     ],
 )
-def test_each_verb_can_be_done_twice(verb: str, data: dict[str, Any]) -> None:
+def test_verb_is_done_twice_with_same_result(verb: str, data: dict[str, Any]) -> None:
     rig = Rig()
     rig.driver.host.guests["s"].has_agent = True
     for attempt in (1, 2):
-        ended = rig.run(verb, attempt=attempt)
-        assert (ended.key, ended.server, ended.fence, ended.status, ended.data) == (
+        result = rig.run(verb, attempt=attempt)
+        assert (result.key, result.server, result.fence, result.status, result.data) == (
             f"do/a/step/{attempt}",
             "s",
             2,
             "done",
             data,
         )
-        assert rig.journal.find(ended.key) == ended
-        assert to_wire(from_wire(VERBS[verb].Result, ended.data)) == ended.data
+        assert rig.journal.find(result.key) == result
+        assert to_wire(from_wire(VERBS[verb].Result, result.data)) == result.data
     assert rig.points[-2:] == [(verb, "step", "before"), (verb, "step", "after")]
 
 
-def test_shares_change_while_the_guest_is_off() -> None:
+def test_share_verbs_require_stopped_guest() -> None:
     rig = Rig()
     for verb in ("attach_share", "detach_share"):
         assert rig.run(verb, "while it runs").status == "failed"
     rig.run("ensure_stopped")
     for verb, data in (("attach_share", {"power_state": SHUTDOWN}), ("detach_share", {})):
         for attempt in (1, 2):
-            ended = rig.run(verb, attempt=attempt)
-            assert (ended.status, ended.data) == ("done", data)
+            result = rig.run(verb, attempt=attempt)
+            assert (result.status, result.data) == ("done", data)
     rig.run("ensure_absent")
     assert rig.run("detach_share", "when it is gone").status == "done"
     assert rig.run("attach_share", "when it is gone").status == "failed"
 
 
-def test_volumes_change_while_the_guest_runs() -> None:
+def test_volume_verbs_are_done_while_guest_runs() -> None:
     rig = Rig()
     for verb, data in (
         ("attach_volume", {"power_state": RUNNING}),
@@ -127,8 +127,8 @@ def test_volumes_change_while_the_guest_runs() -> None:
         ("detach_volume", {"power_state": RUNNING}),
     ):
         for attempt in (1, 2):
-            ended = rig.run(verb, attempt=attempt)
-            assert (ended.status, ended.data) == ("done", data)
+            result = rig.run(verb, attempt=attempt)
+            assert (result.status, result.data) == ("done", data)
     assert rig.run("disconnect_volumes", "while it runs").status == "failed"
     rig.run("ensure_stopped")
     assert rig.run("disconnect_volumes").status == "done"
@@ -137,14 +137,14 @@ def test_volumes_change_while_the_guest_runs() -> None:
         assert rig.run(verb, "when it is gone").status == status
 
 
-def test_a_snapshot_tells_how_many_bytes_it_stored() -> None:
+def test_snapshot_result_has_number_of_stored_bytes() -> None:
     rig = Rig()
-    ended = rig.run("snapshot")
-    assert ended.status == "done"
-    assert ended.data == {"size": len(b"".join(rig.stored))} != {"size": 0}
+    result = rig.run("snapshot")
+    assert result.status == "done"
+    assert result.data == {"size": len(b"".join(rig.stored))} != {"size": 0}
 
 
-def test_every_row_of_the_table_is_tried_above() -> None:
+def test_verbs_table_has_exactly_these_verbs() -> None:
     assert set(VERBS) == {
         "ensure_guest",
         "ensure_running",
@@ -185,7 +185,7 @@ def test_every_row_of_the_table_is_tried_above() -> None:
     }
 
 
-def test_whatever_may_start_a_guest_says_so() -> None:
+def test_verbs_marked_starts_guest_are_complete() -> None:
     assert {name for name, verb in VERBS.items() if verb.starts_guest} == {
         "ensure_guest",
         "ensure_running",
@@ -199,7 +199,7 @@ def test_whatever_may_start_a_guest_says_so() -> None:
     }
 
 
-def test_whatever_makes_disks_of_an_image_counts_as_a_build() -> None:
+def test_verbs_marked_builds_are_complete() -> None:
     assert {name for name, verb in VERBS.items() if verb.builds} == {
         "ensure_guest",
         "rebuild",
@@ -207,52 +207,52 @@ def test_whatever_makes_disks_of_an_image_counts_as_a_build() -> None:
     }
 
 
-def test_what_cannot_be_looked_at_is_done_once() -> None:
+def test_verbs_marked_runs_once_are_complete() -> None:
     assert {name for name, verb in VERBS.items() if verb.runs_once} == {
         "inject_nmi",
         "set_password",
     }
 
 
-def test_a_once_verb_found_begun_is_unknown_and_not_repeated() -> None:
+def test_runs_once_verb_begun_before_kill_is_unknown_and_not_repeated() -> None:
     rig = Rig()
-    # kill -9 after the effect
-    rig.carry_out = raising(KeyboardInterrupt())
+    # As if the agent was killed by SIGKILL after the effect.
+    rig.carry_out = make_failing(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         rig.run("inject_nmi")
     assert rig.journal.find("do/a/step/1") is None
     rig.carry_out = carry_out
     for _ in range(2):
-        ended = rig.run("inject_nmi")
-        assert ended.status == "unknown"
-        assert rig.journal.find("do/a/step/1") == ended
+        result = rig.run("inject_nmi")
+        assert result.status == "unknown"
+        assert rig.journal.find("do/a/step/1") == result
     assert ("inject_nmi", "s") not in rig.driver.host.calls
 
 
-def test_a_once_verb_is_done_again_only_by_a_new_attempt() -> None:
+def test_runs_once_verb_runs_again_in_new_attempt() -> None:
     rig = Rig()
     assert [rig.run("inject_nmi", attempt=attempt).status for attempt in (1, 2)] == ["done", "done"]
     assert rig.driver.host.calls.count(("inject_nmi", "s")) == 2
 
 
-def test_a_definite_failure_is_reported_in_the_drivers_words() -> None:
+def test_verb_failure_is_reported_with_message_of_driver() -> None:
     rig = Rig()
     rig.driver.host.script["ensure_running"] = [Fail("No disk.", retryable=True, details="ENOSPC")]
-    ended = rig.run("ensure_running")
-    assert (ended.status, ended.error, ended.details, ended.retryable) == (
+    result = rig.run("ensure_running")
+    assert (result.status, result.error, result.details, result.retryable) == (
         "failed",
         "No disk.",
         "ENOSPC",
         True,
     )
-    assert rig.journal.find(ended.key) == ended
+    assert rig.journal.find(result.key) == result
 
 
-def test_a_problem_is_a_definite_failure_with_its_cause_for_the_operator() -> None:
+def test_verb_problem_is_definite_failure_with_cause_in_details() -> None:
     problem = errors.BadRequest("The image is hostile.")
     problem.__cause__ = OSError("backing file")
-    ended = failing(problem)
-    assert (ended.status, ended.error, ended.details, ended.retryable) == (
+    result = run_failing_verb(problem)
+    assert (result.status, result.error, result.details, result.retryable) == (
         "failed",
         "The image is hostile.",
         "backing file",
@@ -263,11 +263,11 @@ def test_a_problem_is_a_definite_failure_with_its_cause_for_the_operator() -> No
 @pytest.mark.parametrize(
     "problem", [VerbFailed("No.", details="x" * 10_000_000), ValueError("x" * 10_000_000)]
 )
-def test_what_a_guests_side_says_of_a_failure_is_cut_off(
+def test_verb_failure_details_are_truncated(
     problem: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ended = failing(problem)
-    assert 1000 < len(ended.details) <= MAX_DETAILS_CHARS
+    result = run_failing_verb(problem)
+    assert 1000 < len(result.details) <= MAX_DETAILS_CHARS
     if isinstance(problem, VerbFailed):
         assert max(len(record.getMessage()) for record in caplog.records) < 2 * MAX_DETAILS_CHARS
 
@@ -275,19 +275,19 @@ def test_what_a_guests_side_says_of_a_failure_is_cut_off(
 @pytest.mark.parametrize(
     "problem", [errors.Unavailable("libvirt is away"), errors.NoAnswer("nobody"), Cancelled()]
 )
-def test_what_cannot_be_known_or_was_cancelled_is_not_reported(problem: Exception) -> None:
+def test_verb_reports_no_result_when_unavailable_or_cancelled(problem: Exception) -> None:
     rig = Rig()
-    rig.carry_out = raising(problem)
+    rig.carry_out = make_failing(problem)
     assert rig.run("ensure_paused") is None
     assert rig.journal.find("do/a/step/1") is None
     assert rig.points[-1] == ("ensure_paused", "step", "before")
 
 
-def test_an_unexpected_error_tells_the_tenant_nothing_and_lets_another_host_try() -> None:
-    ended = failing(ValueError("/secret/path"))
-    assert (ended.status, ended.retryable) == ("failed", True)
-    assert "secret" not in ended.error
-    assert ended.details == "ValueError: /secret/path"
+def test_unexpected_verb_error_is_hidden_from_tenant_and_retryable() -> None:
+    result = run_failing_verb(ValueError("/secret/path"))
+    assert (result.status, result.retryable) == ("failed", True)
+    assert "secret" not in result.error
+    assert result.details == "ValueError: /secret/path"
 
 
 @pytest.mark.parametrize(
@@ -302,14 +302,14 @@ def test_an_unexpected_error_tells_the_tenant_nothing_and_lets_another_host_try(
     ],
     ids=lambda problem: type(problem).__name__,
 )
-def test_a_removal_never_fails_for_good(problem: Any) -> None:
-    """A debt is answered again from the journal: a failure written there would keep it for ever."""
+def test_ensure_absent_reports_no_failure_and_is_repeated(problem: Any) -> None:
+    """A pending cleanup is answered again from the journal, where a failure would be final."""
     rig = Rig()
     if isinstance(problem, Fail):
         rig.driver.host.script["ensure_absent"] = [problem]
         assert rig.run("ensure_absent") is None
     else:
-        rig.carry_out = raising(problem)
+        rig.carry_out = make_failing(problem)
         assert rig.run("ensure_absent") is None
         rig.carry_out = carry_out
     assert rig.journal.find("do/a/step/1") is None
@@ -323,16 +323,16 @@ def test_a_removal_never_fails_for_good(problem: Any) -> None:
     [VerbFailed("It is still here."), ValueError("bug"), OSError("disk")],
     ids=lambda problem: type(problem).__name__,
 )
-def test_only_a_verbs_own_words_say_which_host_has_a_guest(verb: str, problem: Exception) -> None:
-    """Else one that has moved would be taken for one that has not, and removed."""
+def test_live_migration_verbs_report_no_unexpected_failure(verb: str, problem: Exception) -> None:
+    """Otherwise the conductor could remove a guest that has moved."""
     rig = Rig()
-    rig.carry_out = raising(problem)
-    ended = rig.run(verb)
-    assert (ended is not None) == isinstance(problem, VerbFailed)
+    rig.carry_out = make_failing(problem)
+    result = rig.run(verb)
+    assert (result is not None) == isinstance(problem, VerbFailed)
     assert (rig.journal.find("do/a/step/1") is not None) == isinstance(problem, VerbFailed)
 
 
-def test_a_cancelled_verb_stops_within_moments() -> None:
+def test_cancelled_verb_stops_and_guest_keeps_running() -> None:
     rig = Rig()
     rig.driver.host.script["ensure_stopped"] = [Slow(30)]
     rig.cancelled = True

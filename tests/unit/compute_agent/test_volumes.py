@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Volumes on a host: what the volume service may name, what an NBD server says, and that nothing of
-either becomes markup or another file."""
+"""Local and NBD volumes on a host: accepted connection data, sizes, and disks in the domain's XML.
+
+NBD servers are sockets with recorded answers.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +41,11 @@ def local(path: Path | str, **changed: Any) -> AttachedVolume:
 
 
 def host(folder: Path | None = None, **options: Any) -> connectors.Connectors:
-    given = {"tls": None, "plain_text": False, "about": {}} | options
-    return connectors.of_host(connectors.Protocols([str(folder)] if folder else []), **given)
+    arguments = {"tls": None, "plain_text": False, "about": {}} | options
+    return connectors.of_host(connectors.Protocols([str(folder)] if folder else []), **arguments)
 
 
-def made(folder: Path, size: int = GIBIBYTE, name: str = f"volume-{KEY}") -> Path:
+def create_file(folder: Path, size: int = GIBIBYTE, name: str = f"volume-{KEY}") -> Path:
     path = folder / name
     with path.open("wb") as file:
         file.truncate(size)
@@ -51,25 +53,28 @@ def made(folder: Path, size: int = GIBIBYTE, name: str = f"volume-{KEY}") -> Pat
 
 
 # --- files ---
-def test_a_file_is_the_volume_it_names(tmp_path: Path) -> None:
-    path = made(tmp_path)
+def test_local_volume_has_size_of_its_file(tmp_path: Path) -> None:
+    path = create_file(tmp_path)
     source = host(tmp_path).source(local(path))
     assert (source.kind, source.path) == ("file", str(path))
     assert host(tmp_path).connect(local(path)).size_bytes == GIBIBYTE
-    assert host(tmp_path).connect(local(made(tmp_path, 3 * GIBIBYTE))).size_bytes == 3 * GIBIBYTE
+    assert (
+        host(tmp_path).connect(local(create_file(tmp_path, 3 * GIBIBYTE))).size_bytes
+        == 3 * GIBIBYTE
+    )
 
 
-def test_another_file_is_no_volume(tmp_path: Path) -> None:
+def test_local_volume_outside_folder_or_of_other_id_is_refused(tmp_path: Path) -> None:
     folder, beside = tmp_path / "volumes", tmp_path / "beside"
-    for one in (folder, beside):
-        one.mkdir()
-    made(beside)
+    for path in (folder, beside):
+        path.mkdir()
+    create_file(beside)
     (folder / "out").symlink_to(beside)
     for path in (
         beside / f"volume-{KEY}",
         folder / "out" / f"volume-{KEY}",
         f"{folder}/../beside/volume-{KEY}",
-        made(folder, name="volume-of-another"),
+        create_file(folder, name="volume-of-another"),
         f"volumes/volume-{KEY}",
         f"{folder}/volume-{KEY}/../../beside/volume-{KEY}",
         "",
@@ -77,14 +82,14 @@ def test_another_file_is_no_volume(tmp_path: Path) -> None:
         with pytest.raises(VerbFailed, match="cannot be used on this host"):
             host(folder).connect(local(path))
     with pytest.raises(VerbFailed, match="served by local, and the host knows nbd"):
-        host().source(local(made(folder)))
+        host().source(local(create_file(folder)))
 
 
-def test_what_is_no_file_or_too_small_is_refused(tmp_path: Path) -> None:
+def test_local_volume_missing_too_small_or_not_a_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(VerbFailed, match="does not find volume"):
         host(tmp_path).connect(local(tmp_path / f"volume-{KEY}"))
     with pytest.raises(VerbFailed, match="is not that volume: it has 7 bytes"):
-        host(tmp_path).connect(local(made(tmp_path, 7)))
+        host(tmp_path).connect(local(create_file(tmp_path, 7)))
     (tmp_path / f"link-{KEY}").symlink_to("/etc/passwd")
     os.mkfifo(tmp_path / f"pipe-{KEY}")
     (tmp_path / f"folder-{KEY}").mkdir()
@@ -105,15 +110,15 @@ BURSTS = {
 }
 
 
-def test_bursts_and_block_sizes_of_volume_type_are_written(tmp_path: Path) -> None:
+def test_volume_xml_has_bursts_and_block_sizes_of_volume_type(tmp_path: Path) -> None:
     connection = {
-        "device_path": str(made(tmp_path)),
+        "device_path": str(create_file(tmp_path)),
         "qos_specs": BURSTS | {"of_the_back_end": "gold"},
         "logical_block_size": "512",
         "physical_block_size": 4096,
     }
-    given = volume(driver_volume_type="local", **connection)
-    disk = volume_xml.element(given, host(tmp_path).source(given), "vdb")
+    attached = volume(driver_volume_type="local", **connection)
+    disk = volume_xml.element(attached, host(tmp_path).source(attached), "vdb")
     rates = {rate.tag: rate.text for rate in disk.iterfind("iotune/*")}
     assert rates == {name: str(number) for name, number in BURSTS.items()}
     sizes = disk.find("blockio")
@@ -140,22 +145,27 @@ def test_bursts_and_block_sizes_of_volume_type_are_written(tmp_path: Path) -> No
         ({"logical_block_size": 4096, "physical_block_size": 512}, "physical_block_size"),
     ],
 )
-def test_qos_that_hosts_cannot_carry_out_is_refused_by_name(
+def test_volume_with_unsupported_qos_is_refused_by_name(
     tmp_path: Path, connection: dict[str, Any], name: str
 ) -> None:
-    given = volume(driver_volume_type="local", device_path=str(made(tmp_path)), **connection)
+    attached = volume(
+        driver_volume_type="local", device_path=str(create_file(tmp_path)), **connection
+    )
     with pytest.raises(VerbFailed) as failed:
-        host(tmp_path).source(given)
-    assert name in str(failed.value) and given.volume_id in str(failed.value)
+        host(tmp_path).source(attached)
+    assert name in str(failed.value) and attached.volume_id in str(failed.value)
 
 
-def test_rates_are_the_volume_types(tmp_path: Path) -> None:
-    connection = {"device_path": str(made(tmp_path)), "qos_specs": {"read_iops_sec": "7", "x": 1}}
-    given = replace(volume(), connection={"driver_volume_type": "local", **connection})
-    assert host(tmp_path).source(given).limits == {"read_iops_sec": 7}
-    given.connection["qos_specs"] = {"read_iops_sec": "<b>"}
+def test_volume_limits_are_read_from_qos_specs(tmp_path: Path) -> None:
+    connection = {
+        "device_path": str(create_file(tmp_path)),
+        "qos_specs": {"read_iops_sec": "7", "x": 1},
+    }
+    attached = replace(volume(), connection={"driver_volume_type": "local", **connection})
+    assert host(tmp_path).source(attached).limits == {"read_iops_sec": 7}
+    attached.connection["qos_specs"] = {"read_iops_sec": "<b>"}
     with pytest.raises(VerbFailed, match="read_iops_sec '<b>' is not a whole number"):
-        host(tmp_path).source(given)
+        host(tmp_path).source(attached)
 
 
 # --- exports ---
@@ -171,12 +181,12 @@ def test_rates_are_the_volume_types(tmp_path: Path) -> None:
         {"export": KEY},
     ],
 )
-def test_an_export_is_named_in_words(data: dict[str, Any]) -> None:
+def test_nbd_volume_with_malformed_connection_is_refused(data: dict[str, Any]) -> None:
     with pytest.raises(VerbFailed, match="cannot be used on this host"):
         host().source(volume(**data))
 
 
-def test_plain_text_and_tls_are_as_the_host_says() -> None:
+def test_nbd_volume_requires_tls_unless_local_or_plain_text_allowed() -> None:
     far, near = {"port": 1, "export": KEY, "host": "192.0.2.9"}, {"host": "127.0.0.1"}
     with pytest.raises(VerbFailed, match="would travel as plain text"):
         host(tls=TLS).source(volume(**far, tls=False))
@@ -188,13 +198,13 @@ def test_plain_text_and_tls_are_as_the_host_says() -> None:
 
 
 @contextmanager
-def served(*answers: bytes) -> Iterator[int]:
-    """The port of a server that gives these answers, whatever it is asked."""
+def serve(*answers: bytes) -> Iterator[int]:
+    """Yield the port of a server that sends these answers to any request."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def serve() -> None:
             connection, _ = listening.accept()
-            with connection, suppress(ConnectionError):  # whoever asked may have heard enough
+            with connection, suppress(ConnectionError):  # the client may close early
                 for answer in answers:
                     connection.sendall(answer)
                 while connection.recv(4096):
@@ -213,22 +223,22 @@ def reply(kind: int, data: bytes = b"", about: int = nbd.INFO) -> bytes:
     return struct.pack(">QIII", nbd.REPLY_MAGIC, about, kind, len(data)) + data
 
 
-def test_an_export_has_the_size_that_its_server_says() -> None:
+def test_nbd_volume_has_size_reported_by_server() -> None:
     size = struct.pack(">HQH", 0, GIBIBYTE, 1)
     other = struct.pack(">HI", 3, 1)
-    with served(
+    with serve(
         GREETING + reply(nbd.INFO_REPLY, other) + reply(nbd.INFO_REPLY, size) + reply(nbd.ACK)
     ) as port:
-        given = volume(host="127.0.0.1", port=port, export=KEY)
-        assert host().connect(given).size_bytes == GIBIBYTE
-    with served(GREETING + reply(nbd.INFO_REPLY, size) + reply(nbd.ACK)) as port:
-        given = replace(volume(host="127.0.0.1", port=port, export=KEY), size_gb=2)
+        attached = volume(host="127.0.0.1", port=port, export=KEY)
+        assert host().connect(attached).size_bytes == GIBIBYTE
+    with serve(GREETING + reply(nbd.INFO_REPLY, size) + reply(nbd.ACK)) as port:
+        attached = replace(volume(host="127.0.0.1", port=port, export=KEY), size_gb=2)
         with pytest.raises(VerbFailed, match="is not that volume"):
-            host().connect(given)
+            host().connect(attached)
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "message"),
     [
         (GREETING + reply(1 << 31 | 6, b"no such export"), "is not served where"),
         (GREETING + reply(nbd.ACK), "is not served where"),
@@ -237,21 +247,21 @@ def test_an_export_has_the_size_that_its_server_says() -> None:
         (GREETING + struct.pack(">QIII", nbd.REPLY_MAGIC, 6, 3, 1 << 30), "does not answer"),
     ],
 )
-def test_a_server_that_says_something_else_is_refused(answer: bytes, said: str) -> None:
-    with served(answer) as port, pytest.raises(VerbFailed, match=said):
+def test_nbd_server_with_unexpected_answer_is_refused(answer: bytes, message: str) -> None:
+    with serve(answer) as port, pytest.raises(VerbFailed, match=message):
         host().connect(volume(host="127.0.0.1", port=port, export=KEY))
 
 
-def test_nobody_at_the_port_is_said() -> None:
+def test_connect_nbd_volume_fails_when_port_is_closed() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
     with pytest.raises(VerbFailed, match="does not answer this host"):
         host().connect(volume(host="127.0.0.1", port=port, export=KEY))
 
 
-def test_a_server_without_tls_is_told_nothing() -> None:
+def test_nbd_server_without_tls_is_refused_when_tls_is_required() -> None:
     with (
-        served(GREETING + reply(1 << 31 | 1, about=nbd.STARTTLS)) as port,
+        serve(GREETING + reply(1 << 31 | 1, about=nbd.STARTTLS)) as port,
         pytest.raises(VerbFailed, match="speaks no TLS"),
     ):
         nbd.export_size("127.0.0.1", port, KEY, TLS)
@@ -261,12 +271,12 @@ def test_a_server_without_tls_is_told_nothing() -> None:
 HOSTILE = '\'/><source file="/etc/shadow"/>&lt;\x00'
 
 
-def test_odd_characters_stay_text() -> None:
+def test_volume_xml_keeps_hostile_characters_as_text() -> None:
     source = VolumeSource("network", host=HOSTILE[:-1], port=1, export=HOSTILE[:-1])
-    given = replace(volume(), volume_id=HOSTILE[:-1], device=HOSTILE, bus="virtio")
-    text = volume_xml.text(volume_xml.element(given, source, "vdb"))
+    attached = replace(volume(), volume_id=HOSTILE[:-1], device=HOSTILE, bus="virtio")
+    text = volume_xml.text(volume_xml.element(attached, source, "vdb"))
     disk = ElementTree.fromstring(text)
-    assert [one.tag for one in disk.iter()] == [
+    assert [element.tag for element in disk.iter()] == [
         "disk",
         "driver",
         "source",
@@ -290,25 +300,25 @@ def test_odd_characters_stay_text() -> None:
         ("/dev/nvme0n1", ""),
     ],
 )
-def test_only_a_disks_name_is_taken_over(device: str, name: str) -> None:
+def test_volume_device_name_is_used_only_when_valid(device: str, name: str) -> None:
     assert volume_xml.wanted_name(replace(volume(), device=device)) == name
 
 
-def test_a_disk_goes_into_a_description_and_out_again() -> None:
-    described = "<domain><devices><disk><target dev='vda'/></disk><input/></devices></domain>"
+def test_volume_disk_is_added_to_domain_xml_once_and_removed() -> None:
+    description = "<domain><devices><disk><target dev='vda'/></disk><input/></devices></domain>"
     source = VolumeSource("file", f"/v/{KEY}")
     disk = volume_xml.element(replace(volume(), bus="scsi"), source, "sda")
-    once = volume_xml.with_disk(described, disk, "virtio-scsi")
+    once = volume_xml.with_disk(description, disk, "virtio-scsi")
     twice = volume_xml.with_disk(once, disk, "virtio-scsi")
     assert once == twice
     assert set(volume_xml.find_disks(once)) == {KEY}
     assert volume_xml.names(once, "") == {"vda", "sda"}
-    assert volume_xml.has_scsi(once) and not volume_xml.has_scsi(described)
+    assert volume_xml.has_scsi(once) and not volume_xml.has_scsi(description)
     assert volume_xml.find_disks(volume_xml.without(once, KEY)) == {}
 
 
-def domain(*disks: tuple[str, str, str, str]) -> str:
-    """A domain's description: name, bus, serial and slot of each disk."""
+def build_domain_xml(*disks: tuple[str, str, str, str]) -> str:
+    """Build domain XML from (name, bus, serial, slot) of each disk."""
     root = ElementTree.Element("domain")
     devices = ElementTree.SubElement(root, "devices")
     for name, bus, serial, slot in disks:
@@ -321,11 +331,11 @@ def domain(*disks: tuple[str, str, str, str]) -> str:
     return ElementTree.tostring(root, encoding="unicode")
 
 
-def places(described: str) -> dict[str, tuple[str, str | None]]:
-    """Name and slot of each volume."""
+def read_places(description: str) -> dict[str, tuple[str, str | None]]:
+    """Return serial -> (name, slot) of each volume."""
     return {
         serial: (volume_xml.name_of(disk), None if place is None else place.get("slot"))
-        for serial, disk in volume_xml.find_disks(described).items()
+        for serial, disk in volume_xml.find_disks(description).items()
         for place in [disk.find("address")]
     }
 
@@ -358,14 +368,14 @@ def places(described: str) -> dict[str, tuple[str, str | None]]:
         ),
     ],
 )
-def test_disks_of_guest_that_is_off_are_put_in_order_of_their_names(
+def test_in_order_sorts_names_and_slots_of_volume_disks(
     disks: list[tuple[str, str, str, str]], ordered: dict[str, tuple[str, str | None]]
 ) -> None:
-    once = volume_xml.in_order(domain(*disks))
-    assert places(once) == ordered
+    once = volume_xml.in_order(build_domain_xml(*disks))
+    assert read_places(once) == ordered
     assert volume_xml.in_order(once) == once
 
 
-def test_disks_in_order_keep_the_description() -> None:
-    described = domain(("vda", "virtio", "", "0x04"), ("vdb", "virtio", "b", "0x05"))
-    assert volume_xml.in_order(described) is described
+def test_in_order_keeps_description_of_sorted_disks() -> None:
+    description = build_domain_xml(("vda", "virtio", "", "0x04"), ("vdb", "virtio", "b", "0x05"))
+    assert volume_xml.in_order(description) is description

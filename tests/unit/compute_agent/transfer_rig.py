@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A folder whose files may be read with a secret, served on this machine: what the tests of
-transfers share."""
+"""A transfer service on this machine, and a proxy that corrupts transfers, for transfer tests."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ MEBIBYTE = 1 << 20
 
 
 class Folder:
-    """The files of one server, as a driver would give them."""
+    """The files of one server, in place of a driver. Records the names of files that are read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -43,7 +42,7 @@ class Folder:
 
 
 class Rig:
-    """A service over a folder, and peers that ask it."""
+    """A transfer service for a folder, and peers of the service."""
 
     def __init__(self, path: Path, **options: Any) -> None:
         path.mkdir()
@@ -63,10 +62,10 @@ class Rig:
 
 
 class Meddler:
-    """Between a peer and a service: hands bytes on, and may do something to what the service says.
+    """A proxy between a peer and a service that can change the bytes of the service.
 
-    ``meddle(connection number, bytes so far, piece)`` returns the piece to hand on, or None to cut
-    the connection.
+    ``meddle(connection number, bytes so far, piece)`` returns the piece to forward, or None to
+    close the connection.
     """
 
     def __init__(self, port: int, meddle: Callable[[int, int, bytes], bytes | None]) -> None:
@@ -113,5 +112,5 @@ class Meddler:
                 side.shutdown(socket.SHUT_RDWR)
 
 
-def whole(peer: Peer, name: str, size: int) -> bytes:
+def read_whole(peer: Peer, name: str, size: int) -> bytes:
     return b"".join(sparse.filled(size, peer.read(name)))

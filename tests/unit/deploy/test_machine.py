@@ -25,7 +25,7 @@ from deploy.progress import Failure
 #: Tests that need namespaces, mounts and bridges by each of the fixtures that make them.
 NEEDY = (
     "tests/unit/deploy/test_underlay.py::test_hosts_reach_each_other_and_what_is_broken_is_mended",
-    "tests/unit/compute_agent/test_images.py::test_full_disk_is_definite_and_another_host_may_do[announced]",
+    "tests/unit/compute_agent/test_images.py::test_image_fetch_on_full_disk_fails_retryably_and_leaves_no_file[announced]",
     "tests/contract/test_network_host.py",
     "tests/contract/test_network_host_leases.py",
     "tests/contract/test_network_moves.py",

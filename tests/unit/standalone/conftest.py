@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The standalone applications in this process, each over a scratch database, driven through
-falcon's test client.
+"""The embedded identity, image and network services in this process, with SQLite databases.
+
+Requests go through falcon's test client.
 """
 
 import shutil
@@ -32,7 +33,7 @@ PASSWORD = "correct horse"
 
 
 class Clock:
-    """A time that only the test moves."""
+    """A clock that only the test advances."""
 
     def __init__(self) -> None:
         self.now = datetime(2026, 1, 1, tzinfo=UTC)
@@ -42,7 +43,7 @@ class Clock:
 
 
 class Identity:
-    """The identity service; `request` is an admin's unless it brings another token."""
+    """The identity service. ``request`` uses an admin's token by default."""
 
     def __init__(self, database: Database) -> None:
         self.clock = Clock()
@@ -52,8 +53,10 @@ class Identity:
         )
 
     def login(self, scope: Any = None, **user: Any) -> Result:
-        person = {"name": "admin", "domain": {"id": "default"}, "password": PASSWORD} | user
-        auth: dict[str, Any] = {"identity": {"methods": ["password"], "password": {"user": person}}}
+        user_body = {"name": "admin", "domain": {"id": "default"}, "password": PASSWORD} | user
+        auth: dict[str, Any] = {
+            "identity": {"methods": ["password"], "password": {"user": user_body}}
+        }
         return self.authenticate(auth | ({} if scope is None else {"scope": scope}))
 
     def authenticate(self, auth: Any) -> Result:
@@ -87,7 +90,7 @@ def identity(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Identity]:
 
 
 class Images:
-    """The image service as keystonemiddleware lets it see a member of the project "mine"."""
+    """The image service, with the headers of keystonemiddleware for a member of project "mine"."""
 
     def __init__(self, client: TestClient) -> None:
         self._client = client
@@ -120,8 +123,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Images]:
 
 
 class Network:
-    """The network service as keystonemiddleware lets it see a person: a member of "mine" if nobody
-    else is named."""
+    """The network service, with keystonemiddleware's headers. Default: a member of "mine"."""
 
     def __init__(self, fabric: Fabric) -> None:
         fabric.settings = replace(fabric.settings, host_secret="a secret of the services")
@@ -134,35 +136,37 @@ class Network:
         headers = {"X-Identity-Status": "Confirmed", "X-Roles": role, "X-Project-Id": project}
         return self._client.simulate_request(method, f"/v2.0{path}", headers=headers, json=body)
 
-    def host(self, method: str, path: str, host: str, body: Any = None, key_of: str = "") -> Result:
-        """What a host is answered below /kilonova/hosts/NAME, with its key or another host's."""
-        key = wiring_key(host_key(self.fabric.settings.host_secret, key_of or host))
+    def call_as_host(
+        self, method: str, path: str, call_as_host: str, body: Any = None, key_of: str = ""
+    ) -> Result:
+        """Send a request to /kilonova/hosts/HOST with the key of this host or of ``key_of``."""
+        key = wiring_key(host_key(self.fabric.settings.host_secret, key_of or call_as_host))
         return self._client.simulate_request(
-            method, f"/v2.0/kilonova/hosts/{host}{path}", json=body, headers={HEADER: key}
+            method, f"/v2.0/kilonova/hosts/{call_as_host}{path}", json=body, headers={HEADER: key}
         )
 
-    def told(self, host: str) -> Any:
-        """The description of a host."""
-        answer = self.host("GET", "/description", host)
+    def describe_host(self, call_as_host: str) -> Any:
+        """Return the network description for a host."""
+        answer = self.call_as_host("GET", "/description", call_as_host)
         assert answer.status_code == 200, answer.text
         return answer.json
 
-    def get(self, path: str, **who: str) -> Any:
-        """What a GET answers that goes well."""
-        answer = self.call("GET", path, **who)
+    def get(self, path: str, **caller: str) -> Any:
+        """Send a GET that must return 200, and return the body."""
+        answer = self.call("GET", path, **caller)
         assert answer.status_code == 200, answer.text
         return answer.json
 
     def create(
         self, noun: str, role: str = "member", project: str = "mine", **attributes: Any
     ) -> Any:
-        """A new thing, as the API shows it."""
+        """Create a resource and return its representation."""
         answer = self.call("POST", f"/{noun.replace('_', '-')}s", {noun: attributes}, project, role)
         assert answer.status_code == 201, answer.text
         return answer.json[noun]
 
     def change(self, noun: str, key: str, role: str = "member", **attributes: Any) -> Any:
-        """A thing after a change that goes well."""
+        """Update a resource and return the new representation."""
         answer = self.call(
             "PUT", f"/{noun.replace('_', '-')}s/{key}", {noun: attributes}, role=role
         )
@@ -173,14 +177,14 @@ class Network:
         answer = self.call("DELETE", f"/{noun.replace('_', '-')}s/{key}", role=role)
         assert answer.status_code == 204, answer.text
 
-    def refusal(self, method: str, path: str, body: Any = None, **who: str) -> tuple[int, str]:
-        """Status and Neutron's type of a request that is refused."""
-        answer = self.call(method, path, body, **who)
+    def refusal(self, method: str, path: str, body: Any = None, **caller: str) -> tuple[int, str]:
+        """Send a request that must fail. Return the status and Neutron's error type."""
+        answer = self.call(method, path, body, **caller)
         assert answer.status_code >= 400, answer.text
         return answer.status_code, answer.json["NeutronError"]["type"]
 
-    def wired(self, cidr: str = "10.0.0.0/24", **attributes: Any) -> tuple[str, str]:
-        """The ids of a new network and of its subnet."""
+    def create_network(self, cidr: str = "10.0.0.0/24", **attributes: Any) -> tuple[str, str]:
+        """Create a network with a subnet, and return both ids."""
         network = self.create("network")["id"]
         version = 6 if ":" in cidr else 4
         return network, self.create(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the first rows of the identity service are when they are made again with other services."""
+"""Repeated bootstraps of the embedded identity service: endpoints and names of services."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ IMAGE, NETWORK = {"image": "http://127.0.0.1:9292"}, {"network": "http://127.0.0
 
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[Database]:
-    made = Database(tmp_path / "identity.db", schema.METADATA)
-    yield made
-    made.close()
+    new_database = Database(tmp_path / "identity.db", schema.METADATA)
+    yield new_database
+    new_database.close()
 
 
-def named(database: Database) -> list[tuple[str, str]]:
-    """Type and URL of all endpoints."""
+def list_endpoints(database: Database) -> list[tuple[str, str]]:
+    """Return type and URL of all endpoints."""
     services, endpoints = schema.services.c, schema.endpoints.c
     with database.read() as connection:
         return sorted(
@@ -36,17 +36,19 @@ def named(database: Database) -> list[tuple[str, str]]:
         )
 
 
-def test_removed_service_has_no_endpoint_until_it_is_back(database: Database) -> None:
+def test_bootstrap_deletes_endpoints_of_removed_service_until_it_returns(
+    database: Database,
+) -> None:
     image, both = [*IMAGE.items()] * 3, [*IMAGE.items()] * 3 + [*NETWORK.items()] * 3
-    for endpoints, without, left in (
+    for endpoints, removed, expected in (
         (IMAGE | NETWORK, (), both),
         (IMAGE, (), both),
         (IMAGE, ("network",), image),
         (IMAGE, ("network",), image),
         (IMAGE | NETWORK, (), both),
     ):
-        bootstrap(database, PASSWORDS, endpoints, without)
-        assert named(database) == left
+        bootstrap(database, PASSWORDS, endpoints, removed)
+        assert list_endpoints(database) == expected
 
 
 def service_names(database: Database) -> dict[str, str]:
@@ -61,7 +63,7 @@ def test_bootstrap_names_services_as_clients_search_for_them(database: Database)
     assert service_names(database) == {"compute": "nova", "placement": "placement"}
 
 
-def test_bootstrap_keeps_service_name_that_operator_has_chosen(database: Database) -> None:
+def test_bootstrap_keeps_service_name_set_by_operator(database: Database) -> None:
     endpoints = {"compute": "http://c:8774/v2.1"}
     bootstrap(database, PASSWORDS, endpoints)
     with database.write() as connection:

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the identity service answers to input that no client should send: the status, and the field
-at fault."""
+"""Invalid input to the embedded identity service: the status, and the field named in the error."""
 
 import uuid
 from typing import Any
@@ -11,7 +10,7 @@ ADMIN_USER = {"name": "admin", "domain": {"id": "default"}, "password": "x"}
 
 
 @pytest.mark.parametrize(
-    ("auth", "status", "said"),
+    ("auth", "status", "message"),
     [
         (None, 400, "'auth'"),
         ([], 400, "'auth'"),
@@ -76,11 +75,13 @@ ADMIN_USER = {"name": "admin", "domain": {"id": "default"}, "password": "x"}
         ({"identity": {"methods": ["token"], "token": {"id": "\x00"}}}, 401, "authentication"),
     ],
 )
-def test_a_wrong_login_is_refused_by_name(identity: Any, auth: Any, status: int, said: str) -> None:
+def test_login_with_invalid_body_is_refused_with_name_of_field(
+    identity: Any, auth: Any, status: int, message: str
+) -> None:
     answer = identity.authenticate(auth)
     error = answer.json["error"]
     assert (answer.status_code, error["code"]) == (status, status)
-    assert said in error["message"]
+    assert message in error["message"]
     assert error["title"]
     assert "X-Subject-Token" not in answer.headers
 
@@ -103,12 +104,12 @@ def test_a_wrong_login_is_refused_by_name(identity: Any, auth: Any, status: int,
         ({"project": []}, 400),
     ],
 )
-def test_an_unknown_scope_is_refused(identity: Any, scope: Any, status: int) -> None:
+def test_login_with_unknown_scope_is_refused(identity: Any, scope: Any, status: int) -> None:
     assert identity.login(scope).status_code == status
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "said"),
+    ("path", "body", "message"),
     [
         ("/projects", {"project": {}}, "project.name"),
         ("/projects", {"project": {"name": 5}}, "project.name"),
@@ -134,13 +135,15 @@ def test_an_unknown_scope_is_refused(identity: Any, scope: Any, status: int) -> 
         ),
     ],
 )
-def test_a_wrong_noun_is_refused_by_name(identity: Any, path: str, body: Any, said: str) -> None:
+def test_create_with_invalid_body_returns_400_with_name_of_field(
+    identity: Any, path: str, body: Any, message: str
+) -> None:
     answer = identity.request("POST", f"/v3{path}", json=body)
     assert answer.status_code == 400
-    assert said in answer.json["error"]["message"]
+    assert message in answer.json["error"]["message"]
 
 
-def test_names_are_unique_and_columns_cannot_be_smuggled(identity: Any) -> None:
+def test_create_user_refuses_duplicate_name_and_ignores_internal_columns(identity: Any) -> None:
     name = f"user-{uuid.uuid4().hex[:8]}"
     body = {"user": {"name": name, "password_hash": ["x"], "id": "chosen", "extra": 1, "links": 2}}
     answer = identity.request("POST", "/v3/users", json=body)

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the image service answers to input that no client should send: the status, and the field at
-fault."""
+"""Invalid input to the embedded image service: the status, and the field named in the error."""
 
 import json
 from typing import Any
@@ -11,7 +10,7 @@ PATCH = {"Content-Type": "application/openstack-images-v2.1-json-patch"}
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "said"),
+    ("body", "status", "message"),
     [
         ([], 400, "object"),
         ({"name": 5}, 400, "image.name"),
@@ -34,10 +33,12 @@ PATCH = {"Content-Type": "application/openstack-images-v2.1-json-patch"}
         ({"locations": []}, 403, "locations"),
     ],
 )
-def test_a_wrong_image_is_refused_by_name(images: Any, body: Any, status: int, said: str) -> None:
+def test_create_image_with_invalid_field_is_refused_with_name_of_field(
+    images: Any, body: Any, status: int, message: str
+) -> None:
     answer = images.request("POST", "/v2/images", json=body)
     assert answer.status_code == status
-    assert said in answer.json["error"]["message"]
+    assert message in answer.json["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +61,7 @@ def test_a_wrong_image_is_refused_by_name(images: Any, body: Any, status: int, s
         ([{"op": "add", "path": "/a~1b", "value": "x"}, {"op": "remove", "path": "/a~1b"}], 200),
     ],
 )
-def test_a_patch_is_applied_whole_or_refused(images: Any, patch: Any, status: int) -> None:
+def test_image_patch_is_applied_completely_or_refused(images: Any, patch: Any, status: int) -> None:
     key = images.create()
     before = images.request("GET", f"/v2/images/{key}").json
     assert (
@@ -96,7 +97,7 @@ def test_a_patch_is_applied_whole_or_refused(images: Any, patch: Any, status: in
         ([{"add": "/a", "path": "/b", "value": ""}], 400),
     ],
 )
-def test_a_patch_may_be_written_as_in_v2_0(images: Any, patch: Any, status: int) -> None:
+def test_image_patch_accepts_format_v2_0(images: Any, patch: Any, status: int) -> None:
     key = images.create()
     before = images.request("GET", f"/v2/images/{key}").json
     answer = images.request(
@@ -110,7 +111,7 @@ def test_a_patch_may_be_written_as_in_v2_0(images: Any, patch: Any, status: int)
     assert ("a" in after, after["name"]) == (False, "new" if status == 200 else before["name"])
 
 
-def test_an_image_has_no_tasks(images: Any) -> None:
+def test_image_tasks_list_is_empty(images: Any) -> None:
     answer = images.request("GET", f"/v2/images/{images.create()}/tasks")
     assert (answer.status_code, answer.json) == (200, {"tasks": []})
     assert (
@@ -132,7 +133,7 @@ def test_an_image_has_no_tasks(images: Any) -> None:
         "member_status=x",
     ],
 )
-def test_a_wrong_filter_is_refused(images: Any, query: str) -> None:
+def test_image_list_with_invalid_filter_returns_400(images: Any, query: str) -> None:
     assert images.request("GET", f"/v2/images?{query}").status_code == 400
 
 
@@ -147,5 +148,5 @@ def test_a_wrong_filter_is_refused(images: Any, query: str) -> None:
         "/v2/schemas/../x",
     ],
 )
-def test_a_path_like_id_is_not_found(images: Any, path: str) -> None:
+def test_image_with_path_as_id_returns_404(images: Any, path: str) -> None:
     assert images.request("GET", path).status_code == 404

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The identity service's registered limits and limits: their shapes, who may do what, and what is
-refused."""
+"""Registered limits and limits of the embedded identity service: bodies, permissions, refusals."""
 
 from typing import Any
 
@@ -12,43 +11,47 @@ OWN = {"project": {"name": "service", "domain": {"id": "default"}}}
 
 @pytest.fixture
 def service(identity: Any) -> str:
-    """A service of the test's own."""
-    made = identity.request(
+    """The id of a service that only this test uses."""
+    response = identity.request(
         "POST", "/v3/services", json={"service": {"type": "compute", "name": "c"}}
     )
-    return str(made.json["service"]["id"])
+    return str(response.json["service"]["id"])
 
 
 def post(identity: Any, plural: str, *bodies: Any, **options: Any) -> Any:
     return identity.request("POST", f"/v3/{plural}", json={plural: list(bodies)}, **options)
 
 
-def registered(service: str, name: str = "servers", **more: Any) -> dict[str, Any]:
+def new_registered_limit(service: str, name: str = "servers", **more: Any) -> dict[str, Any]:
     return {"service_id": service, "resource_name": name, "default_limit": 10, **more}
 
 
-def limit(
+def new_limit(
     identity: Any, service: str, name: str = "servers", project: str = "admin", **more: Any
 ) -> dict[str, Any]:
-    found = identity.request("GET", f"/v3/projects?name={project}").json["projects"][0]["id"]
+    project_id = identity.request("GET", f"/v3/projects?name={project}").json["projects"][0]["id"]
     return {
         "service_id": service,
         "resource_name": name,
         "resource_limit": 5,
-        "project_id": found,
+        "project_id": project_id,
         **more,
     }
 
 
-def test_a_registered_limit_from_birth_to_death(identity: Any, service: str) -> None:
-    made = post(
+def test_registered_limit_is_created_listed_changed_and_deleted(
+    identity: Any, service: str
+) -> None:
+    response = post(
         identity,
         "registered_limits",
-        registered(service),
-        registered(service, "class:VCPU", default_limit=-1, region_id="RegionOne", description="d"),
+        new_registered_limit(service),
+        new_registered_limit(
+            service, "class:VCPU", default_limit=-1, region_id="RegionOne", description="d"
+        ),
     )
-    assert made.status_code == 201 and set(made.json) == {"registered_limits"}
-    first, second = made.json["registered_limits"]
+    assert response.status_code == 201 and set(response.json) == {"registered_limits"}
+    first, second = response.json["registered_limits"]
     path = f"/v3/registered_limits/{first['id']}"
     assert first == {
         "id": first["id"],
@@ -71,9 +74,9 @@ def test_a_registered_limit_from_birth_to_death(identity: Any, service: str) -> 
         "next",
         "previous",
     }
-    for query, found in (("region_id=RegionOne", [second]), ("resource_name=servers", [first])):
+    for query, expected in (("region_id=RegionOne", [second]), ("resource_name=servers", [first])):
         answer = identity.request("GET", f"/v3/registered_limits?service_id={service}&{query}")
-        assert answer.json["registered_limits"] == found
+        assert answer.json["registered_limits"] == expected
     changed = identity.request(
         "PATCH", path, json={"registered_limit": {"default_limit": 0, "resource_name": "s"}}
     )
@@ -84,14 +87,14 @@ def test_a_registered_limit_from_birth_to_death(identity: Any, service: str) -> 
         assert identity.request(method, path).status_code == 404
 
 
-def test_a_limit_from_birth_to_death(identity: Any, service: str) -> None:
-    reference = post(identity, "registered_limits", registered(service)).json["registered_limits"][
-        0
-    ]
-    body = limit(identity, service)
-    made = post(identity, "limits", body)
-    assert made.status_code == 201
-    [first] = made.json["limits"]
+def test_limit_is_created_listed_changed_and_deleted(identity: Any, service: str) -> None:
+    reference = post(identity, "registered_limits", new_registered_limit(service)).json[
+        "registered_limits"
+    ][0]
+    body = new_limit(identity, service)
+    response = post(identity, "limits", body)
+    assert response.status_code == 201
+    [first] = response.json["limits"]
     path = f"/v3/limits/{first['id']}"
     assert first == {
         **body,
@@ -103,7 +106,9 @@ def test_a_limit_from_birth_to_death(identity: Any, service: str) -> None:
     }
     assert identity.request("GET", path).json == {"limit": first}
     [of_domain] = post(
-        identity, "limits", {**limit(identity, service), "project_id": None, "domain_id": "default"}
+        identity,
+        "limits",
+        {**new_limit(identity, service), "project_id": None, "domain_id": "default"},
     ).json["limits"]
     listed = identity.request(
         "GET", f"/v3/limits?service_id={service}&project_id={body['project_id']}"
@@ -119,31 +124,36 @@ def test_a_limit_from_birth_to_death(identity: Any, service: str) -> None:
     for change, status in (({"resource_name": "other"}, 403), ({"default_limit": 11}, 200)):
         answer = identity.request("PATCH", reference_path, json={"registered_limit": change})
         assert answer.status_code == status
-    for one in (first, of_domain):
-        assert identity.request("DELETE", f"/v3/limits/{one['id']}").status_code == 204
+    for row in (first, of_domain):
+        assert identity.request("DELETE", f"/v3/limits/{row['id']}").status_code == 204
     assert identity.request("GET", path).status_code == 404
     assert identity.request("DELETE", reference_path).status_code == 204
 
 
-def test_limits_that_cannot_be(identity: Any, service: str) -> None:
-    one = registered(service)
-    assert post(identity, "registered_limits", one).status_code == 201
-    assert post(identity, "registered_limits", registered(service, "new"), one).status_code == 409
+def test_invalid_or_duplicate_limits_are_refused(identity: Any, service: str) -> None:
+    registered_limit = new_registered_limit(service)
+    assert post(identity, "registered_limits", registered_limit).status_code == 201
+    assert (
+        post(
+            identity, "registered_limits", new_registered_limit(service, "new"), registered_limit
+        ).status_code
+        == 409
+    )
     listed = identity.request("GET", f"/v3/registered_limits?service_id={service}").json[
         "registered_limits"
     ]
     assert [row["resource_name"] for row in listed] == ["servers"], "all of a request, or nothing"
     for wrong in (
-        {**one, "service_id": "none"},
-        {**one, "region_id": "none"},
-        {**one, "default_limit": -2},
-        {**one, "default_limit": "1"},
-        {**one, "colour": 1},
+        {**registered_limit, "service_id": "none"},
+        {**registered_limit, "region_id": "none"},
+        {**registered_limit, "default_limit": -2},
+        {**registered_limit, "default_limit": "1"},
+        {**registered_limit, "colour": 1},
         {"service_id": service},
         [],
     ):
         assert post(identity, "registered_limits", wrong).status_code == 400, wrong
-    own = limit(identity, service)
+    own = new_limit(identity, service)
     assert post(identity, "limits", {**own, "resource_name": "other"}).status_code == 403
     assert post(identity, "limits", {**own, "region_id": "RegionOne"}).status_code == 403
     for wrong in (
@@ -160,12 +170,17 @@ def test_limits_that_cannot_be(identity: Any, service: str) -> None:
         assert identity.request("POST", f"/v3/{plural}", json={plural: {}}).status_code == 400
 
 
-def test_who_sees_limits_and_who_writes_them(identity: Any, service: str) -> None:
-    post(identity, "registered_limits", registered(service))
-    made = post(
-        identity, "limits", limit(identity, service), limit(identity, service, project="service")
+def test_limits_are_shown_to_own_project_and_written_by_admin_only(
+    identity: Any, service: str
+) -> None:
+    post(identity, "registered_limits", new_registered_limit(service))
+    response = post(
+        identity,
+        "limits",
+        new_limit(identity, service),
+        new_limit(identity, service, project="service"),
     )
-    mine, others = (f"/v3/limits/{row['id']}" for row in made.json["limits"])
+    mine, others = (f"/v3/limits/{row['id']}" for row in response.json["limits"])
     user = identity.request(
         "POST", "/v3/users", json={"user": {"name": "limited", "password": "limited"}}
     ).json["user"]
@@ -175,10 +190,10 @@ def test_who_sees_limits_and_who_writes_them(identity: Any, service: str) -> Non
     token = identity.login(PROJECT, name="limited", password="limited").headers["X-Subject-Token"]
     assert identity.request("GET", mine, token=token).status_code == 200
     foreign, missing = (
-        identity.request("GET", there, token=token) for there in (others, f"/v3/limits/{'0' * 32}")
+        identity.request("GET", path, token=token) for path in (others, f"/v3/limits/{'0' * 32}")
     )
     assert foreign.status_code == missing.status_code == 404
-    assert foreign.text.replace(made.json["limits"][1]["id"], "0" * 32) == missing.text
+    assert foreign.text.replace(response.json["limits"][1]["id"], "0" * 32) == missing.text
     path = f"/v3/limits?service_id={service}"
     assert [
         row["project_id"] for row in identity.request("GET", path, token=token).json["limits"]
@@ -186,9 +201,11 @@ def test_who_sees_limits_and_who_writes_them(identity: Any, service: str) -> Non
     registered_path = f"/v3/registered_limits?service_id={service}"
     assert len(identity.request("GET", registered_path, token=token).json["registered_limits"]) == 1
     assert identity.request("GET", "/v3/limits/model", token=token).json["model"]["name"] == "flat"
-    assert post(identity, "limits", limit(identity, service), token=token).status_code == 403
+    assert post(identity, "limits", new_limit(identity, service), token=token).status_code == 403
     assert (
-        post(identity, "registered_limits", registered(service, "x"), token=token).status_code
+        post(
+            identity, "registered_limits", new_registered_limit(service, "x"), token=token
+        ).status_code
         == 403
     )
     for method in ("PATCH", "DELETE"):
@@ -197,13 +214,13 @@ def test_who_sees_limits_and_who_writes_them(identity: Any, service: str) -> Non
     assert len(identity.request("GET", path, token=services).json["limits"]) == 2
     assert identity.request("GET", f"/v3/services/{service}", token=services).status_code == 200
     assert identity.request("GET", f"/v3/services/{service}", token=token).status_code == 403
-    assert post(identity, "limits", limit(identity, service), token=services).status_code == 403
+    assert post(identity, "limits", new_limit(identity, service), token=services).status_code == 403
 
 
-def test_limits_go_with_what_they_are_of(identity: Any, service: str) -> None:
-    post(identity, "registered_limits", registered(service))
+def test_limits_are_deleted_with_their_project_or_service(identity: Any, service: str) -> None:
+    post(identity, "registered_limits", new_registered_limit(service))
     identity.request("POST", "/v3/projects", json={"project": {"name": "leaving"}})
-    body = limit(identity, service, project="leaving")
+    body = new_limit(identity, service, project="leaving")
     assert post(identity, "limits", body).status_code == 201
     assert identity.request("DELETE", f"/v3/projects/{body['project_id']}").status_code == 204
     assert identity.request("GET", f"/v3/limits?service_id={service}").json["limits"] == []

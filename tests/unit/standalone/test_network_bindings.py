@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ports of the standalone network service with several bindings: what the API answers, and what
-hosts are told."""
+"""Ports of the embedded network service with several bindings: the API, and hosts' descriptions."""
 
 from __future__ import annotations
 
@@ -23,31 +22,31 @@ HOSTS = ("h1", "h2", "h3")
 
 @pytest.fixture
 def cloud(tmp_path: Path) -> Iterator[Network]:
-    """A network service with three hosts, each as fast as the test lets it be."""
+    """A network service with three hosts, each of which has acknowledged all revisions."""
     database = Database(tmp_path / "network.db", schema.METADATA)
     cloud = Network(Fabric(database))
     for number, host in enumerate(HOSTS, 1):
-        told(cloud, host)
-        cloud.host("PUT", "", host, {"revision": 0, "tunnel_address": f"192.0.2.{number}"})
-        cloud.fabric.hosts.acknowledge(host, 10**9)  # nobody waits for it
+        describe_host(cloud, host)
+        cloud.call_as_host("PUT", "", host, {"revision": 0, "tunnel_address": f"192.0.2.{number}"})
+        cloud.fabric.hosts.acknowledge(host, 10**9)  # requests do not wait for this host
     yield cloud
     database.close()
 
 
-def told(cloud: Network, host: str) -> Any:
-    return cloud.told(host)
+def describe_host(cloud: Network, host: str) -> Any:
+    return cloud.describe_host(host)
 
 
 def wire(cloud: Network, host: str, **failed: str) -> None:
-    """The host has applied all that it was told."""
-    body = {"revision": told(cloud, host)["revision"], "failed": failed}
-    assert cloud.host("PUT", "", host, body).status_code == 204
+    """Report that the host has applied its description, except for the ``failed`` ports."""
+    body = {"revision": describe_host(cloud, host)["revision"], "failed": failed}
+    assert cloud.call_as_host("PUT", "", host, body).status_code == 204
     cloud.fabric.hosts.acknowledge(host, 10**9)
 
 
-def server_port(cloud: Network, host: str = "h1") -> tuple[str, str]:
-    """A server's port that is wired on a host, and its network."""
-    network, _ = cloud.wired()
+def create_server_port(cloud: Network, host: str = "h1") -> tuple[str, str]:
+    """Create a server's port that is wired on a host. Return the port's and the network's id."""
+    network, _ = cloud.create_network()
     port = cloud.create(
         "port",
         role="admin",
@@ -60,18 +59,18 @@ def server_port(cloud: Network, host: str = "h1") -> tuple[str, str]:
     return port["id"], network
 
 
-def shown(cloud: Network, port: str) -> Any:
+def show_port(cloud: Network, port: str) -> Any:
     return cloud.get(f"/ports/{port}", **SERVICE)["port"]
 
 
-def places(cloud: Network, port: str) -> dict[str, str]:
+def list_bindings(cloud: Network, port: str) -> dict[str, str]:
     return {
-        one["host"]: one["status"]
-        for one in cloud.get(f"/ports/{port}/bindings", **SERVICE)["bindings"]
+        binding["host"]: binding["status"]
+        for binding in cloud.get(f"/ports/{port}/bindings", **SERVICE)["bindings"]
     }
 
 
-def ask(cloud: Network, method: str, path: str, status: int, **binding: Any) -> Any:
+def request_binding(cloud: Network, method: str, path: str, status: int, **binding: Any) -> Any:
     answer = cloud.call(
         method, path, {"binding": binding} if method != "DELETE" else None, **SERVICE
     )
@@ -79,7 +78,7 @@ def ask(cloud: Network, method: str, path: str, status: int, **binding: Any) -> 
     return answer.json["binding"] if answer.content else None
 
 
-def events(cloud: Network) -> list[str]:
+def list_events(cloud: Network) -> list[str]:
     with cloud.fabric.database.read() as connection:
         return [
             row.name
@@ -88,9 +87,9 @@ def events(cloud: Network) -> list[str]:
 
 
 def test_inactive_binding_is_wired_and_not_shown_by_port(cloud: Network) -> None:
-    port, network = server_port(cloud)
-    before, said = shown(cloud, port), events(cloud)
-    made = ask(
+    port, network = create_server_port(cloud)
+    before, events_before = show_port(cloud, port), list_events(cloud)
+    binding = request_binding(
         cloud,
         "POST",
         f"/ports/{port}/bindings",
@@ -99,7 +98,7 @@ def test_inactive_binding_is_wired_and_not_shown_by_port(cloud: Network) -> None
         profile={"a": "b"},
         vnic_type="normal",
     )
-    assert made == {
+    assert binding == {
         "host": "h2",
         "status": "INACTIVE",
         "vif_type": "bridge",
@@ -107,65 +106,77 @@ def test_inactive_binding_is_wired_and_not_shown_by_port(cloud: Network) -> None
         "profile": {"a": "b"},
         "vif_details": {"port_filter": True, "bridge_name": f"brq{network[:11]}"},
     }
-    assert cloud.get(f"/ports/{port}/bindings?host=h2", **SERVICE)["bindings"] == [made]
+    assert cloud.get(f"/ports/{port}/bindings?host=h2", **SERVICE)["bindings"] == [binding]
     for host, peer in (("h1", "192.0.2.2"), ("h2", "192.0.2.1")):
-        description = told(cloud, host)
+        description = describe_host(cloud, host)
         assert set(description["ports"]) == {port}
         assert description["networks"][network]["peers"] == [peer]
     assert description["ports"][port]["arrived"]
-    assert description["ports"][port] == told(cloud, "h1")["ports"][port] | {"arrived": True}
-    assert description["groups"] == told(cloud, "h1")["groups"]
+    assert description["ports"][port] == describe_host(cloud, "h1")["ports"][port] | {
+        "arrived": True
+    }
+    assert description["groups"] == describe_host(cloud, "h1")["groups"]
     wire(cloud, "h2")
-    assert (shown(cloud, port), events(cloud)) == (before, said)
+    assert (show_port(cloud, port), list_events(cloud)) == (before, events_before)
 
 
-def test_activation_swaps_bindings_without_host_revisions(cloud: Network) -> None:
-    port, _ = server_port(cloud)
-    ask(cloud, "POST", f"/ports/{port}/bindings", 201, host="h2", profile={"of": "h2"})
+def test_activation_swaps_bindings_without_changing_host_revisions(cloud: Network) -> None:
+    port, _ = create_server_port(cloud)
+    request_binding(cloud, "POST", f"/ports/{port}/bindings", 201, host="h2", profile={"of": "h2"})
     wire(cloud, "h2")
-    before, said = {host: told(cloud, host) for host in HOSTS}, events(cloud)
-    active = ask(cloud, "PUT", f"/ports/{port}/bindings/h2/activate", 200)
+    before, events_before = {host: describe_host(cloud, host) for host in HOSTS}, list_events(cloud)
+    active = request_binding(cloud, "PUT", f"/ports/{port}/bindings/h2/activate", 200)
     assert (active["host"], active["status"], active["profile"]) == ("h2", "ACTIVE", {"of": "h2"})
-    now = shown(cloud, port)
-    assert (now["binding:host_id"], now["binding:vif_type"], now["status"]) == (
+    port_after = show_port(cloud, port)
+    assert (
+        port_after["binding:host_id"],
+        port_after["binding:vif_type"],
+        port_after["status"],
+    ) == (
         "h2",
         "bridge",
         "ACTIVE",
     )
-    assert now["binding:profile"] == {"of": "h2"}
-    assert places(cloud, port) == {"h2": "ACTIVE", "h1": "INACTIVE"}
-    assert ({host: told(cloud, host) for host in HOSTS}, events(cloud)) == (before, said)
-    ask(cloud, "DELETE", f"/ports/{port}/bindings/h1", 204)
-    assert places(cloud, port) == {"h2": "ACTIVE"}
-    assert (told(cloud, "h1")["ports"], set(told(cloud, "h2")["ports"])) == ({}, {port})
-    assert next(iter(told(cloud, "h2")["networks"].values()))["peers"] == []
-    assert shown(cloud, port)["status"] == "ACTIVE"
+    assert port_after["binding:profile"] == {"of": "h2"}
+    assert list_bindings(cloud, port) == {"h2": "ACTIVE", "h1": "INACTIVE"}
+    assert ({host: describe_host(cloud, host) for host in HOSTS}, list_events(cloud)) == (
+        before,
+        events_before,
+    )
+    request_binding(cloud, "DELETE", f"/ports/{port}/bindings/h1", 204)
+    assert list_bindings(cloud, port) == {"h2": "ACTIVE"}
+    assert (describe_host(cloud, "h1")["ports"], set(describe_host(cloud, "h2")["ports"])) == (
+        {},
+        {port},
+    )
+    assert next(iter(describe_host(cloud, "h2")["networks"].values()))["peers"] == []
+    assert show_port(cloud, port)["status"] == "ACTIVE"
 
 
 def test_early_activated_binding_is_active_once_wired(cloud: Network) -> None:
-    port, _ = server_port(cloud)
-    ask(cloud, "POST", f"/ports/{port}/bindings", 201, host="h2")
-    ask(cloud, "PUT", f"/ports/{port}/bindings/h2/activate", 200)
-    assert shown(cloud, port)["status"] == "DOWN"
+    port, _ = create_server_port(cloud)
+    request_binding(cloud, "POST", f"/ports/{port}/bindings", 201, host="h2")
+    request_binding(cloud, "PUT", f"/ports/{port}/bindings/h2/activate", 200)
+    assert show_port(cloud, port)["status"] == "DOWN"
     wire(cloud, "h2")
-    assert shown(cloud, port)["status"] == "ACTIVE"
-    # back: it was never unwired there
-    ask(cloud, "PUT", f"/ports/{port}/bindings/h1/activate", 200)
-    assert shown(cloud, port)["status"] == "ACTIVE"
+    assert show_port(cloud, port)["status"] == "ACTIVE"
+    # The port is still wired on h1.
+    request_binding(cloud, "PUT", f"/ports/{port}/bindings/h1/activate", 200)
+    assert show_port(cloud, port)["status"] == "ACTIVE"
 
 
-def test_port_that_failed_to_wire_is_not_active(cloud: Network) -> None:
-    port, _ = server_port(cloud)
-    ask(cloud, "POST", f"/ports/{port}/bindings", 201, host="h2")
+def test_port_with_failed_wiring_is_not_active_after_activation(cloud: Network) -> None:
+    port, _ = create_server_port(cloud)
+    request_binding(cloud, "POST", f"/ports/{port}/bindings", 201, host="h2")
     wire(cloud, "h2", **{port: "no bridge"})
-    ask(cloud, "PUT", f"/ports/{port}/bindings/h2/activate", 200)
-    assert shown(cloud, port)["status"] == "DOWN"
+    request_binding(cloud, "PUT", f"/ports/{port}/bindings/h2/activate", 200)
+    assert show_port(cloud, port)["status"] == "DOWN"
 
 
-def test_refusal_has_neutrons_error_type(cloud: Network) -> None:
-    port, network = server_port(cloud)
+def test_refused_binding_request_has_error_type_of_neutron(cloud: Network) -> None:
+    port, network = create_server_port(cloud)
     mine = f"/ports/{port}/bindings"
-    ask(cloud, "POST", mine, 201, host="h2")
+    request_binding(cloud, "POST", mine, 201, host="h2")
     for host in ("h1", "h2"):
         assert cloud.refusal("POST", mine, {"binding": {"host": host}}, **SERVICE) == (
             409,
@@ -193,23 +204,23 @@ def test_refusal_has_neutrons_error_type(cloud: Network) -> None:
     ):
         assert cloud.refusal("POST", mine, body, **SERVICE) == (400, "HTTPBadRequest")
     assert cloud.refusal("GET", f"{mine}?colour=red", **SERVICE) == (400, "HTTPBadRequest")
-    nobodys = cloud.create("port", network_id=network)["id"]
-    assert cloud.refusal("GET", f"/ports/{nobodys}/bindings", **SERVICE) == (400, "BadRequest")
+    unbound = cloud.create("port", network_id=network)["id"]
+    assert cloud.refusal("GET", f"/ports/{unbound}/bindings", **SERVICE) == (400, "BadRequest")
     for method, path in (
         ("GET", ""),
         ("POST", ""),
         ("PUT", "/h2/activate"),
         ("DELETE", "/h2"),
     ):
-        wanted: Any = {"binding": {"host": "h3"}} if method == "POST" else None
-        assert cloud.refusal(method, mine + path, wanted) == (403, "PolicyNotAuthorized")
-    assert places(cloud, port) == {"h1": "ACTIVE", "h2": "INACTIVE"}
+        member_body: Any = {"binding": {"host": "h3"}} if method == "POST" else None
+        assert cloud.refusal(method, mine + path, member_body) == (403, "PolicyNotAuthorized")
+    assert list_bindings(cloud, port) == {"h1": "ACTIVE", "h2": "INACTIVE"}
 
 
-def test_bindings_are_filtered(cloud: Network) -> None:
-    port, _ = server_port(cloud)
+def test_binding_list_is_filtered_by_query(cloud: Network) -> None:
+    port, _ = create_server_port(cloud)
     mine = f"/ports/{port}/bindings"
-    ask(cloud, "POST", mine, 201, host="h2")
+    request_binding(cloud, "POST", mine, 201, host="h2")
     for query, hosts in (
         ("?status=INACTIVE", ["h2"]),
         ("?host=h1", ["h1"]),
@@ -217,34 +228,36 @@ def test_bindings_are_filtered(cloud: Network) -> None:
         ("?vif_type=ovs", []),
         ("?vnic_type=normal&fields=host", ["h1", "h2"]),
     ):
-        assert [one["host"] for one in cloud.get(mine + query, **SERVICE)["bindings"]] == hosts
+        assert [
+            binding["host"] for binding in cloud.get(mine + query, **SERVICE)["bindings"]
+        ] == hosts
 
 
 @pytest.mark.parametrize("host", ["h2", "h3", ""])
 def test_host_id_of_port_replaces_all_bindings(cloud: Network, host: str) -> None:
-    port, _ = server_port(cloud)
-    ask(cloud, "POST", f"/ports/{port}/bindings", 201, host="h2")
+    port, _ = create_server_port(cloud)
+    request_binding(cloud, "POST", f"/ports/{port}/bindings", 201, host="h2")
     cloud.change("port", port, role="service", name="the place is not spoken of")
-    assert places(cloud, port) == {"h1": "ACTIVE", "h2": "INACTIVE"}
+    assert list_bindings(cloud, port) == {"h1": "ACTIVE", "h2": "INACTIVE"}
     cloud.change("port", port, role="service", **{"binding:host_id": host})
-    assert places(cloud, port) == ({host: "ACTIVE"} if host else {})
-    assert {one: set(told(cloud, one)["ports"]) for one in HOSTS} == {
-        one: {port} if one == host else set() for one in HOSTS
+    assert list_bindings(cloud, port) == ({host: "ACTIVE"} if host else {})
+    assert {name: set(describe_host(cloud, name)["ports"]) for name in HOSTS} == {
+        name: {port} if name == host else set() for name in HOSTS
     }
 
 
-def test_a_port_goes_with_all_its_bindings(cloud: Network) -> None:
-    port, _ = server_port(cloud)
-    ask(cloud, "POST", f"/ports/{port}/bindings", 201, host="h2")
+def test_delete_port_deletes_all_its_bindings(cloud: Network) -> None:
+    port, _ = create_server_port(cloud)
+    request_binding(cloud, "POST", f"/ports/{port}/bindings", 201, host="h2")
     cloud.delete("port", port, role="service")
-    assert [told(cloud, host)["ports"] for host in HOSTS] == [{}, {}, {}]
+    assert [describe_host(cloud, host)["ports"] for host in HOSTS] == [{}, {}, {}]
     with cloud.fabric.database.read() as connection:
         assert connection.execute(sa.select(schema.inactive_bindings)).all() == []
 
 
-def test_port_change_concerns_every_bound_host(cloud: Network) -> None:
-    port, network = server_port(cloud)
-    ask(cloud, "POST", f"/ports/{port}/bindings", 201, host="h2")
+def test_port_change_raises_revision_of_every_bound_host(cloud: Network) -> None:
+    port, network = create_server_port(cloud)
+    request_binding(cloud, "POST", f"/ports/{port}/bindings", 201, host="h2")
     group = cloud.create("security_group", name="web")["id"]
     changes = [
         lambda: cloud.change("port", port, role="service", dns_name="vm"),
@@ -253,7 +266,7 @@ def test_port_change_concerns_every_bound_host(cloud: Network) -> None:
         lambda: cloud.change("network", network, mtu=1400),
     ]
     for change in changes:
-        before = {host: told(cloud, host)["revision"] for host in HOSTS}
+        before = {host: describe_host(cloud, host)["revision"] for host in HOSTS}
         change()
-        after = {host: told(cloud, host)["revision"] for host in HOSTS}
+        after = {host: describe_host(cloud, host)["revision"] for host in HOSTS}
         assert [after[host] > before[host] for host in HOSTS] == [True, True, False]

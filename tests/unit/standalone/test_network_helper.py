@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The helper of the network's host part: its verbs and their types, who may call, and what is no
-message."""
+"""The privileged helper of the network's host part: verbs, types, callers, malformed messages."""
 
 from __future__ import annotations
 
@@ -38,33 +37,33 @@ JSON = st.recursive(
 NAMES = st.sampled_from(["verb", "tree", "full", "space", "netns"])
 
 
-class Part:
-    """Stands for the privileged end: writes down what it was asked."""
+class RecordingPart:
+    """A fake privileged part that records its calls."""
 
     def __init__(self) -> None:
-        self.asked: list[Any] = []
+        self.calls: list[Any] = []
         self.tree: Any = None
         self.is_whole, self.listening = True, {"kn-net": "net"}
 
     def prepare(self) -> None:
-        self.asked.append("prepare")
+        self.calls.append("prepare")
 
     def save(self) -> None:
-        self.asked.append("keep")
+        self.calls.append("keep")
 
     def restore(self) -> None:
-        self.asked.append("restore")
+        self.calls.append("restore")
 
     def accept(self, tree: Any) -> bool:
         self.tree = tree
         return "revision" in tree
 
     def apply(self, full: bool) -> dict[str, str]:
-        self.asked.append(("apply", self.tree, full))
+        self.calls.append(("apply", self.tree, full))
         return {"port": "reason"}
 
     def listen(self, namespace: str, address: str, port: int) -> socket.socket:
-        self.asked.append(("listen", namespace, address, port))
+        self.calls.append(("listen", namespace, address, port))
         return socket.socket()
 
     def namespace_id(self, namespace: str) -> int:
@@ -72,10 +71,12 @@ class Part:
 
 
 @contextmanager
-def talking(part: Part, user: int | None = None) -> Iterator[tuple[socket.socket, list[Exception]]]:
-    """A connection to a helper that serves this user, ours if none is given; what it ended with."""
+def connect_helper(
+    part: RecordingPart, user: int | None = None
+) -> Iterator[tuple[socket.socket, list[Exception]]]:
+    """Yield a connection to a helper for this user (default: ours), and the helper's errors."""
     ours, theirs = socket.socketpair()
-    ended: list[Exception] = []
+    errors: list[Exception] = []
 
     def talk() -> None:
         with theirs:
@@ -84,24 +85,24 @@ def talking(part: Part, user: int | None = None) -> Iterator[tuple[socket.socket
                     cast("Any", part), cast("Any", part), os.getuid() if user is None else user
                 ).talk(theirs)
             except (OSError, InvalidMessage) as problem:
-                ended.append(problem)
+                errors.append(problem)
 
     thread = threading.Thread(target=talk)
     thread.start()
     with ours:
-        yield ours, ended
+        yield ours, errors
         ours.shutdown(socket.SHUT_WR)
         thread.join(10)
     assert not thread.is_alive()
 
 
-def said(message: object) -> bytes:
+def encode(message: object) -> bytes:
     data = json.dumps(message).encode()
     return LENGTH.pack(len(data)) + data
 
 
 @given(st.dictionaries(NAMES | st.text(max_size=6), JSON, max_size=5) | JSON)
-def test_only_verbs_with_their_arguments_are_taken(message: Any) -> None:
+def test_network_helper_accepts_only_verbs_with_valid_arguments(message: Any) -> None:
     try:
         verb, arguments = checked(message)
     except InvalidMessage:
@@ -114,7 +115,9 @@ def test_only_verbs_with_their_arguments_are_taken(message: Any) -> None:
     st.sampled_from(sorted(VERBS)),
     st.dictionaries(st.sampled_from(["tree", "full", "space"]), JSON, max_size=3),
 )
-def test_a_verb_is_taken_with_exactly_its_arguments(verb: str, arguments: dict[str, Any]) -> None:
+def test_network_helper_verb_requires_exactly_its_arguments(
+    verb: str, arguments: dict[str, Any]
+) -> None:
     fits = arguments.keys() == VERBS[verb].keys() and all(
         type(value) in VERBS[verb][name] for name, value in arguments.items()
     )
@@ -134,40 +137,40 @@ def test_a_verb_is_taken_with_exactly_its_arguments(verb: str, arguments: dict[s
         LENGTH.pack(5) + b"{}",
         LENGTH.pack(2) + b"{]",
         LENGTH.pack(60_000) + b"[" * 60_000,
-        said({"verb": "apply", "tree": {}, "full": 1}),
-        said({"verb": "__init__"}),
-        said({"verb": "listen", "space": ["kn-net"]}),
-        said({"verb": "prepare", "user": 0}),
-        said([]),
+        encode({"verb": "apply", "tree": {}, "full": 1}),
+        encode({"verb": "__init__"}),
+        encode({"verb": "listen", "space": ["kn-net"]}),
+        encode({"verb": "prepare", "user": 0}),
+        encode([]),
     ],
 )
-def test_invalid_message_ends_the_connection(data: bytes) -> None:
-    part = Part()
-    with talking(part) as (caller, ended):
+def test_network_helper_closes_connection_after_invalid_message(data: bytes) -> None:
+    part = RecordingPart()
+    with connect_helper(part) as (caller, errors):
         caller.sendall(data)
         caller.shutdown(socket.SHUT_WR)
         assert caller.recv(1) == b""
-    assert [type(one) for one in ended] == [InvalidMessage]
-    assert part.asked == []
+    assert [type(error) for error in errors] == [InvalidMessage]
+    assert part.calls == []
 
 
-def test_another_user_is_not_heard() -> None:
-    part = Part()
-    with talking(part, user=os.getuid() + 1) as (caller, ended):
+def test_network_helper_refuses_other_user() -> None:
+    part = RecordingPart()
+    with connect_helper(part, user=os.getuid() + 1) as (caller, errors):
         assert caller.recv(1) == b""
-    assert "may not call" in str(ended[0])
-    assert part.asked == []
+    assert "may not call" in str(errors[0])
+    assert part.calls == []
 
 
-def test_the_client_does_what_the_helper_does(
+def test_network_helper_client_runs_each_verb_and_raises_refusals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("LISTEN_PID", raising=False)
-    part, where = Part(), tmp_path / "s"
-    with listening_socket(where) as door:
+    part, path = RecordingPart(), tmp_path / "s"
+    with listening_socket(path) as listener:
         helper = Helper(cast("Any", part), cast("Any", part), os.getuid())
-        client = HelperClient(where)
-        caller, _ = door.accept()
+        client = HelperClient(path)
+        caller, _ = listener.accept()
         threading.Thread(target=helper.talk, args=(caller,), daemon=True).start()
         client.prepare()
         assert client.restore() is None
@@ -177,17 +180,17 @@ def test_the_client_does_what_the_helper_does(
         assert (client.revision, client.is_whole, client.namespace_id("kn-net")) == (3, True, 7)
         client.apply()
         client.save()
-        with client.listen("kn-net", "0.0.0.0", 22) as made:
-            assert made.family == socket.AF_INET
+        with client.listen("kn-net", "0.0.0.0", 22) as listening:
+            assert listening.family == socket.AF_INET
         with pytest.raises(OSError, match="nothing is to be listened to"):
             client.listen("../../other", "0.0.0.0", 80)
         with pytest.raises(FileNotFoundError):
             client.namespace_id("other")
         part.tree = None
-        client.tree, client._is_sent = {}, False  # the helper takes nothing on trust
+        client.tree, client._is_sent = {}, False  # the helper refuses the empty tree
         with pytest.raises(KernelError, match="not understood"):
             client.apply()
-    assert part.asked == [
+    assert part.calls == [
         "prepare",
         "restore",
         ("apply", tree, True),

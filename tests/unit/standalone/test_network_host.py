@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the network's host part makes of a description, without a kernel: names, rules, files, and
-hostile input."""
+"""The network's host part without a kernel: names, nftables rules, dnsmasq files, hostile input."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ PLACE = HostPlace(NAMES, ip_address("192.168.5.1"), external_gateway=True)
 
 
 # fmt: off
-def told() -> dict[str, Any]:
+def new_description() -> dict[str, Any]:
     subnet = {"cidr": "10.0.0.0/24", "version": 4, "gateway": "10.0.0.1", "dhcp": True, "dns": [], "routes": [
         {"destination": "10.9.0.0/16", "nexthop": "10.0.0.254"}], "ipv6_mode": None}
     return {
@@ -62,49 +61,53 @@ def told() -> dict[str, Any]:
 # fmt: on
 
 
-def desired(tree: dict[str, Any], ports: dict[str, int] | None = None) -> DesiredState:
-    taken = parse(tree)
+def build_state(tree: dict[str, Any], ports: dict[str, int] | None = None) -> DesiredState:
+    description = parse(tree)
     return desire(
         PLACE,
-        taken,
-        assign(ports or {}, taken.ports),
-        assign({}, [bridge(one) for one in taken.networks]),
+        description,
+        assign(ports or {}, description.ports),
+        assign({}, [bridge(network) for network in description.networks]),
     )
 
 
-def rules_of(tree: dict[str, Any]) -> str:
-    return desired(tree).rules
+def build_rules(tree: dict[str, Any]) -> str:
+    return build_state(tree).rules
 
 
-def chains_of(tree: dict[str, Any], start: tuple[str, ...]) -> dict[str, list[str]]:
-    """The statements of the chains whose names begin so."""
-    found = re.findall(r"^  chain (\w+) {\n(.*?)^  }\n", rules_of(tree), re.MULTILINE | re.DOTALL)
+def read_chains(tree: dict[str, Any], start: tuple[str, ...]) -> dict[str, list[str]]:
+    """Return the statements of the chains with these prefixes, by name of chain."""
+    chains = re.findall(
+        r"^  chain (\w+) {\n(.*?)^  }\n", build_rules(tree), re.MULTILINE | re.DOTALL
+    )
     return {
         name: [line.strip() for line in lines.splitlines()]
-        for name, lines in found
+        for name, lines in chains
         if name.startswith(start)
     }
 
 
-def elements_of(tree: dict[str, Any], name: str) -> list[str]:
-    """The elements of a set or map."""
-    found = re.search(
+def read_elements(tree: dict[str, Any], name: str) -> list[str]:
+    """Return the elements of a set or map in the rules."""
+    match = re.search(
         rf"^  (?:set|map) {name} {{ [^;]+;(?: elements = {{ (.*) }};)? }}$",
-        rules_of(tree),
+        build_rules(tree),
         re.MULTILINE,
     )
-    assert found is not None
-    return found[1].split(", ") if found[1] else []
+    assert match is not None
+    return match[1].split(", ") if match[1] else []
 
 
-def space(tree: dict[str, Any], start: str) -> Namespace:
+def find_namespace(tree: dict[str, Any], start: str) -> Namespace:
     return next(
-        one for one in desired(tree).namespaces if one.name.startswith(f"{NAMES.namespaces}{start}")
+        namespace
+        for namespace in build_state(tree).namespaces
+        if namespace.name.startswith(f"{NAMES.namespaces}{start}")
     )
 
 
 @given(st.uuids(), st.integers(1, 2**24 - 1))
-def test_no_device_has_a_name_that_is_too_long(id_: uuid.UUID, vni: int) -> None:
+def test_device_names_are_unique_and_not_too_long(id_: uuid.UUID, vni: int) -> None:
     text = str(id_)
     ours = [NAMES.vxlan(vni), NAMES.dhcp(text), NAMES.plug(text, text), *NAMES.gateway(text)]
     assert max(map(len, [*ours, bridge(text), tap(text)])) <= MAX_DEVICE_NAME
@@ -113,39 +116,41 @@ def test_no_device_has_a_name_that_is_too_long(id_: uuid.UUID, vni: int) -> None
     assert not any(map(Names("abcdee").is_ours, [*ours, bridge(text), tap(text)]))
 
 
-def test_the_same_folder_has_the_same_names(tmp_path: Path) -> None:
+def test_names_depend_on_resolved_folder(tmp_path: Path) -> None:
     assert Names.of(tmp_path) == Names.of(tmp_path / "x" / "..")
     assert Names.of(tmp_path) != Names.of(tmp_path / "x")
 
 
 @given(st.dictionaries(st.text(max_size=3), st.integers(1, 20)), st.sets(st.text(max_size=3)))
-def test_numbers_stay_and_are_not_reused_at_once(before: dict[str, int], wanted: set[str]) -> None:
+def test_assigned_numbers_stay_and_are_not_reused_at_once(
+    before: dict[str, int], names: set[str]
+) -> None:
     before = {
         name: number for number, name in {number: name for name, number in before.items()}.items()
     }
-    after = assign(before, wanted)
-    assert set(after) == wanted
+    after = assign(before, names)
+    assert set(after) == names
     assert len(set(after.values())) == len(after)
-    assert {name: after[name] for name in wanted & set(before)} == {
-        name: before[name] for name in wanted & set(before)
+    assert {name: after[name] for name in names & set(before)} == {
+        name: before[name] for name in names & set(before)
     }
-    assert not {after[name] for name in wanted - set(before)} & set(before.values())
+    assert not {after[name] for name in names - set(before)} & set(before.values())
     assert all(0 < number < MAX_NUMBER for number in after.values())
 
 
-def test_the_state_folder_survives_what_was_cut_off(tmp_path: Path) -> None:
+def test_state_folder_is_read_despite_truncated_description(tmp_path: Path) -> None:
     state = StateFolder(tmp_path)
     state.number([PORT], ["brq1"])
     state.save_description({"revision": 3})
-    again = StateFolder(tmp_path)
-    assert (again.ports, again.zones, again.description()) == (
+    reopened = StateFolder(tmp_path)
+    assert (reopened.ports, reopened.zones, reopened.description()) == (
         {PORT: 1},
         {"brq1": 1},
         {"revision": 3},
     )
-    again.number([], ["brq2"])
-    assert again.zones == {"brq1": 1, "brq2": 2}
-    again.forget(["brq1"])
+    reopened.number([], ["brq2"])
+    assert reopened.zones == {"brq1": 1, "brq2": 2}
+    reopened.forget(["brq1"])
     (tmp_path / "description.json").write_text('{"revi')
     assert (StateFolder(tmp_path).zones, StateFolder(tmp_path).description()) == ({"brq2": 2}, None)
 
@@ -196,35 +201,37 @@ PATHS += [("dns", 0), ("dns",), ("networks",), ("ports",), ("groups",), ("router
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: ".".join(map(str, path)))
-def test_nothing_hostile_gets_through(path: tuple[Any, ...]) -> None:
-    passed = [value for value in HOSTILE if gets_through(path, value)]
-    assert passed == []
+def test_hostile_value_of_description_is_in_no_rule_or_file(path: tuple[Any, ...]) -> None:
+    values = [value for value in HOSTILE if is_in_state(path, value)]
+    assert values == []
 
 
-def gets_through(path: tuple[Any, ...], value: Any) -> bool:
+def is_in_state(path: tuple[Any, ...], value: Any) -> bool:
     """True if a hostile value at a path of the description is in a file or rule of the host."""
-    tree = told()
+    tree = new_description()
     place: Any = tree
     for step in path[:-1]:
         place = place[step]
     place[path[-1]] = value
     try:
-        made = desired(tree)
+        state = build_state(tree)
     except ValueError as problem:
         assert len(path) == 1, problem
         return False
     texts = [
-        made.rules,
-        *(one.rules for one in made.namespaces),
-        *map(str, made.tunnels),
-        *map(str, made.gateways),
+        state.rules,
+        *(namespace.rules for namespace in state.namespaces),
+        *map(str, state.tunnels),
+        *map(str, state.gateways),
     ]
-    for one in made.namespaces:
-        served = one.dnsmasq
+    for namespace in state.namespaces:
+        dnsmasq = namespace.dnsmasq
         texts += (
-            [] if served is None else [served.fixed, served.hosts, served.names, served.options]
+            []
+            if dnsmasq is None
+            else [dnsmasq.fixed, dnsmasq.hosts, dnsmasq.names, dnsmasq.options]
         )
-        texts.append(str((one.pairs, one.routes, one.local)))
+        texts.append(str((namespace.pairs, namespace.routes, namespace.local)))
     words = ("script", "flush", "ignore,", "%")
     if isinstance(value, str) and len(value) > 4:
         words += (value,)
@@ -232,38 +239,38 @@ def gets_through(path: tuple[Any, ...], value: Any) -> bool:
 
 
 @pytest.mark.parametrize("key", ["ports", "networks", "groups", "routers"])
-def test_hostile_ids_are_left_out(key: str) -> None:
-    for bad in ('x"; accept', "../../etc", "x\ny", "a" * 65, ""):
-        tree = told()
-        tree[key][bad] = next(iter(tree[key].values()))
-        taken = parse(tree)
-        assert bad not in getattr(taken, key)
-        assert len(getattr(taken, key)) >= 1
+def test_description_object_with_hostile_id_is_left_out(key: str) -> None:
+    for hostile_id in ('x"; accept', "../../etc", "x\ny", "a" * 65, ""):
+        tree = new_description()
+        tree[key][hostile_id] = next(iter(tree[key].values()))
+        description = parse(tree)
+        assert hostile_id not in getattr(description, key)
+        assert len(getattr(description, key)) >= 1
         assert (
-            bad in taken.failed
+            hostile_id in description.failed
             if key == "ports"
-            else any(text.startswith(f"{bad}: ") for text in taken.complaints)
+            else any(text.startswith(f"{hostile_id}: ") for text in description.complaints)
         )
 
 
 @pytest.mark.parametrize("tree", [None, [], {}, {"revision": "7"}, 5, "x"])
-def test_invalid_description_is_refused(tree: Any) -> None:
+def test_parse_refuses_invalid_description(tree: Any) -> None:
     with pytest.raises(ValueError, match="is no object with"):
         parse(tree)
 
 
-def test_a_bad_port_costs_only_itself() -> None:
-    tree = told()
+def test_parse_description_leaves_out_only_invalid_port() -> None:
+    tree = new_description()
     tree["ports"]["another-port-1"] = tree["ports"][PORT] | {"mac": "ff:ff:ff:ff:ff:ff"}
     tree["ports"]["another-port-2"] = tree["ports"][PORT] | {"network": "unknown-network"}
     tree["ports"]["another-port-3"] = tree["ports"][PORT] | {"up": False}
-    taken = parse(tree)
-    assert list(taken.ports) == [PORT]
-    assert set(taken.failed) == {"another-port-1", "another-port-2"}
+    description = parse(tree)
+    assert list(description.ports) == [PORT]
+    assert set(description.failed) == {"another-port-1", "another-port-2"}
 
 
 @pytest.mark.parametrize(
-    "bad",
+    "invalid",
     [
         {"floating": "172.24.4.10", "fixed": None},
         {"floating": None, "fixed": "10.0.0.6"},
@@ -272,19 +279,19 @@ def test_a_bad_port_costs_only_itself() -> None:
         None,
     ],
 )
-def test_a_bad_floating_address_costs_only_itself(bad: Any) -> None:
-    tree = told()
-    tree["routers"][ROUTER]["floating"].insert(0, bad)
-    taken = parse(tree)
-    assert [(str(one), str(to)) for one, to in taken.routers[ROUTER].floating] == [
-        ("172.24.4.9", "10.0.0.5")
-    ]
-    assert taken.routers[ROUTER].external is not None
-    assert [text.split(": ")[0] for text in taken.complaints] == [ROUTER]
+def test_parse_description_leaves_out_only_invalid_floating_ip(invalid: Any) -> None:
+    tree = new_description()
+    tree["routers"][ROUTER]["floating"].insert(0, invalid)
+    description = parse(tree)
+    assert [
+        (str(floating), str(fixed)) for floating, fixed in description.routers[ROUTER].floating
+    ] == [("172.24.4.9", "10.0.0.5")]
+    assert description.routers[ROUTER].external is not None
+    assert [text.split(": ")[0] for text in description.complaints] == [ROUTER]
 
 
-def test_a_guest_has_its_own_addresses_in_the_rules() -> None:
-    text = rules_of(told())
+def test_rules_have_addresses_and_allowed_pairs_of_port() -> None:
+    text = build_rules(new_description())
     for element in (
         f'"{tap(PORT)}" . fa:16:3e:00:00:05 . 10.0.0.5',
         f'"{tap(PORT)}" . fa:16:3e:00:00:05 . fe80::f816:3eff:fe00:5',
@@ -292,12 +299,12 @@ def test_a_guest_has_its_own_addresses_in_the_rules() -> None:
         f'"{NAMES.vxlan(5)}"',
     ):
         assert element in text
-    pair = told()
+    pair = new_description()
     pair["ports"][PORT]["allowed_pairs"] = [
         {"ip_address": "10.0.0.64/26", "mac_address": "fa:16:3e:00:00:aa"},
         {"ip_address": "10.0.0.9", "mac_address": None},
     ]
-    text = rules_of(pair)
+    text = build_rules(pair)
     assert (
         f'iifname "{tap(PORT)}" ether saddr fa:16:3e:00:00:aa ip saddr 10.0.0.64/26 return' in text
     )
@@ -342,10 +349,16 @@ def test_a_guest_has_its_own_addresses_in_the_rules() -> None:
         ({"version": 5}, None),
     ],
 )
-def test_a_rule_is_what_nft_gets(rule: dict[str, Any], line: str | None) -> None:
-    tree = told()
+def test_security_group_rule_becomes_statement_of_nftables(
+    rule: dict[str, Any], line: str | None
+) -> None:
+    tree = new_description()
     tree["groups"][GROUP]["rules"] = [{"direction": "ingress", "version": 4, **rule}]
-    lines = [one for lines in chains_of(tree, ("egress_", "ingress_")).values() for one in lines]
+    lines = [
+        statement
+        for lines in read_chains(tree, ("egress_", "ingress_")).values()
+        for statement in lines
+    ]
     assert lines == (
         ["drop", line, "drop"]
         if line and rule.get("direction") != "egress"
@@ -355,56 +368,56 @@ def test_a_rule_is_what_nft_gets(rule: dict[str, Any], line: str | None) -> None
     )
 
 
-def test_port_without_groups_gets_nothing_without_security_all() -> None:
-    closed, opened = told(), told()
+def test_port_without_groups_is_closed_and_without_security_is_open() -> None:
+    closed, opened = new_description(), new_description()
     closed["ports"][PORT]["groups"] = []
     opened["ports"][PORT] |= {"security": False, "groups": []}
-    assert set(itertools.chain(*chains_of(closed, ("ingress_",)).values())) == {"drop"}
-    assert elements_of(opened, "unguarded") == [f'"{tap(PORT)}"']
-    assert f'"{tap(PORT)}" : 0x0000ffff' in elements_of(opened, "numbers")
-    assert elements_of(opened, "ingress") == []
+    assert set(itertools.chain(*read_chains(closed, ("ingress_",)).values())) == {"drop"}
+    assert read_elements(opened, "unguarded") == [f'"{tap(PORT)}"']
+    assert f'"{tap(PORT)}" : 0x0000ffff' in read_elements(opened, "numbers")
+    assert read_elements(opened, "ingress") == []
 
 
-def test_flows_are_judged_anew_when_what_judges_them_differs() -> None:
+def test_rules_stamp_changes_with_rules_or_members_of_group() -> None:
     def stamp(tree: dict[str, Any]) -> str:
-        return chains_of(tree, ("stamp",))["stamp"][0]
+        return read_chains(tree, ("stamp",))["stamp"][0]
 
-    other = told()
+    other = new_description()
     other["groups"][GROUP]["rules"].pop()
-    assert stamp(told()) == stamp(told())
-    assert stamp(told()) != stamp(other)
-    members = told()
+    assert stamp(new_description()) == stamp(new_description())
+    assert stamp(new_description()) != stamp(other)
+    members = new_description()
     members["groups"][GROUP]["members"] = []
-    assert stamp(told()) != stamp(members)
+    assert stamp(new_description()) != stamp(members)
 
 
-def test_dhcp_has_all_that_a_guest_needs() -> None:
-    served = space(told(), "net").dnsmasq
-    assert served is not None
-    assert served.hosts == "fa:16:3e:00:00:05,id:*,10.0.0.5,vm1\n"
-    assert served.names == "10.0.0.5 vm1.openstacklocal vm1\n"
+def test_dnsmasq_files_have_address_name_and_options_of_guest() -> None:
+    dnsmasq = find_namespace(new_description(), "net").dnsmasq
+    assert dnsmasq is not None
+    assert dnsmasq.hosts == "fa:16:3e:00:00:05,id:*,10.0.0.5,vm1\n"
+    assert dnsmasq.names == "10.0.0.5 vm1.openstacklocal vm1\n"
     for part in (
         "option:mtu,1450",
         "option:router,10.0.0.1",
         "option:dns-server,10.0.0.2,1.1.1.1",
         "classless-static-route,10.9.0.0/16,10.0.0.254,169.254.169.254/32,10.0.0.2,0.0.0.0/0,10.0.0.1",
     ):
-        assert part in served.options
-    lonely = told()
-    lonely["networks"][NETWORK]["subnets"][SUBNET] |= {
+        assert part in dnsmasq.options
+    isolated = new_description()
+    isolated["networks"][NETWORK]["subnets"][SUBNET] |= {
         "gateway": None,
         "dns": ["9.9.9.9"],
         "routes": [],
     }
-    served = space(lonely, "net").dnsmasq
-    assert served is not None
-    assert "option:router\n" in served.options
-    assert "dns-server,9.9.9.9\n" in served.options
-    assert "0.0.0.0/0" not in served.options
+    dnsmasq = find_namespace(isolated, "net").dnsmasq
+    assert dnsmasq is not None
+    assert "option:router\n" in dnsmasq.options
+    assert "dns-server,9.9.9.9\n" in dnsmasq.options
+    assert "0.0.0.0/0" not in dnsmasq.options
 
 
-def test_the_addresses_of_a_port_stand_in_one_line() -> None:
-    tree = told()
+def test_dnsmasq_hosts_file_has_ipv4_and_ipv6_address_in_one_line() -> None:
+    tree = new_description()
     other = {
         "cidr": "2001:db8::/64",
         "version": 6,
@@ -414,16 +427,16 @@ def test_the_addresses_of_a_port_stand_in_one_line() -> None:
     }
     tree["networks"][NETWORK]["subnets"]["another-subnet"] = other
     tree["ports"][PORT]["addresses"] = [
-        {"address": one} for one in ("2001:db8::5", "10.0.0.5", "10.0.0.6", "10.7.7.7")
+        {"address": address} for address in ("2001:db8::5", "10.0.0.5", "10.0.0.6", "10.7.7.7")
     ]
-    served = space(tree, "net").dnsmasq
-    assert served is not None
-    assert served.hosts == (
+    dnsmasq = find_namespace(tree, "net").dnsmasq
+    assert dnsmasq is not None
+    assert dnsmasq.hosts == (
         "fa:16:3e:00:00:05,id:*,10.0.0.5,[2001:db8::5],vm1\nfa:16:3e:00:00:05,id:*,10.0.0.6,vm1\n"
     )
-    assert "dhcp-range=set:s" in served.fixed
-    assert ",2001:db8::,ra-only,64,86400\n" in served.fixed
-    assert served.reserved == (
+    assert "dhcp-range=set:s" in dnsmasq.fixed
+    assert ",2001:db8::,ra-only,64,86400\n" in dnsmasq.fixed
+    assert dnsmasq.reserved == (
         ("2001:db8::5", "fa:16:3e:00:00:05"),
         ("10.0.0.5", "fa:16:3e:00:00:05"),
         ("10.0.0.6", "fa:16:3e:00:00:05"),
@@ -431,7 +444,7 @@ def test_the_addresses_of_a_port_stand_in_one_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "resolves"),
+    ("name", "resolved_name"),
     [
         ("ignore", "ignore"),
         ("Infinite", "Infinite"),
@@ -441,25 +454,25 @@ def test_the_addresses_of_a_port_stand_in_one_line() -> None:
         ("", "host-10-0-0-5"),
     ],
 )
-def test_a_host_name_is_no_word_of_dnsmasq(name: str, resolves: str) -> None:
-    tree = told()
+def test_dnsmasq_hosts_file_replaces_keyword_as_host_name(name: str, resolved_name: str) -> None:
+    tree = new_description()
     tree["ports"][PORT]["hostname"] = name
-    served = space(tree, "net").dnsmasq
-    assert served is not None
-    assert served.hosts == "fa:16:3e:00:00:05,id:*,10.0.0.5,host-10-0-0-5\n"
-    assert served.names == f"10.0.0.5 {resolves}.openstacklocal {resolves}\n"
+    dnsmasq = find_namespace(tree, "net").dnsmasq
+    assert dnsmasq is not None
+    assert dnsmasq.hosts == "fa:16:3e:00:00:05,id:*,10.0.0.5,host-10-0-0-5\n"
+    assert dnsmasq.names == f"10.0.0.5 {resolved_name}.openstacklocal {resolved_name}\n"
 
 
-def test_a_name_with_a_domain_resolves_whole() -> None:
-    tree = told()
+def test_dnsmasq_resolves_whole_host_name_with_domain() -> None:
+    tree = new_description()
     tree["ports"][PORT]["hostname"] = "web.example.com"
-    served = space(tree, "net").dnsmasq
-    assert served is not None
-    assert served.hosts == "fa:16:3e:00:00:05,id:*,10.0.0.5,web\n"
-    assert served.names == "10.0.0.5 web.example.com.openstacklocal web.example.com\n"
+    dnsmasq = find_namespace(tree, "net").dnsmasq
+    assert dnsmasq is not None
+    assert dnsmasq.hosts == "fa:16:3e:00:00:05,id:*,10.0.0.5,web\n"
+    assert dnsmasq.names == "10.0.0.5 web.example.com.openstacklocal web.example.com\n"
 
 
-def test_leases_of_nobody_are_stale() -> None:
+def test_stale_leases_are_leases_without_owner() -> None:
     owners = {
         "10.0.0.5": "fa:16:3e:00:00:05",
         "10.0.0.6": "fa:16:3e:00:00:06",
@@ -479,30 +492,30 @@ def test_leases_of_nobody_are_stale() -> None:
         "9 fa:16:3e:00:00:07 10.0.0.6 * *",
         "9 T7 2001:db8::6 * 00:03",
     ]
-    found = stale_leases([*good, *bad], owners, set())
-    assert [one.line for one in found] == bad
-    assert [(one.mac, one.client_id) for one in found] == [
+    leases = stale_leases([*good, *bad], owners, set())
+    assert [lease.line for lease in leases] == bad
+    assert [(lease.mac, lease.client_id) for lease in leases] == [
         ("fa:16:3e:00:00:07", "01:aa"),
         ("fa:16:3e:00:00:07", "*"),
         ("", "00:03"),
     ]
-    assert [one.line for one in stale_leases(good, owners, {"2001:db8::5"})] == [
+    assert [lease.line for lease in stale_leases(good, owners, {"2001:db8::5"})] == [
         "9 7 2001:db8::5 vm1 00:03"
     ]
 
 
-def test_an_address_moved_when_its_line_had_another_mac() -> None:
-    served = space(told(), "net").dnsmasq
-    assert served is not None
+def test_reassigned_returns_addresses_with_changed_mac() -> None:
+    dnsmasq = find_namespace(new_description(), "net").dnsmasq
+    assert dnsmasq is not None
     lines = "fa:16:3e:00:00:05,id:*,10.0.0.5,[2001:db8::5],vm1\n\nx\n"
     assert reassigned(
         lines, {"10.0.0.5": "fa:16:3e:00:00:05", "2001:db8::5": "fa:16:3e:00:00:09"}
     ) == {"2001:db8::5"}
-    assert reassigned(served.hosts, dict(served.reserved)) == set()
+    assert reassigned(dnsmasq.hosts, dict(dnsmasq.reserved)) == set()
 
 
-def test_router_admits_only_translated_packets() -> None:
-    router = space(told(), "router")
+def test_router_rules_translate_floating_ips_and_drop_other_packets() -> None:
+    router = find_namespace(new_description(), "router")
     assert [pair.inner for pair in router.pairs][-1] == "out"
     assert router.pairs[-1].addresses == ("172.24.4.5/24", "172.24.4.9/32")
     assert router.routes == (("0.0.0.0/0", "172.24.4.1"),)
@@ -513,39 +526,39 @@ def test_router_admits_only_translated_packets() -> None:
         'iifname "out" meta nfproto ipv4 drop',
     ):
         assert f"\n{line}\n" in router.rules
-    closed = told()
+    closed = new_description()
     closed["routers"][ROUTER]["external"]["snat"] = False
-    assert '\noifname "out" snat ip to 172.24.4.5\n' not in space(closed, "router").rules
-    twice = told()
+    assert '\noifname "out" snat ip to 172.24.4.5\n' not in find_namespace(closed, "router").rules
+    twice = new_description()
     leg = twice["routers"][ROUTER]["interfaces"][0]
     twice["routers"][ROUTER]["interfaces"].append(leg | {"address": "10.0.1.1/24"})
-    assert space(twice, "router").pairs[0].addresses == ("10.0.0.1/24", "10.0.1.1/24")
+    assert find_namespace(twice, "router").pairs[0].addresses == ("10.0.0.1/24", "10.0.1.1/24")
 
 
-def test_only_the_gateway_host_has_the_gateway() -> None:
-    made = desired(told())
-    assert [pair.addresses for pair in made.gateways] == [("172.24.4.1/24",)]
-    assert "ip saddr 172.24.4.0/24 masquerade" in made.rules
-    taken = parse(told())
+def test_external_gateway_is_only_on_gateway_host() -> None:
+    state = build_state(new_description())
+    assert [pair.addresses for pair in state.gateways] == [("172.24.4.1/24",)]
+    assert "ip saddr 172.24.4.0/24 masquerade" in state.rules
+    description = parse(new_description())
     other = desire(
         HostPlace(NAMES, ip_address("192.168.5.1")),
-        taken,
-        assign({}, taken.ports),
-        assign({}, [bridge(one) for one in taken.networks]),
+        description,
+        assign({}, description.ports),
+        assign({}, [bridge(network) for network in description.networks]),
     )
     assert other.gateways == ()
     assert "masquerade" not in other.rules
 
 
-def test_nobody_but_peers_speaks_into_a_tunnel() -> None:
-    assert "ip daddr 192.168.5.1 udp dport 4789 ip saddr != { 192.168.5.2 } drop" in rules_of(
-        told()
+def test_rules_drop_tunnel_packets_of_other_hosts_than_peers() -> None:
+    assert "ip daddr 192.168.5.1 udp dport 4789 ip saddr != { 192.168.5.2 } drop" in build_rules(
+        new_description()
     )
     assert "ip daddr 192.168.5.1 udp dport 4789 drop" in desire(PLACE, Description(), {}, {}).rules
 
 
-def test_metadata_is_signed_with_the_hosts_key() -> None:
-    port = parse(told()).ports[PORT]
+def test_metadata_request_is_signed_with_key_of_host() -> None:
+    port = parse(new_description()).ports[PORT]
     upstream = MetadataUpstream("http://127.0.0.1:1", "h1", "secret")
     headers = upstream.headers(port, "10.0.0.5")
     assert headers["X-Instance-Host"] == "h1" and "secret" not in repr(upstream)

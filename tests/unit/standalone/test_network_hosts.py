@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What hosts are told of a network service, and when: routers and their moves, gateways, cost, what
-concerns nobody."""
+"""Descriptions that the embedded network service sends to hosts: routers, ports and revisions."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ SERVICE = {"role": "service", "project": "service"}
 
 
 class Clock:
-    """Seconds that pass when the test says so, and a thousandth at each look."""
+    """A clock that the test advances. Each call advances it by a millisecond."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -47,27 +46,27 @@ def fabric(tmp_path: Path, clock: Clock) -> Iterator[Fabric]:
 
 @pytest.fixture
 def cloud(fabric: Fabric) -> Network:
-    """A network service with hosts, none of which has asked yet."""
+    """A network service for hosts, before the first request of a host."""
     return Network(fabric)
 
 
-def description(cloud: Network, host: str) -> Any:
-    return cloud.told(host)
+def describe_host(cloud: Network, host: str) -> Any:
+    return cloud.describe_host(host)
 
 
 def acknowledge(cloud: Network, host: str, revision: int, **more: Any) -> None:
     body = {"revision": revision} | more
-    assert cloud.host("PUT", "", host, body).status_code == 204
+    assert cloud.call_as_host("PUT", "", host, body).status_code == 204
 
 
 def bind(cloud: Network, network: str, host: str) -> Any:
-    """A bound port, answered at once."""
-    cloud.fabric.hosts.acknowledge(host, 10**9)  # as if the host were always ahead
+    """Create a port that is bound to a host, without waiting for the host."""
+    cloud.fabric.hosts.acknowledge(host, 10**9)
     return cloud.create("port", role="admin", network_id=network, **{"binding:host_id": host})
 
 
-def routed(cloud: Network) -> tuple[str, str]:
-    """The ids of a router with a gateway and an interface, and of the inner network."""
+def create_router(cloud: Network) -> tuple[str, str]:
+    """Create a router with a gateway and an interface. Return its id and the inner network's."""
     public = cloud.create("network", role="admin", **{"router:external": True})["id"]
     cloud.create(
         "subnet",
@@ -77,7 +76,7 @@ def routed(cloud: Network) -> tuple[str, str]:
         ip_version=4,
         enable_dhcp=False,
     )
-    inner, subnet = cloud.wired()
+    inner, subnet = cloud.create_network()
     router = cloud.create("router", external_gateway_info={"network_id": public})["id"]
     assert (
         cloud.call(
@@ -88,23 +87,23 @@ def routed(cloud: Network) -> tuple[str, str]:
     return router, inner
 
 
-def test_a_router_is_described_to_the_one_host_that_carries_it(cloud: Network) -> None:
+def test_router_is_described_only_to_its_host(cloud: Network) -> None:
     for host in ("h1", "h2"):
-        description(cloud, host)
+        describe_host(cloud, host)
         cloud.fabric.hosts.acknowledge(host, 10**9)
-    router, inner = routed(cloud)
-    told = description(cloud, "h1")
-    [interface] = told["routers"][router]["interfaces"]
+    router, inner = create_router(cloud)
+    host_description = describe_host(cloud, "h1")
+    [interface] = host_description["routers"][router]["interfaces"]
     assert (interface["network"], interface["address"]) == (inner, "10.0.0.1/24")
-    outside = told["routers"][router]["external"]
+    outside = host_description["routers"][router]["external"]
     assert (outside["addresses"], outside["gateway"], outside["snat"]) == (
         ["172.24.4.2/24"],
         "172.24.4.1",
         True,
     )
-    assert set(told["networks"]) == {inner, outside["network"]}
-    assert told["ports"] == {}
-    assert description(cloud, "h2")["routers"] == {}
+    assert set(host_description["networks"]) == {inner, outside["network"]}
+    assert host_description["ports"] == {}
+    assert describe_host(cloud, "h2")["routers"] == {}
 
 
 def test_router_prefers_external_gateway_and_leaves_dead_host(cloud: Network, clock: Clock) -> None:
@@ -112,101 +111,102 @@ def test_router_prefers_external_gateway_and_leaves_dead_host(cloud: Network, cl
         acknowledge(
             cloud,
             host,
-            description(cloud, host)["revision"],
+            describe_host(cloud, host)["revision"],
             external_gateway=host == "h2",
             tunnel_address=f"192.0.2.{host[1]}",
         )
         cloud.fabric.hosts.acknowledge(host, 10**9)
-    router, inner = routed(cloud)
-    assert set(description(cloud, "h2")["routers"]) == {router}
+    router, inner = create_router(cloud)
+    assert set(describe_host(cloud, "h2")["routers"]) == {router}
     clock.now += SILENCE_SECONDS + 1
-    before = description(cloud, "h1")["revision"]
+    before = describe_host(cloud, "h1")["revision"]
     place_routers(cloud.fabric)
-    told = description(cloud, "h1")
-    assert set(told["routers"]) == {router}
-    assert told["revision"] > before
-    assert description(cloud, "h2")["routers"] == {}
-    # a gateway knows every external network
-    assert description(cloud, "h2")["networks"].keys() - {inner}
+    host_description = describe_host(cloud, "h1")
+    assert set(host_description["routers"]) == {router}
+    assert host_description["revision"] > before
+    assert describe_host(cloud, "h2")["routers"] == {}
+    # A host with an external gateway has every external network.
+    assert describe_host(cloud, "h2")["networks"].keys() - {inner}
 
 
-def test_a_host_learns_the_name_of_a_guest_and_of_its_change(cloud: Network) -> None:
-    description(cloud, "h1")
-    net, _ = cloud.wired()
+def test_host_description_has_current_dns_name_of_port(cloud: Network) -> None:
+    describe_host(cloud, "h1")
+    net, _ = cloud.create_network()
     port = bind(cloud, net, "h1")["id"]
-    assert description(cloud, "h1")["ports"][port]["hostname"] == ""  # it makes one of the address
+    # Without a DNS name, the host derives a name from the address.
+    assert describe_host(cloud, "h1")["ports"][port]["hostname"] == ""
     for name in ("vm-1", "vm-2", ""):
-        before = description(cloud, "h1")["revision"]
+        before = describe_host(cloud, "h1")["revision"]
         cloud.change("port", port, role="service", dns_name=name)
-        told = description(cloud, "h1")
-        assert told["ports"][port]["hostname"] == name
-        assert told["revision"] > before
+        host_description = describe_host(cloud, "h1")
+        assert host_description["ports"][port]["hostname"] == name
+        assert host_description["revision"] > before
 
 
 def test_router_description_has_associated_floating_ips_only(cloud: Network) -> None:
-    description(cloud, "h1")
+    describe_host(cloud, "h1")
     cloud.fabric.hosts.acknowledge("h1", 10**9)
-    router, inner = routed(cloud)
-    public = description(cloud, "h1")["routers"][router]["external"]["network"]
+    router, inner = create_router(cloud)
+    public = describe_host(cloud, "h1")["routers"][router]["external"]["network"]
     port = cloud.create("port", network_id=inner)["id"]
-    leads, led, idle = (
-        cloud.create("floatingip", floating_network_id=public, port_id=to)
-        for to in (port, None, None)
+    associated, half_associated, idle = (
+        cloud.create("floatingip", floating_network_id=public, port_id=port_id)
+        for port_id in (port, None, None)
     )
-    with cloud.fabric.change() as change:  # as if a write had been cut in two
-        change.set(schema.floating_ips, led["id"], {"router_id": router})
-    assert description(cloud, "h1")["routers"][router]["floating"] == [
-        {"floating": leads["floating_ip_address"], "fixed": leads["fixed_ip_address"]}
+    with cloud.fabric.change() as change:  # as after an incomplete write
+        change.set(schema.floating_ips, half_associated["id"], {"router_id": router})
+    assert describe_host(cloud, "h1")["routers"][router]["floating"] == [
+        {"floating": associated["floating_ip_address"], "fixed": associated["fixed_ip_address"]}
     ]
     assert idle["status"] == "DOWN"
-    cloud.change("floatingip", leads["id"], port_id=None)
-    assert description(cloud, "h1")["routers"][router]["floating"] == []
+    cloud.change("floatingip", associated["id"], port_id=None)
+    assert describe_host(cloud, "h1")["routers"][router]["floating"] == []
 
 
-def test_change_without_hosts_changes_no_revision(cloud: Network) -> None:
-    before = description(cloud, "h1")["revision"]
-    net, _ = cloud.wired()
+def test_change_of_unbound_port_keeps_host_revision(cloud: Network) -> None:
+    before = describe_host(cloud, "h1")["revision"]
+    net, _ = cloud.create_network()
     port = cloud.create("port", network_id=net)
     cloud.create("security_group", name="web")
     cloud.change("port", port["id"], name="x")
-    assert description(cloud, "h1")["revision"] == before
+    assert describe_host(cloud, "h1")["revision"] == before
     bind(cloud, net, "h1")
-    assert description(cloud, "h1")["revision"] > before
+    assert describe_host(cloud, "h1")["revision"] > before
 
 
-def test_host_with_the_newest_revision_gets_304(cloud: Network) -> None:
-    revision = description(cloud, "h1")["revision"]
-    seen = cloud.host("GET", f"/description?seen={revision}&wait=0", "h1")
-    assert seen.status_code == 304
+def test_host_description_returns_304_for_newest_revision(cloud: Network) -> None:
+    revision = describe_host(cloud, "h1")["revision"]
+    response = cloud.call_as_host("GET", f"/description?seen={revision}&wait=0", "h1")
+    assert response.status_code == 304
 
 
-def test_a_silent_host_fails_a_binding_until_it_asks_again(cloud: Network, clock: Clock) -> None:
-    description(cloud, "h1")
-    net, _ = cloud.wired()
+def test_binding_to_silent_host_fails_until_host_returns(cloud: Network, clock: Clock) -> None:
+    describe_host(cloud, "h1")
+    net, _ = cloud.create_network()
     clock.now += SILENCE_SECONDS + 1
     port = bind(cloud, net, "h1")
     assert (port["status"], port["binding:vif_type"]) == ("DOWN", "binding_failed")
-    assert description(cloud, "h1")["ports"] == {}
-    again = cloud.change("port", port["id"], role="admin", **{"binding:host_id": "h1"})
-    assert again["binding:vif_type"] == "bridge"
-    assert set(description(cloud, "h1")["ports"]) == {port["id"]}
+    assert describe_host(cloud, "h1")["ports"] == {}
+    rebound = cloud.change("port", port["id"], role="admin", **{"binding:host_id": "h1"})
+    assert rebound["binding:vif_type"] == "bridge"
+    assert set(describe_host(cloud, "h1")["ports"]) == {port["id"]}
 
 
 def test_returning_host_gets_ports_bound_meanwhile(cloud: Network, clock: Clock) -> None:
-    acknowledge(cloud, "h1", description(cloud, "h1")["revision"])
-    net, _ = cloud.wired()
+    acknowledge(cloud, "h1", describe_host(cloud, "h1")["revision"])
+    net, _ = cloud.create_network()
     clock.now += SILENCE_SECONDS + 1
     port = bind(cloud, net, "h1")["id"]
-    acknowledge(cloud, "h1", description(cloud, "h1")["revision"])
-    told = description(cloud, "h1")
-    assert set(told["ports"]) == {port}
-    shown = cloud.get(f"/ports/{port}", **SERVICE)["port"]
-    # it was told, not yet done
-    assert (shown["status"], shown["binding:vif_type"]) == (
+    acknowledge(cloud, "h1", describe_host(cloud, "h1")["revision"])
+    host_description = describe_host(cloud, "h1")
+    assert set(host_description["ports"]) == {port}
+    port_body = cloud.get(f"/ports/{port}", **SERVICE)["port"]
+    # The host has the description but has not applied it.
+    assert (port_body["status"], port_body["binding:vif_type"]) == (
         "DOWN",
         "bridge",
     )
-    acknowledge(cloud, "h1", told["revision"])
+    acknowledge(cloud, "h1", host_description["revision"])
     assert cloud.get(f"/ports/{port}", **SERVICE)["port"]["status"] == "ACTIVE"
 
 
@@ -220,35 +220,35 @@ def test_returning_host_gets_ports_bound_meanwhile(cloud: Network, clock: Clock)
         {"revision": 1, "colour": "red"},
     ],
 )
-def test_a_host_that_talks_nonsense_is_refused(cloud: Network, body: Any) -> None:
-    refused = cloud.host("PUT", "", "h1", body)
+def test_host_report_with_invalid_body_returns_400(cloud: Network, body: Any) -> None:
+    refused = cloud.call_as_host("PUT", "", "h1", body)
     assert (refused.status_code, refused.json["NeutronError"]["type"]) == (400, "HTTPBadRequest")
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT"])
-def test_host_needs_its_own_key(cloud: Network, method: str) -> None:
-    description(cloud, "h1")
+def test_host_request_requires_key_of_same_host(cloud: Network, method: str) -> None:
+    describe_host(cloud, "h1")
     path = "/description" if method == "GET" else ""
-    assert cloud.host(method, path, "h1", {"revision": 1}, key_of="h2").status_code == 401
+    assert cloud.call_as_host(method, path, "h1", {"revision": 1}, key_of="h2").status_code == 401
     for role in ("admin", "service", "member"):
         assert (
             cloud.call(method, f"/kilonova/hosts/h1{path}", {"revision": 1}, role=role).status_code
             == 401
         )
     cloud.fabric.settings = replace(cloud.fabric.settings, host_secret="")
-    # without a secret nobody is believed
-    assert cloud.host(method, path, "h1", {"revision": 1}).status_code == 401
+    # Without a secret of the services, no key is accepted.
+    assert cloud.call_as_host(method, path, "h1", {"revision": 1}).status_code == 401
 
 
-def test_a_hosts_key_opens_nothing_else(cloud: Network) -> None:
-    description(cloud, "h1")
+def test_host_key_opens_no_other_path(cloud: Network) -> None:
+    describe_host(cloud, "h1")
     for path in ("/../../../ports", "/%2e%2e/h2/description", "/../h2/description"):
-        assert cloud.host("GET", path, "h1").status_code in (401, 404)
+        assert cloud.call_as_host("GET", path, "h1").status_code in (401, 404)
 
 
-def test_a_port_bound_to_a_host_costs_few_statements(cloud: Network) -> None:
-    description(cloud, "h1")
-    net, _ = cloud.wired()
+def test_create_port_bound_to_known_host_takes_at_most_12_statements(cloud: Network) -> None:
+    describe_host(cloud, "h1")
+    net, _ = cloud.create_network()
     bind(cloud, net, "h1")
     statements: list[str] = []
     sa.event.listen(
@@ -256,4 +256,6 @@ def test_a_port_bound_to_a_host_costs_few_statements(cloud: Network) -> None:
     )
     bind(cloud, net, "h1")
     sa.event.remove(sa.Engine, "before_cursor_execute", listener)
-    assert len([one for one in statements if not one.startswith("BEGIN")]) <= 12, statements
+    assert (
+        len([statement for statement in statements if not statement.startswith("BEGIN")]) <= 12
+    ), statements

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the network service makes of networks, subnets, ports and security groups: addresses,
-refusals, lists, cost."""
+"""Networks, subnets, ports, security groups and quotas of the embedded network service."""
 
 from __future__ import annotations
 
@@ -27,8 +26,8 @@ def addresses(port: Any) -> list[str]:
 # Addresses
 
 
-def test_a_port_gets_the_lowest_free_address_and_gives_it_back(network: Network) -> None:
-    net, _ = network.wired("10.0.0.0/29")
+def test_create_port_takes_lowest_free_address_and_delete_frees_it(network: Network) -> None:
+    net, _ = network.create_network("10.0.0.0/29")
     ports = [network.create("port", network_id=net) for _ in range(4)]
     assert [addresses(port) for port in ports] == [
         ["10.0.0.3"],
@@ -53,48 +52,48 @@ def test_a_port_gets_the_lowest_free_address_and_gives_it_back(network: Network)
         ({"colour": "red"}, (400, "HTTPBadRequest")),
     ],
 )
-def test_unavailable_address_is_refused_and_leaves_nothing(
+def test_create_port_with_unavailable_address_fails_and_leaves_no_port(
     network: Network, fixed: dict[str, str], refused: tuple[int, str]
 ) -> None:
-    net, _ = network.wired()
+    net, _ = network.create_network()
     before = network.get("/ports")
     assert network.refusal("POST", "/ports", port_body(net, fixed_ips=[fixed])) == refused
     assert network.get("/ports") == before
 
 
-def test_a_bulk_create_is_all_or_nothing(network: Network) -> None:
-    net, _ = network.wired()
+def test_bulk_create_ports_is_atomic(network: Network) -> None:
+    net, _ = network.create_network()
     wish = {"network_id": net, "fixed_ips": [{"ip_address": "10.0.0.9"}]}
     assert network.refusal("POST", "/ports", {"ports": [wish, wish]}) == (409, "IpAddressInUse")
     assert addresses(network.create("port", **wish)) == ["10.0.0.9"]
 
 
-def test_slaac_subnet_gives_the_address_of_the_mac(network: Network) -> None:
-    net, _ = network.wired()
+def test_create_port_in_slaac_subnet_gets_address_of_its_mac(network: Network) -> None:
+    net, _ = network.create_network()
     network.create("subnet", network_id=net, cidr="fd00::/64", ip_version=6, **V6)
     port = network.create("port", network_id=net, mac_address="fa:16:3e:00:00:01")
     assert sorted(addresses(port)) == ["10.0.0.3", "fd00::f816:3eff:fe00:1"]
 
 
-def test_many_at_a_time_get_addresses_of_their_own(network: Network) -> None:
-    net, _ = network.wired("10.0.0.0/16")
+def test_concurrent_port_creates_get_different_addresses(network: Network) -> None:
+    net, _ = network.create_network("10.0.0.0/16")
     with ThreadPoolExecutor(8) as pool:
-        made = list(
+        allocated = list(
             pool.map(lambda _: addresses(network.create("port", network_id=net))[0], range(40))
         )
-    assert len(set(made)) == 40
+    assert len(set(allocated)) == 40
 
 
-def test_a_mac_address_that_another_port_has_is_drawn_again(network: Network) -> None:
-    net, _ = network.wired()
-    held = network.create("port", network_id=net)["mac_address"]
-    drawn = iter([bytes.fromhex(held.replace(":", ""))[3:], b"\x01\x02\x03"])
+def test_free_mac_draws_again_when_address_is_taken(network: Network) -> None:
+    net, _ = network.create_network()
+    taken_mac = network.create("port", network_id=net)["mac_address"]
+    suffixes = iter([bytes.fromhex(taken_mac.replace(":", ""))[3:], b"\x01\x02\x03"])
     with network.fabric.database.read() as connection:
-        assert free_mac(connection, net, lambda: next(drawn)) == "fa:16:3e:01:02:03"
+        assert free_mac(connection, net, lambda: next(suffixes)) == "fa:16:3e:01:02:03"
 
 
-def test_the_addresses_of_a_port_change_and_what_stays_is_kept(network: Network) -> None:
-    net, subnet = network.wired()
+def test_update_port_fixed_ips_keeps_unchanged_addresses(network: Network) -> None:
+    net, subnet = network.create_network()
     port = network.create("port", network_id=net)
     fixed = [*port["fixed_ips"], {"subnet_id": subnet, "ip_address": "10.0.0.77"}]
     changed = network.change("port", port["id"], fixed_ips=fixed)
@@ -123,8 +122,8 @@ def test_the_addresses_of_a_port_change_and_what_stays_is_kept(network: Network)
         ["a"],
     ],
 )
-def test_a_dns_name_is_a_host_name(network: Network, name: Any) -> None:
-    net, _ = network.wired()
+def test_port_with_invalid_dns_name_returns_400(network: Network, name: Any) -> None:
+    net, _ = network.create_network()
     port = network.create("port", network_id=net)
     assert network.refusal("POST", "/ports", port_body(net, dns_name=name)) == (
         400,
@@ -135,26 +134,26 @@ def test_a_dns_name_is_a_host_name(network: Network, name: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["web.example.com", "1.b", "x" * 63 + "." + "y" * 63, "1"])
-def test_a_dns_name_may_have_a_domain(network: Network, name: str) -> None:
-    port = network.create("port", network_id=network.wired()[0], dns_name=name)
+def test_port_dns_name_may_have_domain(network: Network, name: str) -> None:
+    port = network.create("port", network_id=network.create_network()[0], dns_name=name)
     assert port["dns_name"] == name
     assert port["dns_assignment"][0]["fqdn"] == f"{name}.openstacklocal."
 
 
-def test_a_port_shows_the_names_of_its_addresses(network: Network) -> None:
-    net, _ = network.wired()
+def test_port_dns_assignment_has_name_of_each_address(network: Network) -> None:
+    net, _ = network.create_network()
     network.create("subnet", network_id=net, cidr="fd00::/64", ip_version=6, **V6)
     port = network.create("port", network_id=net, mac_address="fa:16:3e:00:00:01", dns_name="VM-1")
     assert port["dns_name"] == "vm-1"
     assert {
-        (one["ip_address"], one["hostname"], one["fqdn"]) for one in port["dns_assignment"]
+        (item["ip_address"], item["hostname"], item["fqdn"]) for item in port["dns_assignment"]
     } == {(address, "vm-1", "vm-1.openstacklocal.") for address in addresses(port)}
-    assert [one["id"] for one in network.get("/ports?dns_name=vm-1")["ports"]] == [port["id"]]
+    assert [item["id"] for item in network.get("/ports?dns_name=vm-1")["ports"]] == [port["id"]]
     for unset in ("", None):
         network.change("port", port["id"], dns_name="vm-1")
-        shown = network.change("port", port["id"], dns_name=unset)
-        assert shown["dns_name"] == ""
-        assert sorted(one["fqdn"] for one in shown["dns_assignment"]) == [
+        updated = network.change("port", port["id"], dns_name=unset)
+        assert updated["dns_name"] == ""
+        assert sorted(item["fqdn"] for item in updated["dns_assignment"]) == [
             "host-10-0-0-3.openstacklocal.",
             "host-fd00--f816-3eff-fe00-1.openstacklocal.",
         ]
@@ -194,20 +193,20 @@ def test_a_port_shows_the_names_of_its_addresses(network: Network) -> None:
         ({}, (400, "HTTPBadRequest")),
     ],
 )
-def test_a_subnet_that_cannot_be_is_refused(
+def test_create_invalid_subnet_is_refused(
     network: Network, attributes: Any, refused: tuple[int, str]
 ) -> None:
-    net, _ = network.wired()
+    net, _ = network.create_network()
     body = {"network_id": net, "ip_version": 4} | attributes
     assert network.refusal("POST", "/subnets", {"subnet": body}) == refused
 
 
-def test_two_networks_may_have_the_same_addresses(network: Network) -> None:
-    assert network.wired() != network.wired()
+def test_networks_may_have_equal_subnets(network: Network) -> None:
+    assert network.create_network() != network.create_network()
 
 
-def test_a_network_in_use_stays_and_its_dhcp_goes_with_it(network: Network) -> None:
-    net, subnet = network.wired()
+def test_delete_network_is_refused_in_use_and_deletes_dhcp_port(network: Network) -> None:
+    net, subnet = network.create_network()
     port = network.create("port", network_id=net)
     assert network.refusal("DELETE", f"/networks/{net}") == (409, "NetworkInUse")
     assert network.refusal("DELETE", f"/subnets/{subnet}") == (409, "SubnetInUse")
@@ -217,23 +216,23 @@ def test_a_network_in_use_stays_and_its_dhcp_goes_with_it(network: Network) -> N
     assert network.refusal("GET", f"/subnets/{subnet}") == (404, "SubnetNotFound")
 
 
-def test_the_port_of_dhcp_follows_its_subnets(network: Network) -> None:
-    _net, subnet = network.wired()
+def test_dhcp_port_is_deleted_when_subnet_disables_dhcp(network: Network) -> None:
+    _net, subnet = network.create_network()
     [dhcp] = network.get("/ports?device_owner=network:dhcp")["ports"]
     assert addresses(dhcp) == ["10.0.0.2"]
     network.change("subnet", subnet, enable_dhcp=False)
     assert network.get("/ports")["ports"] == []
 
 
-# Who may
+# Permissions
 
 
-def test_tenants_see_their_own_and_what_is_shared(network: Network) -> None:
+def test_network_is_visible_to_other_project_only_when_shared_or_external(network: Network) -> None:
     own = network.create("network")["id"]
     shared = network.create("network", role="admin", shared=True)["id"]
     external = network.create("network", role="admin", **{"router:external": True})["id"]
-    seen = {item["id"] for item in network.get("/networks", project="other")["networks"]}
-    assert seen == {shared, external}
+    visible = {item["id"] for item in network.get("/networks", project="other")["networks"]}
+    assert visible == {shared, external}
     assert network.refusal("GET", f"/networks/{own}", project="other") == (404, "NetworkNotFound")
     assert network.refusal("DELETE", f"/networks/{shared}", project="other") == (
         403,
@@ -258,14 +257,14 @@ def test_tenants_see_their_own_and_what_is_shared(network: Network) -> None:
         ("network", {"project_id": "other"}),
     ],
 )
-def test_admin_attribute_is_refused_to_a_member(
+def test_create_network_with_admin_attribute_by_member_returns_403(
     network: Network, noun: str, attributes: Any
 ) -> None:
     assert network.refusal("POST", f"/{noun}s", {noun: attributes}) == (403, "PolicyNotAuthorized")
 
 
-def test_a_member_neither_sets_nor_sees_where_a_port_is(network: Network) -> None:
-    net, _ = network.wired()
+def test_port_binding_is_neither_set_nor_shown_for_member(network: Network) -> None:
+    net, _ = network.create_network()
     refused = network.refusal("POST", "/ports", port_body(net, **{"binding:host_id": "h1"}))
     assert refused == (403, "PolicyNotAuthorized")
     port = network.create(
@@ -295,12 +294,12 @@ def test_a_member_neither_sets_nor_sees_where_a_port_is(network: Network) -> Non
         "ports?sort_key=host",
     ],
 )
-def test_a_member_does_not_find_out_by_filters_either(network: Network, query: str) -> None:
+def test_list_with_admin_filter_by_member_returns_400(network: Network, query: str) -> None:
     assert network.refusal("GET", f"/{query}") == (400, "HTTPBadRequest")
     assert network.call("GET", f"/{query}", role="admin").status_code == 200
 
 
-def test_a_reader_only_reads(network: Network) -> None:
+def test_reader_lists_networks_but_cannot_create(network: Network) -> None:
     network.create("network")
     assert network.refusal("POST", "/networks", {"network": {}}, role="reader") == (
         403,
@@ -312,7 +311,7 @@ def test_a_reader_only_reads(network: Network) -> None:
 # Security groups
 
 
-def test_the_default_group_comes_with_its_rules_and_stays(network: Network) -> None:
+def test_default_security_group_has_rules_and_cannot_be_deleted(network: Network) -> None:
     [group] = network.get("/security-groups")["security_groups"]
     rules = [
         (rule["direction"], rule["ethertype"], rule["remote_group_id"])
@@ -329,12 +328,12 @@ def test_the_default_group_comes_with_its_rules_and_stays(network: Network) -> N
     )
     refused = network.refusal("DELETE", f"/security-groups/{group['id']}")
     assert refused == (409, "SecurityGroupCannotRemoveDefault")
-    made = network.refusal("POST", "/security-groups", {"security_group": {"name": "default"}})
-    assert made == (409, "SecurityGroupDefaultAlreadyExists")
+    duplicate = network.refusal("POST", "/security-groups", {"security_group": {"name": "default"}})
+    assert duplicate == (409, "SecurityGroupDefaultAlreadyExists")
 
 
-def test_a_group_in_use_stays_and_a_foreign_one_is_not_found(network: Network) -> None:
-    net, _ = network.wired()
+def test_security_group_in_use_cannot_be_deleted_nor_foreign_group_used(network: Network) -> None:
+    net, _ = network.create_network()
     group = network.create("security_group", name="web")["id"]
     port = network.create("port", network_id=net, security_groups=[group])
     assert port["security_groups"] == [group]
@@ -378,7 +377,7 @@ def test_a_group_in_use_stays_and_a_foreign_one_is_not_found(network: Network) -
         ({"direction": "sideways"}, (400, "HTTPBadRequest")),
     ],
 )
-def test_a_rule_that_cannot_be_is_refused(
+def test_create_invalid_security_group_rule_is_refused(
     network: Network, rule: Any, refused: tuple[int, str]
 ) -> None:
     group = network.create("security_group", name="web")["id"]
@@ -393,27 +392,27 @@ def test_a_rule_that_cannot_be_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("told", "shown", "network_of"),
+    ("prefix", "given_prefix", "normalized"),
     [
         ("10.2.3.124/24", "10.2.3.124/24", "10.2.3.0/24"),
         ("10.2.3.4", "10.2.3.4/32", "10.2.3.4/32"),
         (None, None, None),
     ],
 )
-def test_a_range_stays_as_it_is_told(
-    network: Network, told: Any, shown: Any, network_of: Any
+def test_security_group_rule_shows_given_and_normalized_remote_prefix(
+    network: Network, prefix: Any, given_prefix: Any, normalized: Any
 ) -> None:
     group = network.create("security_group", name="web")["id"]
     rule = network.create(
-        "security_group_rule", security_group_id=group, direction="ingress", remote_ip_prefix=told
+        "security_group_rule", security_group_id=group, direction="ingress", remote_ip_prefix=prefix
     )
-    assert (rule["remote_ip_prefix"], rule["normalized_cidr"]) == (shown, network_of)
+    assert (rule["remote_ip_prefix"], rule["normalized_cidr"]) == (given_prefix, normalized)
 
 
 # Lists, quotas and cost
 
 
-def test_lists_filter_sort_page_and_refuse_unknown_filters(network: Network) -> None:
+def test_network_list_filters_sorts_pages_and_refuses_unknown_filters(network: Network) -> None:
     for name in ("c", "a", "b"):
         network.create("network", name=name)
     first = network.get("/networks?sort_key=name&sort_dir=desc&limit=2&fields=name")
@@ -432,26 +431,26 @@ def test_lists_filter_sort_page_and_refuse_unknown_filters(network: Network) -> 
         assert network.refusal("GET", f"/networks?{query}") == (400, "HTTPBadRequest")
 
 
-def test_ports_are_found_by_what_they_have(network: Network) -> None:
-    net, subnet = network.wired()
-    one, two = (
+def test_port_list_filters_by_attributes(network: Network) -> None:
+    net, subnet = network.create_network()
+    first, second = (
         network.create("port", network_id=net, device_id=name, tags=[name]) for name in ("d1", "d2")
     )
-    for query, found in (
-        (f"fixed_ips=ip_address={addresses(one)[0]}", {one["id"]}),
-        ("device_id=d2", {two["id"]}),
-        (f"fixed_ips=subnet_id={subnet}&device_id=d1&device_id=d2", {one["id"], two["id"]}),
-        ("tags=d1", {one["id"]}),
-        ("not-tags=d1&device_owner=", {two["id"]}),
-        (f"mac_address={two['mac_address'].upper()}", {two["id"]}),
+    for query, expected in (
+        (f"fixed_ips=ip_address={addresses(first)[0]}", {first["id"]}),
+        ("device_id=d2", {second["id"]}),
+        (f"fixed_ips=subnet_id={subnet}&device_id=d1&device_id=d2", {first["id"], second["id"]}),
+        ("tags=d1", {first["id"]}),
+        ("not-tags=d1&device_owner=", {second["id"]}),
+        (f"mac_address={second['mac_address'].upper()}", {second["id"]}),
         ("project_id=other", set()),
-        (f"id={one['id']}&id={two['id']}", {one["id"], two["id"]}),
+        (f"id={first['id']}&id={second['id']}", {first["id"], second["id"]}),
     ):
-        assert {port["id"] for port in network.get(f"/ports?{query}")["ports"]} == found, query
+        assert {port["id"] for port in network.get(f"/ports?{query}")["ports"]} == expected, query
 
 
-def test_a_quota_is_exact_and_a_bulk_counts_whole(network: Network) -> None:
-    net, _ = network.wired()
+def test_port_quota_is_exact_and_counts_whole_bulk_request(network: Network) -> None:
+    net, _ = network.create_network()
     network.call("PUT", "/quotas/mine", {"quota": {"port": 3}}, role="admin")
     wish = {"network_id": net}
     assert network.refusal("POST", "/ports", {"ports": [wish, wish, wish]}) == (409, "OverQuota")
@@ -467,8 +466,8 @@ def test_a_quota_is_exact_and_a_bulk_counts_whole(network: Network) -> None:
     assert network.get("/quotas/mine")["quota"]["port"] == 500
 
 
-def test_a_port_that_is_made_and_bound_costs_few_statements(network: Network) -> None:
-    net, _ = network.wired()
+def test_create_bound_port_takes_at_most_12_statements(network: Network) -> None:
+    net, _ = network.create_network()
     network.create("port", network_id=net)
     statements: list[str] = []
     sa.event.listen(
@@ -479,7 +478,7 @@ def test_a_port_that_is_made_and_bound_costs_few_statements(network: Network) ->
     assert len(statements) <= 12, statements
 
 
-def test_every_extension_is_shown_and_an_unknown_one_is_not(network: Network) -> None:
+def test_extension_is_shown_by_alias_and_unknown_alias_returns_404(network: Network) -> None:
     aliases = [item["alias"] for item in network.get("/extensions")["extensions"]]
     for alias in aliases:
         assert network.get(f"/extensions/{alias}")["extension"]["alias"] == alias

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the network service makes of routers, floating addresses and agents: refusals in Neutron's
-words, what hosts and the compute service learn, and that nothing stays behind."""
+"""Routers, floating IPs and agents of the embedded network service, in requests and events."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ Refusal = tuple[int, str]
 
 @dataclass(frozen=True)
 class Site:
-    """A router between a project's network and an external one, and a server's port."""
+    """Ids of a router between a project's and an external network, and of a server's port."""
 
     public: str
     network: str
@@ -41,7 +40,7 @@ def site(network: Network) -> Site:
         ip_version=4,
         enable_dhcp=False,
     )
-    inside, subnet = network.wired()
+    inside, subnet = network.create_network()
     router = network.create("router", name="r", external_gateway_info={"network_id": public})["id"]
     assert (
         network.call(
@@ -60,19 +59,19 @@ def site(network: Network) -> Site:
     return Site(public, inside, subnet, router, port)
 
 
-def floating(network: Network, site: Site, **more: Any) -> Any:
+def create_floating_ip(network: Network, site: Site, **more: Any) -> Any:
     return network.create("floatingip", floating_network_id=site.public, **more)
 
 
-def test_a_router_shows_its_gateway_and_its_interface(network: Network, site: Site) -> None:
-    shown = network.get(f"/routers/{site.router}")["router"]
-    info = shown["external_gateway_info"]
-    assert (info["network_id"], info["enable_snat"], shown["status"]) == (
+def test_router_shows_gateway_and_interface(network: Network, site: Site) -> None:
+    router = network.get(f"/routers/{site.router}")["router"]
+    info = router["external_gateway_info"]
+    assert (info["network_id"], info["enable_snat"], router["status"]) == (
         site.public,
         True,
         "ACTIVE",
     )
-    assert [one["ip_address"] for one in info["external_fixed_ips"]] == ["172.24.4.2"]
+    assert [fixed_ip["ip_address"] for fixed_ip in info["external_fixed_ips"]] == ["172.24.4.2"]
     owners = {
         port["device_owner"]: port
         for port in network.get(f"/ports?device_id={site.router}", role="admin")["ports"]
@@ -81,55 +80,67 @@ def test_a_router_shows_its_gateway_and_its_interface(network: Network, site: Si
     assert owners["network:router_interface"]["fixed_ips"] == [
         {"subnet_id": site.subnet, "ip_address": "10.0.0.1"}
     ]
-    # no tenant finds it among their own
+    # The gateway port belongs to no project, so tenants do not see it.
     assert owners["network:router_gateway"]["project_id"] == ""
 
 
-def test_a_floating_address_leads_to_a_port_and_leaves_it(network: Network, site: Site) -> None:
-    made = floating(network, site, port_id=site.port)
-    assert (made["status"], made["router_id"], made["fixed_ip_address"]) == (
+def test_floating_ip_is_associated_and_disassociated_with_events(
+    network: Network, site: Site
+) -> None:
+    created = create_floating_ip(network, site, port_id=site.port)
+    assert (created["status"], created["router_id"], created["fixed_ip_address"]) == (
         "ACTIVE",
         site.router,
         "10.0.0.3",
     )
-    assert made["port_details"]["device_id"] == "server"
-    left = network.change("floatingip", made["id"], port_id=None)
-    assert (left["status"], left["router_id"], left["fixed_ip_address"], left["port_details"]) == (
+    assert created["port_details"]["device_id"] == "server"
+    disassociated = network.change("floatingip", created["id"], port_id=None)
+    assert (
+        disassociated["status"],
+        disassociated["router_id"],
+        disassociated["fixed_ip_address"],
+        disassociated["port_details"],
+    ) == (
         "DOWN",
         None,
         None,
         None,
     )
-    again = network.change("floatingip", made["id"], port_id=site.port, fixed_ip_address="10.0.0.3")
-    assert again["status"] == "ACTIVE"
-    assert [one["id"] for one in network.get("/floatingips?status=ACTIVE")["floatingips"]] == [
-        made["id"]
+    reassociated = network.change(
+        "floatingip", created["id"], port_id=site.port, fixed_ip_address="10.0.0.3"
+    )
+    assert reassociated["status"] == "ACTIVE"
+    assert [row["id"] for row in network.get("/floatingips?status=ACTIVE")["floatingips"]] == [
+        created["id"]
     ]
     assert network.get("/floatingips?status=DOWN")["floatingips"] == []
     with network.fabric.database.read() as connection:
-        told = connection.execute(select(schema.events.c.name, schema.events.c.server)).all()
-    assert told[-3:] == [("network-changed", "server")] * 3
+        events = connection.execute(select(schema.events.c.name, schema.events.c.server)).all()
+    assert events[-3:] == [("network-changed", "server")] * 3
 
 
-def test_a_deleted_floating_address_is_free_again(network: Network, site: Site) -> None:
-    made = floating(network, site, port_id=site.port)
-    network.delete("floatingip", made["id"])
-    assert floating(network, site)["floating_ip_address"] == made["floating_ip_address"]
+def test_deleted_floating_ip_is_free_again(network: Network, site: Site) -> None:
+    floating_ip = create_floating_ip(network, site, port_id=site.port)
+    network.delete("floatingip", floating_ip["id"])
+    assert (
+        create_floating_ip(network, site)["floating_ip_address"]
+        == floating_ip["floating_ip_address"]
+    )
     assert len(network.get("/ports?device_owner=network:floatingip", role="admin")["ports"]) == 1
 
 
-def test_a_deleted_port_lets_its_floating_address_go(network: Network, site: Site) -> None:
-    made = floating(network, site, port_id=site.port)
+def test_delete_port_disassociates_its_floating_ip(network: Network, site: Site) -> None:
+    floating_ip = create_floating_ip(network, site, port_id=site.port)
     network.delete("port", site.port)
-    shown = network.get(f"/floatingips/{made['id']}")["floatingip"]
-    assert (shown["port_id"], shown["status"]) == (None, "DOWN")
+    floating_ip_after = network.get(f"/floatingips/{floating_ip['id']}")["floatingip"]
+    assert (floating_ip_after["port_id"], floating_ip_after["status"]) == (None, "DOWN")
 
 
-def test_what_floating_addresses_are_refused(network: Network, site: Site) -> None:
-    other, _ = network.wired("10.9.0.0/24")
+def test_invalid_floating_ip_is_refused_with_error_of_neutron(network: Network, site: Site) -> None:
+    other, _ = network.create_network("10.9.0.0/24")
     apart = network.create("port", network_id=other)["id"]
-    floating(network, site, port_id=site.port)
-    wrong: list[tuple[dict[str, Any], Refusal]] = [
+    create_floating_ip(network, site, port_id=site.port)
+    cases: list[tuple[dict[str, Any], Refusal]] = [
         ({"floating_network_id": "nowhere"}, (404, "NetworkNotFound")),
         ({"floating_network_id": site.network}, (400, "BadRequest")),
         ({"floating_network_id": site.public, "port_id": "nowhere"}, (404, "PortNotFound")),
@@ -154,7 +165,7 @@ def test_what_floating_addresses_are_refused(network: Network, site: Site) -> No
             (403, "PolicyNotAuthorized"),
         ),
     ]
-    for body, refused in wrong:
+    for body, refused in cases:
         assert network.refusal("POST", "/floatingips", {"floatingip": body}) == refused
     assert len(network.get("/floatingips")["floatingips"]) == 1
     assert network.refusal(
@@ -164,10 +175,12 @@ def test_what_floating_addresses_are_refused(network: Network, site: Site) -> No
     ) == (404, "FloatingIPNotFound")
 
 
-def test_what_routers_are_refused(network: Network, site: Site) -> None:
-    made = floating(network, site, port_id=site.port)
+def test_invalid_router_request_is_refused_with_error_of_neutron(
+    network: Network, site: Site
+) -> None:
+    floating_ip = create_floating_ip(network, site, port_id=site.port)
     path, subnet = f"/routers/{site.router}", {"subnet_id": site.subnet}
-    wrong: list[tuple[str, str, dict[str, Any] | None, Refusal]] = [
+    cases: list[tuple[str, str, dict[str, Any] | None, Refusal]] = [
         ("PUT", f"{path}/add_router_interface", subnet, (400, "BadRequest")),
         ("PUT", f"{path}/add_router_interface", {}, (400, "BadRequest")),
         ("PUT", f"{path}/add_router_interface", {"subnet_id": "nowhere"}, (404, "SubnetNotFound")),
@@ -210,16 +223,16 @@ def test_what_routers_are_refused(network: Network, site: Site) -> None:
             (400, "BadRequest"),
         ),
     ]
-    for method, where, body, refused in wrong:
-        assert network.refusal(method, where, body) == refused, where
-    network.delete("floatingip", made["id"])
+    for method, target, body, refused in cases:
+        assert network.refusal(method, target, body) == refused, target
+    network.delete("floatingip", floating_ip["id"])
     assert network.refusal("PUT", f"{path}/remove_router_interface", subnet, project="theirs") == (
         404,
         "RouterNotFound",
     )
 
 
-def test_a_router_goes_with_all_that_was_its_own(network: Network, site: Site) -> None:
+def test_delete_router_deletes_its_ports(network: Network, site: Site) -> None:
     path = f"/routers/{site.router}"
     route = [{"destination": "10.8.0.0/16", "nexthop": "10.0.0.9"}]
     assert network.change("router", site.router, routes=route)["routes"] == route
@@ -234,30 +247,30 @@ def test_a_router_goes_with_all_that_was_its_own(network: Network, site: Site) -
         == 200
     )
     network.delete("router", site.router)
-    left = {port["device_owner"] for port in network.get("/ports", role="admin")["ports"]}
-    assert left == {"network:dhcp", "compute:nova"}
+    owners = {port["device_owner"] for port in network.get("/ports", role="admin")["ports"]}
+    assert owners == {"network:dhcp", "compute:nova"}
 
 
-def test_a_port_of_ones_own_becomes_an_interface(network: Network, site: Site) -> None:
-    inside, _ = network.wired("10.5.0.0/24")
+def test_add_router_interface_uses_given_port(network: Network, site: Site) -> None:
+    inside, _ = network.create_network("10.5.0.0/24")
     port = network.create("port", network_id=inside)
     joined = network.call(
         "PUT", f"/routers/{site.router}/add_router_interface", {"port_id": port["id"]}
     )
     assert joined.json["port_id"] == port["id"]
-    shown = network.get(f"/ports/{port['id']}", role="admin")["port"]
-    assert (shown["device_owner"], shown["security_groups"], shown["fixed_ips"]) == (
+    port_after = network.get(f"/ports/{port['id']}", role="admin")["port"]
+    assert (port_after["device_owner"], port_after["security_groups"], port_after["fixed_ips"]) == (
         "network:router_interface",
         [],
         port["fixed_ips"],
     )
 
 
-def test_agents_are_the_hosts_that_were_heard(network: Network) -> None:
+def test_agent_list_shows_hosts_with_reports_to_admin(network: Network) -> None:
     assert network.get("/agents", role="admin")["agents"] == []
     assert network.refusal("GET", "/agents") == (403, "PolicyNotAuthorized")
-    told = {"revision": 0, "tunnel_address": "198.18.0.1"}
-    assert network.host("PUT", "", "h1", told).status_code == 204
+    report = {"revision": 0, "tunnel_address": "198.18.0.1"}
+    assert network.call_as_host("PUT", "", "h1", report).status_code == 204
     [agent] = network.get("/agents?host=h1&alive=true", role="admin")["agents"]
     assert (agent["host"], agent["alive"], agent["configurations"]["tunneling_ip"]) == (
         "h1",
@@ -267,11 +280,11 @@ def test_agents_are_the_hosts_that_were_heard(network: Network) -> None:
     assert network.get("/agents?host=h2", role="admin")["agents"] == []
 
 
-def test_how_many_addresses_are_left(network: Network, site: Site) -> None:
-    found = network.get(f"/network-ip-availabilities/{site.public}", role="admin")[
+def test_network_ip_availability_has_total_and_used_addresses(network: Network, site: Site) -> None:
+    availability = network.get(f"/network-ip-availabilities/{site.public}", role="admin")[
         "network_ip_availability"
     ]
-    assert (found["total_ips"], found["used_ips"]) == (13, 1)
+    assert (availability["total_ips"], availability["used_ips"]) == (13, 1)
     wide = network.create("network")["id"]
     network.create("subnet", network_id=wide, ip_version=6, cidr="2001:db8::/56")
     path = f"/network-ip-availabilities/{wide}"
@@ -282,9 +295,9 @@ def test_how_many_addresses_are_left(network: Network, site: Site) -> None:
     assert missing == (404, "NetworkNotFound")
 
 
-@pytest.mark.parametrize(("role", "told"), [("member", 1), ("admin", 1), ("service,admin", 0)])
-def test_the_compute_service_hears_of_all_changes_but_its_own(
-    network: Network, site: Site, role: str, told: int
+@pytest.mark.parametrize(("role", "count"), [("member", 1), ("admin", 1), ("service,admin", 0)])
+def test_port_change_is_notified_unless_made_by_compute_service(
+    network: Network, site: Site, role: str, count: int
 ) -> None:
     network.change(
         "port",
@@ -294,4 +307,4 @@ def test_the_compute_service_hears_of_all_changes_but_its_own(
     )
     with network.fabric.database.read() as connection:
         names = list(connection.scalars(select(schema.events.c.name)))
-    assert names.count("network-changed") == told
+    assert names.count("network-changed") == count

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/one-machine.md has each route of the embedded services with its consumers."""
+"""The table of routes of the embedded services in docs/one-machine.md against the applications."""
 
 import re
 from pathlib import Path
@@ -18,8 +18,8 @@ ROUTE = re.compile(r"`((?:GET|POST|PUT|PATCH|DELETE)(?:, [A-Z]+)*) (/[^`]*)`")
 APPS = {"identity": identity, "image": image, "network": network, "volume": volume}
 
 
-def documented(service: str) -> list[tuple[str, re.Pattern[str]]]:
-    """Return (method, path) of the table of a service; a path is the pattern of a template."""
+def read_documented_routes(service: str) -> list[tuple[str, re.Pattern[str]]]:
+    """Return (method, pattern of the route's template) of each row in the table of a service."""
     table = PAGE.read_text().partition(f"\n| {service} | for |\n")[2].partition("\n\n")[0]
     routes = []
     for methods, path in ROUTE.findall(table):
@@ -29,21 +29,24 @@ def documented(service: str) -> list[tuple[str, re.Pattern[str]]]:
     return routes
 
 
-def served(service: str) -> set[tuple[str, str]]:
-    nothing: Any = None
+def list_routes(service: str) -> set[tuple[str, str]]:
+    state: Any = None
     return {
         (method.method, route.path)
-        for route in inspect.inspect_routes(APPS[service].build(nothing))
+        for route in inspect.inspect_routes(APPS[service].build(state))
         for method in route.methods
         if not method.internal
     }
 
 
 @pytest.mark.parametrize("service", APPS)
-def test_each_route_of_embedded_service_has_its_consumers_in_docs(service: str) -> None:
-    operations, rows = served(service), documented(service)
+def test_embedded_service_route_has_consumers_in_docs(service: str) -> None:
+    operations, rows = list_routes(service), read_documented_routes(service)
     for method, path in operations:
         matching = [row for row in rows if row[0] == method and row[1].fullmatch(path)]
         assert len(matching) == 1, (method, path, matching)
     for method, pattern in rows:
-        assert any(one == method and pattern.fullmatch(path) for one, path in operations), pattern
+        assert any(
+            operation_method == method and pattern.fullmatch(path)
+            for operation_method, path in operations
+        ), pattern

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A command that cannot work says what is missing, before it listens."""
+"""Start of the embedded services: a command without necessary input exits with a hint."""
 
 import os
 import sys
@@ -20,7 +20,7 @@ def umask() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "message"),
     [
         (["identity", "serve", "--db", "{folder}/new.db"], "run the command bootstrap first"),
         (["identity", "bootstrap", "--db", "{folder}/new.db"], "set KILONOVA_ADMIN_PASSWORD"),
@@ -31,12 +31,12 @@ def umask() -> Iterator[None]:
         ),
     ],
 )
-def test_a_start_that_cannot_work_says_what_to_do(
+def test_embedded_service_start_exits_with_hint_when_input_is_missing(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     command: list[str],
-    said: str,
+    message: str,
 ) -> None:
     name, *rest = [word.format(folder=tmp_path) for word in command]
     monkeypatch.setattr(sys, "argv", [name, *rest])
@@ -46,4 +46,4 @@ def test_a_start_that_cannot_work_says_what_to_do(
         import_module(f"deploy.one_machine.services.{name}.__main__").main()
     # A text is printed by Python, and the status is then 1.
     assert end.value.code
-    assert said in f"{end.value.code}{capsys.readouterr().err}"
+    assert message in f"{end.value.code}{capsys.readouterr().err}"

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wrong passwords: how often they may be tried, and that neither status nor time tells who
-exists."""
+"""The throttle of logins in the embedded identity service, and answers for unknown users."""
 
 import statistics
 import time
@@ -27,7 +26,7 @@ PASSWORD = "correct horse"
 
 
 class Service:
-    """The identity service, whose throttle has a clock that only the test moves."""
+    """The identity service, with a clock of the throttle that only the test advances."""
 
     def __init__(self, database: Database) -> None:
         self.now = 1000.0
@@ -55,9 +54,11 @@ def service(tmp_path: Path) -> Iterator[Service]:
 
 
 @pytest.mark.parametrize("name", ["admin", "nobody"])
-def test_passwords_can_be_guessed_a_few_times_then_slowly(service: Service, name: str) -> None:
-    fits, seconds = USER_LIMIT
-    assert [service.login(name).status_code for _ in range(fits + 3)] == [401] * fits + [429] * 3
+def test_login_is_throttled_after_wrong_passwords_of_user(service: Service, name: str) -> None:
+    attempts, seconds = USER_LIMIT
+    assert [service.login(name).status_code for _ in range(attempts + 3)] == [401] * attempts + [
+        429
+    ] * 3
     refused = service.login(name, PASSWORD)
     assert (refused.status_code, refused.json["error"]["code"]) == (429, 429)
     assert seconds - 1 < int(refused.headers["Retry-After"]) <= seconds + 1
@@ -65,7 +66,7 @@ def test_passwords_can_be_guessed_a_few_times_then_slowly(service: Service, name
     assert [service.login(name).status_code for _ in range(2)] == [401, 429]
 
 
-def test_others_and_other_addresses_are_not_held_up(service: Service) -> None:
+def test_login_throttle_spares_other_users_and_addresses(service: Service) -> None:
     for _ in range(10):
         service.login("admin")
     assert service.login("kilonova", PASSWORD).status_code == 201
@@ -73,40 +74,40 @@ def test_others_and_other_addresses_are_not_held_up(service: Service) -> None:
     assert service.login("admin", PASSWORD).status_code == 429
 
 
-def test_who_is_right_begins_anew(service: Service) -> None:
+def test_login_with_right_password_resets_throttle(service: Service) -> None:
     for _ in range(3):
         assert [service.login("admin").status_code for _ in range(4)] == [401] * 4
         assert service.login("admin", PASSWORD).status_code == 201
 
 
-def test_one_address_may_not_try_everybody(service: Service) -> None:
-    fits, seconds = ADDRESS_LIMIT
-    assert {service.login(f"user{number}").status_code for number in range(fits)} == {401}
+def test_login_throttle_limits_address_over_all_users(service: Service) -> None:
+    attempts, seconds = ADDRESS_LIMIT
+    assert {service.login(f"user{number}").status_code for number in range(attempts)} == {401}
     assert service.login("another").status_code == 429
     assert service.login("another", address="192.0.2.2").status_code == 401
     service.now += seconds
     assert service.login("another").status_code == 401
 
 
-def test_a_method_named_twice_is_tried_once(service: Service) -> None:
+def test_login_method_named_twice_counts_once(service: Service) -> None:
     assert service.login("admin", times=8).status_code == 401
     assert service.login("admin", times=8).status_code == 401
     assert service.login("admin", PASSWORD).status_code == 201
 
 
-def test_nobody_takes_as_long_as_somebody(service: Service) -> None:
-    took: dict[str, list[float]] = {"admin": [], "nobody": []}
+def test_login_of_unknown_user_takes_as_long_as_of_known_user(service: Service) -> None:
+    durations: dict[str, list[float]] = {"admin": [], "nobody": []}
     for _ in range(9):
-        for name, times in took.items():
+        for name, times in durations.items():
             service.now += 3600
-            begun = time.thread_time()
+            start = time.thread_time()
             assert service.login(name).status_code == 401
-            times.append(time.thread_time() - begun)
-    somebody, nobody = (statistics.median(times) for times in took.values())
-    assert 0.7 < nobody / somebody < 1.4
+            times.append(time.thread_time() - start)
+    known_user_time, unknown_user_time = (statistics.median(times) for times in durations.values())
+    assert 0.7 < unknown_user_time / known_user_time < 1.4
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_login_throttle_limits_number_of_buckets() -> None:
     throttle = Throttle(lambda: 1.0)
     for number in range(MAX_BUCKETS + 5):
         throttle.failed(number, 10.0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a token is worth as time goes by, and which roles it carries."""
+"""Tokens of the embedded identity service: expiry, exchange, validation, roles and system scope."""
 
 from datetime import timedelta
 from string import hexdigits
@@ -14,7 +14,7 @@ PROJECT = {"project": {"name": "admin", "domain": {"id": "default"}}}
 
 
 @pytest.mark.parametrize(
-    ("held", "whole"),
+    ("assigned_roles", "effective_roles"),
     [
         (set(), set()),
         ({"reader"}, {"reader"}),
@@ -22,11 +22,13 @@ PROJECT = {"project": {"name": "admin", "domain": {"id": "default"}}}
         ({"admin", "service"}, {"admin", "manager", "member", "reader", "service"}),
     ],
 )
-def test_a_role_brings_those_that_it_implies(held: set[str], whole: set[str]) -> None:
-    assert implied(held) == whole
+def test_implied_roles_are_added_to_roles(
+    assigned_roles: set[str], effective_roles: set[str]
+) -> None:
+    assert implied(assigned_roles) == effective_roles
 
 
-def test_a_token_expires_and_its_descendants_with_it(identity: Any) -> None:
+def test_token_from_token_expires_with_first_token(identity: Any) -> None:
     first = identity.login("unscoped")
     assert first.json["token"]["expires_at"] == (identity.clock() + timedelta(hours=12)).strftime(
         "%Y-%m-%dT%H:%M:%S.%fZ"
@@ -47,8 +49,8 @@ def test_a_token_expires_and_its_descendants_with_it(identity: Any) -> None:
     assert identity.authenticate(exchange).status_code == 401
 
 
-def test_secrets_can_be_handed_to_a_command(identity: Any) -> None:
-    """One of 64 urlsafe texts begins with "-", which every command line reads as an option."""
+def test_token_secret_is_hexadecimal_and_safe_on_command_line(identity: Any) -> None:
+    """A URL-safe text may begin with "-", which command lines parse as an option."""
     first = identity.token()
     exchange = {"identity": {"methods": ["token"], "token": {"id": first}}, "scope": PROJECT}
     for secret in (
@@ -58,26 +60,26 @@ def test_secrets_can_be_handed_to_a_command(identity: Any) -> None:
         assert len(secret) == 64 and set(secret) <= set(hexdigits)
 
 
-def test_only_services_and_admins_validate_for_others(identity: Any) -> None:
+def test_token_validation_for_others_requires_service_or_admin(identity: Any) -> None:
     subject = identity.token()
     unscoped = identity.login("unscoped", name="kilonova").headers["X-Subject-Token"]
     service = identity.login(
         {"project": {"name": "service", "domain": {"name": "Default"}}}, name="kilonova"
     )
-    asked = {"headers": {"X-Subject-Token": subject}}
-    assert identity.request("GET", "/v3/auth/tokens", token=unscoped, **asked).status_code == 403
-    seen = identity.request(
-        "GET", "/v3/auth/tokens", token=service.headers["X-Subject-Token"], **asked
+    options = {"headers": {"X-Subject-Token": subject}}
+    assert identity.request("GET", "/v3/auth/tokens", token=unscoped, **options).status_code == 403
+    validated = identity.request(
+        "GET", "/v3/auth/tokens", token=service.headers["X-Subject-Token"], **options
     )
-    assert [service["type"] for service in seen.json["token"]["catalog"]] == ["image"]
+    assert [service["type"] for service in validated.json["token"]["catalog"]] == ["image"]
     bare = identity.request(
-        "GET", "/v3/auth/tokens?nocatalog", token=service.headers["X-Subject-Token"], **asked
+        "GET", "/v3/auth/tokens?nocatalog", token=service.headers["X-Subject-Token"], **options
     )
     assert "catalog" not in bare.json["token"]
     assert identity.request("GET", "/v3/auth/tokens").status_code == 400
 
 
-def test_nobodys_password_matches_nothing() -> None:
+def test_password_matches_only_its_digest_and_no_missing_digest() -> None:
     stored = passwords.digest("right")
     assert passwords.matches(stored, "right")
     assert not passwords.matches(stored, "wrong")
@@ -88,12 +90,12 @@ def test_nobodys_password_matches_nothing() -> None:
 SYSTEM = {"system": {"all": True}}
 
 
-def made(identity: Any, noun: str, **values: Any) -> str:
+def create(identity: Any, noun: str, **values: Any) -> str:
     return str(identity.request("POST", f"/v3/{noun}s", json={noun: values}).json[noun]["id"])
 
 
-def test_roles_in_the_whole_cloud_open_it_and_no_project(identity: Any) -> None:
-    user = made(identity, "user", name="everywhere", password="everywhere", domain_id="default")
+def test_system_role_grants_system_scope_and_no_project_scope(identity: Any) -> None:
+    user = create(identity, "user", name="everywhere", password="everywhere", domain_id="default")
     reader = next(
         role["id"]
         for role in identity.request("GET", "/v3/roles").json["roles"]
@@ -125,26 +127,26 @@ def test_roles_in_the_whole_cloud_open_it_and_no_project(identity: Any) -> None:
     assert identity.request("DELETE", f"{path}/{reader}").status_code == 404
 
 
-def test_roles_in_the_whole_cloud_need_a_user_and_a_role(identity: Any) -> None:
+def test_system_role_request_with_unknown_user_or_role_returns_404(identity: Any) -> None:
     for path in ("none/roles", "none/roles/none"):
         method = "PUT" if path.endswith("/none") else "GET"
         assert identity.request(method, f"/v3/system/users/{path}").status_code == 404
 
 
-def test_the_admin_may_ask_for_the_whole_cloud(identity: Any) -> None:
+def test_admin_may_log_in_with_system_scope(identity: Any) -> None:
     scoped = identity.login(SYSTEM)
     assert {"admin", "manager", "member", "reader"} == {
         role["name"] for role in scoped.json["token"]["roles"]
     }
     secret = scoped.headers["X-Subject-Token"]
     users = identity.request("GET", "/v3/users", token=secret).json["users"]
-    held = {}
+    roles_by_user = {}
     for user in users:
         path = f"/v3/system/users/{user['id']}/roles"
         roles = identity.request("GET", path, token=secret).json["roles"]
-        held[user["name"]] = [role["name"] for role in roles]
-    some = {name: roles for name, roles in held.items() if roles}
-    assert some == {"admin": ["admin"], "kilonova": ["reader"]}
+        roles_by_user[user["name"]] = [role["name"] for role in roles]
+    users_with_roles = {name: roles for name, roles in roles_by_user.items() if roles}
+    assert users_with_roles == {"admin": ["admin"], "kilonova": ["reader"]}
     exchanged = identity.authenticate(
         {"identity": {"methods": ["token"], "token": {"id": secret}}, "scope": PROJECT}
     )
