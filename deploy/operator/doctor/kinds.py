@@ -196,7 +196,7 @@ _ALL = (
     Defect("host-action-lease", "due", "a lease of a host action that ends more than an hour from now", _CLOCK,
          "the lease ends"),
     # --- neighbours ---
-    Defect("cleanup", "due", "a pending cleanup that is due more than a day from now", _CLOCK, "the due time becomes now",
+    Defect("cleanup", "due", "a pending cleanup that is due more than a day from now", _CLOCK, "it becomes due now",
          Mender.CLEANUP, is_free=False),
     Defect("duty", "due", "a duty (to send notifications) that is leased for more than an hour", _CLOCK,
          "the lease ends, and a running process takes the duty"),
@@ -239,7 +239,7 @@ _ALL = (
     Defect("image-in-transit", "image-in-transit", "a snapshot that is queued or saving without an action",
          _AFTER, "the image service deletes the snapshot", Mender.CLEANUP),
     Defect("service-registered", "service-registered", "a required service that the catalogue does not name",
-         "the service was never registered, or only in another region", "register it, or set the endpoint", Mender.OPERATOR),
+         "it was never registered, or only in another region", "register it, or set the endpoint", Mender.OPERATOR),
 )
 # fmt: on
 
