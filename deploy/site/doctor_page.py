@@ -57,7 +57,7 @@ def page() -> str:
     for way, (heading, text) in WAYS.items():
         rows = [kind for kind in KINDS.values() if kind.way is way]
         parts.append(f"\n## {heading}\n\n{text}\n\n")
-        parts.append("| kind | what is found | cause | remedy |\n| --- | --- | --- | --- |\n")
+        parts.append("| kind | finding | cause | remedy |\n| --- | --- | --- | --- |\n")
         parts += [
             f"| `{kind.name}` | {kind.detects} | {kind.cause} | {kind.remedy} |\n" for kind in rows
         ]

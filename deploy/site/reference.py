@@ -122,7 +122,7 @@ def _action(row: states.Action) -> Sequence[str]:
         _versions(row.since, row.until),
         f"`{row.policy}`",
         "any" if row.vm == states.ANY else ", ".join(row.vm),
-        row.after or "as it was",
+        row.after or "unchanged",
         str(row.success),
     )
 

@@ -99,7 +99,7 @@ def _row(row: Action) -> str:
         _any_or(row.vm),
         _any_or([task for task in row.task if task is not None]),
         f"`{row.during}`" if row.during else "",
-        f"`{row.after}`" if row.after else "as it was",
+        f"`{row.after}`" if row.after else "unchanged",
         "yes" if row.locked else "",
         "yes" if row.supersedes else "",
         f"`{row.policy}`",
