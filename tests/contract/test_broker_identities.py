@@ -47,7 +47,7 @@ from deploy.operator.hosts.broker_users import Management
 from deploy.testing.servers import Servers, free_ports
 from tests.broker_attempts import attempts
 from tests.contract.test_host_link import SECRETS, World
-from tests.contract.test_rpc import Told
+from tests.contract.test_rpc import CallRecorder
 from tests.waiting import await_true
 
 pytestmark = pytest.mark.slice("operations")
@@ -79,9 +79,9 @@ def world(broker: Broker) -> Iterator[World]:
 
 
 def test_host_user_may_send_heartbeats_and_answer_commands(world: World, broker: Broker) -> None:
-    told, here = Told(HeartbeatAnswer(True)), Told({"x": 1})
-    control = world.listening(told)
-    link = world.serving("h1", here, broker.host_url("h1"))
+    recorder, here = CallRecorder(HeartbeatAnswer(True)), CallRecorder({"x": 1})
+    control = world.serve_conductor(recorder)
+    link = world.serve_host("h1", here, broker.host_url("h1"))
     assert conductor.ConductorClient(link).heartbeat(Heartbeat("h1", 3), 5) == HeartbeatAnswer(True)
     assert agent.AgentClient(control).query("h1", "v", {}) == {"x": 1}
     assert agent.AgentClient(control).do("h1", [], None)
@@ -105,7 +105,7 @@ def test_host_at_connection_limit_is_refused_and_other_host_connects(broker: Bro
 
 
 def test_broker_refuses_message_over_maximum_size(world: World, broker: Broker) -> None:
-    world.listening(Told())
+    world.serve_conductor(CallRecorder())
     with Connection(broker.host_url("h1").replace("rabbit://", "amqp://")) as connection:
         channel = connection.channel()
         message = channel.prepare_message(b"x" * (MAX_MESSAGE_BYTES + 1), content_encoding="binary")
@@ -121,9 +121,9 @@ ATTEMPTS = attempts("h1", "h2")
 def test_broker_refuses_operations_of_stolen_host_credentials(
     world: World, broker: Broker, attempt: str
 ) -> None:
-    world.listening(Told())
-    world.serving("h1", Told(), broker.host_url("h1"))
-    world.serving("h2", Told(), broker.host_url("h2"))
+    world.serve_conductor(CallRecorder())
+    world.serve_host("h1", CallRecorder(), broker.host_url("h1"))
+    world.serve_host("h2", CallRecorder(), broker.host_url("h2"))
     with Connection(broker.url.replace("rabbit://", "amqp://")) as admin:
         admin.default_channel.exchange_declare(
             "kilonova", "topic", durable=False, auto_delete=False
@@ -137,9 +137,9 @@ def test_broker_refuses_operations_of_stolen_host_credentials(
 
 # --- the queue of a host ---
 def test_conductor_declares_lost_host_queue_again(world: World, broker: Broker) -> None:
-    world.listening(Told(), broker.role_url(CONDUCTOR))
-    here = Told({"x": 1})
-    world.serving("h1", here, broker.host_url("h1"))
+    world.serve_conductor(CallRecorder(), broker.role_url(CONDUCTOR))
+    here = CallRecorder({"x": 1})
+    world.serve_host("h1", here, broker.host_url("h1"))
     control = agent.AgentClient(world.control())
     with Connection(broker.url.replace("rabbit://", "amqp://")) as admin:
         for number in (1, 2):
@@ -154,11 +154,11 @@ def test_conductor_replaces_host_queue_with_other_arguments(world: World, broker
         "x-dead-letter-exchange": exchange(PREFIX),
         "x-dead-letter-routing-key": "reports.h1",
     }
-    world.listening(Told(), broker.role_url(CONDUCTOR))
+    world.serve_conductor(CallRecorder(), broker.role_url(CONDUCTOR))
     with Connection(broker.url.replace("rabbit://", "amqp://")) as admin:
         admin.channel().queue_delete(queue)
         admin.channel().queue_declare(queue, durable=True, auto_delete=False, arguments=arguments)
-        world.serving("h2", Told(), broker.host_url("h2"))
+        world.serve_host("h2", CallRecorder(), broker.host_url("h2"))
 
         def is_replaced() -> bool:
             try:
@@ -182,15 +182,15 @@ def test_conductor_log_names_command_when_user_may_not_declare_queues(
     broker.control("set_permissions", "-p", "/", "narrow", configure, ".*", ".*")
     with Connection(broker.url.replace("rabbit://", "amqp://")) as admin:
         admin.channel().queue_delete(host_queue(PREFIX, "h2"))
-    world.listening(Told(), f"rabbit://narrow:5ecret@127.0.0.1:{broker.port}/")
+    world.serve_conductor(CallRecorder(), f"rabbit://narrow:5ecret@127.0.0.1:{broker.port}/")
     assert not world.host("h2", broker.host_url("h2")).wait_until_ready(3)
     assert "run: kilonova broker add conductor" in caplog.text
 
 
 # --- holders of a join token ---
 def test_join_token_user_may_only_send_requests_to_conductors(world: World, broker: Broker) -> None:
-    world.listening(Told())
-    world.serving("h1", Told(), broker.host_url("h1"))
+    world.serve_conductor(CallRecorder())
+    world.serve_host("h1", CallRecorder(), broker.host_url("h1"))
     joins = broker_identities.of_join("h1", "5ecret")
     broker.control("add_user", joins.user, joins.password)
     broker.control(
@@ -248,11 +248,11 @@ def roles(broker: Broker) -> Iterator[dict[str, Any]]:
     """Messages between processes of the control plane and hosts, each under its own broker user."""
     world = World(broker.url)
     world.prefix = PREFIX
-    told, here, conf = Told(HeartbeatAnswer(True)), Told({"x": 1}), world.conf
+    recorder, here, conf = CallRecorder(HeartbeatAnswer(True)), CallRecorder({"x": 1}), world.conf
     conductor_link = world.control(broker.role_url(CONDUCTOR))
-    conductor.listen(conductor_link, told)
+    conductor.listen(conductor_link, recorder)
     assert conductor_link.wait_until_ready(5)
-    link = world.serving("h1", here, broker.host_url("h1"))
+    link = world.serve_host("h1", here, broker.host_url("h1"))
     opened = {
         role: Transport(conf, broker.role_url(role), role) for role in (API, CONDUCTOR, SCHEDULER)
     }
