@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images that nobody should open: they refer to a file of the host, lie about what they are, or are
-damaged.
+"""Malicious or damaged images: references to a file of the host, false formats, damaged headers.
 
-``corpus(canary)`` makes them, each with the format that it is declared to be. ``canary`` is a file
-on the host; nothing that it holds may ever show anywhere.
+``corpus(canary)`` returns the images, each with its declared format. ``canary`` is a file on the
+host. Its content must never become visible.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ SECTOR, MEBIBYTE = 512, 1 << 20
 
 
 class Hostile(NamedTuple):
-    """``opaque``: it may be used, as the bytes that it is."""
+    """An image. ``opaque`` ones may be used, as raw bytes."""
 
     name: str
     content: bytes
@@ -29,20 +28,20 @@ class Hostile(NamedTuple):
 
 
 def corpus(canary: Path) -> list[Hostile]:
-    """All of them, each under a name of its own."""
-    made = [
+    """Return all images, each with a unique name."""
+    images = [
         *_references(str(canary)),
         *_foreign(str(canary)),
         *_malformed(),
         *_bombs(),
         *_hidden(str(canary)),
     ]
-    assert len({one.name for one in made}) == len(made) >= 60
-    return made
+    assert len({image.name for image in images}) == len(images) >= 60
+    return images
 
 
 def standing_on(name: str, kind: str = "raw") -> bytes:
-    """qcow2 with a backing file of this name."""
+    """Return a qcow2 image whose backing file has this name."""
     content = sound()
     content[112 : 112 + 24] = extension(qcow2.BACKING_FORMAT, kind.encode()) + bytes(8)
     content[1024 : 1024 + len(name)] = name.encode()
@@ -77,7 +76,7 @@ def _references(canary: str) -> Iterator[Hostile]:
 
 
 def _foreign(canary: str) -> Iterator[Hostile]:
-    """Formats that no host takes, under the names of those that it does."""
+    """Yield formats that no host accepts, declared as an accepted format."""
     flat = f'# Disk DescriptorFile\nversion=1\ncreateType="monolithicFlat"\nRW 2048 FLAT "{canary}" 0\n'.encode()
     sparse = struct.pack("<4sIIQQQQ", b"KDMV", 1, 3, 2048, 128, 1, 20).ljust(SECTOR, b"\0")
     stream = flat.replace(b"monolithicFlat", b"streamOptimized").replace(b"FLAT", b"SPARSE")
@@ -114,7 +113,7 @@ def _malformed() -> Iterator[Hostile]:
 
 
 def _bombs() -> Iterator[Hostile]:
-    """Small files that say that they are large."""
+    """Yield small files that declare a large size."""
     for bits in (38, 50, 62):
         content = sound()
         content[24:32] = struct.pack(">Q", 1 << bits)
@@ -125,7 +124,7 @@ def _bombs() -> Iterator[Hostile]:
 
 
 def _hidden(canary: str) -> Iterator[Hostile]:
-    """What a careless reader would find inside of bytes that are but bytes."""
+    """Yield raw images that a careless reader would take for another format."""
     partitioned = bytearray(2 * MEBIBYTE)
     partitioned[446:462] = b"\x80" + bytes(3) + b"\x0e" + bytes(3) + struct.pack("<II", 2048, 2048)
     partitioned[510:512] = b"\x55\xaa"

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A connection that breaks at COMMIT, on SQLite, PostgreSQL and MariaDB: what was asked is done
-once, and its asker is told so."""
+"""Connections that break at COMMIT, on the three databases.
+
+Each request takes effect once, and its caller learns whether it did.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def count(store: Store, table: sa.Table) -> int:
     return store.read(lambda tx: tx.scalar(sa.select(sa.func.count()).select_from(table))) or 0
 
 
-def test_what_is_there_is_not_made_again(store: Store, committed: bool) -> None:
+def test_store_write_with_check_does_not_repeat_committed_work(
+    store: Store, committed: bool
+) -> None:
     runs: list[str] = []
 
     def work(tx: sa.Connection) -> str:
@@ -53,7 +57,7 @@ def test_what_is_there_is_not_made_again(store: Store, committed: bool) -> None:
     assert lost and count(store, schema.projects) == 1
 
 
-def test_who_cannot_look_is_told_that_nothing_is_known(store: Store, committed: bool) -> None:
+def test_store_write_without_check_raises_unsure(store: Store, committed: bool) -> None:
     with (
         unanswered(store, committed=committed),
         pytest.raises(errors.Unsure, match="look before you ask again"),
@@ -62,41 +66,43 @@ def test_who_cannot_look_is_told_that_nothing_is_known(store: Store, committed: 
     assert count(store, schema.projects) == committed
 
 
-def test_creates_of_one_transaction_are_made_once(store: Store, committed: bool) -> None:
-    """Two POSTs that wait behind a third go into one transaction."""
-    creator, made = Creator(store, LIMITS), {}
+def test_create_servers_in_one_transaction_creates_each_once(store: Store, committed: bool) -> None:
+    """Two POST requests that queue behind a third go into one transaction."""
+    creator, created = Creator(store, LIMITS), {}
     creations = {name: creation(name) for name in ("a", "b")}
     creator._has_leader = True
 
     def post(name: str) -> None:
-        made[name] = creator.create(creations[name])
+        created[name] = creator.create(creations[name])
 
     posts = [threading.Thread(target=post, args=(name,)) for name in creations]
-    for one in posts:
-        one.start()
+    for thread in posts:
+        thread.start()
     await_true(lambda: creator.waiting == 2)
     with unanswered(store, committed=committed):
         creator._lead()
-        for one in posts:
-            one.join(10)
+        for thread in posts:
+            thread.join(10)
     rows = store.read(
         lambda tx: {row.name: row.id for row in tx.execute(sa.select(schema.servers))}
     )
-    assert {name: one.server_id for name, one in made.items()} == rows
+    assert {name: thread.server_id for name, thread in created.items()} == rows
     assert count(store, schema.servers) == count(store, schema.actions) == 2
 
 
-def test_a_create_with_a_key_is_made_once(store: Store, committed: bool) -> None:
-    creator, asked = Creator(store, LIMITS), creation(key="k")
+def test_create_server_with_idempotency_key_creates_one_server(
+    store: Store, committed: bool
+) -> None:
+    creator, request = Creator(store, LIMITS), creation(key="k")
     with unanswered(store, committed=committed):
-        made = creator.create(asked)
-    assert creator.create(asked) == Created(
-        made.server_id, made.reservation_id, repeated=True, digest=asked.digest
+        created = creator.create(request)
+    assert creator.create(request) == Created(
+        created.server_id, created.reservation_id, repeated=True, digest=request.digest
     )
     assert count(store, schema.servers) == 1
 
 
-def test_an_action_is_begun_once(store: Store, committed: bool) -> None:
+def test_begin_action_creates_one_action(store: Store, committed: bool) -> None:
     server, stop = active_server(store), states.row("os-stop")
     with unanswered(store, committed=committed):
         action = store.write(
@@ -111,7 +117,7 @@ def test_an_action_is_begun_once(store: Store, committed: bool) -> None:
     assert [row.id for row in rows] == [action]
 
 
-def _flavor(tx: sa.Connection) -> Any:
+def create_flavor(tx: sa.Connection) -> Any:
     return flavors.create(
         tx,
         {
@@ -128,9 +134,9 @@ def _flavor(tx: sa.Connection) -> Any:
     )
 
 
-#: Table -> what makes a row of it, and what looks whether it did.
-MADE = {
-    schema.flavors: (_flavor, flavors.is_made),
+#: Table -> function that creates a row, and function that checks whether the row exists.
+CREATE_AND_CHECK = {
+    schema.flavors: (create_flavor, flavors.is_made),
     schema.keypairs: (
         lambda tx: keypairs.create(
             tx, {"user_id": "u", "name": "k", "type": "ssh", "fingerprint": "f", "public_key": "p"}
@@ -148,15 +154,15 @@ MADE = {
 }
 
 
-@pytest.mark.parametrize("table", MADE, ids=str)
-def test_a_row_is_made_once(store: Store, committed: bool, table: sa.Table) -> None:
-    make, is_made = MADE[table]
+@pytest.mark.parametrize("table", CREATE_AND_CHECK, ids=str)
+def test_create_row_leaves_one_row(store: Store, committed: bool, table: sa.Table) -> None:
+    make, is_made = CREATE_AND_CHECK[table]
     with unanswered(store, committed=committed):
-        made = store.write(make, is_made)
-    assert store.read(lambda tx: list(tx.scalars(sa.select(table.c.id)))) == [made.id]
+        row = store.write(make, is_made)
+    assert store.read(lambda tx: list(tx.scalars(sa.select(table.c.id)))) == [row.id]
 
 
-def test_a_console_s_token_can_be_used(store: Store, committed: bool) -> None:
+def test_create_console_token_returns_valid_token(store: Store, committed: bool) -> None:
     server = active_server(store)
     with unanswered(store, committed=committed):
         token = store.write(
@@ -170,25 +176,25 @@ def test_a_console_s_token_can_be_used(store: Store, committed: bool) -> None:
 
 @pytest.fixture(params=["postgresql", "mariadb"])
 def wire(request: pytest.FixtureRequest, upgraded_database: Any) -> Iterator[Wire]:
-    made = Wire(upgraded_database(request.param))
-    yield made
-    made.close()
+    wire = Wire(upgraded_database(request.param))
+    yield wire
+    wire.close()
 
 
-def test_a_real_connection_cut_after_commit(wire: Wire) -> None:
+def test_create_server_succeeds_once_when_connection_is_cut_at_commit(wire: Wire) -> None:
     store, creator = Store(wire.url), None
     creator = Creator(store, LIMITS)
     assert store.now()
     wire.cut_at = b"COMMIT"
-    made = creator.create(creation())
+    created = creator.create(creation())
     assert wire.cut_at is None, "no connection was cut"
     assert store.read(lambda tx: list(tx.scalars(sa.select(schema.servers.c.id)))) == [
-        made.server_id
+        created.server_id
     ]
     store.close()
 
 
-def test_a_connection_that_broke_while_it_was_idle_fails_nobody(wire: Wire) -> None:
+def test_store_reconnects_after_idle_connection_broke(wire: Wire) -> None:
     store, name = Store(wire.url), ids.new()
     for work in (
         lambda: store.now(),
