@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The standalone identity service against the clients it is made for, as a real process.
+"""The embedded identity service as a real process.
 
-python-openstackclient, openstacksdk and keystonemiddleware drive it unmodified; `requests` sends
-what they never would.
+python-openstackclient, openstacksdk and keystonemiddleware use it unmodified. ``requests`` sends
+malformed and unauthorized requests.
 """
 
 import uuid
@@ -25,9 +25,9 @@ from tests.standalone import Cloud, connect, running
 
 @pytest.fixture(scope="module")
 def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
-    with running(tmp_path_factory.mktemp("standalone"), with_image=False) as started:
-        yield started
-    assert " 500 " not in (started.folder / "identity.log").read_text()
+    with running(tmp_path_factory.mktemp("standalone"), with_image=False) as running_cloud:
+        yield running_cloud
+    assert " 500 " not in (running_cloud.folder / "identity.log").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def admin(cloud: Cloud) -> Any:
 
 
 class Person:
-    """A user with a role in a project of their own."""
+    """A user with a role in a project of its own."""
 
     def __init__(self, admin: Any, role: str = "member") -> None:
         self.name, self.password = f"user-{uuid.uuid4().hex[:8]}", "correct horse"
@@ -53,7 +53,7 @@ class Person:
         return connect(cloud, self.name, self.password, self.project.name)
 
 
-# The real clients
+# Real clients
 
 
 def test_openstackclient_runs_every_identity_command(cloud: Cloud) -> None:
@@ -88,31 +88,31 @@ def test_openstackclient_runs_every_identity_command(cloud: Cloud) -> None:
 
 @pytest.mark.slice("operations")
 def test_openstackclient_administers_limits(cloud: Cloud) -> None:
-    def called(rows: Any, name: str) -> list[Any]:
+    def rows_named(rows: Any, name: str) -> list[Any]:
         return [row for row in rows if row["Resource Name"] == name]
 
-    [made] = cloud.openstack(
+    [limit] = cloud.openstack(
         "registered limit create --service glance --region RegionOne --default-limit 10 images -f json"
     )
-    assert (made["default_limit"], made["region_id"], made["resource_name"]) == (
+    assert (limit["default_limit"], limit["region_id"], limit["resource_name"]) == (
         10,
         "RegionOne",
         "images",
     )
     changed, own, defaults, limits = cloud.openstack(
-        f"registered limit set --default-limit 20 --description more {made['id']} -f json",
+        f"registered limit set --default-limit 20 --description more {limit['id']} -f json",
         "limit create --project admin --service glance --region RegionOne --resource-limit 7 images -f json",
         "registered limit list --service glance --resource-name images -f json",
         "limit list --service glance -f json",
     )
     assert (changed["default_limit"], changed["description"]) == (20, "more")
-    assert called(defaults, "images")[0]["Default Limit"] == 20
-    assert called(limits, "images")[0]["Resource Limit"] == own["resource_limit"] == 7
+    assert rows_named(defaults, "images")[0]["Default Limit"] == 20
+    assert rows_named(limits, "images")[0]["Resource Limit"] == own["resource_limit"] == 7
     less, shown, *_ = cloud.openstack(
         f"limit set --resource-limit -1 {own['id']} -f json",
         f"limit show {own['id']} -f json",
         f"limit delete {own['id']}",
-        f"registered limit delete {made['id']}",
+        f"registered limit delete {limit['id']}",
     )
     assert less["resource_limit"] == shown["resource_limit"] == -1
     assert cloud.openstack("registered limit list -f json", "limit list -f json") == [[], []]
@@ -145,7 +145,7 @@ def test_sdk_administers_every_noun(cloud: Cloud, admin: Any) -> None:
     role = identity.create_role(name=f"role-{uuid.uuid4().hex[:8]}")
     identity.assign_domain_role_to_user(domain, admin.current_user_id, role)
     path = f"{cloud.auth_url}/domains/{domain.id}/users/{admin.current_user_id}/roles"
-    assert [held["id"] for held in admin.session.get(path).json()["roles"]] == [role.id]
+    assert [assigned["id"] for assigned in admin.session.get(path).json()["roles"]] == [role.id]
     for noun, row in (
         ("endpoint", endpoint),
         ("service", service),
@@ -214,15 +214,15 @@ def test_the_whole_cloud_as_a_scope(cloud: Cloud, admin: Any) -> None:
         login.get_access(auth_session.Session())
 
 
-def middleware_of(cloud: Cloud) -> AuthProtocol:
-    def shown(environ: dict[str, Any], start_response: Any) -> Any:
+def new_middleware(cloud: Cloud) -> AuthProtocol:
+    def show_identity(environ: dict[str, Any], start_response: Any) -> Any:
         names = ("HTTP_X_USER_ID", "HTTP_X_PROJECT_ID", "HTTP_X_ROLES", "HTTP_X_USER_NAME")
         return Response(json={name: environ.get(name) for name in names})(environ, start_response)
 
-    options = ConfigOpts()  # of its own, which no configuration of ours has
+    options = ConfigOpts()  # a separate object without the options of Kilonova
     options([], project="test", default_config_files=[], default_config_dirs=[])
     return AuthProtocol(
-        shown,
+        show_identity,
         {
             "oslo_config_config": options,
             "auth_type": "password",
@@ -239,25 +239,25 @@ def middleware_of(cloud: Cloud) -> AuthProtocol:
 
 
 def test_keystonemiddleware_validates_and_sees_a_revocation(cloud: Cloud, admin: Any) -> None:
-    person, middleware = Person(admin), middleware_of(cloud)
+    person, middleware = Person(admin), new_middleware(cloud)
     connection = person.connect(cloud)
     token = connection.session.get_token()
 
-    def ask(secret: str) -> Response:
+    def send(secret: str) -> Response:
         return Request.blank("/", headers={"X-Auth-Token": secret}).get_response(middleware)
 
-    assert ask(token).json == {
+    assert send(token).json == {
         "HTTP_X_USER_ID": person.user.id,
         "HTTP_X_PROJECT_ID": person.project.id,
         "HTTP_X_ROLES": "member,reader",
         "HTTP_X_USER_NAME": person.name,
     }
-    assert ask("nonsense").status_int == 401
+    assert send("nonsense").status_int == 401
     connection.session.delete(f"{cloud.auth_url}/auth/tokens", headers={"X-Subject-Token": token})
-    assert ask(token).status_int == 401
+    assert send(token).status_int == 401
 
 
-# What a token is worth
+# Validity of tokens
 
 
 @pytest.mark.parametrize(
@@ -295,10 +295,10 @@ def test_a_token_dies_with_what_it_stands_on(cloud: Cloud, admin: Any, change: s
         requests.get(f"{cloud.auth_url}/auth/projects", headers=headers, timeout=20).status_code
         == 401
     )
-    checked = admin.session.get(
+    validation = admin.session.get(
         f"{cloud.auth_url}/auth/tokens", headers={"X-Subject-Token": token}, raise_exc=False
     )
-    assert checked.status_code == 404
+    assert validation.status_code == 404
 
 
 @pytest.mark.parametrize(
