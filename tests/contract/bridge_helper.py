@@ -12,7 +12,7 @@ from compute_agent.privileged.bridges import BridgeHelper
 
 
 def start_helper(folder: Path) -> BridgeHelper:
-    """Start a bridge helper that serves until the test process ends, and return its client."""
+    """Start a bridge helper that serves until the test process ends, and return a client."""
     path = folder / "bridges.socket"
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))

@@ -2,7 +2,7 @@
 """Print the guests that Ceilometer's own discovery finds at a libvirtd, as a JSON list.
 
 test_virt_telemetry.py runs ``python ceilometer_reader.py URI`` with the Python of an environment
-that has Ceilometer, at its default settings. This file imports no code of Kilonova.
+that has Ceilometer, at default settings. This file imports no code of Kilonova.
 """
 
 import json

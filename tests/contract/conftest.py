@@ -48,7 +48,7 @@ def store(upgraded_url: str) -> Iterator[Store]:
 def standalone_cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
     """The embedded identity and image services, and ports for the network and volume services.
 
-    All tests of this process share them, so each test creates its own users, projects and images.
+    All tests of this process share them, so each test creates separate users, projects and images.
     """
     with standalone.running(
         tmp_path_factory.mktemp("standalone"),
@@ -69,7 +69,7 @@ def bootable(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def private_libvirtd() -> Iterator[Path]:
-    """A libvirtd for this module only, because one of its tests kills it."""
+    """A libvirtd for this module only, because a test kills the daemon."""
     demand(*FOR_GUESTS, programs=NEEDED)
     folder = guests_folder("kn-virt-")
     libvirtd.start(folder)
@@ -147,6 +147,6 @@ def shared(request: pytest.FixtureRequest) -> bool:
 def live(request: pytest.FixtureRequest, tmp_path: Path, shared: bool) -> Iterator[Pair]:
     """Two hosts, with separate and with shared disks, that support live migration.
 
-    libvirt's test driver does not support it.
+    libvirt's test driver does not support live migration.
     """
     yield from _open_pair(request, tmp_path, shared)

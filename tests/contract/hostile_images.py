@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Malicious or damaged images: references to a file of the host, false formats, damaged headers.
 
-``corpus(canary)`` returns the images, each with its declared format. ``canary`` is a file on the
-host. Its content must never become visible.
+``corpus(canary)`` returns the images, each with a declared format. ``canary`` is a file on the
+host. The content of that file must never become visible.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SECTOR, MEBIBYTE = 512, 1 << 20
 
 
 class Hostile(NamedTuple):
-    """An image. ``opaque`` ones may be used, as raw bytes."""
+    """An image. If ``opaque``, hosts may use the image as raw bytes."""
 
     name: str
     content: bytes
@@ -30,18 +30,18 @@ class Hostile(NamedTuple):
 def corpus(canary: Path) -> list[Hostile]:
     """Return all images, each with a unique name."""
     images = [
-        *_references(str(canary)),
-        *_foreign(str(canary)),
-        *_malformed(),
-        *_bombs(),
-        *_hidden(str(canary)),
+        *_images_with_references(str(canary)),
+        *_images_of_other_formats(str(canary)),
+        *_damaged_images(),
+        *_images_with_false_size(),
+        *_images_within_raw_data(str(canary)),
     ]
     assert len({image.name for image in images}) == len(images) >= 60
     return images
 
 
 def standing_on(name: str, kind: str = "raw") -> bytes:
-    """Return a qcow2 image whose backing file has this name."""
+    """Return a qcow2 image with a backing file of this name."""
     content = sound()
     content[112 : 112 + 24] = extension(qcow2.BACKING_FORMAT, kind.encode()) + bytes(8)
     content[1024 : 1024 + len(name)] = name.encode()
@@ -49,7 +49,7 @@ def standing_on(name: str, kind: str = "raw") -> bytes:
     return bytes(content)
 
 
-def _references(canary: str) -> Iterator[Hostile]:
+def _images_with_references(canary: str) -> Iterator[Hostile]:
     for number, name in enumerate(
         (
             canary,
@@ -75,7 +75,7 @@ def _references(canary: str) -> Iterator[Hostile]:
     yield Hostile("data file, as raw", bytes(data), "raw")
 
 
-def _foreign(canary: str) -> Iterator[Hostile]:
+def _images_of_other_formats(canary: str) -> Iterator[Hostile]:
     """Yield formats that no host accepts, declared as an accepted format."""
     flat = f'# Disk DescriptorFile\nversion=1\ncreateType="monolithicFlat"\nRW 2048 FLAT "{canary}" 0\n'.encode()
     sparse = struct.pack("<4sIIQQQQ", b"KDMV", 1, 3, 2048, 128, 1, 20).ljust(SECTOR, b"\0")
@@ -103,7 +103,7 @@ def _foreign(canary: str) -> Iterator[Hostile]:
     yield Hostile("bytes, as qcow2", b"x" * 100_000, "qcow2")
 
 
-def _malformed() -> Iterator[Hostile]:
+def _damaged_images() -> Iterator[Hostile]:
     for name, value, _ in MALFORMED:
         content, (at, size) = sound(), FIELDS[name]
         content[at : at + size] = value.to_bytes(size, "big")
@@ -112,7 +112,7 @@ def _malformed() -> Iterator[Hostile]:
         yield Hostile(f"cut off after {length}", bytes(sound()[:length]), "qcow2")
 
 
-def _bombs() -> Iterator[Hostile]:
+def _images_with_false_size() -> Iterator[Hostile]:
     """Yield small files that declare a large size."""
     for bits in (38, 50, 62):
         content = sound()
@@ -123,7 +123,7 @@ def _bombs() -> Iterator[Hostile]:
     yield Hostile("4 TiB with all its tables", bytes(content), "qcow2")
 
 
-def _hidden(canary: str) -> Iterator[Hostile]:
+def _images_within_raw_data(canary: str) -> Iterator[Hostile]:
     """Yield raw images that a careless reader would take for another format."""
     partitioned = bytearray(2 * MEBIBYTE)
     partitioned[446:462] = b"\x80" + bytes(3) + b"\x0e" + bytes(3) + struct.pack("<II", 2048, 2048)

@@ -47,7 +47,7 @@ class Wire:
 
 
 class Process:
-    """A running kilonova-image-gateway and its log."""
+    """A running kilonova-image-gateway with a log."""
 
     def __init__(self, folder: Path, conf: str) -> None:
         folder.mkdir(exist_ok=True)
@@ -122,9 +122,9 @@ def running(
     password: str | None = None,
     image: str = "",
 ) -> Iterator[Process]:
-    """Yield a gateway whose service user is ``user``.
+    """Yield a gateway with the service user ``user``.
 
-    ``image`` is the URL of its image service. If empty, the URL comes from the catalogue.
+    ``image`` is the URL of the image service. If empty, the URL comes from the catalogue.
     """
     process = Process(
         folder,
@@ -150,7 +150,7 @@ def send_request(method: str, url: str, token: str, **more: Any) -> requests.Res
 
 
 class Service:
-    """An image service whose ``does`` function gets each connection and the head of its request."""
+    """An image service whose ``does`` function gets each connection and request head."""
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An iSCSI target in user space (tgt), with volumes as Cinder's LVM driver exports them.
 
-Each volume has a target of its own, whose name contains the volume's id.
+Each volume has a separate target with the volume's id in the name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LUN = 1
 
 
 class IscsiTarget:
-    """A running tgtd at ``address`` with its files in ``folder``."""
+    """A running tgtd at ``address`` with all files in ``folder``."""
 
     def __init__(self, folder: Path, address: str = "127.0.0.1") -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -42,7 +42,7 @@ class IscsiTarget:
         return self._run_tgtadm("system", "show").returncode == 0
 
     def serve(self, volume_id: str, path: Path, password: str = "") -> JsonObject:
-        """Export a volume and return its connection in the format of Cinder's attachments."""
+        """Export a volume and return the connection in the format of Cinder's attachments."""
         self._count += 1
         name, number = f"{PREFIX}{volume_id}", str(self._count)
         self._run_checked("target", "new", "--tid", number, "-T", name)

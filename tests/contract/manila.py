@@ -3,13 +3,13 @@
 
 Like Manila, it
 
-* shows a token only the shares of its project, and admins all,
+* shows a token only the shares of the same project, and admins all,
 * shows the address of a locked rule only to admins,
 * creates one rule per address, and
 * deletes a locked rule only with ``unrestrict``.
 
-A rule is applied after ``applies_after`` lists of rules. ``trouble`` contains the error statuses of
-the next answers.
+A rule is applied after ``applies_after`` lists of rules. ``statuses`` contains the error statuses
+of the next answers.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Manila:
     def add_share(
         self, project: str, *paths: str, status: str = "available", protocol: str = "NFS"
     ) -> str:
-        """Add a share with these export locations and return its id.
+        """Add a share with these export locations and return the share's id.
 
         The last location is the preferred one. Another location before them is for admins only.
         """
@@ -179,7 +179,7 @@ class Manila:
         return rules
 
     def _locks(self, query: dict[str, str], project: str | None) -> list[JSON]:
-        """Return the locks of all rules: up to three for each rule, one of them on its share.
+        """Return the locks of all rules: up to three for each rule, the last of them on the share.
 
         The newest come first, unless the request has another order. The locks belong to the
         project of their creator, here an admin. ``limit`` and ``page_size`` bound the answer.

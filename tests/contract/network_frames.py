@@ -57,7 +57,7 @@ def ip6(source: str, target: str, kind: bytes) -> bytes:
 
 
 def link_local(own: bytes) -> str:
-    """Return the IPv6 link-local address that a guest derives from its MAC."""
+    """Return the IPv6 link-local address that a guest derives from the MAC address."""
     return (
         "fe80::"
         + f"{own[0] ^ 2:02x}{own[1]:02x}:{own[2]:02x}ff:fe{own[3]:02x}:{own[4]:02x}{own[5]:02x}"

@@ -2,7 +2,7 @@
 """Two hosts on one machine for the host part of the network: real namespaces and a real kernel.
 
 Guests are namespaces too. The lab plays the external services (network_neighbours.py) and holds the
-wanted state, of which each host gets its own part. A guest's device on the host has the name of a
+wanted state, of which each host gets a part. A guest's device on the host has the name of a
 tap device and joins the bridge as under libvirt.
 """
 
@@ -82,14 +82,14 @@ def pings(space: str, address: str, wait: str = "0.5", *words: str) -> bool:
 def reaches(space: str, address: str, seconds: float = 10) -> bool:
     """True if a packet is answered within ``seconds``.
 
-    Use this for a first packet, because a bridge forwards nothing until it knows a new link.
+    Use this for a first packet, because a bridge does not forward to a new link at once.
     """
     return waiting.is_true_within(lambda: pings(space, address, "1"), seconds, pause=0.01)
 
 
 @dataclass
 class Guest:
-    """A guest with its port and its namespace."""
+    """A guest: a port and a namespace."""
 
     port: str
     space: str
@@ -168,7 +168,7 @@ def unit_capabilities() -> frozenset[str]:
 
 @dataclass
 class Machine:
-    """A host: its namespace, and its host part."""
+    """A host: a namespace, and a host part process."""
 
     lab: Lab
     name: str
@@ -345,7 +345,7 @@ class Lab:
         gateway: str | None = None,
         project: str = "project-1",
     ) -> str:
-        """Add a network with one subnet and the DHCP port .2, and return its id."""
+        """Add a network with one subnet and the DHCP port .2. Return the network's id."""
         id_, start = str(uuid.uuid4()), cidr.rsplit(".", 1)[0]
         gateway = gateway or f"{start}.1"
         subnet = {
@@ -381,7 +381,7 @@ class Lab:
         groups: list[str] | None = None,
         **more: Any,
     ) -> Guest:
-        """Add a port and its guest, await the acknowledgements of all hosts, and plug the guest."""
+        """Add a port and a guest, await the acknowledgements of all hosts, and plug the guest."""
         port = str(uuid.uuid4())
         guest = Guest(port, self.space(f"g{len(self.guests)}"), mac(), address, self.machines[host])
         self.ports[port] = (
@@ -409,7 +409,7 @@ class Lab:
         return guest
 
     def plug(self, guest: Guest) -> None:
-        """Create the guest's device and join it to the bridge at once, as libvirt does."""
+        """Create the guest's device as a member of the bridge, as libvirt does."""
         bridge = f"brq{self.ports[guest.port][1]['network'][:11]}"
         run("ip", "netns", "add", guest.space)
         run(
@@ -434,7 +434,7 @@ class Lab:
         run("ip", "link", "set", guest.device, "master", bridge, "up", space=guest.host.space)
 
     def open_group(self) -> str:
-        """Add a security group that allows everything, and return its id."""
+        """Add a security group that allows everything, and return the id."""
         id_ = "00000000-0000-0000-0000-0000000000a1"
         self.groups.setdefault(
             id_,
@@ -474,15 +474,11 @@ class Lab:
             )
 
     def description(self, host: str) -> dict[str, Any]:
-        ports = {
-            id_: port
-            for id_, (state_arguments, port) in self.ports.items()
-            if state_arguments == host
-        }
+        ports = {id_: port for id_, (port_host, port) in self.ports.items() if port_host == host}
         routers = {
             id_: router
-            for id_, (state_arguments, router) in self.routers.items()
-            if state_arguments == host
+            for id_, (router_host, router) in self.routers.items()
+            if router_host == host
         }
         used_networks = self.networks_of(host)
         networks = {
@@ -518,13 +514,9 @@ class Lab:
 
     def networks_of(self, host: str) -> set[str]:
         """Return the networks of a host."""
-        networks = {
-            port["network"]
-            for state_arguments, port in self.ports.values()
-            if state_arguments == host
-        }
-        for state_arguments, router in self.routers.values():
-            if state_arguments == host:
+        networks = {port["network"] for port_host, port in self.ports.values() if port_host == host}
+        for router_host, router in self.routers.values():
+            if router_host == host:
                 networks |= {leg["network"] for leg in router["interfaces"]}
                 networks |= {router["external"]["network"]} if router["external"] else set()
         if self.machines[host].gateway:
@@ -615,11 +607,11 @@ def capture(guest: Guest, expression: str, folder: Path) -> Iterator[Callable[[]
     while b"listening on" not in (line := process.stderr.readline()):
         assert line, "tcpdump ended"
 
-    def arrived() -> str:
+    def read_capture() -> str:
         return out.read_text(errors="replace")
 
     try:
-        yield arrived
+        yield read_capture
     finally:
         process.terminate()
         process.wait(5)

@@ -73,7 +73,7 @@ class World:
         """Create a provider with inventories, such as VCPU=8 or VCPU={"total": 8, "max_unit": 2}.
 
         Args:
-            name: Its name, also the key in ``uuids``.
+            name: Name, also the key in ``uuids``.
             aggregates: Aggregates that the provider belongs to.
             parent: Name of the parent provider.
             told: Environment variable for the uuid. By default the name in upper case and "_UUID".
@@ -347,7 +347,7 @@ WORLDS: Mapping[str, Callable[[World], None]] = {
 
 
 def fixtures(store: Store) -> SimpleNamespace:
-    """Return a stand-in for gabbi's fixture module, whose fixtures fill the store."""
+    """Return a stand-in for gabbi's fixture module, with fixtures that fill the store."""
 
     def make_fixture(fill: Callable[[World], None]) -> type[GabbiFixture]:
         class Filled(GabbiFixture):  # type: ignore[misc]  # gabbi has no types

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes and commands whose password the database, the broker or Keystone refuses.
+"""Processes and commands with a password that the database, the broker or Keystone refuses.
 
-Each process runs for real. It exits with one line that names the option. An external service that
+Each process runs for real, and exits with one line that names the option. An external service that
 does not answer is no refusal and ends no process.
 """
 
@@ -75,7 +75,7 @@ def assert_exit_with_one_line(done: subprocess.CompletedProcess[str], *words: st
     assert [word for word in words if word not in line] == []
     assert "Traceback" not in done.stderr
     assert WRONG not in done.stderr
-    # gunicorn's master logs the end of its worker.
+    # gunicorn's master logs the end of the worker.
     assert len(lines) <= 4, done.stderr
 
 
@@ -94,7 +94,7 @@ def test_service_with_wrong_database_password_exits_and_names_option(
 
 
 def refusal(url: str) -> str:
-    """Return why the database refuses a connection, and what the operator can do."""
+    """Return the database's refusal of a connection, with the remedy for the operator."""
     with closing(Store(url)) as store:
         try:
             store.look_in()

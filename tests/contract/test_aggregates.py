@@ -43,7 +43,7 @@ def make(store: Store, name: str, zone: str | None, *members: str) -> int:
 
 
 def at_once(*works: Callable[[], Any]) -> list[errors.Problem | None]:
-    """Run these at the same moment and return the problem of each, or None where it succeeded."""
+    """Run these at the same moment and return the problem of each, or None on success."""
     start = Barrier(len(works))
 
     def run_one(work: Callable[[], Any]) -> errors.Problem | None:
@@ -105,7 +105,7 @@ def test_rename_of_zone_while_its_host_joins_other_zone_fails_for_one(store: Sto
 
 
 def test_claim_while_host_moves_to_other_zone_succeeds_either_way(store: Store) -> None:
-    """Either the claim is first and the host stays in its zone, or the host moves first."""
+    """Either the claim is first and the host stays, or the host moves first."""
     for number in range(ROUNDS):
         host = f"h{number}"
         new_host(store, host)
@@ -117,7 +117,7 @@ def test_claim_while_host_moves_to_other_zone_succeeds_either_way(store: Store) 
 
 
 def test_claim_in_zone_while_host_leaves_zone_fails_for_claim_or_move(store: Store) -> None:
-    """The proposal may be older than the move, so the claim reads the zone under its lock."""
+    """The proposal may be older than the move, so the claim reads the zone under a lock."""
     for number in range(ROUNDS):
         host = f"h{number}"
         new_host(store, host)
@@ -233,7 +233,7 @@ def test_host_removal_while_host_joins_aggregate_leaves_no_membership(store: Sto
             removed = pool.submit(
                 lambda: store.write(lambda tx: host_removal.remove(tx, service, service.uuid))
             )
-            # The removal waits for the lock of the host's provider, or on SQLite for the only writer.
+            # The removal waits for the provider's lock, or on SQLite for the only writer.
             with pytest.raises(NotYet):
                 removed.result(timeout=0.5)
         removed.result(timeout=20)
@@ -241,10 +241,10 @@ def test_host_removal_while_host_joins_aggregate_leaves_no_membership(store: Sto
     assert store.read(doctor.check) == []
 
 
-def test_removal_of_fenced_host_that_reconnects_keeps_pending_cleanup(store: Store) -> None:
-    """The earlier fencing proves nothing about the returned host.
+def test_host_removal_during_reconnect_of_fenced_host_keeps_cleanup(store: Store) -> None:
+    """The earlier fencing does not apply to the returned host.
 
-    Its pending cleanup is neither dropped nor given to another host.
+    The pending cleanup is neither dropped nor given to another host.
     """
     new_host(store, "h1")
     server = ids.new()
@@ -260,7 +260,7 @@ def test_removal_of_fenced_host_that_reconnects_keeps_pending_cleanup(store: Sto
             removed = pool.submit(
                 lambda: store.write(lambda tx: host_removal.remove(tx, service, service.uuid))
             )
-            # The removal waits for the lock of the host. On SQLite it waits for the only writer.
+            # The removal waits for the host's lock, or on SQLite for the only writer.
             with pytest.raises(NotYet):
                 removed.result(timeout=0.5)
         with pytest.raises(errors.Conflict, match="has not removed yet"):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Permissions of hosts and of services at a real RabbitMQ.
 
-A host may use its own queue and send in its own name. The broker refuses every other operation.
+A host may use one queue and send in one name. The broker refuses every other operation.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ def _publish(own: str, target: str, key: str, channel: Any) -> None:
 # --- roles of the control plane ---
 @pytest.fixture(scope="module")
 def roles(broker: Broker) -> Iterator[dict[str, Any]]:
-    """Messages between processes of the control plane and hosts, each under its own broker user."""
+    """Messages between services and hosts, each sender with a separate broker user."""
     world = World(broker.url)
     world.prefix = PREFIX
     recorder, here, conf = CallRecorder(HeartbeatAnswer(True)), CallRecorder({"x": 1}), world.conf
@@ -267,7 +267,7 @@ def roles(broker: Broker) -> Iterator[dict[str, Any]]:
     world.close()
 
 
-def test_each_service_role_may_send_its_messages(roles: dict[str, Any], broker: Broker) -> None:
+def test_service_roles_may_send_their_messages(roles: dict[str, Any], broker: Broker) -> None:
     world, opened = roles["world"], roles["transports"]
     assert conductor.ConductorClient(roles["link"]).heartbeat(
         Heartbeat("h1", 3), 5
@@ -421,7 +421,7 @@ def test_broker_management_creates_changes_and_removes_users(broker: Broker) -> 
     ).connect()
     users.make(newer, "/")
     assert connects(newer.password) and not connects(identity.password)
-    time.sleep(6)  # The management plugin lists a connection after its next count, every 5 s.
+    time.sleep(6)  # The management plugin lists a connection after the next count, every 5 s.
     users.disconnect(identity.user)
     with pytest.raises((AMQPError, OSError)):
         open_connection.drain_events(timeout=10)

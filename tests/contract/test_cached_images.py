@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Notifications of image prefetching, on the three databases.
 
-Each host is reported once, when all its images are cached or have failed.
+Each host is reported once, when all images are cached or have failed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def record_report(store: Store, host: str, **cached: str) -> None:
 
 
 def sweep_notifications(store: Store) -> list[tuple[str, Any]]:
-    """Run the sweep and return its new notifications, reduced to event and progress."""
+    """Run the sweep and return the new notifications, reduced to event and progress."""
     before = len(all_told(store))
     if store.read(cached_images.is_something_over):
         store.write(cached_images.settle)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The recording proxy of the client suites, before a local HTTP server.
 
-It passes requests and responses unchanged, and records each fault and each response of the compute
-service that differs from Nova's schemas.
+The proxy passes requests and responses unchanged. It records each fault, and each response of the
+compute service that differs from Nova's schemas.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def nova() -> None:
 
 
 @pytest.mark.usefixtures("nova")
-def test_recorder_accepts_responses_that_match_nova(
+def test_recorder_accepts_responses_matching_nova_schemas(
     service: str, client: requests.Session, recorder: Recorder
 ) -> None:
     assert (

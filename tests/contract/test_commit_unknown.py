@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Connections that break at COMMIT, on the three databases.
 
-Each request takes effect once, and its caller learns whether it did.
+Each request takes effect once, and the caller learns the outcome.
 """
 
 from __future__ import annotations

@@ -158,7 +158,9 @@ def test_store_transaction_sends_no_ping(wire: Wire, stores: Callable[..., Store
     assert wire.asked - before == {"postgresql": 3, "mysql": 2}[store.dialect_name]
 
 
-def test_locked_project_delays_only_creates_of_that_project(stores: Callable[..., Store]) -> None:
+def test_locked_project_does_not_delay_creates_of_other_projects(
+    stores: Callable[..., Store],
+) -> None:
     store = stores()
     add(store, "held")
     creator, ended = Creator(store, LIMITS), {}
@@ -195,7 +197,7 @@ def test_locked_project_delays_only_creates_of_that_project(stores: Callable[...
     assert sorted(ended) == ["free", "held", "leader"]
 
 
-def test_locked_server_delays_only_work_of_that_server(stores: Callable[..., Store]) -> None:
+def test_locked_server_does_not_delay_work_on_other_servers(stores: Callable[..., Store]) -> None:
     """This holds for a round of the runner and for a batch of reports."""
     store = stores()
     cloud = Cloud(store, Realtime())

@@ -55,7 +55,7 @@ def store(upgraded_url: str) -> Iterator[Store]:
 
 
 def new_server(store: Store, name: str, memory_mb: int = 128) -> str:
-    """Create a stopped server on h1, with its allocations and guest."""
+    """Create a stopped server on h1, with allocations and a guest."""
     server = ids.new()
     with store.begin() as tx:
         servers.insert(
@@ -261,7 +261,7 @@ def test_host_contents_snapshot_is_consistent_during_move(store: Store) -> None:
 
 # --- changes of the host during a drain or restore ---
 def test_drain_keeps_disabled_reason_of_concurrent_admin(store: Store) -> None:
-    """The drain waits for the other transaction and keeps its reason."""
+    """The drain waits for the other transaction and keeps the reason given there."""
     uuid = store.read(lambda tx: host_status.host_state(tx, "h1")).service
     messages: list[str] = []
     with ThreadPoolExecutor(1) as pool:

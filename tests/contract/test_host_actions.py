@@ -122,7 +122,7 @@ def test_host_action_record_stores_progress_and_events(store: Store) -> None:
     )
 
 
-def test_host_action_that_ended_is_not_changed(store: Store) -> None:
+def test_ended_host_action_is_not_changed(store: Store) -> None:
     action = begin(store)
     take(store, "c1")
     assert store.write(lambda tx: host_actions.stop(tx, action.id)).state is State.STOPPING

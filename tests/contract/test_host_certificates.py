@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Renewal of host certificates over a real RabbitMQ, and the doctor's finding on the databases.
 
-A host gets its next certificate with its present one. Every other request is refused.
+A host gets the next certificate with the present one. Every other request is refused.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def pem(cert: x509.Certificate) -> str:
     return cert.public_bytes(serialization.Encoding.PEM).decode()
 
 
-def test_certificate_keeper_renews_certificate_that_ends_soon(site: Site) -> None:
+def test_certificate_keeper_renews_expiring_certificate(site: Site) -> None:
     file = site.file()
     before = Certificate.read(str(file.path))
     CertificateKeeper(file, site.client()).look()
@@ -121,21 +121,21 @@ def test_renew_takes_only_public_key_from_csr(site: Site) -> None:
     assert [str(one.value) for one in names] == list(ADDRESSES)
 
 
-def of_another_host(site: Site, own: Certificate) -> Certificate:
-    """h1 presents the certificate of h2, including its key."""
+def certificate_of_other_host(site: Site, own: Certificate) -> Certificate:
+    """h1 presents the certificate of h2, including the key."""
     return Certificate.read(str(site.file("h2").path))
 
 
-def without_key(site: Site, own: Certificate) -> Certificate:
-    """The certificate is right but the thief has no key for it."""
+def certificate_without_key(site: Site, own: Certificate) -> Certificate:
+    """The certificate is right but the thief has no key."""
     return replace(own, key=ec.generate_private_key(ec.SECP256R1()))
 
 
-def expired(site: Site, own: Certificate) -> Certificate:
+def expired_certificate(site: Site, own: Certificate) -> Certificate:
     return Certificate.read(str(site.file(left=-DAY).path))
 
 
-def of_another_authority(site: Site, own: Certificate) -> Certificate:
+def certificate_of_other_authority(site: Site, own: Certificate) -> Certificate:
     other = Authority(site.folder / "theirs", "a cloud")
     signer = Signer.read(str(other.path), str(other.key_path))
     return replace(own, cert=signer.sign(own.key.public_key(), "h1", ADDRESSES))
@@ -144,10 +144,10 @@ def of_another_authority(site: Site, own: Certificate) -> Certificate:
 @pytest.mark.parametrize(
     ("shown", "why"),
     [
-        (of_another_host, "does not name host h1"),
-        (without_key, "present certificate's key"),
-        (expired, "is over"),
-        (of_another_authority, "not of this cloud's authority"),
+        (certificate_of_other_host, "does not name host h1"),
+        (certificate_without_key, "present certificate's key"),
+        (expired_certificate, "is over"),
+        (certificate_of_other_authority, "not of this cloud's authority"),
     ],
 )
 def test_renew_with_foreign_or_expired_certificate_returns_400(

@@ -83,7 +83,7 @@ def test_new_join_token_replaces_older_token(store: Store) -> None:
     assert not use_token(store, older, "k") and use_token(store, newer, "k")
     with pytest.raises(errors.NotFound, match="kilonova host add h1"):
         token_state(store, older)
-    third = invite(store)  # also when the older token was used, but its machine was cut off
+    third = invite(store)  # also when the older token was used, but the machine was cut off
     assert token_state(store, third) == JoinState.OPEN and not use_token(store, newer, "k")
 
 
@@ -115,7 +115,7 @@ def test_host_invite_of_joined_host_returns_409(store: Store) -> None:
 
 
 def test_host_without_key_is_invited_again_and_keeps_session(store: Store) -> None:
-    """For example, a host of a release without keys. Its guests stay."""
+    """For example, a host of a release without keys. The guests stay."""
     store.write(lambda tx: hosts.register(tx, "h1", "boot", INVENTORY))
     number = invite(store)
     assert use_token(store, number, "k")

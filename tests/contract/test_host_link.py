@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages between hosts and the control plane over a real RabbitMQ.
 
-A message arrives, or its sender learns in time that it is lost. A reader and writer of all queues
+A message arrives, or the sender learns of the loss in time. A reader and writer of all queues
 can neither forge nor replay a message.
 """
 
@@ -246,7 +246,7 @@ def test_agent_query_returns_answer_and_raises_problem_of_host(world: World) -> 
     assert (type(caught.value), caught.value.text) == (errors.Problem, errors.Problem().text)
 
 
-def test_each_host_report_is_handled_by_one_of_two_conductors(world: World) -> None:
+def test_host_report_is_handled_by_one_of_two_conductors(world: World) -> None:
     both = CallRecorder((SyncAnswer(3), None)), CallRecorder((SyncAnswer(3), None))
     for recorder in both:
         world.serve_conductor(recorder)
@@ -371,7 +371,7 @@ def test_host_link_reconnects_after_cut_connection(world: World, cut: str) -> No
 
 
 def test_conductor_drops_stale_host_reports(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hosts repeat a request while no answer comes, and wait for none of the earlier answers."""
+    """Hosts repeat a request while no answer comes, and ignore all earlier answers."""
     monkeypatch.setattr(host_link, "AT_ONCE", 1)
     monkeypatch.setattr(host_link, "STALE_SECONDS", 1.0)
     released, numbers = threading.Event(), list[int]()
@@ -566,7 +566,7 @@ def test_host_added_during_quarantine_of_other_host_is_bound(
     assert was_dropped(world, f"{REPORTS}.h1")
 
 
-def test_query_of_host_that_floods_answers_fails_and_others_answer(world: World) -> None:
+def test_query_of_host_flooding_answers_fails_and_others_answer(world: World) -> None:
     world.serve_host("h2", CallRecorder({}))
     control = world.control()
     world.serve_host("h1", CallRecorder({})).close()  # The thief reads the queue.
@@ -595,7 +595,7 @@ def test_host_report_with_too_many_guests_is_refused_and_next_is_answered(world:
 def test_malformed_command_does_not_block_other_commands(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Neither in a message of its own nor in the answer to a report."""
+    """The malformed command is in a separate message, or in the answer to a report."""
     here, kept = CallRecorder({}), to_wire(COMMAND)
     world.serve_host("h1", here)
     secret = {**kept, "args": {"secret": "5ecret"}}
@@ -614,7 +614,7 @@ def test_malformed_command_does_not_block_other_commands(
 
 
 def test_conductor_refuses_host_report_under_other_name(world: World) -> None:
-    """A host can neither use another name with its own key nor with an invented key."""
+    """A host can neither use another name with the genuine key nor with an invented key."""
     recorder = CallRecorder((SyncAnswer(3), None))
     control = world.serve_conductor(recorder)
     stolen = conductor.ConductorClient(world.host("h1"))
@@ -628,7 +628,7 @@ def test_conductor_refuses_host_report_under_other_name(world: World) -> None:
 
 
 def test_conductor_refuses_report_with_other_host_in_content(world: World) -> None:
-    """The content may contain a host name. The conductor overrides it with the key's host."""
+    """The content may contain a host name. The conductor accepts only the key's host."""
     recorder = CallRecorder((SyncAnswer(3), None))
     control = world.serve_conductor(recorder)
     content = {"host": "h2", "request": to_wire(Sync("h2", 3))}

@@ -220,7 +220,7 @@ def test_host_state_marks_show_change_of_aggregates(store: Store) -> None:
 
 
 def test_store_metrics_ignores_claim_lock_and_does_not_mark_host_changed(store: Store) -> None:
-    def changed() -> list[tuple[int, int]]:
+    def read_changes() -> list[tuple[int, int]]:
         return [
             (row.generation, row.changed_at)
             for row in store.read(lambda tx: host_states.marks(tx, 0)).changed
@@ -230,7 +230,7 @@ def test_store_metrics_ignores_claim_lock_and_does_not_mark_host_changed(store: 
         store.write(lambda tx: hosts.store_metrics(tx, "h1", {"cpu.percent": 0.5}))
 
     new_host(store, "h1")
-    before = changed()
+    before = read_changes()
     if store.dialect_name == "sqlite":  # SQLite has one writer at a time.
         store_metrics()
     else:
@@ -242,7 +242,7 @@ def test_store_metrics_ignores_claim_lock_and_does_not_mark_host_changed(store: 
             tx.rollback()
         assert ended
     assert store.read(lambda tx: host_states.metrics(tx, 0)) == [("h1", {"cpu.percent": 0.5})]
-    assert changed() == before
+    assert read_changes() == before
 
 
 def test_describe_of_removed_host_creates_no_provider(store: Store) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The image gateway before the embedded image service, both as real processes.
 
-The tests use a host's ticket for its own image and, as a thief would, for everything else.
+The tests use a host's ticket for the right image and, as a thief would, for everything else.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def service(admin: Any) -> ImageClient:
 
 
 def create_image(admin: Any, service: ImageClient, content: bytes | None = CONTENT) -> str:
-    """Create a private image of another project. Without content it stays queued."""
+    """Create a private image of another project. Without content the image stays queued."""
     image, token = str(uuid.uuid4()), admin.session.get_token()
     service.create(
         {
@@ -280,7 +280,7 @@ def test_image_gateway_passes_refusals_of_image_service_to_host(
 
 @pytest.fixture(scope="module")
 def lesser(cloud: Cloud, admin: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
-    """A gateway whose service user may validate tokens and nothing else."""
+    """A gateway with a service user that may only validate tokens."""
     project = admin.identity.find_project("service")
     user = admin.identity.create_user(
         name="lesser", password="secret", default_project_id=project.id

@@ -31,7 +31,7 @@ from tests.waiting import await_true
 
 IMAGE = str(uuid.uuid4())
 MEBIBYTE = 1 << 20
-#: The service closes each connection and announces that. Another request on it would be lost.
+#: The service closes each connection and announces that, because it would lose another request.
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nConnection: close\r\n"
 #: Answers that end too early.
 SHORT = {
@@ -59,7 +59,7 @@ def gateway(
 ) -> Iterator[Process]:
     """A gateway that already has a token.
 
-    On a busy machine, the first token takes longer than a request waits for it.
+    On a busy machine, the first token takes longer than the timeout of a request.
     """
     with running(tmp_path_factory.mktemp("gateway"), cloud, image=service.url) as process:
         service.respond_with(HEAD + b"Content-Length: 1\r\n\r\nx")

@@ -23,7 +23,7 @@ from deploy.packages import ROOT
 from tests.install.documentation import commands
 
 PAGE = ROOT / "docs/install.md"
-#: Commands of the page that change the machine but none of its files. runuser is replaced too: it
+#: Commands of the page that change the machine but no file. runuser is replaced too, and
 #: prints the path of PostgreSQL's host list.
 SILENT = (
     *("apt-get", "openstack", "rabbitmq-plugins", "rabbitmqctl", "systemctl", "chgrp", "kilonova"),

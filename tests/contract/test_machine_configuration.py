@@ -12,7 +12,7 @@ import pytest
 from deploy.packages import ROOT
 
 pytestmark = pytest.mark.slice("operations")
-#: For each server: an invalid configuration file, in a folder that its package reads.
+#: For each server: an invalid configuration file, in a folder that the package reads.
 BROKEN = {
     "rabbitmq": ("/etc/rabbitmq", "conf.d/90-broken.conf", "no.such.key = 1\n"),
     "mariadb": ("/etc/mysql", "conf.d/90-broken.cnf", "[mariadbd]\nno_such_option=1\n"),

@@ -62,7 +62,7 @@ class Memory:
         return [binding["host"] for binding in self.networks.held[port]["bindings"]]
 
     def close(self) -> None:
-        """Do nothing, because nothing is open."""
+        """There are no connections to close."""
 
 
 class Embedded(EmbeddedNetwork):

@@ -133,7 +133,7 @@ def test_security_group_rule_removal_stops_open_connection(lab: Lab) -> None:
 def start_connection(folder: Path, server: Guest, client: Guest, port: int):  # type: ignore[no-untyped-def]
     """Return a context with a TCP connection that sends a line every 50 ms.
 
-    It yields a function that returns the number of received lines.
+    The context yields a function that returns the number of received lines.
     """
 
     @contextlib.contextmanager

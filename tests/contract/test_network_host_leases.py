@@ -95,7 +95,7 @@ class Rig:
         self.ensure(BEFORE)
 
     def await_leases(self, ports: Ports, expected: set[str]) -> None:
-        """Poll the leases, because dnsmasq truncates its file before each rewrite."""
+        """Poll the leases, because dnsmasq truncates the file before each rewrite."""
 
         def are_expected() -> bool:
             self.ensure(ports)

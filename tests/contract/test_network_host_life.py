@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host part of the network after kills, without its service, after sabotage, and cleaned."""
+"""The host part of the network: kills, absence of the network service, sabotage and cleanup."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_host_part_removes_stale_leases_without_disturbing_others(lab: Lab) -> N
         lines = map(str.split, (folder / f"{network}.leases").read_text().splitlines())
         return {words[2] for words in lines if len(words) == 5}
 
-    def await_leases(*addresses: str) -> None:  # dnsmasq empties the file to write it anew
+    def await_leases(*addresses: str) -> None:  # dnsmasq truncates the file before each rewrite
         await_true(lambda: leases() == set(addresses), f"other leases than {addresses}")
 
     def pid() -> str:
@@ -192,9 +192,7 @@ def test_host_part_clean_keeps_settings_of_other_cloud(lab: Lab, tmp_path: Path)
             assert host.apply(full=True) == {}
         assert clean(one.place.names, kernel, one.state.folder) == []
         assert run("nft", "list", "tables", space=space).stdout.count(one.place.names.table) == 0
-        assert (
-            kernel.sysctl(FORWARDING) == "1"
-        )  # The first cloud switched it on, the second needs it.
+        assert kernel.sysctl(FORWARDING) == "1"  # The second cloud still needs forwarding.
         kernel.sysctl(
             FORWARDING, "0"
         )  # The state if the cleanup came just before the second start.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Live migration of a guest in the network: the real network service and three real host parts.
 
-The guest is a namespace, so its connections survive. The test removes its device at the old host,
-adds one at the new host, and sends the announcements of QEMU.
+The guest is a namespace, so its connections survive. The test removes the guest's device at the old
+host, adds a device at the new host, and sends the announcements of QEMU.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Cloud:
         return network
 
     def guest(self, network: str, host: str, **more: Any) -> Guest:
-        """Create a port of a server, and a guest with its address."""
+        """Create a port of a server, and a guest with that address."""
         own = mac()
         port = self.service.ask(
             "POST",
@@ -226,7 +226,7 @@ def prepare(guest: Guest, host: Machine) -> None:
 
 
 def switch(cloud: Cloud, guest: Guest, host: Machine) -> None:
-    """Continue the guest at the new host, where it announces itself several times."""
+    """Continue the guest at the new host, with several announcements."""
     guest.run("ip", "link", "del", "eth0")
     guest.run("ip", "link", "set", "eth1", "down")
     guest.run("ip", "link", "set", "eth1", "name", "eth0", "arp", "on", "up")
@@ -269,7 +269,8 @@ def test_frames_reach_live_migrated_guest_on_new_host(cloud: Cloud) -> None:
     assert (before["binding:host_id"], before["status"]) == ("m1", "ACTIVE")
     switch(cloud, guest, m2)
     cloud.client.activate("token", guest.port, "m2")
-    # The far guest first: without the announcement its host would send to the old host for minutes.
+    # The far guest first: without the announcement, its host would send to the old host for
+    # minutes.
     pings_by_address = {other.address: count_pings(other, guest.address) for other in (far, near)}
     assert max(pings_by_address.values()) <= 4, pings_by_address
     after = cloud.port(guest)
@@ -359,7 +360,7 @@ def test_forged_connection_segment_opens_no_connection_after_migration(cloud: Cl
     prepare(guest, m2)
     switch(cloud, guest, m2)
     cloud.client.activate("token", guest.port, "m2")
-    # The guest drops its own resets. Otherwise its kernel would end the forged connection at once.
+    # The guest drops outgoing resets. Otherwise the kernel would end the forged connection at once.
     guest.run(
         "nft",
         "add table inet t; add chain inet t c { type filter hook output priority 0; }; "

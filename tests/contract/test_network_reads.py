@@ -32,7 +32,7 @@ TOKENS = {"mine": (MINE, "member"), "other": (OTHER, "member"), "admin": ("a" * 
 
 
 class Rig(Protocol):
-    """A network service, and methods that create its records."""
+    """A network service, and methods that create records."""
 
     client: TenantNetworks
 
@@ -58,7 +58,7 @@ class Rig(Protocol):
 
 
 class Memory(in_memory.Networks):
-    """The network service in memory, which is its own client."""
+    """The network service in memory, which is also the client."""
 
     def __init__(self) -> None:
         super().__init__(

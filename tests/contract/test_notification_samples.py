@@ -34,7 +34,7 @@ from tests.workflows.simulator import Cloud, Time
 #: sample of another phase is used.
 OTHERS = ("service-", "aggregate-", "flavor-", "keypair-", "server_group-")
 PHASES = ("error", "end", "start")
-#: Keys whose values are free-form maps of the user or of an image.
+#: Keys of free-form maps of the user or of an image.
 FREE = ("metadata", "meta", "extra_specs", "scheduler_hints", "rules")
 FREE_OBJECTS = ("ImageMetaPropsPayload",)
 SHAPE: dict[str, Any] = {
@@ -67,7 +67,7 @@ def samples() -> Path:
 
 @cache
 def read_sample(path: Path) -> Any:
-    """Return a sample with its references resolved."""
+    """Return a sample with resolved references."""
     return _resolve(json.loads(path.read_text()), path.parent)
 
 
@@ -93,7 +93,7 @@ def _merge(base: Any, own: Any) -> Any:
 
 
 def sample_of(event: str, folder: Path) -> Any:
-    """Return the event's own sample, or the one of another phase of its action."""
+    """Return the event's own sample, or that of another phase of the action."""
     *words, _phase = event.split(".")
     stem = "-".join(words)
     names = [f"{event.replace('.', '-')}.json", *(f"{stem}-{other}.json" for other in PHASES)]
@@ -131,7 +131,7 @@ def kind(value: Any) -> str:
 
 
 def all_rows() -> list[Any]:
-    """Return the notifications of every workflow, successful and with each of its verbs failing."""
+    """Return the notifications of every workflow, successful and with each verb failing."""
     rows = []
     for workflow, scenario in SCENARIOS.items():
         for verb in ("", *(() if scenario.brief else scenario.verbs)):

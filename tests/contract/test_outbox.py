@@ -79,7 +79,7 @@ def notifying_store(store: Store) -> Store:
 def new_sender(
     store: Store, broker: Broker, owner: str = "c1/1", form: str = VERSIONED, limit: int = 1000
 ) -> NotificationSender:
-    """Return a sender after its first round, which only creates the lease."""
+    """Return a sender after the first round, which only creates the lease."""
     sender = NotificationSender(store, Time(), broker, owner, form, limit)
     store.write(lambda tx: outbox.take(tx, owner, 1))
     sender.release()

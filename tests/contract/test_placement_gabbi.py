@@ -95,7 +95,7 @@ def run_file(folder: Path, source: Path, url: str = "") -> Outcome:
         store.close()
 
 
-#: Files whose statements may behave differently on other databases.
+#: Files with statements that may behave differently on other databases.
 ON_EVERY_DATABASE = (
     "resource-provider.yaml",
     "resource-provider-aggregates.yaml",
@@ -121,7 +121,7 @@ def test_placement_gabbi_failures_match_list(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # gabbi reads its files with this class, and the C version is faster.
+    # gabbi reads YAML with this class, and the C version is faster.
     monkeypatch.setattr(yaml, "SafeLoader", yaml.CSafeLoader)
     sources = sorted(path for path in gabbits.glob("*.yaml") if path.name not in KNOWN["not_run"])
     results = {source.name: run_file(tmp_path / source.stem, source) for source in sources}

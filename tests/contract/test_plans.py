@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Repeated queries of the services use an index, whatever the number of old rows.
+"""Repeated queries of the services use an index, also with many old rows.
 
 A new repeated query (of the runner, the sweep, an exchange with a host, or a waiting request) gets
 an entry in ``POLLS``.
@@ -24,7 +24,7 @@ from deploy.operator.store import journals
 AGO = 1_700_000_000_000_000
 ROWS, HOSTS = 2500, 250
 MANY = ROWS // 4
-#: Tables whose rows are kept, or that are as large as the cloud.
+#: Tables that keep their rows, or are as large as the cloud.
 GROWING = (
     "servers",
     "actions",

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configuration reload by SIGHUP in real processes: an HTTP service, and a minimal conductor.
 
-A valid file takes effect. After an invalid file, the process continues with its old configuration.
+A valid file takes effect. After an invalid file, the process continues with the old configuration.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ OTHER_THREAD = "import signal, threading\n" + IDLE.replace(
 
 
 class Process:
-    """A process with its configuration file and its log."""
+    """A process with a configuration file and a log."""
 
     def __init__(self, folder: Path, *command: str) -> None:
         self.path, self.log = folder / "kilonova.conf", folder / "log"
@@ -69,7 +69,7 @@ class Process:
         try:
             return requests.get(f"http://127.0.0.1:{self.port}/", timeout=5).status_code < 600
         except (requests.ConnectionError, requests.ReadTimeout):
-            # The master listens before its worker has started.
+            # The master listens before the worker has started.
             return False
 
 

@@ -59,7 +59,9 @@ def connect(rabbitmq_url: str) -> Iterator[Connect]:
         return opened[-1]
 
     yield make
-    with ThreadPoolExecutor(8) as pool:  # Each close waits up to a second for its own readers.
+    with ThreadPoolExecutor(
+        8
+    ) as pool:  # Each close waits up to a second for the transport's readers.
         list(pool.map(PrivateTransport.close, opened))
 
 
@@ -82,7 +84,7 @@ def expect_no_answer(work: Callable[[], Any]) -> Callable[[], Any]:
 
 
 class CallRecorder:
-    """An implementation of every RPC interface that records its calls."""
+    """An implementation of every RPC interface that records calls."""
 
     def __init__(self, answer: Any = None) -> None:
         self.answer, self.calls = answer, []  # type: Any, list[Any]
@@ -313,7 +315,7 @@ def test_scheduler_explain_returns_explanation_unchanged(connect: Connect) -> No
     assert recorder.calls == [(spec,)]
 
 
-def test_cast_to_named_conductor_reaches_only_that_conductor(connect: Connect) -> None:
+def test_cast_to_named_conductor_reaches_no_other_conductor(connect: Connect) -> None:
     both = CallRecorder(), CallRecorder()
     for number, recorder in enumerate(both):
         conductor.serve(connect(), f"c{number}", recorder)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RPC over a real RabbitMQ continues after the broker closed a channel or lost its state."""
+"""RPC over a real RabbitMQ continues after the broker closed a channel or lost all state."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def keep_calling(client: Transport, topic: str) -> Iterator[None]:
         caller.join(30)
 
 
-def test_calls_arrive_again_after_the_broker_forgot_the_exchange(
+def test_rpc_calls_succeed_again_after_exchange_is_deleted(
     transports: tuple[Transport, Transport], rabbitmq_url: str
 ) -> None:
     """A message to a missing exchange makes the broker close the channel, not the connection."""
@@ -74,7 +74,7 @@ def test_calls_arrive_again_after_the_broker_forgot_the_exchange(
 
 
 @pytest.mark.slice("operations")
-def test_calls_arrive_again_after_the_broker_was_wiped_and_stood_still() -> None:
+def test_rpc_calls_succeed_again_after_broker_is_reset_and_frozen() -> None:
     """The remaining connections then have a dead channel, which the AMQP library never replaces."""
     with tempfile.TemporaryDirectory(prefix="kn-rpc-", dir="/tmp") as folder:
         Path(folder).chmod(0o755)

@@ -27,7 +27,9 @@ def fill(store: Store) -> int:
 
 
 @KINDS
-def test_a_database_that_comes_back_is_as_new(servers: Callable[[str], Server], kind: str) -> None:
+def test_returned_test_database_is_empty_and_lent_again(
+    servers: Callable[[str], Server], kind: str
+) -> None:
     databases, generated_ids = servers(kind), []
     url = databases.lend()
     for _ in range(3):
@@ -45,7 +47,7 @@ def test_a_database_that_comes_back_is_as_new(servers: Callable[[str], Server], 
 
 
 @KINDS
-def test_a_database_that_is_still_used_is_dropped(
+def test_returned_test_database_with_open_transaction_is_replaced(
     servers: Callable[[str], Server], kind: str
 ) -> None:
     databases = servers(kind)
@@ -61,7 +63,7 @@ def test_a_database_that_is_still_used_is_dropped(
     databases.take_back(other)
 
 
-def test_an_engine_compiles_only_what_none_before_it_did(upgraded_url: str) -> None:
+def test_second_engine_uses_compiled_statements_of_first(upgraded_url: str) -> None:
     compiled: list[str] = []
 
     def record(tx: sa.Connection, *arguments: Any) -> None:

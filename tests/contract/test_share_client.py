@@ -102,7 +102,7 @@ def rig(request: pytest.FixtureRequest) -> Rig:
     return rig_
 
 
-def test_a_rule_comes_once_and_goes(rig: Rig) -> None:
+def test_share_access_rule_allow_and_deny_are_repeatable(rig: Rig) -> None:
     for _ in range(2):
         await_true(
             lambda: rig.service.allow(rig.share, ADDRESS) == ACTIVE,
@@ -114,7 +114,7 @@ def test_a_rule_comes_once_and_goes(rig: Rig) -> None:
         rig.service.deny(rig.share, ADDRESS)
 
 
-def test_addresses_have_rules_of_their_own(rig: Rig) -> None:
+def test_share_deny_keeps_rule_of_other_address(rig: Rig) -> None:
     for address in (ADDRESS, ANOTHER):
         rig.service.allow(rig.share, address)
     rig.service.deny(rig.share, ADDRESS)
@@ -126,13 +126,13 @@ def test_addresses_have_rules_of_their_own(rig: Rig) -> None:
     rig.service.deny(rig.share, ANOTHER)
 
 
-def test_a_share_that_is_gone_has_no_rules(http: OverHttp) -> None:
+def test_share_allow_on_missing_share_returns_404_and_deny_succeeds(http: OverHttp) -> None:
     with pytest.raises(errors.NotFound, match="could not be found"):
         http.service.allow(ids.new(), ADDRESS)
     http.service.deny(ids.new(), ADDRESS)
 
 
-def test_rules_are_locked_and_hide_the_host(http: OverHttp) -> None:
+def test_share_access_rule_is_locked_and_hides_address(http: OverHttp) -> None:
     http.service.allow(http.share, ADDRESS)
     [rule] = http.manila.rules.values()
     assert (rule["locked"], rule["hidden"], rule["access_level"], rule["access_type"]) == (
@@ -144,26 +144,26 @@ def test_rules_are_locked_and_hide_the_host(http: OverHttp) -> None:
     assert http.client.rules("mine", http.share, ADDRESS) == [], "a tenant does not see it"
 
 
-def test_a_rule_is_active_when_it_is_applied(http: OverHttp) -> None:
+def test_share_access_rule_is_active_once_applied(http: OverHttp) -> None:
     http.manila.applies_after = 2
     states = [http.service.allow(http.share, ADDRESS) for _ in range(4)]
     assert states == ["applying", "applying", "applying", ACTIVE] and len(http.manila.rules) == 1
 
 
-def test_a_rule_that_cannot_be_applied_says_so(http: OverHttp) -> None:
+def test_share_access_rule_that_cannot_be_applied_is_failed(http: OverHttp) -> None:
     http.manila.fails = True
     http.service.allow(http.share, ADDRESS)
     assert http.service.allow(http.share, ADDRESS) == FAILED
 
 
-def test_whoever_was_quicker_makes_no_refusal(http: OverHttp) -> None:
+def test_share_allow_succeeds_when_other_conductor_created_rule(http: OverHttp) -> None:
     """Another conductor creates the rule between the check and the call."""
     http.manila.meanwhile = lambda: http.manila.add_rule(http.share, ADDRESS)
     assert http.service.allow(http.share, ADDRESS) == ACTIVE
     assert len(http.manila.rules) == 1
 
 
-def test_a_share_is_told_with_its_preferred_location(http: OverHttp) -> None:
+def test_show_share_returns_preferred_export_location(http: OverHttp) -> None:
     for token in ("mine", "admin"):
         share = http.client.share(token, http.share)
         assert (share.id, share.status, share.protocol, share.export_location) == (
@@ -179,7 +179,7 @@ def test_a_share_is_told_with_its_preferred_location(http: OverHttp) -> None:
 @pytest.mark.parametrize(
     ("token", "kind"), [("other", errors.NotFound), ("nobody", errors.Unauthorized)]
 )
-def test_what_a_token_may_not_see_is_not_told(
+def test_show_share_with_foreign_or_invalid_token_fails(
     http: OverHttp, token: str, kind: type[errors.Problem]
 ) -> None:
     with pytest.raises(kind):
@@ -187,24 +187,24 @@ def test_what_a_token_may_not_see_is_not_told(
 
 
 @pytest.mark.parametrize("status", [500, 503, 429])
-def test_a_service_in_trouble_is_asked_again(http: OverHttp, status: int) -> None:
-    http.manila.trouble = [status]
+def test_share_allow_raises_unavailable_on_transient_status(http: OverHttp, status: int) -> None:
+    http.manila.statuses = [status]
     with pytest.raises(errors.Unavailable):
         http.service.allow(http.share, ADDRESS)
 
 
-def test_an_old_service_says_what_it_lacks(http: OverHttp) -> None:
+def test_share_allow_on_old_service_names_missing_version(http: OverHttp) -> None:
     http.manila.latest = (2, 81)
     with pytest.raises(errors.Conflict, match=r"does not know version 2\.82"):
         http.service.allow(http.share, ADDRESS)
 
 
 @pytest.mark.parametrize("end", ["", "/", "/v2", "/v2/", f"/v2/{MINE}"])
-def test_an_endpoint_may_end_as_catalogues_write_it(http: OverHttp, end: str) -> None:
+def test_share_client_accepts_endpoint_forms_of_catalogues(http: OverHttp, end: str) -> None:
     assert ShareClient(http.url + end).share("mine", http.share).id == http.share
 
 
-def test_a_cloud_without_the_service_says_so() -> None:
+def test_share_client_without_service_raises_unavailable() -> None:
     assert (
         not ShareClient(lambda: None).has_service()
         and ShareClient("http://127.0.0.1:1").has_service()
@@ -213,13 +213,15 @@ def test_a_cloud_without_the_service_says_so() -> None:
         ShareClient(lambda: None).share("mine", ids.new())
 
 
-def test_the_rules_that_are_ours_are_told(http: OverHttp, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_share_access_rules_are_listed_once_across_pages(
+    http: OverHttp, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each rule is listed once, without rules of other users, and across pages.
 
     The service returns smaller pages than requested.
     """
     monkeypatch.setattr(share_client, "PAGE", 3)
-    http.manila.most = 1
+    http.manila.page_size = 1
     client, token = http.client, "admin"
     assert client.own_rules(token) == []
     for address in (ADDRESS, ANOTHER):

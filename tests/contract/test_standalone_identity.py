@@ -36,7 +36,7 @@ def admin(cloud: Cloud) -> Any:
 
 
 class Person:
-    """A user with a role in a project of its own."""
+    """A user with a role in a new project."""
 
     def __init__(self, admin: Any, role: str = "member") -> None:
         self.name, self.password = f"user-{uuid.uuid4().hex[:8]}", "correct horse"
@@ -56,7 +56,7 @@ class Person:
 # Real clients
 
 
-def test_openstackclient_runs_every_identity_command(cloud: Cloud) -> None:
+def test_openstackclient_runs_identity_commands(cloud: Cloud) -> None:
     token, catalogue, projects, users, project, user, listed, services = cloud.openstack(
         "token issue -f json",
         "catalog list -f json",
@@ -87,7 +87,7 @@ def test_openstackclient_runs_every_identity_command(cloud: Cloud) -> None:
 
 
 @pytest.mark.slice("operations")
-def test_openstackclient_administers_limits(cloud: Cloud) -> None:
+def test_openstackclient_creates_changes_and_deletes_limits(cloud: Cloud) -> None:
     def rows_named(rows: Any, name: str) -> list[Any]:
         return [row for row in rows if row["Resource Name"] == name]
 
@@ -118,7 +118,7 @@ def test_openstackclient_administers_limits(cloud: Cloud) -> None:
     assert cloud.openstack("registered limit list -f json", "limit list -f json") == [[], []]
 
 
-def test_sdk_administers_every_noun(cloud: Cloud, admin: Any) -> None:
+def test_openstacksdk_creates_and_deletes_each_identity_resource(cloud: Cloud, admin: Any) -> None:
     identity = admin.identity
     domain = identity.create_domain(name=f"domain-{uuid.uuid4().hex[:8]}")
     project = identity.create_project(name="same name", domain_id=domain.id)
@@ -163,7 +163,9 @@ def test_sdk_administers_every_noun(cloud: Cloud, admin: Any) -> None:
 @pytest.mark.parametrize(
     "scope", [{"project_name": "admin", "project_domain_name": "Default"}, {"unscoped": True}, {}]
 )
-def test_a_token_can_be_exchanged_for_another_scope(cloud: Cloud, scope: dict[str, Any]) -> None:
+def test_token_is_exchanged_for_other_scope_with_same_expiry(
+    cloud: Cloud, scope: dict[str, Any]
+) -> None:
     first = v3.Password(
         cloud.auth_url, username="admin", password=cloud.admin_password, user_domain_name="Default"
     )
@@ -176,7 +178,7 @@ def test_a_token_can_be_exchanged_for_another_scope(cloud: Cloud, scope: dict[st
     assert second.expires == access.expires
 
 
-def test_domain_scope_and_implied_roles(cloud: Cloud, admin: Any) -> None:
+def test_domain_scoped_token_contains_implied_roles(cloud: Cloud, admin: Any) -> None:
     person = Person(admin, "manager")
     assert person.connect(cloud).session.auth.get_access(auth_session.Session()).role_names == [
         "manager",
@@ -195,7 +197,7 @@ def test_domain_scope_and_implied_roles(cloud: Cloud, admin: Any) -> None:
     assert scoped.role_names == ["manager", "member", "reader"]
 
 
-def test_the_whole_cloud_as_a_scope(cloud: Cloud, admin: Any) -> None:
+def test_system_scoped_token_requires_system_role(cloud: Cloud, admin: Any) -> None:
     person = Person(admin, "manager")
     admin.identity.assign_system_role_to_user(person.user, person.role, "all")
     login = v3.Password(
@@ -238,7 +240,7 @@ def new_middleware(cloud: Cloud) -> AuthProtocol:
     )
 
 
-def test_keystonemiddleware_validates_and_sees_a_revocation(cloud: Cloud, admin: Any) -> None:
+def test_keystonemiddleware_validates_token_until_revocation(cloud: Cloud, admin: Any) -> None:
     person, middleware = Person(admin), new_middleware(cloud)
     connection = person.connect(cloud)
     token = connection.session.get_token()
@@ -271,7 +273,9 @@ def test_keystonemiddleware_validates_and_sees_a_revocation(cloud: Cloud, admin:
         "admin sets password",
     ],
 )
-def test_a_token_dies_with_what_it_stands_on(cloud: Cloud, admin: Any, change: str) -> None:
+def test_token_is_invalid_after_user_project_or_role_changes(
+    cloud: Cloud, admin: Any, change: str
+) -> None:
     person = Person(admin)
     token = person.connect(cloud).session.get_token()
     identity, headers = admin.identity, {"X-Auth-Token": token}
@@ -314,7 +318,7 @@ def test_a_token_dies_with_what_it_stands_on(cloud: Cloud, admin: Any, change: s
         ("POST", "/roles", {"role": {"name": "root"}}),
     ],
 )
-def test_a_member_may_not_administer(
+def test_identity_admin_request_of_member_returns_403(
     cloud: Cloud, admin: Any, method: str, path: str, body: Any
 ) -> None:
     person = Person(admin)
@@ -350,7 +354,9 @@ def test_a_member_may_not_administer(
         (b'{"auth": "' + b"x" * 300_000 + b'"}', 413),
     ],
 )
-def test_a_body_that_is_no_json_is_refused(cloud: Cloud, raw: bytes, status: int) -> None:
+def test_identity_request_with_malformed_body_returns_400_or_413(
+    cloud: Cloud, raw: bytes, status: int
+) -> None:
     for body in (raw, iter([raw])):  # with a length, and chunked
         answer = requests.post(f"{cloud.auth_url}/auth/tokens", data=body, timeout=20)
         assert (answer.status_code, answer.json()["error"]["code"]) == (status, status)
@@ -368,7 +374,9 @@ def test_a_body_that_is_no_json_is_refused(cloud: Cloud, raw: bytes, status: int
         "/projects/%ff%0a",
     ],
 )
-def test_a_path_like_id_is_not_found(cloud: Cloud, admin: Any, path: str) -> None:
+def test_identity_request_with_path_like_id_returns_404(
+    cloud: Cloud, admin: Any, path: str
+) -> None:
     with requests.Session() as session:
         prepared = requests.Request(
             "GET", cloud.auth_url, headers={"X-Auth-Token": admin.session.get_token()}
@@ -377,7 +385,7 @@ def test_a_path_like_id_is_not_found(cloud: Cloud, admin: Any, path: str) -> Non
         assert session.send(prepared, timeout=20).status_code == 404
 
 
-def test_many_at_once_all_get_their_tokens(cloud: Cloud) -> None:
+def test_concurrent_logins_all_return_tokens(cloud: Cloud) -> None:
     def login(_: int) -> str:
         auth = v3.Password(
             cloud.auth_url,
@@ -393,7 +401,9 @@ def test_many_at_once_all_get_their_tokens(cloud: Cloud) -> None:
         assert len(set(pool.map(login, range(40)))) == 40
 
 
-def test_bootstrap_repeats_and_writes_no_secret_to_logs(cloud: Cloud, admin: Any) -> None:
+def test_identity_bootstrap_is_repeatable_and_writes_no_secret_to_files(
+    cloud: Cloud, admin: Any
+) -> None:
     before = [project.id for project in admin.identity.projects()]
     cloud.bootstrap()
     assert [project.id for project in admin.identity.projects()] == before

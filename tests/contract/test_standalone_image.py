@@ -62,14 +62,14 @@ def new_user(cloud: Cloud, admin: Any, role: str) -> Any:
 
 
 def call(connection: Any, method: str, path: str, **options: Any) -> requests.Response:
-    """Send a request to the image service and return the response, whatever its status."""
+    """Send a request to the image service and return the response with any status."""
     url = connection.session.get_endpoint(service_type="image") + path
     headers = {"X-Auth-Token": connection.session.get_token()} | options.pop("headers", {})
     return requests.request(method, url, headers=headers, timeout=30, **options)
 
 
 def create(connection: Any, **attributes: Any) -> str:
-    """Create an image without data and return its id."""
+    """Create an image without data and return the id."""
     body = {"name": "image", "disk_format": "raw", "container_format": "bare"} | attributes
     answer = call(connection, "POST", "/v2/images", json=body)
     assert answer.status_code == 201, answer.text
@@ -95,7 +95,7 @@ def await_condition(condition: Callable[[], bool]) -> None:
 # Real clients
 
 
-def test_openstackclient_runs_every_image_command(cloud: Cloud, tmp_path: Path) -> None:
+def test_openstackclient_runs_image_commands(cloud: Cloud, tmp_path: Path) -> None:
     data = os.urandom(3 * MEGABYTE + 17)
     source = tmp_path / "data"
     source.write_bytes(data)
@@ -134,7 +134,9 @@ def test_openstackclient_runs_every_image_command(cloud: Cloud, tmp_path: Path) 
     assert {"CURRENT", "SUPPORTED"} == {entry["Status"] for entry in versions}
 
 
-def test_sdk_uploads_lists_changes_and_deletes(cloud: Cloud, owner: Any, tmp_path: Path) -> None:
+def test_openstacksdk_uploads_lists_changes_and_deletes_image(
+    cloud: Cloud, owner: Any, tmp_path: Path
+) -> None:
     before = files(cloud)
     (tmp_path / "data").write_bytes(b"guest" * 1000)
     image = owner.create_image(
@@ -167,7 +169,7 @@ def test_sdk_uploads_lists_changes_and_deletes(cloud: Cloud, owner: Any, tmp_pat
     assert files(cloud) == before
 
 
-def test_lists_come_in_pages_and_in_order(owner: Any) -> None:
+def test_image_list_is_paged_sorted_and_filtered(owner: Any) -> None:
     mark = uuid.uuid4().hex
     keys = [create(owner, name=f"n{place % 2}", batch=mark) for place in range(5)]
     assert {image.id for image in owner.image.images(limit=2, batch=mark)} == set(keys)
@@ -194,9 +196,7 @@ def test_lists_come_in_pages_and_in_order(owner: Any) -> None:
 # Visibility
 
 
-def test_another_projects_private_image_does_not_exist(
-    owner: Any, stranger: Any, admin: Any
-) -> None:
+def test_private_image_of_other_project_returns_404(owner: Any, stranger: Any, admin: Any) -> None:
     key = create(owner, visibility="private")
     assert upload(owner, key, b"secret").status_code == 204
     for method, path, options in (
@@ -218,7 +218,9 @@ def test_another_projects_private_image_does_not_exist(
     assert call(admin, "GET", f"/v2/images/{key}").status_code == 200
 
 
-def test_visibility_follows_its_rules(owner: Any, stranger: Any, admin: Any) -> None:
+def test_image_visibility_limits_list_show_and_changes(
+    owner: Any, stranger: Any, admin: Any
+) -> None:
     assert call(owner, "POST", "/v2/images", json={"visibility": "public"}).status_code == 403
     public, community, hidden = (
         create(admin, visibility="public"),
@@ -241,7 +243,7 @@ def test_visibility_follows_its_rules(owner: Any, stranger: Any, admin: Any) -> 
     assert shared in {image.id for image in owner.image.images(visibility="shared")}
 
 
-def test_a_reader_reads_only_and_a_wrong_token_nothing(cloud: Cloud, admin: Any) -> None:
+def test_image_reader_may_only_read_and_invalid_token_returns_401(cloud: Cloud, admin: Any) -> None:
     reader = new_user(cloud, admin, "reader")
     assert call(reader, "GET", "/v2/images").status_code == 200
     assert call(reader, "POST", "/v2/images", json={}).status_code == 403
@@ -269,7 +271,9 @@ def test_a_reader_reads_only_and_a_wrong_token_nothing(cloud: Cloud, admin: Any)
         )
 
 
-def test_token_is_unavailable_not_wrong_without_identity(cloud: Cloud, tmp_path: Path) -> None:
+def test_image_request_returns_503_when_identity_is_unreachable(
+    cloud: Cloud, tmp_path: Path
+) -> None:
     alone = dataclasses.replace(
         cloud, folder=tmp_path, image_port=free_ports(1), identity_port=free_ports(1)
     )
@@ -283,7 +287,7 @@ def test_token_is_unavailable_not_wrong_without_identity(cloud: Cloud, tmp_path:
 # Data
 
 
-def test_image_is_protected_and_read_in_ranges(owner: Any) -> None:
+def test_image_download_supports_ranges_and_protected_delete_returns_403(owner: Any) -> None:
     key = create(owner, protected=True)
     assert call(owner, "GET", f"/v2/images/{key}/file").status_code == 204
     assert upload(owner, key, b"0123456789").status_code == 204
@@ -305,7 +309,7 @@ def test_image_is_protected_and_read_in_ranges(owner: Any) -> None:
     assert call(owner, "DELETE", f"/v2/images/{key}").status_code == 204
 
 
-def test_virtual_size_is_read_from_a_valid_qcow2_only(owner: Any) -> None:
+def test_image_virtual_size_is_read_only_from_valid_qcow2(owner: Any) -> None:
     def header(size: int) -> bytes:
         return struct.pack(">4sIQIIQ", b"QFI\xfb", 3, 0, 0, 16, size).ljust(MEGABYTE, b"\0")
 
@@ -320,14 +324,14 @@ def test_virtual_size_is_read_from_a_valid_qcow2_only(owner: Any) -> None:
         assert call(owner, "GET", f"/v2/images/{key}").json()["virtual_size"] == size
 
 
-def test_the_client_may_choose_the_id_once(owner: Any) -> None:
+def test_create_image_with_used_id_returns_409(owner: Any) -> None:
     key = str(uuid.uuid4())
     assert create(owner, id=key) == key
     assert call(owner, "POST", "/v2/images", json={"id": key}).status_code == 409
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_too_large_an_upload_leaves_the_image_queued(
+def test_image_upload_over_limit_returns_413_and_leaves_image_queued(
     cloud: Cloud, owner: Any, chunked: bool
 ) -> None:
     key, before = create(owner), files(cloud)
@@ -346,7 +350,7 @@ def test_too_large_an_upload_leaves_the_image_queued(
         b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
     ],
 )
-def test_an_upload_that_breaks_off_leaves_the_image_queued(
+def test_image_interrupted_upload_leaves_image_queued_without_file(
     cloud: Cloud, owner: Any, framing: bytes
 ) -> None:
     key, before = create(owner), files(cloud)
@@ -364,7 +368,7 @@ def test_an_upload_that_breaks_off_leaves_the_image_queued(
     assert upload(owner, key, b"whole").status_code == 204
 
 
-def test_deleting_during_the_upload_leaves_nothing(cloud: Cloud, owner: Any) -> None:
+def test_delete_image_during_upload_leaves_no_file(cloud: Cloud, owner: Any) -> None:
     key, before, gone, answers = create(owner), files(cloud), threading.Event(), []
 
     def slow_body() -> Iterator[bytes]:
@@ -393,7 +397,7 @@ def begin_upload(cloud: Cloud, key: str, token: str) -> socket.socket:
     return line
 
 
-def test_kill_in_mid_upload_is_tidied_and_a_stalled_one_given_up(
+def test_image_service_removes_partial_upload_after_kill_or_stall(
     cloud: Cloud, owner: Any, tmp_path: Path
 ) -> None:
     other = dataclasses.replace(cloud, folder=tmp_path, image_port=free_ports(1))
@@ -418,7 +422,7 @@ def test_kill_in_mid_upload_is_tidied_and_a_stalled_one_given_up(
         assert files(other) == set()
 
 
-def test_malformed_and_oversized_bodies_are_refused(owner: Any) -> None:
+def test_image_request_with_malformed_or_large_body_is_refused(owner: Any) -> None:
     assert call(owner, "POST", "/v2/images", data=b"{").status_code == 400
     assert (
         "levels" in (deep := call(owner, "POST", "/v2/images", data=b"[" * 900 + b"]" * 900)).text

@@ -60,7 +60,7 @@ class Compute:
 
 
 class Host:
-    """A host that polls its description and acknowledges it until the end of the block."""
+    """A host that polls and acknowledges descriptions until the end of the block."""
 
     def __init__(self, url: str, headers: dict[str, str], name: str, tunnel: str) -> None:
         self._url, self._headers = f"{url}/v2.0/kilonova/hosts/{name}", headers
@@ -100,7 +100,7 @@ class Host:
 
 
 class Rig:
-    """A running cloud with its network service."""
+    """A running cloud with a network service."""
 
     def __init__(self, cloud: Cloud, port: int, compute: Compute) -> None:
         self.cloud, self.port, self.compute, self.url = (
@@ -276,7 +276,7 @@ def test_network_request_without_token_returns_401_except_versions(rig: Rig) -> 
         assert requests.get(rig.url + path, headers=forged, timeout=20).status_code == 401
 
 
-def test_network_host_description_requires_key_of_that_host(rig: Rig, member: Any) -> None:
+def test_network_host_description_requires_key_of_same_host(rig: Rig, member: Any) -> None:
     path = f"{rig.url}/v2.0/kilonova/hosts/h/description"
     forged = {"X-Identity-Status": "Confirmed", "X-Roles": "admin", "X-Project-Id": "x"}
     for headers in (
@@ -460,7 +460,7 @@ def test_killed_network_service_continues_with_higher_revisions(
 ) -> None:
     """A separate service is killed while a host waits.
 
-    Revisions continue to rise, and the host keeps its port.
+    Revisions continue to rise, and the host keeps the port.
     """
     port = free_ports(1)
     rows = ("--db", str(tmp_path / "network.db"), "--compute-url", rig.compute.url, *PATIENT)

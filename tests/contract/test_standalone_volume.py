@@ -37,7 +37,7 @@ def member(rig: Rig) -> Any:
 
 
 @pytest.mark.slice("guests")
-def test_openstackclient_runs_the_volume_commands(rig: Rig) -> None:
+def test_openstackclient_runs_volume_commands(rig: Rig) -> None:
     created, *_ = rig.cloud.openstack(
         "volume create --size 1 --description d --property a=b cli-1 -f json"
     )
@@ -89,7 +89,7 @@ def test_openstackclient_runs_the_volume_commands(rig: Rig) -> None:
     assert list(rig.folder.iterdir()) == []
 
 
-def test_openstacksdk_lists_pages_and_filters(rig: Rig, member: Any) -> None:
+def test_openstacksdk_lists_volumes_in_pages_with_filters(rig: Rig, member: Any) -> None:
     keys = [
         rig.volume(member, name=f"n{place % 2}", metadata={"p": str(place)}) for place in range(5)
     ]
@@ -153,14 +153,14 @@ def test_openstacksdk_lists_pages_and_filters(rig: Rig, member: Any) -> None:
         ("limit=0", 200),
     ],
 )
-def test_a_list_refuses_what_it_does_not_know(rig: Rig, query: str, status: int) -> None:
+def test_volume_list_with_invalid_query_returns_400(rig: Rig, query: str, status: int) -> None:
     assert rig.ask(rig.admin, "GET", f"/volumes/detail?{query}").status_code == status
 
 
 # Versions
 
 
-def test_microversions_are_negotiated_and_heeded(rig: Rig, member: Any) -> None:
+def test_volume_microversion_is_negotiated_and_selects_fields(rig: Rig, member: Any) -> None:
     root = requests.get(rig.url, timeout=20).json()["versions"][0]
     assert (root["min_version"], root["version"], root["status"]) == ("3.0", "3.70", "CURRENT")
     key = rig.volume(member)
@@ -201,7 +201,7 @@ def test_microversions_are_negotiated_and_heeded(rig: Rig, member: Any) -> None:
 # Policy
 
 
-def test_another_projects_volume_does_not_exist(rig: Rig, member: Any) -> None:
+def test_volume_of_other_project_returns_404(rig: Rig, member: Any) -> None:
     stranger, key = person(rig.admin, rig.cloud, "member"), rig.volume(member)
     snapshot = rig.snapshot(member, key)
     attachment = rig.attach(member, key, str(uuid.uuid4())).json()["attachment"]["id"]
@@ -231,7 +231,9 @@ def test_another_projects_volume_does_not_exist(rig: Rig, member: Any) -> None:
     rig.until(member, key, "gone")
 
 
-def test_a_reader_reads_and_an_admins_action_is_an_admins(rig: Rig, member: Any) -> None:
+def test_volume_write_by_reader_and_admin_action_by_member_return_403(
+    rig: Rig, member: Any
+) -> None:
     project = rig.admin.identity.get_project(member.current_project_id)
     reader, key = person(rig.admin, rig.cloud, "reader", project), rig.volume(member)
     assert rig.ask(reader, "GET", f"/volumes/{key}").status_code == 200
@@ -285,7 +287,9 @@ def test_a_reader_reads_and_an_admins_action_is_an_admins(rig: Rig, member: Any)
         ({"volume": {"size": 2000}}, 413),
     ],
 )
-def test_a_volume_is_refused_by_its_fault(rig: Rig, member: Any, body: Any, status: int) -> None:
+def test_create_volume_with_invalid_body_returns_fault(
+    rig: Rig, member: Any, body: Any, status: int
+) -> None:
     answer = rig.ask(member, "POST", "/volumes", body)
     assert answer.status_code == status, answer.text
     [(name, fault)] = answer.json().items()
@@ -297,7 +301,7 @@ def test_a_volume_is_refused_by_its_fault(rig: Rig, member: Any, body: Any, stat
 # Attachments
 
 
-def test_an_attachment_goes_through_its_states(rig: Rig, member: Any) -> None:
+def test_volume_attachment_passes_through_states_until_deletion(rig: Rig, member: Any) -> None:
     key, server = rig.volume(member), str(uuid.uuid4())
     body = {"attachment": {"volume_uuid": key, "instance_uuid": server}}
     attachment = rig.ask(member, "POST", "/attachments", body).json()["attachment"]
@@ -344,7 +348,7 @@ def test_an_attachment_goes_through_its_states(rig: Rig, member: Any) -> None:
     rig.ask(member, "DELETE", f"/volumes/{key}")
 
 
-def test_a_volume_is_one_servers_unless_multiattach(rig: Rig, member: Any) -> None:
+def test_volume_attaches_to_two_servers_only_with_multiattach(rig: Rig, member: Any) -> None:
     volume_type = rig.ask(
         rig.admin,
         "POST",
@@ -378,7 +382,7 @@ def test_a_volume_is_one_servers_unless_multiattach(rig: Rig, member: Any) -> No
     assert rig.ask(rig.admin, "DELETE", "/types/" + volume_type.json()["volume_type"]["id"]).ok
 
 
-def test_a_user_does_not_take_a_volume_from_a_server(rig: Rig, member: Any) -> None:
+def test_volume_detach_by_user_returns_409_while_server_uses_volume(rig: Rig, member: Any) -> None:
     key, server = rig.volume(member), str(uuid.uuid4())
     attachment = rig.attach(rig.admin, key, server).json()["attachment"]["id"]
     rig.complete(rig.service, attachment)
@@ -404,7 +408,7 @@ def test_a_user_does_not_take_a_volume_from_a_server(rig: Rig, member: Any) -> N
     rig.ask(member, "DELETE", f"/volumes/{key}")
 
 
-def test_of_many_that_attach_at_once_one_gets_it(rig: Rig, member: Any) -> None:
+def test_concurrent_volume_attach_succeeds_once(rig: Rig, member: Any) -> None:
     key, answers = rig.volume(member), []
 
     def attach(number: int) -> None:
@@ -421,7 +425,7 @@ def test_of_many_that_attach_at_once_one_gets_it(rig: Rig, member: Any) -> None:
     rig.ask(member, "DELETE", f"/volumes/{key}")
 
 
-def test_a_reset_status_lets_no_second_server_in(rig: Rig, member: Any) -> None:
+def test_volume_attach_after_reset_status_refuses_second_server(rig: Rig, member: Any) -> None:
     key = rig.volume(member)
     first = rig.attach(member, key, "server-1").json()["attachment"]["id"]
     rig.complete(rig.service, first)
@@ -447,7 +451,7 @@ def operations() -> list[tuple[str, str]]:
     ]
 
 
-def test_no_route_is_open_and_no_reader_writes(rig: Rig, member: Any) -> None:
+def test_volume_routes_require_token_and_refuse_writes_of_reader(rig: Rig, member: Any) -> None:
     operations_ = operations()
     assert len(operations_) > 45
     reader = person(

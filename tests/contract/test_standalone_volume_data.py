@@ -43,7 +43,7 @@ def member(rig: Rig) -> Any:
 # Snapshots, copies, sizes
 
 
-def test_a_snapshot_outlives_what_happens_to_its_volume(rig: Rig, member: Any) -> None:
+def test_volume_snapshot_keeps_data_after_volume_write(rig: Rig, member: Any) -> None:
     key = rig.volume(member, metadata={"a": "b"})
     write(rig.path(key), 3, 700)
     snapshot = rig.snapshot(member, key, name="s", metadata={"c": "d"})
@@ -68,7 +68,7 @@ def test_a_snapshot_outlives_what_happens_to_its_volume(rig: Rig, member: Any) -
         rig.ask(member, "DELETE", f"/volumes/{volume_id}")
 
 
-def test_a_volume_in_use_is_copied_of_one_moment_or_not_at_all(rig: Rig, member: Any) -> None:
+def test_snapshot_of_attached_volume_is_consistent_or_returns_400(rig: Rig, member: Any) -> None:
     key = rig.volume(member)
     attachment = rig.attach(member, key, "server").json()["attachment"]["id"]
     rig.complete(rig.service, attachment)
@@ -86,7 +86,7 @@ def test_a_volume_in_use_is_copied_of_one_moment_or_not_at_all(rig: Rig, member:
     rig.ask(member, "DELETE", f"/volumes/{key}?cascade=true")
 
 
-def test_a_volume_grows_also_while_it_is_attached(rig: Rig, member: Any) -> None:
+def test_volume_extend_works_when_available_and_attached(rig: Rig, member: Any) -> None:
     key, server = rig.volume(member), str(uuid.uuid4())
     for size, status in ((1, 400), ("x", 400), (2, 202)):
         assert rig.action(member, key, "os-extend", {"new_size": size}).status_code == status
@@ -174,7 +174,7 @@ def test_volume_type_extra_specs_are_set_by_admin(rig: Rig, member: Any) -> None
 # Quotas
 
 
-def test_quotas_count_what_is_there(rig: Rig, member: Any) -> None:
+def test_volume_quotas_limit_creates_and_count_usage(rig: Rig, member: Any) -> None:
     project, kind = member.current_project_id, f"t-{uuid.uuid4().hex[:6]}"
     rig.admin.block_storage.create_type(name=kind)
     path = f"/os-quota-sets/{project}"
@@ -229,7 +229,7 @@ def test_list_of_unsupported_resource_is_empty(rig: Rig, member: Any, plural: st
 # Images
 
 
-def test_a_volume_is_made_of_an_image_and_an_image_of_it(
+def test_volume_is_created_from_image_and_uploaded_to_image(
     rig: Rig, member: Any, tmp_path: Path
 ) -> None:
     data = b"guest" * 200_000
@@ -271,8 +271,8 @@ def test_a_volume_is_made_of_an_image_and_an_image_of_it(
         rig.ask(member, "DELETE", f"/volumes/{volume_id}")
 
 
-def test_an_image_without_data_of_its_own_is_read_from_its_snapshot(rig: Rig, member: Any) -> None:
-    """The image of a server that was booted from a volume has no data of its own."""
+def test_create_volume_from_image_without_data_uses_its_snapshot(rig: Rig, member: Any) -> None:
+    """The image of a server that was booted from a volume has no data."""
     key = rig.volume(member)
     write(rig.path(key), 7)
     snapshot = rig.snapshot(member, key)
@@ -294,7 +294,7 @@ def test_an_image_without_data_of_its_own_is_read_from_its_snapshot(rig: Rig, me
     rig.ask(member, "DELETE", f"/volumes/{key}?cascade=true")
 
 
-def test_a_reserved_volume_is_reimaged_and_its_server_told(rig: Rig, member: Any) -> None:
+def test_reimage_of_reserved_volume_sends_event_to_server(rig: Rig, member: Any) -> None:
     raw, key, server = (
         image(rig.cloud, member, b"new" * 1000),
         rig.volume(member),
@@ -317,14 +317,18 @@ def test_a_reserved_volume_is_reimaged_and_its_server_told(rig: Rig, member: Any
     rig.ask(member, "DELETE", f"/volumes/{key}")
 
 
-def test_anothers_private_image_is_not_read(rig: Rig, member: Any) -> None:
+def test_create_volume_from_private_image_of_other_project_returns_400(
+    rig: Rig, member: Any
+) -> None:
     private = image(rig.cloud, rig.admin, b"secret", visibility="private")
     refusal = rig.ask(member, "POST", "/volumes", {"volume": {"size": 1, "imageRef": private}})
     assert (refusal.status_code, "Invalid image" in refusal.text) == (400, True)
 
 
 @pytest.mark.parametrize("kind", ["backing file", "data file", "lies", "too large", "damaged"])
-def test_a_hostile_image_makes_no_volume(rig: Rig, member: Any, tmp_path: Path, kind: str) -> None:
+def test_create_volume_from_hostile_image_fails_and_leaves_no_file(
+    rig: Rig, member: Any, tmp_path: Path, kind: str
+) -> None:
     data, form = qcow2(tmp_path), "qcow2"
     if kind == "backing file":
         data = qcow2(tmp_path, "-u", "-b", "/etc/passwd", "-F", "raw")
@@ -349,9 +353,7 @@ def test_a_hostile_image_makes_no_volume(rig: Rig, member: Any, tmp_path: Path, 
     rig.until(member, volume, "gone")
 
 
-def test_qemu_img_has_the_memory_that_its_threads_take(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_qemu_img_runs_within_memory_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A quarter of the limit is enough.
 
     Without a bound on malloc arenas, each qemu-img thread reserves 64 MiB of addresses.

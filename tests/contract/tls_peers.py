@@ -33,7 +33,7 @@ GREETING = (
 
 
 class Peer:
-    """A server on 127.0.0.1 until ``close``. ``proof`` None: it supports plain text only."""
+    """A server on 127.0.0.1 until ``close``. ``proof`` None: plain text only."""
 
     def __init__(self, kind: str, proof: Tls | None) -> None:
         self._proof, self._speak = proof, KINDS[kind]
@@ -57,7 +57,7 @@ class Peer:
         assert self._proof is not None
         with self._proof.for_server(proved=False).wrap_socket(channel, server_side=True) as secured:
             secured.settimeout(5)
-            # With TLS 1.3, only data from the client shows that it accepted the certificate.
+            # With TLS 1.3, only data from the client shows that the certificate was accepted.
             if secured.recv(1):
                 self.is_proved.set()
 

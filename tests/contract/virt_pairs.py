@@ -117,8 +117,8 @@ class Pair:
     def off_with_canary(self, *, has_run: bool = False) -> GuestSpec:
         """Return a stopped and offered guest at the source with a canary on its disk.
 
-        Its next fence is 2. With ``has_run``, the guest booted, wrote the canary itself and was
-        powered off. Otherwise it never ran.
+        The next fence is 2. With ``has_run``, the guest booted, wrote the canary and was powered
+        off. Otherwise the guest never ran.
         """
         if has_run:
             spec = self.source.boot_with_canary()
@@ -135,14 +135,17 @@ class Pair:
         return int(result["bytes"])
 
     def booted_there(self, spec: GuestSpec) -> bool:
-        """Install and start the guest at the destination. True if the canary is on its disk."""
+        """Install and start the guest at the destination. True if the canary is on the disk."""
         before = said(self.destination, spec.server).count("guest: booting")
         self.destination.driver.install(spec, True, QUIET)
         return self.destination.has_canary(spec.server, before + 1)
 
     # --- running guests ---
     def counting(self) -> GuestSpec:
-        """Return a running, offered guest at the source that counts in memory. Its next fence is 2."""
+        """Return a running, offered guest at the source that counts in memory.
+
+        The next fence is 2.
+        """
         spec = self.source.ready(TICKS)
         if isinstance(self.source.driver, MemoryDriver):
             self.source.driver.host.write_memory(spec.server, "tick", "7")
@@ -183,7 +186,7 @@ class Pair:
 
 
 def said(rig: Rig, server: str) -> str:
-    """Return the guest's console, or "" if it has no console here yet."""
+    """Return the guest's console, or "" if there is no console here yet."""
     try:
         return rig.console(server)
     except VerbFailed:
@@ -291,7 +294,7 @@ class Machines:
     """Two real hosts on this machine, joined by a wire.
 
     Args:
-        folder: A folder with a short path, because it contains sockets.
+        folder: A folder with a short path, for sockets.
         certified: Called with address and name of each host. Returns the folder of the certificates
             for libvirtd and QEMU. None: no TLS.
     """

@@ -69,7 +69,7 @@ NICS = """#!/bin/sh
     usleep 200000
 done) &
 """
-#: A minimal guest agent for libvirt. It prints each request on the console.
+#: A minimal guest agent for libvirt, which prints each request on the console.
 AGENT = r"""#!/bin/sh
 answer() {
     # There is nothing to read until the host has opened its end.
@@ -103,7 +103,7 @@ def guests_folder(prefix: str, inside: Path | None = None) -> Path:
 class Rig:
     """One hypervisor.
 
-    ``folder`` contains all its files. ``restart()`` starts a new agent on them. ``daemon`` is the
+    ``folder`` contains all files. ``restart()`` starts a new agent on them. ``daemon`` is the
     folder of its own libvirtd, for real guests that may be restored from saved memory.
     """
 
@@ -148,7 +148,7 @@ class Rig:
         return self.kind != "test"
 
     def restart(self, **options: Any) -> Driver:
-        """Start the agent again, with these options if its kind has them."""
+        """Start the agent again, with these options if supported."""
         self.driver.close()
         self.driver = self._make(**options)
         return self.driver
@@ -202,7 +202,7 @@ class Rig:
         return cast("LibvirtDriver", self.driver)._libvirt.describe(server, stored)
 
     def nics(self, server: str) -> list[str]:
-        """Return the MAC addresses of the active guest from its hypervisor."""
+        """Return the MAC addresses of the active guest from the hypervisor."""
         return [nic["mac_address"] for nic in self.driver.diagnostics(server)["nic_details"]]
 
     def await_nics(self, server: str, *interfaces: Interface) -> None:
@@ -249,7 +249,7 @@ class Rig:
         return self.driver.console_output(server, 100_000) if self.has_console else ""
 
     def boots(self, server: str) -> int:
-        """Return how many boots the guest reported on its console."""
+        """Return the number of boots that the guest reported on the console."""
         return self.console(server).count("guest: booting")
 
     def await_boots(self, server: str, count: int) -> None:
@@ -262,14 +262,14 @@ class Rig:
             )
 
     def boot_with_canary(self) -> GuestSpec:
-        """Return a guest that is ready, with a canary on its disk. A real guest wrote it itself."""
+        """Return a ready guest with a canary on the disk. A real guest wrote the canary."""
         spec = self.boot(ready=True, user_data=CANARY)
         if not self.real:
             self.write_canary(spec.server)
         return spec
 
     def off_with_canary(self) -> GuestSpec:
-        """Return a stopped guest with a canary on its disk. It never ran, which saves seconds."""
+        """Return a stopped guest with a canary on the disk. Without a boot, this saves seconds."""
         spec = self.boot(user_data=CANARY, paused=True)
         self.driver.ensure_stopped(spec.server, 1, 0, QUIET)
         self.write_canary(spec.server)
@@ -300,7 +300,7 @@ class Rig:
     def has_canary(self, server: str, boot: int = 0, disk: str = "vda") -> bool:
         """True if the server's own disk has the canary.
 
-        A real guest reports ``disk`` on its console at its ``boot``-th boot. The disk of any other
+        A real guest reports ``disk`` on the console at the ``boot``-th boot. The disk of any other
         guest is read from outside.
         """
         if isinstance(self.driver, MemoryDriver):
@@ -368,7 +368,7 @@ def another(rig: Rig) -> ImageRef:
 
 
 def holds_canary(disk: Path) -> bool:
-    """True if the disk starts its canary sector with the canary's first letter."""
+    """True if the canary sector of the disk starts with the canary's first letter."""
     look = f"read -P {ord('c')} {CANARY_AT} 1"
     result = subprocess.run(
         ["qemu-io", "-r", "-f", "qcow2", "-c", look, disk],
@@ -391,7 +391,7 @@ def of_kind(
 ) -> Iterator[Rig]:
     """Yield the rig of the fixture's parameter.
 
-    ``options`` returns options of the libvirt driver for its folder.
+    ``options`` returns options of the libvirt driver for a folder.
     """
     match request.param:
         case "memory":
@@ -445,7 +445,7 @@ def qemu_rig(folder: Path, daemon: Path, image: Path, **always: Any) -> Rig:
 
 
 def tiny_image(folder: Path) -> Path:
-    """Build the bootable image, unless it exists for this kernel, and return its path."""
+    """Build the bootable image unless there is one for this kernel. Return the path."""
     image = folder / "tiny.qcow2"
     subprocess.run([sys.executable, REPOSITORY / "deploy/images/tiny/build", image], check=True)
     return image

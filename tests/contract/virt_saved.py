@@ -2,9 +2,9 @@
 """Real guests restored from the saved memory of another guest, in a fraction of a boot's time.
 
 An emulated guest takes seconds of CPU time to boot, and many tests only need a guest that is ready.
-One guest per user data is booted, and libvirt saves its memory. Each other guest is created by its
-driver and restored from that memory, after its own folder and id are written into the header. Such
-a guest still has the identity of the first guest in memory and on its console. So tests of
+One guest per user data is booted, and libvirt saves its memory. Each other guest is created by the
+driver and restored from that memory, after the new folder and id are written into the header. Such
+a guest still has the identity of the first guest in memory and on the console. So tests of
 identity, boot or written data boot their own guest.
 """
 
@@ -33,7 +33,7 @@ QUIET = VerbContext(report_progress=lambda name: None, cancelled=lambda: False)
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """The saved memory of ``server``, its console output, and the folder of its hypervisor."""
+    """The saved memory of ``server``, the console output, and the folder of the hypervisor."""
 
     server: str
     folder: Path
@@ -42,7 +42,7 @@ class Saved:
 
 
 def save(rig: Rig, spec: GuestSpec) -> Saved:
-    """Save the memory of a ready guest that has no interface and wrote nothing. This stops it."""
+    """Save the memory of a ready guest without interfaces or written data. This stops the guest."""
     file = rig.folder / f"saved-{spec.server}"
     with _domain(rig.uri, spec.server) as domain:
         domain.save(str(file))

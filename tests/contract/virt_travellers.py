@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A busy guest that is live migrated between two real hosts, by agents that were just started.
 
-It counts in memory, writes memory all the time, and wrote to its disk. ``Steered`` requests a
-control of its migrations.
+The guest counts in memory, writes memory all the time, and wrote to the disk. ``Steered`` requests
+a control of the migrations.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.contract.virt_rigs import BOOT_SECONDS, IN_TURNS, QUIET, Rig, guests_
 from tests.disks import base
 from tests.waiting import await_true
 
-#: Offset and size of the guest's data on its disk.
+#: Offset and size of the guest's data on the disk.
 WRITTEN_AT, WRITTEN = 64 << 20, 8 << 20
 #: User data that counts on the console and changes memory faster than a slow migration copies it.
 BUSY = f"""#!/bin/sh
@@ -182,7 +182,7 @@ class Traveller:
         self.counts(self.here)
 
     def holds_what_was_written(self) -> bool:
-        """True if the disk of the running guest contains its written data."""
+        """True if the disk of the running guest contains the written data."""
         result = subprocess.run(
             [
                 "qemu-io",

@@ -61,7 +61,7 @@ class Compute:
 
 
 class Rig:
-    """A running cloud with its volume service, and connections of an admin and of Kilonova."""
+    """A running cloud with a volume service, and connections of an admin and of Kilonova."""
 
     def __init__(self, cloud: Cloud, compute: Compute, options: tuple[str, ...] = ()) -> None:
         self.cloud, self.compute = cloud, compute
@@ -76,12 +76,12 @@ class Rig:
         return self.cloud.folder / "volume" / "volumes"
 
     def restart(self) -> None:
-        """Start the service, or restart it after a kill."""
+        """Start the service, or restart after a kill."""
         self.close()
         self._process = self._stack.enter_context(self.cloud.volume(*self._options))
 
     def kill(self) -> None:
-        """Kill the service and its worker with SIGKILL. No other process gets a signal."""
+        """Kill the service and the worker with SIGKILL. No other process gets a signal."""
         parent = self._process.pid
         children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
         for pid in (parent, *map(int, children)):
@@ -95,7 +95,7 @@ class Rig:
         return self.folder / f"volume-{key}"
 
     def ask(self, who: Any, method: str, path: str, body: Any = None, **more: Any) -> Any:
-        """Send a request and return the response, whatever its status."""
+        """Send a request and return the response with any status."""
         headers = {
             "X-Auth-Token": who.session.get_token(),
             "OpenStack-API-Version": more.pop("version", NEWEST),
@@ -105,7 +105,7 @@ class Rig:
         )
 
     def volume(self, who: Any, size: int = 1, wanted: str = "available", **more: Any) -> str:
-        """Create a volume, wait until it has the status ``wanted``, and return its id."""
+        """Create a volume, wait for the status ``wanted``, and return the id."""
         response = self.ask(who, "POST", "/volumes", {"volume": {"size": size, **more}})
         assert response.status_code == 202, response.text
         key = str(response.json()["volume"]["id"])
@@ -153,9 +153,9 @@ def person(admin: Any, cloud: Cloud, role: str, project: Any = None) -> Any:
 
 @contextmanager
 def volume_rig(cloud: Cloud, folder: Path, *options: str) -> Iterator[Rig]:
-    """Run the volume service of this cloud with its data in ``folder`` until the end of the block.
+    """Run the volume service of this cloud with all data in ``folder`` until the end of the block.
 
-    At the end, check its log for errors and passwords.
+    At the end, check the log for errors and passwords.
     """
     compute = Compute()
     threading.Thread(target=compute.server.serve_forever, daemon=True).start()
@@ -187,7 +187,7 @@ def marks(path: Path, *places: int) -> list[bytes]:
 
 
 def image(cloud: Cloud, who: Any, data: bytes, form: str = "raw", **more: Any) -> str:
-    """Create an image with data and return its id."""
+    """Create an image with data and return the id."""
     base = f"{cloud.image_url}/v2/images"
     token = {"X-Auth-Token": who.session.get_token()}
     body = {"name": "i", "disk_format": form, "container_format": "bare"} | more
