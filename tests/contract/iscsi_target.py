@@ -96,14 +96,16 @@ class IscsiTarget:
             self._process.kill()
             self._process.wait()
 
-    def _run_checked(self, mode: str, what: str, *about: str) -> str:
-        result = self._run_tgtadm(mode, what, *about)
-        assert result.returncode == 0, (mode, what, about, result.stderr)
+    def _run_checked(self, mode: str, operation: str, *options: str) -> str:
+        result = self._run_tgtadm(mode, operation, *options)
+        assert result.returncode == 0, (mode, operation, options, result.stderr)
         return result.stdout
 
-    def _run_tgtadm(self, mode: str, what: str, *about: str) -> subprocess.CompletedProcess[str]:
+    def _run_tgtadm(
+        self, mode: str, operation: str, *options: str
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            ["tgtadm", "--lld", "iscsi", "--mode", mode, "--op", what, *about],
+            ["tgtadm", "--lld", "iscsi", "--mode", mode, "--op", operation, *options],
             env=self._environment,
             capture_output=True,
             text=True,

@@ -36,7 +36,7 @@ class Service:
             def do_DELETE(self) -> None:
                 lab.delete(self)
 
-            def log_message(self, *what: Any) -> None:
+            def log_message(self, *arguments: Any) -> None:
                 """Suppress the log."""
 
         class Server(ThreadingHTTPServer):

@@ -68,15 +68,15 @@ def run_service(folder: Path, module: str, *lines: str) -> subprocess.CompletedP
     )
 
 
-def assert_exit_with_one_line(done: subprocess.CompletedProcess[str], *words: str) -> None:
-    assert done.returncode == EX_CONFIG, done.stderr
-    lines = [line for line in done.stderr.splitlines() if "INFO" not in line]
+def assert_exit_with_one_line(result: subprocess.CompletedProcess[str], *words: str) -> None:
+    assert result.returncode == EX_CONFIG, result.stderr
+    lines = [line for line in result.stderr.splitlines() if "INFO" not in line]
     [line] = [line for line in lines if line.startswith("kilonova-")]
     assert [word for word in words if word not in line] == []
-    assert "Traceback" not in done.stderr
-    assert WRONG not in done.stderr
+    assert "Traceback" not in result.stderr
+    assert WRONG not in result.stderr
     # gunicorn's master logs the end of the worker.
-    assert len(lines) <= 4, done.stderr
+    assert len(lines) <= 4, result.stderr
 
 
 @pytest.mark.parametrize("module", DATABASE_PROCESSES)
@@ -151,9 +151,9 @@ def test_cli_command_names_database_option_when_password_is_refused(
     path = tmp_path / "kilonova.conf"
     path.write_text(f"[database]\nurl = {with_wrong_password(new_database('postgresql'))}\n")
     assert main(["--config", str(path), command]) != 0
-    shown = capsys.readouterr().err
-    assert "[database] url: the database refuses" in shown and WRONG not in shown
-    assert "does not answer" not in shown
+    output = capsys.readouterr().err
+    assert "[database] url: the database refuses" in output and WRONG not in output
+    assert "does not answer" not in output
 
 
 def test_conductor_with_invalid_sqlite_file_exits_and_names_option(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_service_with_wrong_broker_password_exits_and_names_option(
     tmp_path: Path, rabbitmq_url: str, module: str
 ) -> None:
     url = sa.make_url(rabbitmq_url)
-    done = run_service(
+    result = run_service(
         tmp_path,
         module,
         f"transport_url = {with_wrong_password(rabbitmq_url)}",
@@ -179,7 +179,7 @@ def test_service_with_wrong_broker_password_exits_and_names_option(
         f"url = sqlite:///{tmp_path}/k.db",
     )
     assert_exit_with_one_line(
-        done, f"transport_url: the broker refuses {url.username}", "ACCESS_REFUSED"
+        result, f"transport_url: the broker refuses {url.username}", "ACCESS_REFUSED"
     )
 
 
@@ -187,7 +187,7 @@ def test_service_with_wrong_broker_password_exits_and_names_option(
 def test_api_with_wrong_keystone_password_exits_and_names_options(
     tmp_path: Path, standalone_cloud: Cloud, module: str
 ) -> None:
-    done = run_service(
+    result = run_service(
         tmp_path,
         module,
         "transport_url = rabbit://u:p@127.0.0.1:1/",
@@ -198,7 +198,7 @@ def test_api_with_wrong_keystone_password_exits_and_names_options(
         f"password = {WRONG}",
     )
     assert_exit_with_one_line(
-        done, "[identity] username, password, project_name", "401 to user kilonova"
+        result, "[identity] username, password, project_name", "401 to user kilonova"
     )
 
 

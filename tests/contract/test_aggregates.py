@@ -155,7 +155,7 @@ def test_zone_is_open_only_while_it_has_enabled_host(store: Store) -> None:
 
 
 def test_host_removal_during_claim_fails_for_removal_or_claim(store: Store) -> None:
-    kept = 0
+    kept_hosts = 0
     for number in range(ROUNDS):
         host = f"h{number}"
         new_host(store, host)
@@ -169,7 +169,7 @@ def test_host_removal_during_claim_fails_for_removal_or_claim(store: Store) -> N
             ),
         )
         assert (claimed is None) != (removed is None)
-        kept += removed is not None
+        kept_hosts += removed is not None
     with store.begin() as tx:
         rows = {
             table.name: tx.scalar(sa.select(sa.func.count()).select_from(table))
@@ -183,7 +183,7 @@ def test_host_removal_during_claim_fails_for_removal_or_claim(store: Store) -> N
             )
         }
         stock = tx.scalar(sa.select(sa.func.count(schema.inventories.c.provider_id.distinct())))
-    assert {*rows.values(), stock} == {kept}
+    assert {*rows.values(), stock} == {kept_hosts}
 
 
 def test_host_removal_during_registration_leaves_all_rows_or_no_row(
@@ -304,12 +304,14 @@ def test_image_to_prefetch_is_sent_by_one_conductor_and_kept_until_cached(
     assert {(row.host, row.image_id) for row in rows} == {
         (host, image.id) for host in ("h1", "h2") for image in images
     }
-    taken: list[dict[str, Any]] = []
+    batches: list[dict[str, Any]] = []
     assert (
-        at_once(*[lambda: taken.append(store.write(lambda tx: host_images.take(tx, rows)))] * 4)
+        at_once(*[lambda: batches.append(store.write(lambda tx: host_images.take(tx, rows)))] * 4)
         == [None] * 4
     )
-    assert sorted((host, len(told)) for one in taken for host, told in one.items()) == [
+    assert sorted(
+        (host, len(batch_images)) for batch in batches for host, batch_images in batch.items()
+    ) == [
         ("h1", 3),
         ("h2", 3),
     ]

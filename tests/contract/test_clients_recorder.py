@@ -101,9 +101,9 @@ def test_recorder_notes_each_server_fault_without_query(
 def test_recorder_answers_502_and_notes_fault_when_service_is_down(
     client: requests.Session, recorder: Recorder
 ) -> None:
-    with socket.socket() as taken:  # Bound, so that no other process listens there.
-        taken.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{taken.getsockname()[1]}/v3"
+    with socket.socket() as listener:  # Bound, so that no other process listens there.
+        listener.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/v3"
         assert client.get(url, timeout=10).status_code == 502
     assert recorder.faults == [f"GET {url}: 502"]
 

@@ -57,7 +57,9 @@ def test_store_write_with_check_does_not_repeat_committed_work(
     assert lost and count(store, schema.projects) == 1
 
 
-def test_store_write_without_check_raises_unsure(store: Store, committed: bool) -> None:
+def test_store_write_without_check_raises_unsure_when_commit_is_unknown(
+    store: Store, committed: bool
+) -> None:
     with (
         unanswered(store, committed=committed),
         pytest.raises(errors.Unsure, match="look before you ask again"),
@@ -66,7 +68,9 @@ def test_store_write_without_check_raises_unsure(store: Store, committed: bool) 
     assert count(store, schema.projects) == committed
 
 
-def test_create_servers_in_one_transaction_creates_each_once(store: Store, committed: bool) -> None:
+def test_batched_server_creates_happen_once_when_commit_is_unknown(
+    store: Store, committed: bool
+) -> None:
     """Two POST requests that queue behind a third go into one transaction."""
     creator, created = Creator(store, LIMITS), {}
     creations = {name: creation(name) for name in ("a", "b")}
@@ -90,7 +94,7 @@ def test_create_servers_in_one_transaction_creates_each_once(store: Store, commi
     assert count(store, schema.servers) == count(store, schema.actions) == 2
 
 
-def test_create_server_with_idempotency_key_creates_one_server(
+def test_create_server_with_key_happens_once_when_commit_is_unknown(
     store: Store, committed: bool
 ) -> None:
     creator, request = Creator(store, LIMITS), creation(key="k")
@@ -102,12 +106,12 @@ def test_create_server_with_idempotency_key_creates_one_server(
     assert count(store, schema.servers) == 1
 
 
-def test_begin_action_creates_one_action(store: Store, committed: bool) -> None:
+def test_begin_action_happens_once_when_commit_is_unknown(store: Store, committed: bool) -> None:
     server, stop = active_server(store), states.row("os-stop")
     with unanswered(store, committed=committed):
         action = store.write(
             lambda tx: actions.begin(tx, stop, server, context=USER),
-            lambda tx, begun: actions.is_begun(tx, begun, server),
+            lambda tx, action_id: actions.is_begun(tx, action_id, server),
         )
     rows = store.read(
         lambda tx: tx.execute(
@@ -155,14 +159,18 @@ CREATE_AND_CHECK = {
 
 
 @pytest.mark.parametrize("table", CREATE_AND_CHECK, ids=str)
-def test_create_row_leaves_one_row(store: Store, committed: bool, table: sa.Table) -> None:
+def test_create_row_happens_once_when_commit_is_unknown(
+    store: Store, committed: bool, table: sa.Table
+) -> None:
     make, is_made = CREATE_AND_CHECK[table]
     with unanswered(store, committed=committed):
         row = store.write(make, is_made)
     assert store.read(lambda tx: list(tx.scalars(sa.select(table.c.id)))) == [row.id]
 
 
-def test_create_console_token_returns_valid_token(store: Store, committed: bool) -> None:
+def test_create_console_token_is_valid_when_commit_is_unknown(
+    store: Store, committed: bool
+) -> None:
     server = active_server(store)
     with unanswered(store, committed=committed):
         token = store.write(

@@ -79,21 +79,21 @@ def test_vanished_database_client_releases_row_lock_within_seconds(
     """The database server frees the rows. The client itself fails with a timeout."""
     direct, cut_off = stores(), stores(wire.url)
     add(direct, "p")
-    held = threading.Event()
+    is_locked = threading.Event()
 
     def vanish(tx: sa.Connection) -> None:
         lock(tx, "p")
         wire.freeze()
-        held.set()
+        is_locked.set()
         tx.execute(sa.select(schema.projects))
 
     with ThreadPoolExecutor(1) as pool:
-        gone = pool.submit(
+        vanished_client = pool.submit(
             measure_seconds, lambda: pytest.raises(errors.NoStore, cut_off.write, vanish)
         )
-        assert held.wait(5)
+        assert is_locked.wait(5)
         assert measure_seconds(lambda: direct.write(lambda tx: lock(tx, "p"))) < 4
-        assert gone.result(10) < 6
+        assert vanished_client.result(10) < 6
 
 
 def test_store_fails_within_timeout_when_database_is_unreachable(
@@ -142,10 +142,10 @@ def test_store_raises_no_store_when_all_connections_are_in_use(
     stores: Callable[..., Store],
 ) -> None:
     store = stores()
-    held = [store.engine.connect() for _ in range(40)]
+    connections = [store.engine.connect() for _ in range(40)]
     with pytest.raises(errors.NoStore, match="no free connection"):
         store.now()
-    for connection in held:
+    for connection in connections:
         connection.close()
 
 
@@ -163,7 +163,7 @@ def test_locked_project_does_not_delay_creates_of_other_projects(
 ) -> None:
     store = stores()
     add(store, "held")
-    creator, ended = Creator(store, LIMITS), {}
+    creator, responses = Creator(store, LIMITS), {}
     leader, is_leading, is_released = (
         creation(project="leader"),
         threading.Event(),
@@ -179,7 +179,7 @@ def test_locked_project_does_not_delay_creates_of_other_projects(
         return set(store.read(lambda tx: tx.scalars(sa.select(schema.servers.c.project_id)).all()))
 
     def post(request: Creation) -> None:
-        ended[request.project_id] = creator.create(request)
+        responses[request.project_id] = creator.create(request)
 
     with stores(limits=ConnectionLimits()).begin() as other, ThreadPoolExecutor(3) as pool:
         # The first create holds the turn until both others wait, so that they share the next
@@ -194,7 +194,7 @@ def test_locked_project_does_not_delay_creates_of_other_projects(
         other.commit()
         for future in posts:
             future.result(10)
-    assert sorted(ended) == ["free", "held", "leader"]
+    assert sorted(responses) == ["free", "held", "leader"]
 
 
 def test_locked_server_does_not_delay_work_on_other_servers(stores: Callable[..., Store]) -> None:

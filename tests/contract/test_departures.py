@@ -178,8 +178,14 @@ def test_host_contents_show_move_from_begin_to_end(store: Store) -> None:
             tx, {action.id: {"state": "failed", "message": "No space.", "finished_at": now()}}
         )
     assert store.read(lambda tx: host_contents.look(tx, "h1")).leaving == []
-    [ended] = store.read(lambda tx: host_contents.moves(tx, [move.uuid]))
-    assert (ended.status, ended.failed, ended.step, ended.message, ended.progress) == (
+    [move_at_end] = store.read(lambda tx: host_contents.moves(tx, [move.uuid]))
+    assert (
+        move_at_end.status,
+        move_at_end.failed,
+        move_at_end.step,
+        move_at_end.message,
+        move_at_end.progress,
+    ) == (
         "error",
         True,
         "copy",

@@ -80,8 +80,8 @@ def test_begin_host_action_concurrently_succeeds_once_per_host(store: Store) -> 
             return None
 
     with ThreadPoolExecutor(4) as pool:
-        begun = [action for action in pool.map(try_begin, range(4)) if action is not None]
-    assert len(begun) == 1
+        new_actions = [action for action in pool.map(try_begin, range(4)) if action is not None]
+    assert len(new_actions) == 1
     with pytest.raises(errors.NotFound, match="There is no host h9"):
         begin(store, host="h9")
 
@@ -131,12 +131,12 @@ def test_ended_host_action_is_not_changed(store: Store) -> None:
             tx, action.id, "c1", [], Progress(), ended=State.STOPPED, message="stopped"
         )
     )
-    ended = store.read(lambda tx: host_actions.show(tx, action.id))
-    assert (ended.state, ended.message, ended.is_open) == (
+    stopped_action = store.read(lambda tx: host_actions.show(tx, action.id))
+    assert (stopped_action.state, stopped_action.message, stopped_action.is_open) == (
         State.STOPPED,
         "stopped",
         False,
-    ) and ended.finished_at
+    ) and stopped_action.finished_at
     assert not store.read(host_actions.is_any_open) and take(store, "c1") == []
     assert not store.write(lambda tx: host_actions.record(tx, action.id, "c1", LINES, Progress()))
     with pytest.raises(errors.Conflict, match="has ended already: it is stopped"):

@@ -103,7 +103,7 @@ def test_certificate_keeper_renews_expiring_certificate(site: Site) -> None:
     assert after.cert.public_key() == after.key.public_key() != before.key.public_key()
     assert after.cert.subject == subject_name("h1")
     names = after.cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert [str(one.value) for one in names] == list(ADDRESSES)
+    assert [str(name.value) for name in names] == list(ADDRESSES)
     assert OF_HOSTS.total_seconds() - 60 < ends_at(str(file.path)) - time.time()
     assert file.path.stat().st_mode & 0o777 == 0o600
     text = file.path.read_text()
@@ -114,11 +114,11 @@ def test_certificate_keeper_renews_expiring_certificate(site: Site) -> None:
 def test_renew_takes_only_public_key_from_csr(site: Site) -> None:
     present, key = Certificate.read(str(site.file().path)), ec.generate_private_key(ec.SECP256R1())
     csr = request(key)
-    came = site.client().renew(pem(present.cert), csr, present.proof("h1", csr))
-    cert = x509.load_pem_x509_certificate(came.encode())
+    renewed = site.client().renew(pem(present.cert), csr, present.proof("h1", csr))
+    cert = x509.load_pem_x509_certificate(renewed.encode())
     names = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert cert.subject == subject_name("h1")
-    assert [str(one.value) for one in names] == list(ADDRESSES)
+    assert [str(name.value) for name in names] == list(ADDRESSES)
 
 
 def certificate_of_other_host(site: Site, own: Certificate) -> Certificate:
@@ -203,7 +203,7 @@ def test_certificate_keeper_logs_remedy_when_renewal_is_impossible(
     CertificateKeeper(file, site.client()).look()
     with pytest.raises(errors.Conflict, match="ca_key_file"):
         HostCertificates(None).renew("h1", "", "", "")
-    warnings = [one for one in caplog.messages if "is not renewed" in one]
+    warnings = [message for message in caplog.messages if "is not renewed" in message]
     assert [
         "another file" in warnings[0],
         "state_dir" in warnings[1],
@@ -213,7 +213,7 @@ def test_certificate_keeper_logs_remedy_when_renewal_is_impossible(
         True,
         True,
     ]
-    assert all("docs/encryption.md" in one for one in warnings)
+    assert all("docs/encryption.md" in message for message in warnings)
 
 
 def test_doctor_reports_host_with_expiring_certificate(store: Store) -> None:

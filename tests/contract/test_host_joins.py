@@ -101,8 +101,8 @@ def test_join_token_is_refused_after_host_keys_are_rotated_or_removed(store: Sto
 
 
 def test_join_token_use_leaves_token_of_other_host_open(store: Store) -> None:
-    one, two = invite(store), invite(store, "h2")
-    assert use_token(store, two, "k", "h2") and token_state(store, one) == JoinState.OPEN
+    first, second = invite(store), invite(store, "h2")
+    assert use_token(store, second, "k", "h2") and token_state(store, first) == JoinState.OPEN
 
 
 def test_host_invite_of_joined_host_returns_409(store: Store) -> None:

@@ -276,9 +276,9 @@ def test_silent_host_or_conductor_raises_no_answer_within_timeout(world: World) 
     world.serve_host("h1", Slow())
     assert measure_seconds(expect_no_answer(lambda: client.query("h1", "v", {}, timeout=1))) < 2
     released.set()
-    asking = conductor.ConductorClient(world.host("h2"))
-    assert measure_seconds(expect_no_answer(lambda: asking.sync(Sync("h2", 3), 1))) < 2
-    assert asking.heartbeat(Heartbeat("h2", 3), 0.5) is None
+    conductor_client = conductor.ConductorClient(world.host("h2"))
+    assert measure_seconds(expect_no_answer(lambda: conductor_client.sync(Sync("h2", 3), 1))) < 2
+    assert conductor_client.heartbeat(Heartbeat("h2", 3), 0.5) is None
 
 
 def test_host_link_calls_end_in_time_when_broker_is_unreachable(world: World) -> None:
@@ -401,13 +401,13 @@ def test_host_with_hanging_queries_still_takes_commands(world: World) -> None:
 
     here, client = Hanging(), agent.AgentClient(world.control())
     world.serve_host("h1", here)
-    asking = [threading.Thread(target=client.query, args=("h1", "v", {})) for _ in range(20)]
-    for thread in asking:
+    query_threads = [threading.Thread(target=client.query, args=("h1", "v", {})) for _ in range(20)]
+    for thread in query_threads:
         thread.start()
     assert client.do("h1", [], None)
     assert here.wait_for(1) == [([], None)]
     released.set()
-    for thread in asking:
+    for thread in query_threads:
         thread.join()
 
 
@@ -596,19 +596,19 @@ def test_malformed_command_does_not_block_other_commands(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The malformed command is in a separate message, or in the answer to a report."""
-    here, kept = CallRecorder({}), to_wire(COMMAND)
+    here, wire_command = CallRecorder({}), to_wire(COMMAND)
     world.serve_host("h1", here)
-    secret = {**kept, "args": {"secret": "5ecret"}}
+    secret = {**wire_command, "args": {"secret": "5ecret"}}
     malformed: list[Any] = [
         {name: secret[name] for name in secret.keys() - {missing}} for missing in ("fence", "verb")
     ]
     malformed += [7, [], None]
     control = world.control()
     assert control.cast(
-        "h1", "do", Purpose.COMMAND, {"commands": [*malformed, kept], "access": None}
+        "h1", "do", Purpose.COMMAND, {"commands": [*malformed, wire_command], "access": None}
     )
     assert here.wait_for(1) == [([COMMAND], None)]
-    answer = {**to_wire(SyncAnswer(3, ["k"])), "commands": [*malformed, kept]}
+    answer = {**to_wire(SyncAnswer(3, ["k"])), "commands": [*malformed, wire_command]}
     assert conductor.read_answer(answer) == SyncAnswer(3, ["k"], [COMMAND])
     assert caplog.text.count("cannot be read") == 2 * len(malformed) and "5ecret" not in caplog.text
 

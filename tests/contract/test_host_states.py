@@ -238,9 +238,9 @@ def test_store_metrics_ignores_claim_lock_and_does_not_mark_host_changed(store: 
             allocations.lock(tx, ["h1"])
             future = pool.submit(store_metrics)
             wait([future], timeout=5)
-            ended = future.done()
+            is_done = future.done()
             tx.rollback()
-        assert ended
+        assert is_done
     assert store.read(lambda tx: host_states.metrics(tx, 0)) == [("h1", {"cpu.percent": 0.5})]
     assert read_changes() == before
 

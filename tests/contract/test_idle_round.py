@@ -48,7 +48,7 @@ def test_idle_conductor_round_runs_same_statements_after_years(
                 whole_reads_by_statement[statement] = whole
             tx.rollback()
     assert whole_reads_by_statement == {}
-    tables = {one for one in KEEPING for statement, _ in statements if one in statement}
+    tables = {table for table in KEEPING for statement, _ in statements if table in statement}
     assert {"servers", "actions", "migrations", "host_actions"} <= tables, "nothing was looked at"
 
 

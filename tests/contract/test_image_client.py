@@ -150,9 +150,9 @@ def test_image_client_change_sets_and_removes_properties(client: ImageClient, to
         record["id"]
     ]
     client.delete(record["id"], token)
-    for gone in (record["id"], "none", "../images"):
+    for image_id in (record["id"], "none", "../images"):
         with pytest.raises(errors.NotFound):
-            client.record(gone, token)
+            client.record(image_id, token)
     with pytest.raises(errors.NotFound):
         client.change(record["id"], {"new": "5"}, token)
     with pytest.raises(errors.BadRequest):

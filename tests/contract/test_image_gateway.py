@@ -256,7 +256,7 @@ def test_image_gateway_passes_refusals_of_image_service_to_host(
     gateway: Process, admin: Any, service: ImageClient
 ) -> None:
     """This includes a refusal in the middle of an image that is larger than every buffer."""
-    full, large, gone = (
+    full, large, missing = (
         create_image(admin, service),
         create_image(admin, service, None),
         str(uuid.uuid4()),
@@ -271,9 +271,9 @@ def test_image_gateway_passes_refusals_of_image_service_to_host(
             gateway.write_access(large), large, iter([CONTENT] * (8_388_608 // size + 1))
         )
     with pytest.raises(errors.NotFound):
-        list(ImageGatewayAccess().download(gateway.read_access(gone), gone))
+        list(ImageGatewayAccess().download(gateway.read_access(missing), missing))
     with pytest.raises(errors.NotFound):
-        ImageGatewayAccess().upload(gateway.write_access(gone), gone, iter([CONTENT]))
+        ImageGatewayAccess().upload(gateway.write_access(missing), missing, iter([CONTENT]))
     with pytest.raises(errors.NotFound):
         list(ImageGatewayAccess().download(gateway.read_access(large), large))  # No data yet.
 
@@ -317,9 +317,9 @@ def test_image_service_error_names_missing_role_only_if_missing(
         "GET", f"{lesser.url}/v2/images/{image}/file", lesser.read_access(image).token
     )
     assert answer.status_code == 404 and "needs the role admin" in answer.text
-    with pytest.raises(errors.NotFound) as gone:
+    with pytest.raises(errors.NotFound) as caught:
         ImageService(IdentityClient(config.load(str(gateway.conf)))).show(str(uuid.uuid4()))
-    assert "role" not in gone.value.text
+    assert "role" not in caught.value.text
 
 
 def test_image_lookup_is_refused_when_service_user_may_not_read_image(

@@ -58,14 +58,14 @@ class Place:
     def type(self, heading: str) -> None:
         """Run the page's commands below this heading."""
         script = FOLDERS.sub(f"{self.root}/", commands(PAGE, heading))
-        done = subprocess.run(
+        result = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", f"umask 027\n{script}"],
             env={"PATH": f"{self._programs}:{os.environ['PATH']}"},
             capture_output=True,
             text=True,
             check=False,
         )
-        assert done.returncode == 0, done.stderr
+        assert result.returncode == 0, result.stderr
 
     def carry(self, other: Place, folder: str) -> None:
         shutil.copytree(self.root / folder, other.root / folder)

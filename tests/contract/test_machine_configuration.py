@@ -36,7 +36,7 @@ def test_server_starts_when_configuration_of_machine_is_invalid(kind: str) -> No
     # The server's user cannot enter pytest's folder.
     with tempfile.TemporaryDirectory(prefix="kn-etc-", dir="/tmp") as folder:
         command = [sys.executable, "-c", START, folder, kind]
-        done = subprocess.run(
+        result = subprocess.run(
             ["unshare", "--mount", "sh", "-euc", script, "sh", etc, name, text, *command],
             cwd=ROOT,
             capture_output=True,
@@ -44,4 +44,4 @@ def test_server_starts_when_configuration_of_machine_is_invalid(kind: str) -> No
             check=False,
             timeout=300,
         )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert result.returncode == 0, result.stdout + result.stderr

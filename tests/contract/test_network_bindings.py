@@ -196,12 +196,12 @@ def test_bind_also_on_unable_host_returns_binding_failed(rig: Rig) -> None:
 
 def test_port_binding_calls_on_missing_port_or_binding_return_404(rig: Rig) -> None:
     port = rig.port("h1")
-    held = rig.service.port(port)
+    port_record = rig.service.port(port)
     with pytest.raises(errors.NotFound):
         rig.service.activate(port, "h2")
     rig.service.delete(port)
     with pytest.raises(errors.NotFound):
-        rig.service.bind_also(held, "h2")
+        rig.service.bind_also(port_record, "h2")
     with pytest.raises(errors.NotFound):
         rig.service.activate(port, "h2")
     rig.service.unbind_at(port, "h2")

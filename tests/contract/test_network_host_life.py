@@ -238,8 +238,8 @@ def test_host_part_full_apply_changes_no_device_or_route(
         def state() -> str:
             inside = names.router_namespace(router)
             return "".join(
-                run(*words, space=where).stdout
-                for where, words in (
+                run(*words, space=namespace).stdout
+                for namespace, words in (
                     (space, ("ip", "-o", "link")),
                     (space, ("bridge", "fdb")),
                     (inside, ("ip", "-o", "addr")),

@@ -250,7 +250,7 @@ def test_subnets_are_listed_by_networks(rig: Rig) -> None:
 def test_ports_are_filtered_by_device_network_and_address(rig: Rig) -> None:
     red, server = rig.add_network("red", MINE), ids.new()
     free = rig.add_port(red, MINE, "10.0.0.9")
-    used = rig.add_port(red, MINE, "10.0.0.10", device_id=server, device_owner="compute:nova")
+    used_port = rig.add_port(red, MINE, "10.0.0.10", device_id=server, device_owner="compute:nova")
     shared = rig.add_network("shared", OTHER, "10.1.0.0/24", shared=True)
     theirs = rig.add_port(shared, OTHER, "10.1.0.11", device_id=server)
     port = rig.client.port("mine", free)
@@ -262,10 +262,10 @@ def test_ports_are_filtered_by_device_network_and_address(rig: Rig) -> None:
     )
     assert [fixed_ip["ip_address"] for fixed_ip in port["fixed_ips"]] == ["10.0.0.9"]
     assert port["mac_address"]
-    assert [record["id"] for record in rig.client.ports("mine", device_id=server)] == [used]
+    assert [record["id"] for record in rig.client.ports("mine", device_id=server)] == [used_port]
     assert sorted(
         fixed_ip["id"] for fixed_ip in rig.client.ports("admin", device_id=server)
-    ) == sorted([used, theirs])
+    ) == sorted([used_port, theirs])
     there = rig.client.ports("mine", network_id=red, fixed_ips="ip_address=10.0.0.10")
     assert [record["device_id"] for record in there] == [server]
     assert rig.client.ports("mine", network_id=red, fixed_ips="ip_address=10.0.0.99") == []
@@ -362,7 +362,7 @@ def test_security_group_create_update_and_delete_by_user(rig: Rig) -> None:
 
 def test_security_group_rule_create_and_delete_by_user(rig: Rig) -> None:
     client, web = rig.client, rig.add_group("web", MINE)
-    wish = {
+    rule_request = {
         "security_group_id": web,
         "direction": "ingress",
         "ethertype": "IPv4",
@@ -371,13 +371,15 @@ def test_security_group_rule_create_and_delete_by_user(rig: Rig) -> None:
         "port_range_max": 22,
         "remote_ip_prefix": "10.0.0.0/8",
     }
-    rule = client.create("mine", "security-group-rules", wish)
-    assert {name: rule[name] for name in wish} == wish
+    rule = client.create("mine", "security-group-rules", rule_request)
+    assert {name: rule[name] for name in rule_request} == rule_request
     assert rule["remote_group_id"] is None
     with pytest.raises(errors.Conflict):
-        client.create("mine", "security-group-rules", wish)
+        client.create("mine", "security-group-rules", rule_request)
     with pytest.raises(errors.NotFound):
-        client.create("mine", "security-group-rules", {**wish, "security_group_id": ids.new()})
+        client.create(
+            "mine", "security-group-rules", {**rule_request, "security_group_id": ids.new()}
+        )
     client.delete("mine", "security-group-rules", rule["id"])
     with pytest.raises(errors.NotFound):
         client.delete("mine", "security-group-rules", rule["id"])

@@ -100,7 +100,7 @@ def sample_of(event: str, folder: Path) -> Any:
     return next((read_sample(folder / name) for name in names if (folder / name).exists()), None)
 
 
-def differences(ours: Any, theirs: Any, where: str) -> Iterator[str]:
+def differences(ours: Any, theirs: Any, path: str) -> Iterator[str]:
     """Yield each difference that breaks a reader of Nova's format.
 
     null matches every type, because a sample cannot show the other types of a nullable value.
@@ -108,21 +108,21 @@ def differences(ours: Any, theirs: Any, where: str) -> Iterator[str]:
     if ours is None or theirs is None:
         return
     if kind(ours) != kind(theirs):
-        yield f"{where} is {kind(ours)}, not {kind(theirs)}"
+        yield f"{path} is {kind(ours)}, not {kind(theirs)}"
     elif isinstance(ours, list) and theirs:
         for item in ours:
-            yield from differences(item, theirs[0], f"{where}[]")
-    elif isinstance(ours, dict) and where.rpartition(".")[2] not in FREE:
+            yield from differences(item, theirs[0], f"{path}[]")
+    elif isinstance(ours, dict) and path.rpartition(".")[2] not in FREE:
         if ours.get("nova_object.name") in FREE_OBJECTS:
-            ours, theirs = (one | {"nova_object.data": {}} for one in (ours, theirs))
+            ours, theirs = (payload | {"nova_object.data": {}} for payload in (ours, theirs))
         for name in ("nova_object.name", "nova_object.version", "nova_object.namespace"):
             if ours.get(name) != theirs.get(name):
-                yield f"{where} has {name} {ours.get(name)}, not {theirs.get(name)}"
+                yield f"{path} has {name} {ours.get(name)}, not {theirs.get(name)}"
         for key in sorted(ours.keys() ^ theirs.keys()):
-            yield f"{where}.{key} is {'new' if key in ours else 'missing'}"
+            yield f"{path}.{key} is {'new' if key in ours else 'missing'}"
         for key in ours.keys() & theirs.keys():
             yield from differences(
-                ours[key], theirs[key], f"{where}.{key}" if key != "nova_object.data" else where
+                ours[key], theirs[key], f"{path}.{key}" if key != "nova_object.data" else path
             )
 
 
@@ -195,11 +195,11 @@ def no_host() -> list[Any]:
 
 def judge(rows: list[Any], folder: Path) -> tuple[set[str], dict[str, set[str]]]:
     """Compare rows with the samples and return the seen events, and the differences by event."""
-    seen, wrong = set(), {}
+    events, wrong = set(), {}
     for row in rows:
         [message] = messages(row, VERSIONED)
         theirs = sample_of(message.event, folder)
-        seen.add(message.event)
+        events.add(message.event)
         differs = (
             {f"no sample of {message.event}"}
             if theirs is None
@@ -218,31 +218,31 @@ def judge(rows: list[Any], folder: Path) -> tuple[set[str], dict[str, set[str]]]
             )
         if differs:
             wrong.setdefault(message.event, set()).update(differs)
-    return seen, wrong
+    return events, wrong
 
 
 @pytest.mark.slice("operations")
 def test_server_notifications_match_nova_samples(samples: Path) -> None:
-    seen, wrong = judge(all_rows() + no_host() + without_workflow(), samples)
-    count = sum((samples / f"{event.replace('.', '-')}.json").exists() for event in seen)
+    events, wrong = judge(all_rows() + no_host() + without_workflow(), samples)
+    count = sum((samples / f"{event.replace('.', '-')}.json").exists() for event in events)
     print(
-        f"\n{len(seen)} events of servers checked against Nova's samples, {count} of them have one of their own; "
-        f"{len(seen) - len(wrong)} agree"
+        f"\n{len(events)} events of servers checked against Nova's samples, {count} of them have one of their own; "
+        f"{len(events) - len(wrong)} agree"
     )
     assert wrong == {}
-    assert len(seen) > 60
+    assert len(events) > 60
 
 
 def test_other_notifications_match_nova_samples(samples: Path) -> None:
     store = memory_store(Time())
     store.notify_with(NotificationSettings("api"))
     story_of_nouns(store)
-    seen, wrong = judge(all_told(store), samples)
+    events, wrong = judge(all_told(store), samples)
     print(
-        f"\n{len(seen)} other events checked against Nova's samples, {len(seen) - len(wrong)} agree"
+        f"\n{len(events)} other events checked against Nova's samples, {len(events) - len(wrong)} agree"
     )
     assert wrong == {}
-    assert seen == {
+    assert events == {
         path.stem.replace("-", ".")
         for path in samples.glob("*.json")
         if path.stem.startswith(OTHERS)

@@ -125,13 +125,13 @@ def test_placement_gabbi_failures_match_list(
     monkeypatch.setattr(yaml, "SafeLoader", yaml.CSafeLoader)
     sources = sorted(path for path in gabbits.glob("*.yaml") if path.name not in KNOWN["not_run"])
     results = {source.name: run_file(tmp_path / source.stem, source) for source in sources}
-    news = [
+    new_failures = [
         f"{name}: {test}: fails\n{text}"
         for name, result in results.items()
         for test, text in result.failed.items()
         if test not in listed_failures(name)
     ]
-    gone = [
+    stale_entries = [
         f"{name}: {test}: passes, or is no more; take it off placement_known.toml"
         for name, result in results.items()
         for test in sorted(listed_failures(name) - set(result.failed))
@@ -140,7 +140,7 @@ def test_placement_gabbi_failures_match_list(
     total = passed + sum(len(result.failed) for result in results.values())
     with capsys.disabled():
         print(f"\nplacement's own tests: {passed} of {total} pass, in {len(sources)} files")
-    assert not news and not gone, "\n".join([*news[:5], *gone])
+    assert not new_failures and not stale_entries, "\n".join([*new_failures[:5], *stale_entries])
     assert {name for group in KNOWN["failing"].values() for name in group["tests"]} <= set(results)
     assert total > 1000
 

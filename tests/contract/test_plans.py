@@ -208,7 +208,9 @@ def test_update_of_rows_with_equal_values_is_one_statement(store: Store) -> None
     with store.begin() as tx:
         fill(tx)
     statements: list[str] = []
-    sa.event.listen(store.engine, "before_cursor_execute", lambda *told: statements.append(told[2]))
+    sa.event.listen(
+        store.engine, "before_cursor_execute", lambda *arguments: statements.append(arguments[2])
+    )
     names = [f"{number:036}" for number in range(40)]
     with store.begin() as tx:
         statements.clear()

@@ -90,9 +90,9 @@ class CallRecorder:
         self.answer, self.calls = answer, []  # type: Any, list[Any]
         self.condition = threading.Condition()
 
-    def _record(self, *what: Any) -> Any:
+    def _record(self, *call: Any) -> Any:
         with self.condition:
-            self.calls.append(what)
+            self.calls.append(call)
             self.condition.notify_all()
         return self.answer
 

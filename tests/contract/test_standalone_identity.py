@@ -108,13 +108,13 @@ def test_openstackclient_creates_changes_and_deletes_limits(cloud: Cloud) -> Non
     assert (changed["default_limit"], changed["description"]) == (20, "more")
     assert rows_named(defaults, "images")[0]["Default Limit"] == 20
     assert rows_named(limits, "images")[0]["Resource Limit"] == own["resource_limit"] == 7
-    less, shown, *_ = cloud.openstack(
+    less, limit_record, *_ = cloud.openstack(
         f"limit set --resource-limit -1 {own['id']} -f json",
         f"limit show {own['id']} -f json",
         f"limit delete {own['id']}",
         f"registered limit delete {limit['id']}",
     )
-    assert less["resource_limit"] == shown["resource_limit"] == -1
+    assert less["resource_limit"] == limit_record["resource_limit"] == -1
     assert cloud.openstack("registered limit list -f json", "limit list -f json") == [[], []]
 
 

@@ -114,8 +114,8 @@ def test_openstackclient_runs_image_commands(cloud: Cloud, tmp_path: Path) -> No
         "image list -f json",
         "versions show --service image -f json",
     )
-    before, created, listed, filtered, shown, changed, unset, remaining, versions = cloud.openstack(
-        *commands
+    before, created, listed, filtered, image_record, changed, unset, remaining, versions = (
+        cloud.openstack(*commands)
     )
     assert (
         created["status"],
@@ -126,7 +126,7 @@ def test_openstackclient_runs_image_commands(cloud: Cloud, tmp_path: Path) -> No
     assert created["properties"]["os_hash_value"] == hashlib.sha512(data).hexdigest()
     assert [entry["Name"] for entry in listed if entry not in before] == ["img1"]
     assert [entry["Name"] for entry in filtered] == ["img1"]
-    assert shown["id"] == created["id"] == changed["id"]
+    assert image_record["id"] == created["id"] == changed["id"]
     assert (changed["properties"]["a"], changed["tags"], changed["min_disk"]) == ("b", ["t1"], 2)
     assert (tmp_path / "saved").read_bytes() == data
     assert ("a" in unset["properties"], unset["status"]) == (False, "active")
@@ -369,11 +369,11 @@ def test_image_interrupted_upload_leaves_image_queued_without_file(
 
 
 def test_delete_image_during_upload_leaves_no_file(cloud: Cloud, owner: Any) -> None:
-    key, before, gone, answers = create(owner), files(cloud), threading.Event(), []
+    key, before, is_deleted, answers = create(owner), files(cloud), threading.Event(), []
 
     def slow_body() -> Iterator[bytes]:
         yield b"x" * MEGABYTE
-        assert gone.wait(20)
+        assert is_deleted.wait(20)
         yield b"y"
 
     sender = threading.Thread(target=lambda: answers.append(upload(owner, key, slow_body())))
@@ -381,7 +381,7 @@ def test_delete_image_during_upload_leaves_no_file(cloud: Cloud, owner: Any) -> 
     await_condition(lambda: status_of(owner, key) == "saving")
     assert upload(owner, key, b"second").status_code == 409
     assert call(owner, "DELETE", f"/v2/images/{key}").status_code == 204
-    gone.set()
+    is_deleted.set()
     sender.join()
     assert answers[0].status_code == 410
     assert files(cloud) == before

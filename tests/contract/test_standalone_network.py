@@ -211,7 +211,7 @@ def test_openstackclient_runs_network_commands(rig: Rig) -> None:
         "network agent list -f json",
     )
     public, _, inside, _, router, group, rule, port, floating, listed, *rest = answers
-    subnet, shown, rules, quota, usage, zones, extensions, availability, agents = rest
+    subnet, router_record, rules, quota, usage, zones, extensions, availability, agents = rest
     assert (public["router:external"], inside["shared"], inside["mtu"]) == (True, True, 1450)
     assert router["status"] == "ACTIVE"
     assert (rule["port_range_min"], rule["remote_ip_prefix"]) == (22, "0.0.0.0/0")
@@ -220,7 +220,7 @@ def test_openstackclient_runs_network_commands(rig: Rig) -> None:
     assert (floating["status"], floating["fixed_ip_address"]) == ("ACTIVE", "10.5.0.50")
     assert [record["ID"] for record in listed] == [port["id"]]
     assert (subnet["gateway_ip"], subnet["dns_nameservers"]) == ("10.5.0.1", ["192.0.2.9"])
-    assert [record["ip_address"] for record in shown["interfaces_info"]] == ["10.5.0.1"]
+    assert [record["ip_address"] for record in router_record["interfaces_info"]] == ["10.5.0.1"]
     assert len(rules) == 3
     assert {row["Resource"]: row["Limit"] for row in quota}["ports"] == 500
     assert any(row["Resource"] == "ports" and row["In Use"] > 0 for row in usage)
@@ -331,36 +331,36 @@ def test_port_is_active_after_host_acknowledges_binding(rig: Rig, member: Any) -
 
 def test_openstacksdk_moves_port_binding_between_hosts(rig: Rig, member: Any) -> None:
     network, _ = create_network(member)
-    with rig.host() as one, rig.host("192.0.2.2") as two:
-        port, admin = create_bound_port(rig, network, one.name)["id"], rig.admin.network
-        binding = admin.create_port_binding(port, host=two.name)
+    with rig.host() as first, rig.host("192.0.2.2") as second:
+        port, admin = create_bound_port(rig, network, first.name)["id"], rig.admin.network
+        binding = admin.create_port_binding(port, host=second.name)
         assert (binding.status, binding.vif_type, binding.vnic_type) == (
             "INACTIVE",
             "bridge",
             "normal",
         )
         assert binding.vif_details["bridge_name"] == f"brq{network[:11]}"
-        assert port in two.description["ports"]  # The request waited for the host.
-        await_condition(lambda: one.description["networks"][network]["peers"] == ["192.0.2.2"])
+        assert port in second.description["ports"]  # The request waited for the host.
+        await_condition(lambda: first.description["networks"][network]["peers"] == ["192.0.2.2"])
         with pytest.raises(openstack.exceptions.ConflictException, match="already exists"):
-            admin.create_port_binding(port, host=two.name)
-        assert admin.activate_port_binding(port, two.name) is not None
+            admin.create_port_binding(port, host=second.name)
+        assert admin.activate_port_binding(port, second.name) is not None
         with pytest.raises(openstack.exceptions.ConflictException, match="already active"):
-            admin.activate_port_binding(port, two.name)
+            admin.activate_port_binding(port, second.name)
         assert {binding_.host: binding_.status for binding_ in admin.port_bindings(port)} == {
-            one.name: "INACTIVE",
-            two.name: "ACTIVE",
+            first.name: "INACTIVE",
+            second.name: "ACTIVE",
         }
-        shown = admin.get_port(port)
-        assert (shown.binding_host_id, shown.status) == (two.name, "ACTIVE")
+        port_record = admin.get_port(port)
+        assert (port_record.binding_host_id, port_record.status) == (second.name, "ACTIVE")
         with pytest.raises(openstack.exceptions.ConflictException, match="is the active one"):
-            admin.delete_port_binding(port, two.name)
-        admin.delete_port_binding(port, one.name)
-        assert [binding_.host for binding_ in admin.port_bindings(port)] == [two.name]
-        await_condition(lambda: port not in one.description["ports"])
+            admin.delete_port_binding(port, second.name)
+        admin.delete_port_binding(port, first.name)
+        assert [binding_.host for binding_ in admin.port_bindings(port)] == [second.name]
+        await_condition(lambda: port not in first.description["ports"])
         assert admin.find_extension("binding-extended").name == "Port Bindings Extended"
         with pytest.raises(openstack.exceptions.ForbiddenException, match="create_port_binding"):
-            member.network.create_port_binding(port, host=one.name)
+            member.network.create_port_binding(port, host=first.name)
 
 
 def test_port_binding_to_unknown_host_fails_at_once(rig: Rig, member: Any) -> None:
@@ -402,17 +402,21 @@ def test_network_host_description_contains_peers_and_group_members(rig: Rig, mem
         security_group_id=group, direction="ingress", remote_group_id=group
     )
     mine = {"project_id": member.current_project_id, "security_groups": [group]}
-    with rig.host("192.0.2.1") as one, rig.host("192.0.2.2") as two:
+    with rig.host("192.0.2.1") as first_host, rig.host("192.0.2.2") as second_host:
         first, second = (
-            create_bound_port(rig, network, one.name, **mine),
-            create_bound_port(rig, network, two.name, **mine),
+            create_bound_port(rig, network, first_host.name, **mine),
+            create_bound_port(rig, network, second_host.name, **mine),
         )
-        await_condition(lambda: one.description["networks"][network]["peers"] == ["192.0.2.2"])
-        await_condition(lambda: two.description["networks"][network]["peers"] == ["192.0.2.1"])
+        await_condition(
+            lambda: first_host.description["networks"][network]["peers"] == ["192.0.2.2"]
+        )
+        await_condition(
+            lambda: second_host.description["networks"][network]["peers"] == ["192.0.2.1"]
+        )
         members = sorted(
             fixed["ip_address"] for port in (first, second) for fixed in port["fixed_ips"]
         )
-        await_condition(lambda: one.description["groups"][group]["members"] == members)
+        await_condition(lambda: first_host.description["groups"][group]["members"] == members)
         member.network.create_security_group_rule(
             security_group_id=group,
             direction="ingress",
@@ -422,12 +426,12 @@ def test_network_host_description_contains_peers_and_group_members(rig: Rig, mem
         )
         await_condition(
             lambda: any(
-                rule["port_min"] == 22 for rule in two.description["groups"][group]["rules"]
+                rule["port_min"] == 22 for rule in second_host.description["groups"][group]["rules"]
             )
         )
         member.network.delete_port(second["id"])
-        await_condition(lambda: one.description["networks"][network]["peers"] == [])
-        await_condition(lambda: one.description["groups"][group]["members"] == members[:1])
+        await_condition(lambda: first_host.description["networks"][network]["peers"] == [])
+        await_condition(lambda: first_host.description["groups"][group]["members"] == members[:1])
         await_condition(
             lambda: (
                 rig.compute.events_of(second["device_id"])

@@ -44,7 +44,7 @@ def test_openstackclient_runs_volume_commands(rig: Rig) -> None:
     rig.until(rig.admin, created["id"], "available")
     snapshot, *_ = rig.cloud.openstack("volume snapshot create --volume cli-1 cli-s -f json")
     rig.until(rig.admin, snapshot["id"], "available", "snapshots")
-    listed, shown, snapshots, snapshot_ = rig.cloud.openstack(
+    listed, volume, snapshots, snapshot_ = rig.cloud.openstack(
         "volume list --long -f json",
         "volume show cli-1 -f json",
         "volume snapshot list -f json",
@@ -52,8 +52,8 @@ def test_openstackclient_runs_volume_commands(rig: Rig) -> None:
         "volume set --bootable cli-1",
     )
     assert [row["Name"] for row in listed] == ["cli-1"]
-    assert (shown["size"], shown["status"], shown["description"]) == (1, "available", "d")
-    assert shown["type"] == "__DEFAULT__"
+    assert (volume["size"], volume["status"], volume["description"]) == (1, "available", "d")
+    assert volume["type"] == "__DEFAULT__"
     assert [row["Name"] for row in snapshots] == ["cli-s"]
     assert snapshot_["volume_id"] == created["id"]
     rig.cloud.openstack("volume set --size 3 cli-1")
@@ -96,14 +96,14 @@ def test_openstacksdk_lists_volumes_in_pages_with_filters(rig: Rig, member: Any)
     storage = member.block_storage
     assert {record.id for record in storage.volumes(limit=2)} == set(keys)
     assert {record.id for record in storage.volumes(name="n1")} == {keys[1], keys[3]}
-    shown = storage.get_volume(keys[0])
-    assert (shown.status, shown.size, shown.is_bootable, shown.is_multiattach) == (
+    volume = storage.get_volume(keys[0])
+    assert (volume.status, volume.size, volume.is_bootable, volume.is_multiattach) == (
         "available",
         1,
         False,
         False,
     )
-    assert (shown.project_id, shown.volume_type) == (member.current_project_id, "__DEFAULT__")
+    assert (volume.project_id, volume.volume_type) == (member.current_project_id, "__DEFAULT__")
     ordered = rig.ask(member, "GET", "/volumes?sort=name:asc,id:desc&limit=3").json()
     [more] = ordered["volumes_links"]
     headers = {"X-Auth-Token": member.session.get_token(), "OpenStack-API-Version": NEWEST}
@@ -330,16 +330,23 @@ def test_volume_attachment_passes_through_states_until_deletion(rig: Rig, member
     assert Path(info["device_path"]).stat().st_size == GIGABYTE
     assert rig.show(member, key)["status"] == "attaching"
     rig.complete(rig.service, attachment["id"])
-    shown = rig.show(rig.admin, key)
-    assert shown["status"] == "in-use"
-    [attachment_] = shown["attachments"]
-    assert (attachment_["server_id"], attachment_["device"], attachment_["host_name"]) == (
+    volume = rig.show(rig.admin, key)
+    assert volume["status"] == "in-use"
+    [listed_attachment] = volume["attachments"]
+    assert (
+        listed_attachment["server_id"],
+        listed_attachment["device"],
+        listed_attachment["host_name"],
+    ) == (
         server,
         "/dev/vdb",
         HOST,
     )
     assert rig.show(member, key)["attachments"][0]["host_name"] is None
-    ids_ = [attachment_.id for attachment_ in member.block_storage.attachments(volume_id=key)]
+    ids_ = [
+        listed_attachment.id
+        for listed_attachment in member.block_storage.attachments(volume_id=key)
+    ]
     assert ids_ == [attachment["id"]]
     assert rig.ask(member, "DELETE", f"/volumes/{key}").status_code == 400
     assert rig.ask(rig.service, "DELETE", path).json() == {"attachments": []}
@@ -356,26 +363,28 @@ def test_volume_attaches_to_two_servers_only_with_multiattach(rig: Rig, member: 
         {"volume_type": {"name": "many", "extra_specs": {"multiattach": "<is> True"}}},
     )
     assert volume_type.status_code == 200, volume_type.text
-    one, many = rig.volume(member), rig.volume(member, volume_type="many")
-    assert rig.show(member, many)["multiattach"] is True
-    first = rig.attach(member, one, "server-1").json()["attachment"]["id"]
-    assert rig.attach(member, one, "server-2").status_code == 400
-    assert rig.attach(member, one, "server-1").status_code == 409  # second attachment on one host
-    [attachment] = rig.ask(member, "GET", f"/attachments?volume_id={one}").json()["attachments"]
+    single, multi = rig.volume(member), rig.volume(member, volume_type="many")
+    assert rig.show(member, multi)["multiattach"] is True
+    first = rig.attach(member, single, "server-1").json()["attachment"]["id"]
+    assert rig.attach(member, single, "server-2").status_code == 400
+    assert (
+        rig.attach(member, single, "server-1").status_code == 409
+    )  # second attachment on one host
+    [attachment] = rig.ask(member, "GET", f"/attachments?volume_id={single}").json()["attachments"]
     assert attachment["id"] == first
     ids = []
     for server in ("server-1", "server-2"):
-        attached = rig.attach(member, many, server, mode="ro").json()["attachment"]
+        attached = rig.attach(member, multi, server, mode="ro").json()["attachment"]
         assert attached["attach_mode"] == attached["connection_info"]["access_mode"] == "ro"
         rig.complete(rig.service, attached["id"])
         ids.append(attached["id"])
-    assert len(rig.show(member, many)["attachments"]) == 2
+    assert len(rig.show(member, multi)["attachments"]) == 2
     remaining = rig.ask(rig.service, "DELETE", f"/attachments/{ids[0]}").json()["attachments"]
-    assert [one["id"] for one in remaining] == [ids[1]]
-    assert rig.show(member, many)["status"] == "in-use"
+    assert [single["id"] for single in remaining] == [ids[1]]
+    assert rig.show(member, multi)["status"] == "in-use"
     for key in (first, ids[1]):
         assert rig.ask(rig.service, "DELETE", f"/attachments/{key}").status_code == 200
-    for key in (one, many):
+    for key in (single, multi):
         assert rig.show(member, key)["status"] == "available"
         rig.ask(member, "DELETE", f"/volumes/{key}")
         rig.until(member, key, "gone")

@@ -47,9 +47,13 @@ def test_volume_snapshot_keeps_data_after_volume_write(rig: Rig, member: Any) ->
     key = rig.volume(member, metadata={"a": "b"})
     write(rig.path(key), 3, 700)
     snapshot = rig.snapshot(member, key, name="s", metadata={"c": "d"})
-    shown = rig.show(member, snapshot, "snapshots")
-    assert (shown["size"], shown["volume_id"], shown["metadata"]) == (1, key, {"c": "d"})
-    assert shown["os-extended-snapshot-attributes:progress"] == "100%"
+    snapshot_record = rig.show(member, snapshot, "snapshots")
+    assert (snapshot_record["size"], snapshot_record["volume_id"], snapshot_record["metadata"]) == (
+        1,
+        key,
+        {"c": "d"},
+    )
+    assert snapshot_record["os-extended-snapshot-attributes:progress"] == "100%"
     write(rig.path(key), 5)
     copied = rig.volume(member, size=2, snapshot_id=snapshot)
     twin = rig.volume(member, source_volid=key)
@@ -75,13 +79,13 @@ def test_snapshot_of_attached_volume_is_consistent_or_returns_400(rig: Rig, memb
     body = {"snapshot": {"volume_id": key}}
     old = rig.ask(member, "POST", "/snapshots", body, version="volume 3.65")
     assert old.status_code == 400  # Before 3.66 a snapshot of a used volume requires force.
-    said = rig.ask(member, "POST", "/snapshots", body)
-    if said.status_code == 202:  # The file system supports shared blocks.
-        rig.until(member, said.json()["snapshot"]["id"], "available", "snapshots")
+    response = rig.ask(member, "POST", "/snapshots", body)
+    if response.status_code == 202:  # The file system supports shared blocks.
+        rig.until(member, response.json()["snapshot"]["id"], "available", "snapshots")
     else:
-        assert said.status_code == 400
-        assert "cannot share blocks" in said.text
-        assert "Detach the volume" in said.text
+        assert response.status_code == 400
+        assert "cannot share blocks" in response.text
+        assert "Detach the volume" in response.text
     rig.ask(rig.service, "DELETE", f"/attachments/{attachment}")
     rig.ask(member, "DELETE", f"/volumes/{key}?cascade=true")
 
@@ -110,8 +114,8 @@ def test_volume_flags_and_status_are_set(rig: Rig, member: Any) -> None:
     storage, key = member.block_storage, rig.volume(member)
     storage.set_volume_bootable_status(key, True)
     storage.set_volume_readonly(key, True)
-    shown = rig.show(member, key)
-    assert (shown["bootable"], shown["metadata"]["readonly"]) == ("true", "True")
+    volume = rig.show(member, key)
+    assert (volume["bootable"], volume["metadata"]["readonly"]) == ("true", "True")
     attached = rig.attach(member, key, "server", mode="rw").json()["attachment"]
     assert attached["attach_mode"] == "ro"
     assert rig.ask(rig.service, "DELETE", f"/attachments/{attached['id']}").ok
@@ -162,8 +166,8 @@ def test_volume_type_extra_specs_are_set_by_admin(rig: Rig, member: Any) -> None
     assert default == "__DEFAULT__"
     key = rig.volume(member, volume_type="fast")
     specs = {"extra_specs": {"multiattach": "<is> False"}}
-    used = rig.ask(rig.admin, "POST", f"/types/{volume_type.id}/extra_specs", specs)
-    assert (used.status_code, "in use" in used.text) == (400, True)
+    refusal_in_use = rig.ask(rig.admin, "POST", f"/types/{volume_type.id}/extra_specs", specs)
+    assert (refusal_in_use.status_code, "in use" in refusal_in_use.text) == (400, True)
     [default] = [type_ for type_ in storage.types() if type_.name == "__DEFAULT__"]
     assert rig.ask(rig.admin, "DELETE", f"/types/{default.id}").status_code == 400
     rig.ask(member, "DELETE", f"/volumes/{key}")
@@ -195,9 +199,9 @@ def test_volume_quotas_limit_creates_and_count_usage(rig: Rig, member: Any) -> N
     assert "Requested 2G, quota is 6G and 5G has been consumed" in refusal.text
     assert rig.action(member, second, "os-extend", {"new_size": 5}).status_code == 413
     assert rig.show(member, second)["status"] == "available"
-    used = rig.ask(member, "GET", f"{path}?usage=true").json()["quota_set"]
-    assert used["gigabytes"] == {"limit": 6, "in_use": 5, "reserved": 0}
-    assert (used["volumes"]["in_use"], used["snapshots"]["in_use"]) == (2, 1)
+    usage = rig.ask(member, "GET", f"{path}?usage=true").json()["quota_set"]
+    assert usage["gigabytes"] == {"limit": 6, "in_use": 5, "reserved": 0}
+    assert (usage["volumes"]["in_use"], usage["snapshots"]["in_use"]) == (2, 1)
     assert rig.ask(rig.admin, "PUT", path, {"quota_set": {"volumes": 1}}).status_code == 400
     for wrong in ({"volumes": "x"}, {"colors": 1}, {"volumes": -2}, {}):
         assert rig.ask(rig.admin, "PUT", path, {"quota_set": wrong}).status_code == 400
@@ -235,9 +239,9 @@ def test_volume_is_created_from_image_and_uploaded_to_image(
     data = b"guest" * 200_000
     raw = image(rig.cloud, member, data, os_distro="x", min_disk=1)
     key = rig.volume(member, imageRef=raw)
-    shown = rig.show(member, key)
-    assert (shown["bootable"], shown["volume_image_metadata"]["image_id"]) == ("true", raw)
-    assert shown["volume_image_metadata"]["os_distro"] == "x"
+    volume = rig.show(member, key)
+    assert (volume["bootable"], volume["volume_image_metadata"]["image_id"]) == ("true", raw)
+    assert volume["volume_image_metadata"]["os_distro"] == "x"
     with rig.path(key).open("rb") as file:
         assert file.read(len(data)) == data
     assert rig.path(key).stat().st_size == GIGABYTE
@@ -341,11 +345,11 @@ def test_create_volume_from_hostile_image_fails_and_leaves_no_file(
     else:
         data = data[:40] + bytes(24) + data[64:200]
     key = image(rig.cloud, member, data, form)
-    made = rig.ask(member, "POST", "/volumes", {"volume": {"size": 1, "imageRef": key}})
-    if made.status_code == 400:  # The image service reports the virtual size.
+    response = rig.ask(member, "POST", "/volumes", {"volume": {"size": 1, "imageRef": key}})
+    if response.status_code == 400:  # The image service reports the virtual size.
         assert kind == "too large"
         return
-    volume = made.json()["volume"]["id"]
+    volume = response.json()["volume"]["id"]
     rig.until(member, volume, "error")
     assert not list(rig.folder.glob(f"*{volume}*"))
     assert rig.attach(member, volume, "server").status_code == 400

@@ -213,7 +213,7 @@ class Steered:
         self,
         control: str = "",
         cancels: bool = False,
-        when: Callable[[Mapping[str, int]], bool] = lambda told: told["memory_processed"] > 0,
+        when: Callable[[Mapping[str, int]], bool] = lambda numbers: numbers["memory_processed"] > 0,
     ) -> None:
         self.told: list[Mapping[str, int]] = []
         self.moments: list[float] = []

@@ -30,7 +30,7 @@ class Compute:
 
     def __init__(self) -> None:
         events = self.events = []  # type: list[dict[str, str]]
-        used = self.used = {}  # type: dict[str, str]
+        attachments = self.used = {}  # type: dict[str, str]
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
@@ -42,7 +42,7 @@ class Compute:
 
             def do_GET(self) -> None:
                 volume = self.path.rsplit("/", 1)[-1]
-                attachment = used.get(volume)
+                attachment = attachments.get(volume)
                 body = f'{{"volumeAttachment": {{"attachment_id": "{attachment}"}}}}'
                 self._answer(200 if attachment else 404, body.encode())
 
@@ -94,51 +94,57 @@ class Rig:
     def path(self, key: str) -> Path:
         return self.folder / f"volume-{key}"
 
-    def ask(self, who: Any, method: str, path: str, body: Any = None, **more: Any) -> Any:
+    def ask(self, connection: Any, method: str, path: str, body: Any = None, **more: Any) -> Any:
         """Send a request and return the response with any status."""
         headers = {
-            "X-Auth-Token": who.session.get_token(),
+            "X-Auth-Token": connection.session.get_token(),
             "OpenStack-API-Version": more.pop("version", NEWEST),
         } | more.pop("headers", {})
         return requests.request(
             method, f"{self.url}{path}", json=body, headers=headers, timeout=60, **more
         )
 
-    def volume(self, who: Any, size: int = 1, wanted: str = "available", **more: Any) -> str:
+    def volume(self, connection: Any, size: int = 1, wanted: str = "available", **more: Any) -> str:
         """Create a volume, wait for the status ``wanted``, and return the id."""
-        response = self.ask(who, "POST", "/volumes", {"volume": {"size": size, **more}})
+        response = self.ask(connection, "POST", "/volumes", {"volume": {"size": size, **more}})
         assert response.status_code == 202, response.text
         key = str(response.json()["volume"]["id"])
-        self.until(who, key, wanted)
+        self.until(connection, key, wanted)
         return key
 
-    def show(self, who: Any, key: str, plural: str = "volumes") -> Any:
-        response = self.ask(who, "GET", f"/{plural}/{key}")
+    def show(self, connection: Any, key: str, plural: str = "volumes") -> Any:
+        response = self.ask(connection, "GET", f"/{plural}/{key}")
         return response.json().get(plural[:-1], {"status": "gone"})
 
-    def until(self, who: Any, key: str, status: str, plural: str = "volumes") -> None:
+    def until(self, connection: Any, key: str, status: str, plural: str = "volumes") -> None:
         await_true(
-            lambda: self.show(who, key, plural)["status"] == status,
+            lambda: self.show(connection, key, plural)["status"] == status,
             30,
-            f"{plural} {key} {status}: {self.show(who, key, plural)['status']}",
+            f"{plural} {key} {status}: {self.show(connection, key, plural)['status']}",
         )
 
-    def action(self, who: Any, key: str, name: str, body: Any = None, **more: Any) -> Any:
-        return self.ask(who, "POST", f"/volumes/{key}/action", {name: body}, **more)
+    def action(self, connection: Any, key: str, name: str, body: Any = None, **more: Any) -> Any:
+        return self.ask(connection, "POST", f"/volumes/{key}/action", {name: body}, **more)
 
-    def snapshot(self, who: Any, volume: str, wanted: str = "available", **more: Any) -> str:
-        response = self.ask(who, "POST", "/snapshots", {"snapshot": {"volume_id": volume, **more}})
+    def snapshot(self, connection: Any, volume: str, wanted: str = "available", **more: Any) -> str:
+        response = self.ask(
+            connection, "POST", "/snapshots", {"snapshot": {"volume_id": volume, **more}}
+        )
         assert response.status_code == 202, response.text
         key = str(response.json()["snapshot"]["id"])
-        self.until(who, key, wanted, "snapshots")
+        self.until(connection, key, wanted, "snapshots")
         return key
 
-    def attach(self, who: Any, volume: str, server: str, host: str = HOST, **more: Any) -> Any:
+    def attach(
+        self, connection: Any, volume: str, server: str, host: str = HOST, **more: Any
+    ) -> Any:
         body = {"volume_uuid": volume, "instance_uuid": server, "connector": {"host": host}}
-        return self.ask(who, "POST", "/attachments", {"attachment": body | more})
+        return self.ask(connection, "POST", "/attachments", {"attachment": body | more})
 
-    def complete(self, who: Any, attachment: str) -> None:
-        response = self.ask(who, "POST", f"/attachments/{attachment}/action", {"os-complete": None})
+    def complete(self, connection: Any, attachment: str) -> None:
+        response = self.ask(
+            connection, "POST", f"/attachments/{attachment}/action", {"os-complete": None}
+        )
         assert response.status_code == 204, response.text
 
 
@@ -186,10 +192,10 @@ def marks(path: Path, *places: int) -> list[bytes]:
         return [(file.seek(place * MEGABYTE), file.read(11))[1] for place in places]
 
 
-def image(cloud: Cloud, who: Any, data: bytes, form: str = "raw", **more: Any) -> str:
+def image(cloud: Cloud, connection: Any, data: bytes, form: str = "raw", **more: Any) -> str:
     """Create an image with data and return the id."""
     base = f"{cloud.image_url}/v2/images"
-    token = {"X-Auth-Token": who.session.get_token()}
+    token = {"X-Auth-Token": connection.session.get_token()}
     body = {"name": "i", "disk_format": form, "container_format": "bare"} | more
     key = requests.post(base, json=body, headers=token, timeout=30).json()["id"]
     octets = token | {"Content-Type": "application/octet-stream"}
