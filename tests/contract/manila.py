@@ -159,10 +159,10 @@ class Manila:
         raise Refusal(404, "The resource could not be found.")
 
     def _share(self, share: str, project: str | None) -> JSON:
-        share_ = self.shares.get(share)
-        if share_ is None or project not in (None, share_["project_id"]):
+        record = self.shares.get(share)
+        if record is None or project not in (None, record["project_id"]):
             raise Refusal(404, f"Share {share} could not be found.")
-        return share_
+        return record
 
     def _list(self, share: str, project: str | None) -> list[JSON]:
         rules = []

@@ -579,7 +579,7 @@ def lab(network_hosts: Lab) -> Iterator[Lab]:
 
 @contextlib.contextmanager
 def capture(guest: Guest, expression: str, folder: Path) -> Iterator[Callable[[], str]]:
-    """Yield a function that returns the frames arrived at the guest, as lines of tcpdump."""
+    """Yield a function that returns the frames that arrived at the guest, as tcpdump lines."""
     out = folder / f"{guest.space}.dump"
     with out.open("wb") as file:
         process = subprocess.Popen(

@@ -87,7 +87,7 @@ def test_add_host_to_two_zones_at_once_fails_for_one_zone(
         assert [type(problem) for problem in refused if problem] == [errors.Conflict]
 
 
-def test_rename_of_zone_while_its_host_joins_other_zone_fails_for_one(store: Store) -> None:
+def test_set_zone_of_aggregate_while_host_joins_other_zone_fails_for_one(store: Store) -> None:
     for number in range(ROUNDS):
         host = f"h{number}"
         new_host(store, host)

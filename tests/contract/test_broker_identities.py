@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Permissions of hosts and of services at a real RabbitMQ.
 
-A host may use one queue and send in one name. The broker refuses every other operation.
+A host may use only its own queue and send only in its own name. The broker refuses the rest.
 """
 
 from __future__ import annotations
@@ -289,7 +289,7 @@ def test_service_roles_may_send_their_messages(roles: dict[str, Any], broker: Br
 
 
 def try_bind(where: str, key: str) -> Callable[[Any, str], Any]:
-    """Return an attempt to bind an own queue."""
+    """Return an attempt to bind the role's own queue."""
 
     def attempt(channel: Any, role: str) -> None:
         own = (

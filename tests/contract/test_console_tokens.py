@@ -176,7 +176,7 @@ def test_create_console_token_deletes_expired_and_surplus_rows(store: Store) -> 
     assert use(store, other) is None
 
 
-def test_create_console_token_without_guest_returns_409(store: Store) -> None:
+def test_create_console_token_without_guest_raises_conflict(store: Store) -> None:
     store.write(lambda tx: guests.add_debt(tx, SERVER, 4))
     with pytest.raises(errors.Conflict, match="not ready"):
         create(store)

@@ -29,7 +29,7 @@ from tests.waiting import await_true
 from tests.workflows.simulator import Cloud
 
 SHORT = ConnectionLimits(connect=1, lock=1, statement=2, idle=1)
-#: These tests wait for seconds. They check timeouts only, so a slice is enough.
+#: These tests wait for seconds, and no other test checks the timeouts.
 pytestmark = pytest.mark.slice("operations")
 SLEEP = {"postgresql": "SELECT pg_sleep(20)", "mysql": "SELECT SLEEP(20) FROM projects"}
 

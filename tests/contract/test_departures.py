@@ -198,13 +198,13 @@ def test_host_contents_show_move_from_begin_to_end(store: Store) -> None:
     assert 0 <= seconds < 60
 
 
-def test_begin_move_of_server_on_other_host_returns_409(store: Store) -> None:
+def test_begin_move_of_server_on_other_host_raises_conflict(store: Store) -> None:
     server = new_server(store, "web")
     with pytest.raises(errors.Conflict, match="is not on host h2 any more"):
         begin(store, server, "h2")
 
 
-def test_begin_move_of_server_with_changed_state_returns_409(store: Store) -> None:
+def test_begin_move_of_server_with_changed_state_raises_conflict(store: Store) -> None:
     server = new_server(store, "web")
     with pytest.raises(
         errors.Conflict, match="is stopped by now, and its move was planned when it was active"
@@ -217,7 +217,7 @@ def test_host_contents_show_incoming_move(store: Store) -> None:
     move = begin(store, new_server(store, "web"))
     store.write(lambda tx: migrations.update(tx, {move.uuid: {"dest_host": "h2"}}))
     contents = store.read(lambda tx: host_contents.look(tx, "h2"))
-    assert [move_.uuid for move_ in contents.coming] == [move.uuid] and contents.leaving == []
+    assert [incoming.uuid for incoming in contents.coming] == [move.uuid] and contents.leaving == []
 
 
 def test_host_contents_show_pending_cleanup_with_allocations(store: Store) -> None:

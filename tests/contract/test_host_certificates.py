@@ -111,7 +111,7 @@ def test_certificate_keeper_renews_expiring_certificate(site: Site) -> None:
     assert file.path.read_text() == text, "what lasts is left alone"
 
 
-def test_renew_takes_only_public_key_from_csr(site: Site) -> None:
+def test_renew_certificate_takes_only_public_key_from_csr(site: Site) -> None:
     present, key = Certificate.read(str(site.file().path)), ec.generate_private_key(ec.SECP256R1())
     csr = request(key)
     renewed = site.client().renew(pem(present.cert), csr, present.proof("h1", csr))
@@ -150,7 +150,7 @@ def certificate_of_other_authority(site: Site, own: Certificate) -> Certificate:
         (certificate_of_other_authority, "not of this cloud's authority"),
     ],
 )
-def test_renew_with_foreign_or_expired_certificate_returns_400(
+def test_renew_with_foreign_or_expired_certificate_raises_bad_request(
     site: Site, shown: Any, why: str
 ) -> None:
     present = shown(site, Certificate.read(str(site.file().path)))
@@ -159,7 +159,7 @@ def test_renew_with_foreign_or_expired_certificate_returns_400(
         site.client().renew(pem(present.cert), csr, present.proof("h1", csr))
 
 
-def test_renew_proof_of_other_host_or_csr_returns_400(site: Site) -> None:
+def test_renew_with_proof_of_other_host_or_csr_raises_bad_request(site: Site) -> None:
     present = Certificate.read(str(site.file().path))
     mine, theirs = (request(ec.generate_private_key(ec.SECP256R1())) for _ in range(2))
     for proof in (present.proof("h1", mine), present.proof("h2", theirs), "", "zz"):
@@ -167,7 +167,7 @@ def test_renew_proof_of_other_host_or_csr_returns_400(site: Site) -> None:
             site.client().renew(pem(present.cert), theirs, proof)
 
 
-def test_renew_of_removed_host_is_refused_without_answer(
+def test_renew_certificate_of_removed_host_is_refused_without_answer(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("common.rpc.host_credentials.ANSWER_SECONDS", 0.5)
@@ -178,7 +178,9 @@ def test_renew_of_removed_host_is_refused_without_answer(
     assert file.path.read_text() == text and site.refusals.counted["h1"] == 1
 
 
-def test_renew_with_join_token_is_not_answered(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_renew_certificate_with_join_token_is_not_answered(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("common.rpc.host_credentials.ANSWER_SECONDS", 0.5)
     key = derive(SECRETS[Purpose.COMMAND], "h1", 1, Purpose.JOIN)
     token = JoinToken("h1", 1, key.secret.hex(), "")

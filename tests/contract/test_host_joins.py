@@ -105,7 +105,7 @@ def test_join_token_use_leaves_token_of_other_host_open(store: Store) -> None:
     assert use_token(store, second, "k", "h2") and token_state(store, first) == JoinState.OPEN
 
 
-def test_host_invite_of_joined_host_returns_409(store: Store) -> None:
+def test_host_invite_of_joined_host_raises_conflict(store: Store) -> None:
     number = invite(store)
     store.write(lambda tx: hosts.register(tx, "h1", "boot", INVENTORY))
     assert store.read(lambda tx: host_joins.look(tx, "h1", number)).is_heard
@@ -189,7 +189,7 @@ def test_join_returns_identity_once_and_refuses_second_machine(rig: Rig) -> None
         thief.join()
 
 
-def test_join_with_expired_token_returns_409_and_names_command(rig: Rig) -> None:
+def test_join_with_expired_token_raises_conflict_and_names_command(rig: Rig) -> None:
     client = rig.client(rig.token())
     expire(rig.store)
     with pytest.raises(errors.Conflict, match="is over since .*kilonova host add h1"):

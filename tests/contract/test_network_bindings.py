@@ -194,7 +194,7 @@ def test_bind_also_on_unable_host_returns_binding_failed(rig: Rig) -> None:
     assert (bound_host(rig, port), rig.inactive(port)) == ("h1", [])
 
 
-def test_port_binding_calls_on_missing_port_or_binding_return_404(rig: Rig) -> None:
+def test_port_binding_of_missing_port_raises_not_found_except_unbind(rig: Rig) -> None:
     port = rig.port("h1")
     port_record = rig.service.port(port)
     with pytest.raises(errors.NotFound):

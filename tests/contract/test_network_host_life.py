@@ -21,8 +21,8 @@ from tests.contract.network_lab import Lab, await_true, mac, run
 def test_host_part_restores_same_rules_after_kill_at_any_time(lab: Lab) -> None:
     network, machine = lab.network(), lab.machines["x1"]
     guest, other = lab.guest(network, "10.0.0.5"), lab.guest(network, "10.0.0.6")
-    for guest_ in (guest, other):
-        assert guest_.dhcp()
+    for client in (guest, other):
+        assert client.dhcp()
     rules = machine.rules()
     machine.stop(signal.SIGKILL)
     assert guest.reaches("10.0.0.6")

@@ -80,10 +80,10 @@ def _resolve(value: Any, folder: Path) -> Any:
     if "$ref" not in value:
         return own
     name = value["$ref"].removesuffix("#")
-    path_ = next(
+    source = next(
         path for path in (folder / name, folder / "common_payloads" / name) if path.exists()
     )
-    return _merge(read_sample(path_), own)
+    return _merge(read_sample(source), own)
 
 
 def _merge(base: Any, own: Any) -> Any:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pool of empty test databases (tests/schemas.py) lends only empty databases."""
+"""The pool of test databases (tests/schemas.py), and the shared cache of compiled statements.
+
+The pool lends only empty databases, whatever the previous test left in them.
+"""
 
 from __future__ import annotations
 

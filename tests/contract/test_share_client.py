@@ -98,8 +98,8 @@ def rig(request: pytest.FixtureRequest) -> Rig:
         if "KILONOVA_SHARE_URL" not in os.environ:
             pytest.skip("KILONOVA_SHARE_URL names no Manila")
         return Real(os.environ["KILONOVA_SHARE_URL"])
-    rig_: Rig = InMemory() if request.param == "memory" else request.getfixturevalue("http")
-    return rig_
+    selected_rig: Rig = InMemory() if request.param == "memory" else request.getfixturevalue("http")
+    return selected_rig
 
 
 def test_share_access_rule_allow_and_deny_are_repeatable(rig: Rig) -> None:
@@ -126,7 +126,7 @@ def test_share_deny_keeps_rule_of_other_address(rig: Rig) -> None:
     rig.service.deny(rig.share, ANOTHER)
 
 
-def test_share_allow_on_missing_share_returns_404_and_deny_succeeds(http: OverHttp) -> None:
+def test_share_allow_on_missing_share_raises_not_found_and_deny_succeeds(http: OverHttp) -> None:
     with pytest.raises(errors.NotFound, match="could not be found"):
         http.service.allow(ids.new(), ADDRESS)
     http.service.deny(ids.new(), ADDRESS)

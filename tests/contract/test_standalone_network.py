@@ -347,7 +347,9 @@ def test_openstacksdk_moves_port_binding_between_hosts(rig: Rig, member: Any) ->
         assert admin.activate_port_binding(port, second.name) is not None
         with pytest.raises(openstack.exceptions.ConflictException, match="already active"):
             admin.activate_port_binding(port, second.name)
-        assert {binding_.host: binding_.status for binding_ in admin.port_bindings(port)} == {
+        assert {
+            port_binding.host: port_binding.status for port_binding in admin.port_bindings(port)
+        } == {
             first.name: "INACTIVE",
             second.name: "ACTIVE",
         }
@@ -356,7 +358,7 @@ def test_openstacksdk_moves_port_binding_between_hosts(rig: Rig, member: Any) ->
         with pytest.raises(openstack.exceptions.ConflictException, match="is the active one"):
             admin.delete_port_binding(port, second.name)
         admin.delete_port_binding(port, first.name)
-        assert [binding_.host for binding_ in admin.port_bindings(port)] == [second.name]
+        assert [port_binding.host for port_binding in admin.port_bindings(port)] == [second.name]
         await_condition(lambda: port not in first.description["ports"])
         assert admin.find_extension("binding-extended").name == "Port Bindings Extended"
         with pytest.raises(openstack.exceptions.ForbiddenException, match="create_port_binding"):

@@ -44,7 +44,7 @@ def test_openstackclient_runs_volume_commands(rig: Rig) -> None:
     rig.until(rig.admin, created["id"], "available")
     snapshot, *_ = rig.cloud.openstack("volume snapshot create --volume cli-1 cli-s -f json")
     rig.until(rig.admin, snapshot["id"], "available", "snapshots")
-    listed, volume, snapshots, snapshot_ = rig.cloud.openstack(
+    listed, volume, snapshots, snapshot_record = rig.cloud.openstack(
         "volume list --long -f json",
         "volume show cli-1 -f json",
         "volume snapshot list -f json",
@@ -55,7 +55,7 @@ def test_openstackclient_runs_volume_commands(rig: Rig) -> None:
     assert (volume["size"], volume["status"], volume["description"]) == (1, "available", "d")
     assert volume["type"] == "__DEFAULT__"
     assert [row["Name"] for row in snapshots] == ["cli-s"]
-    assert snapshot_["volume_id"] == created["id"]
+    assert snapshot_record["volume_id"] == created["id"]
     rig.cloud.openstack("volume set --size 3 cli-1")
     rig.until(rig.admin, created["id"], "available")
     changed, copied = rig.cloud.openstack(
@@ -343,11 +343,11 @@ def test_volume_attachment_passes_through_states_until_deletion(rig: Rig, member
         HOST,
     )
     assert rig.show(member, key)["attachments"][0]["host_name"] is None
-    ids_ = [
+    attachment_ids = [
         listed_attachment.id
         for listed_attachment in member.block_storage.attachments(volume_id=key)
     ]
-    assert ids_ == [attachment["id"]]
+    assert attachment_ids == [attachment["id"]]
     assert rig.ask(member, "DELETE", f"/volumes/{key}").status_code == 400
     assert rig.ask(rig.service, "DELETE", path).json() == {"attachments": []}
     assert rig.show(member, key)["status"] == "available"
@@ -461,13 +461,13 @@ def operations() -> list[tuple[str, str]]:
 
 
 def test_volume_routes_require_token_and_refuse_writes_of_reader(rig: Rig, member: Any) -> None:
-    operations_ = operations()
-    assert len(operations_) > 45
+    routes = operations()
+    assert len(routes) > 45
     reader = person(
         rig.admin, rig.cloud, "reader", rig.admin.identity.get_project(member.current_project_id)
     )
     body = {"os-extend": {"new_size": 2}}
-    for method, path in operations_:
+    for method, path in routes:
         assert requests.request(method, rig.url + path, timeout=20).status_code == 401, path
         answer = rig.ask(reader, method, path, None if method == "GET" else body)
         assert answer.status_code in ((200, 403, 404) if method == "GET" else (400, 403, 404)), (

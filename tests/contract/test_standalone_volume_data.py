@@ -138,7 +138,7 @@ def test_private_volume_type_is_for_admins_only(rig: Rig, member: Any) -> None:
     volume_type = rig.admin.block_storage.create_type(name="private", is_public=False)
     body = {"volume": {"size": 1, "volume_type": "private"}}
     assert rig.ask(member, "POST", "/volumes", body).status_code == 404
-    assert volume_type.id not in {type_.id for type_ in member.block_storage.types()}
+    assert volume_type.id not in {visible_type.id for visible_type in member.block_storage.types()}
     assert rig.ask(member, "GET", f"/types/{volume_type.id}").status_code == 404
     key = rig.volume(rig.admin, volume_type="private")
     refusal = rig.ask(rig.admin, "DELETE", f"/types/{volume_type.id}")
@@ -168,7 +168,7 @@ def test_volume_type_extra_specs_are_set_by_admin(rig: Rig, member: Any) -> None
     specs = {"extra_specs": {"multiattach": "<is> False"}}
     refusal_in_use = rig.ask(rig.admin, "POST", f"/types/{volume_type.id}/extra_specs", specs)
     assert (refusal_in_use.status_code, "in use" in refusal_in_use.text) == (400, True)
-    [default] = [type_ for type_ in storage.types() if type_.name == "__DEFAULT__"]
+    [default] = [candidate for candidate in storage.types() if candidate.name == "__DEFAULT__"]
     assert rig.ask(rig.admin, "DELETE", f"/types/{default.id}").status_code == 400
     rig.ask(member, "DELETE", f"/volumes/{key}")
     rig.until(member, key, "gone")
