@@ -325,9 +325,9 @@ OTHERS = (f"{PREFIX}-answers-conductor.{'0' * 32}", f"reply_{PREFIX}-conductor_{
 #: Attempt -> the roles that make it with stolen credentials, and the operation.
 ROLE_ATTEMPTS: dict[str, tuple[tuple[str, ...], Callable[[Any, str], Any]]] = {
     "read a host's queue": (STOLEN_ROLES, try_consume(host_queue(PREFIX, "h1"))),
-    "read what hosts report": (STOLEN_ROLES, try_consume(f"{PREFIX}-reports")),
-    "read what wakes conductors": (STOLEN_ROLES, try_consume("kilonova-conductor")),
-    "take what wakes one conductor": (
+    "read reports of hosts": (STOLEN_ROLES, try_consume(f"{PREFIX}-reports")),
+    "read wakeups of conductors": (STOLEN_ROLES, try_consume("kilonova-conductor")),
+    "take wakeup of one conductor": (
         STOLEN_ROLES,
         lambda channel, role: channel.basic_get("kilonova-conductor.h/1"),
     ),
@@ -351,13 +351,13 @@ ROLE_ATTEMPTS: dict[str, tuple[tuple[str, ...], Callable[[Any, str], Any]]] = {
     "read a conductor's answers": (STOLEN_ROLES, try_consume(OTHERS[0])),
     "read a conductor's replies": (STOLEN_ROLES, try_consume(OTHERS[1])),
     "make a queue of any name": (STOLEN_ROLES, lambda channel, role: channel.queue_declare("")),
-    "hear what wakes conductors": (STOLEN_ROLES, try_bind("kilonova", "kilonova-conductor")),
-    "hear what hosts report": (STOLEN_ROLES, try_bind(exchange(PREFIX), "reports.#")),
-    "hear all answers": (STOLEN_ROLES, try_bind(exchange(PREFIX), "answers.#")),
-    "read what schedulers are asked": ((API, CONSOLE), try_consume("kilonova-scheduler")),
-    "ask schedulers": (STOLEN_ROLES, try_publish("kilonova", "kilonova-scheduler")),
+    "bind wakeups of conductors": (STOLEN_ROLES, try_bind("kilonova", "kilonova-conductor")),
+    "bind reports of hosts": (STOLEN_ROLES, try_bind(exchange(PREFIX), "reports.#")),
+    "bind all answers": (STOLEN_ROLES, try_bind(exchange(PREFIX), "answers.#")),
+    "read requests to schedulers": ((API, CONSOLE), try_consume("kilonova-scheduler")),
+    "send requests to schedulers": (STOLEN_ROLES, try_publish("kilonova", "kilonova-scheduler")),
     "wake conductors": ((CONSOLE, SCHEDULER), try_publish("kilonova", "kilonova-conductor")),
-    "tell notifications": (STOLEN_ROLES, try_publish("nova", "notifications.info")),
+    "send notifications": (STOLEN_ROLES, try_publish("nova", "notifications.info")),
 }
 
 

@@ -28,7 +28,7 @@ from tests.waiting import await_true
 
 
 @pytest.fixture(params=[True, False], ids=["committed", "lost"])
-def committed(request: pytest.FixtureRequest) -> bool:
+def is_committed(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
 
@@ -37,7 +37,7 @@ def count(store: Store, table: sa.Table) -> int:
 
 
 def test_store_write_with_check_does_not_repeat_committed_work(
-    store: Store, committed: bool
+    store: Store, is_committed: bool
 ) -> None:
     runs: list[str] = []
 
@@ -52,24 +52,24 @@ def test_store_write_with_check_does_not_repeat_committed_work(
             is not None
         )
 
-    with unanswered(store, committed=committed) as lost:
-        assert store.write(work, is_there) == ("p0" if committed else "p1")
+    with unanswered(store, committed=is_committed) as lost:
+        assert store.write(work, is_there) == ("p0" if is_committed else "p1")
     assert lost and count(store, schema.projects) == 1
 
 
 def test_store_write_without_check_raises_unsure_when_commit_is_unknown(
-    store: Store, committed: bool
+    store: Store, is_committed: bool
 ) -> None:
     with (
-        unanswered(store, committed=committed),
+        unanswered(store, committed=is_committed),
         pytest.raises(errors.Unsure, match="look before you ask again"),
     ):
         store.write(lambda tx: insert_ignore(tx, schema.projects, {"id": "p", "quota_seq": 0}))
-    assert count(store, schema.projects) == committed
+    assert count(store, schema.projects) == is_committed
 
 
 def test_batched_server_creates_happen_once_when_commit_is_unknown(
-    store: Store, committed: bool
+    store: Store, is_committed: bool
 ) -> None:
     """Two POST requests that queue behind a third go into one transaction."""
     creator, created = Creator(store, LIMITS), {}
@@ -83,7 +83,7 @@ def test_batched_server_creates_happen_once_when_commit_is_unknown(
     for thread in posts:
         thread.start()
     await_true(lambda: creator.waiting == 2)
-    with unanswered(store, committed=committed):
+    with unanswered(store, committed=is_committed):
         creator._lead()
         for thread in posts:
             thread.join(10)
@@ -95,10 +95,10 @@ def test_batched_server_creates_happen_once_when_commit_is_unknown(
 
 
 def test_create_server_with_key_happens_once_when_commit_is_unknown(
-    store: Store, committed: bool
+    store: Store, is_committed: bool
 ) -> None:
     creator, request = Creator(store, LIMITS), creation(key="k")
-    with unanswered(store, committed=committed):
+    with unanswered(store, committed=is_committed):
         created = creator.create(request)
     assert creator.create(request) == Created(
         created.server_id, created.reservation_id, repeated=True, digest=request.digest
@@ -106,9 +106,9 @@ def test_create_server_with_key_happens_once_when_commit_is_unknown(
     assert count(store, schema.servers) == 1
 
 
-def test_begin_action_happens_once_when_commit_is_unknown(store: Store, committed: bool) -> None:
+def test_begin_action_happens_once_when_commit_is_unknown(store: Store, is_committed: bool) -> None:
     server, stop = active_server(store), states.row("os-stop")
-    with unanswered(store, committed=committed):
+    with unanswered(store, committed=is_committed):
         action = store.write(
             lambda tx: actions.begin(tx, stop, server, context=USER),
             lambda tx, action_id: actions.is_begun(tx, action_id, server),
@@ -160,19 +160,19 @@ CREATE_AND_CHECK = {
 
 @pytest.mark.parametrize("table", CREATE_AND_CHECK, ids=str)
 def test_create_row_happens_once_when_commit_is_unknown(
-    store: Store, committed: bool, table: sa.Table
+    store: Store, is_committed: bool, table: sa.Table
 ) -> None:
     make, is_made = CREATE_AND_CHECK[table]
-    with unanswered(store, committed=committed):
+    with unanswered(store, committed=is_committed):
         row = store.write(make, is_made)
     assert store.read(lambda tx: list(tx.scalars(sa.select(table.c.id)))) == [row.id]
 
 
 def test_create_console_token_is_valid_when_commit_is_unknown(
-    store: Store, committed: bool
+    store: Store, is_committed: bool
 ) -> None:
     server = active_server(store)
-    with unanswered(store, committed=committed):
+    with unanswered(store, committed=is_committed):
         token = store.write(
             lambda tx: console_tokens.create(
                 tx, server, "novnc", project_id="p", user_id="u", seconds=60

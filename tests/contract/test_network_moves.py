@@ -303,24 +303,29 @@ def run_connection_end(guest: Guest, *words: str, listens: bool = False) -> Iter
         process.wait(5)
 
 
-@pytest.mark.parametrize("story", ["asked", "asking", "told"])
+@pytest.mark.parametrize("role", ["server", "client", "reader"])
 def test_tcp_connection_survives_live_migration_until_groups_forbid_it(
-    cloud: Cloud, story: str
+    cloud: Cloud, role: str
 ) -> None:
     network, out, m2 = cloud.network(), cloud.group("egress"), cloud.lab.machines["m2"]
-    inside, received = cloud.group("ingress", tcp=True), cloud.lab.folder / f"heard-{story}"
-    guest = cloud.guest(network, "m1", security_groups=[inside if story == "asked" else out])
-    other = cloud.guest(network, "m3", security_groups=[out if story == "asked" else inside])
+    inside, received = cloud.group("ingress", tcp=True), cloud.lab.folder / f"received-{role}"
+    guest = cloud.guest(network, "m1", security_groups=[inside if role == "server" else out])
+    other = cloud.guest(network, "m3", security_groups=[out if role == "server" else inside])
     server, server_words, client, client_words = {
-        "asked": (guest, ["listen", "7001", str(received)], other, ["talk", "7001", guest.address]),
+        "server": (
+            guest,
+            ["listen", "7001", str(received)],
+            other,
+            ["talk", "7001", guest.address],
+        ),
         "asking": (
             other,
             ["listen", "7002", str(received)],
             guest,
             ["talk", "7002", other.address],
         ),
-        "told": (other, ["push", "7003"], guest, ["pull", "7003", other.address, str(received)]),
-    }[story]
+        "reader": (other, ["push", "7003"], guest, ["pull", "7003", other.address, str(received)]),
+    }[role]
 
     def await_more(when: str) -> None:
         so_far = received.stat().st_size if received.exists() else 0

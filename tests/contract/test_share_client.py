@@ -150,7 +150,7 @@ def test_share_access_rule_is_active_once_applied(http: OverHttp) -> None:
     assert states == ["applying", "applying", "applying", ACTIVE] and len(http.manila.rules) == 1
 
 
-def test_share_access_rule_that_cannot_be_applied_is_failed(http: OverHttp) -> None:
+def test_inapplicable_share_access_rule_has_state_failed(http: OverHttp) -> None:
     http.manila.fails = True
     http.service.allow(http.share, ADDRESS)
     assert http.service.allow(http.share, ADDRESS) == FAILED
