@@ -318,7 +318,7 @@ def test_tcp_connection_survives_live_migration_until_groups_forbid_it(
             other,
             ["talk", "7001", guest.address],
         ),
-        "asking": (
+        "client": (
             other,
             ["listen", "7002", str(received)],
             guest,
