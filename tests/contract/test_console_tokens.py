@@ -104,7 +104,7 @@ def move_and_return(tx: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "happened",
+    "change",
     [lambda tx: guests.add_debt(tx, SERVER, 4), move, move_and_return],
     ids=["deleted", "moved", "came back"],
 )

@@ -182,7 +182,7 @@ def test_repeated_queries_read_no_growing_table_completely(store: Store) -> None
     sa.event.listen(
         store.engine,
         "before_cursor_execute",
-        lambda *analyze: statements.append((analyze[2], analyze[3])),
+        lambda *arguments: statements.append((arguments[2], arguments[3])),
     )
     reads: dict[str, list[str]] = {}
     for name, poll in POLLS.items():
