@@ -80,8 +80,8 @@ def test_begin_host_action_concurrently_succeeds_once_per_host(store: Store) -> 
             return None
 
     with ThreadPoolExecutor(4) as pool:
-        new_actions = [action for action in pool.map(try_begin, range(4)) if action is not None]
-    assert len(new_actions) == 1
+        created = [action for action in pool.map(try_begin, range(4)) if action is not None]
+    assert len(created) == 1
     with pytest.raises(errors.NotFound, match="There is no host h9"):
         begin(store, host="h9")
 

@@ -279,7 +279,9 @@ def test_image_gateway_passes_refusals_of_image_service_to_host(
 
 
 @pytest.fixture(scope="module")
-def lesser(cloud: Cloud, admin: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+def limited_gateway(
+    cloud: Cloud, admin: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Process]:
     """A gateway with a service user that may only validate tokens."""
     project = admin.identity.find_project("service")
     user = admin.identity.create_user(
@@ -297,13 +299,13 @@ MISSING_ROLE = r"lesser of project service \(reader, service\), needs the role a
 
 
 def test_image_service_error_names_missing_role_only_if_missing(
-    lesser: Process, gateway: Process, admin: Any, service: ImageClient
+    limited_gateway: Process, gateway: Process, admin: Any, service: ImageClient
 ) -> None:
     image = create_image(admin, service)
     with pytest.raises(errors.NotFound, match=f"could not be found.*{MISSING_ROLE}"):
-        ImageService(IdentityClient(config.load(str(lesser.conf)))).show(image)
+        ImageService(IdentityClient(config.load(str(limited_gateway.conf)))).show(image)
     with pytest.raises(errors.Forbidden, match=MISSING_ROLE):
-        ImageService(IdentityClient(config.load(str(lesser.conf)))).create(
+        ImageService(IdentityClient(config.load(str(limited_gateway.conf)))).create(
             {
                 "id": str(uuid.uuid4()),
                 "name": "snap",
@@ -314,7 +316,9 @@ def test_image_service_error_names_missing_role_only_if_missing(
             }
         )
     answer = send_request(
-        "GET", f"{lesser.url}/v2/images/{image}/file", lesser.read_access(image).token
+        "GET",
+        f"{limited_gateway.url}/v2/images/{image}/file",
+        limited_gateway.read_access(image).token,
     )
     assert answer.status_code == 404 and "needs the role admin" in answer.text
     with pytest.raises(errors.NotFound) as caught:
@@ -323,17 +327,17 @@ def test_image_service_error_names_missing_role_only_if_missing(
 
 
 def test_image_lookup_is_refused_when_service_user_may_not_read_image(
-    lesser: Process, gateway: Process, admin: Any, service: ImageClient
+    limited_gateway: Process, gateway: Process, admin: Any, service: ImageClient
 ) -> None:
     """The API makes this check for each image that a tenant names."""
     image, token = create_image(admin, service), admin.session.get_token()
     with pytest.raises(errors.Forbidden, match=MISSING_ROLE):
-        api_image_client(lesser).show(image, token)
+        api_image_client(limited_gateway).show(image, token)
     assert api_image_client(gateway).show(image, token).visibility == "private"
     service.change(image, {"visibility": "public"}, token)
-    assert api_image_client(lesser).show(image, token).ref.id == image
+    assert api_image_client(limited_gateway).show(image, token).ref.id == image
     with pytest.raises(errors.BadRequest, match="Can not find requested image"):
-        api_image_client(lesser).show(str(uuid.uuid4()), token)
+        api_image_client(limited_gateway).show(str(uuid.uuid4()), token)
     service.delete(image, token)  # All tests of the shared cloud would see a public image.
 
 

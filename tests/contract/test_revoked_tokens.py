@@ -45,7 +45,7 @@ def connect(cloud: Cloud, username: str, password: str, project: str) -> Any:
 
 
 @pytest.fixture
-def mira(cloud: Cloud) -> tuple[Any, Any, str, str]:
+def token_user(cloud: Cloud) -> tuple[Any, Any, str, str]:
     """An admin's identity client, a user in a project, the project's id, and the user's token."""
     admin = connect(cloud, "admin", cloud.admin_password, "admin").identity
     name = f"mira-{uuid.uuid4().hex[:8]}"
@@ -81,25 +81,28 @@ def new_token_checker(cloud: Cloud, folder: Path, password: str = "") -> TokenCh
     ids=["token revoked", "user disabled", "project disabled"],
 )
 def test_console_token_check_refuses_ended_token(
-    cloud: Cloud, tmp_path: Path, mira: tuple[Any, Any, str, str], end: Callable[..., Any]
+    cloud: Cloud, tmp_path: Path, token_user: tuple[Any, Any, str, str], end: Callable[..., Any]
 ) -> None:
-    checker, sealed = new_token_checker(cloud, tmp_path), Vault("key").seal({"token": mira[3]})
+    checker, sealed = (
+        new_token_checker(cloud, tmp_path),
+        Vault("key").seal({"token": token_user[3]}),
+    )
     assert checker.is_valid(sealed)
-    end(*mira)
+    end(*token_user)
     assert not checker.is_valid(sealed)
 
 
 def test_console_token_check_raises_unavailable_with_wrong_password(
-    cloud: Cloud, tmp_path: Path, mira: tuple[Any, Any, str, str]
+    cloud: Cloud, tmp_path: Path, token_user: tuple[Any, Any, str, str]
 ) -> None:
     with pytest.raises(errors.Unavailable):
         new_token_checker(cloud, tmp_path, password="wrong").is_valid(
-            Vault("key").seal({"token": mira[3]})
+            Vault("key").seal({"token": token_user[3]})
         )
 
 
 def test_api_accepts_revoked_token_for_at_most_a_minute(
-    cloud: Cloud, tmp_path: Path, mira: tuple[Any, Any, str, str]
+    cloud: Cloud, tmp_path: Path, token_user: tuple[Any, Any, str, str]
 ) -> None:
     def respond(environ: dict[str, Any], start_response: Any) -> list[bytes]:
         start_response("200 OK", [])
@@ -112,11 +115,15 @@ def test_api_accepts_revoked_token_for_at_most_a_minute(
     )
 
     def get_user() -> bytes:
-        return Request.blank("/", headers={"X-Auth-Token": mira[3]}).get_response(application).body
+        return (
+            Request.blank("/", headers={"X-Auth-Token": token_user[3]})
+            .get_response(application)
+            .body
+        )
 
-    assert get_user() == mira[1].id.encode() and len(token_cache) == 1
-    mira[0].delete("/auth/tokens", headers={"X-Subject-Token": mira[3]})
+    assert get_user() == token_user[1].id.encode() and len(token_cache) == 1
+    token_user[0].delete("/auth/tokens", headers={"X-Subject-Token": token_user[3]})
     clock[0] = 59.0
-    assert get_user() == mira[1].id.encode()  # The token is still in the cache.
+    assert get_user() == token_user[1].id.encode()  # The token is still in the cache.
     clock[0] = 60.0
     assert get_user() == b"nobody"

@@ -180,8 +180,8 @@ def test_image_list_is_paged_sorted_and_filtered(owner: Any) -> None:
     assert "next" not in rest
     pairs = [(image["name"], image["id"]) for image in first["images"] + rest["images"]]
     assert pairs == sorted(
-        sorted(pairs, key=lambda name_and_id: name_and_id[1], reverse=True),
-        key=lambda name_and_id: name_and_id[0],
+        sorted(pairs, key=lambda entry: entry[1], reverse=True),
+        key=lambda entry: entry[0],
     )
     assert {key for _, key in pairs} == set(keys)
     for query in (
