@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The helper that makes bridges, as systemd would start it, in a thread."""
+"""Run the bridge helper in a thread, on a socket as from systemd."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from compute_agent.privileged import bridges
 from compute_agent.privileged.bridges import BridgeHelper
 
 
-def helper_of(folder: Path) -> BridgeHelper:
-    """The way to one that serves from now on, until the tests end."""
+def start_helper(folder: Path) -> BridgeHelper:
+    """Start a bridge helper that serves until the test process ends, and return a client."""
     path = folder / "bridges.socket"
-    where = socket.socket(socket.AF_UNIX)
-    where.bind(str(path))
-    where.listen()
-    threading.Thread(target=bridges.serve, args=(where,), daemon=True).start()
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen()
+    threading.Thread(target=bridges.serve, args=(listener,), daemon=True).start()
     return BridgeHelper(path)

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Print the guests that Ceilometer's own discovery finds at a libvirtd, as a list in JSON.
+"""Print the guests that Ceilometer's own discovery finds at a libvirtd, as a JSON list.
 
-Run by test_virt_telemetry.py with the Python of an environment that has Ceilometer:
-``python ceilometer_reader.py URI``. The settings are Ceilometer's defaults. Nothing of ours is
-imported here.
+test_virt_telemetry.py runs ``python ceilometer_reader.py URI`` with the Python of an environment
+that has Ceilometer, at default settings. This file imports no code of Kilonova.
 """
 
 import json
@@ -14,11 +13,10 @@ from ceilometer.compute import discovery
 
 
 def main(uri: str) -> None:
-    """Print the guests."""
     conf = service.prepare_service([], config_files=[])
     conf.set_override("libvirt_uri", uri)
-    found = discovery.InstanceDiscovery(conf).discover(None)
-    json.dump([vars(guest) for guest in found], sys.stdout)
+    guests = discovery.InstanceDiscovery(conf).discover(None)
+    json.dump([vars(guest) for guest in guests], sys.stdout)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What contracts are tested on: databases of the newest version, and the hypervisors of virt
-drivers.
+"""Shared fixtures: databases with the newest schema, embedded services, and hypervisors.
 
-Each hypervisor is a rig; QEMU gets a libvirtd of its own.
+Each hypervisor is a rig. QEMU has a libvirtd of its own.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from tests.standalone import Cloud
 from tests.waiting import await_true
 
 __all__ = ["lab", "network_hosts"]
-#: On real guests a test runs in a slice, unless it has a mark of its own.
+#: Tests on real guests run in a slice, unless they have another mark.
 QEMU = pytest.param("qemu", marks=[pytest.mark.kvm_or_tcg, pytest.mark.slice("guests")])
 QEMU_MOVES = pytest.param("qemu", marks=[pytest.mark.kvm_or_tcg, pytest.mark.slice("moves")])
 NEEDED = ("libvirtd", "qemu-system-x86_64", "qemu-img", "syslinux", "mcopy")
@@ -39,17 +38,17 @@ NEEDED = ("libvirtd", "qemu-system-x86_64", "qemu-img", "syslinux", "mcopy")
 
 @pytest.fixture
 def store(upgraded_url: str) -> Iterator[Store]:
-    """An empty store."""
-    made = Store(upgraded_url)
-    yield made
-    made.close()
+    """An empty store, on each database."""
+    store = Store(upgraded_url)
+    yield store
+    store.close()
 
 
 @pytest.fixture(scope="session")
 def standalone_cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
-    """The identity and the image service, and ports for the network and the volume service.
+    """The embedded identity and image services, and ports for the network and volume services.
 
-    All tests of this process share them, so a test makes its own users, projects and images.
+    All tests of this process share them, so each test creates separate users, projects and images.
     """
     with standalone.running(
         tmp_path_factory.mktemp("standalone"),
@@ -70,33 +69,33 @@ def bootable(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def private_libvirtd() -> Iterator[Path]:
-    """A libvirtd for this module alone, because one of its tests kills it."""
+    """A libvirtd for this module only, because a test kills the daemon."""
     demand(*FOR_GUESTS, programs=NEEDED)
     folder = guests_folder("kn-virt-")
     libvirtd.start(folder)
     yield folder
     libvirtd.stop(folder)
     assert not libvirtd.is_running(folder)
-    _leave_nothing(folder)
+    _remove_folder_of_guests(folder)
 
 
 @pytest.fixture(scope="module")
 def machines() -> Iterator[Machines]:
-    """Two real hosts, for this module alone."""
+    """Two real hosts, for this module only."""
     demand(*FOR_HOSTS, programs=NEEDED)
     folder = guests_folder("kn-")
-    made = Machines(folder)
-    yield made
-    made.end()
-    _leave_nothing(folder)
+    machines = Machines(folder)
+    yield machines
+    machines.end()
+    _remove_folder_of_guests(folder)
 
 
-def _leave_nothing(folder: Path) -> None:
-    def left() -> list[bytes]:
-        told = map(_read, Path("/proc").glob("[0-9]*/cmdline"))
-        return [command for command in told if str(folder).encode() in command]
+def _remove_folder_of_guests(folder: Path) -> None:
+    def remaining() -> list[bytes]:
+        commands = map(_read, Path("/proc").glob("[0-9]*/cmdline"))
+        return [command for command in commands if str(folder).encode() in command]
 
-    await_true(lambda: not left(), 10, lambda: f"processes were left: {left()}")
+    await_true(lambda: not remaining(), 10, lambda: f"processes were left: {remaining()}")
     shutil.rmtree(folder)
 
 
@@ -112,31 +111,31 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
     yield from virt_rigs.of_kind(request, tmp_path)
 
 
-def _made_pair(request: pytest.FixtureRequest, folder: Path, shared: bool) -> Iterator[Pair]:
+def _open_pair(request: pytest.FixtureRequest, folder: Path, shared: bool) -> Iterator[Pair]:
     match request.param:
         case "memory":
-            made = memory_pair(folder, shared)
+            pair = memory_pair(folder, shared)
         case "test":
             pytest.importorskip("libvirt")
-            made = libvirt_test_pair(folder, shared)
+            pair = libvirt_test_pair(folder, shared)
         case _:
-            made = request.getfixturevalue("machines").pair(
+            pair = request.getfixturevalue("machines").pair(
                 request.getfixturevalue("bootable"), shared
             )
-    yield made
-    made.clean()
+    yield pair
+    pair.clean()
 
 
 @pytest.fixture(params=["memory", "test", QEMU_MOVES])
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
-    """Two hosts with disks of their own."""
-    yield from _made_pair(request, tmp_path, shared=False)
+    """Two hosts with separate disks."""
+    yield from _open_pair(request, tmp_path, shared=False)
 
 
 @pytest.fixture(params=["memory", "test", QEMU_MOVES])
 def sharing(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
-    """Two hosts with their disks on the same storage."""
-    yield from _made_pair(request, tmp_path, shared=True)
+    """Two hosts with shared disks."""
+    yield from _open_pair(request, tmp_path, shared=True)
 
 
 @pytest.fixture(params=[False, True], ids=["local", "shared"])
@@ -146,6 +145,8 @@ def shared(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture(params=["memory", QEMU_MOVES])
 def live(request: pytest.FixtureRequest, tmp_path: Path, shared: bool) -> Iterator[Pair]:
-    """Two hosts of both kinds, between which guests can move while they run; libvirt's mock-up
-    cannot do that."""
-    yield from _made_pair(request, tmp_path, shared)
+    """Two hosts, with separate and with shared disks, that support live migration.
+
+    libvirt's test driver does not support live migration.
+    """
+    yield from _open_pair(request, tmp_path, shared)

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images that nobody should open: they refer to a file of the host, lie about what they are, or are
-damaged.
+"""Malicious or damaged images: references to a file of the host, false formats, damaged headers.
 
-``corpus(canary)`` makes them, each with the format that it is declared to be. ``canary`` is a file
-on the host; nothing that it holds may ever show anywhere.
+``corpus(canary)`` returns the images, each with a declared format. ``canary`` is a file on the
+host. The content of that file must never become visible.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ SECTOR, MEBIBYTE = 512, 1 << 20
 
 
 class Hostile(NamedTuple):
-    """``opaque``: it may be used, as the bytes that it is."""
+    """An image. If ``opaque``, hosts may use the image as raw bytes."""
 
     name: str
     content: bytes
@@ -29,20 +28,20 @@ class Hostile(NamedTuple):
 
 
 def corpus(canary: Path) -> list[Hostile]:
-    """All of them, each under a name of its own."""
-    made = [
-        *_references(str(canary)),
-        *_foreign(str(canary)),
-        *_malformed(),
-        *_bombs(),
-        *_hidden(str(canary)),
+    """Return all images, each with a unique name."""
+    images = [
+        *_images_with_references(str(canary)),
+        *_images_of_other_formats(str(canary)),
+        *_damaged_images(),
+        *_images_with_false_size(),
+        *_images_within_raw_data(str(canary)),
     ]
-    assert len({one.name for one in made}) == len(made) >= 60
-    return made
+    assert len({image.name for image in images}) == len(images) >= 60
+    return images
 
 
 def standing_on(name: str, kind: str = "raw") -> bytes:
-    """qcow2 with a backing file of this name."""
+    """Return a qcow2 image with a backing file of this name."""
     content = sound()
     content[112 : 112 + 24] = extension(qcow2.BACKING_FORMAT, kind.encode()) + bytes(8)
     content[1024 : 1024 + len(name)] = name.encode()
@@ -50,7 +49,7 @@ def standing_on(name: str, kind: str = "raw") -> bytes:
     return bytes(content)
 
 
-def _references(canary: str) -> Iterator[Hostile]:
+def _images_with_references(canary: str) -> Iterator[Hostile]:
     for number, name in enumerate(
         (
             canary,
@@ -76,8 +75,8 @@ def _references(canary: str) -> Iterator[Hostile]:
     yield Hostile("data file, as raw", bytes(data), "raw")
 
 
-def _foreign(canary: str) -> Iterator[Hostile]:
-    """Formats that no host takes, under the names of those that it does."""
+def _images_of_other_formats(canary: str) -> Iterator[Hostile]:
+    """Yield formats that no host accepts, declared as an accepted format."""
     flat = f'# Disk DescriptorFile\nversion=1\ncreateType="monolithicFlat"\nRW 2048 FLAT "{canary}" 0\n'.encode()
     sparse = struct.pack("<4sIIQQQQ", b"KDMV", 1, 3, 2048, 128, 1, 20).ljust(SECTOR, b"\0")
     stream = flat.replace(b"monolithicFlat", b"streamOptimized").replace(b"FLAT", b"SPARSE")
@@ -104,7 +103,7 @@ def _foreign(canary: str) -> Iterator[Hostile]:
     yield Hostile("bytes, as qcow2", b"x" * 100_000, "qcow2")
 
 
-def _malformed() -> Iterator[Hostile]:
+def _damaged_images() -> Iterator[Hostile]:
     for name, value, _ in MALFORMED:
         content, (at, size) = sound(), FIELDS[name]
         content[at : at + size] = value.to_bytes(size, "big")
@@ -113,8 +112,8 @@ def _malformed() -> Iterator[Hostile]:
         yield Hostile(f"cut off after {length}", bytes(sound()[:length]), "qcow2")
 
 
-def _bombs() -> Iterator[Hostile]:
-    """Small files that say that they are large."""
+def _images_with_false_size() -> Iterator[Hostile]:
+    """Yield small files that declare a large size."""
     for bits in (38, 50, 62):
         content = sound()
         content[24:32] = struct.pack(">Q", 1 << bits)
@@ -124,8 +123,8 @@ def _bombs() -> Iterator[Hostile]:
     yield Hostile("4 TiB with all its tables", bytes(content), "qcow2")
 
 
-def _hidden(canary: str) -> Iterator[Hostile]:
-    """What a careless reader would find inside of bytes that are but bytes."""
+def _images_within_raw_data(canary: str) -> Iterator[Hostile]:
+    """Yield raw images that a careless reader would take for another format."""
     partitioned = bytearray(2 * MEBIBYTE)
     partitioned[446:462] = b"\x80" + bytes(3) + b"\x0e" + bytes(3) + struct.pack("<II", 2048, 2048)
     partitioned[510:512] = b"\x55\xaa"

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An image gateway as a process, what a conductor sends to hosts for it, and an image service that
-does what it is
-told: breaks off, refuses, stays silent."""
+"""An image gateway process, the access that conductors send to hosts, and a fake image service.
+
+The fake image service can break off, refuse or stay silent.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ HOST = "h1"
 
 
 class Wire:
-    """A link to hosts that keeps what is cast."""
+    """A link to hosts that records casts."""
 
     def __init__(self) -> None:
         self.sent: list[dict[str, Any]] = []
@@ -46,7 +47,7 @@ class Wire:
 
 
 class Process:
-    """kilonova-image-gateway, and its log."""
+    """A running kilonova-image-gateway with a log."""
 
     def __init__(self, folder: Path, conf: str) -> None:
         folder.mkdir(exist_ok=True)
@@ -78,32 +79,32 @@ class Process:
         return self._log.read_text()
 
     def access(self, verb: Verb) -> Access:
-        """Return the access that a conductor sends with such a command."""
+        """Return the access that a conductor sends with a command for this verb."""
         wire = Wire()
         Messages(wire, wire, Gateway(self.url, Tickets(Vault(KEY)))).do(  # type: ignore[arg-type]  # it casts only
             HOST, [new_command(verb)]
         )
         return from_wire(Access, wire.sent[0]["access"])
 
-    def to_read(self, image: str) -> Access:
+    def read_access(self, image: str) -> Access:
         guest = replace(VALUES["guest"], image=ImageRef(image))
         return self.access(EnsureGuest(guest=guest))
 
-    def to_write(self, image: str) -> Access:
+    def write_access(self, image: str) -> Access:
         return self.access(Snapshot(image_id=image))
 
-    def most_memory(self) -> int:
-        """MiB that its largest process has had at once."""
+    def peak_memory(self) -> int:
+        """Return the peak memory of the largest process of the gateway, in MiB."""
         own = self.started.pid
         children = Path(f"/proc/{own}/task/{own}/children").read_text().split()
-        return max(_peak(int(pid)) for pid in (own, *children))
+        return max(_peak_memory(int(pid)) for pid in (own, *children))
 
     def end(self) -> None:
         self.started.send_signal(signal.SIGTERM)
         assert self.started.wait(20) == 0
 
 
-def _peak(pid: int) -> int:
+def _peak_memory(pid: int) -> int:
     [line] = [
         line
         for line in Path(f"/proc/{pid}/status").read_text().splitlines()
@@ -121,8 +122,10 @@ def running(
     password: str | None = None,
     image: str = "",
 ) -> Iterator[Process]:
-    """A gateway whose own user is this one; ``image``: where its image service is, unless the
-    catalogue says."""
+    """Yield a gateway with the service user ``user``.
+
+    ``image`` is the URL of the image service. If empty, the URL comes from the catalogue.
+    """
     process = Process(
         folder,
         f"[identity]\nauth_url = {cloud.auth_url}\nusername = {user}\nproject_name = service\n"
@@ -133,8 +136,8 @@ def running(
     process.end()
 
 
-def ask(method: str, url: str, token: str, **more: Any) -> requests.Response:
-    """One request of somebody who has this token."""
+def send_request(method: str, url: str, token: str, **more: Any) -> requests.Response:
+    """Send one request with this token."""
     with requests.Session() as session:
         session.trust_env = False
         return session.request(
@@ -147,21 +150,20 @@ def ask(method: str, url: str, token: str, **more: Any) -> requests.Response:
 
 
 class Service:
-    """An image service of one function: it is given a connection and the head of a request, and
-    does what it likes."""
+    """An image service whose ``does`` function gets each connection and request head."""
 
     def __init__(self) -> None:
-        self._door = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._door.getsockname()[1]}"
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self.does: Callable[[socket.socket, str], Any] = lambda client, head: None
-        self.heard: list[str] = []
+        self.request_heads: list[str] = []
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
         with suppress(OSError):
             while True:
                 threading.Thread(
-                    target=self._serve, args=self._door.accept()[:1], daemon=True
+                    target=self._serve, args=self._listener.accept()[:1], daemon=True
                 ).start()
 
     def _serve(self, client: socket.socket) -> None:
@@ -170,14 +172,14 @@ class Service:
             head = b""
             while b"\r\n\r\n" not in head:
                 head += client.recv(1)
-            self.heard.append(head.decode())
+            self.request_heads.append(head.decode())
             self.does(client, head.decode())
             with suppress(OSError):
                 client.shutdown(socket.SHUT_WR)
 
-    def says(self, text: bytes) -> None:
-        """Answer this, and close."""
+    def respond_with(self, text: bytes) -> None:
+        """Answer each request with this text and close the connection."""
         self.does = lambda client, head: client.sendall(text)
 
     def close(self) -> None:
-        self._door.close()
+        self._listener.close()

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An iSCSI target that needs no module of the kernel (tgt), with volumes as Cinder's LVM driver
-gives them: a target for each volume, whose name has the volume's id."""
+"""An iSCSI target in user space (tgt), with volumes as Cinder's LVM driver exports them.
+
+Each volume has a separate target with the volume's id in the name.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ LUN = 1
 
 
 class IscsiTarget:
-    """A tgtd at ``address``, whose files are in ``folder``."""
+    """A running tgtd at ``address`` with all files in ``folder``."""
 
     def __init__(self, folder: Path, address: str = "127.0.0.1") -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -37,21 +39,21 @@ class IscsiTarget:
             )
 
     def is_up(self) -> bool:
-        return self._tell("system", "show").returncode == 0
+        return self._run_tgtadm("system", "show").returncode == 0
 
     def serve(self, volume_id: str, path: Path, password: str = "") -> JsonObject:
-        """The connection to a volume in the words of Cinder's attachments."""
+        """Export a volume and return the connection in the format of Cinder's attachments."""
         self._count += 1
         name, number = f"{PREFIX}{volume_id}", str(self._count)
-        self._do("target", "new", "--tid", number, "-T", name)
-        self._do("logicalunit", "new", "--tid", number, "--lun", str(LUN), "-b", str(path))
-        self._do("target", "bind", "--tid", number, "-I", "ALL")
-        asks: JsonObject = {"auth_method": None}
+        self._run_checked("target", "new", "--tid", number, "-T", name)
+        self._run_checked("logicalunit", "new", "--tid", number, "--lun", str(LUN), "-b", str(path))
+        self._run_checked("target", "bind", "--tid", number, "-I", "ALL")
+        auth: JsonObject = {"auth_method": None}
         if password:
             user = f"{USER}{number}"
-            self._do("account", "new", "--user", user, "--password", password)
-            self._do("account", "bind", "--tid", number, "--user", user)
-            asks = {"auth_method": "CHAP", "auth_username": user, "auth_password": password}
+            self._run_checked("account", "new", "--user", user, "--password", password)
+            self._run_checked("account", "bind", "--tid", number, "--user", user)
+            auth = {"auth_method": "CHAP", "auth_username": user, "auth_password": password}
         return {
             "driver_volume_type": "iscsi",
             "target_discovered": False,
@@ -59,26 +61,32 @@ class IscsiTarget:
             "target_iqn": name,
             "target_lun": LUN,
             "discard": False,
-            **asks,
+            **auth,
         }
 
     def exchange(self, volume_id: str, path: Path) -> None:
-        """Another device is the unit from now on, as after a mistake of the array's."""
+        """Put another device behind the unit, as after a mistake of the array."""
         target = str(self._number(volume_id))
         at = ("--tid", target, "--lun", str(LUN))
-        self._do("logicalunit", "delete", *at)
-        self._do("logicalunit", "new", *at, "-b", str(path))
-        self._do("logicalunit", "update", *at, "--params", "scsi_id=another,scsi_sn=another")
+        self._run_checked("logicalunit", "delete", *at)
+        self._run_checked("logicalunit", "new", *at, "-b", str(path))
+        self._run_checked(
+            "logicalunit", "update", *at, "--params", "scsi_id=another,scsi_sn=another"
+        )
 
     def sessions(self, volume_id: str) -> list[str]:
-        """Initiators that are logged in to a volume's target."""
-        shown = self._do("conn", "show", "--tid", str(self._number(volume_id)))
-        return shown.splitlines()
+        """Return the initiators that are logged in to a volume's target."""
+        output = self._run_checked("conn", "show", "--tid", str(self._number(volume_id)))
+        return output.splitlines()
 
     def _number(self, volume_id: str) -> int:
-        lines = self._do("target", "show").splitlines()
-        [found] = [one for one in lines if one.startswith("Target ") and one.endswith(volume_id)]
-        return int(found.removeprefix("Target ").partition(":")[0])
+        lines = self._run_checked("target", "show").splitlines()
+        [line] = [
+            candidate
+            for candidate in lines
+            if candidate.startswith("Target ") and candidate.endswith(volume_id)
+        ]
+        return int(line.removeprefix("Target ").partition(":")[0])
 
     def end(self) -> None:
         self._process.terminate()
@@ -88,14 +96,16 @@ class IscsiTarget:
             self._process.kill()
             self._process.wait()
 
-    def _do(self, mode: str, what: str, *about: str) -> str:
-        done = self._tell(mode, what, *about)
-        assert done.returncode == 0, (mode, what, about, done.stderr)
-        return done.stdout
+    def _run_checked(self, mode: str, operation: str, *options: str) -> str:
+        result = self._run_tgtadm(mode, operation, *options)
+        assert result.returncode == 0, (mode, operation, options, result.stderr)
+        return result.stdout
 
-    def _tell(self, mode: str, what: str, *about: str) -> subprocess.CompletedProcess[str]:
+    def _run_tgtadm(
+        self, mode: str, operation: str, *options: str
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            ["tgtadm", "--lld", "iscsi", "--mode", mode, "--op", what, *about],
+            ["tgtadm", "--lld", "iscsi", "--mode", mode, "--op", operation, *options],
             env=self._environment,
             capture_output=True,
             text=True,
@@ -106,10 +116,10 @@ class IscsiTarget:
 
 @contextmanager
 def running_target(folder: Path, address: str = "127.0.0.1") -> Iterator[IscsiTarget]:
-    """One until the end of the block."""
-    made = IscsiTarget(folder, address)
+    """Yield a target that runs until the end of the block."""
+    target = IscsiTarget(folder, address)
     try:
-        await_true(made.is_up, 30, lambda: (folder / "log").read_text())
-        yield made
+        await_true(target.is_up, 30, lambda: (folder / "log").read_text())
+        yield target
     finally:
-        made.end()
+        target.end()

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host that mounts nothing: what is "mounted" is a folder with one file, and the kernel's table
-is a file of ours."""
+"""A fake host for mounts.
+
+A mounted share is a folder with one file, and the kernel's table is a file of the test.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,12 @@ ROOT = Path("/")
 
 
 class LocalMounts:
-    """``run`` stands for mount and umount; ``refuses``: the locations of shares that no file server
-    has."""
+    """Mounts whose ``run`` replaces mount and umount. ``refuses``: locations of missing shares."""
 
     def __init__(self, table: Path, by_systemd: bool = False) -> None:
         self.table, self.asked = table, []  # type: tuple[Path, list[list[str]]]
         self.refuses: set[str] = set()
-        self.busy = False  # an unmount that is not lazy fails
+        self.busy = False  # if true, an unmount that is not lazy fails
         self._keep([])
         self.mounts = Mounts(by_systemd, self.run, table)
 
@@ -38,7 +39,7 @@ class LocalMounts:
                 raise VerbFailed("It is busy.")
             for file in folder.iterdir():
                 file.unlink()
-            self._keep([one for one in self.folders if one != folder])
+            self._keep([other for other in self.folders if other != folder])
             return
         if location in self.refuses:
             raise VerbFailed(
@@ -48,7 +49,7 @@ class LocalMounts:
         self._keep([*self.folders, folder])
 
     def reboot(self) -> None:
-        """Nothing is mounted any more."""
+        """Remove all mounts, as a reboot does."""
         for folder in self.folders:
             (folder / FILE).unlink()
         self._keep([])

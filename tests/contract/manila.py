@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A shared file system service over HTTP, as far as servers' shares need it: Manila's API v2 at
-version 2.82.
+"""A fake shared file system service over HTTP: the part of Manila's API 2.82 that servers use.
 
-Like the real one it shows a token only what is its project's, and admins everything; hides a locked
-rule's address from all but admins; makes one rule for an address; and removes a locked rule only
-when told to. A rule is applied some looks after it was asked for. ``trouble``: the status of its
-next answers.
+Like Manila, it
+
+* shows a token only the shares of the same project, and admins all,
+* shows the address of a locked rule only to admins,
+* creates one rule per address, and
+* deletes a locked rule only with ``unrestrict``.
+
+A rule is applied after ``applies_after`` lists of rules. ``statuses`` contains the error statuses
+of the next answers.
 """
 
 from __future__ import annotations
@@ -30,14 +34,14 @@ REASONS = {
 }
 
 
-class Refused(Exception):
+class Refusal(Exception):
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
         self.status = status
 
 
 class Manila:
-    """A WSGI application. ``projects``: token -> project, None for an admin."""
+    """A WSGI application. ``projects`` maps tokens to projects, and to None for an admin."""
 
     def __init__(self, projects: dict[str, str | None]) -> None:
         self.projects = projects
@@ -45,15 +49,19 @@ class Manila:
         self.locations: dict[str, list[JSON]] = {}
         self.rules: dict[str, JSON] = {}
         self.applies_after, self.fails, self.latest = 0, False, LATEST
-        self.most = 1000  # entries of one answer
-        self.trouble: list[int] = []
-        self.meanwhile: Callable[[], object] | None = None  # once, after the next list of rules
+        self.page_size = 1000  # maximum number of entries in an answer
+        self.statuses: list[int] = []
+        self.meanwhile: Callable[[], object] | None = (
+            None  # runs once, after the next list of rules
+        )
 
     def add_share(
         self, project: str, *paths: str, status: str = "available", protocol: str = "NFS"
     ) -> str:
-        """A share with these export locations, of which the last is preferred; before them stands
-        one for admins."""
+        """Add a share with these export locations and return the share's id.
+
+        The last location is the preferred one. Another location before them is for admins only.
+        """
         share = ids.new()
         self.shares[share] = {
             "id": share,
@@ -75,7 +83,7 @@ class Manila:
         return share
 
     def add_rule(self, share: str, address: str) -> None:
-        """Somebody lets this address mount the share."""
+        """Add a rule for this address as another user would."""
         self._allow(
             share,
             {
@@ -89,12 +97,12 @@ class Manila:
 
     def __call__(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
         try:
-            if self.trouble:
-                raise Refused(self.trouble.pop(0), "Not now.")
+            if self.statuses:
+                raise Refusal(self.statuses.pop(0), "Not now.")
             status, body = self._answer(environ)
-        except Refused as refused:
-            status = refused.status
-            body = {REASONS.get(status, "computeFault"): {"code": status, "message": str(refused)}}
+        except Refusal as refusal:
+            status = refusal.status
+            body = {REASONS.get(status, "computeFault"): {"code": status, "message": str(refusal)}}
         content = b"" if body is None else json.dumps(body).encode()
         start(
             f"{status} -",
@@ -105,10 +113,10 @@ class Manila:
     def _answer(self, environ: WSGIEnvironment) -> tuple[int, JSON | None]:
         token = environ.get("HTTP_X_AUTH_TOKEN", "")
         if token not in self.projects:
-            raise Refused(401, "The request you have made requires authentication.")
+            raise Refusal(401, "The request you have made requires authentication.")
         version = environ.get("HTTP_X_OPENSTACK_MANILA_API_VERSION", "2.0")
         if tuple(map(int, version.split("."))) > self.latest:
-            raise Refused(406, f"Version {version} is not supported by the API.")
+            raise Refusal(406, f"Version {version} is not supported by the API.")
         project = self.projects[token]
         match environ["REQUEST_METHOD"], environ["PATH_INFO"].split("/")[1:]:
             case "GET", ["v2", "shares", share]:
@@ -117,11 +125,13 @@ class Manila:
                 self._share(share, project)
                 return 200, {
                     "export_locations": [
-                        one
+                        location
                         if project is None
-                        else {key: value for key, value in one.items() if key != "is_admin_only"}
-                        for one in self.locations[share]
-                        if project is None or not one.get("is_admin_only")
+                        else {
+                            key: value for key, value in location.items() if key != "is_admin_only"
+                        }
+                        for location in self.locations[share]
+                        if project is None or not location.get("is_admin_only")
                     ]
                 }
             case "GET", ["v2", "share-access-rules"]:
@@ -131,83 +141,87 @@ class Manila:
             case "GET", ["v2", "share-access-rules", name]:
                 rule = self.rules.get(name)
                 if rule is None:
-                    raise Refused(404, f"Share access rule {name} not found.")
+                    raise Refusal(404, f"Share access rule {name} not found.")
                 self._share(rule["share_id"], project)
-                return 200, {"access": _shown(rule, project)}
+                return 200, {"access": _view_of_rule(rule, project)}
             case "GET", ["v2", "resource-locks"]:
-                asked = dict(parse_qsl(environ["QUERY_STRING"]))
-                return 200, {"resource_locks": self._locks(asked, project)}
+                query = dict(parse_qsl(environ["QUERY_STRING"]))
+                return 200, {"resource_locks": self._locks(query, project)}
             case "POST", ["v2", "shares", share, "action"]:
                 self._share(share, project)
                 body = json.loads(environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"])))
-                [(what, given)] = body.items()
+                [(action, arguments)] = body.items()
                 return (
-                    self._allow(share, given)
-                    if what == "allow_access"
-                    else self._deny(share, given)
+                    self._allow(share, arguments)
+                    if action == "allow_access"
+                    else self._deny(share, arguments)
                 )
-        raise Refused(404, "The resource could not be found.")
+        raise Refusal(404, "The resource could not be found.")
 
     def _share(self, share: str, project: str | None) -> JSON:
-        found = self.shares.get(share)
-        if found is None or project not in (None, found["project_id"]):
-            raise Refused(404, f"Share {share} could not be found.")
-        return found
+        record = self.shares.get(share)
+        if record is None or project not in (None, record["project_id"]):
+            raise Refusal(404, f"Share {share} could not be found.")
+        return record
 
     def _list(self, share: str, project: str | None) -> list[JSON]:
-        shown = []
+        rules = []
         for rule in self.rules.values():
             if rule["share_id"] != share:
                 continue
             if rule["state"] == "applying" and (rule["looks"] <= 0):
                 rule["state"] = "error" if self.fails else "active"
             rule["looks"] -= 1
-            shown.append(_shown(rule, project, "share_id"))
-        happens, self.meanwhile = self.meanwhile, None
-        if happens is not None:
-            happens()
-        return shown
+            rules.append(_view_of_rule(rule, project, "share_id"))
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            meanwhile()
+        return rules
 
-    def _locks(self, asked: dict[str, str], project: str | None) -> list[JSON]:
-        """Three of each rule that is hidden and cannot be removed: its share cannot be either. The
-        newest first, unless asked for in another order; a lock's project is its maker's, an admin's
-        here; what is asked for at most is limited."""
-        if project is not None or "all_projects" not in asked:
+    def _locks(self, query: dict[str, str], project: str | None) -> list[JSON]:
+        """Return the locks of all rules: up to three for each rule, the last of them on the share.
+
+        The newest come first, unless the request has another order. The locks belong to the
+        project of their creator, here an admin. ``limit`` and ``page_size`` bound the answer.
+        """
+        if project is not None or "all_projects" not in query:
             return []
-        found = [lock for rule in self.rules.values() for lock in rule["locks"]][::-1]
+        locks = [lock for rule in self.rules.values() for lock in rule["locks"]][::-1]
         fields = ("resource_type", "resource_id", "resource_action", "lock_reason")
-        found = [
-            lock for lock in found if all(lock[key] == asked.get(key, lock[key]) for key in fields)
+        locks = [
+            lock for lock in locks if all(lock[key] == query.get(key, lock[key]) for key in fields)
         ]
-        if "sort_key" in asked:
-            found.sort(
-                key=lambda lock: str(lock[asked["sort_key"]]),
-                reverse=asked.get("sort_dir", "desc") == "desc",
+        if "sort_key" in query:
+            locks.sort(
+                key=lambda lock: str(lock[query["sort_key"]]),
+                reverse=query.get("sort_dir", "desc") == "desc",
             )
-        most = min(int(asked.get("limit", self.most)), self.most)
-        return found[int(asked.get("offset", 0)) :][:most]
+        most = min(int(query.get("limit", self.page_size)), self.page_size)
+        return locks[int(query.get("offset", 0)) :][:most]
 
-    def _allow(self, share: str, given: JSON) -> tuple[int, JSON]:
-        alike = [
+    def _allow(self, share: str, arguments: JSON) -> tuple[int, JSON]:
+        equal_rules = [
             rule
             for rule in self.rules.values()
-            if (rule["share_id"], rule["access_to"]) == (share, given["access_to"])
+            if (rule["share_id"], rule["access_to"]) == (share, arguments["access_to"])
         ]
-        if alike:
-            raise Refused(400, f"Share access {given['access_type']}:{given['access_to']} exists.")
+        if equal_rules:
+            raise Refusal(
+                400, f"Share access {arguments['access_type']}:{arguments['access_to']} exists."
+            )
         rule = {
             "id": ids.new(),
             "share_id": share,
-            "access_type": given["access_type"],
+            "access_type": arguments["access_type"],
             "access_key": None,
-            "access_to": given["access_to"],
-            "access_level": given["access_level"],
+            "access_to": arguments["access_to"],
+            "access_level": arguments["access_level"],
             "state": "applying",
             "looks": self.applies_after,
-            "hidden": given["lock_visibility"],
-            "locked": given["lock_deletion"],
+            "hidden": arguments["lock_visibility"],
+            "locked": arguments["lock_deletion"],
         }
-        rule["locks"] = _locks_of(rule, given)
+        rule["locks"] = _locks_of(rule, arguments)
         self.rules[rule["id"]] = rule
         return 200, {
             "access": {
@@ -224,21 +238,21 @@ class Manila:
             }
         }
 
-    def _deny(self, share: str, given: JSON) -> tuple[int, None]:
-        rule = self.rules.get(given["access_id"])
+    def _deny(self, share: str, arguments: JSON) -> tuple[int, None]:
+        rule = self.rules.get(arguments["access_id"])
         if rule is None or rule["share_id"] != share:
-            raise Refused(404, "The resource could not be found.")
-        if rule["locked"] and not given.get("unrestrict"):
-            raise Refused(403, "Access rule is locked.")
+            raise Refusal(404, "The resource could not be found.")
+        if rule["locked"] and not arguments.get("unrestrict"):
+            raise Refusal(403, "Access rule is locked.")
         del self.rules[rule["id"]]
         return 202, None
 
 
-def _locks_of(rule: JSON, given: JSON) -> list[JSON]:
+def _locks_of(rule: JSON, arguments: JSON) -> list[JSON]:
     kinds = [("access_rule", rule["id"], "show")] if rule["hidden"] else []
     if rule["locked"]:
         kinds += [("access_rule", rule["id"], "delete"), ("share", rule["share_id"], "delete")]
-    reason = given.get("lock_reason")
+    reason = arguments.get("lock_reason")
     return [
         {
             "id": ids.new(),
@@ -251,10 +265,10 @@ def _locks_of(rule: JSON, given: JSON) -> list[JSON]:
     ]
 
 
-def _shown(rule: JSON, project: str | None, *left_out: str) -> JSON:
-    """As this project sees it; None: an admin."""
+def _view_of_rule(rule: JSON, project: str | None, *left_out: str) -> JSON:
+    """Return a rule as this project sees it, or as an admin does (None)."""
     own = {"looks", "hidden", "locked", "locks", *left_out}
-    shown = {key: value for key, value in rule.items() if key not in own}
+    visible = {key: value for key, value in rule.items() if key not in own}
     if project is not None and rule["hidden"]:
-        shown |= {"access_to": "******", "access_key": "******"}
-    return shown
+        visible |= {"access_to": "******", "access_key": "******"}
+    return visible

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a guest of the network's contract test does: frames that are forged, and a connection that
-talks.
+"""Guest programs of the network tests: forged frames, and both ends of a TCP connection.
 
-Run inside a guest's namespace: ``forge KIND OWN_MAC VICTIM_MAC``, ``flood COUNT KIND OWN_MAC``,
-``announce OWN_MAC``, ``listen PORT FILE``, ``talk PORT ADDRESS``; ``push PORT`` and ``pull PORT
-ADDRESS FILE``: the same with the server talking; ``sneak PORT ADDRESS OWN_ADDRESS``: the middle of
-a connection that never began, then its beginning.
+Run inside a guest's namespace:
+
+* ``forge KIND OWN_MAC VICTIM_MAC`` and ``flood COUNT KIND OWN_MAC`` send forged frames.
+* ``announce OWN_MAC`` sends the announcements of QEMU after a live migration.
+* ``listen PORT FILE`` and ``talk PORT ADDRESS`` are server and client. The client sends.
+* ``push PORT`` and ``pull PORT ADDRESS FILE`` are the same with the server sending.
+* ``sneak PORT ADDRESS OWN_ADDRESS`` sends a segment of a connection that was never opened, and then
+  opens the connection.
 """
 
 from __future__ import annotations
@@ -54,21 +57,21 @@ def ip6(source: str, target: str, kind: bytes) -> bytes:
 
 
 def link_local(own: bytes) -> str:
-    """The address of IPv6 that a guest gives itself from its MAC."""
+    """Return the IPv6 link-local address that a guest derives from the MAC address."""
     return (
         "fe80::"
         + f"{own[0] ^ 2:02x}{own[1]:02x}:{own[2]:02x}ff:fe{own[3]:02x}:{own[4]:02x}{own[5]:02x}"
     )
 
 
-def is_free(address: str) -> bytes:
-    """Duplicate address detection: Neighbour Solicitation from the unspecified address."""
-    wanted = socket.inet_pton(socket.AF_INET6, address)
-    return ip6("::", "ff02::1", b"\x87\0\0\0\0\0\0\0" + wanted)
+def address_probe(address: str) -> bytes:
+    """Build a duplicate address detection: a neighbor solicitation from the unspecified address."""
+    target = socket.inet_pton(socket.AF_INET6, address)
+    return ip6("::", "ff02::1", b"\x87\0\0\0\0\0\0\0" + target)
 
 
-def joins(source: str) -> bytes:
-    """MLDv2: a report of one group, with the hop-by-hop option that it must have."""
+def multicast_report(source: str) -> bytes:
+    """Build an MLDv2 report of one group, with the hop-by-hop option that RFC 3810 requires."""
     group = socket.inet_pton(socket.AF_INET6, "ff02::1234")
     plain = ip6(source, "ff02::16", b"\x8f\0\0\0\0\0\0\1\4\0\0\0" + group)
     option = b"\x3a\0\5\2\0\0\1\0"
@@ -91,7 +94,7 @@ def arp(sender: bytes, address: str) -> bytes:
 
 
 def frame(kind: str, own: bytes, victim: bytes) -> bytes:
-    """A forged frame."""
+    """Build the forged frame of this kind."""
     ping = b"\x08\0\xf7\xff\0\0\0\0"
     advert = socket.inet_pton(socket.AF_INET6, "2001:db8::99")
     return {
@@ -108,10 +111,10 @@ def frame(kind: str, own: bytes, victim: bytes) -> bytes:
         + announcement(own)[12:28]
         + socket.inet_aton(OTHER)
         + announcement(own)[32:],
-        "dad": b"\x33\x33\0\0\0\1" + own + b"\x86\xdd" + is_free("2001:db8::99"),
-        "dad-own": b"\x33\x33\0\0\0\1" + own + b"\x86\xdd" + is_free(link_local(own)),
-        "mld": b"\x33\x33\0\0\0\x16" + own + b"\x86\xdd" + joins(link_local(own)),
-        "mld-early": b"\x33\x33\0\0\0\x16" + own + b"\x86\xdd" + joins("::"),
+        "dad": b"\x33\x33\0\0\0\1" + own + b"\x86\xdd" + address_probe("2001:db8::99"),
+        "dad-own": b"\x33\x33\0\0\0\1" + own + b"\x86\xdd" + address_probe(link_local(own)),
+        "mld": b"\x33\x33\0\0\0\x16" + own + b"\x86\xdd" + multicast_report(link_local(own)),
+        "mld-early": b"\x33\x33\0\0\0\x16" + own + b"\x86\xdd" + multicast_report("::"),
         "ra": b"\x33\x33\0\0\0\1"
         + own
         + b"\x86\xdd"
@@ -129,7 +132,7 @@ def frame(kind: str, own: bytes, victim: bytes) -> bytes:
 
 
 def announcement(own: bytes) -> bytes:
-    """What QEMU sends when a guest goes on at another host."""
+    """Build the RARP frame that QEMU sends when a guest continues on another host."""
     return (
         ALL
         + own
@@ -141,7 +144,7 @@ def announcement(own: bytes) -> bytes:
 
 
 def segment(ports: bytes, source: str, target: str) -> bytes:
-    """TCP with the flag ACK and nothing else."""
+    """Build a TCP segment with only the flag ACK."""
     head = ports + struct.pack("!IIBBHHH", 1000, 1000, 0x50, 0x10, 1000, 0, 0)
     addresses = (
         socket.inet_aton(source) + socket.inet_aton(target) + struct.pack("!HH", 6, len(head))
@@ -150,7 +153,7 @@ def segment(ports: bytes, source: str, target: str) -> bytes:
 
 
 def sneak(port: int, target: str, source: str) -> None:
-    """Ends well when a connection could be begun inside one that was made up."""
+    """Succeed if a connection can be opened inside a forged one."""
     with socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_TCP) as raw:
         raw.sendto(segment(struct.pack("!HH", 4321, port), source, target), (target, 0))
     with socket.socket() as connection:
@@ -159,7 +162,7 @@ def sneak(port: int, target: str, source: str) -> None:
         connection.connect((target, port))
 
 
-def put(data: bytes) -> None:
+def send_frame(data: bytes) -> None:
     with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as raw:
         raw.bind(("eth0", 0))
         raw.send(data)
@@ -173,31 +176,33 @@ def flood(count: int, data: bytes) -> None:
 
 
 def announce(own: bytes) -> None:
-    """As often as QEMU: a bridge may not forward yet what is sent right after a link came up."""
-    put(announcement(own))
+    """Announce as often as QEMU, because a bridge does not forward right after a link came up."""
+    send_frame(announcement(own))
     print("announced", flush=True)
     for pause in (0.05, 0.15, 0.25, 0.35):
-        time.sleep(pause)  # the times at which QEMU announces a guest
-        put(announcement(own))
+        time.sleep(pause)  # the pauses between QEMU's announcements
+        send_frame(announcement(own))
 
 
-def keep(heard: socket.socket, path: str) -> None:
-    with heard, open(path, "ab", buffering=0) as file:
-        while data := heard.recv(100):
+def store_received(connection: socket.socket, path: str) -> None:
+    with connection, open(path, "ab", buffering=0) as file:
+        while data := connection.recv(100):
             file.write(data)
 
 
-def speak(connection: socket.socket) -> None:
+def send_lines(connection: socket.socket) -> None:
     with connection:
         while True:
             connection.send(b"word\n")
-            time.sleep(0.05)  # twenty words a second, for ever
+            time.sleep(0.05)  # twenty lines a second
 
 
 def main(words: list[str]) -> None:
     match words:
         case ["forge", kind, own, victim]:
-            put(frame(kind, *(bytes.fromhex(text.replace(":", "")) for text in (own, victim))))
+            send_frame(
+                frame(kind, *(bytes.fromhex(text.replace(":", "")) for text in (own, victim)))
+            )
         case ["flood", count, kind, own]:
             octets = bytes.fromhex(own.replace(":", ""))
             flood(int(count), frame(kind, octets, octets))
@@ -207,14 +212,14 @@ def main(words: list[str]) -> None:
             sneak(int(port), target, source)
         case ["listen", port, path]:
             with socket.create_server(("", int(port))) as server:
-                keep(server.accept()[0], path)
+                store_received(server.accept()[0], path)
         case ["talk", port, address]:
-            speak(socket.create_connection((address, int(port))))
+            send_lines(socket.create_connection((address, int(port))))
         case ["push", port]:
             with socket.create_server(("", int(port))) as server:
-                speak(server.accept()[0])
+                send_lines(server.accept()[0])
         case ["pull", port, address, path]:
-            keep(socket.create_connection((address, int(port))), path)
+            store_received(socket.create_connection((address, int(port))), path)
 
 
 if __name__ == "__main__":

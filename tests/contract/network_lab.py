@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two hosts on one machine for the network's host part: real namespaces, a real kernel, guests that
-are namespaces.
+"""Two hosts on one machine for the host part of the network: real namespaces and a real kernel.
 
-The lab plays the neighbours (network_neighbours.py) and holds the one truth of which it tells each
-host its part. A guest's device on its host has a tap's name and joins the bridge as libvirt would
-let it join.
+Guests are namespaces too. The lab plays the external services (network_neighbours.py) and holds the
+wanted state, of which each host gets a part. A guest's device on the host has the name of a
+tap device and joins the bridge as under libvirt.
 """
 
 from __future__ import annotations
@@ -50,28 +49,30 @@ def run(
     text: str | None = None,
     seconds: float = 120,
 ) -> subprocess.CompletedProcess[str]:
-    """A command, in a namespace."""
-    where = ["ip", "netns", "exec", space] if space else []
-    done = subprocess.run(
-        [*where, *map(str, words)],
+    """Run a command, optionally in a namespace."""
+    prefix = ["ip", "netns", "exec", space] if space else []
+    result = subprocess.run(
+        [*prefix, *map(str, words)],
         capture_output=True,
         text=True,
         check=False,
         input=text,
         timeout=seconds,
     )
-    assert not check or done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
-    return done
+    assert not check or result.returncode == 0, f"{words}: {result.stdout}{result.stderr}"
+    return result
 
 
 def await_true(question: Callable[[], object], story: str, seconds: float = 10) -> None:
-    """Until the question is answered with something true."""
+    """Wait until the question is true."""
     waiting.await_true(question, seconds, story, pause=0.01)
 
 
 def pings(space: str, address: str, wait: str = "0.5", *words: str) -> bool:
-    """Is one packet answered within these seconds? In 5 of them the kernel asks three times who has
-    the address."""
+    """True if one packet is answered within ``wait`` seconds.
+
+    Within 5 seconds the kernel sends three ARP requests.
+    """
     return (
         run("ping", "-c", "1", "-W", wait, *words, address, space=space, check=False).returncode
         == 0
@@ -79,14 +80,16 @@ def pings(space: str, address: str, wait: str = "0.5", *words: str) -> bool:
 
 
 def reaches(space: str, address: str, seconds: float = 10) -> bool:
-    """Is a packet answered in the end? For first ones: a bridge forwards nothing until it knows of
-    a new link."""
+    """True if a packet is answered within ``seconds``.
+
+    Use this for a first packet, because a bridge does not forward to a new link at once.
+    """
     return waiting.is_true_within(lambda: pings(space, address, "1"), seconds, pause=0.01)
 
 
 @dataclass
 class Guest:
-    """A guest: its port and its namespace."""
+    """A guest: a port and a namespace."""
 
     port: str
     space: str
@@ -104,7 +107,7 @@ class Guest:
         return run(*words, space=self.space, check=check, text=text)
 
     def dhcp(self, tries: int = 8) -> str:
-        """What it was given, which it now has; "" when nobody answered. A try takes a second."""
+        """Apply and return the DHCP offer, or return "" without an answer. A try takes a second."""
         script = self.host.folder / "udhcpc.script"
         if not script.exists():
             script.write_text(UDHCPC_SCRIPT)
@@ -146,26 +149,26 @@ class Guest:
         return reaches(self.space, address)
 
 
-def limited(capabilities: frozenset[str]) -> list[str]:
-    """What stands before a command that shall have these capabilities and no other."""
+def limit_capabilities(capabilities: frozenset[str]) -> list[str]:
+    """Return the command prefix that drops all capabilities except these."""
     return [
         "setpriv",
         "--no-new-privs",
         "--inh-caps=-all",
-        f"--bounding-set=-all{''.join(f',+{one}' for one in sorted(capabilities))}",
+        f"--bounding-set=-all{''.join(f',+{capability}' for capability in sorted(capabilities))}",
     ]
 
 
-def of_unit() -> frozenset[str]:
-    """The capabilities that the helper's unit gives it."""
+def unit_capabilities() -> frozenset[str]:
+    """Return the capabilities in the unit of the network helper."""
     unit = (REPOSITORY / "deploy/systemd/kilonova-network-helper.service").read_text()
     [line] = [line for line in unit.splitlines() if line.startswith("CapabilityBoundingSet=")]
-    return frozenset(one.removeprefix("CAP_").lower() for one in line.partition("=")[2].split())
+    return frozenset(name.removeprefix("CAP_").lower() for name in line.partition("=")[2].split())
 
 
 @dataclass
 class Machine:
-    """A host: its namespace and its host part."""
+    """A host: a namespace, and a host part process."""
 
     lab: Lab
     name: str
@@ -174,20 +177,19 @@ class Machine:
     address: str
     gateway: bool = False
     process: subprocess.Popen[bytes] | None = None
-    #: The capabilities of a helper that does what takes root, for a host part that has none; None:
-    #: one process.
-    apart: frozenset[str] | None = None
+    #: Capabilities of a separate helper for privileged work. None: the host part is one process.
+    helper_capabilities: frozenset[str] | None = None
     helper: subprocess.Popen[bytes] | None = None
 
     def start(self, url: str = "") -> None:
         url = url or self.lab.service.url
-        here = [sys.executable, "-m", "deploy.one_machine.services.network.host"]
+        program = [sys.executable, "-m", "deploy.one_machine.services.network.host"]
         place = [
             "--tunnel-address",
             self.address,
             *(["--external-gateway"] if self.gateway else []),
         ]
-        serving = [
+        serve_command = [
             "serve",
             "--host",
             self.name,
@@ -201,25 +203,27 @@ class Machine:
             self.lab.service.url,
             *place,
         ]
-        if self.apart is None:
-            self.process = self._run([*here, *serving, *self.where()])
+        if self.helper_capabilities is None:
+            self.process = self._run([*program, *serve_command, *self.state_arguments()])
             return
         door = self.folder / "socket"
         self.helper = self._run(
             [
-                *limited(self.apart),
-                *here,
+                *limit_capabilities(self.helper_capabilities),
+                *program,
                 "help",
                 "--user",
                 "root",
                 "--socket",
                 str(door),
                 *place,
-                *self.where(),
+                *self.state_arguments(),
             ]
         )
         await_true(door.is_socket, "the helper does not listen")
-        self.process = self._run([*limited(frozenset()), *here, *serving, "--helper", str(door)])
+        self.process = self._run(
+            [*limit_capabilities(frozenset()), *program, *serve_command, "--helper", str(door)]
+        )
 
     def _run(self, command: list[str]) -> subprocess.Popen[bytes]:
         with (self.folder / "log").open("ab") as log:
@@ -227,7 +231,7 @@ class Machine:
                 command, cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
 
-    def where(self) -> list[str]:
+    def state_arguments(self) -> list[str]:
         return ["--state", str(self.folder / "state"), "--netns", f"/run/netns/{self.space}"]
 
     def stop(self, number: int = signal.SIGTERM) -> None:
@@ -243,7 +247,11 @@ class Machine:
 
     def clean(self) -> None:
         run(
-            sys.executable, "-m", "deploy.one_machine.services.network.host", "clean", *self.where()
+            sys.executable,
+            "-m",
+            "deploy.one_machine.services.network.host",
+            "clean",
+            *self.state_arguments(),
         )
 
     def log(self) -> str:
@@ -253,7 +261,7 @@ class Machine:
         return Names.of(self.folder / "state").tag
 
     def rules(self) -> list[str]:
-        """All words of them: sets have no order."""
+        """Return all words of the rules, sorted because sets have no order."""
         return sorted(
             run("nft", "list", "ruleset", space=self.space).stdout.replace(",", " ").split()
         )
@@ -261,7 +269,7 @@ class Machine:
 
 @dataclass
 class Lab:
-    """Everything, and the truth."""
+    """The hosts, and the wanted state of networks, ports, groups and routers."""
 
     service: Service
     folder: Path
@@ -273,10 +281,10 @@ class Lab:
     guests: list[Guest] = field(default_factory=list)
     revision: int = 0
     mark: str = "nh"
-    elsewhere: str = "192.168.99.254"  # on the wire, and no host
+    elsewhere: str = "192.168.99.254"  # an address on the wire that belongs to no host
 
     def space(self, name: str) -> str:
-        """The name of a namespace; several runs may go on at once."""
+        """Return the name of a namespace. Several test runs may share the machine."""
         return f"{self.mark}-{os.getpid()}-{name}"
 
     def build(self, names: list[str]) -> None:
@@ -292,7 +300,7 @@ class Lab:
             machine = Machine(
                 self, name, self.space(name), folder, f"192.168.99.{number}", gateway=number == 1
             )
-            machine.apart = of_unit() if name == "x2" else None
+            machine.helper_capabilities = unit_capabilities() if name == "x2" else None
             run("ip", "netns", "add", machine.space)
             run("ip", "link", "set", "lo", "up", space=machine.space)
             run(
@@ -337,7 +345,7 @@ class Lab:
         gateway: str | None = None,
         project: str = "project-1",
     ) -> str:
-        """A network with one subnet and the DHCP port .2."""
+        """Add a network with one subnet and the DHCP port .2. Return the network's id."""
         id_, start = str(uuid.uuid4()), cidr.rsplit(".", 1)[0]
         gateway = gateway or f"{start}.1"
         subnet = {
@@ -373,7 +381,7 @@ class Lab:
         groups: list[str] | None = None,
         **more: Any,
     ) -> Guest:
-        """A port and a guest that has it; told and acknowledged, plugged in."""
+        """Add a port and a guest, await the acknowledgements of all hosts, and plug the guest."""
         port = str(uuid.uuid4())
         guest = Guest(port, self.space(f"g{len(self.guests)}"), mac(), address, self.machines[host])
         self.ports[port] = (
@@ -396,12 +404,12 @@ class Lab:
             },
         )
         self.guests.append(guest)
-        self.tell()
+        self.publish()
         self.plug(guest)
         return guest
 
     def plug(self, guest: Guest) -> None:
-        """As libvirt does: a device is made and joins the bridge at once."""
+        """Create the guest's device as a member of the bridge, as libvirt does."""
         bridge = f"brq{self.ports[guest.port][1]['network'][:11]}"
         run("ip", "netns", "add", guest.space)
         run(
@@ -426,7 +434,7 @@ class Lab:
         run("ip", "link", "set", guest.device, "master", bridge, "up", space=guest.host.space)
 
     def open_group(self) -> str:
-        """A group that allows everything."""
+        """Add a security group that allows everything, and return the id."""
         id_ = "00000000-0000-0000-0000-0000000000a1"
         self.groups.setdefault(
             id_,
@@ -442,12 +450,12 @@ class Lab:
         )
         return id_
 
-    def tell(self, wait: bool = True) -> None:
-        """A new revision for every host."""
+    def publish(self, wait: bool = True) -> None:
+        """Publish a new revision to every host, and by default wait for their acknowledgements."""
         self.revision += 1
         with self.service.changed:
             for name in self.machines:
-                self.service.told[name] = self.description(name)
+                self.service.descriptions[name] = self.description(name)
             self.service.changed.notify_all()
         if wait:
             self.await_acknowledged()
@@ -455,34 +463,42 @@ class Lab:
     def await_acknowledged(self) -> None:
         for name, machine in self.machines.items():
             with self.service.changed:
-                done = self.service.changed.wait_for(
+                is_acknowledged = self.service.changed.wait_for(
                     lambda name=name: (
                         self.service.acknowledged.get(name, {}).get("revision") == self.revision
                     ),
                     10,
                 )
-            assert done, f"{name} does not acknowledge {self.revision}: {machine.log()[-3000:]}"
+            assert is_acknowledged, (
+                f"{name} does not acknowledge {self.revision}: {machine.log()[-3000:]}"
+            )
 
     def description(self, host: str) -> dict[str, Any]:
-        ports = {id_: port for id_, (where, port) in self.ports.items() if where == host}
-        routers = {id_: router for id_, (where, router) in self.routers.items() if where == host}
-        here = self.used(host)
+        ports = {id_: port for id_, (port_host, port) in self.ports.items() if port_host == host}
+        routers = {
+            id_: router
+            for id_, (router_host, router) in self.routers.items()
+            if router_host == host
+        }
+        used_networks = self.networks_of(host)
         networks = {
             id_: network
             | {
                 "peers": [
                     machine.address
                     for name, machine in self.machines.items()
-                    if name != host and id_ in self.used(name)
+                    if name != host and id_ in self.networks_of(name)
                 ]
             }
             for id_, network in self.networks.items()
-            if id_ in here
+            if id_ in used_networks
         }
         members: dict[str, list[str]] = {}
         for _, port in self.ports.values():
             for group in port["groups"]:
-                members.setdefault(group, []).extend(one["address"] for one in port["addresses"])
+                members.setdefault(group, []).extend(
+                    fixed_ip["address"] for fixed_ip in port["addresses"]
+                )
         groups = {
             id_: group | {"members": members.get(id_, [])} for id_, group in self.groups.items()
         }
@@ -496,24 +512,24 @@ class Lab:
             "routers": routers,
         }
 
-    def used(self, host: str) -> set[str]:
-        """The networks of a host."""
-        found = {port["network"] for where, port in self.ports.values() if where == host}
-        for where, router in self.routers.values():
-            if where == host:
-                found |= {leg["network"] for leg in router["interfaces"]}
-                found |= {router["external"]["network"]} if router["external"] else set()
+    def networks_of(self, host: str) -> set[str]:
+        """Return the networks of a host."""
+        networks = {port["network"] for port_host, port in self.ports.values() if port_host == host}
+        for router_host, router in self.routers.values():
+            if router_host == host:
+                networks |= {leg["network"] for leg in router["interfaces"]}
+                networks |= {router["external"]["network"]} if router["external"] else set()
         if self.machines[host].gateway:
-            found |= {id_ for id_, network in self.networks.items() if network["external"]}
-        return found
+            networks |= {id_ for id_, network in self.networks.items() if network["external"]}
+        return networks
 
-    def forget(self) -> None:
-        """A new story: nothing is wanted any more."""
+    def reset(self) -> None:
+        """Remove all wanted state and guests for the next test."""
         for guest in self.guests:
             run("ip", "netns", "del", guest.space, check=False)
         for thing in (self.networks, self.ports, self.groups, self.routers, self.guests):
             thing.clear()
-        self.tell()
+        self.publish()
 
 
 def mac() -> str:
@@ -540,7 +556,7 @@ NEEDED = ("ip", "nft", "dnsmasq", "dhcp_release", "conntrack", "nsenter", "busyb
 
 
 def demand_networks() -> None:
-    """Skip where this cannot work; fail where it must."""
+    """Skip the test where network labs cannot work, or fail where they must."""
     demand(*FOR_HOSTS, programs=NEEDED)
 
 
@@ -558,12 +574,12 @@ def network_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 @pytest.fixture
 def lab(network_hosts: Lab) -> Iterator[Lab]:
     yield network_hosts
-    network_hosts.forget()
+    network_hosts.reset()
 
 
 @contextlib.contextmanager
-def captured(guest: Guest, what: str, folder: Path) -> Iterator[Callable[[], str]]:
-    """Yields a function that says what arrived at the guest since, as tcpdump's lines."""
+def capture(guest: Guest, expression: str, folder: Path) -> Iterator[Callable[[], str]]:
+    """Yield a function that returns the frames that arrived at the guest, as tcpdump lines."""
     out = folder / f"{guest.space}.dump"
     with out.open("wb") as file:
         process = subprocess.Popen(
@@ -582,7 +598,7 @@ def captured(guest: Guest, what: str, folder: Path) -> Iterator[Callable[[], str
                 "eth0",
                 "-Q",
                 "in",
-                *what.split(),
+                *expression.split(),
             ],
             stdout=file,
             stderr=subprocess.PIPE,
@@ -591,11 +607,11 @@ def captured(guest: Guest, what: str, folder: Path) -> Iterator[Callable[[], str
     while b"listening on" not in (line := process.stderr.readline()):
         assert line, "tcpdump ended"
 
-    def arrived() -> str:
+    def read_capture() -> str:
         return out.read_text(errors="replace")
 
     try:
-        yield arrived
+        yield read_capture
     finally:
         process.terminate()
         process.wait(5)

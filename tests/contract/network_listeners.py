@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What listens in a namespace, and who is answered by it: TCP, and UDP that answers, on all
-addresses."""
+"""TCP and UDP listeners in a namespace, and a probe that lists the addresses with an answer."""
 
 from __future__ import annotations
 
@@ -50,19 +49,19 @@ while ready := found.select(0.5):
 
 
 @contextlib.contextmanager
-def listening(space: str) -> Iterator[None]:
-    """Something listens in this namespace at port 8774."""
+def listen_in(space: str) -> Iterator[None]:
+    """Listen on port 8774 of all addresses of a namespace."""
     with subprocess.Popen(
         ["ip", "netns", "exec", space, sys.executable, "-c", LISTEN], stdout=subprocess.PIPE
-    ) as one:
-        assert one.stdout is not None
-        assert one.stdout.readline() == b"listens\n"
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"listens\n"
         try:
             yield
         finally:
-            one.kill()
+            process.kill()
 
 
-def answering(space: str, port: int, *addresses: str) -> set[str]:
-    """Of these addresses those where something answers at a port, a refusal included."""
+def find_answering(space: str, port: int, *addresses: str) -> set[str]:
+    """Return those of the addresses that answer at a port. A refusal counts as an answer."""
     return set(run(sys.executable, "-c", TRY, str(port), *addresses, space=space).stdout.split())

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The network and metadata services as a host part of the network sees them, played over HTTP.
+"""The network and metadata services over HTTP, as the host part of the network sees them.
 
-What the lab tells each host is in ``told``; what came back is in ``acknowledged`` and
-``asked_metadata``.
+``descriptions`` has the wanted state of each host. ``acknowledged`` and ``metadata_requests`` have
+the received messages.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 
 
 class Service:
-    """All that the host parts talk to."""
+    """The external services of the host parts."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        self.told: dict[str, dict[str, Any]] = {}
+        self.descriptions: dict[str, dict[str, Any]] = {}
         self.acknowledged: dict[str, dict[str, Any]] = {}
-        self.asked_metadata: list[tuple[str, str, dict[str, str], bytes]] = []
+        self.metadata_requests: list[tuple[str, str, dict[str, str], bytes]] = []
         lab = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -36,12 +36,12 @@ class Service:
             def do_DELETE(self) -> None:
                 lab.delete(self)
 
-            def log_message(self, *what: Any) -> None:
-                """Quiet."""
+            def log_message(self, *arguments: Any) -> None:
+                """Suppress the log."""
 
         class Server(ThreadingHTTPServer):
             def handle_error(self, request: Any, client_address: Any) -> None:
-                """A host part that is killed breaks off: that is what happens here."""
+                """Ignore connections that a killed host part breaks off."""
 
         self._server = Server(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
@@ -59,12 +59,14 @@ class Service:
         query = dict(pair.split("=") for pair in request.path.split("?")[1].split("&"))
         with self.changed:
             self.changed.wait_for(
-                lambda: self.told.get(host, {"revision": 0})["revision"] > int(query["seen"]),
+                lambda: (
+                    self.descriptions.get(host, {"revision": 0})["revision"] > int(query["seen"])
+                ),
                 min(float(query["wait"]), 2),
             )
-            told = self.told.get(host, {"revision": 0})
-        if told["revision"] > int(query["seen"]):
-            return self._answer(request, 200, json.dumps(told).encode())
+            description = self.descriptions.get(host, {"revision": 0})
+        if description["revision"] > int(query["seen"]):
+            return self._answer(request, 200, json.dumps(description).encode())
         return self._answer(request, 304, b"")
 
     def post(self, request: BaseHTTPRequestHandler) -> None:
@@ -72,9 +74,9 @@ class Service:
         return self._metadata(request, body)
 
     def put(self, request: BaseHTTPRequestHandler) -> None:
-        said = json.loads(request.rfile.read(int(request.headers["Content-Length"])))
+        acknowledgement = json.loads(request.rfile.read(int(request.headers["Content-Length"])))
         with self.changed:
-            self.acknowledged[request.path.split("/")[4]] = said
+            self.acknowledged[request.path.split("/")[4]] = acknowledgement
             self.changed.notify_all()
         self._answer(request, 204, b"")
 
@@ -82,7 +84,7 @@ class Service:
         self._answer(request, 405, b"")
 
     def _metadata(self, request: BaseHTTPRequestHandler, body: bytes) -> None:
-        self.asked_metadata.append(
+        self.metadata_requests.append(
             (request.command, request.path, dict(request.headers.items()), body)
         )
         self._answer(

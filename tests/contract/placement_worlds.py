@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The providers that the placement service's own tests start with, made in our store; and who
-calls, by header.
+"""The fixtures of the placement service's own gabbi tests, created in Kilonova's store.
 
-Those tests name a fixture a file. Here is what each must find, as its tests know it: providers with
-their trees, aggregates, inventories, traits and what is held, and the environment variables that
-say where they are.
+Each of those test files names a fixture. This module creates the providers that the tests expect:
+trees, aggregates, inventories, traits and allocations. Environment variables carry their ids to the
+tests. ``callers`` authenticates requests by header.
 """
 
 from __future__ import annotations
@@ -45,21 +44,21 @@ GENERATED = (
 
 
 class World:
-    """One empty cloud to put providers into."""
+    """An empty cloud to create providers in."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
         self.uuids: dict[str, str] = {}
 
-    def say(self, **variables: str) -> None:
-        """Tell the tests."""
+    def publish(self, **variables: str) -> None:
+        """Set environment variables for the tests."""
         os.environ.update(variables)
 
     def fresh(self, *names: str) -> tuple[str, ...]:
-        """New uuids, told to the tests under these names."""
-        made = tuple(str(uuid.uuid4()) for _ in names)
-        self.say(**dict(zip(names, made, strict=True)))
-        return made
+        """Create uuids, publish each under one of these names, and return them."""
+        uuids = tuple(str(uuid.uuid4()) for _ in names)
+        self.publish(**dict(zip(names, uuids, strict=True)))
+        return uuids
 
     def provider(
         self,
@@ -71,7 +70,17 @@ class World:
         has: tuple[str, ...] = (),
         **stock: int | dict[str, Any],
     ) -> str:
-        """A provider with what it has: VCPU=8, or VCPU={"total": 8, "max_unit": 2}."""
+        """Create a provider with inventories, such as VCPU=8 or VCPU={"total": 8, "max_unit": 2}.
+
+        Args:
+            name: Name, also the key in ``uuids``.
+            aggregates: Aggregates that the provider belongs to.
+            parent: Name of the parent provider.
+            told: Environment variable for the uuid. By default the name in upper case and "_UUID".
+            uuid: The uuid, or None for a new one.
+            has: Traits.
+            stock: Resource class -> total or inventory.
+        """
 
         def work(tx: sa.Connection) -> str:
             row = providers.create(tx, name, uuid, self.uuids[parent] if parent else None)
@@ -81,21 +90,23 @@ class World:
             traits.put(tx, row, has)
             for resource_class in stock:
                 resource_classes.create(tx, resource_class)
-            wanted = {
+            inventory_by_class = {
                 key: {"total": value} if isinstance(value, int) else value
                 for key, value in stock.items()
             }
-            for key, value in wanted.items():
+            for key, value in inventory_by_class.items():
                 inventories.put(tx, row, {key: {"max_unit": value["total"], **value}}, whole=False)
                 allocations.touch(tx, [row.id])
             return str(row.uuid)
 
         self.uuids[name] = self.store.write(work)
-        self.say(**{told or f"{name.upper()}_UUID": self.uuids[name]})
+        self.publish(**{told or f"{name.upper()}_UUID": self.uuids[name]})
         return self.uuids[name]
 
-    def hold(self, provider: str, consumer: str, project: str, user: str, **amounts: int) -> None:
-        """Let a consumer hold some of a provider."""
+    def allocate(
+        self, provider: str, consumer: str, project: str, user: str, **amounts: int
+    ) -> None:
+        """Create an allocation of a provider for a consumer."""
         with self.store.begin() as tx:
             row = providers.show(tx, provider)
             if (
@@ -124,24 +135,24 @@ class World:
                 )
 
 
-def nothing(world: World) -> None:
-    """Names to make providers with."""
+def no_providers(world: World) -> None:
+    """Publish names and ids without creating providers."""
     world.fresh(*GENERATED)
-    world.say(
+    world.publish(
         CUSTOM_RES_CLASS="CUSTOM_IRON_NFV",
         CUSTOM_RES_CLASS1="CUSTOM_IRON_NFV1",
         CUSTOM_RES_CLASS2="CUSTOM_IRON_NFV2",
     )
 
 
-def allocated(world: World) -> None:
-    """One provider of which three consumers of one project and two users hold some."""
-    nothing(world)
+def one_allocated_provider(world: World) -> None:
+    """Create one provider with allocations of three consumers, one project and two users."""
+    no_providers(world)
     env = os.environ
     world.fresh(
         "ALT_USER_ID", "ALT_RP_UUID", "ALT_RP_NAME", "CONSUMER_0", "CONSUMER_ID", "ALT_CONSUMER_ID"
     )
-    one = world.provider(
+    provider = world.provider(
         env["RP_NAME"],
         uuid=env["RP_UUID"],
         told="RP_UUID",
@@ -149,15 +160,14 @@ def allocated(world: World) -> None:
         DISK_GB={"total": 2048, "step_size": 10, "min_unit": 10, "max_unit": 1000},
     )
     project, user, other = env["PROJECT_ID"], env["USER_ID"], env["ALT_USER_ID"]
-    world.hold(one, env["CONSUMER_0"], project, user, DISK_GB=1000)
-    world.hold(one, env["CONSUMER_ID"], project, user, VCPU=6)
-    world.hold(one, env["ALT_CONSUMER_ID"], project, other, DISK_GB=20, VCPU=1)
+    world.allocate(provider, env["CONSUMER_0"], project, user, DISK_GB=1000)
+    world.allocate(provider, env["CONSUMER_ID"], project, user, VCPU=6)
+    world.allocate(provider, env["ALT_CONSUMER_ID"], project, other, DISK_GB=20, VCPU=1)
 
 
 def shared_storage(world: World) -> None:
-    """Two hosts, one with a disk of its own, and two disks shared by an aggregate; a network card a
-    NUMA node."""
-    nothing(world)
+    """Create two hosts, one with a disk, two disks shared by aggregate, and NUMA network cards."""
+    no_providers(world)
     (group,) = world.fresh("AGG_UUID")
     cpu: dict[str, Any] = {
         "VCPU": {"total": 24, "allocation_ratio": 16.0},
@@ -174,8 +184,8 @@ def shared_storage(world: World) -> None:
 
 
 def numa_aggregates(world: World) -> None:
-    """Two hosts of two NUMA nodes, with shared disks at different levels."""
-    nothing(world)
+    """Create two hosts with two NUMA nodes each, and shared disks at different levels."""
+    no_providers(world)
     a, b, c = world.fresh("AGGA_UUID", "AGGB_UUID", "AGGC_UUID")
     world.provider("cn1", a)
     world.provider("cn2", a, b)
@@ -191,9 +201,11 @@ def numa_aggregates(world: World) -> None:
 
 
 def numa_networks(world: World, *above: str) -> None:
-    """A host of NUMA nodes with devices and network agents, and an ordinary one with network cards.
-    above: the parents of both."""
-    nothing(world)
+    """Create a host with NUMA devices and network agents, and an ordinary one with network cards.
+
+    ``above`` names the parents of both hosts.
+    """
+    no_providers(world)
     (group,) = world.fresh("AGGA_UUID")
     first, second = above or (None, None)
     world.provider("ss1", group, has=(SHARES,), DISK_GB=2000)
@@ -212,13 +224,13 @@ def numa_networks(world: World, *above: str) -> None:
         VCPU=4,
         MEMORY_MB={"total": 2048, "min_unit": 256, "max_unit": 1024},
     )
-    world.hold(world.uuids["numa0"], str(uuid.uuid4()), "numafx-project", "numafx-user", VCPU=2)
-    for name, parent, what in (
+    world.allocate(world.uuids["numa0"], str(uuid.uuid4()), "numafx-project", "numafx-user", VCPU=2)
+    for name, parent, resource_class in (
         ("fpga0", "numa0", "FPGA"),
         ("fpga1_0", "numa1", "FPGA"),
         ("fpga1_1", "numa1", "FPGA"),
     ):
-        world.provider(name, parent=parent, **{what: 1})
+        world.provider(name, parent=parent, **{resource_class: 1})
     world.provider("pgpu0", parent="numa0", VGPU=8)
     world.provider("sriov_agent", parent="cn1", has=("CUSTOM_VNIC_TYPE_DIRECT",))
     world.provider("ovs_agent", parent="cn1", has=("CUSTOM_VNIC_TYPE_NORMAL",))
@@ -239,7 +251,7 @@ def numa_networks(world: World, *above: str) -> None:
         DISK_GB=1000,
         MEMORY_MB={"total": 2048, "min_unit": 1024, "step_size": 128},
     )
-    world.hold(world.uuids["cn2"], str(uuid.uuid4()), "numafx-project", "numafx-user", VCPU=3)
+    world.allocate(world.uuids["cn2"], str(uuid.uuid4()), "numafx-project", "numafx-user", VCPU=3)
     for card, functions in ((1, (4, 4)), (2, (2, 2, 2, 2)), (3, (8,))):
         world.provider(f"nic{card}", parent="cn2", has=("CUSTOM_HW_NIC_ROOT",))
         for number, total in enumerate(functions):
@@ -252,7 +264,7 @@ def numa_networks(world: World, *above: str) -> None:
 
 
 def deep_numa_networks(world: World) -> None:
-    """The same below a grandparent."""
+    """Create the hosts of ``numa_networks`` below a common grandparent."""
     world.provider("gp1")
     world.provider("p1", parent="gp1")
     world.provider("p2", parent="gp1")
@@ -260,16 +272,16 @@ def deep_numa_networks(world: World) -> None:
 
 
 def own_storage(world: World) -> None:
-    """Three hosts with disks of their own."""
-    nothing(world)
+    """Create three hosts with their own disks."""
+    no_providers(world)
     world.fresh("AGGA_UUID", "AGGB_UUID", "AGGC_UUID")
     for number in (1, 2, 3):
         world.provider(f"cn{number}", VCPU=24, MEMORY_MB=128 * 1024, DISK_GB=2000)
 
 
 def granular(world: World) -> None:
-    """Three hosts and three providers that share, by three aggregates."""
-    nothing(world)
+    """Create three hosts and three sharing providers, connected by three aggregates."""
+    no_providers(world)
     a, b, c = world.fresh("AGGA", "AGGB", "AGGC")
 
     def add(name: str, *more: Any, **stock: Any) -> None:
@@ -317,39 +329,41 @@ def granular(world: World) -> None:
     add("shr_net", c, SRIOV_NET_VF=16, CUSTOM_NET_MBPS=40000, has=(SHARES,))
 
 
-#: The fixtures by the names that the tests have for them. Policies are the service's own, as with
-#: SecureRBAC.
+#: Fixture name of the placement tests -> function. The policy fixtures create no providers, because
+#: the service's own policies equal those of SecureRBAC.
 WORLDS: Mapping[str, Callable[[World], None]] = {
-    "APIFixture": nothing,
-    "AllocationFixture": allocated,
+    "APIFixture": no_providers,
+    "AllocationFixture": one_allocated_provider,
     "SharedStorageFixture": shared_storage,
     "NUMAAggregateFixture": numa_aggregates,
     "NUMANetworkFixture": numa_networks,
     "DeepNUMANetworkFixture": deep_numa_networks,
     "NonSharedStorageFixture": own_storage,
     "GranularFixture": granular,
-    "SecureRBACPolicyFixture": nothing,
-    "LegacyRBACPolicyFixture": nothing,
-    "OpenPolicyFixture": nothing,
+    "SecureRBACPolicyFixture": no_providers,
+    "LegacyRBACPolicyFixture": no_providers,
+    "OpenPolicyFixture": no_providers,
 }
 
 
 def fixtures(store: Store) -> SimpleNamespace:
-    """What gabbi takes for a module of fixtures: each fills the store."""
+    """Return a stand-in for gabbi's fixture module, with fixtures that fill the store."""
 
-    def made(fill: Callable[[World], None]) -> type[GabbiFixture]:
+    def make_fixture(fill: Callable[[World], None]) -> type[GabbiFixture]:
         class Filled(GabbiFixture):  # type: ignore[misc]  # gabbi has no types
             def start_fixture(self) -> None:
                 fill(World(store))
 
         return Filled
 
-    return SimpleNamespace(**{name: made(fill) for name, fill in WORLDS.items()})
+    return SimpleNamespace(**{name: make_fixture(fill) for name, fill in WORLDS.items()})
 
 
 def callers(application: Any) -> Any:
-    """Believes who callers say they are: X-Auth-Token is USER or USER:PROJECT, the user admin has
-    the role admin."""
+    """Wrap the application so that X-Auth-Token, USER or USER:PROJECT, is trusted.
+
+    The user admin has the role admin.
+    """
 
     def entry(environ: dict[str, Any], start_response: Any) -> Any:
         # gabbi's transport leaves characters where servers give bytes.

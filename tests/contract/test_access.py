@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A password that a neighbour refuses ends the process with one line that names the option; a
-neighbour that does not answer ends nothing."""
+"""Processes and commands with a password that the database, the broker or Keystone refuses.
+
+Each process runs for real, and exits with one line that names the option. An external service that
+does not answer is no refusal and ends no process.
+"""
 
 from __future__ import annotations
 
@@ -26,18 +29,18 @@ from tests.standalone import Cloud
 from tests.waiting import await_true
 
 WRONG = "wr0ng-password"
-#: Processes by what they ask when they start.
-OF_DATABASE = ("conductor.service", "scheduler.service", "compute_api.metadata.service")
-OF_IDENTITY = ("compute_api.compute.service", "compute_api.placement.service")
+#: Processes, grouped by the service that they contact at start.
+DATABASE_PROCESSES = ("conductor.service", "scheduler.service", "compute_api.metadata.service")
+IDENTITY_PROCESSES = ("compute_api.compute.service", "compute_api.placement.service")
 
 
-def wrong(url: str) -> str:
+def with_wrong_password(url: str) -> str:
     return sa.make_url(url).set(password=WRONG).render_as_string(hide_password=False)
 
 
-def started(folder: Path, module: str, *lines: str) -> subprocess.CompletedProcess[str]:
+def run_service(folder: Path, module: str, *lines: str) -> subprocess.CompletedProcess[str]:
     path = folder / "kilonova.conf"
-    port = free_ports(3)  # and the next two
+    port = free_ports(3)  # first of three consecutive ports
     path.write_text(
         "\n".join(
             (
@@ -65,32 +68,33 @@ def started(folder: Path, module: str, *lines: str) -> subprocess.CompletedProce
     )
 
 
-def ended_in_one_line(done: subprocess.CompletedProcess[str], *words: str) -> None:
-    assert done.returncode == EX_CONFIG, done.stderr
-    said = [line for line in done.stderr.splitlines() if "INFO" not in line]
-    [line] = [line for line in said if line.startswith("kilonova-")]
+def assert_exit_with_one_line(result: subprocess.CompletedProcess[str], *words: str) -> None:
+    assert result.returncode == EX_CONFIG, result.stderr
+    lines = [line for line in result.stderr.splitlines() if "INFO" not in line]
+    [line] = [line for line in lines if line.startswith("kilonova-")]
     assert [word for word in words if word not in line] == []
-    assert "Traceback" not in done.stderr
-    assert WRONG not in done.stderr
-    assert len(said) <= 4, done.stderr  # gunicorn's master tells how its worker ended
+    assert "Traceback" not in result.stderr
+    assert WRONG not in result.stderr
+    # gunicorn's master logs the end of the worker.
+    assert len(lines) <= 4, result.stderr
 
 
-@pytest.mark.parametrize("module", OF_DATABASE)
+@pytest.mark.parametrize("module", DATABASE_PROCESSES)
 @pytest.mark.parametrize(
     "kind", ["postgresql", pytest.param("mariadb", marks=pytest.mark.slice("operations"))]
 )
-def test_a_wrong_database_password(
+def test_service_with_wrong_database_password_exits_and_names_option(
     tmp_path: Path, upgraded_database: Callable[[str], str], kind: str, module: str
 ) -> None:
-    url = wrong(upgraded_database(kind)).replace("$", "$$")
-    ended_in_one_line(
-        started(tmp_path, module, "[database]", f"url = {url}"),
+    url = with_wrong_password(upgraded_database(kind)).replace("$", "$$")
+    assert_exit_with_one_line(
+        run_service(tmp_path, module, "[database]", f"url = {url}"),
         "[database] url: the database refuses",
     )
 
 
 def refusal(url: str) -> str:
-    """Return why the database refuses a connection, and what the operator can do."""
+    """Return the database's refusal of a connection, with the remedy for the operator."""
     with closing(Store(url)) as store:
         try:
             store.look_in()
@@ -99,7 +103,7 @@ def refusal(url: str) -> str:
     return ""
 
 
-def test_postgresql_without_an_entry_for_this_machine_names_pg_hba() -> None:
+def test_postgresql_refusal_without_pg_hba_entry_names_line_to_add() -> None:
     with tempfile.TemporaryDirectory(prefix="kn-hba-", dir="/tmp") as folder:
         Path(folder).chmod(0o755)
         with Servers(Path(folder)) as servers:
@@ -118,7 +122,7 @@ def test_postgresql_without_an_entry_for_this_machine_names_pg_hba() -> None:
     assert "SELECT pg_reload_conf()" in text and "password and database" not in text
 
 
-def test_mariadb_without_an_account_for_this_machine_names_the_command(
+def test_mariadb_refusal_without_account_names_create_user_command(
     new_database: Callable[[str], str],
 ) -> None:
     text = refusal(
@@ -133,51 +137,57 @@ def test_mariadb_without_an_account_for_this_machine_names_the_command(
 def test_mariadb_refusal_of_password_suggests_account_for_this_address(
     new_database: Callable[[str], str],
 ) -> None:
-    text = refusal(wrong(new_database("mariadb")))
+    text = refusal(with_wrong_password(new_database("mariadb")))
     assert "Access denied" in text and "or create the account for the address" in text
 
 
 @pytest.mark.parametrize("command", ["hosts", "status", "doctor"])
-def test_command_names_the_refusal_of_the_database(
+def test_cli_command_names_database_option_when_password_is_refused(
     tmp_path: Path,
     new_database: Callable[[str], str],
     capsys: pytest.CaptureFixture[str],
     command: str,
 ) -> None:
     path = tmp_path / "kilonova.conf"
-    path.write_text(f"[database]\nurl = {wrong(new_database('postgresql'))}\n")
+    path.write_text(f"[database]\nurl = {with_wrong_password(new_database('postgresql'))}\n")
     assert main(["--config", str(path), command]) != 0
-    shown = capsys.readouterr().err
-    assert "[database] url: the database refuses" in shown and WRONG not in shown
-    assert "does not answer" not in shown
+    output = capsys.readouterr().err
+    assert "[database] url: the database refuses" in output and WRONG not in output
+    assert "does not answer" not in output
 
 
-def test_a_database_file_that_is_none(tmp_path: Path) -> None:
+def test_conductor_with_invalid_sqlite_file_exits_and_names_option(tmp_path: Path) -> None:
     (tmp_path / "k.db").write_text("no database" * 200)
-    ended_in_one_line(
-        started(tmp_path, "conductor.service", "[database]", f"url = sqlite:///{tmp_path}/k.db"),
+    assert_exit_with_one_line(
+        run_service(
+            tmp_path, "conductor.service", "[database]", f"url = sqlite:///{tmp_path}/k.db"
+        ),
         "[database] url: the database refuses to be opened",
     )
 
 
 @pytest.mark.parametrize("module", ["conductor.service", "scheduler.service"])
-def test_a_wrong_broker_password(tmp_path: Path, rabbitmq_url: str, module: str) -> None:
+def test_service_with_wrong_broker_password_exits_and_names_option(
+    tmp_path: Path, rabbitmq_url: str, module: str
+) -> None:
     url = sa.make_url(rabbitmq_url)
-    done = started(
+    result = run_service(
         tmp_path,
         module,
-        f"transport_url = {wrong(rabbitmq_url)}",
+        f"transport_url = {with_wrong_password(rabbitmq_url)}",
         "[database]",
         f"url = sqlite:///{tmp_path}/k.db",
     )
-    ended_in_one_line(done, f"transport_url: the broker refuses {url.username}", "ACCESS_REFUSED")
+    assert_exit_with_one_line(
+        result, f"transport_url: the broker refuses {url.username}", "ACCESS_REFUSED"
+    )
 
 
-@pytest.mark.parametrize("module", OF_IDENTITY)
-def test_a_wrong_password_at_the_identity_service(
+@pytest.mark.parametrize("module", IDENTITY_PROCESSES)
+def test_api_with_wrong_keystone_password_exits_and_names_options(
     tmp_path: Path, standalone_cloud: Cloud, module: str
 ) -> None:
-    done = started(
+    result = run_service(
         tmp_path,
         module,
         "transport_url = rabbit://u:p@127.0.0.1:1/",
@@ -187,11 +197,13 @@ def test_a_wrong_password_at_the_identity_service(
         f"auth_url = {standalone_cloud.auth_url}",
         f"password = {WRONG}",
     )
-    ended_in_one_line(done, "[identity] username, password, project_name", "401 to user kilonova")
+    assert_exit_with_one_line(
+        result, "[identity] username, password, project_name", "401 to user kilonova"
+    )
 
 
 @pytest.mark.parametrize("neighbour", access.CHECKS)
-def test_silence_is_no_refusal(tmp_path: Path, neighbour: str) -> None:
+def test_access_check_passes_when_service_does_not_answer(tmp_path: Path, neighbour: str) -> None:
     path = tmp_path / "kilonova.conf"
     path.write_text(
         "[DEFAULT]\ntransport_url = rabbit://u:p@127.0.0.1:1/\n"

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Aggregates and hosts that go, on SQLite, PostgreSQL and MariaDB: what must hold when two change
-at the same time."""
+"""Aggregates, zones and removed hosts under concurrent changes, on the three databases."""
 
 from __future__ import annotations
 
@@ -44,10 +43,10 @@ def make(store: Store, name: str, zone: str | None, *members: str) -> int:
 
 
 def at_once(*works: Callable[[], Any]) -> list[errors.Problem | None]:
-    """Do these at the same moment; what each was refused with."""
+    """Run these at the same moment and return the problem of each, or None on success."""
     start = Barrier(len(works))
 
-    def one(work: Callable[[], Any]) -> errors.Problem | None:
+    def run_one(work: Callable[[], Any]) -> errors.Problem | None:
         start.wait()
         try:
             work()
@@ -56,11 +55,11 @@ def at_once(*works: Callable[[], Any]) -> list[errors.Problem | None]:
         return None
 
     with ThreadPoolExecutor(len(works)) as pool:
-        return list(pool.map(one, works))
+        return list(pool.map(run_one, works))
 
 
 def place(store: Store, host: str, zone: str | None = None) -> Callable[[], None]:
-    """A claim of one server on this host, and its guest."""
+    """Return a function that claims this host for a new server and adds the guest."""
     server = ids.new()
 
     def work(tx: Any) -> None:
@@ -73,22 +72,22 @@ def place(store: Store, host: str, zone: str | None = None) -> Callable[[], None
     return lambda: store.write(work)
 
 
-def joins(store: Store, number: int, host: str) -> Callable[[], None]:
+def join(store: Store, number: int, host: str) -> Callable[[], None]:
     return lambda: store.write(lambda tx: aggregates.add_host(tx, number, host, "nova"))
 
 
-def test_two_zones_that_want_the_same_host_at_the_same_moment_do_not_both_get_it(
+def test_add_host_to_two_zones_at_once_fails_for_one_zone(
     store: Store,
 ) -> None:
     for number in range(ROUNDS):
         host = f"h{number}"
         new_host(store, host)
         both = [make(store, f"{zone}-{number}", zone) for zone in ("az1", "az2")]
-        refused = at_once(*(joins(store, zone, host) for zone in both))
+        refused = at_once(*(join(store, zone, host) for zone in both))
         assert [type(problem) for problem in refused if problem] == [errors.Conflict]
 
 
-def test_a_zone_that_is_renamed_while_its_host_joins_another(store: Store) -> None:
+def test_set_zone_of_aggregate_while_host_joins_other_zone_fails_for_one(store: Store) -> None:
     for number in range(ROUNDS):
         host = f"h{number}"
         new_host(store, host)
@@ -97,7 +96,7 @@ def test_a_zone_that_is_renamed_while_its_host_joins_another(store: Store) -> No
             make(store, f"zone-{number}", "az1"),
         )
         refused = at_once(
-            joins(store, zone, host),
+            join(store, zone, host),
             lambda plain=plain: store.write(
                 lambda tx: aggregates.update(tx, plain, "nova", meta={"availability_zone": "az2"})
             ),
@@ -105,32 +104,30 @@ def test_a_zone_that_is_renamed_while_its_host_joins_another(store: Store) -> No
         assert len([problem for problem in refused if problem]) == 1, refused
 
 
-def test_a_server_that_is_placed_while_its_host_moves_to_another_zone(store: Store) -> None:
-    """Either the claim comes first and the host stays, or the host moves and the claim finds it
-    where it is then."""
+def test_claim_while_host_moves_to_other_zone_succeeds_either_way(store: Store) -> None:
+    """Either the claim is first and the host stays, or the host moves first."""
     for number in range(ROUNDS):
         host = f"h{number}"
         new_host(store, host)
         zone = make(store, f"zone-{number}", "az1")
-        claimed, moved = at_once(place(store, host), joins(store, zone, host))
+        claimed, moved = at_once(place(store, host), join(store, zone, host))
         assert claimed is None
         members = store.read(lambda tx, zone=zone: aggregates.show(tx, zone)[1])
         assert members == ([] if moved else [host])
 
 
-def test_a_server_for_a_zone_that_is_placed_while_its_host_moves_to_another(store: Store) -> None:
-    """What was proposed may be of before the move: the claim sees the zone as it is under its
-    lock."""
+def test_claim_in_zone_while_host_leaves_zone_fails_for_claim_or_move(store: Store) -> None:
+    """The proposal may be older than the move, so the claim reads the zone under a lock."""
     for number in range(ROUNDS):
         host = f"h{number}"
         new_host(store, host)
         claimed, moved = at_once(
-            place(store, host, "nova"), joins(store, make(store, f"zone-{number}", "az1"), host)
+            place(store, host, "nova"), join(store, make(store, f"zone-{number}", "az1"), host)
         )
         assert [claimed is None, moved is None].count(True) == 1
 
 
-def test_a_claim_asks_for_the_zone_that_was_wanted(store: Store) -> None:
+def test_claim_in_requested_zone_fails_on_host_of_other_zone(store: Store) -> None:
     for host in ("h1", "h2"):
         new_host(store, host)
     make(store, "zone", "az1", "h1")
@@ -141,7 +138,7 @@ def test_a_claim_asks_for_the_zone_that_was_wanted(store: Store) -> None:
             place(store, host, zone)()
 
 
-def test_a_zone_is_open_while_an_enabled_host_is_in_it(store: Store) -> None:
+def test_zone_is_open_only_while_it_has_enabled_host(store: Store) -> None:
     def is_open(zone: str) -> bool:
         return store.read(lambda tx: zones.is_open(tx, zone, "nova"))
 
@@ -157,8 +154,8 @@ def test_a_zone_is_open_while_an_enabled_host_is_in_it(store: Store) -> None:
     assert not is_open("az1")
 
 
-def test_a_host_that_is_removed_while_a_server_is_placed_on_it(store: Store) -> None:
-    kept = 0
+def test_host_removal_during_claim_fails_for_removal_or_claim(store: Store) -> None:
+    kept_hosts = 0
     for number in range(ROUNDS):
         host = f"h{number}"
         new_host(store, host)
@@ -172,7 +169,7 @@ def test_a_host_that_is_removed_while_a_server_is_placed_on_it(store: Store) -> 
             ),
         )
         assert (claimed is None) != (removed is None)
-        kept += removed is not None
+        kept_hosts += removed is not None
     with store.begin() as tx:
         rows = {
             table.name: tx.scalar(sa.select(sa.func.count()).select_from(table))
@@ -186,10 +183,10 @@ def test_a_host_that_is_removed_while_a_server_is_placed_on_it(store: Store) -> 
             )
         }
         stock = tx.scalar(sa.select(sa.func.count(schema.inventories.c.provider_id.distinct())))
-    assert {*rows.values(), stock} == {kept}
+    assert {*rows.values(), stock} == {kept_hosts}
 
 
-def test_a_host_that_is_removed_while_it_registers_is_there_whole_or_not_at_all(
+def test_host_removal_during_registration_leaves_all_rows_or_no_row(
     store: Store,
 ) -> None:
     for number in range(ROUNDS):
@@ -200,7 +197,8 @@ def test_a_host_that_is_removed_while_it_registers_is_there_whole_or_not_at_all(
         def registration(host: str = host) -> None:
             try:
                 new_host(store, host)
-            except NoResultFound:  # it went in the middle of it: the agent registers again
+            # The host was removed during the registration: the agent registers again.
+            except NoResultFound:
                 new_host(store, host)
 
         assert at_once(
@@ -209,7 +207,7 @@ def test_a_host_that_is_removed_while_it_registers_is_there_whole_or_not_at_all(
                 lambda tx: host_removal.remove(tx, service, service.uuid)
             ),
         ) == [None, None]
-        found = {
+        rows_by_table = {
             table.name: store.read(
                 lambda tx, table=table, column=column, host=host: tx.execute(
                     sa.select(table).where(column == host)
@@ -222,10 +220,10 @@ def test_a_host_that_is_removed_while_it_registers_is_there_whole_or_not_at_all(
                 (schema.heartbeats, schema.heartbeats.c.host),
             )
         }
-        assert len({len(rows) for rows in found.values()}) == 1, found
+        assert len({len(rows) for rows in rows_by_table.values()}) == 1, rows_by_table
 
 
-def test_a_host_that_joins_while_it_is_removed_leaves_no_membership(store: Store) -> None:
+def test_host_removal_while_host_joins_aggregate_leaves_no_membership(store: Store) -> None:
     number = make(store, "rack", None)
     new_host(store, "h1")
     [service] = store.read(lambda tx: services.list_all(tx, "h1"))
@@ -235,7 +233,7 @@ def test_a_host_that_joins_while_it_is_removed_leaves_no_membership(store: Store
             removed = pool.submit(
                 lambda: store.write(lambda tx: host_removal.remove(tx, service, service.uuid))
             )
-            # it waits for the host's provider; on SQLite to write at all
+            # The removal waits for the provider's lock, or on SQLite for the only writer.
             with pytest.raises(NotYet):
                 removed.result(timeout=0.5)
         removed.result(timeout=20)
@@ -243,9 +241,11 @@ def test_a_host_that_joins_while_it_is_removed_leaves_no_membership(store: Store
     assert store.read(doctor.check) == []
 
 
-def test_a_host_that_returns_while_it_is_removed_owes_what_it_owed(store: Store) -> None:
-    """That it was fenced proves nothing any more: what it has still to remove is not struck, nor
-    handed to others."""
+def test_host_removal_during_reconnect_of_fenced_host_keeps_cleanup(store: Store) -> None:
+    """The earlier fencing does not apply to the returned host.
+
+    The pending cleanup is neither dropped nor given to another host.
+    """
     new_host(store, "h1")
     server = ids.new()
     store.write(lambda tx: guests.add(tx, [{"server_id": server, "host": "h1", "fence": 1}]))
@@ -260,14 +260,15 @@ def test_a_host_that_returns_while_it_is_removed_owes_what_it_owed(store: Store)
             removed = pool.submit(
                 lambda: store.write(lambda tx: host_removal.remove(tx, service, service.uuid))
             )
-            with pytest.raises(NotYet):  # it waits for the host; on SQLite to write at all
+            # The removal waits for the host's lock, or on SQLite for the only writer.
+            with pytest.raises(NotYet):
                 removed.result(timeout=0.5)
         with pytest.raises(errors.Conflict, match="has not removed yet"):
             removed.result(timeout=20)
     assert [row.host for row in store.read(lambda tx: guests.places(tx, server))] == ["h1"]
 
 
-def test_many_changes_of_aggregates_and_claims_at_the_same_time_come_to_an_end(
+def test_concurrent_aggregate_updates_claims_and_heartbeats_all_complete(
     store: Store,
 ) -> None:
     names = [f"h{number}" for number in range(4)]
@@ -292,7 +293,7 @@ def test_many_changes_of_aggregates_and_claims_at_the_same_time_come_to_an_end(
     assert at_once(*works) == [None] * len(works)
 
 
-def test_images_to_fetch_ahead_are_told_by_one_conductor_and_kept_until_they_are_there(
+def test_image_to_prefetch_is_sent_by_one_conductor_and_kept_until_cached(
     store: Store,
 ) -> None:
     images = [ImageRef(ids.new()) for _ in range(3)]
@@ -303,12 +304,14 @@ def test_images_to_fetch_ahead_are_told_by_one_conductor_and_kept_until_they_are
     assert {(row.host, row.image_id) for row in rows} == {
         (host, image.id) for host in ("h1", "h2") for image in images
     }
-    taken: list[dict[str, Any]] = []
+    batches: list[dict[str, Any]] = []
     assert (
-        at_once(*[lambda: taken.append(store.write(lambda tx: host_images.take(tx, rows)))] * 4)
+        at_once(*[lambda: batches.append(store.write(lambda tx: host_images.take(tx, rows)))] * 4)
         == [None] * 4
     )
-    assert sorted((host, len(told)) for one in taken for host, told in one.items()) == [
+    assert sorted(
+        (host, len(batch_images)) for batch in batches for host, batch_images in batch.items()
+    ) == [
         ("h1", 3),
         ("h2", 3),
     ]
@@ -345,7 +348,7 @@ def test_images_to_fetch_ahead_are_told_by_one_conductor_and_kept_until_they_are
     assert len(store.read(lambda tx: tx.execute(sa.select(schema.host_images)).all())) == 6
 
 
-def test_zones_and_hosts_are_found_by_what_the_api_asks_for(store: Store) -> None:
+def test_zones_and_hosts_are_listed_by_filters_of_api(store: Store) -> None:
     for number in range(5):
         new_host(store, f"h{number}.100%")
     make(store, "rack", "az1", "h1.100%")
@@ -354,8 +357,8 @@ def test_zones_and_hosts_are_found_by_what_the_api_asks_for(store: Store) -> Non
     }
     assert store.read(lambda tx: aggregates.zones(tx, "nova"))["h2.100%"] == "nova"
 
-    def names(**wanted: Any) -> list[str]:
-        return [row["name"][:2] for row in store.read(lambda tx: hosts.list_all(tx, **wanted))]
+    def names(**filters: Any) -> list[str]:
+        return [row["name"][:2] for row in store.read(lambda tx: hosts.list_all(tx, **filters))]
 
     first = store.read(lambda tx: hosts.list_all(tx, "h0.100%"))[0]
     assert names() == names(pattern="100%") == names(pattern=".") == ["h0", "h1", "h2", "h3", "h4"]

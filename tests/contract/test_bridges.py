@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bridges of networks that the compute service makes, in this machine's kernel: as Neutron's Linux
-bridge agents want to find them, whoever makes the same one meanwhile."""
+"""The bridge helper makes bridges for Neutron's Linux bridge agents in this machine's kernel.
+
+Another process may make the same bridge at the same time.
+"""
 
 from __future__ import annotations
 
@@ -16,58 +18,63 @@ import pytest
 
 from compute_agent.privileged import bridges
 from compute_agent.privileged.bridges import BridgeHelper, NotMade
-from tests.contract.bridge_helper import helper_of
+from tests.contract.bridge_helper import start_helper
 
 
 @pytest.fixture
 def helper(tmp_path: Path) -> BridgeHelper:
-    return helper_of(tmp_path)
+    return start_helper(tmp_path)
 
 
 @pytest.fixture
 def name() -> Iterator[str]:
-    made = f"brq{str(uuid.uuid4())[:11]}"
-    yield made
-    subprocess.run(["ip", "link", "delete", made], check=False, capture_output=True)
+    name = f"brq{str(uuid.uuid4())[:11]}"
+    yield name
+    subprocess.run(["ip", "link", "delete", name], check=False, capture_output=True)
 
 
 def ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True)
 
 
-def said(name: str, what: str) -> str:
-    return Path("/sys/class/net", name, what).read_text().strip()
+def read_attribute(name: str, attribute: str) -> str:
+    return Path("/sys/class/net", name, attribute).read_text().strip()
 
 
 def assert_ready(name: str) -> None:
-    assert int(said(name, "flags"), 16) & bridges.IFF_UP
-    assert (said(name, "bridge/stp_state"), said(name, "bridge/forward_delay")) == ("0", "0")
+    assert int(read_attribute(name, "flags"), 16) & bridges.IFF_UP
+    assert (
+        read_attribute(name, "bridge/stp_state"),
+        read_attribute(name, "bridge/forward_delay"),
+    ) == ("0", "0")
     ipv6 = bridges.IPV6 / name / "disable_ipv6"
     assert not ipv6.exists() or ipv6.read_text() == "1\n"
 
 
-def test_bridge_is_made_and_the_host_has_no_address_on_it(helper: BridgeHelper, name: str) -> None:
+def test_bridge_helper_makes_bridge_up_and_without_host_address(
+    helper: BridgeHelper, name: str
+) -> None:
     helper.ensure(["kv-0123abcdef", name, "br-int"])
     assert_ready(name)
-    number = said(name, "ifindex")
+    number = read_attribute(name, "ifindex")
     helper.ensure([name])
-    assert said(name, "ifindex") == number
+    assert read_attribute(name, "ifindex") == number
 
 
-def test_one_that_others_made_is_left_as_it_is(helper: BridgeHelper, name: str) -> None:
+def test_bridge_helper_leaves_settings_of_existing_bridge(helper: BridgeHelper, name: str) -> None:
     ip("link", "add", name, "up", "type", "bridge", "forward_delay", "300")
     helper.ensure([name])
-    assert said(name, "bridge/forward_delay") == "300"
+    assert read_attribute(name, "bridge/forward_delay") == "300"
 
 
-def test_one_that_is_half_made_is_completed(helper: BridgeHelper, name: str) -> None:
+def test_bridge_helper_completes_half_made_bridge(helper: BridgeHelper, name: str) -> None:
     ip("link", "add", name, "type", "bridge", "forward_delay", "0")
     helper.ensure([name])
     assert_ready(name)
 
 
-def test_all_who_make_the_same_one_have_it(name: str) -> None:
-    """Our helper, and Neutron's agent, which makes it without asking."""
+def test_concurrent_creation_of_same_bridge_succeeds_for_all_callers(name: str) -> None:
+    """Eight calls of the helper race with Neutron's agent, which makes the bridge directly."""
     start = threading.Barrier(9)
 
     def ours() -> None:
@@ -75,19 +82,19 @@ def test_all_who_make_the_same_one_have_it(name: str) -> None:
         bridges.make(name)
 
     with ThreadPoolExecutor(9) as pool:
-        asked = [pool.submit(ours) for _ in range(8)]
+        calls = [pool.submit(ours) for _ in range(8)]
         start.wait()
         subprocess.run(
             ["ip", "link", "add", name, "type", "bridge", "forward_delay", "0"],
             check=False,
             capture_output=True,
         )
-        for one in asked:
-            one.result()
+        for call in calls:
+            call.result()
     assert_ready(name)
 
 
-def test_device_that_is_no_bridge_is_refused_and_kept(
+def test_bridge_helper_refuses_and_keeps_device_of_other_type(
     helper: BridgeHelper, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     ip("link", "add", name, "type", "ifb")
@@ -96,4 +103,4 @@ def test_device_that_is_no_bridge_is_refused_and_kept(
         bridges.make(name)
     helper.ensure([name])
     assert f"did not make the bridge {name}" in caplog.text
-    assert int(said(name, "flags"), 16) & bridges.IFF_UP == 0
+    assert int(read_attribute(name, "flags"), 16) & bridges.IFF_UP == 0

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a host may at a real RabbitMQ: its own queue, and to speak in its own name; all else is
-refused there."""
+"""Permissions of hosts and of services at a real RabbitMQ.
+
+A host may use only its own queue and send only in its own name. The broker refuses the rest.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ from deploy.operator.hosts.broker_users import Management
 from deploy.testing.servers import Servers, free_ports
 from tests.broker_attempts import attempts
 from tests.contract.test_host_link import SECRETS, World
-from tests.contract.test_rpc import Told
+from tests.contract.test_rpc import CallRecorder
 from tests.waiting import await_true
 
 pytestmark = pytest.mark.slice("operations")
@@ -54,32 +56,32 @@ PREFIX = broker_names.PREFIX
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[Broker]:
-    """A node that knows two hosts."""
+    """A broker node with users for two hosts."""
     with tempfile.TemporaryDirectory(prefix="kn-id-", dir="/tmp") as folder:
         Path(folder).chmod(0o755)
         with Servers(Path(folder)) as servers:
             servers.start("rabbitmq")
             assert servers.broker is not None
-            known = replace(servers.broker, hosts=("h1", "h2"))
-            definitions_file = known.folder / "definitions.json"
-            definitions_file.write_text(definitions(known))
+            node = replace(servers.broker, hosts=("h1", "h2"))
+            definitions_file = node.folder / "definitions.json"
+            definitions_file.write_text(definitions(node))
             definitions_file.chmod(0o644)
-            known.learn_users()
-            yield known
+            node.learn_users()
+            yield node
 
 
 @pytest.fixture
 def world(broker: Broker) -> Iterator[World]:
-    made = World(broker.url)
-    made.prefix = PREFIX
-    yield made
-    made.close()
+    world = World(broker.url)
+    world.prefix = PREFIX
+    yield world
+    world.close()
 
 
-def test_a_host_does_its_work_with_what_it_may(world: World, broker: Broker) -> None:
-    told, here = Told(HeartbeatAnswer(True)), Told({"x": 1})
-    control = world.listening(told)
-    link = world.serving("h1", here, broker.host_url("h1"))
+def test_host_user_may_send_heartbeats_and_answer_commands(world: World, broker: Broker) -> None:
+    recorder, here = CallRecorder(HeartbeatAnswer(True)), CallRecorder({"x": 1})
+    control = world.serve_conductor(recorder)
+    link = world.serve_host("h1", here, broker.host_url("h1"))
     assert conductor.ConductorClient(link).heartbeat(Heartbeat("h1", 3), 5) == HeartbeatAnswer(True)
     assert agent.AgentClient(control).query("h1", "v", {}) == {"x": 1}
     assert agent.AgentClient(control).do("h1", [], None)
@@ -91,19 +93,19 @@ def limits_of(broker: Broker, user: str) -> Any:
     return json.loads(json.loads(text)["message"])
 
 
-def test_host_with_all_its_connections_gets_no_more_and_others_do(broker: Broker) -> None:
+def test_host_at_connection_limit_is_refused_and_other_host_connects(broker: Broker) -> None:
     url = broker.host_url("h1").replace("rabbit://", "amqp://")
     with ExitStack() as opened:
         for _ in range(broker_identities.HOST_LIMITS["max-connections"]):
             opened.enter_context(Connection(url)).connect()
-        with pytest.raises(AMQPError), Connection(url) as one_more:
-            one_more.connect()
+        with pytest.raises(AMQPError), Connection(url) as extra:
+            extra.connect()
         with Connection(broker.host_url("h2").replace("rabbit://", "amqp://")) as other:
             other.connect()
 
 
-def test_message_beyond_the_longest_is_refused_by_the_broker(world: World, broker: Broker) -> None:
-    world.listening(Told())
+def test_broker_refuses_message_over_maximum_size(world: World, broker: Broker) -> None:
+    world.serve_conductor(CallRecorder())
     with Connection(broker.host_url("h1").replace("rabbit://", "amqp://")) as connection:
         channel = connection.channel()
         message = channel.prepare_message(b"x" * (MAX_MESSAGE_BYTES + 1), content_encoding="binary")
@@ -116,10 +118,12 @@ ATTEMPTS = attempts("h1", "h2")
 
 
 @pytest.mark.parametrize("attempt", ATTEMPTS)
-def test_a_stolen_host_is_refused_all_else(world: World, broker: Broker, attempt: str) -> None:
-    world.listening(Told())
-    world.serving("h1", Told(), broker.host_url("h1"))
-    world.serving("h2", Told(), broker.host_url("h2"))
+def test_broker_refuses_operations_of_stolen_host_credentials(
+    world: World, broker: Broker, attempt: str
+) -> None:
+    world.serve_conductor(CallRecorder())
+    world.serve_host("h1", CallRecorder(), broker.host_url("h1"))
+    world.serve_host("h2", CallRecorder(), broker.host_url("h2"))
     with Connection(broker.url.replace("rabbit://", "amqp://")) as admin:
         admin.default_channel.exchange_declare(
             "kilonova", "topic", durable=False, auto_delete=False
@@ -132,10 +136,10 @@ def test_a_stolen_host_is_refused_all_else(world: World, broker: Broker, attempt
 
 
 # --- the queue of a host ---
-def test_lost_host_queue_is_declared_again_by_a_conductor(world: World, broker: Broker) -> None:
-    world.listening(Told(), broker.role_url(CONDUCTOR))
-    here = Told({"x": 1})
-    world.serving("h1", here, broker.host_url("h1"))
+def test_conductor_declares_lost_host_queue_again(world: World, broker: Broker) -> None:
+    world.serve_conductor(CallRecorder(), broker.role_url(CONDUCTOR))
+    here = CallRecorder({"x": 1})
+    world.serve_host("h1", here, broker.host_url("h1"))
     control = agent.AgentClient(world.control())
     with Connection(broker.url.replace("rabbit://", "amqp://")) as admin:
         for number in (1, 2):
@@ -144,17 +148,17 @@ def test_lost_host_queue_is_declared_again_by_a_conductor(world: World, broker: 
             assert here.wait_for(number)
 
 
-def test_host_queue_with_other_arguments_is_replaced(world: World, broker: Broker) -> None:
+def test_conductor_replaces_host_queue_with_other_arguments(world: World, broker: Broker) -> None:
     queue = host_queue(PREFIX, "h2")
-    evil = {
+    arguments = {
         "x-dead-letter-exchange": exchange(PREFIX),
         "x-dead-letter-routing-key": "reports.h1",
     }
-    world.listening(Told(), broker.role_url(CONDUCTOR))
+    world.serve_conductor(CallRecorder(), broker.role_url(CONDUCTOR))
     with Connection(broker.url.replace("rabbit://", "amqp://")) as admin:
         admin.channel().queue_delete(queue)
-        admin.channel().queue_declare(queue, durable=True, auto_delete=False, arguments=evil)
-        world.serving("h2", Told(), broker.host_url("h2"))
+        admin.channel().queue_declare(queue, durable=True, auto_delete=False, arguments=arguments)
+        world.serve_host("h2", CallRecorder(), broker.host_url("h2"))
 
         def is_replaced() -> bool:
             try:
@@ -169,24 +173,24 @@ def test_host_queue_with_other_arguments_is_replaced(world: World, broker: Broke
         await_true(lambda: agent.AgentClient(world.control()).do("h2", [], None), 10)
 
 
-def test_conductor_user_who_may_not_declare_queues_is_named_in_the_log(
+def test_conductor_log_names_command_when_user_may_not_declare_queues(
     world: World, broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """For example, a user whose permissions an operator has set by hand."""
+    """For example, a user with permissions that an operator set by hand."""
     configure = r"^(kilonova-hosts|kilonova-(reports|heartbeats)|kilonova-answers-.*)$"
     broker.control("add_user", "narrow", "5ecret")
     broker.control("set_permissions", "-p", "/", "narrow", configure, ".*", ".*")
     with Connection(broker.url.replace("rabbit://", "amqp://")) as admin:
         admin.channel().queue_delete(host_queue(PREFIX, "h2"))
-    world.listening(Told(), f"rabbit://narrow:5ecret@127.0.0.1:{broker.port}/")
+    world.serve_conductor(CallRecorder(), f"rabbit://narrow:5ecret@127.0.0.1:{broker.port}/")
     assert not world.host("h2", broker.host_url("h2")).wait_until_ready(3)
     assert "run: kilonova broker add conductor" in caplog.text
 
 
-# --- who has a token ---
-def test_who_joins_may_ask_conductors_and_no_more(world: World, broker: Broker) -> None:
-    world.listening(Told())
-    world.serving("h1", Told(), broker.host_url("h1"))
+# --- holders of a join token ---
+def test_join_token_user_may_only_send_requests_to_conductors(world: World, broker: Broker) -> None:
+    world.serve_conductor(CallRecorder())
+    world.serve_host("h1", CallRecorder(), broker.host_url("h1"))
     joins = broker_identities.of_join("h1", "5ecret")
     broker.control("add_user", joins.user, joins.password)
     broker.control(
@@ -207,7 +211,7 @@ def test_who_joins_may_ask_conductors_and_no_more(world: World, broker: Broker) 
         channel = connection.channel()
         channel.basic_get(own)
         channel.basic_publish(channel.prepare_message(b"x"), there, "reports.h1")
-        channel.queue_declare(own, passive=True)  # what was refused would be said before this
+        channel.queue_declare(own, passive=True)  # A refusal would arrive before this answer.
     tries: list[Callable[[Any], Any]] = [
         lambda channel: channel.queue_declare(own, durable=True, arguments=QUEUE_ARGUMENTS),
         lambda channel: channel.queue_delete(own),
@@ -219,7 +223,7 @@ def test_who_joins_may_ask_conductors_and_no_more(world: World, broker: Broker) 
         lambda channel: channel.queue_bind(own, there, "#"),
         lambda channel: channel.exchange_delete(there),
         *(
-            partial(_said, own, where, key)
+            partial(_publish, own, where, key)
             for where, key in (
                 (there, "reports.h2"),
                 (there, "heartbeats.h1"),
@@ -233,23 +237,22 @@ def test_who_joins_may_ask_conductors_and_no_more(world: World, broker: Broker) 
             attempt(connection.channel())
 
 
-def _said(own: str, where: str, key: str, channel: Any) -> None:
-    channel.basic_publish(channel.prepare_message(b"x"), where, key)
-    channel.queue_declare(own, passive=True)  # what was refused is said before the answer
+def _publish(own: str, target: str, key: str, channel: Any) -> None:
+    channel.basic_publish(channel.prepare_message(b"x"), target, key)
+    channel.queue_declare(own, passive=True)  # A refusal arrives before this answer.
 
 
 # --- roles of the control plane ---
 @pytest.fixture(scope="module")
 def roles(broker: Broker) -> Iterator[dict[str, Any]]:
-    """All that processes of the control plane say to each other and to hosts, each in its own
-    name."""
+    """Messages between services and hosts, each sender with a separate broker user."""
     world = World(broker.url)
     world.prefix = PREFIX
-    told, here, conf = Told(HeartbeatAnswer(True)), Told({"x": 1}), world.conf
+    recorder, here, conf = CallRecorder(HeartbeatAnswer(True)), CallRecorder({"x": 1}), world.conf
     conductor_link = world.control(broker.role_url(CONDUCTOR))
-    conductor.listen(conductor_link, told)
+    conductor.listen(conductor_link, recorder)
     assert conductor_link.wait_until_ready(5)
-    link = world.serving("h1", here, broker.host_url("h1"))
+    link = world.serve_host("h1", here, broker.host_url("h1"))
     opened = {
         role: Transport(conf, broker.role_url(role), role) for role in (API, CONDUCTOR, SCHEDULER)
     }
@@ -264,7 +267,7 @@ def roles(broker: Broker) -> Iterator[dict[str, Any]]:
     world.close()
 
 
-def test_each_role_does_its_work_with_what_it_may(roles: dict[str, Any], broker: Broker) -> None:
+def test_service_roles_may_send_their_messages(roles: dict[str, Any], broker: Broker) -> None:
     world, opened = roles["world"], roles["transports"]
     assert conductor.ConductorClient(roles["link"]).heartbeat(
         Heartbeat("h1", 3), 5
@@ -280,13 +283,13 @@ def test_each_role_does_its_work_with_what_it_may(roles: dict[str, Any], broker:
         assert agent.AgentClient(world.control(broker.role_url(role))).query("h1", "v", {}) == {
             "x": 1
         }
-    told = Notifier(world.conf, broker.role_url(CONDUCTOR))
-    told.send(Message(False, "compute:h1", "compute.instance.create.end", {}))
-    told.close()
+    notifier = Notifier(world.conf, broker.role_url(CONDUCTOR))
+    notifier.send(Message(False, "compute:h1", "compute.instance.create.end", {}))
+    notifier.close()
 
 
-def heard(where: str, key: str) -> Callable[[Any, str], Any]:
-    """A queue of one's own is bound."""
+def try_bind(where: str, key: str) -> Callable[[Any, str], Any]:
+    """Return an attempt to bind the role's own queue."""
 
     def attempt(channel: Any, role: str) -> None:
         own = (
@@ -300,63 +303,68 @@ def heard(where: str, key: str) -> Callable[[Any, str], Any]:
     return attempt
 
 
-def said(where: str, key: str) -> Callable[[Any, str], Any]:
+def try_publish(where: str, key: str) -> Callable[[Any, str], Any]:
     def attempt(channel: Any, role: str) -> None:
         channel.basic_publish(
             channel.prepare_message(b"x", content_encoding="binary"),
             exchange=where,
             routing_key=key,
         )
-        # what was refused is said before the answer
+        # A refusal arrives before this answer.
         channel.exchange_declare(where, "topic", passive=True)
 
     return attempt
 
 
-def read(queue: str) -> Callable[[Any, str], Any]:
+def try_consume(queue: str) -> Callable[[Any, str], Any]:
     return lambda channel, role: channel.basic_consume(queue, no_ack=True)
 
 
-THIEVES = (API, CONSOLE, SCHEDULER)
+STOLEN_ROLES = (API, CONSOLE, SCHEDULER)
 OTHERS = (f"{PREFIX}-answers-conductor.{'0' * 32}", f"reply_{PREFIX}-conductor_{'0' * 32}")
-#: What a thief of API, console service or scheduler tries: which of them, what.
+#: Attempt -> the roles that make it with stolen credentials, and the operation.
 ROLE_ATTEMPTS: dict[str, tuple[tuple[str, ...], Callable[[Any, str], Any]]] = {
-    "read a host's queue": (THIEVES, read(host_queue(PREFIX, "h1"))),
-    "read what hosts report": (THIEVES, read(f"{PREFIX}-reports")),
-    "read what wakes conductors": (THIEVES, read("kilonova-conductor")),
-    "take what wakes one conductor": (
-        THIEVES,
+    "read a host's queue": (STOLEN_ROLES, try_consume(host_queue(PREFIX, "h1"))),
+    "read reports of hosts": (STOLEN_ROLES, try_consume(f"{PREFIX}-reports")),
+    "read wakeups of conductors": (STOLEN_ROLES, try_consume("kilonova-conductor")),
+    "take wakeup of one conductor": (
+        STOLEN_ROLES,
         lambda channel, role: channel.basic_get("kilonova-conductor.h/1"),
     ),
     "empty the conductors' queue": (
-        THIEVES,
+        STOLEN_ROLES,
         lambda channel, role: channel.queue_purge("kilonova-conductor"),
     ),
     "remove a host's queue": (
-        THIEVES,
+        STOLEN_ROLES,
         lambda channel, role: channel.queue_delete(host_queue(PREFIX, "h1")),
     ),
     "remove the hosts' exchange": (
-        THIEVES,
+        STOLEN_ROLES,
         lambda channel, role: channel.exchange_delete(exchange(PREFIX)),
     ),
-    "report in a host's name": (THIEVES, said(exchange(PREFIX), "reports.h1")),
-    "answer in a host's name": (THIEVES, said(exchange(PREFIX), f"answers.{'0' * 32}.h1")),
-    "read a conductor's answers": (THIEVES, read(OTHERS[0])),
-    "read a conductor's replies": (THIEVES, read(OTHERS[1])),
-    "make a queue of any name": (THIEVES, lambda channel, role: channel.queue_declare("")),
-    "hear what wakes conductors": (THIEVES, heard("kilonova", "kilonova-conductor")),
-    "hear what hosts report": (THIEVES, heard(exchange(PREFIX), "reports.#")),
-    "hear all answers": (THIEVES, heard(exchange(PREFIX), "answers.#")),
-    "read what schedulers are asked": ((API, CONSOLE), read("kilonova-scheduler")),
-    "ask schedulers": (THIEVES, said("kilonova", "kilonova-scheduler")),
-    "wake conductors": ((CONSOLE, SCHEDULER), said("kilonova", "kilonova-conductor")),
-    "tell notifications": (THIEVES, said("nova", "notifications.info")),
+    "report in a host's name": (STOLEN_ROLES, try_publish(exchange(PREFIX), "reports.h1")),
+    "answer in a host's name": (
+        STOLEN_ROLES,
+        try_publish(exchange(PREFIX), f"answers.{'0' * 32}.h1"),
+    ),
+    "read a conductor's answers": (STOLEN_ROLES, try_consume(OTHERS[0])),
+    "read a conductor's replies": (STOLEN_ROLES, try_consume(OTHERS[1])),
+    "make a queue of any name": (STOLEN_ROLES, lambda channel, role: channel.queue_declare("")),
+    "bind wakeups of conductors": (STOLEN_ROLES, try_bind("kilonova", "kilonova-conductor")),
+    "bind reports of hosts": (STOLEN_ROLES, try_bind(exchange(PREFIX), "reports.#")),
+    "bind all answers": (STOLEN_ROLES, try_bind(exchange(PREFIX), "answers.#")),
+    "read requests to schedulers": ((API, CONSOLE), try_consume("kilonova-scheduler")),
+    "send requests to schedulers": (STOLEN_ROLES, try_publish("kilonova", "kilonova-scheduler")),
+    "wake conductors": ((CONSOLE, SCHEDULER), try_publish("kilonova", "kilonova-conductor")),
+    "send notifications": (STOLEN_ROLES, try_publish("nova", "notifications.info")),
 }
 
 
 @pytest.mark.parametrize("attempt", ROLE_ATTEMPTS)
-def test_a_stolen_role_is_refused_what_is_not_its_own(roles, broker: Broker, attempt: str) -> None:
+def test_broker_refuses_operations_of_stolen_service_role(
+    roles, broker: Broker, attempt: str
+) -> None:
     thieves, tries = ROLE_ATTEMPTS[attempt]
     with Connection(broker.url.replace("rabbit://", "amqp://")) as admin:
         for name in OTHERS:
@@ -380,7 +388,7 @@ def run(broker: Broker, *arguments: str) -> None:
     )
 
 
-def test_the_management_makes_changes_and_removes_users(broker: Broker) -> None:
+def test_broker_management_creates_changes_and_removes_users(broker: Broker) -> None:
     port = free_ports(1)
     broker.control(
         "eval",
@@ -408,15 +416,15 @@ def test_the_management_makes_changes_and_removes_users(broker: Broker) -> None:
     assert connects(identity.password) and not connects("another")
     assert limits_of(broker, identity.user) == broker_identities.HOST_LIMITS
     newer = replace(identity, password=secrets.token_hex(8))
-    open_still = Connection(
+    open_connection = Connection(
         f"amqp://{identity.user}:{identity.password}@127.0.0.1:{broker.port}//"
     ).connect()
     users.make(newer, "/")
     assert connects(newer.password) and not connects(identity.password)
-    time.sleep(6)  # the management sees a connection at its next count, every five seconds
+    time.sleep(6)  # The management plugin lists a connection after the next count, every 5 s.
     users.disconnect(identity.user)
     with pytest.raises((AMQPError, OSError)):
-        open_still.drain_events(timeout=10)
+        open_connection.drain_events(timeout=10)
     for _ in range(2):
         users.remove(identity.user)
     assert not connects(newer.password)

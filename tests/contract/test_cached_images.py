@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is told of images that hosts fetch ahead, on three databases: each host once, when it is
-done with all."""
+"""Notifications of image prefetching, on the three databases.
+
+Each host is reported once, when all images are cached or have failed.
+"""
 
 from __future__ import annotations
 
@@ -21,20 +23,20 @@ EVENT, BOTH = "aggregate.cache_images.", ("i1", "i2")
 
 @pytest.fixture
 def number(store: Store) -> int:
-    """An aggregate of two hosts."""
-    made: int = store.write(lambda tx: aggregates.create(tx, "racks", None)).id
+    """The number of an aggregate of two hosts."""
+    number: int = store.write(lambda tx: aggregates.create(tx, "racks", None)).id
     for host in ("h1", "h2"):
         store.write(
             lambda tx, host=host: hosts.register(  # type: ignore[misc]
                 tx, host, "boot", HostInventory("memory", 1, host, 8, 4096, 100)
             )
         )
-        store.write(lambda tx, host=host: aggregates.add_host(tx, made, host, "nova"))  # type: ignore[misc]
+        store.write(lambda tx, host=host: aggregates.add_host(tx, number, host, "nova"))  # type: ignore[misc]
     store.notify_with(NotificationSettings("api1"))
-    return made
+    return number
 
 
-def ask(store: Store, number: int, *images: str) -> None:
+def request_images(store: Store, number: int, *images: str) -> None:
     store.write(
         lambda tx: cached_images.ask(
             tx, *aggregates.show(tx, number), [ImageRef(name) for name in images]
@@ -42,12 +44,12 @@ def ask(store: Store, number: int, *images: str) -> None:
     )
 
 
-def says(store: Store, host: str, **cached: str) -> None:
+def record_report(store: Store, host: str, **cached: str) -> None:
     store.write(lambda tx: host_images.record(tx, host, cached))
 
 
-def news(store: Store) -> list[tuple[str, Any]]:
-    """What the sweep has to tell: the event, and who is done as the how many-th with what."""
+def sweep_notifications(store: Store) -> list[tuple[str, Any]]:
+    """Run the sweep and return the new notifications, reduced to event and progress."""
     before = len(all_told(store))
     if store.read(cached_images.is_something_over):
         store.write(cached_images.settle)
@@ -62,7 +64,7 @@ def news(store: Store) -> list[tuple[str, Any]]:
     ]
 
 
-def left(store: Store) -> list[tuple[str, str]]:
+def stored_rows(store: Store) -> list[tuple[str, str]]:
     return [
         tuple(row)
         for row in store.read(
@@ -75,37 +77,40 @@ def left(store: Store) -> list[tuple[str, str]]:
     ]
 
 
-def test_each_host_is_told_when_it_has_all_and_then_the_end(store: Store, number: int) -> None:
-    ask(store, number, *BOTH)
+def test_prefetch_notifies_each_complete_host_and_then_end(store: Store, number: int) -> None:
+    request_images(store, number, *BOTH)
     assert [row.event for row in all_told(store)] == [EVENT + "start"]
     assert all_told(store)[0].body["object"]["hosts"] == ["h1", "h2"]
-    says(store, "h2", i1="")
-    assert news(store) == []
-    says(store, "h2", i2="")
-    assert news(store) == [("progress", ("h2", 1, 2, ["i1", "i2"], []))]
-    assert left(store) == [("h1", "i1"), ("h1", "i2")]
-    says(store, "h1", i1="", i2="it broke off")
-    assert news(store) == []
-    says(store, "h1", i2="")
-    assert news(store) == [("progress", ("h1", 2, 2, ["i1", "i2"], [])), ("end", None)]
-    assert left(store) == [] and news(store) == []
+    record_report(store, "h2", i1="")
+    assert sweep_notifications(store) == []
+    record_report(store, "h2", i2="")
+    assert sweep_notifications(store) == [("progress", ("h2", 1, 2, ["i1", "i2"], []))]
+    assert stored_rows(store) == [("h1", "i1"), ("h1", "i2")]
+    record_report(store, "h1", i1="", i2="it broke off")
+    assert sweep_notifications(store) == []
+    record_report(store, "h1", i2="")
+    assert sweep_notifications(store) == [
+        ("progress", ("h1", 2, 2, ["i1", "i2"], [])),
+        ("end", None),
+    ]
+    assert stored_rows(store) == [] and sweep_notifications(store) == []
 
 
-def test_hosts_that_are_done_together_are_told_in_one_go(store: Store, number: int) -> None:
-    ask(store, number, "i1")
-    says(store, "h1", i1="")
-    says(store, "h2", i1="")
-    assert news(store) == [
+def test_prefetch_notifies_hosts_together_when_both_are_complete(store: Store, number: int) -> None:
+    request_images(store, number, "i1")
+    record_report(store, "h1", i1="")
+    record_report(store, "h2", i1="")
+    assert sweep_notifications(store) == [
         ("progress", ("h1", 1, 2, ["i1"], [])),
         ("progress", ("h2", 2, 2, ["i1"], [])),
         ("end", None),
     ]
 
 
-def test_what_is_given_up_has_failed(store: Store, number: int) -> None:
-    ask(store, number, *BOTH)
-    says(store, "h1", i1="", i2="it broke off")
-    says(store, "h2", i1="", i2="")
+def test_prefetch_reports_abandoned_images_as_failed(store: Store, number: int) -> None:
+    request_images(store, number, *BOTH)
+    record_report(store, "h1", i1="", i2="it broke off")
+    record_report(store, "h2", i1="", i2="")
     store.write(
         lambda tx: tx.execute(
             sa.update(schema.host_images)
@@ -113,29 +118,29 @@ def test_what_is_given_up_has_failed(store: Store, number: int) -> None:
             .values(asked_at=0)
         )
     )
-    assert news(store) == [
+    assert sweep_notifications(store) == [
         ("progress", ("h1", 1, 2, ["i1"], ["i2"])),
         ("progress", ("h2", 2, 2, ["i1", "i2"], [])),
         ("end", None),
     ]
-    assert left(store) == []
+    assert stored_rows(store) == []
 
 
-def test_what_is_there_is_not_asked_for_again(store: Store, number: int) -> None:
-    ask(store, number, *BOTH)
+def test_cached_image_is_not_due_again(store: Store, number: int) -> None:
+    request_images(store, number, *BOTH)
     store.write(lambda tx: tx.execute(sa.update(schema.heartbeats).values(up=True)))
-    says(store, "h1", i1="")
+    record_report(store, "h1", i1="")
     due = [(row.host, row.image_id) for row in store.read(lambda tx: host_images.due(tx, 10))]
     assert ("h1", "i1") not in due
 
 
-def test_two_requests_are_told_apart(store: Store, number: int) -> None:
-    ask(store, number, "i1")
-    ask(store, number, "i2")
-    says(store, "h1", i1="", i2="")
-    says(store, "h2", i2="")
-    told = news(store)
-    assert sorted(told, key=str) == sorted(
+def test_two_prefetch_requests_are_notified_separately(store: Store, number: int) -> None:
+    request_images(store, number, "i1")
+    request_images(store, number, "i2")
+    record_report(store, "h1", i1="", i2="")
+    record_report(store, "h2", i2="")
+    notifications = sweep_notifications(store)
+    assert sorted(notifications, key=str) == sorted(
         [
             ("progress", ("h1", 1, 2, ["i1"], [])),
             ("progress", ("h1", 1, 2, ["i2"], [])),
@@ -146,27 +151,27 @@ def test_two_requests_are_told_apart(store: Store, number: int) -> None:
     )
 
 
-def test_an_aggregate_without_hosts_is_done_at_once(store: Store) -> None:
+def test_prefetch_for_aggregate_without_hosts_notifies_start_and_end(store: Store) -> None:
     store.notify_with(NotificationSettings("api1"))
     number = store.write(lambda tx: aggregates.create(tx, "empty", None)).id
-    ask(store, number, "i1")
+    request_images(store, number, "i1")
     assert [row.event for row in all_told(store)][-2:] == [EVENT + "start", EVENT + "end"]
 
 
-def test_of_an_aggregate_that_is_gone_nothing_is_told(store: Store, number: int) -> None:
-    ask(store, number, "i1")
+def test_prefetch_for_deleted_aggregate_sends_no_notification(store: Store, number: int) -> None:
+    request_images(store, number, "i1")
     store.write(lambda tx: tx.execute(sa.delete(schema.aggregate_hosts)))
     store.write(lambda tx: tx.execute(sa.delete(schema.aggregates)))
-    says(store, "h1", i1="")
-    says(store, "h2", i1="")
-    assert news(store) == [] and left(store) == []
+    record_report(store, "h1", i1="")
+    record_report(store, "h2", i1="")
+    assert sweep_notifications(store) == [] and stored_rows(store) == []
 
 
-def test_where_nothing_is_told_rows_go_at_once(store: Store, number: int) -> None:
-    """Also those that a conductor kept that told."""
-    ask(store, number, *BOTH)
-    says(store, "h1", i1="")
+def test_prefetch_rows_are_deleted_when_notifications_are_off(store: Store, number: int) -> None:
+    """This includes rows that a conductor kept while notifications were on."""
+    request_images(store, number, *BOTH)
+    record_report(store, "h1", i1="")
     store.notify_with(None)
-    says(store, "h1", i2="")
-    assert left(store) == [("h1", "i1"), ("h2", "i1"), ("h2", "i2")]
-    assert news(store) == [] and left(store) == [("h2", "i1"), ("h2", "i2")]
+    record_report(store, "h1", i2="")
+    assert stored_rows(store) == [("h1", "i1"), ("h2", "i1"), ("h2", "i2")]
+    assert sweep_notifications(store) == [] and stored_rows(store) == [("h2", "i1"), ("h2", "i2")]

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The proxy that counts what services answer to the clients' suites: it changes nothing, and misses
-no fault and no answer of the compute service that Nova would not have given."""
+"""The recording proxy of the client suites, before a local HTTP server.
+
+The proxy passes requests and responses unchanged. It records each fault, and each response of the
+compute service that differs from Nova's schemas.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,12 @@ from tests.nova import schemas
 
 
 class Echo(BaseHTTPRequestHandler):
-    """Answers the status that its path ends with, or that a header names, and what it was sent."""
+    """Respond with the request's body and the status from X-Status or the end of the path."""
 
     protocol_version = "HTTP/1.1"
 
     def log_message(self, form: str, *values: Any) -> None:
-        """Nothing on the terminal."""
+        """Suppress the log on the terminal."""
 
     def answer(self) -> None:
         path, _, last = self.path.partition("?")[0].rpartition("/")
@@ -54,8 +57,8 @@ def service() -> Iterator[str]:
 
 @pytest.fixture
 def recorder(service: str) -> Iterator[Recorder]:
-    with Recorder(f"{service}/v2.1") as found:
-        yield found
+    with Recorder(f"{service}/v2.1") as recorder:
+        yield recorder
 
 
 @pytest.fixture
@@ -66,7 +69,9 @@ def client(recorder: Recorder) -> Iterator[requests.Session]:
         yield session
 
 
-def test_requests_and_answers_pass_as_they_are(service: str, client: requests.Session) -> None:
+def test_recorder_passes_requests_and_responses_unchanged(
+    service: str, client: requests.Session
+) -> None:
     answer = client.post(
         f"{service}/a/b/201?limit=1", data=b"sent", headers={"X-Auth-Token": "t"}, timeout=10
     )
@@ -80,13 +85,11 @@ def test_requests_and_answers_pass_as_they_are(service: str, client: requests.Se
     assert client.head(f"{service}/200", timeout=10).headers["Content-Length"] == "7"
 
 
-def test_the_identity_service_is_below_its_prefix_too(
-    service: str, client: requests.Session
-) -> None:
+def test_recorder_strips_prefix_of_identity_service(service: str, client: requests.Session) -> None:
     assert client.get(f"{service}/identity/v3/200", timeout=10).headers["X-Path"] == "/v3"
 
 
-def test_every_fault_is_noted_without_its_query(
+def test_recorder_notes_each_server_fault_without_query(
     service: str, client: requests.Session, recorder: Recorder
 ) -> None:
     for status in (200, 404, 500, 503):
@@ -95,12 +98,12 @@ def test_every_fault_is_noted_without_its_query(
     assert recorder.answers == {200: 1, 404: 1, 500: 1, 503: 1}
 
 
-def test_a_service_that_is_not_there_is_a_fault(
+def test_recorder_answers_502_and_notes_fault_when_service_is_down(
     client: requests.Session, recorder: Recorder
 ) -> None:
-    with socket.socket() as taken:  # bound, so that nobody else listens there
-        taken.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{taken.getsockname()[1]}/v3"
+    with socket.socket() as listener:  # Bound, so that no other process listens there.
+        listener.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/v3"
         assert client.get(url, timeout=10).status_code == 502
     assert recorder.faults == [f"GET {url}: 502"]
 
@@ -114,7 +117,7 @@ def nova() -> None:
 
 
 @pytest.mark.usefixtures("nova")
-def test_an_answer_that_nova_gives_is_no_disagreement(
+def test_recorder_accepts_responses_matching_nova_schemas(
     service: str, client: requests.Session, recorder: Recorder
 ) -> None:
     assert (
@@ -135,7 +138,7 @@ def test_an_answer_that_nova_gives_is_no_disagreement(
 
 
 @pytest.mark.usefixtures("nova")
-def test_each_kind_of_disagreement_is_told_once(
+def test_recorder_reports_each_kind_of_disagreement_once(
     service: str, client: requests.Session, recorder: Recorder
 ) -> None:
     for server in ("s", "t"):

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A connection that breaks at COMMIT, on SQLite, PostgreSQL and MariaDB: what was asked is done
-once, and its asker is told so."""
+"""Connections that break at COMMIT, on the three databases.
+
+Each request takes effect once, and the caller learns the outcome.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from tests.waiting import await_true
 
 
 @pytest.fixture(params=[True, False], ids=["committed", "lost"])
-def committed(request: pytest.FixtureRequest) -> bool:
+def is_committed(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
 
@@ -34,7 +36,9 @@ def count(store: Store, table: sa.Table) -> int:
     return store.read(lambda tx: tx.scalar(sa.select(sa.func.count()).select_from(table))) or 0
 
 
-def test_what_is_there_is_not_made_again(store: Store, committed: bool) -> None:
+def test_store_write_with_check_does_not_repeat_committed_work(
+    store: Store, is_committed: bool
+) -> None:
     runs: list[str] = []
 
     def work(tx: sa.Connection) -> str:
@@ -48,60 +52,66 @@ def test_what_is_there_is_not_made_again(store: Store, committed: bool) -> None:
             is not None
         )
 
-    with unanswered(store, committed=committed) as lost:
-        assert store.write(work, is_there) == ("p0" if committed else "p1")
+    with unanswered(store, committed=is_committed) as lost:
+        assert store.write(work, is_there) == ("p0" if is_committed else "p1")
     assert lost and count(store, schema.projects) == 1
 
 
-def test_who_cannot_look_is_told_that_nothing_is_known(store: Store, committed: bool) -> None:
+def test_store_write_without_check_raises_unsure_when_commit_is_unknown(
+    store: Store, is_committed: bool
+) -> None:
     with (
-        unanswered(store, committed=committed),
+        unanswered(store, committed=is_committed),
         pytest.raises(errors.Unsure, match="look before you ask again"),
     ):
         store.write(lambda tx: insert_ignore(tx, schema.projects, {"id": "p", "quota_seq": 0}))
-    assert count(store, schema.projects) == committed
+    assert count(store, schema.projects) == is_committed
 
 
-def test_creates_of_one_transaction_are_made_once(store: Store, committed: bool) -> None:
-    """Two POSTs that wait behind a third go into one transaction."""
-    creator, made = Creator(store, LIMITS), {}
+def test_batched_server_creates_happen_once_when_commit_is_unknown(
+    store: Store, is_committed: bool
+) -> None:
+    """Two POST requests that queue behind a third go into one transaction."""
+    creator, created = Creator(store, LIMITS), {}
     creations = {name: creation(name) for name in ("a", "b")}
     creator._has_leader = True
 
     def post(name: str) -> None:
-        made[name] = creator.create(creations[name])
+        created[name] = creator.create(creations[name])
 
     posts = [threading.Thread(target=post, args=(name,)) for name in creations]
-    for one in posts:
-        one.start()
+    for thread in posts:
+        thread.start()
     await_true(lambda: creator.waiting == 2)
-    with unanswered(store, committed=committed):
+    with unanswered(store, committed=is_committed):
         creator._lead()
-        for one in posts:
-            one.join(10)
+        for thread in posts:
+            thread.join(10)
     rows = store.read(
         lambda tx: {row.name: row.id for row in tx.execute(sa.select(schema.servers))}
     )
-    assert {name: one.server_id for name, one in made.items()} == rows
+    assert {name: thread.server_id for name, thread in created.items()} == rows
     assert count(store, schema.servers) == count(store, schema.actions) == 2
 
 
-def test_a_create_with_a_key_is_made_once(store: Store, committed: bool) -> None:
-    creator, asked = Creator(store, LIMITS), creation(key="k")
-    with unanswered(store, committed=committed):
-        made = creator.create(asked)
-    assert creator.create(asked) == Created(
-        made.server_id, made.reservation_id, repeated=True, digest=asked.digest
+def test_create_server_with_key_happens_once_when_commit_is_unknown(
+    store: Store, is_committed: bool
+) -> None:
+    creator, request = Creator(store, LIMITS), creation(key="k")
+    with unanswered(store, committed=is_committed):
+        created = creator.create(request)
+    assert creator.create(request) == Created(
+        created.server_id, created.reservation_id, repeated=True, digest=request.digest
     )
     assert count(store, schema.servers) == 1
 
 
-def test_an_action_is_begun_once(store: Store, committed: bool) -> None:
+def test_begin_action_happens_once_when_commit_is_unknown(store: Store, is_committed: bool) -> None:
     server, stop = active_server(store), states.row("os-stop")
-    with unanswered(store, committed=committed):
+    with unanswered(store, committed=is_committed):
         action = store.write(
             lambda tx: actions.begin(tx, stop, server, context=USER),
-            lambda tx, begun: actions.is_begun(tx, begun, server),
+            lambda tx, action_id: actions.is_begun(tx, action_id, server),
         )
     rows = store.read(
         lambda tx: tx.execute(
@@ -111,7 +121,7 @@ def test_an_action_is_begun_once(store: Store, committed: bool) -> None:
     assert [row.id for row in rows] == [action]
 
 
-def _flavor(tx: sa.Connection) -> Any:
+def create_flavor(tx: sa.Connection) -> Any:
     return flavors.create(
         tx,
         {
@@ -128,9 +138,9 @@ def _flavor(tx: sa.Connection) -> Any:
     )
 
 
-#: Table -> what makes a row of it, and what looks whether it did.
-MADE = {
-    schema.flavors: (_flavor, flavors.is_made),
+#: Table -> function that creates a row, and function that checks whether the row exists.
+CREATE_AND_CHECK = {
+    schema.flavors: (create_flavor, flavors.is_made),
     schema.keypairs: (
         lambda tx: keypairs.create(
             tx, {"user_id": "u", "name": "k", "type": "ssh", "fingerprint": "f", "public_key": "p"}
@@ -148,17 +158,21 @@ MADE = {
 }
 
 
-@pytest.mark.parametrize("table", MADE, ids=str)
-def test_a_row_is_made_once(store: Store, committed: bool, table: sa.Table) -> None:
-    make, is_made = MADE[table]
-    with unanswered(store, committed=committed):
-        made = store.write(make, is_made)
-    assert store.read(lambda tx: list(tx.scalars(sa.select(table.c.id)))) == [made.id]
+@pytest.mark.parametrize("table", CREATE_AND_CHECK, ids=str)
+def test_create_row_happens_once_when_commit_is_unknown(
+    store: Store, is_committed: bool, table: sa.Table
+) -> None:
+    make, is_made = CREATE_AND_CHECK[table]
+    with unanswered(store, committed=is_committed):
+        row = store.write(make, is_made)
+    assert store.read(lambda tx: list(tx.scalars(sa.select(table.c.id)))) == [row.id]
 
 
-def test_a_console_s_token_can_be_used(store: Store, committed: bool) -> None:
+def test_create_console_token_is_valid_when_commit_is_unknown(
+    store: Store, is_committed: bool
+) -> None:
     server = active_server(store)
-    with unanswered(store, committed=committed):
+    with unanswered(store, committed=is_committed):
         token = store.write(
             lambda tx: console_tokens.create(
                 tx, server, "novnc", project_id="p", user_id="u", seconds=60
@@ -170,25 +184,25 @@ def test_a_console_s_token_can_be_used(store: Store, committed: bool) -> None:
 
 @pytest.fixture(params=["postgresql", "mariadb"])
 def wire(request: pytest.FixtureRequest, upgraded_database: Any) -> Iterator[Wire]:
-    made = Wire(upgraded_database(request.param))
-    yield made
-    made.close()
+    wire = Wire(upgraded_database(request.param))
+    yield wire
+    wire.close()
 
 
-def test_a_real_connection_cut_after_commit(wire: Wire) -> None:
+def test_create_server_succeeds_once_when_connection_is_cut_at_commit(wire: Wire) -> None:
     store, creator = Store(wire.url), None
     creator = Creator(store, LIMITS)
     assert store.now()
     wire.cut_at = b"COMMIT"
-    made = creator.create(creation())
+    created = creator.create(creation())
     assert wire.cut_at is None, "no connection was cut"
     assert store.read(lambda tx: list(tx.scalars(sa.select(schema.servers.c.id)))) == [
-        made.server_id
+        created.server_id
     ]
     store.close()
 
 
-def test_a_connection_that_broke_while_it_was_idle_fails_nobody(wire: Wire) -> None:
+def test_store_reconnects_after_idle_connection_broke(wire: Wire) -> None:
     store, name = Store(wire.url), ids.new()
     for work in (
         lambda: store.now(),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Console tokens on every database: used once, by one, while the guest is there; old ones go."""
+"""Console tokens on the three databases: single use, cookies, expiry, and deletion of old rows."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ SERVER, OTHER = "6a1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b11", "6a1f9e5c-0c4b-4d53-9f1e
 
 @pytest.fixture
 def store(upgraded_url: str) -> Iterator[Store]:
-    made = Store(upgraded_url)
-    made.write(
+    store = Store(upgraded_url)
+    store.write(
         lambda tx: guests.add(
             tx,
             [
@@ -31,8 +31,8 @@ def store(upgraded_url: str) -> Iterator[Store]:
             ],
         )
     )
-    yield made
-    made.close()
+    yield store
+    store.close()
 
 
 def create(store: Store, server: str = SERVER, seconds: int = 60, kind: str = "novnc") -> str:
@@ -51,7 +51,7 @@ def rows(store: Store) -> list[Any]:
     return store.read(lambda tx: list(tx.execute(sa.select(schema.console_tokens))))
 
 
-def test_a_token_is_used_once_and_stands_nowhere(store: Store) -> None:
+def test_console_token_is_single_use_and_stored_only_as_hash(store: Store) -> None:
     token = create(store)
     [row] = rows(store)
     assert (
@@ -59,22 +59,22 @@ def test_a_token_is_used_once_and_stands_nowhere(store: Store) -> None:
         and token not in str(row)
         and row.expires_at - row.created_at >= 60 * SECOND
     )
-    found = store.read(lambda tx: console_tokens.find(tx, token))
-    assert found is not None and found.hash == row.hash
+    row_by_token = store.read(lambda tx: console_tokens.find(tx, token))
+    assert row_by_token is not None and row_by_token.hash == row.hash
     record = use(store, token)
     assert (record.server_id, record.host, record.fence, record.kind) == (SERVER, "h1", 3, "novnc")
     assert use(store, token) is None
     assert store.read(lambda tx: console_tokens.find(tx, token)) is None
 
 
-def test_of_many_who_come_at_once_one_is_let_in(store: Store) -> None:
+def test_console_token_concurrent_use_succeeds_once(store: Store) -> None:
     token, results, start = create(store), [], threading.Barrier(8)
 
-    def come() -> None:
+    def use_at_once() -> None:
         start.wait()
         results.append(use(store, token))
 
-    threads = [threading.Thread(target=come) for _ in range(8)]
+    threads = [threading.Thread(target=use_at_once) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -83,11 +83,11 @@ def test_of_many_who_come_at_once_one_is_let_in(store: Store) -> None:
 
 
 @pytest.mark.parametrize("token", ["", "x", "x" * 43, "\udcff", "a" * 8000])
-def test_an_unknown_token_opens_nothing(store: Store, token: str) -> None:
+def test_unknown_console_token_is_refused(store: Store, token: str) -> None:
     assert use(store, token) is None
 
 
-def test_an_expired_token_opens_nothing(store: Store) -> None:
+def test_expired_console_token_is_refused(store: Store) -> None:
     token = create(store, seconds=0)
     assert use(store, token) is None
 
@@ -97,56 +97,58 @@ def move(tx: Any) -> None:
     guests.add(tx, [{"server_id": SERVER, "host": "h2", "fence": 4}])
 
 
-def come_back(tx: Any) -> None:
+def move_and_return(tx: Any) -> None:
     guests.add_debt(tx, SERVER, 4)
     guests.confirm_debts(tx, [(SERVER, "h1", 4)])
     guests.add(tx, [{"server_id": SERVER, "host": "h1", "fence": 5}])
 
 
 @pytest.mark.parametrize(
-    "happened",
-    [lambda tx: guests.add_debt(tx, SERVER, 4), move, come_back],
+    "change",
+    [lambda tx: guests.add_debt(tx, SERVER, 4), move, move_and_return],
     ids=["deleted", "moved", "came back"],
 )
-def test_another_guest_needs_another_token(store: Store, happened: Any) -> None:
+def test_console_token_and_session_end_when_guest_is_deleted_or_moved(
+    store: Store, change: Any
+) -> None:
     token, opened, other = create(store), create(store), create(store, OTHER)
-    hashes = [use(store, taken).hash for taken in (opened, other)]
+    hashes = [use(store, unused_token).hash for unused_token in (opened, other)]
     assert store.read(lambda tx: console_tokens.alive(tx, hashes)).keys() == set(hashes)
-    store.write(happened)
+    store.write(change)
     assert use(store, token) is None
     assert store.read(lambda tx: console_tokens.alive(tx, hashes)).keys() == {hashes[1]}
 
 
-def test_whoever_removes_the_row_ends_the_session(store: Store) -> None:
+def test_forget_console_token_ends_session(store: Store) -> None:
     record = use(store, create(store))
     store.write(lambda tx: console_tokens.forget(tx, record.hash, record.used_at))
     assert store.read(lambda tx: console_tokens.alive(tx, [record.hash])) == {}
 
 
-def test_browser_uses_its_token_again_and_nobody_else_does(store: Store) -> None:
+def test_console_token_is_reusable_only_with_first_cookie(store: Store) -> None:
     token = create(store)
     first = store.write(lambda tx: console_tokens.use(tx, token, "a"))
 
-    def taken_over(cookie: str) -> Any:
+    def take_over(cookie: str) -> Any:
         return store.write(lambda tx: console_tokens.take_over(tx, token, cookie))
 
-    assert [taken_over(cookie) for cookie in ("", "b")] == [None, None]
-    second = taken_over("a")
+    assert [take_over(cookie) for cookie in ("", "b")] == [None, None]
+    second = take_over("a")
     assert second.used_at > first.used_at
     store.write(lambda tx: console_tokens.forget(tx, first.hash, first.used_at))
     assert store.read(lambda tx: console_tokens.alive(tx, [first.hash])) == {
         first.hash: second.used_at
     }, "the end of the first session ends no other"
     store.write(lambda tx: console_tokens.forget(tx, first.hash, second.used_at))
-    assert taken_over("a") is None
+    assert take_over("a") is None
     for cookie in ("", "b"):
         assert store.write(lambda tx, c=cookie: console_tokens.use(tx, token, c)) is None
     assert store.write(lambda tx: console_tokens.use(tx, token, "a")) is not None
     store.write(lambda tx: guests.add_debt(tx, SERVER, 4))
-    assert taken_over("a") is None
+    assert take_over("a") is None
 
 
-def test_an_operator_sees_sessions_and_ends_them(store: Store) -> None:
+def test_console_sessions_are_listed_and_revoked(store: Store) -> None:
     session, unused, other = (
         use(store, create(store)),
         create(store),
@@ -161,7 +163,7 @@ def test_an_operator_sees_sessions_and_ends_them(store: Store) -> None:
     assert store.read(console_tokens.sessions) == []
 
 
-def test_rows_do_not_pile_up(store: Store) -> None:
+def test_create_console_token_deletes_expired_and_surplus_rows(store: Store) -> None:
     session, other = use(store, create(store)), create(store, OTHER)
     tokens = [create(store) for _ in range(console_tokens.UNUSED_PER_SERVER + 3)]
     assert len(rows(store)) == console_tokens.UNUSED_PER_SERVER + 2
@@ -174,19 +176,19 @@ def test_rows_do_not_pile_up(store: Store) -> None:
     assert use(store, other) is None
 
 
-def test_a_server_without_a_guest_has_no_console(store: Store) -> None:
+def test_create_console_token_without_guest_raises_conflict(store: Store) -> None:
     store.write(lambda tx: guests.add_debt(tx, SERVER, 4))
     with pytest.raises(errors.Conflict, match="not ready"):
         create(store)
 
 
-def test_a_token_is_bound_to_one_cookie(store: Store) -> None:
+def test_console_token_is_bound_to_first_cookie(store: Store) -> None:
     token = create(store)
-    found = [
+    results = [
         store.write(lambda tx, cookie=cookie: console_tokens.bind(tx, token, cookie))
         for cookie in ("a", "b", "a")
     ]
-    assert found == [True, False, False]
+    assert results == [True, False, False]
     assert store.read(lambda tx: console_tokens.find(tx, token)) is None
     for cookie in ("", "b"):
         assert store.write(lambda tx, cookie=cookie: console_tokens.use(tx, token, cookie)) is None
@@ -198,29 +200,29 @@ def test_a_token_is_bound_to_one_cookie(store: Store) -> None:
 
 @pytest.mark.parametrize("kind", ["spice-html5", "novnc", "serial"])
 @pytest.mark.parametrize("bound", [False, True])
-def test_session_is_found_by_who_brings_its_first_cookie(
+def test_console_session_is_found_only_by_first_cookie(
     store: Store, kind: str, bound: bool
 ) -> None:
-    def joined(cookie: str) -> Any:
+    def find_session(cookie: str) -> Any:
         return store.read(lambda tx: console_tokens.of_open_session(tx, token, cookie))
 
     token = create(store, kind=kind)
     if bound:
         assert store.write(lambda tx: console_tokens.bind(tx, token, "a"))
-    assert joined("a") is None  # it is not open yet
+    assert find_session("a") is None  # The session is not open yet.
     opened = store.write(lambda tx: console_tokens.use(tx, token, "a"))
     assert opened.browser == console_tokens.hash_token("a")
-    assert [joined(cookie) for cookie in ("", "b", token)] == [None] * 3
-    assert joined("a").hash == opened.hash
+    assert [find_session(cookie) for cookie in ("", "b", token)] == [None] * 3
+    assert find_session("a").hash == opened.hash
     store.write(lambda tx: guests.add_debt(tx, SERVER, 4))
-    assert joined("a") is None
+    assert find_session("a") is None
 
 
-def test_a_session_that_began_without_a_cookie_is_joined_by_nobody(store: Store) -> None:
+def test_console_session_without_cookie_cannot_be_joined(store: Store) -> None:
     token = create(store, kind="spice-html5")
     assert use(store, token).browser is None
     for cookie in ("", "a"):
-        found = store.read(
+        row = store.read(
             lambda tx, cookie=cookie: console_tokens.of_open_session(tx, token, cookie)
         )
-        assert found is None
+        assert row is None

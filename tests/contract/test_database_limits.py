@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PostgreSQL and MariaDB that do not answer, and clients that vanish: every wait ends, and delays
-only its own work."""
+"""Timeouts of PostgreSQL and MariaDB: silent servers, vanished clients and held locks.
+
+Each wait ends, and delays only the work that needs the lock.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ from tests.waiting import await_true
 from tests.workflows.simulator import Cloud
 
 SHORT = ConnectionLimits(connect=1, lock=1, statement=2, idle=1)
-#: They wait for seconds, and nothing else tells what they ask.
+#: These tests wait for seconds, and no other test checks the timeouts.
 pytestmark = pytest.mark.slice("operations")
 SLEEP = {"postgresql": "SELECT pg_sleep(20)", "mysql": "SELECT SLEEP(20) FROM projects"}
 
@@ -39,22 +41,22 @@ def url(request: pytest.FixtureRequest, upgraded_database: Callable[[str], str])
 
 @pytest.fixture
 def wire(url: str) -> Iterator[Wire]:
-    made = Wire(url)
-    yield made
-    made.close()
+    wire = Wire(url)
+    yield wire
+    wire.close()
 
 
 @pytest.fixture
 def stores(url: str) -> Iterator[Callable[..., Store]]:
-    made: list[Store] = []
+    opened: list[Store] = []
 
     def make(to: Any = url, limits: ConnectionLimits = SHORT) -> Store:
-        made.append(Store(to, limits=limits))
-        return made[-1]
+        opened.append(Store(to, limits=limits))
+        return opened[-1]
 
     yield make
-    for one in made:
-        one.close()
+    for store in opened:
+        store.close()
 
 
 def add(store: Store, name: str) -> None:
@@ -65,44 +67,45 @@ def lock(tx: sa.Connection, name: str) -> None:
     tx.execute(for_update(sa.select(schema.projects).where(schema.projects.c.id == name))).one()
 
 
-def seconds(work: Callable[[], Any]) -> float:
+def measure_seconds(work: Callable[[], Any]) -> float:
     began = time.monotonic()
     work()
     return time.monotonic() - began
 
 
-def test_a_client_that_vanishes_keeps_others_waiting_for_a_moment(
+def test_vanished_database_client_releases_row_lock_within_seconds(
     wire: Wire, stores: Callable[..., Store]
 ) -> None:
-    """Its rows are freed by the server; itself it learns that nobody answers."""
+    """The database server frees the rows. The client itself fails with a timeout."""
     direct, cut_off = stores(), stores(wire.url)
     add(direct, "p")
-    held = threading.Event()
+    is_locked = threading.Event()
 
     def vanish(tx: sa.Connection) -> None:
         lock(tx, "p")
         wire.freeze()
-        held.set()
+        is_locked.set()
         tx.execute(sa.select(schema.projects))
 
     with ThreadPoolExecutor(1) as pool:
-        gone = pool.submit(seconds, lambda: pytest.raises(errors.NoStore, cut_off.write, vanish))
-        assert held.wait(5)
-        assert seconds(lambda: direct.write(lambda tx: lock(tx, "p"))) < 4
-        assert gone.result(10) < 6
+        vanished_client = pool.submit(
+            measure_seconds, lambda: pytest.raises(errors.NoStore, cut_off.write, vanish)
+        )
+        assert is_locked.wait(5)
+        assert measure_seconds(lambda: direct.write(lambda tx: lock(tx, "p"))) < 4
+        assert vanished_client.result(10) < 6
 
 
-def test_a_server_that_cannot_be_reached_is_given_up(
+def test_store_fails_within_timeout_when_database_is_unreachable(
     wire: Wire, stores: Callable[..., Store]
 ) -> None:
     wire.freeze()
     store = stores(wire.url)
-    assert seconds(lambda: pytest.raises(errors.NoStore, store.now)) < 5.5
+    assert measure_seconds(lambda: pytest.raises(errors.NoStore, store.now)) < 5.5
 
 
-def test_a_row_that_is_not_given_in_time_is_asked_for_again(stores: Callable[..., Store]) -> None:
-    # On PostgreSQL the second who waits does so twice, for its turn and for the row, in one
-    # statement.
+def test_store_write_retries_after_lock_timeout(stores: Callable[..., Store]) -> None:
+    # On PostgreSQL the second waiter waits twice in one statement: for its turn and for the row.
     store, runs = stores(limits=replace(SHORT, statement=10)), []
     add(store, "p")
 
@@ -120,14 +123,14 @@ def test_a_row_that_is_not_given_in_time_is_asked_for_again(stores: Callable[...
         waiting.result(5)
 
 
-def test_a_statement_that_takes_too_long_is_ended(stores: Callable[..., Store]) -> None:
+def test_store_cancels_statement_over_timeout(stores: Callable[..., Store]) -> None:
     store = stores()
     add(store, "p")
-    said = SLEEP[store.dialect_name]
+    statement = SLEEP[store.dialect_name]
     assert (
-        seconds(
+        measure_seconds(
             lambda: pytest.raises(
-                errors.Unavailable, store.read, lambda tx: tx.execute(sa.text(said))
+                errors.Unavailable, store.read, lambda tx: tx.execute(sa.text(statement))
             )
         )
         < 3.5
@@ -135,28 +138,32 @@ def test_a_statement_that_takes_too_long_is_ended(stores: Callable[..., Store]) 
     assert store.now()
 
 
-def test_all_connections_in_use_is_no_fault_of_the_code(stores: Callable[..., Store]) -> None:
+def test_store_raises_no_store_when_all_connections_are_in_use(
+    stores: Callable[..., Store],
+) -> None:
     store = stores()
-    held = [store.engine.connect() for _ in range(40)]
+    connections = [store.engine.connect() for _ in range(40)]
     with pytest.raises(errors.NoStore, match="no free connection"):
         store.now()
-    for one in held:
-        one.close()
+    for connection in connections:
+        connection.close()
 
 
-def test_a_transaction_costs_no_ping(wire: Wire, stores: Callable[..., Store]) -> None:
+def test_store_transaction_sends_no_ping(wire: Wire, stores: Callable[..., Store]) -> None:
     store = stores(wire.url)
     store.now()
     before = wire.asked
     store.now()
-    # (begin,) select, rollback
+    # PostgreSQL: begin, select and rollback. MariaDB: select and rollback.
     assert wire.asked - before == {"postgresql": 3, "mysql": 2}[store.dialect_name]
 
 
-def test_a_held_project_delays_only_its_own_creates(stores: Callable[..., Store]) -> None:
+def test_locked_project_does_not_delay_creates_of_other_projects(
+    stores: Callable[..., Store],
+) -> None:
     store = stores()
     add(store, "held")
-    creator, ended = Creator(store, LIMITS), {}
+    creator, responses = Creator(store, LIMITS), {}
     leader, is_leading, is_released = (
         creation(project="leader"),
         threading.Event(),
@@ -172,7 +179,7 @@ def test_a_held_project_delays_only_its_own_creates(stores: Callable[..., Store]
         return set(store.read(lambda tx: tx.scalars(sa.select(schema.servers.c.project_id)).all()))
 
     def post(request: Creation) -> None:
-        ended[request.project_id] = creator.create(request)
+        responses[request.project_id] = creator.create(request)
 
     with stores(limits=ConnectionLimits()).begin() as other, ThreadPoolExecutor(3) as pool:
         # The first create holds the turn until both others wait, so that they share the next
@@ -187,11 +194,11 @@ def test_a_held_project_delays_only_its_own_creates(stores: Callable[..., Store]
         other.commit()
         for future in posts:
             future.result(10)
-    assert sorted(ended) == ["free", "held", "leader"]
+    assert sorted(responses) == ["free", "held", "leader"]
 
 
-def test_a_held_server_delays_only_its_own_work(stores: Callable[..., Store]) -> None:
-    """In the same round of the runner, and in the same batch of reports."""
+def test_locked_server_does_not_delay_work_on_other_servers(stores: Callable[..., Store]) -> None:
+    """This holds for a round of the runner and for a batch of reports."""
     store = stores()
     cloud = Cloud(store, Realtime())
     cloud.round()
@@ -204,13 +211,13 @@ def test_a_held_server_delays_only_its_own_work(stores: Callable[..., Store]) ->
         other.execute(
             for_update(sa.select(schema.servers.c.id).where(schema.servers.c.id == held))
         ).one()
-        assert seconds(lambda: runner.advance(cloud.engine)) < 4
+        assert measure_seconds(lambda: runner.advance(cloud.engine)) < 4
         assert [
             command.server for _, command in cloud.sent if command.verb == "ensure_stopped"
         ] == [free]
         assert all(
             not isinstance(answer, Exception) for answer in reports.handle(cloud.engine, syncs)
         )
-    cloud.engine.locked_servers.clear()  # they are looked at again after some seconds
+    cloud.engine.locked_servers.clear()  # The runner looks at locked servers only after some seconds.
     cloud.settle()
     assert {cloud.show(server).vm_state for server in (held, free)} == {"stopped"}

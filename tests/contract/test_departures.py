@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an operator who empties a host reads of it, on SQLite, PostgreSQL and MariaDB."""
+"""The contents of a host that an operator drains or restores, on the three databases."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ FLAVOR, IMAGE = Flavor("1", "m1.nano", 1, 128, 1), ImageRef("i", properties={"os
 
 @pytest.fixture
 def store(upgraded_url: str) -> Iterator[Store]:
-    """Two hosts; the first takes servers in while they run, and the second does not."""
-    made = Store(upgraded_url)
+    """A store with two hosts. Only h1 supports live migration."""
+    store = Store(upgraded_url)
     for name, uri in (("h1", "qemu+tcp://h1/system"), ("h2", "")):
-        made.write(
+        store.write(
             lambda tx, name=name, uri=uri: hosts.register(
                 tx,
                 name,
@@ -50,12 +50,12 @@ def store(upgraded_url: str) -> Iterator[Store]:
                 ),
             )
         )
-    yield made
-    made.close()
+    yield store
+    store.close()
 
 
 def new_server(store: Store, name: str, memory_mb: int = 128) -> str:
-    """One that is stopped on h1, with what it holds there."""
+    """Create a stopped server on h1, with allocations and a guest."""
     server = ids.new()
     with store.begin() as tx:
         servers.insert(
@@ -121,24 +121,24 @@ def begin(
     )
 
 
-def test_servers_with_all_that_a_scheduler_wants_to_know_large_ones_first(store: Store) -> None:
+def test_host_contents_list_servers_by_size_with_scheduler_data(store: Store) -> None:
     small, large = new_server(store, "small"), new_server(store, "large", 256)
-    found = store.read(lambda tx: host_contents.look(tx, "h1"))
-    assert [(one.id, one.name, one.busy) for one in found.servers] == [
+    contents = store.read(lambda tx: host_contents.look(tx, "h1"))
+    assert [(resident.id, resident.name, resident.busy) for resident in contents.servers] == [
         (large, "large", ""),
         (small, "small", ""),
     ]
-    assert found.servers[1] == host_contents.Resident(
+    assert contents.servers[1] == host_contents.Resident(
         small, "small", "p", states.STOPPED, FLAVOR, IMAGE, {"group": "g"}, "az1"
     )
-    assert found.guests == {"stopped": 2} and found.leaving == found.coming == []
-    assert found.host.answers and abs(found.at - (found.host.seen_at or 0)) < 60_000_000
+    assert contents.guests == {"stopped": 2} and contents.leaving == contents.coming == []
+    assert contents.host.answers and abs(contents.at - (contents.host.seen_at or 0)) < 60_000_000
     assert store.read(lambda tx: host_contents.look(tx, "h2")).servers == []
     with pytest.raises(errors.NotFound, match="There is no host h3"):
         store.read(lambda tx: host_contents.look(tx, "h3"))
 
 
-def test_a_move_from_its_beginning_to_its_end(store: Store) -> None:
+def test_host_contents_show_move_from_begin_to_end(store: Store) -> None:
     server = new_server(store, "web")
     move = begin(store, server)
     assert (move.status, move.by, move.source, move.dest, move.name) == (
@@ -148,9 +148,12 @@ def test_a_move_from_its_beginning_to_its_end(store: Store) -> None:
         None,
         "web",
     )
-    found = store.read(lambda tx: host_contents.look(tx, "h1"))
-    assert found.leaving == [move] and not move.idle
-    assert (found.servers[0].busy, found.servers[0].task_state) == ("migrate", states.RESIZE_PREP)
+    contents = store.read(lambda tx: host_contents.look(tx, "h1"))
+    assert contents.leaving == [move] and not move.idle
+    assert (contents.servers[0].busy, contents.servers[0].task_state) == (
+        "migrate",
+        states.RESIZE_PREP,
+    )
     with pytest.raises(errors.Conflict):
         begin(store, server)
     action = store.read(lambda tx: actions.list_for(tx, server))[0]
@@ -175,8 +178,14 @@ def test_a_move_from_its_beginning_to_its_end(store: Store) -> None:
             tx, {action.id: {"state": "failed", "message": "No space.", "finished_at": now()}}
         )
     assert store.read(lambda tx: host_contents.look(tx, "h1")).leaving == []
-    [ended] = store.read(lambda tx: host_contents.moves(tx, [move.uuid]))
-    assert (ended.status, ended.failed, ended.step, ended.message, ended.progress) == (
+    [move_at_end] = store.read(lambda tx: host_contents.moves(tx, [move.uuid]))
+    assert (
+        move_at_end.status,
+        move_at_end.failed,
+        move_at_end.step,
+        move_at_end.message,
+        move_at_end.progress,
+    ) == (
         "error",
         True,
         "copy",
@@ -189,13 +198,13 @@ def test_a_move_from_its_beginning_to_its_end(store: Store) -> None:
     assert 0 <= seconds < 60
 
 
-def test_a_server_that_has_left_is_not_moved_from_elsewhere(store: Store) -> None:
+def test_begin_move_of_server_on_other_host_raises_conflict(store: Store) -> None:
     server = new_server(store, "web")
     with pytest.raises(errors.Conflict, match="is not on host h2 any more"):
         begin(store, server, "h2")
 
 
-def test_a_server_that_has_another_state_by_now_is_not_moved_as_planned(store: Store) -> None:
+def test_begin_move_of_server_with_changed_state_raises_conflict(store: Store) -> None:
     server = new_server(store, "web")
     with pytest.raises(
         errors.Conflict, match="is stopped by now, and its move was planned when it was active"
@@ -204,14 +213,14 @@ def test_a_server_that_has_another_state_by_now_is_not_moved_as_planned(store: S
     assert store.read(lambda tx: host_contents.look(tx, "h1")).leaving == []
 
 
-def test_what_is_on_its_way_to_the_host(store: Store) -> None:
+def test_host_contents_show_incoming_move(store: Store) -> None:
     move = begin(store, new_server(store, "web"))
     store.write(lambda tx: migrations.update(tx, {move.uuid: {"dest_host": "h2"}}))
-    found = store.read(lambda tx: host_contents.look(tx, "h2"))
-    assert [one.uuid for one in found.coming] == [move.uuid] and found.leaving == []
+    contents = store.read(lambda tx: host_contents.look(tx, "h2"))
+    assert [incoming.uuid for incoming in contents.coming] == [move.uuid] and contents.leaving == []
 
 
-def test_debts_with_what_they_hold(store: Store) -> None:
+def test_host_contents_show_pending_cleanup_with_allocations(store: Store) -> None:
     server = new_server(store, "web")
     with store.begin() as tx:
         guests.add_debt(tx, server, 2)
@@ -226,20 +235,19 @@ def test_debts_with_what_they_hold(store: Store) -> None:
     assert store.read(lambda tx: host_contents.debts(tx, "h2")) == []
 
 
-def test_hosts_that_take_servers_in_while_they_run(store: Store) -> None:
+def test_live_migration_capable_lists_hosts_with_migration_uri(store: Store) -> None:
     assert store.read(host_contents.live_migration_capable) == {"h1"}
 
 
-def test_a_look_is_of_one_moment(store: Store) -> None:
-    """A move that begins between two of its statements, and takes the server away, is seen whole or
-    not at all."""
+def test_host_contents_snapshot_is_consistent_during_move(store: Store) -> None:
+    """A move that begins between two statements of the snapshot appears fully or not at all."""
     server = new_server(store, "web")
-    seen: list[str] = []
+    statements: list[str] = []
     moved: list[host_contents.Move] = []
 
     def meanwhile(connection: object, cursor: object, statement: str, *more: object) -> None:
-        if "OR migrations.dest_host" in statement and not seen:
-            seen.append(statement)
+        if "OR migrations.dest_host" in statement and not statements:
+            statements.append(statement)
             moved.append(begin(store, server))
             with store.begin() as tx:
                 tx.execute(
@@ -247,40 +255,45 @@ def test_a_look_is_of_one_moment(store: Store) -> None:
                 )
 
     sa.event.listen(store.engine, "after_cursor_execute", meanwhile)
-    found = store.snapshot(lambda tx: host_contents.look(tx, "h1"))
-    assert moved and [one.id for one in found.servers] == [server] and found.leaving == []
-    found = store.snapshot(lambda tx: host_contents.look(tx, "h1"))
-    assert found.servers == [] and found.leaving == moved
+    contents = store.snapshot(lambda tx: host_contents.look(tx, "h1"))
+    assert (
+        moved
+        and [resident.id for resident in contents.servers] == [server]
+        and contents.leaving == []
+    )
+    contents = store.snapshot(lambda tx: host_contents.look(tx, "h1"))
+    assert contents.servers == [] and contents.leaving == moved
 
 
-# --- what a drain does to the host, and somebody else at the same time ---
-def test_an_admin_who_disables_the_host_first_has_the_say(store: Store) -> None:
-    """The drain waits for the word of the other, and does not write over it."""
+# --- changes of the host during a drain or restore ---
+def test_drain_keeps_disabled_reason_of_concurrent_admin(store: Store) -> None:
+    """The drain waits for the other transaction and keeps the reason given there."""
     uuid = store.read(lambda tx: host_status.host_state(tx, "h1")).service
-    said: list[str] = []
+    messages: list[str] = []
     with ThreadPoolExecutor(1) as pool:
         with store.begin() as tx:
             services.set_state(tx, uuid, disabled=True, disabled_reason="smoke")
             drained = pool.submit(
-                lambda: begin_host_action(store, "h1", Name.DRAIN, Arguments(), said.append)
+                lambda: begin_host_action(store, "h1", Name.DRAIN, Arguments(), messages.append)
             )
-            with pytest.raises(NotYet):  # on SQLite it waits to write at all
+            # On SQLite the drain waits for the only writer.
+            with pytest.raises(NotYet):
                 drained.result(timeout=0.5)
         drained.result(timeout=20)
-    assert said == ["host h1 is disabled already: smoke"]
+    assert messages == ["host h1 is disabled already: smoke"]
     assert store.read(lambda tx: host_status.host_state(tx, "h1")).reason == "smoke"
 
 
-def test_a_host_that_somebody_takes_out_while_it_is_restored_stays_out(store: Store) -> None:
+def test_restore_keeps_host_disabled_by_concurrent_admin(store: Store) -> None:
     uuid = store.read(lambda tx: host_status.host_state(tx, "h1")).service
     store.write(lambda tx: host_actions.begin(tx, "h1", Name.DRAIN, Arguments(), ADMIN))
-    said: list[str] = []
+    messages: list[str] = []
     with ThreadPoolExecutor(1) as pool:
         with store.begin() as tx:
             services.set_state(tx, uuid, disabled=True, disabled_reason="smoke")
-            restored = pool.submit(lambda: host_restore.give_back(store, "h1", said.append))
+            restored = pool.submit(lambda: host_restore.give_back(store, "h1", messages.append))
             with pytest.raises(NotYet):
                 restored.result(timeout=0.5)
         assert restored.result(timeout=20) == 1
     state = store.read(lambda tx: host_status.host_state(tx, "h1"))
-    assert (state.disabled, state.reason) == (True, "smoke") and "but because: smoke" in said[0]
+    assert (state.disabled, state.reason) == (True, "smoke") and "but because: smoke" in messages[0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drains and evacuations as they stand in the database: SQLite, PostgreSQL and MariaDB."""
+"""Drains and evacuations in the database: journal, lock and end, on the three databases."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ LINES = [
 
 @pytest.fixture
 def store(upgraded_url: str) -> Iterator[Store]:
-    """A host."""
-    made = Store(upgraded_url)
-    made.write(
+    """A store with one host."""
+    store = Store(upgraded_url)
+    store.write(
         lambda tx: hosts.register(
             tx, "h1", "boot", HostInventory("QEMU", 7002000, "", 4, 8192, 100)
         )
     )
-    yield made
-    made.close()
+    yield store
+    store.close()
 
 
 def begin(store: Store, name: Name = Name.DRAIN, host: str = "h1") -> HostAction:
@@ -51,11 +51,11 @@ def begin(store: Store, name: Name = Name.DRAIN, host: str = "h1") -> HostAction
     )
 
 
-def taken(store: Store, owner: str) -> list[str]:
-    return [one.id for one in store.write(lambda tx: host_actions.take(tx, owner))]
+def take(store: Store, owner: str) -> list[str]:
+    return [action.id for action in store.write(lambda tx: host_actions.take(tx, owner))]
 
 
-def test_an_action_is_shown_as_it_was_begun(store: Store) -> None:
+def test_host_action_show_returns_begun_action(store: Store) -> None:
     action = begin(store)
     assert (action.host, action.name, action.state, action.args) == (
         "h1",
@@ -70,10 +70,9 @@ def test_an_action_is_shown_as_it_was_begun(store: Store) -> None:
         store.read(lambda tx: host_actions.show(tx, "h9"))
 
 
-def test_a_host_has_one_open_action(store: Store) -> None:
-    """Of many that begin one at the same time, one succeeds."""
+def test_begin_host_action_concurrently_succeeds_once_per_host(store: Store) -> None:
 
-    def ask(number: int) -> HostAction | None:
+    def try_begin(number: int) -> HostAction | None:
         try:
             return begin(store, Name.EVACUATE if number % 2 else Name.DRAIN)
         except errors.Conflict as problem:
@@ -81,29 +80,29 @@ def test_a_host_has_one_open_action(store: Store) -> None:
             return None
 
     with ThreadPoolExecutor(4) as pool:
-        begun = [one for one in pool.map(ask, range(4)) if one is not None]
-    assert len(begun) == 1
+        created = [action for action in pool.map(try_begin, range(4)) if action is not None]
+    assert len(created) == 1
     with pytest.raises(errors.NotFound, match="There is no host h9"):
         begin(store, host="h9")
 
 
-def test_one_conductor_at_a_time_has_an_action(store: Store) -> None:
+def test_host_action_is_leased_to_one_conductor(store: Store) -> None:
     action = begin(store)
     assert store.read(host_actions.is_any_open)
-    assert taken(store, "c1") == [action.id]
-    assert (taken(store, "c1"), taken(store, "c2")) == ([action.id], [])
+    assert take(store, "c1") == [action.id]
+    assert (take(store, "c1"), take(store, "c2")) == ([action.id], [])
     with store.begin() as tx:
         tx.execute(sa.update(schema.host_actions).values(locked_until=now() - 1))
-    assert taken(store, "c2") == [action.id]
+    assert take(store, "c2") == [action.id]
     assert not store.write(lambda tx: host_actions.record(tx, action.id, "c1", LINES, Progress(1)))
     assert store.read(lambda tx: host_actions.events(tx, action.id)) == []
     store.write(lambda tx: host_actions.let_go(tx, "c2"))
-    assert taken(store, "c1") == [action.id]
+    assert take(store, "c1") == [action.id]
 
 
-def test_a_round_is_written_with_its_events(store: Store) -> None:
+def test_host_action_record_stores_progress_and_events(store: Store) -> None:
     action = begin(store)
-    taken(store, "c1")
+    take(store, "c1")
     for round_ in (1, 2):
         assert store.write(
             lambda tx, moved=round_: host_actions.record(
@@ -111,7 +110,7 @@ def test_a_round_is_written_with_its_events(store: Store) -> None:
             )
         )
     journal = store.read(lambda tx: host_actions.events(tx, action.id))
-    assert [(one.seq, one.event, one.server_id, one.migration) for one in journal] == [
+    assert [(event.seq, event.event, event.server_id, event.migration) for event in journal] == [
         (1, EventName.BEGUN, "s1", "m1"),
         (2, EventName.NOTE, None, None),
         (3, EventName.BEGUN, "s1", "m1"),
@@ -123,22 +122,22 @@ def test_a_round_is_written_with_its_events(store: Store) -> None:
     )
 
 
-def test_an_action_that_has_ended_stays_as_it_is(store: Store) -> None:
+def test_ended_host_action_is_not_changed(store: Store) -> None:
     action = begin(store)
-    taken(store, "c1")
+    take(store, "c1")
     assert store.write(lambda tx: host_actions.stop(tx, action.id)).state is State.STOPPING
     assert store.write(
         lambda tx: host_actions.record(
             tx, action.id, "c1", [], Progress(), ended=State.STOPPED, message="stopped"
         )
     )
-    ended = store.read(lambda tx: host_actions.show(tx, action.id))
-    assert (ended.state, ended.message, ended.is_open) == (
+    stopped_action = store.read(lambda tx: host_actions.show(tx, action.id))
+    assert (stopped_action.state, stopped_action.message, stopped_action.is_open) == (
         State.STOPPED,
         "stopped",
         False,
-    ) and ended.finished_at
-    assert not store.read(host_actions.is_any_open) and taken(store, "c1") == []
+    ) and stopped_action.finished_at
+    assert not store.read(host_actions.is_any_open) and take(store, "c1") == []
     assert not store.write(lambda tx: host_actions.record(tx, action.id, "c1", LINES, Progress()))
     with pytest.raises(errors.Conflict, match="has ended already: it is stopped"):
         store.write(lambda tx: host_actions.stop(tx, action.id))

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host gets its next certificate for its present one and nothing else, over a real RabbitMQ; what
-others could try gets none. The doctor, on the three databases, names what ends soon."""
+"""Renewal of host certificates over a real RabbitMQ, and the doctor's finding on the databases.
+
+A host gets the next certificate with the present one. Every other request is refused.
+"""
 
 from __future__ import annotations
 
@@ -37,21 +39,21 @@ from conductor.hosts.host_credentials import HostCertificates
 from deploy.one_machine.cloud.authority import Authority
 from deploy.operator import doctor
 from tests.contract.test_host_link import SECRETS, World
-from tests.contract.test_rpc import Told
+from tests.contract.test_rpc import CallRecorder
 
 DAY = datetime.timedelta(days=1)
 ADDRESSES = ("192.0.2.7", "node7.example")
 
 
 class Site:
-    """A conductor that signs, and the files of hosts."""
+    """A conductor that signs, and the certificate files of hosts."""
 
     def __init__(self, world: World, folder: Path) -> None:
         self.world, self.folder = world, folder
         self.authority = Authority(folder / "tls", "a cloud")
         self.signer = Signer.read(str(self.authority.path), str(self.authority.key_path))
         link = world.control()
-        conductor.listen(link, Told(), None, HostCertificates(self.signer))
+        conductor.listen(link, CallRecorder(), None, HostCertificates(self.signer))
         assert link.wait_until_ready(5)
         self.refusals = link.refusals
         self._links: dict[str, HostCertificatesClient] = {}
@@ -62,14 +64,14 @@ class Site:
         return self._links[host]
 
     def file(self, host: str = "h1", left: datetime.timedelta = 20 * DAY) -> CertificateFile:
-        """A host's file, as ``kilonova join`` writes it; ``left``: of its time."""
-        made = self.authority.issue(f"{host}-{time.monotonic_ns()}", "192.0.2.1")
-        key = serialization.load_pem_private_key(Path(made.key).read_bytes(), None)
+        """Write a host's certificate file as ``kilonova join`` does, valid for ``left``."""
+        issued = self.authority.issue(f"{host}-{time.monotonic_ns()}", "192.0.2.1")
+        key = serialization.load_pem_private_key(Path(issued.key).read_bytes(), None)
         assert isinstance(key, ec.EllipticCurvePrivateKey)
         cert = self.signer.sign(key.public_key(), host, ADDRESSES, left)
         path = self.folder / f"{host}.pem"
         path.write_bytes(
-            cert.public_bytes(serialization.Encoding.PEM) + Path(made.key).read_bytes()
+            cert.public_bytes(serialization.Encoding.PEM) + Path(issued.key).read_bytes()
         )
         return CertificateFile(host, path)
 
@@ -82,17 +84,17 @@ def site(rabbitmq_url: str, tmp_path: Path) -> Iterator[Site]:
 
 
 def request(key: Any) -> str:
-    asked = x509.CertificateSigningRequestBuilder(subject_name("h2")).add_extension(
+    builder = x509.CertificateSigningRequestBuilder(subject_name("h2")).add_extension(
         x509.SubjectAlternativeName([x509.DNSName("broker.example")]), critical=False
     )
-    return asked.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
+    return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
 
 
 def pem(cert: x509.Certificate) -> str:
     return cert.public_bytes(serialization.Encoding.PEM).decode()
 
 
-def test_a_host_replaces_what_ends_soon(site: Site) -> None:
+def test_certificate_keeper_renews_expiring_certificate(site: Site) -> None:
     file = site.file()
     before = Certificate.read(str(file.path))
     CertificateKeeper(file, site.client()).look()
@@ -101,7 +103,7 @@ def test_a_host_replaces_what_ends_soon(site: Site) -> None:
     assert after.cert.public_key() == after.key.public_key() != before.key.public_key()
     assert after.cert.subject == subject_name("h1")
     names = after.cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert [str(one.value) for one in names] == list(ADDRESSES)
+    assert [str(name.value) for name in names] == list(ADDRESSES)
     assert OF_HOSTS.total_seconds() - 60 < ends_at(str(file.path)) - time.time()
     assert file.path.stat().st_mode & 0o777 == 0o600
     text = file.path.read_text()
@@ -109,31 +111,31 @@ def test_a_host_replaces_what_ends_soon(site: Site) -> None:
     assert file.path.read_text() == text, "what lasts is left alone"
 
 
-def test_a_request_brings_a_key_and_nothing_else(site: Site) -> None:
+def test_renew_certificate_takes_only_public_key_from_csr(site: Site) -> None:
     present, key = Certificate.read(str(site.file().path)), ec.generate_private_key(ec.SECP256R1())
-    asked = request(key)
-    came = site.client().renew(pem(present.cert), asked, present.proof("h1", asked))
-    cert = x509.load_pem_x509_certificate(came.encode())
+    csr = request(key)
+    renewed = site.client().renew(pem(present.cert), csr, present.proof("h1", csr))
+    cert = x509.load_pem_x509_certificate(renewed.encode())
     names = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert cert.subject == subject_name("h1")
-    assert [str(one.value) for one in names] == list(ADDRESSES)
+    assert [str(name.value) for name in names] == list(ADDRESSES)
 
 
-def of_another_host(site: Site, own: Certificate) -> Certificate:
-    """h1 shows h2's, whose key it has."""
+def certificate_of_other_host(site: Site, own: Certificate) -> Certificate:
+    """h1 presents the certificate of h2, including the key."""
     return Certificate.read(str(site.file("h2").path))
 
 
-def seen_on_a_wire(site: Site, own: Certificate) -> Certificate:
-    """The certificate is right, its key is not there: who stole the key file has so much."""
+def certificate_without_key(site: Site, own: Certificate) -> Certificate:
+    """The certificate is right but the thief has no key."""
     return replace(own, key=ec.generate_private_key(ec.SECP256R1()))
 
 
-def over(site: Site, own: Certificate) -> Certificate:
+def expired_certificate(site: Site, own: Certificate) -> Certificate:
     return Certificate.read(str(site.file(left=-DAY).path))
 
 
-def of_another_authority(site: Site, own: Certificate) -> Certificate:
+def certificate_of_other_authority(site: Site, own: Certificate) -> Certificate:
     other = Authority(site.folder / "theirs", "a cloud")
     signer = Signer.read(str(other.path), str(other.key_path))
     return replace(own, cert=signer.sign(own.key.public_key(), "h1", ADDRESSES))
@@ -142,20 +144,22 @@ def of_another_authority(site: Site, own: Certificate) -> Certificate:
 @pytest.mark.parametrize(
     ("shown", "why"),
     [
-        (of_another_host, "does not name host h1"),
-        (seen_on_a_wire, "present certificate's key"),
-        (over, "is over"),
-        (of_another_authority, "not of this cloud's authority"),
+        (certificate_of_other_host, "does not name host h1"),
+        (certificate_without_key, "present certificate's key"),
+        (expired_certificate, "is over"),
+        (certificate_of_other_authority, "not of this cloud's authority"),
     ],
 )
-def test_others_get_none(site: Site, shown: Any, why: str) -> None:
+def test_renew_with_foreign_or_expired_certificate_raises_bad_request(
+    site: Site, shown: Any, why: str
+) -> None:
     present = shown(site, Certificate.read(str(site.file().path)))
-    asked = request(ec.generate_private_key(ec.SECP256R1()))
+    csr = request(ec.generate_private_key(ec.SECP256R1()))
     with pytest.raises(errors.BadRequest, match=why):
-        site.client().renew(pem(present.cert), asked, present.proof("h1", asked))
+        site.client().renew(pem(present.cert), csr, present.proof("h1", csr))
 
 
-def test_a_proof_is_for_one_host_and_one_request(site: Site) -> None:
+def test_renew_with_proof_of_other_host_or_csr_raises_bad_request(site: Site) -> None:
     present = Certificate.read(str(site.file().path))
     mine, theirs = (request(ec.generate_private_key(ec.SECP256R1())) for _ in range(2))
     for proof in (present.proof("h1", mine), present.proof("h2", theirs), "", "zz"):
@@ -163,7 +167,9 @@ def test_a_proof_is_for_one_host_and_one_request(site: Site) -> None:
             site.client().renew(pem(present.cert), theirs, proof)
 
 
-def test_a_host_that_was_removed_is_not_heard(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_renew_certificate_of_removed_host_is_refused_without_answer(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("common.rpc.host_credentials.ANSWER_SECONDS", 0.5)
     file, client = site.file(), site.client()
     text = file.path.read_text()
@@ -172,20 +178,22 @@ def test_a_host_that_was_removed_is_not_heard(site: Site, monkeypatch: pytest.Mo
     assert file.path.read_text() == text and site.refusals.counted["h1"] == 1
 
 
-def test_a_token_of_one_who_joins_gets_none(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_renew_certificate_with_join_token_is_not_answered(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("common.rpc.host_credentials.ANSWER_SECONDS", 0.5)
     key = derive(SECRETS[Purpose.COMMAND], "h1", 1, Purpose.JOIN)
     token = JoinToken("h1", 1, key.secret.hex(), "")
     link = site.world.host("h1", keys=token.keys, purpose=Purpose.JOIN)
-    present, asked = (
+    present, csr = (
         Certificate.read(str(site.file().path)),
         request(ec.generate_private_key(ec.SECP256R1())),
     )
     with pytest.raises(errors.NoAnswer):
-        HostCertificatesClient(link).renew(pem(present.cert), asked, present.proof("h1", asked))
+        HostCertificatesClient(link).renew(pem(present.cert), csr, present.proof("h1", csr))
 
 
-def test_what_cannot_be_renewed_says_what_to_do(
+def test_certificate_keeper_logs_remedy_when_renewal_is_impossible(
     site: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = site.file()
@@ -197,20 +205,30 @@ def test_what_cannot_be_renewed_says_what_to_do(
     CertificateKeeper(file, site.client()).look()
     with pytest.raises(errors.Conflict, match="ca_key_file"):
         HostCertificates(None).renew("h1", "", "", "")
-    said = [one for one in caplog.messages if "is not renewed" in one]
-    assert ["another file" in said[0], "state_dir" in said[1], "authority itself" in said[2]] == [
+    warnings = [message for message in caplog.messages if "is not renewed" in message]
+    assert [
+        "another file" in warnings[0],
+        "state_dir" in warnings[1],
+        "authority itself" in warnings[2],
+    ] == [
         True,
         True,
         True,
     ]
-    assert all("docs/encryption.md" in one for one in said)
+    assert all("docs/encryption.md" in message for message in warnings)
 
 
-def test_doctor_names_hosts_whose_certificate_ends(store: Store) -> None:
+def test_doctor_reports_host_with_expiring_certificate(store: Store) -> None:
     for host, left in (("h1", 400), ("h2", 10), ("h3", None)):
         ends = {} if left is None else {"certificate_ends": int(time.time()) + left * 24 * 3600}
-        made = HostInventory("QEMU", 7002000, host, 4, 8192, 9, facts=ends)
-        store.write(lambda tx, host=host, made=made: hosts.register(tx, host, "boot", made))
-    found = [one for one in store.snapshot(doctor.check) if one.invariant == "certificate-lasts"]
-    assert [one.subject for one in found] == ["h2"]
-    assert SOON_SECONDS > 10 * 24 * 3600 and "journalctl" in found[0].text
+        inventory = HostInventory("QEMU", 7002000, host, 4, 8192, 9, facts=ends)
+        store.write(
+            lambda tx, host=host, inventory=inventory: hosts.register(tx, host, "boot", inventory)
+        )
+    findings = [
+        finding
+        for finding in store.snapshot(doctor.check)
+        if finding.invariant == "certificate-lasts"
+    ]
+    assert [finding.subject for finding in findings] == ["h2"]
+    assert SOON_SECONDS > 10 * 24 * 3600 and "journalctl" in findings[0].text

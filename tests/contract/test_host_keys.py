@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which keys of hosts count, on the three databases."""
+"""The valid key generations of hosts, on the three databases."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from common.store.engine import Store
 from common.store.hosts import host_keys
 
 
-def test_a_host_has_one_first_key(store: Store) -> None:
+def test_host_key_is_added_once_per_host(store: Store) -> None:
     assert [store.write(lambda tx: host_keys.ensure(tx, "h1")) for _ in range(2)] == [True, False]
     store.write(lambda tx: host_keys.add(tx, "h2"))
     with pytest.raises(errors.Conflict, match="host rotate h2"):
         store.write(lambda tx: host_keys.add(tx, "h2"))
-    known = store.read(host_keys.generations)
-    assert known.keys() == {"h1", "h2"}
-    assert all(not one.accepts_previous for one in known.values())
+    generations = store.read(host_keys.generations)
+    assert generations.keys() == {"h1", "h2"}
+    assert all(not generation.accepts_previous for generation in generations.values())
 
 
-def test_the_key_before_counts_for_its_time(store: Store) -> None:
+def test_host_key_rotation_accepts_previous_key_until_expiry(store: Store) -> None:
     with pytest.raises(errors.NotFound, match="host add h1"):
         store.write(lambda tx: host_keys.rotate(tx, "h1", 60))
     store.write(lambda tx: host_keys.add(tx, "h1"))
@@ -36,8 +36,8 @@ def test_the_key_before_counts_for_its_time(store: Store) -> None:
     assert store.read(host_keys.generations) == {}
 
 
-def test_keys_of_a_host_that_was_removed_never_count_again(store: Store) -> None:
-    """Who stole them would else be heard as the next host of that name."""
+def test_host_key_generation_continues_after_removal_of_host(store: Store) -> None:
+    """Otherwise a thief of the old keys could act as the next host with this name."""
     store.write(lambda tx: host_keys.add(tx, "h1"))
     store.write(lambda tx: host_keys.rotate(tx, "h1", 60))
     before = store.read(host_keys.generations)["h1"].newest

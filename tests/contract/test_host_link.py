@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages between hosts and the control plane on a real RabbitMQ: they arrive, or are known to be
-lost in time; and whoever reads and writes everything there can make none, and use none again."""
+"""Messages between hosts and the control plane over a real RabbitMQ.
+
+A message arrives, or the sender learns of the loss in time. A reader and writer of all queues
+can neither forge nor replay a message.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,7 @@ from common.security.host_keys import AllKeys, Generations, Keys, OwnKeys, Purpo
 from common.service import config
 from common.service.log_repeats import Repeats, without_traceback
 from deploy.testing.servers import free_ports
-from tests.contract.test_rpc import Told, no_answer, seconds
+from tests.contract.test_rpc import CallRecorder, expect_no_answer, measure_seconds
 from tests.faults import Wire
 from tests.verbs import new_command
 from tests.waiting import await_true
@@ -69,7 +72,7 @@ COMMAND = replace(
 
 
 class World:
-    """Both ends, for a test alone. ``generations`` is what the database would say."""
+    """Both ends of the link for one test. ``generations`` stands for the rows of the database."""
 
     def __init__(self, url: str, conf: Any = None) -> None:
         self.url, self.prefix = url, f"t{uuid.uuid4().hex[:8]}"
@@ -107,26 +110,29 @@ class World:
         )
         return self.opened[-1]
 
-    def serving(self, name: str, told: Told, url: str = "") -> HostSide:
-        """A host that listens. Without ``url`` its queue exists, as after an earlier connection,
-        because only a conductor declares queues of hosts."""
+    def serve_host(self, name: str, recorder: CallRecorder, url: str = "") -> HostSide:
+        """Start a host's listener.
+
+        Without ``url`` the host's queue is declared first, as after an earlier connection, because
+        only conductors declare queues of hosts.
+        """
         if not url:
             with opener(self.conf, self.url)() as connection:
                 host_queues.declare(connection, host_queue(self.prefix, name))
         link = self.host(name, url)
-        agent.serve(link, told)
+        agent.serve(link, recorder)
         assert link.wait_until_ready(30)
         return link
 
-    def listening(self, told: Told, url: str = "") -> ControlSide:
-        """A conductor that listens."""
+    def serve_conductor(self, recorder: CallRecorder, url: str = "") -> ControlSide:
+        """Start a conductor's listener."""
         link = self.control(url)
-        conductor.listen(link, told)
+        conductor.listen(link, recorder)
         assert link.wait_until_ready(30)
         return link
 
     def write(self, exchange: str, key: str, body: bytes, times: int = 1) -> None:
-        """As somebody with the broker's password does."""
+        """Publish a message with the broker's own password."""
         with opener(self.conf, self.url)() as connection:
             channel = connection.default_channel
             for _ in range(times):
@@ -137,14 +143,14 @@ class World:
                 )
 
     def read(self, queue: str) -> list[bytes]:
-        """All that lies in a queue, which is empty then."""
+        """Take all messages from a queue and return their bodies."""
         with opener(self.conf, self.url)() as connection:
-            channel, found = connection.default_channel, []
+            channel, bodies = connection.default_channel, []
             while (message := channel.basic_get(queue, no_ack=True)) is not None:
-                found.append(
+                bodies.append(
                     message.body if isinstance(message.body, bytes) else message.body.encode()
                 )
-            return found
+            return bodies
 
     def close(self) -> None:
         for link in self.opened:
@@ -153,14 +159,14 @@ class World:
 
 @pytest.fixture
 def world(rabbitmq_url: str) -> Iterator[World]:
-    made = World(rabbitmq_url)
-    yield made
-    made.close()
+    world = World(rabbitmq_url)
+    yield world
+    world.close()
 
 
-# --- what is said arrives ---
-def test_the_exchange_of_agents_arrives_as_it_was_said(world: World) -> None:
-    said = Sync(
+# --- delivery ---
+def test_host_sync_and_answer_arrive_unchanged(world: World) -> None:
+    request = Sync(
         "h1",
         3,
         "boot",
@@ -172,66 +178,66 @@ def test_the_exchange_of_agents_arrives_as_it_was_said(world: World) -> None:
         cookie="c",
     )
     answer = SyncAnswer(3, ["k"], [COMMAND], {"s": 2}, cookie="d")
-    told = Told((answer, Access("http://image", "token")))
-    world.listening(told)
+    recorder = CallRecorder((answer, Access("http://image", "token")))
+    world.serve_conductor(recorder)
     client = conductor.ConductorClient(world.host())
-    assert client.sync(said, 5) == (answer, Access("http://image", "token"))
-    told.answer = (SyncAnswer(0), None)
-    assert client.sync(said, 5) == (SyncAnswer(0), None)
-    assert told.told == [(said,), (said,)]
+    assert client.sync(request, 5) == (answer, Access("http://image", "token"))
+    recorder.answer = (SyncAnswer(0), None)
+    assert client.sync(request, 5) == (SyncAnswer(0), None)
+    assert recorder.calls == [(request,), (request,)]
 
 
-def test_a_heartbeat_arrives_as_it_was_said(world: World) -> None:
-    told, said = Told(HeartbeatAnswer(True, "c")), Heartbeat("h1", 3, "domains", "b")
-    world.listening(told)
+def test_host_heartbeat_and_answer_arrive_unchanged(world: World) -> None:
+    recorder, beat = CallRecorder(HeartbeatAnswer(True, "c")), Heartbeat("h1", 3, "domains", "b")
+    world.serve_conductor(recorder)
     client = conductor.ConductorClient(world.host())
-    assert client.heartbeat(said, 5) == HeartbeatAnswer(True, "c")
-    told.answer = HeartbeatAnswer(False)
-    assert client.heartbeat(said, 5) == HeartbeatAnswer(False)
-    assert set(told.told) == {(said,)}
+    assert client.heartbeat(beat, 5) == HeartbeatAnswer(True, "c")
+    recorder.answer = HeartbeatAnswer(False)
+    assert client.heartbeat(beat, 5) == HeartbeatAnswer(False)
+    assert set(recorder.calls) == {(beat,)}
 
 
-def test_commands_reach_the_host_they_are_for(world: World) -> None:
-    here, there = Told(), Told()
-    world.serving("h1", here)
-    world.serving("h2", there)
+def test_agent_do_delivers_commands_only_to_named_host(world: World) -> None:
+    here, there = CallRecorder(), CallRecorder()
+    world.serve_host("h1", here)
+    world.serve_host("h2", there)
     client = agent.AgentClient(world.control())
     assert client.do("h1", [COMMAND, COMMAND], Access("u", "t"))
     assert client.do("h1", [], None)
     assert client.do("h3", [COMMAND], None) is False, "nobody reads for that host"
     assert client.do("h9", [COMMAND], None) is False, "that host has no key"
-    assert sorted(here.wait_for(2), key=lambda what: len(what[0])) == [
+    assert sorted(here.wait_for(2), key=lambda call: len(call[0])) == [
         ([], None),
         ([COMMAND, COMMAND], Access("u", "t")),
     ]
-    assert there.told == []
+    assert there.calls == []
 
 
-def test_images_to_fetch_ahead_reach_their_host(world: World) -> None:
+def test_agent_cache_images_delivers_images_to_host(world: World) -> None:
     images = [ImageRef("i", "raw", 7, "sha512", "abc", {"os_type": "linux"}), ImageRef("j")]
-    here = Told()
-    world.serving("h1", here)
+    here = CallRecorder()
+    world.serve_host("h1", here)
     client = agent.AgentClient(world.control())
     assert client.cache_images("h1", images, Access("u", "t"))
     assert client.cache_images("h3", images, Access("u", "t")) is False
     assert here.wait_for(1) == [(images, Access("u", "t"))]
 
 
-def test_a_host_is_asked_and_its_problems_travel(world: World) -> None:
-    here = Told({"x": 1})
-    world.serving("h1", here)
+def test_agent_query_returns_answer_and_raises_problem_of_host(world: World) -> None:
+    here = CallRecorder({"x": 1})
+    world.serve_host("h1", here)
     client = agent.AgentClient(world.control())
     assert client.query("h1", "v", {"a": "ü"}) == {"x": 1}
-    assert here.told == [("v", {"a": "ü"})]
+    assert here.calls == [("v", {"a": "ü"})]
 
-    class Failing(Told):
+    class Failing(CallRecorder):
         problem: Exception = errors.NotFound("It has none.")
 
         def query(self, verb: str, arguments: dict[str, Any]) -> Any:
             raise self.problem
 
     failing = Failing()
-    world.serving("h2", failing)
+    world.serve_host("h2", failing)
     with pytest.raises(errors.NotFound, match="It has none."):
         client.query("h2", "v", {})
     failing.problem = KeyError("/secret/path")
@@ -240,53 +246,58 @@ def test_a_host_is_asked_and_its_problems_travel(world: World) -> None:
     assert (type(caught.value), caught.value.text) == (errors.Problem, errors.Problem().text)
 
 
-def test_each_report_is_answered_once_by_some_conductor(world: World) -> None:
-    both = Told((SyncAnswer(3), None)), Told((SyncAnswer(3), None))
-    for told in both:
-        world.listening(told)
+def test_host_report_is_handled_by_one_of_two_conductors(world: World) -> None:
+    both = CallRecorder((SyncAnswer(3), None)), CallRecorder((SyncAnswer(3), None))
+    for recorder in both:
+        world.serve_conductor(recorder)
     clients = [conductor.ConductorClient(world.host(name)) for name in ("h1", "h2")]
     for number in range(20):
         clients[number % 2].sync(Sync(f"h{number % 2 + 1}", 3, number=number), 5)
-    heard = Counter(said.number for told in both for (said,) in told.told)
-    assert heard == Counter(range(20)) and all(told.told for told in both)
+    numbers = Counter(request.number for recorder in both for (request,) in recorder.calls)
+    assert numbers == Counter(range(20)) and all(recorder.calls for recorder in both)
 
 
-def test_idle_link_closes_without_waiting(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_host_link_closes_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker_client, "IDLE", 600.0)
-    world.listening(Told()).close()
+    world.serve_conductor(CallRecorder()).close()
     assert host_link.FROM_HOSTS not in {thread.name for thread in threading.enumerate()}
 
 
-# --- what is lost is known in time ---
-def test_a_silent_host_and_a_silent_conductor_are_unanswered_in_time(world: World) -> None:
+# --- lost messages ---
+def test_silent_host_or_conductor_raises_no_answer_within_timeout(world: World) -> None:
     released, client = threading.Event(), agent.AgentClient(world.control())
-    assert seconds(no_answer(lambda: client.query("h3", "v", {}, timeout=1))) < 2
+    assert measure_seconds(expect_no_answer(lambda: client.query("h3", "v", {}, timeout=1))) < 2
 
-    class Slow(Told):
+    class Slow(CallRecorder):
         def query(self, verb: str, arguments: dict[str, Any]) -> Any:
             released.wait(30)
             return {}
 
-    world.serving("h1", Slow())
-    assert seconds(no_answer(lambda: client.query("h1", "v", {}, timeout=1))) < 2
+    world.serve_host("h1", Slow())
+    assert measure_seconds(expect_no_answer(lambda: client.query("h1", "v", {}, timeout=1))) < 2
     released.set()
-    asking = conductor.ConductorClient(world.host("h2"))
-    assert seconds(no_answer(lambda: asking.sync(Sync("h2", 3), 1))) < 2
-    assert asking.heartbeat(Heartbeat("h2", 3), 0.5) is None
+    conductor_client = conductor.ConductorClient(world.host("h2"))
+    assert measure_seconds(expect_no_answer(lambda: conductor_client.sync(Sync("h2", 3), 1))) < 2
+    assert conductor_client.heartbeat(Heartbeat("h2", 3), 0.5) is None
 
 
-def test_with_the_broker_unreachable_all_ends_in_time(world: World) -> None:
+def test_host_link_calls_end_in_time_when_broker_is_unreachable(world: World) -> None:
     nowhere = f"rabbit://nobody:none@127.0.0.1:{free_ports(1)}/"
     control, host = world.control(nowhere), world.host("h1", nowhere)
     client = agent.AgentClient(control)
-    assert seconds(lambda: client.do("h1", [], None)) < 2
+    assert measure_seconds(lambda: client.do("h1", [], None)) < 2
     assert client.do("h1", [], None) is False
-    assert seconds(no_answer(lambda: client.query("h1", "v", {}, timeout=1))) < 2.5
-    assert seconds(no_answer(lambda: conductor.ConductorClient(host).sync(Sync("h1", 3), 1))) < 2.5
-    assert seconds(lambda: (control.close(), host.close())) < 8
+    assert measure_seconds(expect_no_answer(lambda: client.query("h1", "v", {}, timeout=1))) < 2.5
+    assert (
+        measure_seconds(
+            expect_no_answer(lambda: conductor.ConductorClient(host).sync(Sync("h1", 3), 1))
+        )
+        < 2.5
+    )
+    assert measure_seconds(lambda: (control.close(), host.close())) < 8
 
 
-def test_both_stacks_count_lost_messages_and_connections(world: World) -> None:
+def test_metrics_count_lost_messages_and_connections_of_both_transports(world: World) -> None:
     registry = CollectorRegistry()
     for metric in (broker.LOST_MESSAGES, broker.CONNECTIONS):
         metric.begin(registry)
@@ -309,7 +320,7 @@ def test_both_stacks_count_lost_messages_and_connections(world: World) -> None:
     assert value("broker_connections", result="opened") >= 2
 
 
-def test_reason_of_a_silent_host_is_a_warning_once_a_minute(
+def test_host_link_logs_connection_failure_once_a_minute(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -322,133 +333,132 @@ def test_reason_of_a_silent_host_is_a_warning_once_a_minute(
     assert [line.levelname for line in lines] == ["WARNING"]
 
 
-def test_busy_listener_keeps_its_connection(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    """RabbitMQ closes a connection that has sent nothing for two heartbeats."""
+def test_busy_host_link_listener_keeps_its_connection(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """RabbitMQ closes a connection after two heartbeats without traffic."""
     broker.address_of(world.conf)  # registers the options
     world.conf.set_override("heartbeat_timeout_threshold", 1, group=broker.RABBIT)
     try:
-        told = Told(HeartbeatAnswer(True))
-        world.listening(told)
+        recorder = CallRecorder(HeartbeatAnswer(True))
+        world.serve_conductor(recorder)
     finally:
         world.conf.clear_override("heartbeat_timeout_threshold", group=broker.RABBIT)
     client = conductor.ConductorClient(world.host())
     until = time.monotonic() + 6
     while time.monotonic() < until:
         assert client.heartbeat(Heartbeat("h1", 3), 5) == HeartbeatAnswer(True)
-        time.sleep(0.2)  # Messages arrive more often than a listener looks when it is idle.
+        time.sleep(0.2)  # Messages arrive more often than an idle listener polls.
     assert "will be made again" not in caplog.text
 
 
 @pytest.mark.parametrize("cut", ["the host's", "the conductor's"])
-def test_a_connection_that_is_cut_is_made_again(world: World, cut: str) -> None:
+def test_host_link_reconnects_after_cut_connection(world: World, cut: str) -> None:
     wire = Wire(world.url)
     through = wire.url.render_as_string(hide_password=False)
-    told = Told(HeartbeatAnswer(True))
-    world.listening(told, through if cut == "the conductor's" else "")
+    recorder = CallRecorder(HeartbeatAnswer(True))
+    world.serve_conductor(recorder, through if cut == "the conductor's" else "")
     client = conductor.ConductorClient(world.host("h1", through if cut == "the host's" else ""))
     beat = Heartbeat("h1", 3)
     await_true(lambda: client.heartbeat(beat, 1))
     wire.cut()
     await_true(lambda: client.heartbeat(beat, 1), 10)
     wire.freeze()
-    assert seconds(lambda: client.heartbeat(beat, 1)) < 3
+    assert measure_seconds(lambda: client.heartbeat(beat, 1)) < 3
     wire.thaw()
     await_true(lambda: client.heartbeat(beat, 1), 15)
     wire.close()
 
 
-def test_what_has_waited_for_long_is_not_taken_in(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While nothing could be answered hosts asked again and again; they wait for none of these
-    answers."""
+def test_conductor_drops_stale_host_reports(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hosts repeat a request while no answer comes, and ignore all earlier answers."""
     monkeypatch.setattr(host_link, "AT_ONCE", 1)
     monkeypatch.setattr(host_link, "STALE_SECONDS", 1.0)
-    released, heard = threading.Event(), list[int]()
+    released, numbers = threading.Event(), list[int]()
 
-    class Hanging(Told):
+    class Hanging(CallRecorder):
         def sync(self, request: Sync) -> Any:
-            heard.append(request.number)
+            numbers.append(request.number)
             released.wait(30)
             return SyncAnswer(3), None
 
-    world.listening(Hanging())
+    world.serve_conductor(Hanging())
     client = conductor.ConductorClient(world.host())
     for number in range(1, 6):
-        no_answer(lambda number=number: client.sync(Sync("h1", 3, number=number), 0.4))()
+        expect_no_answer(lambda number=number: client.sync(Sync("h1", 3, number=number), 0.4))()
     released.set()
     assert client.sync(Sync("h1", 3, number=6), 5)[0].session == 3
-    assert heard[0] == 1 and heard[-1] == 6 and len(heard) <= 4, heard
+    assert numbers[0] == 1 and numbers[-1] == 6 and len(numbers) <= 4, numbers
 
 
-def test_a_host_that_hangs_in_questions_takes_commands(world: World) -> None:
+def test_host_with_hanging_queries_still_takes_commands(world: World) -> None:
     released = threading.Event()
 
-    class Hanging(Told):
+    class Hanging(CallRecorder):
         def query(self, verb: str, arguments: dict[str, Any]) -> Any:
             released.wait(30)
             return {}
 
     here, client = Hanging(), agent.AgentClient(world.control())
-    world.serving("h1", here)
-    asking = [threading.Thread(target=client.query, args=("h1", "v", {})) for _ in range(20)]
-    for thread in asking:
+    world.serve_host("h1", here)
+    query_threads = [threading.Thread(target=client.query, args=("h1", "v", {})) for _ in range(20)]
+    for thread in query_threads:
         thread.start()
     assert client.do("h1", [], None)
     assert here.wait_for(1) == [([], None)]
     released.set()
-    for thread in asking:
+    for thread in query_threads:
         thread.join()
 
 
-# --- who reads and writes everything at the broker can do nothing with it ---
-def test_nothing_of_what_is_said_can_be_read_at_the_broker(world: World) -> None:
-    link = world.serving("h1", Told())
+# --- readers and writers at the broker ---
+def test_command_secrets_are_not_readable_at_broker(world: World) -> None:
+    link = world.serve_host("h1", CallRecorder())
     # The messages of a closed host stay in its queue.
     link.close()
     secret = replace(COMMAND, args={"guest": {"admin_pass": "S3CRET"}})
     assert agent.AgentClient(world.control()).do("h1", [secret], Access("http://image", "T0KEN"))
-    found = world.read(host_queue(world.prefix, "h1"))
-    assert len(found) == 1 and b"S3CRET" not in found[0] and b"T0KEN" not in found[0]
-    assert json.loads(found[0].partition(b"\n")[0])["host"] == "h1"
+    bodies = world.read(host_queue(world.prefix, "h1"))
+    assert len(bodies) == 1 and b"S3CRET" not in bodies[0] and b"T0KEN" not in bodies[0]
+    assert json.loads(bodies[0].partition(b"\n")[0])["host"] == "h1"
 
 
-def test_a_message_that_comes_twice_is_taken_in_once(world: World) -> None:
-    here = Told()
-    link = world.serving("h1", here)
+def test_replayed_command_is_handled_once(world: World) -> None:
+    here = CallRecorder()
+    link = world.serve_host("h1", here)
     _, body = pack(
         derive("conductors'", "h1", 1, Purpose.COMMAND), "do", {"commands": [], "access": None}
     )
     for _ in range(3):
         world.write("", host_queue(world.prefix, "h1"), body)
     await_true(lambda: link.refusals.counted["h1"] == 2)
-    assert here.told == [([], None)]
+    assert here.calls == [([], None)]
 
 
 @pytest.mark.parametrize(
     "forged",
-    # the API's key makes no command
+    # The API's key cannot sign a command.
     [
-        derive("guessed", "h1", 1, Purpose.COMMAND),  # no key of ours
+        derive("guessed", "h1", 1, Purpose.COMMAND),  # no key of this cloud
         derive("conductors'", "h2", 1, Purpose.COMMAND),  # another host's command
         derive("conductors'", "h1", 2, Purpose.COMMAND),  # another generation
         derive("everybody's", "h1", 1, Purpose.QUERY),
     ],
     ids=["guessed", "another host's", "another generation", "the API's"],
 )
-def test_a_command_that_no_conductor_made_is_refused(world: World, forged: Any) -> None:
-    here = Told()
-    link = world.serving("h1", here)
+def test_host_refuses_command_with_wrong_key(world: World, forged: Any) -> None:
+    here = CallRecorder()
+    link = world.serve_host("h1", here)
     world.write(
         "", host_queue(world.prefix, "h1"), pack(forged, "do", {"commands": [], "access": None})[1]
     )
     await_true(lambda: link.refusals.counted["h1"] == 1)
-    assert here.told == []
+    assert here.calls == []
 
 
-def test_what_is_no_message_of_ours_holds_up_nothing(world: World) -> None:
-    here, told = Told({}), Told((SyncAnswer(3), None))
-    link, control = world.serving("h1", here), world.listening(told)
+def test_malformed_messages_do_not_block_host_or_conductor(world: World) -> None:
+    here, recorder = CallRecorder({}), CallRecorder((SyncAnswer(3), None))
+    link, control = world.serve_host("h1", here), world.serve_conductor(recorder)
     good = pack(
         derive("conductors'", "h1", 1, Purpose.COMMAND), "do", {"commands": [], "access": None}
     )[1]
@@ -476,13 +486,13 @@ def test_what_is_no_message_of_ours_holds_up_nothing(world: World) -> None:
         SyncAnswer(3),
         None,
     )
-    assert (link.refusals.counted["h1"], here.told) == (len(bad), [("v", {})])
-    assert told.told == [(Sync("h2", 3),)]
+    assert (link.refusals.counted["h1"], here.calls) == (len(bad), [("v", {})])
+    assert recorder.calls == [(Sync("h2", 3),)]
 
 
-def test_flood_of_one_host_delays_no_report_of_another(world: World) -> None:
-    told = Told((SyncAnswer(3), None))
-    control = world.listening(told)
+def test_flood_of_one_host_does_not_delay_report_of_other_host(world: World) -> None:
+    recorder = CallRecorder((SyncAnswer(3), None))
+    control = world.serve_conductor(recorder)
     number, began = host_bounds.FLOOD_MESSAGES, time.monotonic()
     flood(world, f"{REPORTS}.h1", number)
     link = conductor.ConductorClient(world.host("h2"))
@@ -504,7 +514,7 @@ def flood(world: World, routing_key: str, number: int) -> None:
 
 
 def was_dropped(world: World, routing_key: str) -> bool:
-    """Whether the broker has no queue for a message with this routing key."""
+    """True if the broker has no queue for a message with this routing key."""
     returned: list[Any] = []
     with opener(world.conf, world.url)(confirm_publish=True) as connection:
         channel = connection.default_channel
@@ -519,11 +529,11 @@ def was_dropped(world: World, routing_key: str) -> bool:
 
 
 @pytest.mark.parametrize("door", [REPORTS, HEARTBEATS])
-def test_flood_of_a_host_is_dropped_by_the_broker_and_others_are_heard(
+def test_broker_drops_flood_of_host_and_conductor_answers_other_host(
     world: World, door: str
 ) -> None:
-    told = Told((SyncAnswer(3), None))
-    world.listening(told)
+    recorder = CallRecorder((SyncAnswer(3), None))
+    world.serve_conductor(recorder)
     flood(world, f"{door}.h1", 4 * host_bounds.FLOOD_MESSAGES)
     await_true(lambda: was_dropped(world, f"{door}.h1"), 30)
     assert was_dropped(world, f"{REPORTS}.h1")
@@ -532,23 +542,23 @@ def test_flood_of_a_host_is_dropped_by_the_broker_and_others_are_heard(
     assert link.sync(Sync("h2", 3), 5) == (SyncAnswer(3), None)
 
 
-def test_second_conductor_hears_all_hosts_again_after_the_first_has_died(world: World) -> None:
-    told = Told((SyncAnswer(3), None))
-    first = world.listening(told)
+def test_new_conductor_lifts_quarantine_after_death_of_first(world: World) -> None:
+    recorder = CallRecorder((SyncAnswer(3), None))
+    first = world.serve_conductor(recorder)
     flood(world, f"{REPORTS}.h1", 4 * host_bounds.FLOOD_MESSAGES)
     await_true(lambda: was_dropped(world, f"{REPORTS}.h1"), 30)
     first.close()
-    world.listening(told)
+    world.serve_conductor(recorder)
     link = conductor.ConductorClient(world.host("h1"))
     assert link.sync(Sync("h1", 3), 5) == (SyncAnswer(3), None)
 
 
-def test_host_added_during_a_quarantine_is_heard(
+def test_host_added_during_quarantine_of_other_host_is_bound(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_bindings, "REPEAT_SECONDS", 0.2)
-    told = Told((SyncAnswer(3), None))
-    world.listening(told)
+    recorder = CallRecorder((SyncAnswer(3), None))
+    world.serve_conductor(recorder)
     flood(world, f"{REPORTS}.h1", 4 * host_bounds.FLOOD_MESSAGES)
     await_true(lambda: was_dropped(world, f"{REPORTS}.h1"), 30)
     world.generations["h4"] = Generations(1)
@@ -556,12 +566,12 @@ def test_host_added_during_a_quarantine_is_heard(
     assert was_dropped(world, f"{REPORTS}.h1")
 
 
-def test_host_that_floods_answers_is_not_asked_and_others_answer(world: World) -> None:
-    world.serving("h2", Told({}))
+def test_query_of_host_flooding_answers_fails_and_others_answer(world: World) -> None:
+    world.serve_host("h2", CallRecorder({}))
     control = world.control()
-    world.serving("h1", Told({})).close()  # The thief reads the queue.
+    world.serve_host("h1", CallRecorder({})).close()  # The thief reads the queue.
     api = agent.AgentClient(control)
-    no_answer(lambda: api.query("h1", "v", {}, 1))()
+    expect_no_answer(lambda: api.query("h1", "v", {}, 1))()
     questions = world.read(host_queue(world.prefix, "h1"))
     answer_to = Header.read(questions[-1].partition(b"\n")[0]).answer_to
     flood(world, f"{ANSWERS}.{answer_to}.h1", 4 * host_bounds.FLOOD_MESSAGES)
@@ -571,61 +581,63 @@ def test_host_that_floods_answers_is_not_asked_and_others_answer(world: World) -
     assert api.query("h2", "v", {}) == {}
 
 
-def test_report_with_too_many_guests_is_refused_and_the_next_is_taken(world: World) -> None:
-    told = Told((SyncAnswer(3), None))
-    control = world.listening(told)
+def test_host_report_with_too_many_guests_is_refused_and_next_is_answered(world: World) -> None:
+    recorder = CallRecorder((SyncAnswer(3), None))
+    control = world.serve_conductor(recorder)
     link = conductor.ConductorClient(world.host("h1"))
     most = host_bounds.MAX_ITEMS
     domains = [DomainState(f"s{number}", 1, 2) for number in range(most + 1)]
-    no_answer(lambda: link.sync(Sync("h1", 3, domains=domains), 1))()
-    assert (told.told, control.refusals.counted) == ([], {"h1": 1})
+    expect_no_answer(lambda: link.sync(Sync("h1", 3, domains=domains), 1))()
+    assert (recorder.calls, control.refusals.counted) == ([], {"h1": 1})
     assert link.sync(Sync("h1", 3, domains=domains[:most]), 5) == (SyncAnswer(3), None)
 
 
-def test_a_command_that_cannot_be_read_holds_up_no_other(
+def test_malformed_command_does_not_block_other_commands(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Neither in a message of its own nor in the answer to a report."""
-    here, kept = Told({}), to_wire(COMMAND)
-    world.serving("h1", here)
-    secret = {**kept, "args": {"secret": "5ecret"}}
-    odd: list[Any] = [
+    """The malformed command is in a separate message, or in the answer to a report."""
+    here, wire_command = CallRecorder({}), to_wire(COMMAND)
+    world.serve_host("h1", here)
+    secret = {**wire_command, "args": {"secret": "5ecret"}}
+    malformed: list[Any] = [
         {name: secret[name] for name in secret.keys() - {missing}} for missing in ("fence", "verb")
     ]
-    odd += [7, [], None]
+    malformed += [7, [], None]
     control = world.control()
-    assert control.cast("h1", "do", Purpose.COMMAND, {"commands": [*odd, kept], "access": None})
+    assert control.cast(
+        "h1", "do", Purpose.COMMAND, {"commands": [*malformed, wire_command], "access": None}
+    )
     assert here.wait_for(1) == [([COMMAND], None)]
-    answer = {**to_wire(SyncAnswer(3, ["k"])), "commands": [*odd, kept]}
+    answer = {**to_wire(SyncAnswer(3, ["k"])), "commands": [*malformed, wire_command]}
     assert conductor.read_answer(answer) == SyncAnswer(3, ["k"], [COMMAND])
-    assert caplog.text.count("a faulty command is ignored") == 2 * len(odd) and "5ecret" not in caplog.text
+    assert caplog.text.count("a faulty command is ignored") == 2 * len(malformed) and "5ecret" not in caplog.text
 
 
-def test_a_host_speaks_for_itself_alone(world: World) -> None:
-    """Neither in another's name under its own key, nor under a name that it made up."""
-    told = Told((SyncAnswer(3), None))
-    control = world.listening(told)
+def test_conductor_refuses_host_report_under_other_name(world: World) -> None:
+    """A host can neither use another name with the genuine key nor with an invented key."""
+    recorder = CallRecorder((SyncAnswer(3), None))
+    control = world.serve_conductor(recorder)
     stolen = conductor.ConductorClient(world.host("h1"))
-    assert seconds(no_answer(lambda: stolen.sync(Sync("h2", 3), 1))) < 2
+    assert measure_seconds(expect_no_answer(lambda: stolen.sync(Sync("h2", 3), 1))) < 2
     assert stolen.heartbeat(Heartbeat("h2", 3), 0.5) is None
     own = world.keys().for_host("h1")
     lying = world.host("h2", keys=OwnKeys("h2", 1, own.secrets))
-    no_answer(lambda: conductor.ConductorClient(lying).sync(Sync("h2", 3), 1))()
-    assert told.told == []
+    expect_no_answer(lambda: conductor.ConductorClient(lying).sync(Sync("h2", 3), 1))()
+    assert recorder.calls == []
     assert control.refusals.counted == {"h1": 2, "h2": 1}
 
 
-def test_whose_key_it_is_says_who_reports(world: World) -> None:
-    """Whatever name the content gives beside what the conductor puts there."""
-    told = Told((SyncAnswer(3), None))
-    control = world.listening(told)
+def test_conductor_refuses_report_with_other_host_in_content(world: World) -> None:
+    """The content may contain a host name. The conductor accepts only the key's host."""
+    recorder = CallRecorder((SyncAnswer(3), None))
+    control = world.serve_conductor(recorder)
     content = {"host": "h2", "request": to_wire(Sync("h2", 3))}
-    no_answer(lambda: world.host("h1").ask(REPORTS, "sync", content, 1))()
-    assert (told.told, control.refusals.counted) == ([], {"h1": 1})
+    expect_no_answer(lambda: world.host("h1").ask(REPORTS, "sync", content, 1))()
+    assert (recorder.calls, control.refusals.counted) == ([], {"h1": 1})
 
 
-def test_answer_sealed_with_another_hosts_key_is_ignored(world: World) -> None:
-    world.serving("h2", Told()).close()
+def test_query_ignores_answer_with_key_of_other_host(world: World) -> None:
+    world.serve_host("h2", CallRecorder()).close()
     control = world.control()
     queue = host_queue(world.prefix, "h2")
     with ThreadPoolExecutor(1) as pool:
@@ -641,14 +653,14 @@ def test_answer_sealed_with_another_hosts_key_is_ignored(world: World) -> None:
     assert control.refusals.counted == {"h1": 1}
 
 
-def test_a_host_whose_key_was_taken_away_is_not_heard(world: World) -> None:
-    told = Told((SyncAnswer(3), None))
-    world.listening(told)
+def test_conductor_ignores_host_with_revoked_key(world: World) -> None:
+    recorder = CallRecorder((SyncAnswer(3), None))
+    world.serve_conductor(recorder)
     link = world.host("h1")
     client = conductor.ConductorClient(link)
     assert client.sync(Sync("h1", 3), 5)[0].session == 3
     world.generations["h1"] = Generations(2)
-    assert seconds(no_answer(lambda: client.sync(Sync("h1", 3), 1))) < 2
+    assert measure_seconds(expect_no_answer(lambda: client.sync(Sync("h1", 3), 1))) < 2
     link.close()
     assert conductor.ConductorClient(world.host("h1")).sync(Sync("h1", 3), 5)[0].session == 3, (
         "with its new key it is"

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the scheduler reads of hosts, on SQLite, PostgreSQL and MariaDB: that all is there, and that
-each change by those who make changes is seen without reading everything."""
+"""The scheduler's view of hosts, on the three databases.
+
+The first read is complete, and each later change is seen without reading everything again.
+"""
 
 from __future__ import annotations
 
@@ -52,12 +54,12 @@ def new_host(store: Store, name: str, **more: object) -> None:
 
 @pytest.fixture
 def look(store: Store) -> Callable[..., Snapshot]:
-    """Read what changed, with what a request names."""
-    known = Hosts(store, Clock(), ReadOptions(metrics=True, images=True))
+    """Return a function that reads changes and builds the snapshot for request specs."""
+    host_reader = Hosts(store, Clock(), ReadOptions(metrics=True, images=True))
 
     def read(*specs: RequestSpec) -> Snapshot:
-        known.refresh(at_once=True)
-        return known.snapshot(known.read_request_facts(specs))
+        host_reader.refresh(at_once=True)
+        return host_reader.snapshot(host_reader.read_request_facts(specs))
 
     return read
 
@@ -68,7 +70,9 @@ def claim(tx: Connection, server: str, host: str, **amounts: int) -> None:
     assert request.host == host
 
 
-def test_all_that_is_known_of_hosts(store: Store, look: Callable[..., Snapshot]) -> None:
+def test_host_snapshot_contains_inventory_traits_and_facts(
+    store: Store, look: Callable[..., Snapshot]
+) -> None:
     assert look().names == []
     new_host(
         store,
@@ -78,37 +82,37 @@ def test_all_that_is_known_of_hosts(store: Store, look: Callable[..., Snapshot])
         reserved_memory_mb=240,
     )
     new_host(store, "b")
-    found = look()
+    snapshot = look()
     assert (
-        found.names == ["a", "b"]
-        and found.served.all()
-        and found.up.all()
-        and not found.disabled.any()
+        snapshot.names == ["a", "b"]
+        and snapshot.served.all()
+        and snapshot.up.all()
+        and not snapshot.disabled.any()
     )
-    assert found.stock["VCPU"].free.tolist() == [15, 15] and found.stock[
+    assert snapshot.stock["VCPU"].free.tolist() == [15, 15] and snapshot.stock[
         "MEMORY_MB"
     ].free.tolist() == [10000, 10240]
-    assert found.stock["VCPU"].most.tolist() == [10, 10] and found.stock[
+    assert snapshot.stock["VCPU"].most.tolist() == [10, 10] and snapshot.stock[
         "DISK_GB"
     ].step.tolist() == [1, 1]
     assert (
-        set(found.traits) == {"HW_CPU_X86_SSE", "CUSTOM_A", "CUSTOM_B"}
-        and found.traits["CUSTOM_A"].all()
+        set(snapshot.traits) == {"HW_CPU_X86_SSE", "CUSTOM_A", "CUSTOM_B"}
+        and snapshot.traits["CUSTOM_A"].all()
     )
-    assert found.facts[found.kinds[1]] == {
+    assert snapshot.facts[snapshot.kinds[1]] == {
         "hypervisor_type": "QEMU",
         "hypervisor_version": 7002000,
         "cpu_info": {"arch": "x86_64", "model": "å☃"},
         "supported_instances": [["x86_64", "kvm", "hvm"]],
     }
     assert (
-        list(found.parts) == [0]
-        and found.parts[0].numa_nodes[0].cpus == [0, 1]
-        and found.devices.tolist() == [1, 0]
+        list(snapshot.parts) == [0]
+        and snapshot.parts[0].numa_nodes[0].cpus == [0, 1]
+        and snapshot.devices.tolist() == [1, 0]
     )
 
 
-def test_each_change_is_seen_by_those_who_read_what_changed(
+def test_host_snapshot_shows_each_change_after_incremental_read(
     store: Store, look: Callable[..., Snapshot]
 ) -> None:
     new_host(store, "a")
@@ -119,15 +123,18 @@ def test_each_change_is_seen_by_those_who_read_what_changed(
     assert look().stock["VCPU"].free.tolist() == [13, 15]
     service = next(row for row in store.read(services.list_all) if row.host == "b")
     store.write(lambda tx: services.set_state(tx, service.uuid, disabled=True, forced_down=True))
-    found = look()
-    assert (found.disabled.tolist(), found.forced_down.tolist()) == ([False, True], [False, True])
-    assert found.traits[COMPUTE_DISABLED].tolist() == [False, True]
+    snapshot = look()
+    assert (snapshot.disabled.tolist(), snapshot.forced_down.tolist()) == (
+        [False, True],
+        [False, True],
+    )
+    assert snapshot.traits[COMPUTE_DISABLED].tolist() == [False, True]
     store.write(lambda tx: allocations.release(tx, [("s", "a")]))
     assert look().stock["MEMORY_MB"].free.tolist() == [10240, 10240]
     zone = store.write(lambda tx: aggregates.create(tx, "z", "az1"))
     store.write(lambda tx: aggregates.add_host(tx, zone.id, "b", "nova"))
-    found = look()
-    assert found.zones.tolist() == [found.zone_numbers["nova"], found.zone_numbers["az1"]]
+    snapshot = look()
+    assert snapshot.zones.tolist() == [snapshot.zone_numbers["nova"], snapshot.zone_numbers["az1"]]
     store.write(lambda tx: aggregates.remove_host(tx, zone.id, "b", "nova"))
     assert look().zones.tolist() == [look().zone_numbers["nova"]] * 2
     new_host(store, "c")
@@ -137,14 +144,14 @@ def test_each_change_is_seen_by_those_who_read_what_changed(
 
 
 def age(tx: Connection) -> None:
-    """As if all were written a minute ago, so that only what changes from here on is news."""
+    """Move all changes a minute into the past, so that later reads see only new changes."""
     minute = 60_000_000
     tx.execute(
         sa.update(schema.providers).values(changed_at=schema.providers.c.changed_at - minute)
     )
 
 
-def test_a_host_that_falls_silent_and_comes_back(
+def test_host_snapshot_marks_silent_host_down_until_next_heartbeat(
     store: Store, look: Callable[..., Snapshot]
 ) -> None:
     for name in ("a", "b", "c", "d", "e", "f"):
@@ -166,7 +173,7 @@ def test_a_host_that_falls_silent_and_comes_back(
 
 
 # fmt: off
-def test_groups_places_work_measures_and_images(store: Store, look: Callable[..., Snapshot]) -> None:
+def test_host_snapshot_contains_groups_actions_metrics_and_images(store: Store, look: Callable[..., Snapshot]) -> None:
     new_host(store, "a")
     group = store.write(lambda tx: server_groups.create(tx, {
         "project_id": "p", "user_id": "u", "name": "g", "policy": "anti-affinity",
@@ -187,16 +194,16 @@ def test_groups_places_work_measures_and_images(store: Store, look: Callable[...
         tx.execute(sa.update(schema.hosts).values(metrics={"cpu.percent": 0.25}, metrics_at=now()))
         tx.execute(sa.update(schema.providers).values(changed_at=now()))
     store.write(fill)
-    found = look(RequestSpec("y", "p", {}, group=group, hints={"same_host": ["x", "z"]}))
-    assert (found.groups[group].most, found.groups[group].members) == (3, {0: 1})
-    assert found.places_by_project == {"p": {"x": "a"}}
-    assert (found.servers.tolist(), found.working.tolist()) == ([2], [2])
-    assert found.metrics["cpu.percent"].tolist() == [0.25]
-    assert [(one.properties, one.counts.tolist()) for one in found.images] == [({"os_distro": "debian"}, [2])]
+    snapshot = look(RequestSpec("y", "p", {}, group=group, hints={"same_host": ["x", "z"]}))
+    assert (snapshot.groups[group].most, snapshot.groups[group].members) == (3, {0: 1})
+    assert snapshot.places_by_project == {"p": {"x": "a"}}
+    assert (snapshot.servers.tolist(), snapshot.working.tolist()) == ([2], [2])
+    assert snapshot.metrics["cpu.percent"].tolist() == [0.25]
+    assert [(image.properties, image.counts.tolist()) for image in snapshot.images] == [({"os_distro": "debian"}, [2])]
 # fmt: on
 
 
-def test_marks_say_whether_aggregates_changed(store: Store) -> None:
+def test_host_state_marks_show_change_of_aggregates(store: Store) -> None:
     empty = store.read(lambda tx: host_states.marks(tx, 0))
     assert (empty.number, empty.total, empty.newest, empty.changed) == (
         0,
@@ -204,41 +211,41 @@ def test_marks_say_whether_aggregates_changed(store: Store) -> None:
         0,
         (),
     ) and empty.read_at > 0
-    made = store.write(lambda tx: aggregates.create(tx, "z", None))
+    aggregate = store.write(lambda tx: aggregates.create(tx, "z", None))
     new_host(store, "a")
     then = store.read(lambda tx: host_states.marks(tx, empty.read_at))
     assert len(then.changed) == 1
     assert not store.read(lambda tx: host_states.marks(tx, then.read_at + 1)).changed
-    assert (then.number, then.total) == (1, made.id) and then.newest >= empty.read_at
+    assert (then.number, then.total) == (1, aggregate.id) and then.newest >= empty.read_at
 
 
-def test_what_is_measured_waits_for_no_claim_and_is_no_change_of_the_host(store: Store) -> None:
-    def changed() -> list[tuple[int, int]]:
+def test_store_metrics_ignores_claim_lock_and_does_not_mark_host_changed(store: Store) -> None:
+    def read_changes() -> list[tuple[int, int]]:
         return [
             (row.generation, row.changed_at)
             for row in store.read(lambda tx: host_states.marks(tx, 0)).changed
         ]
 
-    def measured() -> None:
+    def store_metrics() -> None:
         store.write(lambda tx: hosts.store_metrics(tx, "h1", {"cpu.percent": 0.5}))
 
     new_host(store, "h1")
-    before = changed()
-    if store.dialect_name == "sqlite":  # whose writers are alone
-        measured()
+    before = read_changes()
+    if store.dialect_name == "sqlite":  # SQLite has one writer at a time.
+        store_metrics()
     else:
         with ThreadPoolExecutor(1) as pool, store.begin() as tx:
             allocations.lock(tx, ["h1"])
-            done = pool.submit(measured)
-            wait([done], timeout=5)
-            ended = done.done()
+            future = pool.submit(store_metrics)
+            wait([future], timeout=5)
+            is_done = future.done()
             tx.rollback()
-        assert ended
+        assert is_done
     assert store.read(lambda tx: host_states.metrics(tx, 0)) == [("h1", {"cpu.percent": 0.5})]
-    assert changed() == before
+    assert read_changes() == before
 
 
-def test_news_of_a_host_that_was_removed_meanwhile_makes_no_provider(store: Store) -> None:
+def test_describe_of_removed_host_creates_no_provider(store: Store) -> None:
     store.write(
         lambda tx: hosts.describe(
             tx, "gone", HostInventory("QEMU", 7002000, "gone", 10, 10240, 1000)

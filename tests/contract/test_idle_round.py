@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A conductor that has nothing to do asks the same after years as on the first day: as many
-statements, and none that reads a table whole of which ended rows stay."""
+"""The SQL of an idle conductor, on the three databases.
+
+A round runs as many statements after years of use as on the first day, and reads no growing table
+completely.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,10 @@ from tests.contract.test_plans import whole_reads
 from tests.years import KEEPING, Asked, IdleConductor, analyze, fill
 
 ROWS = 3000
-ROUNDS = 3  #: before it is looked: the first ones register, and close the audit's period
+ROUNDS = 3  #: rounds before the measurement: they register, and close the period of the audit
 
 
-def asked(store: Store, conductor: IdleConductor) -> list[tuple[str, Any]]:
+def run_round(store: Store, conductor: IdleConductor) -> list[tuple[str, Any]]:
     for _ in range(ROUNDS):
         conductor.round()
     with Asked(store) as statements:
@@ -26,28 +29,32 @@ def asked(store: Store, conductor: IdleConductor) -> list[tuple[str, Any]]:
     return statements
 
 
-def test_a_round_asks_the_same_after_years(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_conductor_round_runs_same_statements_after_years(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     conductor = IdleConductor(store)
-    before = Counter(statement for statement, _ in asked(store, conductor))
+    before = Counter(statement for statement, _ in run_round(store, conductor))
     fill(store, 0, ROWS)
     analyze(store)
-    statements = asked(store, conductor)
+    statements = run_round(store, conductor)
     assert Counter(statement for statement, _ in statements) == before
     monkeypatch.setattr(test_plans, "GROWING", KEEPING)
-    found: dict[str, list[str]] = {}
+    whole_reads_by_statement: dict[str, list[str]] = {}
     for statement, parameters in statements:
         if statement.startswith("INSERT"):
             continue
         with store.engine.connect() as tx:
             if whole := whole_reads(tx, statement, parameters):
-                found[statement] = whole
+                whole_reads_by_statement[statement] = whole
             tx.rollback()
-    assert found == {}
-    tables = {one for one in KEEPING for statement, _ in statements if one in statement}
+    assert whole_reads_by_statement == {}
+    tables = {table for table in KEEPING for statement, _ in statements if table in statement}
     assert {"servers", "actions", "migrations", "host_actions"} <= tables, "nothing was looked at"
 
 
-def test_a_look_without_an_index_is_seen(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_reads_detects_query_without_index(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fill(store, 0, ROWS)
     analyze(store)
     monkeypatch.setattr(test_plans, "GROWING", KEEPING)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our client of the image service against the standalone one, as a real process behind
-keystonemiddleware."""
+"""The image client and the conductor's image service, against the embedded image service.
+
+The image service is a real process that validates tokens with keystonemiddleware.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ def cloud(standalone_cloud: Cloud) -> Cloud:
 
 @pytest.fixture(scope="module")
 def kilonova(cloud: Cloud) -> Any:
-    """Kilonova's own user, who makes images for the projects of servers."""
+    """A connection of Kilonova's own user, which creates images for the projects of servers."""
     return openstack.connect(
         load_yaml_config=False,
         load_envvars=False,
@@ -53,8 +55,8 @@ def token(kilonova: Any) -> str:
     return str(kilonova.session.get_token())
 
 
-def record(**more: Any) -> dict[str, Any]:
-    """As the conductor makes one for a snapshot."""
+def new_record(**more: Any) -> dict[str, Any]:
+    """Return the record that the conductor creates for a snapshot."""
     return {
         "id": str(uuid.uuid4()),
         "name": "snap",
@@ -70,110 +72,124 @@ def record(**more: Any) -> dict[str, Any]:
     }
 
 
-def test_a_snapshot_from_its_record_to_its_end(client: ImageClient, token: str) -> None:
-    made = record()
-    client.create(made, token)
-    client.create(made, token)
+def test_image_client_creates_uploads_downloads_and_deletes_snapshot(
+    client: ImageClient, token: str
+) -> None:
+    record = new_record()
+    client.create(record, token)
+    client.create(record, token)
     with pytest.raises(errors.Conflict):
-        client.create({**made, "instance_uuid": "another"}, token)
-    client.upload(made["id"], token, (b"x" * 100_000 for _ in range(30)))
-    found = client.show(made["id"], token)
+        client.create({**record, "instance_uuid": "another"}, token)
+    client.upload(record["id"], token, (b"x" * 100_000 for _ in range(30)))
+    image = client.show(record["id"], token)
     assert (
-        found.status,
-        found.ref.size,
-        found.min_disk,
-        found.ref.properties["instance_uuid"],
+        image.status,
+        image.ref.size,
+        image.min_disk,
+        image.ref.properties["instance_uuid"],
     ) == ("active", 3_000_000, 1, "i")
-    assert sum(map(len, client.download(made["id"], token))) == 3_000_000
+    assert sum(map(len, client.download(record["id"], token))) == 3_000_000
     with pytest.raises(errors.Conflict):
-        client.upload(made["id"], token, [b"again"])
+        client.upload(record["id"], token, [b"again"])
     for _ in range(2):
-        client.delete(made["id"], token)
+        client.delete(record["id"], token)
     with pytest.raises(errors.NotFound):
-        client.upload(made["id"], token, [b"x"])
+        client.upload(record["id"], token, [b"x"])
 
 
-def test_an_image_that_is_what_its_properties_say(client: ImageClient, token: str) -> None:
-    made = record(block_device_mapping="[]", bdm_v2="True")
-    client.create(made, token)
+def test_image_client_leave_empty_activates_image_without_data(
+    client: ImageClient, token: str
+) -> None:
+    record = new_record(block_device_mapping="[]", bdm_v2="True")
+    client.create(record, token)
     for _ in range(2):
-        client.leave_empty(made["id"], token)
-    found = client.show(made["id"], token)
-    assert (found.status, found.ref.size) == ("active", 0)
-    assert found.ref.properties["block_device_mapping"] == "[]"
-    full = record()
+        client.leave_empty(record["id"], token)
+    image = client.show(record["id"], token)
+    assert (image.status, image.ref.size) == ("active", 0)
+    assert image.ref.properties["block_device_mapping"] == "[]"
+    full = new_record()
     client.create(full, token)
     client.upload(full["id"], token, [b"x"])
     with pytest.raises(errors.Conflict):
         client.leave_empty(full["id"], token)
-    for one in (made, full):
-        client.delete(one["id"], token)
+    for image_record in (record, full):
+        client.delete(image_record["id"], token)
 
 
-def test_backups_are_found_newest_first(client: ImageClient, token: str) -> None:
+def test_image_client_find_returns_backups_newest_first(client: ImageClient, token: str) -> None:
     server = str(uuid.uuid4())
     ids = []
     for _ in range(3):
-        made = record(instance_uuid=server)
-        client.create(made, token)
-        ids.append(made["id"])
-    client.create(record(instance_uuid=server, image_type="snapshot"), token)
+        record = new_record(instance_uuid=server)
+        client.create(record, token)
+        ids.append(record["id"])
+    client.create(new_record(instance_uuid=server, image_type="snapshot"), token)
     filters = {"owner": "p" * 32, "instance_uuid": server, "image_type": "backup"}
-    found = client.find(filters, token)
-    assert {image["id"] for image in found} == set(ids)
-    assert [image["created_at"] for image in found] == sorted(
-        (image["created_at"] for image in found), reverse=True
+    images = client.find(filters, token)
+    assert {image["id"] for image in images} == set(ids)
+    assert [image["created_at"] for image in images] == sorted(
+        (image["created_at"] for image in images), reverse=True
     )
-    for image in found:
+    for image in images:
         client.delete(image["id"], token)
     assert client.find(filters, token) == []
 
 
-def test_properties_are_set_and_taken_out(client: ImageClient, token: str) -> None:
-    made = record(old="1", **{"a/b~c": "2"})
-    client.create(made, token)
-    client.change(made["id"], {"old": None, "a/b~c": "3", "new": "4"}, token)
-    client.change(made["id"], {}, token)
-    found = client.record(made["id"], token)
-    assert "old" not in found and (found["a/b~c"], found["new"], found["min_disk"]) == ("3", "4", 1)
-    assert [one["id"] for one in client.page({"new": "4", "limit": "1"}, token)] == [made["id"]]
-    client.delete(made["id"], token)
-    for gone in (made["id"], "none", "../images"):
+def test_image_client_change_sets_and_removes_properties(client: ImageClient, token: str) -> None:
+    record = new_record(old="1", **{"a/b~c": "2"})
+    client.create(record, token)
+    client.change(record["id"], {"old": None, "a/b~c": "3", "new": "4"}, token)
+    client.change(record["id"], {}, token)
+    stored = client.record(record["id"], token)
+    assert "old" not in stored and (stored["a/b~c"], stored["new"], stored["min_disk"]) == (
+        "3",
+        "4",
+        1,
+    )
+    assert [image["id"] for image in client.page({"new": "4", "limit": "1"}, token)] == [
+        record["id"]
+    ]
+    client.delete(record["id"], token)
+    for image_id in (record["id"], "none", "../images"):
         with pytest.raises(errors.NotFound):
-            client.record(gone, token)
+            client.record(image_id, token)
     with pytest.raises(errors.NotFound):
-        client.change(made["id"], {"new": "5"}, token)
+        client.change(record["id"], {"new": "5"}, token)
     with pytest.raises(errors.BadRequest):
         client.page({"limit": "x"}, token)
 
 
-def test_what_it_refuses(client: ImageClient, token: str) -> None:
+def test_image_client_create_with_bad_format_or_token_fails(
+    client: ImageClient, token: str
+) -> None:
     with pytest.raises(errors.BadRequest):
-        client.create(record(disk_format="papyrus"), token)
+        client.create(new_record(disk_format="papyrus"), token)
     with pytest.raises(errors.Unauthorized):
-        client.create(record(), "no such token")
+        client.create(new_record(), "no such token")
 
 
-def test_an_upload_that_breaks_off_leaves_no_data(client: ImageClient, token: str) -> None:
+def test_image_client_interrupted_upload_leaves_image_inactive(
+    client: ImageClient, token: str
+) -> None:
     class Cancelled(Exception):
-        """What a verb that is cancelled raises."""
+        """Raised by a cancelled verb."""
 
     def chunks() -> Iterator[bytes]:
         yield b"x" * 1_000_000
         raise Cancelled
 
-    made = record()
-    client.create(made, token)
+    record = new_record()
+    client.create(record, token)
     with pytest.raises(Cancelled):
-        client.upload(made["id"], token, chunks())
-    assert client.show(made["id"], token).status != "active"
-    client.delete(made["id"], token)
+        client.upload(record["id"], token, chunks())
+    assert client.show(record["id"], token).status != "active"
+    client.delete(record["id"], token)
 
 
-def test_the_conductor_finds_the_service_and_its_token_by_itself(
+def test_image_service_of_conductor_reads_catalogue_and_replaces_token(
     cloud: Cloud, tmp_path: Path
 ) -> None:
-    """From the catalogue; a token that is not accepted any more is followed by another."""
+    """The URL comes from the catalogue. A token that is refused is replaced by a new one."""
     conf = tmp_path / "kilonova.conf"
     conf.write_text(
         f"[identity]\nallow_plain_text = true\nauth_url = {cloud.auth_url}\n"
@@ -181,14 +197,14 @@ def test_the_conductor_finds_the_service_and_its_token_by_itself(
         f"password = {cloud.service_password}\n"
     )
     identity = IdentityClient(config.load(str(conf)))
-    service, made = ImageService(identity), record()
+    service, record = ImageService(identity), new_record()
     assert identity.image_url().startswith(cloud.image_url)
-    service.create(made)
+    service.create(record)
     with pytest.raises(errors.NotFound):
         service.show(str(uuid.uuid4()))
     before = identity.token()
     identity._access_info._auth_token = "no such token"
     with pytest.raises(errors.Unavailable, match="does not accept"):
-        service.delete(made["id"])
-    service.delete(made["id"])
+        service.delete(record["id"])
+    service.delete(record["id"])
     assert identity.token() != before

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The image gateway before the standalone image service, as real processes: what a host can do with
-what it is sent, and what somebody can who has stolen it."""
+"""The image gateway before the embedded image service, both as real processes.
+
+The tests use a host's ticket for the right image and, as a thief would, for everything else.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from common.service import config
 from compute_agent.image_access import ImageGatewayAccess
 from compute_api.compute.service import image_client
 from conductor.steps.service_clients import ImageService
-from tests.contract.image_gateway_rig import HOST, KEY, Process, ask, running
+from tests.contract.image_gateway_rig import HOST, KEY, Process, running, send_request
 from tests.standalone import Cloud
 from tests.waiting import await_true
 
@@ -64,8 +66,8 @@ def service(admin: Any) -> ImageClient:
     return ImageClient(admin.session.get_endpoint(service_type="image"))
 
 
-def make(admin: Any, service: ImageClient, content: bytes | None = CONTENT) -> str:
-    """A private image of another project; without content it waits for its bytes."""
+def create_image(admin: Any, service: ImageClient, content: bytes | None = CONTENT) -> str:
+    """Create a private image of another project. Without content the image stays queued."""
     image, token = str(uuid.uuid4()), admin.session.get_token()
     service.create(
         {
@@ -83,22 +85,22 @@ def make(admin: Any, service: ImageClient, content: bytes | None = CONTENT) -> s
     return image
 
 
-def status(admin: Any, service: ImageClient, image: str) -> str:
+def image_status(admin: Any, service: ImageClient, image: str) -> str:
     return service.show(image, admin.session.get_token()).status
 
 
-def test_a_host_reads_the_image_of_its_command(
+def test_image_gateway_lets_host_download_image_of_command(
     gateway: Process, admin: Any, service: ImageClient
 ) -> None:
-    image = make(admin, service)
-    access = gateway.to_read(image)
+    image = create_image(admin, service)
+    access = gateway.read_access(image)
     assert b"".join(ImageGatewayAccess().download(access, image)) == CONTENT
-    answer = ask("GET", f"{access.url}/v2/images/{image}/file", access.token)
+    answer = send_request("GET", f"{access.url}/v2/images/{image}/file", access.token)
     assert (answer.headers["Content-Length"], "Transfer-Encoding" in answer.headers) == (
         str(len(CONTENT)),
         False,
     )
-    record = ask("GET", f"{access.url}/v2/images/{image}", access.token).json()
+    record = send_request("GET", f"{access.url}/v2/images/{image}", access.token).json()
     assert (record["status"], record["size"], record["os_hash_value"]) == (
         "active",
         len(CONTENT),
@@ -107,34 +109,37 @@ def test_a_host_reads_the_image_of_its_command(
     assert not {"owner", "name", "locations", "direct_url"} & set(record)
 
 
-def test_a_host_stores_the_image_of_its_command(
+def test_image_gateway_lets_host_upload_image_of_command(
     gateway: Process, admin: Any, service: ImageClient
 ) -> None:
-    image = make(admin, service, None)
-    access = gateway.to_write(image)
+    image = create_image(admin, service, None)
+    access = gateway.write_access(image)
     ImageGatewayAccess().upload(access, image, iter([CONTENT, CONTENT]))
-    found = service.show(image, admin.session.get_token())
-    assert (found.status, found.ref.hash_value) == (
+    stored = service.show(image, admin.session.get_token())
+    assert (stored.status, stored.ref.hash_value) == (
         "active",
         hashlib.sha512(CONTENT * 2).hexdigest(),
     )
-    # its answer was lost; the bytes are there
+    # A repeated upload succeeds, because the first answer may have been lost.
     ImageGatewayAccess().upload(access, image, iter([CONTENT] * 3))
 
 
-def test_what_a_host_is_sent_opens_nothing_else(
+def test_image_gateway_ticket_opens_no_other_image_or_service(
     gateway: Process, cloud: Cloud, admin: Any, service: ImageClient
 ) -> None:
-    """All that a host's token opened before there was a gateway, and more, asked at each neighbour
-    in turn."""
-    image, other, waits = make(admin, service), make(admin, service), make(admin, service, None)
-    read, write = gateway.to_read(image).token, gateway.to_write(waits).token
-    here, tried = f"{gateway.url}/v2/images", []
+    """Try the requests that a host's token allowed before there was a gateway, and others."""
+    image, other, waits = (
+        create_image(admin, service),
+        create_image(admin, service),
+        create_image(admin, service, None),
+    )
+    read, write = gateway.read_access(image).token, gateway.write_access(waits).token
+    here, attempts = f"{gateway.url}/v2/images", []
     for token in (read, write):
-        tried += [
-            (401, ask("GET", f"{here}/{other}", token)),
-            (401, ask("GET", f"{here}/{other}/file", token)),
-            (401, ask("PUT", f"{here}/{other}/file", token, data=b"x")),
+        attempts += [
+            (401, send_request("GET", f"{here}/{other}", token)),
+            (401, send_request("GET", f"{here}/{other}/file", token)),
+            (401, send_request("PUT", f"{here}/{other}/file", token, data=b"x")),
         ]
         for url in (
             f"{cloud.auth_url}/users",
@@ -144,7 +149,7 @@ def test_what_a_host_is_sent_opens_nothing_else(
             f"{cloud.image_url}/v2/images/{image}",
             f"{cloud.image_url}/v2/images/{image}/file",
         ):
-            tried.append((401, ask("GET", url, token)))
+            attempts.append((401, send_request("GET", url, token)))
         for method, path in (
             ("GET", ""),
             ("POST", ""),
@@ -162,33 +167,36 @@ def test_what_a_host_is_sent_opens_nothing_else(
             ("GET", f"/{image}%2F..%2F{other}"),
             ("GET", f"/{image}/../{other}/x"),
         ):
-            tried.append((404, ask(method, f"{here}{path}", token)))
-        tried += [
-            (404, ask("GET", f"{gateway.url}{path}", token))
+            attempts.append((404, send_request(method, f"{here}{path}", token)))
+        attempts += [
+            (404, send_request("GET", f"{gateway.url}{path}", token))
             for path in ("/", "/v2", "/v3/users", "/servers")
         ]
-    tried += [
-        (401, ask("PUT", f"{here}/{image}/file", read, data=b"x")),
-        (401, ask("GET", f"{here}/{waits}/file", write)),
-        (401, ask("GET", f"{here}/{image}/file", write)),
+    attempts += [
+        (401, send_request("PUT", f"{here}/{image}/file", read, data=b"x")),
+        (401, send_request("GET", f"{here}/{waits}/file", write)),
+        (401, send_request("GET", f"{here}/{image}/file", write)),
     ]
     assert [
         (answer.request.method, answer.url, answer.status_code)
-        for wanted, answer in tried
-        if answer.status_code != wanted
+        for status_code, answer in attempts
+        if answer.status_code != status_code
     ] == []
-    assert not any(CONTENT[:100] in answer.content for _, answer in tried)
-    assert (status(admin, service, waits), status(admin, service, image)) == ("queued", "active")
+    assert not any(CONTENT[:100] in answer.content for _, answer in attempts)
+    assert (image_status(admin, service, waits), image_status(admin, service, image)) == (
+        "queued",
+        "active",
+    )
 
 
-def test_tickets_that_are_old_or_forged_open_nothing(
+def test_image_gateway_refuses_expired_or_forged_ticket(
     gateway: Process, admin: Any, service: ImageClient
 ) -> None:
-    image = make(admin, service)
+    image = create_image(admin, service)
     url = f"{gateway.url}/v2/images/{image}/file"
     old = Tickets(Vault(KEY), lambda: time.time() - LIFETIME - 1).make(HOST, [image])
     forged = Tickets(Vault("a guess")).make(HOST, [image])
-    good = gateway.to_read(image).token
+    good = gateway.read_access(image).token
     for token in (
         old,
         forged,
@@ -197,78 +205,84 @@ def test_tickets_that_are_old_or_forged_open_nothing(
         "é".encode().decode("latin-1"),
         admin.session.get_token(),
     ):
-        assert ask("GET", url, token).status_code == 401
-    assert ask("GET", url, good).status_code == 200
-    for token in (old, forged):  # the command is sent again, with a new ticket
+        assert send_request("GET", url, token).status_code == 401
+    assert send_request("GET", url, good).status_code == 200
+    for token in (old, forged):  # Unavailable, so the command is sent again with a new ticket.
         with pytest.raises(errors.Unavailable, match="ticket"):
             list(ImageGatewayAccess().download(Access(gateway.url, token), image))
         with pytest.raises(errors.Unavailable, match="ticket"):
             ImageGatewayAccess().upload(Access(gateway.url, token), image, iter([b"x"]))
 
 
-def test_the_log_says_who_was_refused_and_no_ticket(
+def test_image_gateway_log_names_refused_host_and_no_ticket(
     gateway: Process, admin: Any, service: ImageClient
 ) -> None:
-    image, other = make(admin, service), make(admin, service)
-    tickets = [gateway.to_read(image).token, gateway.to_write(other).token]
+    image, other = create_image(admin, service), create_image(admin, service)
+    tickets = [gateway.read_access(image).token, gateway.write_access(other).token]
     for token in tickets:
-        ask("GET", f"{gateway.url}/v2/images/{other}/file", token)
-        ask("GET", f"{gateway.url}/{token}?token={token}", token)
-    said = gateway.log()
-    assert f"refused GET of image {other} to host '{HOST}'" in said
-    assert not any(token in said or token.partition(".")[2] in said for token in tickets)
+        send_request("GET", f"{gateway.url}/v2/images/{other}/file", token)
+        send_request("GET", f"{gateway.url}/{token}?token={token}", token)
+    log = gateway.log()
+    assert f"refused GET of image {other} to host '{HOST}'" in log
+    assert not any(token in log or token.partition(".")[2] in log for token in tickets)
 
 
-def test_an_upload_that_breaks_off_leaves_no_image(
+def test_image_gateway_interrupted_upload_can_be_repeated(
     gateway: Process, admin: Any, service: ImageClient
 ) -> None:
     class Cancelled(Exception):
-        """What a verb that is cancelled raises."""
+        """Raised by a cancelled verb."""
 
     def chunks() -> Iterator[bytes]:
         yield from [CONTENT] * 2
         raise Cancelled
 
-    image = make(admin, service, None)
-    for _ in range(4):  # nobody else's images wait for a host that breaks off
+    image = create_image(admin, service, None)
+    for _ in range(4):  # An interrupted upload does not block later uploads.
         with pytest.raises(Cancelled):
-            ImageGatewayAccess().upload(gateway.to_write(image), image, chunks())
+            ImageGatewayAccess().upload(gateway.write_access(image), image, chunks())
 
-    def takes_bytes() -> bool:  # once the last of those that broke off has been given up
+    def is_uploaded() -> bool:  # True once the gateway has given up the interrupted uploads.
         with suppress(errors.Conflict):
-            ImageGatewayAccess().upload(gateway.to_write(image), image, iter([CONTENT]))
+            ImageGatewayAccess().upload(gateway.write_access(image), image, iter([CONTENT]))
             return True
         return False
 
-    await_true(takes_bytes, 20, lambda: status(admin, service, image))
-    assert status(admin, service, image) == "active"
+    await_true(is_uploaded, 20, lambda: image_status(admin, service, image))
+    assert image_status(admin, service, image) == "active"
 
 
-def test_refusals_of_the_image_service_reach_the_host(
+def test_image_gateway_passes_refusals_of_image_service_to_host(
     gateway: Process, admin: Any, service: ImageClient
 ) -> None:
-    """Also when it refuses in the middle of an image that is larger than what any buffer holds."""
-    full, large, gone = make(admin, service), make(admin, service, None), str(uuid.uuid4())
-    write, size = gateway.to_write(full), len(CONTENT)
-    answer = ask(
+    """This includes a refusal in the middle of an image that is larger than every buffer."""
+    full, large, missing = (
+        create_image(admin, service),
+        create_image(admin, service, None),
+        str(uuid.uuid4()),
+    )
+    write, size = gateway.write_access(full), len(CONTENT)
+    answer = send_request(
         "PUT", f"{gateway.url}/v2/images/{full}/file", write.token, data=iter([CONTENT] * 32)
     )
     assert answer.status_code == 409, answer.text
-    with pytest.raises(errors.TooLarge, match="at most 8388608"):  # what this image service takes
+    with pytest.raises(errors.TooLarge, match="at most 8388608"):  # limit of this image service
         ImageGatewayAccess().upload(
-            gateway.to_write(large), large, iter([CONTENT] * (8_388_608 // size + 1))
+            gateway.write_access(large), large, iter([CONTENT] * (8_388_608 // size + 1))
         )
     with pytest.raises(errors.NotFound):
-        list(ImageGatewayAccess().download(gateway.to_read(gone), gone))
+        list(ImageGatewayAccess().download(gateway.read_access(missing), missing))
     with pytest.raises(errors.NotFound):
-        ImageGatewayAccess().upload(gateway.to_write(gone), gone, iter([CONTENT]))
+        ImageGatewayAccess().upload(gateway.write_access(missing), missing, iter([CONTENT]))
     with pytest.raises(errors.NotFound):
-        list(ImageGatewayAccess().download(gateway.to_read(large), large))  # it has no bytes yet
+        list(ImageGatewayAccess().download(gateway.read_access(large), large))  # No data yet.
 
 
 @pytest.fixture(scope="module")
-def lesser(cloud: Cloud, admin: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
-    """A gateway whose own user may validate tokens and no more."""
+def limited_gateway(
+    cloud: Cloud, admin: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Process]:
+    """A gateway with a service user that may only validate tokens."""
     project = admin.identity.find_project("service")
     user = admin.identity.create_user(
         name="lesser", password="secret", default_project_id=project.id
@@ -281,17 +295,17 @@ def lesser(cloud: Cloud, admin: Any, tmp_path_factory: pytest.TempPathFactory) -
         yield process
 
 
-NAMED = r"lesser of project service \(reader, service\), needs the role admin"
+MISSING_ROLE = r"lesser of project service \(reader, service\), needs the role admin"
 
 
-def test_a_missing_role_is_told_from_a_missing_image(
-    lesser: Process, gateway: Process, admin: Any, service: ImageClient
+def test_image_service_error_names_missing_role_only_if_missing(
+    limited_gateway: Process, gateway: Process, admin: Any, service: ImageClient
 ) -> None:
-    image = make(admin, service)
-    with pytest.raises(errors.NotFound, match=f"could not be found.*{NAMED}"):
-        ImageService(IdentityClient(config.load(str(lesser.conf)))).show(image)
-    with pytest.raises(errors.Forbidden, match=NAMED):
-        ImageService(IdentityClient(config.load(str(lesser.conf)))).create(
+    image = create_image(admin, service)
+    with pytest.raises(errors.NotFound, match=f"could not be found.*{MISSING_ROLE}"):
+        ImageService(IdentityClient(config.load(str(limited_gateway.conf)))).show(image)
+    with pytest.raises(errors.Forbidden, match=MISSING_ROLE):
+        ImageService(IdentityClient(config.load(str(limited_gateway.conf)))).create(
             {
                 "id": str(uuid.uuid4()),
                 "name": "snap",
@@ -301,29 +315,33 @@ def test_a_missing_role_is_told_from_a_missing_image(
                 "visibility": "private",
             }
         )
-    answer = ask("GET", f"{lesser.url}/v2/images/{image}/file", lesser.to_read(image).token)
+    answer = send_request(
+        "GET",
+        f"{limited_gateway.url}/v2/images/{image}/file",
+        limited_gateway.read_access(image).token,
+    )
     assert answer.status_code == 404 and "needs the role admin" in answer.text
-    with pytest.raises(errors.NotFound) as gone:
+    with pytest.raises(errors.NotFound) as caught:
         ImageService(IdentityClient(config.load(str(gateway.conf)))).show(str(uuid.uuid4()))
-    assert "role" not in gone.value.text
+    assert "role" not in caught.value.text
 
 
-def test_an_image_that_hosts_will_not_get_is_refused_at_once(
-    lesser: Process, gateway: Process, admin: Any, service: ImageClient
+def test_image_lookup_is_refused_when_service_user_may_not_read_image(
+    limited_gateway: Process, gateway: Process, admin: Any, service: ImageClient
 ) -> None:
-    """What the API does with each image that a tenant names."""
-    image, token = make(admin, service), admin.session.get_token()
-    with pytest.raises(errors.Forbidden, match=NAMED):
-        _api(lesser).show(image, token)
-    assert _api(gateway).show(image, token).visibility == "private"
+    """The API makes this check for each image that a tenant names."""
+    image, token = create_image(admin, service), admin.session.get_token()
+    with pytest.raises(errors.Forbidden, match=MISSING_ROLE):
+        api_image_client(limited_gateway).show(image, token)
+    assert api_image_client(gateway).show(image, token).visibility == "private"
     service.change(image, {"visibility": "public"}, token)
-    assert _api(lesser).show(image, token).ref.id == image
+    assert api_image_client(limited_gateway).show(image, token).ref.id == image
     with pytest.raises(errors.BadRequest, match="Can not find requested image"):
-        _api(lesser).show(str(uuid.uuid4()), token)
+        api_image_client(limited_gateway).show(str(uuid.uuid4()), token)
     service.delete(image, token)  # All tests of the shared cloud would see a public image.
 
 
-def _api(process: Process) -> ImageClient:
+def api_image_client(process: Process) -> ImageClient:
     conf = config.load(str(process.conf))
-    found: ImageClient = image_client(IdentityClient(conf))
-    return found
+    client: ImageClient = image_client(IdentityClient(conf))
+    return client

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The image gateway between a host and an image service that breaks off, refuses or is silent: a
-host never has a short image, nor the image service one that a host has not sent to its end."""
+"""The image gateway between a host and a fake image service that breaks off, refuses or is silent.
+
+Invariant: a host never gets a truncated image, and the image service never takes a truncated upload
+for a complete one.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +25,15 @@ from common.security.vault import Vault
 from compute_agent.image_access import ImageGatewayAccess
 from compute_api.image_gateway import app
 from compute_api.image_gateway.service import STALL_SECONDS
-from tests.contract.image_gateway_rig import Process, Service, ask, running
+from tests.contract.image_gateway_rig import Process, Service, running, send_request
 from tests.standalone import Cloud
 from tests.waiting import await_true
 
 IMAGE = str(uuid.uuid4())
 MEBIBYTE = 1 << 20
-#: The service closes each connection, and says so: a next request on it would be lost.
+#: The service closes each connection and announces that, because it would lose another request.
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nConnection: close\r\n"
-#: How an answer ends too early that was begun.
+#: Answers that end too early.
 SHORT = {
     "length": HEAD + b"Content-Length: 100\r\n\r\n" + b"x" * 99,
     "chunked": HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\nabcde\r\n",
@@ -45,36 +48,38 @@ def cloud(standalone_cloud: Cloud) -> Cloud:
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
-    made = Service()
-    yield made
-    made.close()
+    service = Service()
+    yield service
+    service.close()
 
 
 @pytest.fixture(scope="module")
 def gateway(
     cloud: Cloud, service: Service, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Process]:
-    """One that has a token: on a busy machine the first takes longer than a request waits for
-    it."""
+    """A gateway that already has a token.
+
+    On a busy machine, the first token takes longer than the timeout of a request.
+    """
     with running(tmp_path_factory.mktemp("gateway"), cloud, image=service.url) as process:
-        service.says(HEAD + b"Content-Length: 1\r\n\r\nx")
-        url, token = f"{process.url}/v2/images/{IMAGE}/file", process.to_read(IMAGE).token
-        await_true(lambda: ask("GET", url, token).status_code == 200, 60, "it has a token")
+        service.respond_with(HEAD + b"Content-Length: 1\r\n\r\nx")
+        url, token = f"{process.url}/v2/images/{IMAGE}/file", process.read_access(IMAGE).token
+        await_true(lambda: send_request("GET", url, token).status_code == 200, 60, "it has a token")
         yield process
 
 
 def download(gateway: Process) -> bytes:
-    return b"".join(ImageGatewayAccess().download(gateway.to_read(IMAGE), IMAGE))
+    return b"".join(ImageGatewayAccess().download(gateway.read_access(IMAGE), IMAGE))
 
 
 @pytest.mark.parametrize("how", SHORT)
-def test_a_download_that_breaks_off_is_no_short_image(
+def test_image_gateway_interrupted_download_raises_unavailable(
     gateway: Process, service: Service, how: str
 ) -> None:
-    service.says(SHORT[how])
+    service.respond_with(SHORT[how])
     with pytest.raises(errors.Unavailable, match="broke off|answered 500"):
         download(gateway)
-    service.says(HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\nabcde\r\n0\r\n\r\n")
+    service.respond_with(HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\nabcde\r\n0\r\n\r\n")
     assert download(gateway) == b"abcde"
 
 
@@ -89,11 +94,15 @@ def test_a_download_that_breaks_off_is_no_short_image(
         (503, b"Not now", errors.Unavailable),
     ],
 )
-def test_refusals_are_passed_on(
+def test_image_gateway_maps_refusals_of_image_service(
     gateway: Process, service: Service, status: int, words: bytes, kind: type[errors.Problem]
 ) -> None:
-    service.says(b"HTTP/1.1 %d No\r\nContent-Length: %d\r\n\r\n%b" % (status, len(words), words))
-    answer = ask("GET", f"{gateway.url}/v2/images/{IMAGE}/file", gateway.to_read(IMAGE).token)
+    service.respond_with(
+        b"HTTP/1.1 %d No\r\nContent-Length: %d\r\n\r\n%b" % (status, len(words), words)
+    )
+    answer = send_request(
+        "GET", f"{gateway.url}/v2/images/{IMAGE}/file", gateway.read_access(IMAGE).token
+    )
     assert answer.status_code == (status if status not in (401, 500) else 503)
     with pytest.raises(kind) as refusal:
         download(gateway)
@@ -102,7 +111,7 @@ def test_refusals_are_passed_on(
             "The image service does not let this user read the image; check its roles. It says: By a rule Kilonova's "
             "own user, kilonova of project service (admin, manager, member, reader, service), needs the role admin"
         )
-    service.says(HEAD + b"Content-Length: 1\r\n\r\nx")
+    service.respond_with(HEAD + b"Content-Length: 1\r\n\r\nx")
     assert download(gateway) == b"x"
 
 
@@ -116,7 +125,7 @@ class Own:
         return call("own token")
 
 
-def test_a_silent_image_service_is_none_for_now(service: Service) -> None:
+def test_image_gateway_returns_503_when_image_service_is_silent(service: Service) -> None:
     service.does = lambda client, head: client.recv(1)
     tickets = Tickets(Vault("key"))
     own = OwnImages(Own(service.url), timeout=0.2)  # type: ignore[arg-type]  # the same interface
@@ -127,37 +136,40 @@ def test_a_silent_image_service_is_none_for_now(service: Service) -> None:
     assert "does not answer" in answer.text
 
 
-def test_own_token_goes_to_the_image_service_and_no_ticket(
+def test_image_gateway_sends_own_token_and_no_ticket_to_image_service(
     gateway: Process, service: Service
 ) -> None:
-    service.says(HEAD + b"Content-Length: 1\r\n\r\nx")
-    ticket = gateway.to_read(IMAGE).token
+    service.respond_with(HEAD + b"Content-Length: 1\r\n\r\nx")
+    ticket = gateway.read_access(IMAGE).token
     assert download(gateway) == b"x"
-    assert ticket not in "".join(service.heard) and "X-Auth-Token: " in service.heard[-1]
+    assert (
+        ticket not in "".join(service.request_heads)
+        and "X-Auth-Token: " in service.request_heads[-1]
+    )
 
 
-def test_an_upload_that_breaks_off_is_never_told_to_have_ended(
+def test_image_gateway_never_completes_interrupted_upload(
     gateway: Process, service: Service
 ) -> None:
-    """A host that dies in the middle, whichever way it says how much it sends."""
-    got: list[bytes] = []
+    """The host dies in the middle of an upload with a declared length or in chunks."""
+    received: list[bytes] = []
 
     def take(client: socket.socket, head: str) -> None:
         try:
             while piece := client.recv(65536):
-                got.append(piece)
+                received.append(piece)
         finally:
-            got.append(b"END")
+            received.append(b"END")
 
     service.does = take
-    token = gateway.to_write(IMAGE).token
+    token = gateway.write_access(IMAGE).token
     address = gateway.url.removeprefix("http://").split(":")
     for length, body in (
         (b"Content-Length: 5000000\r\n", b"x" * 1_500_000),
         (b"Transfer-Encoding: chunked\r\n", b"%x\r\n%b\r\n" % (1_500_000, b"x" * 1_500_000)),
         (b"Transfer-Encoding: chunked\r\n", b"%x\r\n%b" % (5_000_000, b"x" * 1_500_000)),
     ):
-        got.clear()
+        received.clear()
         with socket.create_connection((address[0], int(address[1])), 30) as host:
             host.sendall(
                 f"PUT /v2/images/{IMAGE}/file HTTP/1.1\r\nHost: x\r\nX-Auth-Token: {token}\r\n".encode()
@@ -168,16 +180,18 @@ def test_an_upload_that_breaks_off_is_never_told_to_have_ended(
             host.shutdown(socket.SHUT_WR)
             answer = b"".join(iter(lambda: host.recv(65536), b""))
         assert answer.startswith(b"HTTP/1.1 400 "), answer[:200]
-        await_true(lambda: got[-1:] == [b"END"], 10, "the image service hears of the end")
-        sent = b"".join(got)
+        await_true(lambda: received[-1:] == [b"END"], 10, "the image service hears of the end")
+        sent = b"".join(received)
         assert sent.count(b"x") >= MEBIBYTE and not sent.endswith(b"0\r\n\r\nEND")
 
 
-def test_an_image_of_any_size_takes_little_memory(gateway: Process, service: Service) -> None:
+def test_image_gateway_streams_large_image_with_little_memory(
+    gateway: Process, service: Service
+) -> None:
     size, piece = 200 * MEBIBYTE, b"x" * MEBIBYTE
-    before = gateway.most_memory()
+    before = gateway.peak_memory()
 
-    def both(client: socket.socket, head: str) -> None:
+    def serve(client: socket.socket, head: str) -> None:
         if head.startswith("GET") and head.split()[1].endswith("/file"):
             client.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % size)
             for _ in range(size // MEBIBYTE):
@@ -188,19 +202,21 @@ def test_an_image_of_any_size_takes_little_memory(gateway: Process, service: Ser
             tail = tail[-5:] + client.recv(MEBIBYTE)
         client.sendall(b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n")
 
-    service.does = both
-    assert sum(map(len, ImageGatewayAccess().download(gateway.to_read(IMAGE), IMAGE))) == size
-    answer = ask(
+    service.does = serve
+    assert sum(map(len, ImageGatewayAccess().download(gateway.read_access(IMAGE), IMAGE))) == size
+    answer = send_request(
         "PUT",
         f"{gateway.url}/v2/images/{IMAGE}/file",
-        gateway.to_write(IMAGE).token,
+        gateway.write_access(IMAGE).token,
         data=iter([piece] * (size // MEBIBYTE)),
     )
     assert answer.status_code == 204
-    assert gateway.most_memory() - before < 50, "MiB more than before"
+    assert gateway.peak_memory() - before < 50, "MiB more than before"
 
 
-def test_a_record_says_little(gateway: Process, service: Service) -> None:
+def test_image_gateway_record_contains_only_status_and_size(
+    gateway: Process, service: Service
+) -> None:
     secret: dict[str, Any] = {
         "id": IMAGE,
         "status": "active",
@@ -210,16 +226,18 @@ def test_a_record_says_little(gateway: Process, service: Service) -> None:
         "locations": [{"url": "swift+https://user:password@store"}],
     }
     body = json.dumps(secret).encode()
-    service.says(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
-    answer = ask("GET", f"{gateway.url}/v2/images/{IMAGE}", gateway.to_write(IMAGE).token)
+    service.respond_with(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+    answer = send_request(
+        "GET", f"{gateway.url}/v2/images/{IMAGE}", gateway.write_access(IMAGE).token
+    )
     assert answer.json() == {"id": IMAGE, "status": "active", "size": 1}
 
 
-SLOW = 70  # more than a gateway has threads
+SLOW_HOSTS = 70  # more than the threads of a gateway
 
 
-def stored_or_sent(client: socket.socket, head: str) -> None:
-    """An image service with an image of 3 MiB, which takes in what it is sent."""
+def serve_image(client: socket.socket, head: str) -> None:
+    """Serve an image of 3 MiB, and accept uploads."""
     if head.startswith("GET"):
         client.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % (3 * MEBIBYTE) + bytes(3 * MEBIBYTE))
         return
@@ -234,37 +252,41 @@ def stored_or_sent(client: socket.socket, head: str) -> None:
 @pytest.mark.parametrize(
     "kind", ["half a head", "a body without a ticket", "an upload", "an answer that is not read"]
 )
-def test_slow_hosts_delay_no_other(gateway: Process, service: Service, kind: str) -> None:
-    """They are at one address, with tickets or without, and the other host is at another."""
-    service.does = stored_or_sent
+def test_image_gateway_slow_hosts_do_not_delay_other_host(
+    gateway: Process, service: Service, kind: str
+) -> None:
+    """The slow hosts share one address, and the other host has another."""
+    service.does = serve_image
     line = "{} " + f"/v2/images/{IMAGE}/file HTTP/1.1\r\nHost: x\r\nX-Auth-Token: " + "{}\r\n"
     length = b"Content-Length: 5000000\r\n\r\n"
-    said = {
+    request = {
         "half a head": b"GET / HTTP/1.1\r\nHost: x\r\n",
         "a body without a ticket": line.format("PUT", "none").encode() + length + b"x",
-        "an upload": line.format("PUT", gateway.to_write(IMAGE).token).encode()
+        "an upload": line.format("PUT", gateway.write_access(IMAGE).token).encode()
         + length
         + bytes(300_000),
-        "an answer that is not read": line.format("GET", gateway.to_read(IMAGE).token).encode()
+        "an answer that is not read": line.format("GET", gateway.read_access(IMAGE).token).encode()
         + b"\r\n",
     }[kind]
     host, port = gateway.url.removeprefix("http://").split(":")
     other = str(uuid.uuid4())
     with ExitStack() as slow:
-        for _ in range(SLOW):
+        for _ in range(SLOW_HOSTS):
             slow.enter_context(
                 socket.create_connection((host, int(port)), 30, ("127.0.0.9", 0))
-            ).sendall(said)
+            ).sendall(request)
         began = time.monotonic()
-        read = ask("GET", f"{gateway.url}/v2/images/{other}/file", gateway.to_read(other).token)
-        stored = ask(
+        read = send_request(
+            "GET", f"{gateway.url}/v2/images/{other}/file", gateway.read_access(other).token
+        )
+        stored = send_request(
             "PUT",
             f"{gateway.url}/v2/images/{other}/file",
-            gateway.to_write(other).token,
+            gateway.write_access(other).token,
             data=bytes(2 * MEBIBYTE),
         )
         took = time.monotonic() - began
-    # Who waited for the slow ones would wait until they are cut off.
+    # A gateway that serves the slow hosts first would delay the other host until they are cut off.
     assert (len(read.content), stored.status_code, took < STALL_SECONDS / 3) == (
         3 * MEBIBYTE,
         204,

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files that docs/install.md makes: its own commands, below a folder, without the programs of a
-machine; then the product reads what they wrote. The ring ``install`` does all of it for real.
+"""The configuration files that the commands of docs/install.md write.
+
+The tests run the page's own commands below a folder, without the programs of a machine, and load
+the result with the product. The ring ``install`` runs the page on real machines.
 """
 
 from __future__ import annotations
@@ -21,18 +23,18 @@ from deploy.packages import ROOT
 from tests.install.documentation import commands
 
 PAGE = ROOT / "docs/install.md"
-#: What a page's command does to the machine, and nothing to its files. runuser prints a path, which
-#: the page takes PostgreSQL's list of hosts by.
+#: Commands of the page that change the machine but no file. runuser is replaced too, and
+#: prints the path of PostgreSQL's host list.
 SILENT = (
     *("apt-get", "openstack", "rabbitmq-plugins", "rabbitmqctl", "systemctl", "chgrp", "kilonova"),
 )
-#: of a machine, wherever the page names them
+#: absolute paths of a machine in the page's commands
 FOLDERS = re.compile(r"(?<![\w.])/(?=(etc|root|var)/)")
 CONTROLLER, SECOND = "192.0.2.10", "192.0.2.11"
 
 
 class Place:
-    """A machine's files."""
+    """The files of one machine."""
 
     def __init__(self, root: Path) -> None:
         self.root, self._programs = root, root / "programs"
@@ -43,7 +45,7 @@ class Place:
         for name in SILENT:
             self._program(name, "exit 0")
         self._program("runuser", f"echo {root}/hba")
-        # Users of packages that are not installed.
+        # Drop owner and group, because the packages with these users are not installed.
         self._program(
             "install", 'set -- $(echo "$*" | sed "s/-[og] [^ ]*//g"); exec /usr/bin/install "$@"'
         )
@@ -54,16 +56,16 @@ class Place:
         path.chmod(0o755)
 
     def type(self, heading: str) -> None:
-        """The page's commands below this heading. Raises CalledProcessError."""
+        """Run the page's commands below this heading."""
         script = FOLDERS.sub(f"{self.root}/", commands(PAGE, heading))
-        done = subprocess.run(
+        result = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", f"umask 027\n{script}"],
             env={"PATH": f"{self._programs}:{os.environ['PATH']}"},
             capture_output=True,
             text=True,
             check=False,
         )
-        assert done.returncode == 0, done.stderr
+        assert result.returncode == 0, result.stderr
 
     def carry(self, other: Place, folder: str) -> None:
         shutil.copytree(self.root / folder, other.root / folder)
@@ -71,20 +73,20 @@ class Place:
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    made = Place(tmp_path_factory.mktemp("first"))
-    made.type("On the controller")
-    made.type("On the first")
-    return made
+    place = Place(tmp_path_factory.mktemp("first"))
+    place.type("On the controller")
+    place.type("On the first")
+    return place
 
 
 @pytest.fixture(autouse=True)
 def options() -> Iterator[None]:
-    """Other tests find the options as they were."""
+    """Restore the options for other tests."""
     yield
     config.load(os.devnull)
 
 
-def test_first_controller_finds_its_certificates_and_secrets(first: Place) -> None:
+def test_install_page_gives_first_controller_certificates_and_secrets(first: Place) -> None:
     conf = config.load(str(first.root / "etc/kilonova/kilonova.conf"))
     assert tls.of(conf) and tls.protecting(conf, "my_ip", [CONTROLLER], listens=True)
     assert conf.host_keys.management_url and conf.host_keys.command_secret
@@ -92,7 +94,9 @@ def test_first_controller_finds_its_certificates_and_secrets(first: Place) -> No
     verify(first, "etc/kilonova/tls/ca.pem", "etc/postgresql/controller.pem", CONTROLLER)
 
 
-def test_second_controller_shares_secrets_and_no_address(first: Place, tmp_path: Path) -> None:
+def test_install_page_gives_second_controller_secrets_and_own_address(
+    first: Place, tmp_path: Path
+) -> None:
     second = Place(tmp_path)
     first.carry(second, "root/second")
     second.type("On the second")
@@ -107,7 +111,7 @@ def test_second_controller_shares_secrets_and_no_address(first: Place, tmp_path:
     verify(second, "etc/kilonova/tls/ca.pem", "etc/kilonova/tls/own.pem", SECOND)
 
 
-def test_host_gives_qemu_the_certificate_that_it_joined_with(first: Place, tmp_path: Path) -> None:
+def test_install_page_gives_qemu_certificate_of_joined_host(first: Place, tmp_path: Path) -> None:
     host = Place(tmp_path)
     shutil.copy(first.root / "etc/kilonova/tls/ca.pem", tmp_path / "etc/kilonova" / CA)
     shutil.copy(
@@ -125,7 +129,7 @@ def test_host_gives_qemu_the_certificate_that_it_joined_with(first: Place, tmp_p
 
 
 def verify(place: Place, authority: str, certificate: str, address: str) -> None:
-    """The certificate is of this authority and address."""
+    """Check that the authority signed the certificate for this address."""
     subprocess.run(
         [
             *("openssl", "verify", "-verify_ip", address),

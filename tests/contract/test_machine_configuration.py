@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The servers that we start ignore the configuration that this machine has for its own servers."""
+"""Started test servers ignore the configuration files of this machine's own servers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from deploy.packages import ROOT
 
 pytestmark = pytest.mark.slice("operations")
-#: What a server refuses when it starts, in a file that its package reads.
+#: For each server: an invalid configuration file, in a folder that the package reads.
 BROKEN = {
     "rabbitmq": ("/etc/rabbitmq", "conf.d/90-broken.conf", "no.such.key = 1\n"),
     "mariadb": ("/etc/mysql", "conf.d/90-broken.cnf", "[mariadbd]\nno_such_option=1\n"),
@@ -27,7 +27,7 @@ with Servers(Path(sys.argv[1])) as servers:
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-def test_server_beside_broken_configuration_of_machine_starts(kind: str) -> None:
+def test_server_starts_when_configuration_of_machine_is_invalid(kind: str) -> None:
     etc, name, text = BROKEN[kind]
     script = (
         'mkdir -p "$1" && mount -t tmpfs none "$1" && mkdir -p "$(dirname "$1/$2")" && '
@@ -36,7 +36,7 @@ def test_server_beside_broken_configuration_of_machine_starts(kind: str) -> None
     # The server's user cannot enter pytest's folder.
     with tempfile.TemporaryDirectory(prefix="kn-etc-", dir="/tmp") as folder:
         command = [sys.executable, "-c", START, folder, kind]
-        done = subprocess.run(
+        result = subprocess.run(
             ["unshare", "--mount", "sh", "-euc", script, "sh", etc, name, text, *command],
             cwd=ROOT,
             capture_output=True,
@@ -44,4 +44,4 @@ def test_server_beside_broken_configuration_of_machine_starts(kind: str) -> None
             check=False,
             timeout=300,
         )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert result.returncode == 0, result.stdout + result.stderr

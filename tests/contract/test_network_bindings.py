@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A port that is bound to two hosts while its server moves: one suite for the network service in
-memory, which the workflows' tests use, and for the conductor's way to the standalone one, which may
-be older and know one host a port."""
+"""Port bindings to two hosts during a move.
+
+One suite runs against the network service in memory, which the workflow tests use, and through the
+conductor's client against the embedded network service. Older services bind a port to one host.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,12 @@ from conductor.engine.external_services import NetworkApi
 from conductor.steps.service_clients import NetworkService
 from deploy.one_machine.services.network.fabric import NetworkSettings
 from deploy.one_machine.services.network.host_keys import HEADER, wiring_key
-from tests.contract.test_network_reads import Standalone
+from tests.contract.test_network_reads import EmbeddedNetwork
 from tests.workflows import networks as in_memory
 
 
 class Identity:
-    """Kilonova's own, with one token."""
+    """Kilonova's own identity, with one token."""
 
     def with_token(self, call: Callable[[str], Any], who: str) -> Any:
         return call("admin")
@@ -43,7 +45,7 @@ class Memory:
         self.service: NetworkApi = self.networks
 
     def port(self, host: str) -> str:
-        made = self.service.create(
+        ports = self.service.create(
             [
                 {
                     "network_id": "n1",
@@ -54,17 +56,17 @@ class Memory:
                 }
             ]
         )
-        return str(made[0]["id"])
+        return str(ports[0]["id"])
 
     def inactive(self, port: str) -> list[str]:
-        return [one["host"] for one in self.networks.held[port]["bindings"]]
+        return [binding["host"] for binding in self.networks.held[port]["bindings"]]
 
     def close(self) -> None:
-        """Nothing is open."""
+        """There are no connections to close."""
 
 
-class Behind(Standalone):
-    """The standalone service, asked as the conductor does."""
+class Embedded(EmbeddedNetwork):
+    """The embedded network service behind the conductor's client."""
 
     dead = "never-heard-of"
 
@@ -76,7 +78,7 @@ class Behind(Standalone):
                 timeout=10,
                 headers={HEADER: wiring_key(host_key(self.fabric.settings.host_secret, host))},
             )
-            self.fabric.hosts.acknowledge(host, 10**9)  # it wires at once
+            self.fabric.hosts.acknowledge(host, 10**9)  # The host wires each revision at once.
         self.bindings = Bindings(self._url)
         self.service: NetworkApi = NetworkService(Identity(), self.bindings)  # type: ignore[arg-type]
 
@@ -92,14 +94,14 @@ class Behind(Standalone):
 
     def inactive(self, port: str) -> list[str]:
         return [
-            one["host"]
-            for one in self.bindings.bindings("admin", port)
-            if one["status"] == "INACTIVE"
+            binding["host"]
+            for binding in self.bindings.bindings("admin", port)
+            if binding["status"] == "INACTIVE"
         ]
 
 
-class Older(Behind):
-    """The same before it learned of bindings."""
+class OlderEmbedded(Embedded):
+    """The embedded network service without the extension for bindings."""
 
     def answer(self, environ: dict[str, Any], start_response: Any) -> Any:
         if "/bindings" in environ["PATH_INFO"]:
@@ -110,45 +112,46 @@ class Older(Behind):
         answer = super().answer(environ, start_response)
         if environ["PATH_INFO"] != "/v2.0/extensions":
             return answer
-        known = json.loads(b"".join(answer))["extensions"]
+        extensions = json.loads(b"".join(answer))["extensions"]
         text = json.dumps(
-            {"extensions": [one for one in known if one["alias"] != ALIAS]}, separators=(",", ":")
+            {"extensions": [extension for extension in extensions if extension["alias"] != ALIAS]},
+            separators=(",", ":"),
         )
-        return [text.ljust(sum(map(len, answer))).encode()]  # as long as was said
+        return [text.ljust(sum(map(len, answer))).encode()]  # The length was announced already.
 
 
 class OlderMemory(Memory):
-    """The one in memory, as an older one."""
+    """The network service in memory without the extension for bindings."""
 
     def __init__(self) -> None:
         super().__init__()
         self.networks.one_host_a_port = True
 
 
-Rig = Memory | Behind
+Rig = Memory | Embedded
 
 
-@pytest.fixture(params=[Memory, Behind])
+@pytest.fixture(params=[Memory, Embedded])
 def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
-    yield from _made(request.param, tmp_path)
+    yield from open_rig(request.param, tmp_path)
 
 
-@pytest.fixture(params=[OlderMemory, Older])
+@pytest.fixture(params=[OlderMemory, OlderEmbedded])
 def older(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
-    yield from _made(request.param, tmp_path)
+    yield from open_rig(request.param, tmp_path)
 
 
-def _made(kind: Any, folder: Path) -> Iterator[Rig]:
-    made = kind(folder) if issubclass(kind, Behind) else kind()
-    yield made
-    made.close()
+def open_rig(kind: Any, folder: Path) -> Iterator[Rig]:
+    service_rig = kind(folder) if issubclass(kind, Embedded) else kind()
+    yield service_rig
+    service_rig.close()
 
 
-def place(rig: Rig, port: str) -> str:
+def bound_host(rig: Rig, port: str) -> str:
     return str(rig.service.port(port)["binding:host_id"])
 
 
-def test_binding_steps_of_a_move_may_be_repeated(rig: Rig) -> None:
+def test_port_binding_steps_of_move_are_repeatable(rig: Rig) -> None:
     port = rig.port("h1")
     before = rig.service.port(port)
     for _ in range(2):
@@ -156,10 +159,10 @@ def test_binding_steps_of_a_move_may_be_repeated(rig: Rig) -> None:
         assert also is not None
         assert (also["host"], also["vif_type"], also["status"]) == ("h2", "bridge", "INACTIVE")
     assert rig.service.port(port)["status"] == before["status"]
-    assert (place(rig, port), rig.inactive(port)) == ("h1", ["h2"])
+    assert (bound_host(rig, port), rig.inactive(port)) == ("h1", ["h2"])
     for _ in range(2):
         rig.service.activate(port, "h2")
-    assert (place(rig, port), rig.inactive(port)) == ("h2", ["h1"])
+    assert (bound_host(rig, port), rig.inactive(port)) == ("h2", ["h1"])
     after = rig.service.port(port)
     assert (after["binding:profile"], after["binding:vif_type"]) == (
         {"made_by": "kilonova"},
@@ -170,59 +173,59 @@ def test_binding_steps_of_a_move_may_be_repeated(rig: Rig) -> None:
     assert again["status"] == "ACTIVE"
     for _ in range(2):
         rig.service.unbind_at(port, "h1")
-    assert (place(rig, port), rig.inactive(port)) == ("h2", [])
+    assert (bound_host(rig, port), rig.inactive(port)) == ("h2", [])
 
 
-def test_the_active_binding_is_never_given_up(rig: Rig) -> None:
+def test_unbind_at_keeps_active_port_binding(rig: Rig) -> None:
     port = rig.port("h1")
     rig.service.bind_also(rig.service.port(port), "h2")
     rig.service.unbind_at(port, "h1")
-    assert (place(rig, port), rig.inactive(port)) == ("h1", ["h2"])
+    assert (bound_host(rig, port), rig.inactive(port)) == ("h1", ["h2"])
     rig.service.unbind_at(port, "h2")
-    assert (place(rig, port), rig.inactive(port)) == ("h1", [])
+    assert (bound_host(rig, port), rig.inactive(port)) == ("h1", [])
 
 
-def test_a_host_that_cannot_bind_is_no_failure_of_the_service(rig: Rig) -> None:
+def test_bind_also_on_unable_host_returns_binding_failed(rig: Rig) -> None:
     port = rig.port("h1")
-    for _ in range(4):  # the breaker would open after three
+    for _ in range(4):  # The circuit breaker would open after three failures.
         also = rig.service.bind_also(rig.service.port(port), rig.dead)
         assert also is not None
         assert also["vif_type"] == "binding_failed"
-    assert (place(rig, port), rig.inactive(port)) == ("h1", [])
+    assert (bound_host(rig, port), rig.inactive(port)) == ("h1", [])
 
 
-def test_what_is_gone_is_said_or_fine(rig: Rig) -> None:
+def test_port_binding_of_missing_port_raises_not_found_except_unbind(rig: Rig) -> None:
     port = rig.port("h1")
-    held = rig.service.port(port)
+    port_record = rig.service.port(port)
     with pytest.raises(errors.NotFound):
         rig.service.activate(port, "h2")
     rig.service.delete(port)
     with pytest.raises(errors.NotFound):
-        rig.service.bind_also(held, "h2")
+        rig.service.bind_also(port_record, "h2")
     with pytest.raises(errors.NotFound):
         rig.service.activate(port, "h2")
     rig.service.unbind_at(port, "h2")
 
 
-def test_new_host_id_of_port_leaves_no_other_binding(rig: Rig) -> None:
+def test_port_update_of_host_id_removes_other_binding(rig: Rig) -> None:
     port = rig.port("h1")
     rig.service.bind_also(rig.service.port(port), "h2")
     rig.service.update(port, {"binding:host_id": "h1"})
     assert rig.inactive(port) == ["h2"]
     rig.service.update(port, {"binding:host_id": "h2"})
-    assert (place(rig, port), rig.inactive(port)) == ("h2", [])
+    assert (bound_host(rig, port), rig.inactive(port)) == ("h2", [])
 
 
-def test_an_older_service_binds_when_it_is_activated(older: Rig) -> None:
+def test_activate_binds_port_on_service_without_extension(older: Rig) -> None:
     port = older.port("h1")
     assert older.service.bind_also(older.service.port(port), "h2") is None
-    assert place(older, port) == "h1"
+    assert bound_host(older, port) == "h1"
     older.service.unbind_at(port, "h2")
     for _ in range(2):
         older.service.activate(port, "h2")
-    assert place(older, port) == "h2"
+    assert bound_host(older, port) == "h2"
     older.service.unbind_at(port, "h1")
-    assert (place(older, port), older.inactive(port)) == ("h2", [])
+    assert (bound_host(older, port), older.inactive(port)) == ("h2", [])
     older.service.delete(port)
     with pytest.raises(errors.NotFound):
         older.service.activate(port, "h1")

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The network's host part on a real kernel: what guests can reach, what they cannot, and what is
-left behind."""
+"""The host part of the network on a real kernel: reachability, isolation, DHCP and metadata."""
 
 from __future__ import annotations
 
@@ -16,37 +15,37 @@ from tests.contract.network_lab import (
     Guest,
     Lab,
     await_true,
-    captured,
+    capture,
     mac,
     pings,
     reaches,
     rule,
     run,
 )
-from tests.contract.network_listeners import answering
+from tests.contract.network_listeners import find_answering
 
 SEND = Path(__file__).with_name("network_frames.py")
 
 
-def test_a_guest_gets_its_address_and_all_options(lab: Lab) -> None:
+def test_dhcp_gives_guest_its_address_and_options(lab: Lab) -> None:
     network = lab.network()
     guest = lab.guest(network, "10.0.0.5")
-    said = guest.dhcp()
-    assert said.startswith(
+    offer = guest.dhcp()
+    assert offer.startswith(
         "ip=10.0.0.5 mask=24 router=10.0.0.1 dns=10.0.0.2 1.1.1.1 mtu=1450 hostname=vm0"
     )
-    assert "routes=169.254.169.254/32 10.0.0.2 0.0.0.0/0 10.0.0.1" in said
+    assert "routes=169.254.169.254/32 10.0.0.2 0.0.0.0/0 10.0.0.1" in offer
     assert "10.0.0.5" in guest.run("busybox", "nslookup", "vm0.openstacklocal", "10.0.0.2").stdout
     assert lab.service.acknowledged["x1"]["failed"] == {}
 
 
-def test_the_name_of_a_guest_resolves_as_soon_as_it_is_told(lab: Lab) -> None:
+def test_dns_resolves_guest_name_after_each_change(lab: Lab) -> None:
     network = lab.network()
-    named, asking = lab.guest(network, "10.0.0.5"), lab.guest(network, "10.0.0.6", hostname="")
-    asking.take_address()
+    named, resolver = lab.guest(network, "10.0.0.5"), lab.guest(network, "10.0.0.6", hostname="")
+    resolver.take_address()
 
     def resolve(name: str) -> str:
-        return asking.run(
+        return resolver.run(
             "busybox", "nslookup", "-type=a", name, "10.0.0.2", check=False
         ).stdout.partition("Name:")[2]
 
@@ -56,7 +55,7 @@ def test_the_name_of_a_guest_resolves_as_soon_as_it_is_told(lab: Lab) -> None:
     )
     for name in ("web", "3600", "ignore"):
         lab.ports[named.port][1]["hostname"] = name
-        lab.tell()
+        lab.publish()
         await_true(
             lambda name=name: "10.0.0.5" in resolve(f"{name}.openstacklocal"),
             f"{name} does not resolve",
@@ -65,7 +64,7 @@ def test_the_name_of_a_guest_resolves_as_soon_as_it_is_told(lab: Lab) -> None:
     assert "10.0.0.5" not in resolve("example.org")
 
 
-def test_an_address_that_was_anothers_is_given_at_once(lab: Lab) -> None:
+def test_dhcp_gives_reused_address_to_new_port_at_once(lab: Lab) -> None:
     network = lab.network()
     first = lab.guest(network, "10.0.0.5")
     assert "ip=10.0.0.5" in first.dhcp()
@@ -75,7 +74,7 @@ def test_an_address_that_was_anothers_is_given_at_once(lab: Lab) -> None:
     assert first.dhcp(tries=2) == ""
 
 
-def test_groups_decide_and_a_change_cuts_what_runs(lab: Lab) -> None:
+def test_security_group_change_allows_and_then_blocks_pings(lab: Lab) -> None:
     network = lab.network()
     out, ssh = "g-egress-only", "g-pings-too"
     lab.groups[out] = {"rules": [rule("egress")], "members": []}
@@ -90,14 +89,14 @@ def test_groups_decide_and_a_change_cuts_what_runs(lab: Lab) -> None:
     assert closed.reaches("10.0.0.6")
     assert not opened.pings("10.0.0.5")
     lab.ports[closed.port][1]["groups"] = [ssh]
-    lab.tell()
+    lab.publish()
     assert opened.pings("10.0.0.5", wait="5")
     lab.ports[closed.port][1]["groups"] = [out]
-    lab.tell()
+    lab.publish()
     assert not opened.pings("10.0.0.5")
 
 
-def test_a_connection_ends_when_its_rule_goes(lab: Lab) -> None:
+def test_security_group_rule_removal_stops_open_connection(lab: Lab) -> None:
     network = lab.network()
     web = "g-web-open"
     lab.groups[web] = {
@@ -112,36 +111,39 @@ def test_a_connection_ends_when_its_rule_goes(lab: Lab) -> None:
     )
     for guest in (server, client):
         guest.take_address()
-    with talking(lab.folder, server, client, 85) as counted:
-        await_true(lambda: counted() > 3, "nothing arrives although the rule allows it")
+    with start_connection(lab.folder, server, client, 85) as count_lines:
+        await_true(lambda: count_lines() > 3, "nothing arrives although the rule allows it")
         lab.groups[web]["rules"] = [rule("egress")]
-        lab.tell()
+        lab.publish()
         await_true(
             lambda: server.run("ss", "-Htn", "sport = :85").stdout.split()[1:2] == ["0"],
             "who listens does not read what had arrived before",
         )
-        before = counted()
+        before = count_lines()
         run("sleep", "0.5")
-        assert counted() <= before + 1
+        assert count_lines() <= before + 1
         lab.groups[web]["rules"].append(rule("ingress", protocol="tcp", port_min=85, port_max=85))
-        lab.tell()
+        lab.publish()
         await_true(
-            lambda: counted() > before + 3, "the connection does not go on when it may again"
+            lambda: count_lines() > before + 3, "the connection does not go on when it may again"
         )
-    assert answering(client.space, 91, "10.0.0.5") == set()
+    assert find_answering(client.space, 91, "10.0.0.5") == set()
 
 
-def talking(folder: Path, server: Guest, client: Guest, port: int):  # type: ignore[no-untyped-def]
-    """A TCP connection on which a line is sent every 50 ms; yields how many arrived."""
+def start_connection(folder: Path, server: Guest, client: Guest, port: int):  # type: ignore[no-untyped-def]
+    """Return a context with a TCP connection that sends a line every 50 ms.
+
+    The context yields a function that returns the number of received lines.
+    """
 
     @contextlib.contextmanager
     def talk() -> Iterator[object]:
-        heard = folder / "heard"
-        heard.write_text("")
+        received = folder / "heard"
+        received.write_text("")
         words = [
             ["ip", "netns", "exec", guest.space, sys.executable, str(SEND), kind, str(port), *more]
             for guest, kind, more in (
-                (server, "listen", [str(heard)]),
+                (server, "listen", [str(received)]),
                 (client, "talk", [server.address]),
             )
         ]
@@ -152,7 +154,7 @@ def talking(folder: Path, server: Guest, client: Guest, port: int):  # type: ign
                 await_true(
                     lambda: server.run("ss", "-Htln", f"sport = :{port}").stdout, "no listener"
                 )
-            yield lambda: len(heard.read_text().splitlines())
+            yield lambda: len(received.read_text().splitlines())
         finally:
             for process in processes:
                 process.kill()
@@ -171,7 +173,7 @@ sys.stdin.read()
 """
 
 
-def test_slow_guest_delays_no_other_metadata(lab: Lab) -> None:
+def test_metadata_slow_guest_does_not_delay_other_guests(lab: Lab) -> None:
     mine, theirs = lab.network(), lab.network(project="project-2")
     slow, beside, other = (
         lab.guest(mine, "10.0.0.5"),
@@ -188,7 +190,7 @@ def test_slow_guest_delays_no_other_metadata(lab: Lab) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == b"open\n"
         for guest in (beside, other, slow):
-            said = guest.run(
+            response = guest.run(
                 "busybox",
                 "timeout",
                 "1",
@@ -199,11 +201,11 @@ def test_slow_guest_delays_no_other_metadata(lab: Lab) -> None:
                 "-",
                 "http://169.254.169.254/",
             )
-            assert said.stdout == f"metadata of {lab.ports[guest.port][1]['server']}"
+            assert response.stdout == f"metadata of {lab.ports[guest.port][1]['server']}"
         process.kill()
 
 
-def test_a_port_without_security_may_but_an_unknown_device_never(lab: Lab) -> None:
+def test_port_without_security_may_spoof_and_unknown_device_is_isolated(lab: Lab) -> None:
     network = lab.network()
     free, other = (
         lab.guest(network, "10.0.0.5", security=False, groups=[]),
@@ -214,7 +216,7 @@ def test_a_port_without_security_may_but_an_unknown_device_never(lab: Lab) -> No
     assert free.reaches("10.0.0.6")
     assert other.reaches("10.0.0.77")
     free.run("ip", "addr", "replace", "10.0.0.5/24", "dev", "eth0")
-    assert free.pings("10.0.0.2", "5", "-I", "10.0.0.5")  # metadata is told by the source
+    assert free.pings("10.0.0.2", "5", "-I", "10.0.0.5")  # Metadata identifies guests by source.
     assert not free.pings("10.0.0.2", "0.5", "-I", "10.0.0.77")
     strangers = [
         Guest(
@@ -237,22 +239,22 @@ def test_a_port_without_security_may_but_an_unknown_device_never(lab: Lab) -> No
     assert not strangers[0].pings("10.0.0.91")
 
 
-def test_allowed_pairs_and_the_host_itself(lab: Lab) -> None:
+def test_allowed_address_pair_reaches_guest_and_not_host(lab: Lab) -> None:
     network = lab.network()
     guest = lab.guest(
         network, "10.0.0.5", allowed_pairs=[{"ip_address": "10.0.0.128/25", "mac_address": None}]
     )
     other = lab.guest(network, "10.0.0.6")
     other.take_address()
-    for address, asks in (("10.0.0.200/24", guest.reaches), ("10.0.0.7/24", guest.pings)):
+    for address, is_reachable in (("10.0.0.200/24", guest.reaches), ("10.0.0.7/24", guest.pings)):
         guest.run("ip", "addr", "flush", "dev", "eth0")
         guest.run("ip", "addr", "add", address, "dev", "eth0")
-        assert asks("10.0.0.6") == (address == "10.0.0.200/24")
+        assert is_reachable("10.0.0.6") == (address == "10.0.0.200/24")
     guest.run("ip", "addr", "add", "192.168.99.77/24", "dev", "eth0")
     assert not guest.pings(guest.host.address)
 
 
-def test_two_tenants_with_the_same_addresses_do_not_meet(lab: Lab) -> None:
+def test_networks_with_same_addresses_are_isolated(lab: Lab) -> None:
     mine, theirs = lab.network(), lab.network(project="project-2")
     a, b = lab.guest(mine, "10.0.0.5"), lab.guest(mine, "10.0.0.6")
     c, d = lab.guest(theirs, "10.0.0.5"), lab.guest(theirs, "10.0.0.7")
@@ -264,11 +266,11 @@ def test_two_tenants_with_the_same_addresses_do_not_meet(lab: Lab) -> None:
     assert not c.pings("10.0.0.6")
 
 
-def test_guests_of_two_hosts_reach_each_other_dhcp_stays_local(lab: Lab) -> None:
+def test_guests_on_two_hosts_reach_each_other_and_dhcp_stays_local(lab: Lab) -> None:
     network = lab.network()
     a, b = lab.guest(network, "10.0.0.5"), lab.guest(network, "10.0.0.6", host="x2")
     assert "ip=10.0.0.5" in a.dhcp()
-    with captured(a, "udp port 67 or arp", lab.folder) as arrived:
+    with capture(a, "udp port 67 or arp", lab.folder) as arrived:
         assert "ip=10.0.0.6" in b.dhcp()
         assert b.reaches("10.0.0.5")
         assert b.reaches("10.0.0.2")
@@ -278,7 +280,7 @@ def test_guests_of_two_hosts_reach_each_other_dhcp_stays_local(lab: Lab) -> None
     assert a.reaches("10.0.0.2")
 
 
-def test_ipv6_with_neighbours(lab: Lab) -> None:
+def test_guests_on_two_hosts_reach_each_other_over_ipv6(lab: Lab) -> None:
     network = lab.network()
     a, b = (
         lab.guest(network, address, host=host, addresses=[{"address": f"2001:db8::{address[-1]}"}])
@@ -291,7 +293,7 @@ def test_ipv6_with_neighbours(lab: Lab) -> None:
     assert not a.pings("2001:db8::6", "0.5", "-I", "2001:db8::99")
 
 
-def test_a_router_a_floating_address_and_the_way_out(lab: Lab) -> None:
+def test_router_forwards_between_networks_floating_ips_and_outside(lab: Lab) -> None:
     inside, behind = lab.network(), lab.network("10.1.0.0/24")
     outside = lab.network("172.24.4.0/24", external=True)
     a, b = lab.guest(inside, "10.0.0.5"), lab.guest(behind, "10.1.0.6", host="x2")
@@ -311,7 +313,7 @@ def test_a_router_a_floating_address_and_the_way_out(lab: Lab) -> None:
         "routes": [],
     }
     lab.routers["11111111-0000-0000-0000-000000000000"] = ("x1", router)
-    lab.tell()
+    lab.publish()
     assert "ip=10.0.0.5" in a.dhcp()
     assert "ip=10.1.0.6" in b.dhcp()
     assert a.reaches("10.1.0.6")
@@ -321,18 +323,18 @@ def test_a_router_a_floating_address_and_the_way_out(lab: Lab) -> None:
     assert b.reaches(lab.elsewhere)
     assert b.reaches("172.24.4.9")
     router["floating"] = [{"floating": "172.24.4.10", "fixed": "10.1.0.6"}]
-    lab.tell()
+    lab.publish()
     assert not pings(host, "172.24.4.9", "1")
     assert pings(host, "172.24.4.10", "5")
 
 
-def test_metadata_comes_with_who_asks(lab: Lab) -> None:
+def test_metadata_proxy_signs_server_of_requesting_guest(lab: Lab) -> None:
     mine, theirs = lab.network(), lab.network(project="project-2")
     a, c = lab.guest(mine, "10.0.0.5"), lab.guest(theirs, "10.0.0.5")
     for guest in (a, c):
         guest.dhcp()
-        lab.service.asked_metadata.clear()
-        said = guest.run(
+        lab.service.metadata_requests.clear()
+        response = guest.run(
             "busybox",
             "wget",
             "-q",
@@ -345,8 +347,8 @@ def test_metadata_comes_with_who_asks(lab: Lab) -> None:
             "http://169.254.169.254/openstack?x=1",
         ).stdout
         server = lab.ports[guest.port][1]["server"]
-        assert said == f"metadata of {server}"
-        ((command, path, headers, _),) = lab.service.asked_metadata
+        assert response == f"metadata of {server}"
+        ((command, path, headers, _),) = lab.service.metadata_requests
         assert (command, path) == ("GET", "/openstack?x=1")
         assert headers["X-Instance-ID"] == server
         assert headers["X-Tenant-ID"] == "project-1"

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leases of ports that are no more, with a real dnsmasq in a namespace: however the host part is
-killed, they go."""
+"""Removal of stale DHCP leases with a real dnsmasq, even if the host part is killed at any line."""
 
 from __future__ import annotations
 
@@ -43,10 +42,10 @@ BEFORE: Ports = {ONE: ("10.0.0.5", "2001:db8::5"), TWO: ("10.0.0.6", "2001:db8::
 KILLS = 10
 
 
-def dnsmasq(ports: Ports) -> DnsmasqConfig:
-    """What is wanted for ports: MAC -> addresses."""
+def dnsmasq_config(ports: Ports) -> DnsmasqConfig:
+    """Return the wanted dnsmasq configuration for ports: MAC -> addresses."""
     own = {"mac": "fa:16:3e:00:00:aa", "addresses": ["10.0.0.2/24", "2001:db8::2/64"]}
-    told = parse(
+    description = parse(
         {
             "revision": 1,
             "networks": {NETWORK: {"vni": 1, "mtu": 1450, "dhcp": own, "subnets": SUBNETS}},
@@ -54,18 +53,18 @@ def dnsmasq(ports: Ports) -> DnsmasqConfig:
                 str(uuid.uuid4()): {
                     "network": NETWORK,
                     "mac": mac,
-                    "addresses": [{"address": address} for address in held],
+                    "addresses": [{"address": address} for address in port_addresses],
                 }
-                for mac, held in ports.items()
+                for mac, port_addresses in ports.items()
             },
         }
     )
-    return configure(told.networks[NETWORK], list(told.ports.values()), ())
+    return configure(description.networks[NETWORK], list(description.ports.values()), ())
 
 
 @dataclass
 class Rig:
-    """A namespace with dnsmasq's device, and the lease file."""
+    """A namespace with the DHCP device of dnsmasq, and the lease file."""
 
     names: Names
 
@@ -74,12 +73,11 @@ class Rig:
         return self.names.network_namespace(NETWORK)
 
     def ensure(self, ports: Ports) -> None:
-        """As a host part that has just begun."""
-        DnsmasqProcesses(Kernel(), self.names).ensure(self.space, dnsmasq(ports))
+        """Apply the ports as a host part that was just started."""
+        DnsmasqProcesses(Kernel(), self.names).ensure(self.space, dnsmasq_config(ports))
 
     def begin(self) -> None:
-        """dnsmasq runs and knows a lease of each address of the first ports, those of IPv6 by their
-        clients' ids."""
+        """Start dnsmasq with a lease per address of BEFORE. IPv6 leases have client ids."""
         DnsmasqProcesses(Kernel(), self.names).clear()
         self.names.runtime.mkdir()
         lines = [f"{FUTURE} {mac} {four} * *" for mac, (four, _) in BEFORE.items()]
@@ -90,21 +88,20 @@ class Rig:
                 for number, (mac, (_, six)) in enumerate(BEFORE.items(), 7)
             ),
         ]
-        (self.names.runtime / f"{NETWORK}.hosts").write_text(dnsmasq(BEFORE).hosts)
+        (self.names.runtime / f"{NETWORK}.hosts").write_text(dnsmasq_config(BEFORE).hosts)
         (self.names.runtime / f"{NETWORK}.leases").write_text(
             "".join(f"{line}\n" for line in lines)
         )
         self.ensure(BEFORE)
 
-    def await_leases(self, ports: Ports, left: set[str]) -> None:
-        """Look as often as it takes: dnsmasq empties its file to write it anew, and may be slow
-        about it."""
+    def await_leases(self, ports: Ports, expected: set[str]) -> None:
+        """Poll the leases, because dnsmasq truncates the file before each rewrite."""
 
-        def look() -> bool:
+        def are_expected() -> bool:
             self.ensure(ports)
-            return self.leases() == left
+            return self.leases() == expected
 
-        await_true(look, f"other leases than {left}")
+        await_true(are_expected, f"other leases than {expected}")
 
     def leases(self) -> set[str]:
         lines = (self.names.runtime / f"{NETWORK}.leases").read_text().splitlines()
@@ -117,8 +114,8 @@ class Rig:
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[Rig]:
     demand_networks()
-    made = Rig(Names.of(tmp_path))
-    run("ip", "netns", "add", made.space)
+    rig = Rig(Names.of(tmp_path))
+    run("ip", "netns", "add", rig.space)
     try:
         for words in (
             ("link", "set", "lo", "up"),
@@ -127,14 +124,14 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
             ("addr", "add", "10.0.0.2/24", "dev", "dhcp"),
             ("addr", "add", "2001:db8::2/64", "dev", "dhcp", "nodad"),
         ):
-            run("ip", *words, space=made.space)
-        yield made
+            run("ip", *words, space=rig.space)
+        yield rig
     finally:
-        DnsmasqProcesses(Kernel(), made.names).clear()
-        run("ip", "netns", "del", made.space)
+        DnsmasqProcesses(Kernel(), rig.names).clear()
+        run("ip", "netns", "del", rig.space)
 
 
-#: Ports afterwards, the leases that stay, and whether dnsmasq does.
+#: Change -> the ports afterwards, the remaining leases, and whether dnsmasq keeps running.
 CHANGES: dict[str, tuple[Ports, set[str], bool]] = {
     "nothing": (BEFORE, {"10.0.0.5", "10.0.0.6", "2001:db8::5", "2001:db8::6"}, True),
     "one goes": ({ONE: BEFORE[ONE]}, {"10.0.0.5", "2001:db8::5"}, False),
@@ -157,62 +154,65 @@ CHANGES: dict[str, tuple[Ports, set[str], bool]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_leases_go_with_their_ports_however_it_is_killed(rig: Rig, change: str) -> None:
-    ports, left, undisturbed = CHANGES[change]
+def test_dhcp_leases_are_removed_with_port_when_host_part_is_killed(rig: Rig, change: str) -> None:
+    ports, remaining, undisturbed = CHANGES[change]
     rig.begin()
     before = rig.pid()
-    lines = killed(lambda: rig.ensure(ports), sys.maxsize)
-    rig.await_leases(ports, left)
+    lines = run_until_killed(lambda: rig.ensure(ports), sys.maxsize)
+    rig.await_leases(ports, remaining)
     assert (rig.pid() == before) == undisturbed
     assert lines > KILLS
     for line in range(1, lines, lines // KILLS):
         rig.begin()
-        killed(lambda: rig.ensure(ports), line)
-        rig.await_leases(ports, left)
+        run_until_killed(lambda: rig.ensure(ports), line)
+        rig.await_leases(ports, remaining)
         run("kill", "-0", rig.pid().strip())
 
 
-def test_a_dnsmasq_that_is_slow_to_forget_is_left_alone(rig: Rig) -> None:
-    ports, left, _ = CHANGES["an IPv4 goes"]
+def test_dhcp_lease_removal_waits_for_slow_dnsmasq_without_restart(rig: Rig) -> None:
+    ports, remaining, _ = CHANGES["an IPv4 goes"]
     rig.begin()
     before = rig.pid()
     os.kill(int(before), signal.SIGSTOP)
-    goes_on = threading.Timer(2, os.kill, (int(before), signal.SIGCONT))
-    goes_on.start()
+    resume = threading.Timer(2, os.kill, (int(before), signal.SIGCONT))
+    resume.start()
     try:
         rig.ensure(ports)
         assert rig.pid() == before
-        rig.await_leases(ports, left)
+        rig.await_leases(ports, remaining)
     finally:
-        goes_on.join()
+        resume.join()
 
 
-def killed(act: Callable[[], None], at: int) -> int:
-    """Do it in a process that ends at this line of dnsmasq_processes.py; how many lines it came
-    to."""
+def run_until_killed(act: Callable[[], None], at: int) -> int:
+    """Run ``act`` in a child that exits at line number ``at`` of dnsmasq_processes.py.
+
+    Returns:
+        The number of lines that the child ran.
+    """
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        seen = 0
+        line_count = 0
 
         def trace(frame: FrameType, event: str, _: Any) -> Any:
-            nonlocal seen
+            nonlocal line_count
             if frame.f_code.co_filename != module.__file__:
                 return None
-            seen += event == "line"
-            if seen >= at:
+            line_count += event == "line"
+            if line_count >= at:
                 os._exit(9)
             return trace
 
         sys.settrace(trace)
         try:
             act()
-            os.write(writer, str(seen).encode())
+            os.write(writer, str(line_count).encode())
         finally:
             os._exit(0)
     os.close(writer)
-    with os.fdopen(reader) as said:
-        count = said.read()
+    with os.fdopen(reader) as output:
+        count = output.read()
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     assert count or status == 9
     return int(count or at)

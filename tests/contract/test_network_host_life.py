@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The network's host part through its life: killed, without its service, after sabotage, and
-cleaned away."""
+"""The host part of the network: kills, absence of the network service, sabotage and cleanup."""
 
 from __future__ import annotations
 
@@ -19,11 +18,11 @@ from deploy.one_machine.services.network.host.state import StateFolder
 from tests.contract.network_lab import Lab, await_true, mac, run
 
 
-def test_host_part_killed_anytime_restores_the_same_rules(lab: Lab) -> None:
+def test_host_part_restores_same_rules_after_kill_at_any_time(lab: Lab) -> None:
     network, machine = lab.network(), lab.machines["x1"]
     guest, other = lab.guest(network, "10.0.0.5"), lab.guest(network, "10.0.0.6")
-    for one in (guest, other):
-        assert one.dhcp()
+    for client in (guest, other):
+        assert client.dhcp()
     rules = machine.rules()
     machine.stop(signal.SIGKILL)
     assert guest.reaches("10.0.0.6")
@@ -36,12 +35,12 @@ def test_host_part_killed_anytime_restores_the_same_rules(lab: Lab) -> None:
         second = lab.network()
         port = lab.ports[guest.port][1]
         lab.ports["22222222-0000-0000-0000-000000000000"] = ("x1", port | {"network": second})
-        lab.tell(wait=False)
+        lab.publish(wait=False)
         machine.start()
         run("sleep", pause)
         del lab.ports["22222222-0000-0000-0000-000000000000"], lab.networks[second]
         machine.stop(signal.SIGKILL)
-        lab.tell(wait=False)
+        lab.publish(wait=False)
     machine.start()
     lab.await_acknowledged()
     assert len(machine.rules()) == len(rules)
@@ -52,19 +51,19 @@ def test_host_part_killed_anytime_restores_the_same_rules(lab: Lab) -> None:
     assert other.dhcp()
 
 
-def test_no_lease_outlives_its_port_and_nobody_else_notices(lab: Lab) -> None:
+def test_host_part_removes_stale_leases_without_disturbing_others(lab: Lab) -> None:
     network, machine = lab.network(), lab.machines["x1"]
     folder = Path(f"/run/kn-{machine.tag()}")
     stays, goes, moves, late = (lab.guest(network, f"10.0.0.{number}") for number in (5, 6, 7, 8))
-    for one in (stays, goes, moves, late):
-        assert f"ip={one.address}" in one.dhcp()
+    for guest in (stays, goes, moves, late):
+        assert f"ip={guest.address}" in guest.dhcp()
 
     def leases() -> set[str]:
         lines = map(str.split, (folder / f"{network}.leases").read_text().splitlines())
         return {words[2] for words in lines if len(words) == 5}
 
-    def await_leases(*wanted: str) -> None:  # dnsmasq empties the file to write it anew
-        await_true(lambda: leases() == set(wanted), f"other leases than {wanted}")
+    def await_leases(*addresses: str) -> None:  # dnsmasq truncates the file before each rewrite
+        await_true(lambda: leases() == set(addresses), f"other leases than {addresses}")
 
     def pid() -> str:
         return (folder / f"{network}.pid").read_text()
@@ -73,21 +72,21 @@ def test_no_lease_outlives_its_port_and_nobody_else_notices(lab: Lab) -> None:
     before = pid()
     del lab.ports[goes.port]
     lab.ports[moves.port][1]["addresses"] = [{"address": "10.0.0.17"}]
-    lab.tell()
+    lab.publish()
     await_leases("10.0.0.5", "10.0.0.8")
     assert goes.dhcp(tries=2) == ""
     assert "ip=10.0.0.17" in moves.dhcp()
-    assert pid() == before  # whoever asks meanwhile is answered
+    assert pid() == before  # dnsmasq keeps running, so other requests are answered.
     machine.stop(signal.SIGKILL)
     del lab.ports[late.port]
-    lab.tell(wait=False)
+    lab.publish(wait=False)
     machine.start()
     lab.await_acknowledged()
     await_leases("10.0.0.5", "10.0.0.17")
     machine.stop(signal.SIGKILL)
-    run("kill", pid().strip())  # nobody is there who could forget
+    run("kill", pid().strip())  # No dnsmasq can drop the lease now.
     del lab.ports[moves.port]
-    lab.tell(wait=False)
+    lab.publish(wait=False)
     machine.start()
     lab.await_acknowledged()
     await_leases("10.0.0.5")
@@ -95,14 +94,14 @@ def test_no_lease_outlives_its_port_and_nobody_else_notices(lab: Lab) -> None:
     assert "ip=10.0.0.5" in stays.dhcp()
 
 
-def test_host_part_starts_without_service_and_repairs(lab: Lab) -> None:
+def test_host_part_starts_without_service_and_repairs_sabotage(lab: Lab) -> None:
     network, machine = lab.network(), lab.machines["x1"]
     guest, other = lab.guest(network, "10.0.0.5"), lab.guest(network, "10.0.0.6")
     guest.dhcp()
     other.take_address()
     rules, tag = machine.rules(), machine.tag()
     machine.stop()
-    assert guest.reaches("10.0.0.6")  # SIGTERM leaves guests alone
+    assert guest.reaches("10.0.0.6")  # SIGTERM does not affect guests.
     run("nft", "flush", "ruleset", space=machine.space)
     run("ip", "netns", "del", f"kn-{tag}-net-{network}")
     Path(f"/run/kn-{tag}/{network}.pid").unlink()
@@ -111,7 +110,7 @@ def test_host_part_starts_without_service_and_repairs(lab: Lab) -> None:
     await_true(lambda: "ip=10.0.0.5" in guest.dhcp(), "no DHCP without the service")
     machine.stop()
     machine.start()
-    lab.tell()
+    lab.publish()
     pid = int(Path(f"/run/kn-{tag}/{network}.pid").read_text())
     run("kill", str(pid))
     run(
@@ -131,11 +130,11 @@ def test_host_part_starts_without_service_and_repairs(lab: Lab) -> None:
     )
 
 
-def test_failed_port_is_named_and_costs_only_itself(lab: Lab) -> None:
+def test_host_part_reports_failed_ports_and_wires_the_others(lab: Lab) -> None:
     good, bad = lab.network(), lab.network("10.1.0.0/24")
     guest = lab.guest(good, "10.0.0.5")
     host = lab.machines["x1"]
-    # another cloud has this number
+    # A device of another cloud has this VXLAN number already.
     run(
         "ip",
         "link",
@@ -169,12 +168,12 @@ def test_failed_port_is_named_and_costs_only_itself(lab: Lab) -> None:
 
 
 def handle(space: str, table: str) -> str:
-    """Of the rule that checks a guest's IPv4 addresses."""
-    listed = run("nft", "-a", "list", "chain", "bridge", table, "guest_ip4", space=space).stdout
-    return next(line for line in listed.splitlines() if "@own4" in line).split("handle ")[1]
+    """Return the handle of the rule that checks the IPv4 addresses of guests."""
+    output = run("nft", "-a", "list", "chain", "bridge", table, "guest_ip4", space=space).stdout
+    return next(line for line in output.splitlines() if "@own4" in line).split("handle ")[1]
 
 
-def test_clean_leaves_another_cloud_its_settings(lab: Lab, tmp_path: Path) -> None:
+def test_host_part_clean_keeps_settings_of_other_cloud(lab: Lab, tmp_path: Path) -> None:
     space = lab.space("two")
     run("ip", "netns", "add", space)
     try:
@@ -193,8 +192,10 @@ def test_clean_leaves_another_cloud_its_settings(lab: Lab, tmp_path: Path) -> No
             assert host.apply(full=True) == {}
         assert clean(one.place.names, kernel, one.state.folder) == []
         assert run("nft", "list", "tables", space=space).stdout.count(one.place.names.table) == 0
-        assert kernel.sysctl(FORWARDING) == "1"  # it was switched on for both, by the first
-        kernel.sysctl(FORWARDING, "0")  # as if it had been restored just before the other began
+        assert kernel.sysctl(FORWARDING) == "1"  # The second cloud still needs forwarding.
+        kernel.sysctl(
+            FORWARDING, "0"
+        )  # The state if the cleanup came just before the second start.
         assert other.apply(full=True) == {}
         assert kernel.sysctl(FORWARDING) == "1"
         assert clean(other.place.names, kernel, other.state.folder) == []
@@ -204,7 +205,9 @@ def test_clean_leaves_another_cloud_its_settings(lab: Lab, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("ends", [("192.168.99.9", "192.168.99.8"), ("2001:db8::9", "2001:db8::8")])
-def test_full_look_makes_nothing_anew(lab: Lab, tmp_path: Path, ends: tuple[str, str]) -> None:
+def test_host_part_full_apply_changes_no_device_or_route(
+    lab: Lab, tmp_path: Path, ends: tuple[str, str]
+) -> None:
     space, names = lab.space("same"), Names.of(tmp_path)
     mac_address, network, router = mac(), "network-1", "router-number-1"
     run("ip", "netns", "add", space)
@@ -235,8 +238,8 @@ def test_full_look_makes_nothing_anew(lab: Lab, tmp_path: Path, ends: tuple[str,
         def state() -> str:
             inside = names.router_namespace(router)
             return "".join(
-                run(*words, space=where).stdout
-                for where, words in (
+                run(*words, space=namespace).stdout
+                for namespace, words in (
                     (space, ("ip", "-o", "link")),
                     (space, ("bridge", "fdb")),
                     (inside, ("ip", "-o", "addr")),
@@ -254,7 +257,7 @@ def test_full_look_makes_nothing_anew(lab: Lab, tmp_path: Path, ends: tuple[str,
         run("ip", "netns", "del", space)
 
 
-def test_clean_leaves_nothing(lab: Lab) -> None:
+def test_host_part_clean_removes_all_devices_rules_and_processes(lab: Lab) -> None:
     network, machine = lab.network(), lab.machines["x2"]
     outside = lab.network("172.24.4.0/24", external=True)
     lab.guest(network, "10.0.0.5", host="x2")
@@ -272,7 +275,7 @@ def test_clean_leaves_nothing(lab: Lab) -> None:
             ],
         },
     )
-    lab.tell()
+    lab.publish()
     assert f"kn-{machine.tag()}-router" in run("ip", "netns").stdout
     with pytest.raises(AssertionError, match="stop it first"):
         machine.clean()
@@ -289,4 +292,4 @@ def test_clean_leaves_nothing(lab: Lab) -> None:
     assert run("busybox", "pgrep", "-f", f"kn-{machine.tag()}", check=False).stdout == ""
     assert [path.name for path in (machine.folder / "state").iterdir()] == ["lock"]
     machine.start()
-    lab.tell()
+    lab.publish()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The network's host part against guests that lie, flood or look for listeners of their host."""
+"""The host part of the network against guests that forge or flood frames, or scan their host."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import sys
 import time
 from pathlib import Path
 
-from tests.contract.network_lab import Lab, await_true, captured, mac, run
-from tests.contract.network_listeners import answering, listening
+from tests.contract.network_lab import Lab, await_true, capture, mac, run
+from tests.contract.network_listeners import find_answering, listen_in
 
 SEND = Path(__file__).with_name("network_frames.py")
 
 
-def test_what_a_guest_forges_reaches_nobody(lab: Lab) -> None:
+def test_forged_frames_of_guest_reach_no_other_guest(lab: Lab) -> None:
     network = lab.network()
     bad, good = lab.guest(network, "10.0.0.5"), lab.guest(network, "10.0.0.6")
     far = lab.guest(network, "10.0.0.7", host="x2")
@@ -22,8 +22,8 @@ def test_what_a_guest_forges_reaches_nobody(lab: Lab) -> None:
     assert bad.reaches("10.0.0.6")
     assert bad.reaches("10.0.0.7")
     with (
-        captured(good, f"not ether host {good.mac} or ether src {bad.mac}", lab.folder) as near,
-        captured(far, "ip or arp or rarp or ip6 or vlan", lab.folder) as away,
+        capture(good, f"not ether host {good.mac} or ether src {bad.mac}", lab.folder) as near,
+        capture(far, "ip or arp or rarp or ip6 or vlan", lab.folder) as away,
     ):
         for kind in (
             "mac",
@@ -42,14 +42,14 @@ def test_what_a_guest_forges_reaches_nobody(lab: Lab) -> None:
             "rarp-address",
         ):
             bad.run(sys.executable, SEND, "forge", kind, bad.mac, good.mac)
-        # the last that are sent and arrive
-        for address, seen in (
+        # The last frames are honest and arrive.
+        for address, arrived in (
             ("10.0.0.6", near),
             ("10.0.0.7", away),
         ):
             assert bad.pings(address, wait="5")
             await_true(
-                lambda seen=seen, words=f"10.0.0.5 > {address}": words in seen(),
+                lambda arrived=arrived, words=f"10.0.0.5 > {address}": words in arrived(),
                 "no honest packet arrives",
             )
         for trace in (
@@ -64,27 +64,27 @@ def test_what_a_guest_forges_reaches_nobody(lab: Lab) -> None:
             assert trace not in near() + away(), (trace, near(), away())
 
 
-def test_a_guest_may_ask_whether_its_own_address_is_free(lab: Lab) -> None:
+def test_duplicate_address_detection_of_own_address_reaches_guests(lab: Lab) -> None:
     network = lab.network()
-    asking, near = lab.guest(network, "10.0.0.5"), lab.guest(network, "10.0.0.6")
+    prober, near = lab.guest(network, "10.0.0.5"), lab.guest(network, "10.0.0.6")
     far = lab.guest(network, "10.0.0.7", host="x2")
-    for guest in (asking, near, far):
+    for guest in (prober, near, far):
         guest.take_address()
-    assert asking.reaches("10.0.0.6")
-    assert asking.reaches("10.0.0.7")
-    with captured(near, "icmp6", lab.folder) as beside, captured(far, "icmp6", lab.folder) as away:
-        asking.run(sys.executable, SEND, "forge", "dad-own", asking.mac, near.mac)
-        for seen in (beside, away):
+    assert prober.reaches("10.0.0.6")
+    assert prober.reaches("10.0.0.7")
+    with capture(near, "icmp6", lab.folder) as beside, capture(far, "icmp6", lab.folder) as away:
+        prober.run(sys.executable, SEND, "forge", "dad-own", prober.mac, near.mac)
+        for arrived in (beside, away):
             await_true(
-                lambda seen=seen: any(
-                    asking.mac in line and "neighbor solicitation" in line
-                    for line in seen().splitlines()
+                lambda arrived=arrived: any(
+                    prober.mac in line and "neighbor solicitation" in line
+                    for line in arrived().splitlines()
                 ),
                 "nobody is asked",
             )
 
 
-def test_a_flood_of_multicast_reports_stays_with_its_guest(lab: Lab) -> None:
+def test_flood_of_multicast_reports_is_limited_to_its_guest(lab: Lab) -> None:
     network = lab.network()
     bad, good = lab.guest(network, "10.0.0.5"), lab.guest(network, "10.0.0.6")
     far = lab.guest(network, "10.0.0.7", host="x2")
@@ -92,11 +92,11 @@ def test_a_flood_of_multicast_reports_stays_with_its_guest(lab: Lab) -> None:
         guest.take_address()
     assert bad.reaches("10.0.0.7")
     assert good.reaches("10.0.0.7")
-    begun = time.monotonic()
-    with captured(far, "ip6 and ip6[6] == 0 or icmp", lab.folder) as away:
+    started_at = time.monotonic()
+    with capture(far, "ip6 and ip6[6] == 0 or icmp", lab.folder) as away:
         for kind in ("mld", "mld-early"):
             bad.run(sys.executable, SEND, "flood", "1000", kind, bad.mac)
-        # the others' reports go on
+        # Reports of other guests still pass.
         good.run(sys.executable, SEND, "forge", "mld", good.mac, far.mac)
         assert bad.pings("10.0.0.7", wait="5")
         await_true(
@@ -107,11 +107,11 @@ def test_a_flood_of_multicast_reports_stays_with_its_guest(lab: Lab) -> None:
             line for line in away().splitlines() if bad.mac in line and "multicast listener" in line
         ]
         # 50 reports at once, and 10 more for each second that the machine took for the test.
-        limit = 51 + 10 * (time.monotonic() - begun)
+        limit = 51 + 10 * (time.monotonic() - started_at)
         assert 0 < len(reports) <= limit < 1000, (len(reports), limit)
 
 
-def test_guests_reach_no_listener_of_a_host_by_the_gateway(lab: Lab) -> None:
+def test_guest_reaches_no_listener_of_host_through_gateway(lab: Lab) -> None:
     inside, outside = lab.network(), lab.network("172.24.4.0/24", external=True)
     lab.networks[outside]["subnets"]["22222222-0000-0000-0000-000000000006"] = {
         "cidr": "2001:db8:4::/64",
@@ -153,14 +153,14 @@ def test_guests_reach_no_listener_of_a_host_by_the_gateway(lab: Lab) -> None:
     run("ip", "addr", "replace", "10.99.0.1/32", "dev", "lo", space=host)
     run("ip", "route", "replace", "172.24.4.0/24", "via", "192.168.99.1", space=peer)
     hosts = ["172.24.4.1", "192.168.99.1", "10.99.0.1", "192.168.99.2"]
-    with listening(host), listening(peer), listening(wire), listening(floating.space):
+    with listen_in(host), listen_in(peer), listen_in(wire), listen_in(floating.space):
         for guest in (plain, floating, external):
-            assert guest.reaches("172.24.4.1")  # who looks for a fault sees that the gateway lives
-            assert answering(guest.space, 8774, *hosts, lab.elsewhere) == {lab.elsewhere}
+            assert guest.reaches("172.24.4.1")  # The gateway answers pings, to help with diagnosis.
+            assert find_answering(guest.space, 8774, *hosts, lab.elsewhere) == {lab.elsewhere}
         assert external.reaches("2001:db8:4::1")
-        assert answering(external.space, 8774, "2001:db8:4::1") == set()
-        for asking in (host, peer):  # hosts reach guests, and hear their answers
-            assert answering(asking, 8774, "172.24.4.9") == {"172.24.4.9"}
+        assert find_answering(external.space, 8774, "2001:db8:4::1") == set()
+        for scanner in (host, peer):  # Hosts reach guests and receive their answers.
+            assert find_answering(scanner, 8774, "172.24.4.9") == {"172.24.4.9"}
     assert plain.run(
         "busybox", "wget", "-q", "-O", "-", "http://169.254.169.254/"
     ).stdout.startswith("metadata")

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A guest that moves to another host while it runs, as the network sees it: the real service, three
-real host parts.
+"""Live migration of a guest in the network: the real network service and three real host parts.
 
-The guest is a namespace, so its connections live on: its device at the old host goes and one at the
-new host comes, and what QEMU would say then is said.
+The guest is a namespace, so its connections survive. The test removes the guest's device at the old
+host, adds a device at the new host, and sends the announcements of QEMU.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from tests.contract.network_lab import (
     Lab,
     Machine,
     await_true,
-    captured,
+    capture,
     demand_networks,
     mac,
     run,
@@ -40,12 +39,12 @@ from tests.contract.network_lab import (
 from tests.contract.network_neighbours import Service
 
 FRAMES = Path(__file__).with_name("network_frames.py")
-WAIT_SECONDS = 20  # an answer has waited for its host, however busy this machine is
-WHO = {"X-Identity-Status": "Confirmed", "X-Roles": "service", "X-Project-Id": "p" * 32}
+WAIT_SECONDS = 20  # The service waits this long for a host, because the machine may be busy.
+HEADERS = {"X-Identity-Status": "Confirmed", "X-Roles": "service", "X-Project-Id": "p" * 32}
 
 
-class Whole(Service):
-    """The standalone network service, and its neighbours played."""
+class WholeService(Service):
+    """The embedded network service, together with the faked external services."""
 
     def __init__(self, database: Database) -> None:
         self.fabric = Fabric(
@@ -67,7 +66,7 @@ class Whole(Service):
         self._relay(request)
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
-        answer = self._app.simulate_request(method, f"/v2.0{path}", headers=WHO, json=body)
+        answer = self._app.simulate_request(method, f"/v2.0{path}", headers=HEADERS, json=body)
         assert answer.status_code < 300, answer.text
         return answer.json if answer.content else None
 
@@ -79,33 +78,33 @@ class Whole(Service):
             path,
             query_string=query,
             body=body,
-            headers=WHO
+            headers=HEADERS
             | {"Content-Type": "application/json", HEADER: request.headers.get(HEADER, "")},
         )
         self._answer(request, answer.status_code, answer.content)
 
 
 class Cloud:
-    """Three hosts, and what a story needs of them."""
+    """Three hosts, and the operations that the tests need."""
 
-    def __init__(self, lab: Lab, service: Whole) -> None:
+    def __init__(self, lab: Lab, service: WholeService) -> None:
         self.lab, self.service = lab, service
         self.client = Bindings(service.url)
         self.running = contextlib.ExitStack()
 
     def network(self) -> str:
-        made = str(
+        network = str(
             self.service.ask("POST", "/networks", {"network": {"name": "n"}})["network"]["id"]
         )
         self.service.ask(
             "POST",
             "/subnets",
-            {"subnet": {"network_id": made, "cidr": "10.0.0.0/24", "ip_version": 4}},
+            {"subnet": {"network_id": network, "cidr": "10.0.0.0/24", "ip_version": 4}},
         )
-        return made
+        return network
 
     def guest(self, network: str, host: str, **more: Any) -> Guest:
-        """A port of a server and a guest that has it, with its address."""
+        """Create a port of a server, and a guest with that address."""
         own = mac()
         port = self.service.ask(
             "POST",
@@ -138,18 +137,18 @@ class Cloud:
         return guest
 
     def group(self, direction: str, tcp: bool = False) -> str:
-        """A security group that allows one direction and nothing of the other."""
-        made = self.service.ask(
+        """Create a security group that allows one direction only."""
+        group = self.service.ask(
             "POST", "/security-groups", {"security_group": {"name": direction}}
         )["security_group"]
-        for rule in made["security_group_rules"]:
+        for rule in group["security_group_rules"]:
             self.service.ask("DELETE", f"/security-group-rules/{rule['id']}")
         self.service.ask(
             "POST",
             "/security-group-rules",
             {
                 "security_group_rule": {
-                    "security_group_id": made["id"],
+                    "security_group_id": group["id"],
                     "direction": direction,
                     **(
                         {"protocol": "tcp", "port_range_min": 7000, "port_range_max": 7999}
@@ -159,7 +158,7 @@ class Cloud:
                 }
             },
         )
-        return str(made["id"])
+        return str(group["id"])
 
     def port(self, guest: Guest) -> Any:
         return self.service.ask("GET", f"/ports/{guest.port}")["port"]
@@ -175,7 +174,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
     demand_networks()
     folder = tmp_path_factory.mktemp("moves")
     database = Database(folder / "network.db", schema.METADATA)
-    service = Whole(database)
+    service = WholeService(database)
     lab = Lab(service, folder, mark="nm")
     try:
         lab.build(["m1", "m2", "m3"])
@@ -203,7 +202,7 @@ def cloud(hosts: Cloud) -> Iterator[Cloud]:
 
 
 def prepare(guest: Guest, host: Machine) -> None:
-    """Its device at the new host, as of a QEMU that waits: it is there and says nothing."""
+    """Add the guest's silent device at the new host, as a waiting QEMU does."""
     bridge = f"brq{guest.host.lab.ports[guest.port][1]['network'][:11]}"
     run(
         "ip",
@@ -227,42 +226,42 @@ def prepare(guest: Guest, host: Machine) -> None:
 
 
 def switch(cloud: Cloud, guest: Guest, host: Machine) -> None:
-    """It goes on at the new host and has announced itself, which it will do again."""
+    """Continue the guest at the new host, with several announcements."""
     guest.run("ip", "link", "del", "eth0")
     guest.run("ip", "link", "set", "eth1", "down")
     guest.run("ip", "link", "set", "eth1", "name", "eth0", "arp", "on", "up")
     guest.take_address()
     guest.host = host
-    announcing = cloud.running.enter_context(
+    announcer = cloud.running.enter_context(
         subprocess.Popen(
             ["ip", "netns", "exec", guest.space, sys.executable, FRAMES, "announce", guest.mac],
             stdout=subprocess.PIPE,
         )
     )
-    assert announcing.stdout is not None
-    assert announcing.stdout.readline() == b"announced\n"
+    assert announcer.stdout is not None
+    assert announcer.stdout.readline() == b"announced\n"
 
 
-def tries(guest: Guest, address: str) -> int:
-    """How many pings of 0.2 s it takes until one is answered."""
+def count_pings(guest: Guest, address: str) -> int:
+    """Return the number of pings of 0.2 s until the first answer."""
     for number in range(1, 26):
         if guest.pings(address, wait="0.2"):
             return number
     raise AssertionError(f"{address} does not answer {guest.address}")
 
 
-def test_frames_follow_the_guest_to_its_new_host(cloud: Cloud) -> None:
+def test_frames_reach_live_migrated_guest_on_new_host(cloud: Cloud) -> None:
     network = cloud.network()
     m2 = cloud.lab.machines["m2"]
     guest = cloud.guest(network, "m1")
     near, far = cloud.guest(network, "m1"), cloud.guest(network, "m3")
     for other in (near, far):
-        tries(other, guest.address)
+        count_pings(other, guest.address)
     cloud.bind_also(guest, "m2")
     assert f"brq{network[:11]}" in run("ip", "-o", "link", space=m2.space).stdout
     assert guest.device in " ".join(m2.rules())
     prepare(guest, m2)
-    with captured(guest, "icmp", cloud.lab.folder) as arrived:
+    with capture(guest, "icmp", cloud.lab.folder) as arrived:
         assert near.pings(guest.address, wait="5")
         assert far.pings(guest.address, wait="5")
         await_true(lambda: arrived().count("echo request") == 2, "the old place is reached no more")
@@ -270,10 +269,10 @@ def test_frames_follow_the_guest_to_its_new_host(cloud: Cloud) -> None:
     assert (before["binding:host_id"], before["status"]) == ("m1", "ACTIVE")
     switch(cloud, guest, m2)
     cloud.client.activate("token", guest.port, "m2")
-    # The far one first: its host would send to the old place for minutes, were the guest's arrival
-    # not announced.
-    took = {other.address: tries(other, guest.address) for other in (far, near)}
-    assert max(took.values()) <= 4, took
+    # The far guest first: without the announcement, its host would send to the old host for
+    # minutes.
+    pings_by_address = {other.address: count_pings(other, guest.address) for other in (far, near)}
+    assert max(pings_by_address.values()) <= 4, pings_by_address
     after = cloud.port(guest)
     assert (after["binding:host_id"], after["status"]) == ("m2", "ACTIVE")
     cloud.client.unbind_at("token", guest.port, "m1")
@@ -288,8 +287,8 @@ def test_frames_follow_the_guest_to_its_new_host(cloud: Cloud) -> None:
 
 
 @contextlib.contextmanager
-def speaking(guest: Guest, *words: str, listens: bool = False) -> Iterator[None]:
-    """A guest's end of a connection, until the end."""
+def run_connection_end(guest: Guest, *words: str, listens: bool = False) -> Iterator[None]:
+    """Run a guest's end of a connection until the block ends."""
     process = subprocess.Popen(
         ["ip", "netns", "exec", guest.space, sys.executable, str(FRAMES), *words],
         stdout=subprocess.DEVNULL,
@@ -304,45 +303,61 @@ def speaking(guest: Guest, *words: str, listens: bool = False) -> Iterator[None]
         process.wait(5)
 
 
-@pytest.mark.parametrize("story", ["asked", "asking", "told"])
-def test_connections_live_on(cloud: Cloud, story: str) -> None:
+@pytest.mark.parametrize("role", ["server", "client", "reader"])
+def test_tcp_connection_survives_live_migration_until_groups_forbid_it(
+    cloud: Cloud, role: str
+) -> None:
     network, out, m2 = cloud.network(), cloud.group("egress"), cloud.lab.machines["m2"]
-    inside, heard = cloud.group("ingress", tcp=True), cloud.lab.folder / f"heard-{story}"
-    guest = cloud.guest(network, "m1", security_groups=[inside if story == "asked" else out])
-    other = cloud.guest(network, "m3", security_groups=[out if story == "asked" else inside])
-    server, said, client, asked = {
-        "asked": (guest, ["listen", "7001", str(heard)], other, ["talk", "7001", guest.address]),
-        "asking": (other, ["listen", "7002", str(heard)], guest, ["talk", "7002", other.address]),
-        "told": (other, ["push", "7003"], guest, ["pull", "7003", other.address, str(heard)]),
-    }[story]
+    inside, received = cloud.group("ingress", tcp=True), cloud.lab.folder / f"received-{role}"
+    guest = cloud.guest(network, "m1", security_groups=[inside if role == "server" else out])
+    other = cloud.guest(network, "m3", security_groups=[out if role == "server" else inside])
+    server, server_words, client, client_words = {
+        "server": (
+            guest,
+            ["listen", "7001", str(received)],
+            other,
+            ["talk", "7001", guest.address],
+        ),
+        "client": (
+            other,
+            ["listen", "7002", str(received)],
+            guest,
+            ["talk", "7002", other.address],
+        ),
+        "reader": (other, ["push", "7003"], guest, ["pull", "7003", other.address, str(received)]),
+    }[role]
 
-    def still_heard(when: str) -> None:
-        so_far = heard.stat().st_size if heard.exists() else 0
+    def await_more(when: str) -> None:
+        so_far = received.stat().st_size if received.exists() else 0
         await_true(
-            lambda: heard.exists() and heard.stat().st_size > so_far + 20, f"nothing is said {when}"
+            lambda: received.exists() and received.stat().st_size > so_far + 20,
+            f"nothing is said {when}",
         )
 
-    with speaking(server, *said, listens=True), speaking(client, *asked):
-        still_heard("before it moves")
+    with (
+        run_connection_end(server, *server_words, listens=True),
+        run_connection_end(client, *client_words),
+    ):
+        await_more("before it moves")
         cloud.bind_also(guest, "m2")
         prepare(guest, m2)
         switch(cloud, guest, m2)
         cloud.client.activate("token", guest.port, "m2")
-        still_heard("after it has moved")
+        await_more("after it has moved")
         cloud.client.unbind_at("token", guest.port, "m1")
-        still_heard("after its old place was forgotten")
+        await_more("after its old place was forgotten")
         cloud.service.ask("PUT", f"/ports/{guest.port}", {"port": {"security_groups": []}})
-        await_true(lambda: _is_silent(heard), "what its groups no longer allow goes on")
+        await_true(lambda: _is_silent(received), "what its groups no longer allow goes on")
 
 
-def _is_silent(heard: Path) -> bool:
-    so_far = heard.stat().st_size
-    time.sleep(0.3)  # silence is what is asked: six words would have come
-    return heard.stat().st_size == so_far
+def _is_silent(received: Path) -> bool:
+    size = received.stat().st_size
+    time.sleep(0.3)  # Silence under test: six lines would have arrived.
+    return received.stat().st_size == size
 
 
 @pytest.mark.slice("operations")
-def test_nobody_gets_in_through_the_middle_of_a_connection(cloud: Cloud) -> None:
+def test_forged_connection_segment_opens_no_connection_after_migration(cloud: Cloud) -> None:
     network, m2 = cloud.network(), cloud.lab.machines["m2"]
     guest = cloud.guest(network, "m1", security_groups=[cloud.group("egress")])
     other = cloud.guest(network, "m3", security_groups=[cloud.group("egress")])
@@ -350,8 +365,7 @@ def test_nobody_gets_in_through_the_middle_of_a_connection(cloud: Cloud) -> None
     prepare(guest, m2)
     switch(cloud, guest, m2)
     cloud.client.activate("token", guest.port, "m2")
-    # A guest that answers nothing but what it wants: its kernel would end what was made up before
-    # it is of use.
+    # The guest drops outgoing resets. Otherwise the kernel would end the forged connection at once.
     guest.run(
         "nft",
         "add table inet t; add chain inet t c { type filter hook output priority 0; }; "
@@ -360,12 +374,12 @@ def test_nobody_gets_in_through_the_middle_of_a_connection(cloud: Cloud) -> None
     guest.run("ip", "neigh", "replace", other.address, "lladdr", other.mac, "dev", "eth0")
     other.run("ip", "neigh", "replace", guest.address, "lladdr", guest.mac, "dev", "eth0")
     with (
-        captured(guest, "tcp", cloud.lab.folder) as arrived,
-        speaking(guest, "push", "7004", listens=True),
+        capture(guest, "tcp", cloud.lab.folder) as arrived,
+        run_connection_end(guest, "push", "7004", listens=True),
     ):
-        tried = other.run(
+        result = other.run(
             sys.executable, FRAMES, "sneak", "7004", guest.address, other.address, check=False
         )
-        assert "TimeoutError" in tried.stderr
+        assert "TimeoutError" in result.stderr
         await_true(lambda: "Flags [.]" in arrived(), "the middle of a connection does not arrive")
         assert "Flags [S]" not in arrived()

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the API reads and changes of a network service: one suite for the one in memory, which the
-API's tests use, and for our client over HTTP with the standalone service behind it."""
+"""Reads and changes of network records by the API.
+
+One suite runs against the network service in memory, which the API tests use, and over HTTP through
+the API's client against the embedded network service.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ TOKENS = {"mine": (MINE, "member"), "other": (OTHER, "member"), "admin": ("a" * 
 
 
 class Rig(Protocol):
-    """A network service and how things are put into it."""
+    """A network service, and methods that create records."""
 
     client: TenantNetworks
 
@@ -55,7 +58,7 @@ class Rig(Protocol):
 
 
 class Memory(in_memory.Networks):
-    """The one in memory is its own client."""
+    """The network service in memory, which is also the client."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -71,18 +74,17 @@ class Memory(in_memory.Networks):
 
 
 class Quiet(WSGIRequestHandler):
-    """Logs nothing."""
+    """A request handler without a log."""
 
     def log_request(self, code: Any = "-", size: Any = "-") -> None:
-        """Called for each request."""
+        """Do not log the request."""
 
 
 WITHOUT_HOSTS = NetworkSettings(has_hosts=False)
 
 
-class Standalone:
-    """The standalone service behind a real port, with callers from a table instead of an identity
-    service."""
+class EmbeddedNetwork:
+    """The embedded network service on a real port. A table replaces the identity service."""
 
     def __init__(self, folder: Path, settings: NetworkSettings = WITHOUT_HOSTS) -> None:
         self._database = Database(folder / "network.db", schema.METADATA)
@@ -114,7 +116,7 @@ class Standalone:
         self._server.server_close()
         self._database.close()
 
-    def _put(self, method: str, path: str, body: Mapping[str, Any]) -> Any:
+    def _send(self, method: str, path: str, body: Mapping[str, Any]) -> Any:
         answer = requests.request(
             method,
             f"{self._url}/v2.0{path}",
@@ -134,7 +136,7 @@ class Standalone:
         shared: bool = False,
         external: bool = False,
     ) -> str:
-        made = self._put(
+        network = self._send(
             "POST",
             "/networks",
             {
@@ -147,19 +149,19 @@ class Standalone:
             },
         )["network"]["id"]
         if cidr:
-            self._put(
+            self._send(
                 "POST",
                 "/subnets",
                 {
                     "subnet": {
-                        "network_id": made,
+                        "network_id": network,
                         "project_id": project_id,
                         "cidr": cidr,
                         "ip_version": 6 if ":" in cidr else 4,
                     }
                 },
             )
-        return str(made)
+        return str(network)
 
     def add_port(
         self, network_id: str, project_id: str, address: str | None = None, **more: Any
@@ -168,7 +170,7 @@ class Standalone:
             {} if address is None else {"fixed_ips": [{"ip_address": address}] if address else []}
         )
         return str(
-            self._put(
+            self._send(
                 "POST",
                 "/ports",
                 {"port": {"network_id": network_id, "project_id": project_id, **fixed, **more}},
@@ -177,7 +179,7 @@ class Standalone:
 
     def add_group(self, name: str, project_id: str) -> str:
         return str(
-            self._put(
+            self._send(
                 "POST",
                 "/security-groups",
                 {"security_group": {"name": name, "project_id": project_id}},
@@ -185,16 +187,16 @@ class Standalone:
         )
 
     def add_router(self, external: str, inside: str) -> None:
-        router = self._put(
+        router = self._send(
             "POST",
             "/routers",
             {"router": {"project_id": MINE, "external_gateway_info": {"network_id": external}}},
         )["router"]["id"]
         [subnet] = self.client.subnets("admin", [inside])
-        self._put("PUT", f"/routers/{router}/add_router_interface", {"subnet_id": subnet["id"]})
+        self._send("PUT", f"/routers/{router}/add_router_interface", {"subnet_id": subnet["id"]})
 
     def set_limit(self, project_id: str, ports: int) -> None:
-        self._put("PUT", f"/quotas/{project_id}", {"quota": {"port": ports}})
+        self._send("PUT", f"/quotas/{project_id}", {"quota": {"port": ports}})
 
 
 @pytest.fixture(params=["memory", "standalone"])
@@ -202,16 +204,16 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
     if request.param == "memory":
         yield Memory()
         return
-    made = Standalone(tmp_path)
-    yield made
-    made.close()
+    rig = EmbeddedNetwork(tmp_path)
+    yield rig
+    rig.close()
 
 
-def names(found: list[dict[str, Any]]) -> list[str]:
-    return sorted(one["name"] for one in found)
+def names(records: list[dict[str, Any]]) -> list[str]:
+    return sorted(record["name"] for record in records)
 
 
-def test_networks_that_a_project_may_use(rig: Rig) -> None:
+def test_networks_of_project_include_shared_and_requested_external_ones(rig: Rig) -> None:
     red, bare = rig.add_network("red", MINE), rig.add_network("bare", MINE, None)
     shared = rig.add_network("shared", OTHER, "10.1.0.0/24", shared=True)
     foreign, public = (
@@ -220,31 +222,35 @@ def test_networks_that_a_project_may_use(rig: Rig) -> None:
     )
     assert rig.client.has_service()
     assert names(rig.client.networks("mine", MINE)) == ["bare", "red", "shared"]
-    found = {
-        one["id"]: one
-        for one in rig.client.networks("mine", MINE, [red, bare, shared, foreign, public])
+    networks = {
+        network["id"]: network
+        for network in rig.client.networks("mine", MINE, [red, bare, shared, foreign, public])
     }
-    assert set(found) == {red, bare, shared, public}
-    assert found[public]["router:external"] is True
-    assert [len(found[one]["subnets"]) for one in (red, bare)] == [1, 0]
-    assert [found[one]["shared"] for one in (red, shared, public)] == [False, True, False]
+    assert set(networks) == {red, bare, shared, public}
+    assert networks[public]["router:external"] is True
+    assert [len(networks[network]["subnets"]) for network in (red, bare)] == [1, 0]
+    assert [networks[network]["shared"] for network in (red, shared, public)] == [
+        False,
+        True,
+        False,
+    ]
     assert rig.client.networks("mine", MINE, [ids.new()]) == []
     assert names(rig.client.networks("admin", MINE, [foreign])) == ["foreign"]
 
 
-def test_subnets_of_networks(rig: Rig) -> None:
+def test_subnets_are_listed_by_networks(rig: Rig) -> None:
     red, blue = rig.add_network("red", MINE), rig.add_network("blue", MINE, "fd00::/64")
-    found = rig.client.subnets("mine", [red, blue])
-    assert sorted((one["network_id"], one["cidr"]) for one in found) == sorted(
+    subnets = rig.client.subnets("mine", [red, blue])
+    assert sorted((subnet["network_id"], subnet["cidr"]) for subnet in subnets) == sorted(
         [(red, "10.0.0.0/24"), (blue, "fd00::/64")]
     )
     assert rig.client.subnets("mine", []) == []
 
 
-def test_ports_by_what_they_have(rig: Rig) -> None:
+def test_ports_are_filtered_by_device_network_and_address(rig: Rig) -> None:
     red, server = rig.add_network("red", MINE), ids.new()
     free = rig.add_port(red, MINE, "10.0.0.9")
-    used = rig.add_port(red, MINE, "10.0.0.10", device_id=server, device_owner="compute:nova")
+    used_port = rig.add_port(red, MINE, "10.0.0.10", device_id=server, device_owner="compute:nova")
     shared = rig.add_network("shared", OTHER, "10.1.0.0/24", shared=True)
     theirs = rig.add_port(shared, OTHER, "10.1.0.11", device_id=server)
     port = rig.client.port("mine", free)
@@ -254,35 +260,37 @@ def test_ports_by_what_they_have(rig: Rig) -> None:
         "",
         MINE,
     )
-    assert [one["ip_address"] for one in port["fixed_ips"]] == ["10.0.0.9"]
+    assert [fixed_ip["ip_address"] for fixed_ip in port["fixed_ips"]] == ["10.0.0.9"]
     assert port["mac_address"]
-    assert [one["id"] for one in rig.client.ports("mine", device_id=server)] == [used]
-    assert sorted(one["id"] for one in rig.client.ports("admin", device_id=server)) == sorted(
-        [used, theirs]
-    )
+    assert [record["id"] for record in rig.client.ports("mine", device_id=server)] == [used_port]
+    assert sorted(
+        fixed_ip["id"] for fixed_ip in rig.client.ports("admin", device_id=server)
+    ) == sorted([used_port, theirs])
     there = rig.client.ports("mine", network_id=red, fixed_ips="ip_address=10.0.0.10")
-    assert [one["device_id"] for one in there] == [server]
+    assert [record["device_id"] for record in there] == [server]
     assert rig.client.ports("mine", network_id=red, fixed_ips="ip_address=10.0.0.99") == []
     for missing in (theirs, ids.new()):
         with pytest.raises(errors.NotFound):
             rig.client.port("mine", missing)
 
 
-def test_a_port_without_an_address(rig: Rig) -> None:
+def test_port_without_address_has_no_fixed_ips(rig: Rig) -> None:
     port = rig.add_port(rig.add_network("red", MINE), MINE, "")
     assert rig.client.port("mine", port)["fixed_ips"] == []
 
 
-def test_security_groups_of_a_project(rig: Rig) -> None:
+def test_security_groups_are_listed_by_project(rig: Rig) -> None:
     web, theirs = rig.add_group("web", MINE), rig.add_group("theirs", OTHER)
-    found = {one["id"]: one for one in rig.client.security_groups("mine", MINE)}
-    assert found[web] == {"id": web, "name": "web"}
-    assert theirs not in found
-    whole = {one["id"]: one for one in rig.client.security_groups("mine", MINE, whole=True)}[web]
+    groups = {group["id"]: group for group in rig.client.security_groups("mine", MINE)}
+    assert groups[web] == {"id": web, "name": "web"}
+    assert theirs not in groups
+    whole = {group["id"]: group for group in rig.client.security_groups("mine", MINE, whole=True)}[
+        web
+    ]
     assert {"id", "name", "description", "project_id", "security_group_rules"} <= set(whole)
 
 
-def test_ports_that_are_left(rig: Rig) -> None:
+def test_ports_left_follows_quota_and_ports(rig: Rig) -> None:
     red = rig.add_network("red", MINE, None)
     rig.set_limit(MINE, 3)
     assert rig.client.ports_left("mine", MINE) == 3
@@ -294,16 +302,21 @@ def test_ports_that_are_left(rig: Rig) -> None:
     assert rig.client.ports_left("mine", MINE) == -1
 
 
-def test_a_servers_interfaces_described_whole(rig: Rig) -> None:
+def test_server_interfaces_contain_groups_and_addresses(rig: Rig) -> None:
     red, server = rig.add_network("red", MINE), ids.new()
     groups = [rig.add_group(name, MINE) for name in ("web", "db")]
     port = rig.add_port(
         red, MINE, "10.0.0.9", device_id=server, device_owner="compute:nova", security_groups=groups
     )
-    [found] = rig.client.interfaces("mine", server)
-    assert sorted(found.groups or ()) == ["db", "web"]
-    assert (found.port, found.network, found.label, found.own) == (port, red, "red", False)
-    [address] = found.addresses
+    [interface] = rig.client.interfaces("mine", server)
+    assert sorted(interface.groups or ()) == ["db", "web"]
+    assert (interface.port, interface.network, interface.label, interface.own) == (
+        port,
+        red,
+        "red",
+        False,
+    )
+    [address] = interface.addresses
     assert (
         address["address"],
         address["version"],
@@ -315,31 +328,31 @@ def test_a_servers_interfaces_described_whole(rig: Rig) -> None:
     assert rig.client.interfaces("mine", ids.new()) == []
 
 
-def test_security_groups_that_users_change(rig: Rig) -> None:
+def test_security_group_create_update_and_delete_by_user(rig: Rig) -> None:
     client = rig.client
-    made = client.create("mine", "security-groups", {"name": "web", "description": "d"})
-    assert (made["name"], made["description"], made["project_id"]) == ("web", "d", MINE)
-    assert "security_group_rules" in made
+    group = client.create("mine", "security-groups", {"name": "web", "description": "d"})
+    assert (group["name"], group["description"], group["project_id"]) == ("web", "d", MINE)
+    assert "security_group_rules" in group
     assert (
-        client.update("mine", "security-groups", made["id"], {"name": "www", "description": ""})[
+        client.update("mine", "security-groups", group["id"], {"name": "www", "description": ""})[
             "name"
         ]
         == "www"
     )
-    assert client.record("mine", "security-groups", made["id"])["name"] == "www"
-    assert [one["id"] for one in client.records("mine", "security-groups", name="www")] == [
-        made["id"]
+    assert client.record("mine", "security-groups", group["id"])["name"] == "www"
+    assert [record["id"] for record in client.records("mine", "security-groups", name="www")] == [
+        group["id"]
     ]
     with pytest.raises(errors.Conflict):
         client.create("mine", "security-groups", {"name": "default", "description": ""})
     for token, change in (("other", client.record), ("other", client.delete)):
         with pytest.raises(errors.NotFound):
-            change(token, "security-groups", made["id"])
+            change(token, "security-groups", group["id"])
     port = rig.add_port(
-        rig.add_network("red", MINE), MINE, "10.0.0.9", security_groups=[made["id"]]
+        rig.add_network("red", MINE), MINE, "10.0.0.9", security_groups=[group["id"]]
     )
     with pytest.raises(errors.Conflict):
-        client.delete("mine", "security-groups", made["id"])
+        client.delete("mine", "security-groups", group["id"])
     client.update("mine", "ports", port, {"fixed_ips": []})
     unused = rig.add_group("unused", MINE)
     client.delete("mine", "security-groups", unused)
@@ -347,9 +360,9 @@ def test_security_groups_that_users_change(rig: Rig) -> None:
         client.record("mine", "security-groups", unused)
 
 
-def test_rules_that_users_change(rig: Rig) -> None:
+def test_security_group_rule_create_and_delete_by_user(rig: Rig) -> None:
     client, web = rig.client, rig.add_group("web", MINE)
-    wish = {
+    rule_request = {
         "security_group_id": web,
         "direction": "ingress",
         "ethertype": "IPv4",
@@ -358,36 +371,44 @@ def test_rules_that_users_change(rig: Rig) -> None:
         "port_range_max": 22,
         "remote_ip_prefix": "10.0.0.0/8",
     }
-    made = client.create("mine", "security-group-rules", wish)
-    assert {name: made[name] for name in wish} == wish
-    assert made["remote_group_id"] is None
+    rule = client.create("mine", "security-group-rules", rule_request)
+    assert {name: rule[name] for name in rule_request} == rule_request
+    assert rule["remote_group_id"] is None
     with pytest.raises(errors.Conflict):
-        client.create("mine", "security-group-rules", wish)
+        client.create("mine", "security-group-rules", rule_request)
     with pytest.raises(errors.NotFound):
-        client.create("mine", "security-group-rules", {**wish, "security_group_id": ids.new()})
-    client.delete("mine", "security-group-rules", made["id"])
+        client.create(
+            "mine", "security-group-rules", {**rule_request, "security_group_id": ids.new()}
+        )
+    client.delete("mine", "security-group-rules", rule["id"])
     with pytest.raises(errors.NotFound):
-        client.delete("mine", "security-group-rules", made["id"])
+        client.delete("mine", "security-group-rules", rule["id"])
 
 
-def test_floating_ips_that_users_change(rig: Rig) -> None:
+def test_floating_ip_create_associate_and_delete_by_user(rig: Rig) -> None:
     client, red = rig.client, rig.add_network("red", MINE)
     public = rig.add_network("public", OTHER, "172.24.4.0/29", external=True)
     port, second = rig.add_port(red, MINE, "10.0.0.9"), rig.add_port(red, MINE, "10.0.0.10")
     assert names(client.records("mine", "networks", **{"router:external": True})) == ["public"]
-    made = client.create("mine", "floatingips", {"floating_network_id": public})
-    assert (made["floating_network_id"], made["port_id"], made["fixed_ip_address"]) == (
+    floating_ip = client.create("mine", "floatingips", {"floating_network_id": public})
+    assert (
+        floating_ip["floating_network_id"],
+        floating_ip["port_id"],
+        floating_ip["fixed_ip_address"],
+    ) == (
         public,
         None,
         None,
     )
     lead = {"port_id": port, "fixed_ip_address": "10.0.0.9"}
     with pytest.raises(errors.NotFound):
-        client.update("mine", "floatingips", made["id"], lead)
+        client.update("mine", "floatingips", floating_ip["id"], lead)
     rig.add_router(public, red)
-    client.update("mine", "floatingips", made["id"], lead)
-    [found] = client.records("mine", "floatingips", floating_ip_address=made["floating_ip_address"])
-    assert {name: found[name] for name in lead} == lead
+    client.update("mine", "floatingips", floating_ip["id"], lead)
+    [stored] = client.records(
+        "mine", "floatingips", floating_ip_address=floating_ip["floating_ip_address"]
+    )
+    assert {name: stored[name] for name in lead} == lead
     other = client.create("mine", "floatingips", {"floating_network_id": public})
     with pytest.raises(errors.Conflict):
         client.update("mine", "floatingips", other["id"], lead)
@@ -396,28 +417,30 @@ def test_floating_ips_that_users_change(rig: Rig) -> None:
     client.update(
         "mine", "floatingips", other["id"], {"port_id": second, "fixed_ip_address": "10.0.0.10"}
     )
-    freed = client.update("mine", "floatingips", made["id"], {"port_id": None})
+    freed = client.update("mine", "floatingips", floating_ip["id"], {"port_id": None})
     assert (freed["port_id"], freed["fixed_ip_address"]) == (None, None)
     assert client.records("other", "floatingips", project_id=OTHER) == []
-    client.delete("mine", "floatingips", made["id"])
+    client.delete("mine", "floatingips", floating_ip["id"])
     with pytest.raises(errors.NotFound):
-        client.record("mine", "floatingips", made["id"])
-    with pytest.raises(errors.Conflict):  # no address is left
+        client.record("mine", "floatingips", floating_ip["id"])
+    # No address is left.
+    with pytest.raises(errors.Conflict):
         for _ in range(8):
             client.create("mine", "floatingips", {"floating_network_id": public})
 
 
-def test_addresses_that_users_change(rig: Rig) -> None:
+def test_port_fixed_ips_update_adds_and_removes_addresses(rig: Rig) -> None:
     client, red = rig.client, rig.add_network("red", MINE, "10.0.0.0/29")
     port = rig.add_port(red, MINE, "10.0.0.3")
     fixed = client.port("mine", port)["fixed_ips"]
     more = client.update(
         "mine", "ports", port, {"fixed_ips": [*fixed, {"subnet_id": fixed[0]["subnet_id"]}]}
     )
-    assert len({one["ip_address"] for one in more["fixed_ips"]}) == 2
-    assert "10.0.0.3" in [one["ip_address"] for one in more["fixed_ips"]]
+    assert len({address["ip_address"] for address in more["fixed_ips"]}) == 2
+    assert "10.0.0.3" in [address["ip_address"] for address in more["fixed_ips"]]
     assert client.update("mine", "ports", port, {"fixed_ips": fixed})["fixed_ips"] == fixed
-    with pytest.raises(errors.Conflict):  # no address is left
+    # No address is left.
+    with pytest.raises(errors.Conflict):
         for _ in range(8):
             now = client.port("mine", port)["fixed_ips"]
             client.update(

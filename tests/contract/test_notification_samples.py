@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every payload that we tell against Nova's sample of it: names, versions, keys and types of JSON.
+"""Notification payloads against Nova's samples: names, versions, keys and JSON types.
 
-The samples are data out of Nova's source. The payloads are those of every workflow, done and
-failed, on servers that have all that a payload can show. How many agree is printed.
+The samples are data from Nova's source. The payloads come from every workflow, successful and
+failed, on servers that use all fields of a payload. The tests print the number of matching events.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from tests.told import all_told, story_of_nouns
 from tests.workflows.scenarios import SCENARIOS, trial_of
 from tests.workflows.simulator import Cloud, Time
 
-#: Objects that Nova has and names in no sample: an action of ours that fails is told as its other
-#: phases are.
+#: Prefixes of the samples without servers. For an action that Nova has no failure sample for, the
+#: sample of another phase is used.
 OTHERS = ("service-", "aggregate-", "flavor-", "keypair-", "server_group-")
 PHASES = ("error", "end", "start")
-#: Keys whose values are maps of the user's, or of an image's properties.
+#: Keys of free-form maps of the user or of an image.
 FREE = ("metadata", "meta", "extra_specs", "scheduler_hints", "rules")
 FREE_OBJECTS = ("ImageMetaPropsPayload",)
 SHAPE: dict[str, Any] = {
@@ -66,61 +66,63 @@ def samples() -> Path:
 
 
 @cache
-def resolved(path: Path) -> Any:
-    """A sample with what it refers to."""
-    return _resolved(json.loads(path.read_text()), path.parent)
+def read_sample(path: Path) -> Any:
+    """Return a sample with resolved references."""
+    return _resolve(json.loads(path.read_text()), path.parent)
 
 
-def _resolved(value: Any, folder: Path) -> Any:
+def _resolve(value: Any, folder: Path) -> Any:
     if isinstance(value, list):
-        return [_resolved(item, folder) for item in value]
+        return [_resolve(item, folder) for item in value]
     if not isinstance(value, dict):
         return value
-    own = {key: _resolved(item, folder) for key, item in value.items() if key != "$ref"}
+    own = {key: _resolve(item, folder) for key, item in value.items() if key != "$ref"}
     if "$ref" not in value:
         return own
     name = value["$ref"].removesuffix("#")
-    known = next(
+    source = next(
         path for path in (folder / name, folder / "common_payloads" / name) if path.exists()
     )
-    return _merged(resolved(known), own)
+    return _merge(read_sample(source), own)
 
 
-def _merged(base: Any, own: Any) -> Any:
+def _merge(base: Any, own: Any) -> Any:
     if isinstance(base, dict) and isinstance(own, dict):
-        return base | {key: _merged(base.get(key), value) for key, value in own.items()}
+        return base | {key: _merge(base.get(key), value) for key, value in own.items()}
     return own
 
 
 def sample_of(event: str, folder: Path) -> Any:
-    """The event's own sample, or that of its action in another phase."""
+    """Return the event's own sample, or that of another phase of the action."""
     *words, _phase = event.split(".")
     stem = "-".join(words)
     names = [f"{event.replace('.', '-')}.json", *(f"{stem}-{other}.json" for other in PHASES)]
-    return next((resolved(folder / name) for name in names if (folder / name).exists()), None)
+    return next((read_sample(folder / name) for name in names if (folder / name).exists()), None)
 
 
-def differences(ours: Any, theirs: Any, where: str) -> Iterator[str]:
-    """What of ours a reader of theirs would not understand; a sample cannot say what else than null
-    a null may be."""
+def differences(ours: Any, theirs: Any, path: str) -> Iterator[str]:
+    """Yield each difference that breaks a reader of Nova's format.
+
+    null matches every type, because a sample cannot show the other types of a nullable value.
+    """
     if ours is None or theirs is None:
         return
     if kind(ours) != kind(theirs):
-        yield f"{where} is {kind(ours)}, not {kind(theirs)}"
+        yield f"{path} is {kind(ours)}, not {kind(theirs)}"
     elif isinstance(ours, list) and theirs:
         for item in ours:
-            yield from differences(item, theirs[0], f"{where}[]")
-    elif isinstance(ours, dict) and where.rpartition(".")[2] not in FREE:
+            yield from differences(item, theirs[0], f"{path}[]")
+    elif isinstance(ours, dict) and path.rpartition(".")[2] not in FREE:
         if ours.get("nova_object.name") in FREE_OBJECTS:
-            ours, theirs = (one | {"nova_object.data": {}} for one in (ours, theirs))
+            ours, theirs = (payload | {"nova_object.data": {}} for payload in (ours, theirs))
         for name in ("nova_object.name", "nova_object.version", "nova_object.namespace"):
             if ours.get(name) != theirs.get(name):
-                yield f"{where} has {name} {ours.get(name)}, not {theirs.get(name)}"
+                yield f"{path} has {name} {ours.get(name)}, not {theirs.get(name)}"
         for key in sorted(ours.keys() ^ theirs.keys()):
-            yield f"{where}.{key} is {'new' if key in ours else 'missing'}"
+            yield f"{path}.{key} is {'new' if key in ours else 'missing'}"
         for key in ours.keys() & theirs.keys():
             yield from differences(
-                ours[key], theirs[key], f"{where}.{key}" if key != "nova_object.data" else where
+                ours[key], theirs[key], f"{path}.{key}" if key != "nova_object.data" else path
             )
 
 
@@ -129,8 +131,8 @@ def kind(value: Any) -> str:
 
 
 def all_rows() -> list[Any]:
-    """What every workflow tells, when it succeeds and when each of its verbs fails."""
-    found = []
+    """Return the notifications of every workflow, successful and with each verb failing."""
+    rows = []
     for workflow, scenario in SCENARIOS.items():
         for verb in ("", *(() if scenario.brief else scenario.verbs)):
             time = Time()
@@ -147,18 +149,18 @@ def all_rows() -> list[Any]:
                 )
             )
             cloud.settle()
-            found += all_told(cloud.store)
+            rows += all_told(cloud.store)
             cloud.store.close()
-    return found
+    return rows
 
 
 def without_workflow() -> list[Any]:
-    """What no workflow tells: the usage audit, and what becomes of a wish for a live migration."""
+    """Return the notifications outside workflows: the usage audit and live migration controls."""
     names = (
         "instance.exists",
         *(
-            f"instance.live_migration_{wish}.{phase}"
-            for wish in ("abort", "force_complete")
+            f"instance.live_migration_{control}.{phase}"
+            for control in ("abort", "force_complete")
             for phase in ("start", "end")
         ),
     )
@@ -175,8 +177,8 @@ def without_workflow() -> list[Any]:
 
 
 def no_host() -> list[Any]:
-    """What is told when no host is found."""
-    found = []
+    """Return the notifications of workflows without a valid host."""
+    rows = []
     for workflow in ("create", "resize", "live_migrate"):
         time = Time()
         cloud = Cloud(memory_store(time), time)
@@ -186,18 +188,18 @@ def no_host() -> list[Any]:
             cloud.force_down(name)
         trial.begin()
         cloud.settle()
-        found += all_told(cloud.store)
+        rows += all_told(cloud.store)
         cloud.store.close()
-    return found
+    return rows
 
 
 def judge(rows: list[Any], folder: Path) -> tuple[set[str], dict[str, set[str]]]:
-    """The events that were looked at, and what differs, by event."""
-    seen, wrong = set(), {}
+    """Compare rows with the samples and return the seen events, and the differences by event."""
+    events, wrong = set(), {}
     for row in rows:
         [message] = messages(row, VERSIONED)
         theirs = sample_of(message.event, folder)
-        seen.add(message.event)
+        events.add(message.event)
         differs = (
             {f"no sample of {message.event}"}
             if theirs is None
@@ -216,39 +218,39 @@ def judge(rows: list[Any], folder: Path) -> tuple[set[str], dict[str, set[str]]]
             )
         if differs:
             wrong.setdefault(message.event, set()).update(differs)
-    return seen, wrong
+    return events, wrong
 
 
 @pytest.mark.slice("operations")
-def test_what_servers_tell_is_as_in_the_samples(samples: Path) -> None:
-    seen, wrong = judge(all_rows() + no_host() + without_workflow(), samples)
-    own = sum((samples / f"{event.replace('.', '-')}.json").exists() for event in seen)
+def test_server_notifications_match_nova_samples(samples: Path) -> None:
+    events, wrong = judge(all_rows() + no_host() + without_workflow(), samples)
+    count = sum((samples / f"{event.replace('.', '-')}.json").exists() for event in events)
     print(
-        f"\n{len(seen)} events of servers checked against Nova's samples, {own} of them have one of their own; "
-        f"{len(seen) - len(wrong)} agree"
+        f"\n{len(events)} events of servers checked against Nova's samples, {count} of them have one of their own; "
+        f"{len(events) - len(wrong)} agree"
     )
     assert wrong == {}
-    assert len(seen) > 60
+    assert len(events) > 60
 
 
-def test_what_else_is_told_is_as_in_the_samples(samples: Path) -> None:
+def test_other_notifications_match_nova_samples(samples: Path) -> None:
     store = memory_store(Time())
     store.notify_with(NotificationSettings("api"))
     story_of_nouns(store)
-    seen, wrong = judge(all_told(store), samples)
+    events, wrong = judge(all_told(store), samples)
     print(
-        f"\n{len(seen)} other events checked against Nova's samples, {len(seen) - len(wrong)} agree"
+        f"\n{len(events)} other events checked against Nova's samples, {len(events) - len(wrong)} agree"
     )
     assert wrong == {}
-    assert seen == {
+    assert events == {
         path.stem.replace("-", ".")
         for path in samples.glob("*.json")
         if path.stem.startswith(OTHERS)
     }
 
 
-def test_a_difference_is_seen(samples: Path) -> None:
-    ours = resolved(samples / "instance-create-end.json")["payload"]
+def test_differences_detects_changed_and_missing_keys(samples: Path) -> None:
+    ours = read_sample(samples / "instance-create-end.json")["payload"]
     assert list(differences(ours, ours, "payload")) == []
     data = ours["nova_object.data"]
     for changed in (

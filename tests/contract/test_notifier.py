@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Notifications on a real RabbitMQ: whoever listens as Nova's consumers do receives them, and a
-broker that has not taken one is known."""
+"""Notifications over a real RabbitMQ, received with oslo.messaging's own listener.
+
+The tests include a broker that is unreachable or closes the channel.
+"""
 
 from __future__ import annotations
 
@@ -50,10 +52,10 @@ OLDER = Message(False, "compute.h1", "compute.instance.reboot.error", {"instance
 
 
 class Listener:
-    """oslo.messaging's own listener on both topics; keeps what it hears."""
+    """oslo.messaging's listener on these topics, which records notifications."""
 
     def __init__(self, conf: cfg.ConfigOpts, url: str, topics: list[str]) -> None:
-        self.heard: list[tuple[str, str, str, Any, Any]] = []
+        self.received: list[tuple[str, str, str, Any, Any]] = []
         transport = oslo_messaging.get_notification_transport(conf, url=url)
         targets = [oslo_messaging.Target(topic=topic, exchange=EXCHANGE) for topic in topics]
         self._server = oslo_messaging.get_notification_listener(
@@ -61,14 +63,16 @@ class Listener:
         )
         self._server.start()
 
-    def _hear(self, priority: str, context: Any, publisher: str, event: str, payload: Any) -> None:
-        self.heard.append((priority, publisher, event, payload, context))
+    def _record(
+        self, priority: str, context: Any, publisher: str, event: str, payload: Any
+    ) -> None:
+        self.received.append((priority, publisher, event, payload, context))
 
     def info(self, context: Any, publisher: str, event: str, payload: Any, metadata: Any) -> None:
-        self._hear("info", context, publisher, event, payload)
+        self._record("info", context, publisher, event, payload)
 
     def error(self, context: Any, publisher: str, event: str, payload: Any, metadata: Any) -> None:
-        self._hear("error", context, publisher, event, payload)
+        self._record("error", context, publisher, event, payload)
 
     def close(self) -> None:
         self._server.stop()
@@ -77,9 +81,9 @@ class Listener:
 
 @pytest.fixture
 def conf() -> Iterator[cfg.ConfigOpts]:
-    """With topics that no other test has."""
+    """Options with topics that no other test uses."""
     conf, mine = config.load(), uuid.uuid4().hex
-    # makes the library's options known; connects nothing
+    # Registers the library's options and does not connect.
     Notifier(conf, "rabbit://nobody:none@127.0.0.1:1/")
     conf.set_override(
         "versioned_notifications_topics", [f"versioned-{mine}"], group="notifications"
@@ -92,14 +96,14 @@ def conf() -> Iterator[cfg.ConfigOpts]:
 
 @pytest.fixture
 def notifier(conf: cfg.ConfigOpts, rabbitmq_url: str) -> Iterator[Notifier]:
-    made = Notifier(conf, rabbitmq_url)
-    yield made
-    made.close()
+    notifier = Notifier(conf, rabbitmq_url)
+    yield notifier
+    notifier.close()
 
 
 @pytest.fixture
 def listener(conf: cfg.ConfigOpts, rabbitmq_url: str) -> Iterator[Listener]:
-    made = Listener(
+    listener = Listener(
         conf,
         rabbitmq_url,
         [
@@ -107,16 +111,16 @@ def listener(conf: cfg.ConfigOpts, rabbitmq_url: str) -> Iterator[Listener]:
             *conf.oslo_messaging_notifications.topics,
         ],
     )
-    yield made
-    made.close()
+    yield listener
+    listener.close()
 
 
 @pytest.fixture
 def store() -> Iterator[Store]:
-    made = memory_store(lambda: time.time_ns() // 1000)
-    made.notify_with(NotificationSettings("api1"))
-    yield made
-    made.close()
+    store = memory_store(lambda: time.time_ns() // 1000)
+    store.notify_with(NotificationSettings("api1"))
+    yield store
+    store.close()
 
 
 def add_server(store: Store) -> str:
@@ -135,37 +139,45 @@ def add_server(store: Store) -> str:
     return name
 
 
-def test_a_listener_hears_both_formats(notifier: Notifier, listener: Listener) -> None:
+def test_notifier_sends_both_formats_to_listener(notifier: Notifier, listener: Listener) -> None:
     for message in (NEWER, OLDER):
         notifier.send(message)
-    await_true(lambda: len(listener.heard) == 2, 10, "both arrive")
-    newer, older = sorted(listener.heard, reverse=True, key=lambda one: one[0])
+    await_true(lambda: len(listener.received) == 2, 10, "both arrive")
+    newer, older = sorted(listener.received, reverse=True, key=lambda notification: notification[0])
     assert newer[:4] == ("info", NEWER.publisher, NEWER.event, NEWER.payload)
     assert newer[4].items() >= NEWER.context.items()
     assert older[:4] == ("error", OLDER.publisher, OLDER.event, OLDER.payload)
 
 
-def test_what_is_sent_before_anybody_listens_is_kept(
+def test_notification_without_listener_is_kept_in_queue(
     notifier: Notifier, conf: cfg.ConfigOpts, rabbitmq_url: str
 ) -> None:
     notifier.send(NEWER)
     late = Listener(conf, rabbitmq_url, conf.notifications.versioned_notifications_topics)
-    await_true(lambda: [one[2] for one in late.heard] == [NEWER.event], 10, "it arrives")
+    await_true(
+        lambda: [notification[2] for notification in late.received] == [NEWER.event],
+        10,
+        "it arrives",
+    )
     late.close()
 
 
-def test_a_message_that_cannot_be_sent_is_not_a_broker_that_is_away(
+def test_notifier_raises_for_unserializable_payload_and_sends_next(
     notifier: Notifier, listener: Listener
 ) -> None:
     with pytest.raises((TypeError, ValueError)):
         notifier.send(replace(NEWER, payload={1j: object()}))
     notifier.send(OLDER)
     await_true(
-        lambda: [one[2] for one in listener.heard] == [OLDER.event], 10, "the next one arrives"
+        lambda: [notification[2] for notification in listener.received] == [OLDER.event],
+        10,
+        "the next one arrives",
     )
 
 
-def test_a_broker_that_is_away_is_known_soon(conf: cfg.ConfigOpts) -> None:
+def test_notifier_raises_unavailable_in_time_when_broker_is_unreachable(
+    conf: cfg.ConfigOpts,
+) -> None:
     away = Notifier(conf, f"rabbit://nobody:none@127.0.0.1:{free_ports(1)}/")
     began = time.monotonic()
     with pytest.raises(errors.Unavailable, match="takes no notifications"):
@@ -174,10 +186,10 @@ def test_a_broker_that_is_away_is_known_soon(conf: cfg.ConfigOpts) -> None:
     away.close()
 
 
-def test_a_channel_that_died_is_made_anew(
+def test_notifier_reopens_closed_channel(
     notifier: Notifier, listener: Listener, rabbitmq_url: str
 ) -> None:
-    """The exchange is gone, which closes the channel of who sends to it; the connection stays."""
+    """The exchange is deleted, so the broker closes the channel and keeps the connection."""
     notifier.send(NEWER)
     with Connection(rabbitmq_url.replace("rabbit://", "amqp://")) as broker:
         broker.default_channel.exchange_delete(EXCHANGE)
@@ -192,27 +204,31 @@ def test_a_channel_that_died_is_made_anew(
     await_true(is_sent, 20, "it is taken again")
 
 
-def test_an_action_is_heard_from_start_to_error(
+def test_action_notifications_arrive_in_order_from_start_to_error(
     notifier: Notifier, listener: Listener, store: Store
 ) -> None:
-    """From the outbox, through the sender, the broker and the library's listener, in order."""
+    """The path is: outbox, sender, broker and the library's listener."""
     server = add_server(store)
     context = RequestContext(user_id="u", project_id="p", roles=("member",), request_id="req-1")
     for key in ("os-stop", "delete"):
         store.write(lambda tx, key=key: actions.begin(tx, states.row(key), server, context=context))
-    teller = NotificationSender(store, Time(), notifier, "c1/1", BOTH, 1000)
+    sender = NotificationSender(store, Time(), notifier, "c1/1", BOTH, 1000)
     store.write(lambda tx: outbox.take(tx, "c1/1", 1))
-    assert teller.send_batch() == 3
-    await_true(lambda: len(listener.heard) == 6, 10, "all arrive")
-    newer = [one for one in listener.heard if one[2].startswith("instance.")]
-    assert sorted(one[2] for one in newer) == [
+    assert sender.send_batch() == 3
+    await_true(lambda: len(listener.received) == 6, 10, "all arrive")
+    newer = [
+        notification
+        for notification in listener.received
+        if notification[2].startswith("instance.")
+    ]
+    assert sorted(notification[2] for notification in newer) == [
         "instance.delete.start",
         "instance.power_off.error",
         "instance.power_off.start",
     ]
-    infos = [one[2] for one in newer if one[0] == "info"]
+    infos = [notification[2] for notification in newer if notification[0] == "info"]
     assert infos == ["instance.power_off.start", "instance.delete.start"], (
         "in one queue they keep their order"
     )
-    assert {one[3]["nova_object.data"]["uuid"] for one in newer} == {server}
+    assert {notification[3]["nova_object.data"]["uuid"] for notification in newer} == {server}
     assert all_told(store) == []

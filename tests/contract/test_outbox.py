@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The outbox on three databases: rows come with the transition, go in order when the broker has
-them, one sender at a time; what is killed between is sent again."""
+"""The notification outbox on the three databases.
+
+A row is written in the transaction of the change. One sender at a time sends rows in order, and
+deletes them once the broker has them. Rows in progress at a crash are sent again.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +34,11 @@ SECRETS = ("secret user data", "sealed password")
 
 
 class Died(BaseException):
-    """The sender was killed."""
+    """Raised to simulate the death of a sender."""
 
 
 class Time:
-    """A clock that is turned by hand."""
+    """A clock under control of the test."""
 
     seconds = 0.0
 
@@ -44,39 +47,43 @@ class Time:
 
 
 class Broker:
-    """Keeps what it takes; ``refuses`` says what it does not."""
+    """A broker that records messages. ``refuses`` decides about refusals."""
 
     def __init__(self) -> None:
-        self.taken: list[Message] = []
+        self.sent: list[Message] = []
         self.refuses: Callable[[Message], bool] = lambda message: False
 
     def send(self, message: Message) -> None:
         if self.refuses(message):
             raise errors.Unavailable("it is away")
-        self.taken.append(message)
+        self.sent.append(message)
 
     def events(self, server: str) -> list[str]:
-        return [one.event.removeprefix("instance.") for one in self.taken if uuid(one) == server]
+        return [
+            message.event.removeprefix("instance.")
+            for message in self.sent
+            if server_of(message) == server
+        ]
 
 
-def uuid(message: Message) -> Any:
+def server_of(message: Message) -> Any:
     return message.payload["nova_object.data"]["uuid"]
 
 
 @pytest.fixture
-def telling(store: Store) -> Store:
+def notifying_store(store: Store) -> Store:
     store.notify_with(NotificationSettings("api1"))
     return store
 
 
-def teller(
+def new_sender(
     store: Store, broker: Broker, owner: str = "c1/1", form: str = VERSIONED, limit: int = 1000
 ) -> NotificationSender:
-    """The first round ever only makes the lease: that is over."""
-    made = NotificationSender(store, Time(), broker, owner, form, limit)
+    """Return a sender after the first round, which only creates the lease."""
+    sender = NotificationSender(store, Time(), broker, owner, form, limit)
     store.write(lambda tx: outbox.take(tx, owner, 1))
-    made.release()
-    return made
+    sender.release()
+    return sender
 
 
 def add_servers(store: Store, count: int = 1) -> list[str]:
@@ -112,21 +119,21 @@ def begin(store: Store, server: str, key: str = "os-stop") -> str:
     )
 
 
-def tell_all(one: NotificationSender) -> None:
-    while one.send_batch():
+def send_all(sender: NotificationSender) -> None:
+    while sender.send_batch():
         pass
 
 
-def test_a_row_is_there_when_the_transition_is(telling: Store) -> None:
-    server = add_servers(telling)[0]
+def test_outbox_row_is_written_only_with_committed_transition(notifying_store: Store) -> None:
+    server = add_servers(notifying_store)[0]
     with pytest.raises(errors.WrongState):
-        begin(telling, server, "unpause")
-    with telling.begin() as tx:
+        begin(notifying_store, server, "unpause")
+    with notifying_store.begin() as tx:
         actions.begin(tx, states.row("os-stop"), server, context=USER)
         tx.rollback()
-    assert all_told(telling) == []
-    begin(telling, server)
-    [row] = all_told(telling)
+    assert all_told(notifying_store) == []
+    begin(notifying_store, server)
+    [row] = all_told(notifying_store)
     assert (row.event, row.key, row.publisher) == (
         "instance.power_off.start",
         server,
@@ -136,25 +143,25 @@ def test_a_row_is_there_when_the_transition_is(telling: Store) -> None:
     assert row.body["object"]["task_state"] == "powering-off"
 
 
-def test_no_secret_is_written(telling: Store) -> None:
-    server = add_servers(telling)[0]
+def test_outbox_rows_contain_no_secret(notifying_store: Store) -> None:
+    server = add_servers(notifying_store)[0]
     for key in ("os-stop", "delete"):
-        begin(telling, server, key)
-    text = telling.read(
+        begin(notifying_store, server, key)
+    text = notifying_store.read(
         lambda tx: list(tx.scalars(sa.select(sa.type_coerce(schema.notifications.c.body, sa.Text))))
     )
     assert len(text) == 3
     assert [secret for secret in SECRETS for body in text if secret in body] == []
 
 
-def test_a_lock_is_told_at_once_by_the_api(telling: Store) -> None:
-    server = add_servers(telling)[0]
-    telling.write(
+def test_lock_server_writes_notification_of_api(notifying_store: Store) -> None:
+    server = add_servers(notifying_store)[0]
+    notifying_store.write(
         lambda tx: immediate_actions.do(
             tx, states.row("lock"), server, context=USER, args={"locked_reason": "mine"}
         )
     )
-    [row] = all_told(telling)
+    [row] = all_told(notifying_store)
     assert (row.event, row.publisher, row.body["object"]["locked_reason"]) == (
         "instance.lock",
         "nova-api:api1",
@@ -162,17 +169,17 @@ def test_a_lock_is_told_at_once_by_the_api(telling: Store) -> None:
     )
 
 
-def test_rows_go_in_order_and_are_gone(telling: Store) -> None:
-    servers, broker = add_servers(telling, 3), Broker()
+def test_notification_sender_sends_rows_in_order_and_deletes_them(notifying_store: Store) -> None:
+    servers, broker = add_servers(notifying_store, 3), Broker()
     for server in servers:
-        begin(telling, server)
-        begin(telling, server, "delete")
-    one = teller(telling, broker)
-    tell_all(one)
+        begin(notifying_store, server)
+        begin(notifying_store, server, "delete")
+    sender = new_sender(notifying_store, broker)
+    send_all(sender)
     for server in servers:
         assert broker.events(server) == ["power_off.start", "power_off.error", "delete.start"]
-    assert all_told(telling) == []
-    assert one.send_batch() == 0
+    assert all_told(notifying_store) == []
+    assert sender.send_batch() == 0
 
 
 @pytest.mark.parametrize(
@@ -183,52 +190,56 @@ def test_rows_go_in_order_and_are_gone(telling: Store) -> None:
         (BOTH, ["instance.power_off.start", "compute.instance.power_off.start"]),
     ],
 )
-def test_each_format_is_sent_where_wanted(telling: Store, form: str, expected: list[str]) -> None:
+def test_notification_sender_sends_configured_formats(
+    notifying_store: Store, form: str, expected: list[str]
+) -> None:
     broker = Broker()
-    begin(telling, add_servers(telling)[0])
-    tell_all(teller(telling, broker, form=form))
-    assert [one.event for one in broker.taken] == expected
-    assert {one.publisher for one in broker.taken} <= {"nova-compute:h1", "compute.h1"}
+    begin(notifying_store, add_servers(notifying_store)[0])
+    send_all(new_sender(notifying_store, broker, form=form))
+    assert [message.event for message in broker.sent] == expected
+    assert {message.publisher for message in broker.sent} <= {"nova-compute:h1", "compute.h1"}
 
 
 @pytest.mark.parametrize(("where", "again"), [("taken", 0), ("sent", 3)])
-def test_what_a_dead_sender_had_in_hand_is_sent_again(
-    telling: Store, where: str, again: int
+def test_notification_sender_resends_rows_of_dead_sender(
+    notifying_store: Store, where: str, again: int
 ) -> None:
-    """By its successor of the same name at once; in order, under the same number."""
-    servers, broker = add_servers(telling, 3), Broker()
+    """The successor with the same name sends again at once, in order and with the same numbers."""
+    servers, broker = add_servers(notifying_store, 3), Broker()
     for server in servers:
-        begin(telling, server)
+        begin(notifying_store, server)
 
     def die(point: str) -> None:
         if point == where:
             raise Died
 
-    dying = teller(telling, broker)
+    dying = new_sender(notifying_store, broker)
     dying.fault_point = die
     with pytest.raises(Died):
         dying.send_batch()
-    assert len(broker.taken) == again
-    assert len(all_told(telling)) == 3
-    tell_all(teller(telling, broker))
-    assert [uuid(one) for one in broker.taken] == servers[:again] + servers
-    numbers = [one.context["notification_id"] for one in broker.taken]
+    assert len(broker.sent) == again
+    assert len(all_told(notifying_store)) == 3
+    send_all(new_sender(notifying_store, broker))
+    assert [server_of(message) for message in broker.sent] == servers[:again] + servers
+    numbers = [message.context["notification_id"] for message in broker.sent]
     assert numbers == sorted(numbers[again:])[:again] + sorted(numbers[again:])
-    assert all_told(telling) == []
+    assert all_told(notifying_store) == []
 
 
-def test_only_who_has_the_lease_sends(telling: Store) -> None:
-    server, broker = add_servers(telling)[0], Broker()
-    first, second = teller(telling, broker), teller(telling, broker, "c2/1")
-    begin(telling, server)
+def test_notification_sender_sends_only_with_lease(notifying_store: Store) -> None:
+    server, broker = add_servers(notifying_store)[0], Broker()
+    first, second = new_sender(notifying_store, broker), new_sender(notifying_store, broker, "c2/1")
+    begin(notifying_store, server)
     assert first.send_batch() == 1
-    begin(telling, server, "delete")
+    begin(notifying_store, server, "delete")
     assert second.send_batch() == 0
     first.release()
     assert second.send_batch() == 2
-    begin(telling, server, "delete")
+    begin(notifying_store, server, "delete")
     assert first.send_batch() == 0
-    telling.write(lambda tx: tx.execute(sa.update(schema.leases).values(until=0)))  # it ran out
+    notifying_store.write(
+        lambda tx: tx.execute(sa.update(schema.leases).values(until=0))
+    )  # expired
     assert first.send_batch() == 2
     assert broker.events(server) == [
         "power_off.start",
@@ -237,129 +248,131 @@ def test_only_who_has_the_lease_sends(telling: Store) -> None:
     ]
 
 
-def test_two_senders_at_once_keep_the_order(telling: Store) -> None:
-    servers, broker = add_servers(telling, 4), Broker()
+def test_concurrent_notification_senders_keep_order_per_server(notifying_store: Store) -> None:
+    servers, broker = add_servers(notifying_store, 4), Broker()
     for _ in range(BATCH_SIZE // 2):
         for server in servers:
-            begin(telling, server, "delete")
-    expected = {server: told(telling, server) for server in servers}
-    senders = [teller(telling, broker, f"c{number}/1") for number in range(3)]
-    left = threading.Event()
+            begin(notifying_store, server, "delete")
+    expected = {server: told(notifying_store, server) for server in servers}
+    senders = [new_sender(notifying_store, broker, f"c{number}/1") for number in range(3)]
+    is_empty = threading.Event()
 
-    def work(one: NotificationSender) -> None:
-        while all_told(telling):
-            one.send_batch()
-        left.set()
+    def work(sender: NotificationSender) -> None:
+        while all_told(notifying_store):
+            sender.send_batch()
+        is_empty.set()
 
-    threads = [threading.Thread(target=work, args=(one,)) for one in senders]
+    threads = [threading.Thread(target=work, args=(sender,)) for sender in senders]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert left.is_set()
+    assert is_empty.is_set()
     assert {server: broker.events(server) for server in servers} == expected
 
 
-def test_while_the_broker_is_away_rows_wait(telling: Store) -> None:
-    servers, broker = add_servers(telling, 3), Broker()
+def test_outbox_rows_wait_while_broker_is_unreachable(notifying_store: Store) -> None:
+    servers, broker = add_servers(notifying_store, 3), Broker()
     for server in servers:
-        begin(telling, server)
-    one = teller(telling, broker)
-    broker.refuses = lambda message: uuid(message) != servers[0]
-    assert one.send_batch() == 1
-    assert [row.key for row in all_told(telling)] == servers[1:]
-    assert one.send_batch() == 0
+        begin(notifying_store, server)
+    sender = new_sender(notifying_store, broker)
+    broker.refuses = lambda message: server_of(message) != servers[0]
+    assert sender.send_batch() == 1
+    assert [row.key for row in all_told(notifying_store)] == servers[1:]
+    assert sender.send_batch() == 0
     broker.refuses = lambda message: False
-    tell_all(one)
-    assert [uuid(message) for message in broker.taken] == servers
+    send_all(sender)
+    assert [server_of(message) for message in broker.sent] == servers
 
 
-def test_no_more_than_the_limit_wait(telling: Store, caplog: pytest.LogCaptureFixture) -> None:
-    """The oldest go, with a warning, and only while nobody takes them."""
-    servers, broker = add_servers(telling, 8), Broker()
+def test_outbox_drops_oldest_rows_over_limit(
+    notifying_store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The oldest rows are dropped with a warning, and only while the broker takes no messages."""
+    servers, broker = add_servers(notifying_store, 8), Broker()
     for server in servers:
-        begin(telling, server)
-    one = teller(telling, broker, limit=5)
+        begin(notifying_store, server)
+    sender = new_sender(notifying_store, broker, limit=5)
     broker.refuses = lambda message: True
     with caplog.at_level("WARNING"):
-        assert one.send_batch() == 0
-    assert [row.key for row in all_told(telling)] == servers[3:]
+        assert sender.send_batch() == 0
+    assert [row.key for row in all_told(notifying_store)] == servers[3:]
     assert "3 notifications, the oldest, were dropped" in caplog.text
     broker.refuses = lambda message: False
-    tell_all(one)
-    assert [uuid(message) for message in broker.taken] == servers[3:]
+    send_all(sender)
+    assert [server_of(message) for message in broker.sent] == servers[3:]
 
 
-def test_a_row_of_which_no_message_can_be_made_holds_up_none(
-    telling: Store, caplog: pytest.LogCaptureFixture
+def test_malformed_outbox_row_is_dropped_and_next_is_sent(
+    notifying_store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    servers, broker = add_servers(telling, 2), Broker()
-    begin(telling, servers[0])
-    telling.write(
+    servers, broker = add_servers(notifying_store, 2), Broker()
+    begin(notifying_store, servers[0])
+    notifying_store.write(
         lambda tx: tx.execute(sa.update(schema.notifications).values(body={"request": {}}))
     )
-    begin(telling, servers[1])
-    tell_all(teller(telling, broker))
-    assert [uuid(message) for message in broker.taken] == servers[1:]
+    begin(notifying_store, servers[1])
+    send_all(new_sender(notifying_store, broker))
+    assert [server_of(message) for message in broker.sent] == servers[1:]
     assert "cannot be told and is dropped" in caplog.text
 
 
-def test_a_row_that_cannot_be_sent_holds_up_others_for_three_tries(
-    telling: Store, caplog: pytest.LogCaptureFixture
+def test_unsendable_outbox_row_is_dropped_after_three_attempts(
+    notifying_store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Not because the broker is away: that is waited for, however long."""
-    servers, broker = add_servers(telling, 2), Broker()
+    """An unreachable broker, in contrast, is retried without limit."""
+    servers, broker = add_servers(notifying_store, 2), Broker()
     for server in servers:
-        begin(telling, server)
-    one = teller(telling, broker)
+        begin(notifying_store, server)
+    sender = new_sender(notifying_store, broker)
 
     def refuses(message: Message) -> bool:
-        if uuid(message) == servers[0]:
+        if server_of(message) == servers[0]:
             raise OverflowError("it is too long for the broker")
         return False
 
     broker.refuses = refuses
     for _ in range(2):
-        one.send_batch()
-    assert broker.taken == [] and "is dropped" not in caplog.text
-    tell_all(one)
-    assert [uuid(message) for message in broker.taken] == servers[1:]
+        sender.send_batch()
+    assert broker.sent == [] and "is dropped" not in caplog.text
+    send_all(sender)
+    assert [server_of(message) for message in broker.sent] == servers[1:]
     assert "it is too long for the broker" in caplog.text and "is dropped" in caplog.text
 
 
-def test_a_sender_stops_before_its_lease_runs_out(telling: Store) -> None:
-    servers, broker = add_servers(telling, 4), Broker()
+def test_notification_sender_stops_before_lease_expires(notifying_store: Store) -> None:
+    servers, broker = add_servers(notifying_store, 4), Broker()
     for server in servers:
-        begin(telling, server)
-    one = teller(telling, broker)
+        begin(notifying_store, server)
+    sender = new_sender(notifying_store, broker)
 
     def slow(message: Message) -> bool:
-        one.clock.seconds += 10  # type: ignore[attr-defined]  # it is ours
+        sender.clock.seconds += 10  # type: ignore[attr-defined]  # a clock of the test
         return False
 
     broker.refuses = slow
-    assert one.send_batch() == 2
-    assert [row.key for row in all_told(telling)] == servers[2:]
+    assert sender.send_batch() == 2
+    assert [row.key for row in all_told(notifying_store)] == servers[2:]
 
 
-def test_nothing_is_asked_where_nothing_is_told(store: Store) -> None:
+def test_action_runs_no_outbox_statement_without_notifications(store: Store) -> None:
     server = add_servers(store)[0]
-    asked: list[str] = []
+    statements: list[str] = []
 
     @sa.event.listens_for(store.engine, "before_cursor_execute")
     def count(connection: Any, cursor: Any, statement: str, *more: Sequence[Any]) -> None:
-        asked.append(statement)
+        statements.append(statement)
 
-    found = []
-    for telling in (None, NotificationSettings("api1")):
-        store.notify_with(telling)
-        asked.clear()
+    counts = []
+    for settings in (None, NotificationSettings("api1")):
+        store.notify_with(settings)
+        statements.clear()
         begin(store, server, "delete")
-        found.append(len(asked))
+        counts.append(len(statements))
     assert all_told(store)[0].event == "instance.delete.error", (
         "the second one's supersedes the first one's"
     )
-    assert found == [found[0], found[1]] and found[0] < found[1]
+    assert counts == [counts[0], counts[1]] and counts[0] < counts[1]
     assert (
         store.read(
             lambda tx: tx.scalar(sa.select(sa.func.count()).select_from(schema.notifications))
@@ -368,9 +381,9 @@ def test_nothing_is_asked_where_nothing_is_told(store: Store) -> None:
     )
 
 
-def test_what_is_no_server_is_told_too(telling: Store) -> None:
-    expected = story_of_nouns(telling)
-    rows = all_told(telling)
+def test_outbox_contains_notifications_of_other_objects(notifying_store: Store) -> None:
+    expected = story_of_nouns(notifying_store)
+    rows = all_told(notifying_store)
     assert [row.event for row in rows] == expected
     pictures = {row.event: row.body["object"] for row in rows}
     assert (
@@ -396,36 +409,38 @@ def test_what_is_no_server_is_told_too(telling: Store) -> None:
         "nova-conductor:api1",
     }
     broker = Broker()
-    tell_all(teller(telling, broker, form=BOTH))
-    assert [one.event for one in broker.taken if one.is_versioned] == expected
-    older = {one.event for one in broker.taken if not one.is_versioned}
+    send_all(new_sender(notifying_store, broker, form=BOTH))
+    assert [message.event for message in broker.sent if message.is_versioned] == expected
+    older = {message.event for message in broker.sent if not message.is_versioned}
     assert {"aggregate.addhost.end", "keypair.import.end", "servergroup.addmember"} <= older
     assert not {event for event in older if event.startswith(("flavor", "service."))}
 
 
-def test_what_is_no_server_costs_nothing_where_it_is_not_told(store: Store) -> None:
+def test_outbox_stays_empty_for_other_objects_without_notifications(store: Store) -> None:
     story_of_nouns(store)
     assert all_told(store) == []
 
 
-def test_another_name_is_told_with_the_old_one(telling: Store) -> None:
-    server, broker = add_servers(telling)[0], Broker()
+def test_server_rename_notification_contains_old_name(notifying_store: Store) -> None:
+    server, broker = add_servers(notifying_store)[0], Broker()
     for values in ({"name": "new"}, {"name": "new"}, {"tags": ["a"]}, {"description": "d"}):
-        telling.write(lambda tx, values=values: servers.update(tx, server, values))
-    tell_all(teller(telling, broker))
-    data = [one.payload["nova_object.data"] for one in broker.taken]
-    assert [(one["display_name"], one["old_display_name"], one["tags"]) for one in data] == [
+        notifying_store.write(lambda tx, values=values: servers.update(tx, server, values))
+    send_all(new_sender(notifying_store, broker))
+    data = [message.payload["nova_object.data"] for message in broker.sent]
+    assert [
+        (message["display_name"], message["old_display_name"], message["tags"]) for message in data
+    ] == [
         ("new", "s", []),
         ("new", None, []),
         ("new", None, ["a"]),
     ]
 
 
-def test_many_notices_are_written_at_once(telling: Store) -> None:
-    servers = add_servers(telling, 5)
-    telling.write(
+def test_outbox_add_writes_notices_of_existing_servers(notifying_store: Store) -> None:
+    servers = add_servers(notifying_store, 5)
+    notifying_store.write(
         lambda tx: outbox.add(tx, [Notice("instance.update", server) for server in servers])
     )
-    assert [row.key for row in all_told(telling)] == servers
-    telling.write(lambda tx: outbox.add(tx, [Notice("instance.update", "gone")]))
-    assert len(all_told(telling)) == 5
+    assert [row.key for row in all_told(notifying_store)] == servers
+    notifying_store.write(lambda tx: outbox.add(tx, [Notice("instance.update", "gone")]))
+    assert len(all_told(notifying_store)) == 5

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The placement service's own tests (gabbi files of the package openstack-placement) against ours.
+"""The placement service's own gabbi tests (package openstack-placement) against Kilonova.
 
-They are data: nothing of that package runs. Our application answers in this process, over a
-database a file of tests.
-``placement_known.toml`` lists which of them do not pass, and why; whatever else fails, and whatever
-is listed there and passes, fails here. How many pass is printed.
+Only the test files of that package are used. Kilonova's application answers in this process, with
+one database per file. ``placement_known.toml`` lists the tests that fail, with reasons. An unlisted
+failure fails here, and so does a listed test that passes. The number of passing tests is printed.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ def gabbits() -> Path:
     pytest.skip("needs the placement service's own tests; fetched by: ./deploy/test contract")
 
 
-class Names(unittest.TestResult):
-    """Which tests did what."""
+class Outcome(unittest.TestResult):
+    """The names of passed and failed tests."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,13 +58,13 @@ class Names(unittest.TestResult):
     addError = addFailure
 
 
-def outcome(store: Store, folder: Path, source: Path) -> Names:
-    """Run the tests of one file, in their order, as one story."""
+def run_suite(store: Store, folder: Path, source: Path) -> Outcome:
+    """Run the tests of one file in their order, which they depend on."""
     (folder / source.name).symlink_to(source)
-    everybody = folder / "everybody.policy"
-    everybody.write_text("".join(f'"{rule}": "@"\n' for rule in RULES))
+    open_policy = folder / "everybody.policy"
+    open_policy.write_text("".join(f'"{rule}": "@"\n' for rule in RULES))
     policy = (
-        Policy(PLACEMENT_RULES, str(everybody))
+        Policy(PLACEMENT_RULES, str(open_policy))
         if "OpenPolicyFixture" in source.read_text()
         else None
     )
@@ -77,7 +76,7 @@ def outcome(store: Store, folder: Path, source: Path) -> Names:
         test_loader_name="placement",
         fixture_module=placement_worlds.fixtures(store),
     )
-    result, before = Names(), dict(os.environ)
+    result, before = Outcome(), dict(os.environ)
     try:
         suite.run(result)
     finally:
@@ -86,17 +85,17 @@ def outcome(store: Store, folder: Path, source: Path) -> Names:
     return result
 
 
-def run(folder: Path, source: Path, url: str = "") -> Names:
-    """Run a file over this database, or over one of its own."""
+def run_file(folder: Path, source: Path, url: str = "") -> Outcome:
+    """Run a file on this database, or on a new SQLite database."""
     (folder / "tests").mkdir(parents=True)
     store = Store(url) if url else upgrade(Store("sqlite://"))
     try:
-        return outcome(store, folder / "tests", source)
+        return run_suite(store, folder / "tests", source)
     finally:
         store.close()
 
 
-#: With what statements could do otherwise elsewhere.
+#: Files with statements that may behave differently on other databases.
 ON_EVERY_DATABASE = (
     "resource-provider.yaml",
     "resource-provider-aggregates.yaml",
@@ -111,51 +110,51 @@ ON_EVERY_DATABASE = (
 )
 
 
-def expected(name: str) -> set[str]:
-    """The tests of a file that do not pass, as the list has them."""
+def listed_failures(name: str) -> set[str]:
+    """Return the listed failures of a file."""
     return {test for group in KNOWN["failing"].values() for test in group["tests"].get(name, [])}
 
 
-def test_what_passes_is_what_we_say(
+def test_placement_gabbi_failures_match_list(
     gabbits: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # gabbi reads its files with this class, and the one in C is faster.
+    # gabbi reads YAML with this class, and the C version is faster.
     monkeypatch.setattr(yaml, "SafeLoader", yaml.CSafeLoader)
     sources = sorted(path for path in gabbits.glob("*.yaml") if path.name not in KNOWN["not_run"])
-    results = {source.name: run(tmp_path / source.stem, source) for source in sources}
-    news = [
+    results = {source.name: run_file(tmp_path / source.stem, source) for source in sources}
+    new_failures = [
         f"{name}: {test}: fails\n{text}"
         for name, result in results.items()
         for test, text in result.failed.items()
-        if test not in expected(name)
+        if test not in listed_failures(name)
     ]
-    gone = [
+    stale_entries = [
         f"{name}: {test}: passes, or is no more; take it off placement_known.toml"
         for name, result in results.items()
-        for test in sorted(expected(name) - set(result.failed))
+        for test in sorted(listed_failures(name) - set(result.failed))
     ]
     passed = sum(len(result.passed) for result in results.values())
     total = passed + sum(len(result.failed) for result in results.values())
     with capsys.disabled():
         print(f"\nplacement's own tests: {passed} of {total} pass, in {len(sources)} files")
-    assert not news and not gone, "\n".join([*news[:5], *gone])
+    assert not new_failures and not stale_entries, "\n".join([*new_failures[:5], *stale_entries])
     assert {name for group in KNOWN["failing"].values() for name in group["tests"]} <= set(results)
     assert total > 1000
 
 
 @pytest.mark.slice("operations")
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
-def test_other_databases_do_as_well(
+def test_placement_gabbi_failures_match_list_on_other_databases(
     gabbits: Path, tmp_path: Path, kind: str, servers: Callable[[str], Server]
 ) -> None:
     databases = servers(kind)
     for name in ON_EVERY_DATABASE:
         url = databases.lend()
-        result = run(tmp_path / Path(name).stem, gabbits / name, url)
+        result = run_file(tmp_path / Path(name).stem, gabbits / name, url)
         databases.take_back(url)
-        assert set(result.failed) == expected(name), "\n".join(
-            text for test, text in result.failed.items() if test not in expected(name)
+        assert set(result.failed) == listed_failures(name), "\n".join(
+            text for test, text in result.failed.items() if test not in listed_failures(name)
         )

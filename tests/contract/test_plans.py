@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What services ask the database again and again is found by an index, however much has happened
-before.
+"""Repeated queries of the services use an index, also with many old rows.
 
-A new look that is repeated (by the runner, the sweep, an exchange with a host, a request that
-waits) gets a row in ``POLLS``.
+A new repeated query (of the runner, the sweep, an exchange with a host, or a waiting request) gets
+an entry in ``POLLS``.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from deploy.operator.store import journals
 AGO = 1_700_000_000_000_000
 ROWS, HOSTS = 2500, 250
 MANY = ROWS // 4
-#: Tables of which rows stay, or that are as large as the cloud.
+#: Tables that keep their rows, or are as large as the cloud.
 GROWING = (
     "servers",
     "actions",
@@ -92,7 +91,7 @@ POLLS: dict[str, Poll] = {
 
 # fmt: off
 def fill(tx: sa.Connection) -> None:
-    """Servers that live, and as many that are gone, with all that stays of them."""
+    """Insert as many active as deleted servers, with all their remaining rows."""
     names = [f"{number:036}" for number in range(ROWS)]
     insert_many(tx, schema.servers, [{
         "id": name, "project_id": f"p{number % 7}", "user_id": "u", "name": "n", "hostname": "n",
@@ -128,7 +127,7 @@ def fill(tx: sa.Connection) -> None:
 
 
 def whole_reads(tx: sa.Connection, statement: str, parameters: Any) -> list[str]:
-    """Growing tables that the database would read whole for this statement."""
+    """Return the growing tables that the database would read completely for this statement."""
     if tx.dialect.name == "sqlite":
         plan = tx.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)
         steps = [str(row[3]).split() for row in plan]
@@ -149,7 +148,7 @@ def whole_reads(tx: sa.Connection, statement: str, parameters: Any) -> list[str]
 
 
 def _scans(plan: Any) -> list[str]:
-    """PostgreSQL: tables of scans that no condition of an index narrows, or not by much."""
+    """Return the PostgreSQL scans that no index condition narrows, or not enough."""
     if isinstance(plan, list):
         return [name for part in plan for name in _scans(part)]
     if not isinstance(plan, dict) or not plan.get("Actual Loops", 1):
@@ -157,65 +156,71 @@ def _scans(plan: Any) -> list[str]:
     bare = plan.get("Node Type") == "Seq Scan" or (
         "Index" in plan.get("Node Type", "") and "Index Cond" not in plan
     )
-    seen = (plan.get("Actual Rows", 0) + plan.get("Rows Removed by Filter", 0)) * plan.get(
+    row_count = (plan.get("Actual Rows", 0) + plan.get("Rows Removed by Filter", 0)) * plan.get(
         "Actual Loops", 1
     )
-    found = (
+    tables = (
         [plan["Relation Name"]]
-        if (bare or seen > MANY) and plan.get("Relation Name") in GROWING
+        if (bare or row_count > MANY) and plan.get("Relation Name") in GROWING
         else []
     )
-    return found + [name for part in plan.values() for name in _scans(part)]
+    return tables + [name for part in plan.values() for name in _scans(part)]
 
 
-def test_polls_read_no_growing_table_whole(store: Store) -> None:
+def test_repeated_queries_read_no_growing_table_completely(store: Store) -> None:
     with store.begin() as tx:
         fill(tx)
     with store.engine.connect() as tx:
-        told = {
+        analyze = {
             "mysql": "ANALYZE TABLE " + ", ".join(GROWING),
             "postgresql": "ANALYZE",
             "sqlite": "SELECT 1",
         }
-        tx.exec_driver_sql(told[store.dialect_name])
+        tx.exec_driver_sql(analyze[store.dialect_name])
         tx.commit()
-    said: list[tuple[str, Any]] = []
+    statements: list[tuple[str, Any]] = []
     sa.event.listen(
-        store.engine, "before_cursor_execute", lambda *told: said.append((told[2], told[3]))
+        store.engine,
+        "before_cursor_execute",
+        lambda *arguments: statements.append((arguments[2], arguments[3])),
     )
-    found: dict[str, list[str]] = {}
+    reads: dict[str, list[str]] = {}
     for name, poll in POLLS.items():
         with store.engine.connect() as tx:
-            said.clear()
+            statements.clear()
             poll(tx)
-            asked = [
-                (statement, parameters) for statement, parameters in said if statement[0] in "SUDW"
+            queries = [
+                (statement, parameters)
+                for statement, parameters in statements
+                if statement[0] in "SUDW"
             ]
-            found[name] = [
+            reads[name] = [
                 table
-                for statement, parameters in asked
+                for statement, parameters in queries
                 for table in whole_reads(tx, statement, parameters)
             ]
             tx.rollback()
-    assert {name: tables for name, tables in found.items() if tables} == {}
+    assert {name: tables for name, tables in reads.items() if tables} == {}
 
 
-def test_rows_alike_are_updated_by_one_statement(store: Store) -> None:
-    """Also where the values are expressions; what differs stays apart."""
+def test_update_of_rows_with_equal_values_is_one_statement(store: Store) -> None:
+    """This includes values that are expressions. Different values stay in separate statements."""
     with store.begin() as tx:
         fill(tx)
-    said: list[str] = []
-    sa.event.listen(store.engine, "before_cursor_execute", lambda *told: said.append(told[2]))
+    statements: list[str] = []
+    sa.event.listen(
+        store.engine, "before_cursor_execute", lambda *arguments: statements.append(arguments[2])
+    )
     names = [f"{number:036}" for number in range(40)]
     with store.begin() as tx:
-        said.clear()
+        statements.clear()
         actions.update(tx, {name: {"state": "done", "owner": None} for name in names})
-        assert len(said) == 1
-        said.clear()
+        assert len(statements) == 1
+        statements.clear()
         update_grouped(
             tx,
             schema.actions,
             schema.actions.c.id,
             {name: {"due_at": actions.now() + number % 2} for number, name in enumerate(names)},
         )
-        assert len(said) == 2
+        assert len(statements) == 2

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SIGHUP to real processes: an HTTP service takes a new file over with new workers and goes on when
-the file is wrong; a process of our own does too."""
+"""Configuration reload by SIGHUP in real processes: an HTTP service, and a minimal conductor.
+
+A valid file takes effect. After an invalid file, the process continues with the old configuration.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ import requests
 from deploy.testing.servers import free_ports
 from tests.waiting import await_true
 
-#: A process without neighbours.
+#: A process without external services.
 IDLE = (
     "from common.service import reload, service\n"
     "def open_up(conf):\n"
@@ -26,7 +28,7 @@ IDLE = (
     "service.run('conductor', service.start('conductor'), open_up)\n"
 )
 
-#: The same with another thread that the system chooses for HUP.
+#: The same with another thread, which the kernel chooses for SIGHUP.
 OTHER_THREAD = "import signal, threading\n" + IDLE.replace(
     "    return",
     "    threading.Thread(target=lambda: [signal.pause() for _ in range(9)], daemon=True).start()\n"
@@ -36,14 +38,14 @@ OTHER_THREAD = "import signal, threading\n" + IDLE.replace(
 
 
 class Process:
-    """One of them, with its file and what it has said."""
+    """A process with a configuration file and a log."""
 
     def __init__(self, folder: Path, *command: str) -> None:
         self.path, self.log = folder / "kilonova.conf", folder / "log"
         self.port = free_ports(1)
         self.write("")
         with self.log.open("wb") as log:
-            self.running = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [sys.executable, *command],
                 stdout=log,
                 stderr=log,
@@ -56,58 +58,60 @@ class Process:
             f"[metadata]\nport = {self.port}\nproxy_shared_secret = x\n{more}"
         )
 
-    def again(self, more: str) -> None:
+    def reload(self, more: str) -> None:
         self.write(more)
-        self.running.send_signal(signal.SIGHUP)
+        self.process.send_signal(signal.SIGHUP)
 
-    def await_said(self, text: str) -> None:
+    def await_log(self, text: str) -> None:
         await_true(lambda: text in self.log.read_text(), 60, self.log.read_text)
 
-    def answers(self) -> bool:
+    def is_answering(self) -> bool:
         try:
             return requests.get(f"http://127.0.0.1:{self.port}/", timeout=5).status_code < 600
         except (requests.ConnectionError, requests.ReadTimeout):
-            # The master listens before its worker has started.
+            # The master listens before the worker has started.
             return False
 
 
 @pytest.fixture
 def processes(tmp_path: Path) -> Iterator[object]:
-    made: list[Process] = []
+    started: list[Process] = []
 
     def start(*command: str) -> Process:
-        made.append(Process(tmp_path, *command))
-        return made[-1]
+        started.append(Process(tmp_path, *command))
+        return started[-1]
 
     yield start
-    for one in made:
-        one.running.kill()
-        one.running.wait()
+    for process in started:
+        process.process.kill()
+        process.process.wait()
 
 
-def test_an_http_service_takes_a_new_file_and_keeps_the_old_when_it_is_wrong(processes) -> None:
+def test_sighup_http_service_reloads_valid_file_and_keeps_old_when_invalid(processes) -> None:
     service = processes("-m", "compute_api.metadata.service")
-    await_true(service.answers, 60, service.log.read_text)
-    service.again("rate = 7\nthreads = 3\n")
-    service.await_said("in force: metadata.rate; after a restart: metadata.threads")
-    await_true(service.answers, 60, service.log.read_text)
-    service.again("raet = 7\n")
-    service.await_said("the configuration stays as it was: ")
+    await_true(service.is_answering, 60, service.log.read_text)
+    service.reload("rate = 7\nthreads = 3\n")
+    service.await_log("in force: metadata.rate; after a restart: metadata.threads")
+    await_true(service.is_answering, 60, service.log.read_text)
+    service.reload("raet = 7\n")
+    service.await_log("the configuration stays as it was: ")
     assert "[metadata] has no option raet; the nearest is rate" in service.log.read_text()
-    await_true(service.answers, 60, service.log.read_text)
-    service.again("rate = 8\nthreads = 3\n")
-    service.await_said("in force: metadata.rate; after a restart: nothing more")
-    assert service.running.poll() is None
+    await_true(service.is_answering, 60, service.log.read_text)
+    service.reload("rate = 8\nthreads = 3\n")
+    service.await_log("in force: metadata.rate; after a restart: nothing more")
+    assert service.process.poll() is None
 
 
 @pytest.mark.parametrize("program", [IDLE, OTHER_THREAD], ids=["idle", "other-thread"])
-def test_a_process_of_our_own_takes_what_it_can(processes, program: str) -> None:
+def test_sighup_conductor_reloads_valid_file_and_keeps_old_when_invalid(
+    processes, program: str
+) -> None:
     process = processes("-c", program)
-    process.await_said("ready")
-    process.again("[conductor]\nbatch = 9\nfencing_timeout = 3\n")
-    process.await_said("in force: conductor.batch; after a restart: conductor.fencing_timeout")
+    process.await_log("ready")
+    process.reload("[conductor]\nbatch = 9\nfencing_timeout = 3\n")
+    process.await_log("in force: conductor.batch; after a restart: conductor.fencing_timeout")
     assert "batch 9\n" in process.log.read_text()
-    process.again("[conductr]\n")
-    process.await_said("the nearest is [conductor]")
-    process.running.terminate()
-    assert process.running.wait(timeout=30) == 0
+    process.reload("[conductr]\n")
+    process.await_log("the nearest is [conductor]")
+    process.process.terminate()
+    assert process.process.wait(timeout=30) == 0

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a token that was revoked at a real identity service is still good for: a minute at the API,
-no console."""
+"""Tokens revoked at a real identity service: the API accepts them for a minute, consoles do not."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ def cloud(standalone_cloud: Cloud) -> Cloud:
     return standalone_cloud
 
 
-def connected(cloud: Cloud, username: str, password: str, project: str) -> Any:
+def connect(cloud: Cloud, username: str, password: str, project: str) -> Any:
     return openstack.connect(
         load_yaml_config=False,
         load_envvars=False,
@@ -46,18 +45,17 @@ def connected(cloud: Cloud, username: str, password: str, project: str) -> Any:
 
 
 @pytest.fixture
-def mira(cloud: Cloud) -> tuple[Any, Any, str, str]:
-    """An admin's client of the identity service, a user in a project, the project's id and a token
-    of hers."""
-    admin = connected(cloud, "admin", cloud.admin_password, "admin").identity
+def token_user(cloud: Cloud) -> tuple[Any, Any, str, str]:
+    """An admin's identity client, a user in a project, the project's id, and the user's token."""
+    admin = connect(cloud, "admin", cloud.admin_password, "admin").identity
     name = f"mira-{uuid.uuid4().hex[:8]}"
     project = admin.create_project(name=name, domain_id="default")
     user = admin.create_user(name=name, password="password", domain_id="default")
     admin.assign_project_role_to_user(project, user, next(iter(admin.roles(name="member"))))
-    return admin, user, project.id, connected(cloud, name, "password", name).session.get_token()
+    return admin, user, project.id, connect(cloud, name, "password", name).session.get_token()
 
 
-def configured(cloud: Cloud, folder: Path, password: str = "") -> Any:
+def load_config(cloud: Cloud, folder: Path, password: str = "") -> Any:
     path = folder / "kilonova.conf"
     path.write_text(
         f"[identity]\nallow_plain_text = true\nauth_url = {cloud.auth_url}\n"
@@ -66,8 +64,8 @@ def configured(cloud: Cloud, folder: Path, password: str = "") -> Any:
     return config.load(str(path))
 
 
-def callers(cloud: Cloud, folder: Path, password: str = "") -> TokenChecker:
-    conf = configured(cloud, folder, password)
+def new_token_checker(cloud: Cloud, folder: Path, password: str = "") -> TokenChecker:
+    conf = load_config(cloud, folder, password)
     return TokenChecker(Vault("key"), keystone(IdentityClient(conf), conf.identity.auth_url))
 
 
@@ -82,39 +80,50 @@ def callers(cloud: Cloud, folder: Path, password: str = "") -> TokenChecker:
     ],
     ids=["token revoked", "user disabled", "project disabled"],
 )
-def test_a_token_that_ends_does_not_stand(
-    cloud: Cloud, tmp_path: Path, mira: tuple[Any, Any, str, str], end: Callable[..., Any]
+def test_console_token_check_refuses_ended_token(
+    cloud: Cloud, tmp_path: Path, token_user: tuple[Any, Any, str, str], end: Callable[..., Any]
 ) -> None:
-    asking, sealed = callers(cloud, tmp_path), Vault("key").seal({"token": mira[3]})
-    assert asking.is_valid(sealed)
-    end(*mira)
-    assert not asking.is_valid(sealed)
+    checker, sealed = (
+        new_token_checker(cloud, tmp_path),
+        Vault("key").seal({"token": token_user[3]}),
+    )
+    assert checker.is_valid(sealed)
+    end(*token_user)
+    assert not checker.is_valid(sealed)
 
 
-def test_a_service_that_says_nothing_is_no_refusal(
-    cloud: Cloud, tmp_path: Path, mira: tuple[Any, Any, str, str]
+def test_console_token_check_raises_unavailable_with_wrong_password(
+    cloud: Cloud, tmp_path: Path, token_user: tuple[Any, Any, str, str]
 ) -> None:
     with pytest.raises(errors.Unavailable):
-        callers(cloud, tmp_path, password="wrong").is_valid(Vault("key").seal({"token": mira[3]}))
+        new_token_checker(cloud, tmp_path, password="wrong").is_valid(
+            Vault("key").seal({"token": token_user[3]})
+        )
 
 
-def test_a_revoked_token_is_good_for_a_minute_at_most(
-    cloud: Cloud, tmp_path: Path, mira: tuple[Any, Any, str, str]
+def test_api_accepts_revoked_token_for_at_most_a_minute(
+    cloud: Cloud, tmp_path: Path, token_user: tuple[Any, Any, str, str]
 ) -> None:
-    def told(environ: dict[str, Any], start_response: Any) -> list[bytes]:
+    def respond(environ: dict[str, Any], start_response: Any) -> list[bytes]:
         start_response("200 OK", [])
         return [environ.get("HTTP_X_USER_ID", "nobody").encode()]
 
     clock = [0.0]
-    kept = authentication.TokenCache(lambda: clock[0])
-    asked = authentication.authenticated(told, configured(cloud, tmp_path), faults.body, cache=kept)
+    token_cache = authentication.TokenCache(lambda: clock[0])
+    application = authentication.authenticated(
+        respond, load_config(cloud, tmp_path), faults.body, cache=token_cache
+    )
 
-    def ask() -> bytes:
-        return Request.blank("/", headers={"X-Auth-Token": mira[3]}).get_response(asked).body
+    def get_user() -> bytes:
+        return (
+            Request.blank("/", headers={"X-Auth-Token": token_user[3]})
+            .get_response(application)
+            .body
+        )
 
-    assert ask() == mira[1].id.encode() and len(kept) == 1
-    mira[0].delete("/auth/tokens", headers={"X-Subject-Token": mira[3]})
+    assert get_user() == token_user[1].id.encode() and len(token_cache) == 1
+    token_user[0].delete("/auth/tokens", headers={"X-Subject-Token": token_user[3]})
     clock[0] = 59.0
-    assert ask() == mira[1].id.encode()  # the identity service is not asked for each request
+    assert get_user() == token_user[1].id.encode()  # The token is still in the cache.
     clock[0] = 60.0
-    assert ask() == b"nobody"
+    assert get_user() == b"nobody"

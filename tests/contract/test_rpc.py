@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages on a real RabbitMQ: what is lost is known at once or in time, and nobody waits for
-ever."""
+"""RPC of the services over a real RabbitMQ.
+
+Lost messages are reported at once or within the call's timeout.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ KINDS = [
     for kind in vars(errors).values()
     if isinstance(kind, type) and issubclass(kind, errors.Problem)
 ]
-MADE = {
+PROBLEMS = {
     errors.OverQuota: errors.OverQuota({"cores": (4, 18, 20)}),
     errors.Locked: errors.Locked("s1"),
     errors.WrongState: errors.WrongState("stop", "s1", "vm_state", "stopped"),
@@ -49,7 +51,7 @@ Connect = Callable[[], Any]
 
 @pytest.fixture
 def connect(rabbitmq_url: str) -> Iterator[Connect]:
-    """Each call is another process's transport; they share topics that no other test uses."""
+    """Return a function that opens the transport of another process, on topics of this test."""
     conf, network, opened = config.load(), Network(), []
 
     def make() -> PrivateTransport:
@@ -57,7 +59,9 @@ def connect(rabbitmq_url: str) -> Iterator[Connect]:
         return opened[-1]
 
     yield make
-    with ThreadPoolExecutor(8) as pool:  # Each waits up to a second for its own readers.
+    with ThreadPoolExecutor(
+        8
+    ) as pool:  # Each close waits up to a second for the transport's readers.
         list(pool.map(PrivateTransport.close, opened))
 
 
@@ -65,118 +69,128 @@ def unreachable() -> Transport:
     return Transport(config.load(), f"rabbit://nobody:none@127.0.0.1:{free_ports(1)}/")
 
 
-def seconds(work: Callable[[], Any]) -> float:
+def measure_seconds(work: Callable[[], Any]) -> float:
     began = time.monotonic()
     work()
     return time.monotonic() - began
 
 
-def no_answer(work: Callable[[], Any]) -> Callable[[], Any]:
-    def wanted() -> None:
+def expect_no_answer(work: Callable[[], Any]) -> Callable[[], Any]:
+    def check() -> None:
         with pytest.raises(errors.NoAnswer, match="did not answer"):
             work()
 
-    return wanted
+    return check
 
 
-class Told:
-    """Serves every interface; keeps what it was told."""
+class CallRecorder:
+    """An implementation of every RPC interface that records calls."""
 
     def __init__(self, answer: Any = None) -> None:
-        self.answer, self.told = answer, []  # type: Any, list[Any]
-        self.heard = threading.Condition()
+        self.answer, self.calls = answer, []  # type: Any, list[Any]
+        self.condition = threading.Condition()
 
-    def _hear(self, *what: Any) -> Any:
-        with self.heard:
-            self.told.append(what)
-            self.heard.notify_all()
+    def _record(self, *call: Any) -> Any:
+        with self.condition:
+            self.calls.append(call)
+            self.condition.notify_all()
         return self.answer
 
     def wait_for(self, count: int) -> list[Any]:
-        with self.heard:
-            assert self.heard.wait_for(lambda: len(self.told) >= count, timeout=10), self.told
-            return list(self.told)
+        with self.condition:
+            assert self.condition.wait_for(lambda: len(self.calls) >= count, timeout=10), self.calls
+            return list(self.calls)
 
     def wake(self, neighbours: bool = False) -> None:
-        self._hear("wake")
+        self._record("wake")
 
     loop_back = wake
 
     def sync(self, request: Sync) -> Any:
-        return self._hear(request)
+        return self._record(request)
 
     def heartbeat(self, beat: Heartbeat) -> Any:
-        return self._hear(beat)
+        return self._record(beat)
 
     def explain(self, spec: RequestSpec) -> Any:
-        return self._hear(spec)
+        return self._record(spec)
 
     def select(self, specs: list[RequestSpec], fresh: bool) -> Any:
-        return self._hear(specs, fresh)
+        return self._record(specs, fresh)
 
     def do(self, commands: list[Command], access: Access | None) -> None:
-        self._hear(commands, access)
+        self._record(commands, access)
 
     def cache_images(self, images: list[ImageRef], access: Access) -> None:
-        self._hear(images, access)
+        self._record(images, access)
 
     def query(self, verb: str, arguments: dict[str, Any]) -> Any:
-        return self._hear(verb, arguments)
+        return self._record(verb, arguments)
 
 
-def test_a_cast_to_a_queue_that_nobody_declared_is_known_to_be_lost_at_once(
+def test_cast_to_undeclared_queue_returns_false_at_once(
     connect: Connect,
 ) -> None:
     transport = connect()
     for server in (None, "h1"):
-        assert seconds(lambda server=server: transport.cast("nobody", "wake", server)) < 3
+        assert measure_seconds(lambda server=server: transport.cast("nobody", "wake", server)) < 3
         assert transport.cast("nobody", "wake", server) is False
 
 
-def test_a_cast_arrives_as_often_as_it_was_sent(connect: Connect) -> None:
-    told = Told()
-    conductor.serve(connect(), "c1", told)
+def test_casts_arrive_as_often_as_sent(connect: Connect) -> None:
+    recorder = CallRecorder()
+    conductor.serve(connect(), "c1", recorder)
     sender = connect()
     for _ in range(5):
         assert sender.cast(conductor.TOPIC, "wake")
-    assert told.wait_for(5) == [("wake",)] * 5
+    assert recorder.wait_for(5) == [("wake",)] * 5
 
 
-def test_a_call_that_nobody_serves_is_unanswered_within_its_time(connect: Connect) -> None:
+def test_call_without_server_raises_no_answer_within_timeout(connect: Connect) -> None:
     transport = connect()
-    assert seconds(no_answer(lambda: transport.call("nobody", "sync", timeout=2))) < 3
+    assert (
+        measure_seconds(expect_no_answer(lambda: transport.call("nobody", "sync", timeout=2))) < 3
+    )
 
 
-def test_a_call_to_a_server_that_is_gone_is_unanswered_within_its_time(
+def test_call_to_closed_server_raises_no_answer_within_timeout(
     connect: Connect, rabbitmq_url: str
 ) -> None:
     client, server = connect(), connect()
     server.serve("gone", "h1", {"ask": lambda: 1})
     assert client.call("gone", "ask", "h1") == 1
     server.close()
-    assert seconds(no_answer(lambda: client.call("gone", "ask", "h1", timeout=1))) < 2.5
+    assert (
+        measure_seconds(expect_no_answer(lambda: client.call("gone", "ask", "h1", timeout=1))) < 2.5
+    )
 
 
-def test_a_call_that_takes_longer_than_its_time_is_unanswered_in_time(connect: Connect) -> None:
+def test_call_longer_than_timeout_raises_no_answer(connect: Connect) -> None:
     released = threading.Event()
     server = connect()
     server.serve("slow", "s", {"wait": lambda: released.wait(30)})
-    assert seconds(no_answer(lambda: connect().call("slow", "wait", timeout=1))) < 2.5
+    assert (
+        measure_seconds(expect_no_answer(lambda: connect().call("slow", "wait", timeout=1))) < 2.5
+    )
     released.set()
 
 
-def test_with_the_broker_unreachable_calls_end_in_time_casts_at_once_and_it_closes() -> None:
+def test_rpc_calls_casts_and_close_end_in_time_when_broker_is_unreachable() -> None:
     transport = unreachable()
-    assert seconds(no_answer(lambda: transport.call("nobody", "sync", timeout=1))) < 2
-    assert seconds(no_answer(lambda: transport.call("nobody", "sync", timeout=1))) < 2
+    assert (
+        measure_seconds(expect_no_answer(lambda: transport.call("nobody", "sync", timeout=1))) < 2
+    )
+    assert (
+        measure_seconds(expect_no_answer(lambda: transport.call("nobody", "sync", timeout=1))) < 2
+    )
     assert transport.cast("nobody", "wake") is False
-    assert seconds(lambda: transport.cast("nobody", "wake")) < 2
-    assert seconds(transport.close) < 5
+    assert measure_seconds(lambda: transport.cast("nobody", "wake")) < 2
+    assert measure_seconds(transport.close) < 5
 
 
 @contextlib.contextmanager
-def late(url: str, seconds: float) -> Iterator[str]:
-    """The broker by another address, where it says nothing before this time is over."""
+def delayed_broker(url: str, delay: float) -> Iterator[str]:
+    """Yield the URL of a proxy to the broker that is silent for the first seconds."""
     real = urlsplit(url)
     ends: list[socket.socket] = []
 
@@ -186,7 +200,7 @@ def late(url: str, seconds: float) -> Iterator[str]:
                 target.sendall(data)
 
     def serve() -> None:
-        time.sleep(seconds)  # lateness is what is tried
+        time.sleep(delay)  # The delay under test.
         with contextlib.suppress(OSError):
             while True:
                 pair = door.accept()[0], socket.create_connection((real.hostname, real.port))
@@ -205,25 +219,25 @@ def late(url: str, seconds: float) -> Iterator[str]:
             end.close()
 
 
-def test_waiting_for_the_broker_is_part_of_a_calls_time(rabbitmq_url: str) -> None:
-    asked, released, network = threading.Event(), threading.Event(), Network()
+def test_call_timeout_includes_wait_for_slow_broker(rabbitmq_url: str) -> None:
+    is_called, released, network = threading.Event(), threading.Event(), Network()
 
     def keep_waiting() -> None:
-        asked.set()
+        is_called.set()
         released.wait(30)
 
     server = PrivateTransport(Transport(config.load(), rabbitmq_url), network)
     server.serve("slow", "s", {"wait": keep_waiting})
-    with late(rabbitmq_url, 3) as url:
+    with delayed_broker(rabbitmq_url, 3) as url:
         client = PrivateTransport(Transport(config.load(), url), network)
-        assert seconds(no_answer(lambda: client.call("slow", "wait", timeout=6))) < 8
-        assert asked.is_set(), "the broker was waited for until the end"
+        assert measure_seconds(expect_no_answer(lambda: client.call("slow", "wait", timeout=6))) < 8
+        assert is_called.is_set(), "the broker was waited for until the end"
         client.close()
     released.set()
     server.close()
 
 
-def test_a_server_that_is_closed_leaves_nothing_to_complain_of(
+def test_transport_close_logs_no_channel_warning(
     rabbitmq_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = Transport(config.load(), rabbitmq_url)
@@ -232,8 +246,8 @@ def test_a_server_that_is_closed_leaves_nothing_to_complain_of(
     assert "closing channel" not in caplog.text
 
 
-def test_every_problem_travels_with_its_class_and_text(connect: Connect) -> None:
-    problems = {kind.__name__: MADE.get(kind) or kind("Naïve: it is so.") for kind in KINDS}
+def test_call_raises_problem_of_server_with_class_and_text(connect: Connect) -> None:
+    problems = {kind.__name__: PROBLEMS.get(kind) or kind("Naïve: it is so.") for kind in KINDS}
 
     def fail(name: str) -> None:
         raise problems[name]
@@ -251,7 +265,7 @@ def test_every_problem_travels_with_its_class_and_text(connect: Connect) -> None
         assert (caught.value.status, caught.value.retryable) == (sent.status, sent.retryable)
 
 
-def test_what_nobody_foresaw_is_a_problem_whose_text_tells_nothing(connect: Connect) -> None:
+def test_call_hides_text_of_unexpected_server_exception(connect: Connect) -> None:
     def fail() -> None:
         raise KeyError("/secret/path")
 
@@ -261,7 +275,7 @@ def test_what_nobody_foresaw_is_a_problem_whose_text_tells_nothing(connect: Conn
     assert (type(caught.value), caught.value.text) == (errors.Problem, errors.Problem().text)
 
 
-def test_a_problem_that_only_a_newer_sender_knows_is_a_plain_one(connect: Connect) -> None:
+def test_call_raises_plain_problem_for_unknown_class_of_newer_server(connect: Connect) -> None:
     class TooHot(errors.Conflict):
         pass
 
@@ -274,18 +288,18 @@ def test_a_problem_that_only_a_newer_sender_knows_is_a_plain_one(connect: Connec
     assert type(caught.value) is errors.Problem
 
 
-def test_the_schedulers_answer_arrives_as_it_was_said(connect: Connect) -> None:
+def test_scheduler_select_returns_selection_unchanged(connect: Connect) -> None:
     spec = RequestSpec("s", "p", {"VCPU": 1}, hints={"same": ["x"]})
     selection = Selection("s", ["h1"], "because", {"h2": "full"}, {"h1": "nova"})
-    told = Told([selection])
-    scheduler.serve(connect(), "s1", told)
+    recorder = CallRecorder([selection])
+    scheduler.serve(connect(), "s1", recorder)
     assert scheduler.SchedulerClient(connect()).select([spec], True) == [selection]
-    assert told.told == [([spec], True)]
+    assert recorder.calls == [([spec], True)]
 
 
-def test_an_explanation_arrives_as_it_was_said(connect: Connect) -> None:
+def test_scheduler_explain_returns_explanation_unchanged(connect: Connect) -> None:
     spec = RequestSpec("s", "p", {"VCPU": 1})
-    told = Told(
+    recorder = CallRecorder(
         Explanation(
             2,
             1,
@@ -296,23 +310,23 @@ def test_an_explanation_arrives_as_it_was_said(connect: Connect) -> None:
             {"h2": "disabled"},
         )
     )
-    scheduler.serve(connect(), "s1", told)
-    assert scheduler.SchedulerClient(connect()).explain(spec) == told.answer
-    assert told.told == [(spec,)]
+    scheduler.serve(connect(), "s1", recorder)
+    assert scheduler.SchedulerClient(connect()).explain(spec) == recorder.answer
+    assert recorder.calls == [(spec,)]
 
 
-def test_one_of_many_conductors_hears_a_ring_and_a_named_one_its_own(connect: Connect) -> None:
-    both = Told(), Told()
-    for number, told in enumerate(both):
-        conductor.serve(connect(), f"c{number}", told)
+def test_cast_to_named_conductor_reaches_no_other_conductor(connect: Connect) -> None:
+    both = CallRecorder(), CallRecorder()
+    for number, recorder in enumerate(both):
+        conductor.serve(connect(), f"c{number}", recorder)
     sender = connect()
     for _ in range(4):
         assert sender.cast(conductor.TOPIC, "wake", "c1")
     assert both[1].wait_for(4) == [("wake",)] * 4
-    assert both[0].told == []
+    assert both[0].calls == []
 
 
-def test_only_what_is_served_can_be_called(connect: Connect) -> None:
+def test_call_of_unserved_method_raises_problem(connect: Connect) -> None:
     connect().serve("topic", "s", {"known": lambda: 1})
     client = connect()
     assert client.call("topic", "known", timeout=5) == 1
@@ -324,11 +338,11 @@ def test_only_what_is_served_can_be_called(connect: Connect) -> None:
 @pytest.mark.parametrize(
     "content_type", ["application/json", "application/octet-stream", "application/x-unknown"]
 )
-def test_what_is_no_message_is_taken_from_the_queue_once(
+def test_malformed_message_is_removed_from_queue_once(
     connect: Connect, rabbitmq_url: str, content_type: str
 ) -> None:
-    told, server, client = Told(), connect(), connect()
-    server.serve("odd", "s", {"wake": told.wake})
+    recorder, server, client = CallRecorder(), connect(), connect()
+    server.serve("odd", "s", {"wake": recorder.wake})
     queue = server._own("odd")
     with Connection(rabbitmq_url.replace("rabbit://", "amqp://")) as broker:
         producer = broker.Producer()
@@ -351,17 +365,17 @@ def test_what_is_no_message_is_taken_from_the_queue_once(
                 body, routing_key=queue, content_type=content_type, content_encoding="utf-8"
             )
         assert client.cast("odd", "wake")
-        assert told.wait_for(1) == [("wake",)]
+        assert recorder.wait_for(1) == [("wake",)]
         server.close()
         assert broker.default_channel.queue_declare(queue, passive=True).message_count == 0, (
             "none is delivered again"
         )
 
 
-def test_a_bell_that_is_rung_arrives_and_coalesces(connect: Connect) -> None:
-    """Wakeups that come while one is being sent become one."""
-    told = Told()
-    conductor.serve(connect(), "c1", told)
+def test_conductor_wakeups_arrive_and_are_merged(connect: Connect) -> None:
+    """Wakeups during the sending of another wakeup are sent as one."""
+    recorder = CallRecorder()
+    conductor.serve(connect(), "c1", recorder)
     transport, gate, busy, casts = connect(), threading.Event(), threading.Event(), []
 
     class Gated:
@@ -379,18 +393,18 @@ def test_a_bell_that_is_rung_arrives_and_coalesces(connect: Connect) -> None:
     for _ in range(1000):
         wakeup.wake()
     gate.set()
-    assert told.wait_for(2) == [("wake",)] * 2
+    assert recorder.wait_for(2) == [("wake",)] * 2
     assert casts == ["wake", "wake"]
 
 
-def test_a_bell_never_blocks_even_when_the_broker_is_away() -> None:
+def test_conductor_wakeup_does_not_block_when_broker_is_unreachable() -> None:
     transport = unreachable()
     wakeup = conductor.ConductorWakeup(transport)
-    assert seconds(lambda: [wakeup.wake() for _ in range(10_000)]) < 1
+    assert measure_seconds(lambda: [wakeup.wake() for _ in range(10_000)]) < 1
     transport.close()
 
 
-def test_a_bell_rings_again_whatever_happened_to_a_ring() -> None:
+def test_conductor_wakeup_is_sent_again_after_exception() -> None:
     woken = threading.Semaphore(0)
 
     class Broken:
@@ -406,10 +420,10 @@ def test_a_bell_rings_again_whatever_happened_to_a_ring() -> None:
         assert woken.acquire(timeout=5)
 
 
-def test_a_server_stops_promptly_however_long_it_was_idle(connect: Connect) -> None:
+def test_idle_rpc_server_and_client_close_within_seconds(connect: Connect) -> None:
     server, client = connect(), connect()
     server.serve("idle", "c1", {"ask": lambda: 1})
     assert client.call("idle", "ask", timeout=5) == 1
-    time.sleep(5)  # idleness is what is tried: an idle connection looks up less and less often
-    assert seconds(server.close) < 5
-    assert seconds(client.close) < 5
+    time.sleep(5)  # Idleness under test: an idle connection polls less and less often.
+    assert measure_seconds(server.close) < 5
+    assert measure_seconds(client.close) < 5

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who sends goes on sending when the broker has closed a channel of its connection."""
+"""RPC over a real RabbitMQ continues after the broker closed a channel or lost all state."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from deploy.testing.servers import Servers
 from tests.e2e.storm import descendants, frozen
 from tests.waiting import await_true
 
-FROZEN = 13.0  # seconds: so long that the connections of a broker that was wiped end half made
+FROZEN = 13.0  # seconds, so long that connections to the wiped broker end half open
 
 
 @pytest.fixture
 def transports(rabbitmq_url: str) -> Iterator[tuple[Transport, Transport]]:
-    """Of a process that serves, and of one that calls."""
-    made = Transport(config.load(), rabbitmq_url), Transport(config.load(), rabbitmq_url)
-    yield made
-    for transport in made:
+    """The transport of a server process and that of a client process."""
+    pair = Transport(config.load(), rabbitmq_url), Transport(config.load(), rabbitmq_url)
+    yield pair
+    for transport in pair:
         transport.close()
 
 
-def answers(client: Transport, topic: str) -> Any:
+def call_echo(client: Transport, topic: str) -> Any:
     try:
         return client.call(topic, "echo", timeout=1, said="x")
     except errors.NoAnswer:
@@ -42,11 +42,11 @@ def answers(client: Transport, topic: str) -> Any:
 
 
 @contextmanager
-def calling(client: Transport, topic: str) -> Iterator[None]:
-    """A thread calls again and again for the block."""
+def keep_calling(client: Transport, topic: str) -> Iterator[None]:
+    """Call from a thread, repeatedly until the block ends."""
     over = Event()
     caller = Thread(
-        target=lambda: [answers(client, topic) for _ in iter(lambda: over.wait(0.1), True)]
+        target=lambda: [call_echo(client, topic) for _ in iter(lambda: over.wait(0.1), True)]
     )
     caller.start()
     try:
@@ -56,44 +56,42 @@ def calling(client: Transport, topic: str) -> Iterator[None]:
         caller.join(30)
 
 
-def test_calls_arrive_again_after_the_broker_forgot_the_exchange(
+def test_rpc_calls_succeed_again_after_exchange_is_deleted(
     transports: tuple[Transport, Transport], rabbitmq_url: str
 ) -> None:
-    """What is sent to an exchange that is not there closes its channel, and the connection
-    stays."""
+    """A message to a missing exchange makes the broker close the channel, not the connection."""
     server, client = transports
     first, second = (f"t-{uuid.uuid4().hex}" for _ in range(2))
     server.serve(first, "a", {"echo": lambda said: said})
-    assert answers(client, first) == "x"
+    assert call_echo(client, first) == "x"
     with Connection(rabbitmq_url.replace("rabbit://", "amqp://")) as broker:
         broker.default_channel.exchange_delete(CONTROL_EXCHANGE)
     for _ in range(3):
-        answers(client, first)
+        call_echo(client, first)
     server.serve(second, "a", {"echo": lambda said: said})
-    await_true(lambda: answers(client, second) == "x", 20, "calls arrive again")
+    await_true(lambda: call_echo(client, second) == "x", 20, "calls arrive again")
     assert client.cast(second, "echo", said="y")
 
 
 @pytest.mark.slice("operations")
-def test_calls_arrive_again_after_the_broker_was_wiped_and_stood_still() -> None:
-    """What is left of the connections then has a dead channel, which the library alone keeps for
-    ever."""
+def test_rpc_calls_succeed_again_after_broker_is_reset_and_frozen() -> None:
+    """The remaining connections then have a dead channel, which the AMQP library never replaces."""
     with tempfile.TemporaryDirectory(prefix="kn-rpc-", dir="/tmp") as folder:
         Path(folder).chmod(0o755)
         with Servers(Path(folder)) as servers:
             url = servers.start("rabbitmq")
             server, client = Transport(config.load(), url), Transport(config.load(), url)
             server.serve("there", "a", {"echo": lambda said: said})
-            await_true(lambda: answers(client, "there") == "x", 20, "calls arrive")
-            with calling(client, "there"):
+            await_true(lambda: call_echo(client, "there") == "x", 20, "calls arrive")
+            with keep_calling(client, "there"):
                 for command in ("stop_app", "reset", "start_app"):
                     servers.broker.control(command)
-            await_true(lambda: answers(client, "there") == "x", 30, "calls arrive after the wipe")
+            await_true(lambda: call_echo(client, "there") == "x", 30, "calls arrive after the wipe")
             pid = servers.pid("rabbitmq")
-            with calling(client, "there"), frozen([pid, *descendants(pid)]):
-                time.sleep(FROZEN)  # nobody can tell how long a broker stands still
+            with keep_calling(client, "there"), frozen([pid, *descendants(pid)]):
+                time.sleep(FROZEN)  # A real broker may freeze for any time.
             await_true(
-                lambda: answers(client, "there") == "x", 30, "calls arrive after it stood still"
+                lambda: call_echo(client, "there") == "x", 30, "calls arrive after it stood still"
             )
             for transport in (client, server):
                 transport.close()

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a test is given as an empty database with a schema is one, whatever the test before did with
-it."""
+"""The pool of test databases (tests/schemas.py), and the shared cache of compiled statements.
+
+The pool lends only empty databases, whatever the previous test left in them.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ KINDS = pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
 
 
 def fill(store: Store) -> int:
-    """Rows in several tables; returns a number that the database gave."""
+    """Insert rows in several tables and return an id that the database generated."""
     store.write(
         lambda tx: hosts.register(tx, "h1", "boot", HostInventory("memory", 1, "h1", 8, 4096, 100))
     )
@@ -28,32 +30,34 @@ def fill(store: Store) -> int:
 
 
 @KINDS
-def test_a_database_that_comes_back_is_as_new(servers: Callable[[str], Server], kind: str) -> None:
-    databases, given = servers(kind), []
+def test_returned_test_database_is_empty_and_lent_again(
+    servers: Callable[[str], Server], kind: str
+) -> None:
+    databases, generated_ids = servers(kind), []
     url = databases.lend()
     for _ in range(3):
         store = Store(url)
         upgrades.check(store)
         assert store.read(lambda tx: list(tx.execute(sa.text(WRITTEN)))) == []
-        given.append(fill(store))
-        # its number was given all the same
+        generated_ids.append(fill(store))
+        # The deleted row used an id, so the sequence must be reset too.
         store.write(lambda tx: tx.execute(schema.services.delete()))
         store.close()
         databases.take_back(url)
         assert databases.lend() == url, "it is not used again"
     databases.take_back(url)
-    assert given == [1, 1, 1]
+    assert generated_ids == [1, 1, 1]
 
 
 @KINDS
-def test_a_database_that_is_still_used_is_dropped(
+def test_returned_test_database_with_open_transaction_is_replaced(
     servers: Callable[[str], Server], kind: str
 ) -> None:
     databases = servers(kind)
     url = databases.lend()
     store = Store(url)
     with store.engine.connect() as connection:
-        connection.execute(sa.text(WRITTEN))  # a transaction that nobody ends
+        connection.execute(sa.text(WRITTEN))  # a transaction that stays open
         databases.take_back(url)
         other = databases.lend()
         assert other != url
@@ -62,15 +66,15 @@ def test_a_database_that_is_still_used_is_dropped(
     databases.take_back(other)
 
 
-def test_an_engine_compiles_only_what_none_before_it_did(upgraded_url: str) -> None:
+def test_second_engine_uses_compiled_statements_of_first(upgraded_url: str) -> None:
     compiled: list[str] = []
 
-    def note(tx: sa.Connection, *told: Any) -> None:
-        compiled.append(told[-1].context.cache_hit.name)
+    def record(tx: sa.Connection, *arguments: Any) -> None:
+        compiled.append(arguments[-1].context.cache_hit.name)
 
     for _ in range(2):
         store = Store(upgraded_url)
-        sa.event.listen(store.engine, "after_execute", note)
+        sa.event.listen(store.engine, "after_execute", record)
         store.read(
             lambda tx: list(tx.execute(sa.select(schema.services.c.id.label("for_this_test"))))
         )

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shared file system service as API and conductor use it: one suite for the one in memory,
-which the workflows' tests use, and for our client over HTTP with a double of Manila behind it.
+"""The shared file system service as the API and the conductor use it.
 
-It can be run at a real Manila, with a share of whoever the token is (an admin, as rules are
-locked): KILONOVA_SHARE_URL=http://…/share/v2 KILONOVA_SHARE_TOKEN=… KILONOVA_SHARE=ID pytest
-tests/contract/test_share_client.py
+One suite runs against the service in memory, which the workflow tests use, and over HTTP through
+the client against a fake Manila. It can also run against a real Manila, with an admin's token and a
+share of the token's project: KILONOVA_SHARE_URL=http://…/share/v2 KILONOVA_SHARE_TOKEN=…
+KILONOVA_SHARE=ID pytest tests/contract/test_share_client.py
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ ADDRESS, ANOTHER = "192.0.2.11", "192.0.2.12"
 
 
 class Rig(Protocol):
-    """A service with one share, and what the conductor asks of it."""
+    """A service with one share, and the interface that the conductor uses."""
 
     share: str
     service: ShareApi
 
 
 class Quiet(WSGIRequestHandler):
-    """Logs nothing."""
+    """A request handler without a log."""
 
     def log_request(self, code: Any = "-", size: Any = "-") -> None:
         pass
 
 
 class OverHttp:
-    """The double of Manila behind our client, with an admin's token."""
+    """The fake Manila behind the client, with an admin's token."""
 
     def __init__(self) -> None:
         self.manila = Manila({"mine": MINE, "other": OTHER, "admin": None})
@@ -53,15 +53,15 @@ class OverHttp:
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         self.client = ShareClient(f"{self.url}/v2")
-        self.service: ShareApi = AsOne(self.client, "admin")
+        self.service: ShareApi = WithToken(self.client, "admin")
 
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
 
 
-class AsOne:
-    """The client with one token."""
+class WithToken:
+    """The share client with a fixed token."""
 
     def __init__(self, client: ShareClient, token: str) -> None:
         self._client, self._token = client, token
@@ -82,14 +82,14 @@ class InMemory:
 class Real:
     def __init__(self, url: str) -> None:
         self.share = os.environ["KILONOVA_SHARE"]
-        self.service: ShareApi = AsOne(ShareClient(url), os.environ["KILONOVA_SHARE_TOKEN"])
+        self.service: ShareApi = WithToken(ShareClient(url), os.environ["KILONOVA_SHARE_TOKEN"])
 
 
 @pytest.fixture
 def http() -> Iterator[OverHttp]:
-    made = OverHttp()
-    yield made
-    made.close()
+    over_http = OverHttp()
+    yield over_http
+    over_http.close()
 
 
 @pytest.fixture(params=["memory", "http", "real"])
@@ -98,11 +98,11 @@ def rig(request: pytest.FixtureRequest) -> Rig:
         if "KILONOVA_SHARE_URL" not in os.environ:
             pytest.skip("KILONOVA_SHARE_URL names no Manila")
         return Real(os.environ["KILONOVA_SHARE_URL"])
-    found: Rig = InMemory() if request.param == "memory" else request.getfixturevalue("http")
-    return found
+    selected_rig: Rig = InMemory() if request.param == "memory" else request.getfixturevalue("http")
+    return selected_rig
 
 
-def test_a_rule_comes_once_and_goes(rig: Rig) -> None:
+def test_share_access_rule_allow_and_deny_are_repeatable(rig: Rig) -> None:
     for _ in range(2):
         await_true(
             lambda: rig.service.allow(rig.share, ADDRESS) == ACTIVE,
@@ -114,7 +114,7 @@ def test_a_rule_comes_once_and_goes(rig: Rig) -> None:
         rig.service.deny(rig.share, ADDRESS)
 
 
-def test_addresses_have_rules_of_their_own(rig: Rig) -> None:
+def test_share_deny_keeps_rule_of_other_address(rig: Rig) -> None:
     for address in (ADDRESS, ANOTHER):
         rig.service.allow(rig.share, address)
     rig.service.deny(rig.share, ADDRESS)
@@ -126,13 +126,13 @@ def test_addresses_have_rules_of_their_own(rig: Rig) -> None:
     rig.service.deny(rig.share, ANOTHER)
 
 
-def test_a_share_that_is_gone_has_no_rules(http: OverHttp) -> None:
+def test_share_allow_on_missing_share_raises_not_found_and_deny_succeeds(http: OverHttp) -> None:
     with pytest.raises(errors.NotFound, match="could not be found"):
         http.service.allow(ids.new(), ADDRESS)
     http.service.deny(ids.new(), ADDRESS)
 
 
-def test_rules_are_locked_and_hide_the_host(http: OverHttp) -> None:
+def test_share_access_rule_is_locked_and_hides_address(http: OverHttp) -> None:
     http.service.allow(http.share, ADDRESS)
     [rule] = http.manila.rules.values()
     assert (rule["locked"], rule["hidden"], rule["access_level"], rule["access_type"]) == (
@@ -144,29 +144,29 @@ def test_rules_are_locked_and_hide_the_host(http: OverHttp) -> None:
     assert http.client.rules("mine", http.share, ADDRESS) == [], "a tenant does not see it"
 
 
-def test_a_rule_is_active_when_it_is_applied(http: OverHttp) -> None:
+def test_share_access_rule_is_active_once_applied(http: OverHttp) -> None:
     http.manila.applies_after = 2
     states = [http.service.allow(http.share, ADDRESS) for _ in range(4)]
     assert states == ["applying", "applying", "applying", ACTIVE] and len(http.manila.rules) == 1
 
 
-def test_a_rule_that_cannot_be_applied_says_so(http: OverHttp) -> None:
+def test_inapplicable_share_access_rule_has_state_failed(http: OverHttp) -> None:
     http.manila.fails = True
     http.service.allow(http.share, ADDRESS)
     assert http.service.allow(http.share, ADDRESS) == FAILED
 
 
-def test_whoever_was_quicker_makes_no_refusal(http: OverHttp) -> None:
-    """Another conductor makes the rule between our look and our call."""
+def test_share_allow_succeeds_when_other_conductor_created_rule(http: OverHttp) -> None:
+    """Another conductor creates the rule between the check and the call."""
     http.manila.meanwhile = lambda: http.manila.add_rule(http.share, ADDRESS)
     assert http.service.allow(http.share, ADDRESS) == ACTIVE
     assert len(http.manila.rules) == 1
 
 
-def test_a_share_is_told_with_its_preferred_location(http: OverHttp) -> None:
+def test_show_share_returns_preferred_export_location(http: OverHttp) -> None:
     for token in ("mine", "admin"):
-        found = http.client.share(token, http.share)
-        assert (found.id, found.status, found.protocol, found.export_location) == (
+        share = http.client.share(token, http.share)
+        assert (share.id, share.status, share.protocol, share.export_location) == (
             http.share,
             "available",
             "NFS",
@@ -179,7 +179,7 @@ def test_a_share_is_told_with_its_preferred_location(http: OverHttp) -> None:
 @pytest.mark.parametrize(
     ("token", "kind"), [("other", errors.NotFound), ("nobody", errors.Unauthorized)]
 )
-def test_what_a_token_may_not_see_is_not_told(
+def test_show_share_with_foreign_or_invalid_token_fails(
     http: OverHttp, token: str, kind: type[errors.Problem]
 ) -> None:
     with pytest.raises(kind):
@@ -187,24 +187,24 @@ def test_what_a_token_may_not_see_is_not_told(
 
 
 @pytest.mark.parametrize("status", [500, 503, 429])
-def test_a_service_in_trouble_is_asked_again(http: OverHttp, status: int) -> None:
-    http.manila.trouble = [status]
+def test_share_allow_raises_unavailable_on_transient_status(http: OverHttp, status: int) -> None:
+    http.manila.statuses = [status]
     with pytest.raises(errors.Unavailable):
         http.service.allow(http.share, ADDRESS)
 
 
-def test_an_old_service_says_what_it_lacks(http: OverHttp) -> None:
+def test_share_allow_on_old_service_names_missing_version(http: OverHttp) -> None:
     http.manila.latest = (2, 81)
     with pytest.raises(errors.Conflict, match=r"does not know version 2\.82"):
         http.service.allow(http.share, ADDRESS)
 
 
 @pytest.mark.parametrize("end", ["", "/", "/v2", "/v2/", f"/v2/{MINE}"])
-def test_an_endpoint_may_end_as_catalogues_write_it(http: OverHttp, end: str) -> None:
+def test_share_client_accepts_endpoint_forms_of_catalogues(http: OverHttp, end: str) -> None:
     assert ShareClient(http.url + end).share("mine", http.share).id == http.share
 
 
-def test_a_cloud_without_the_service_says_so() -> None:
+def test_share_client_without_service_raises_unavailable() -> None:
     assert (
         not ShareClient(lambda: None).has_service()
         and ShareClient("http://127.0.0.1:1").has_service()
@@ -213,19 +213,23 @@ def test_a_cloud_without_the_service_says_so() -> None:
         ShareClient(lambda: None).share("mine", ids.new())
 
 
-def test_the_rules_that_are_ours_are_told(http: OverHttp, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each once, whoever else lets somebody mount the share; in pages, which the service makes
-    smaller than they are asked for."""
+def test_own_share_access_rules_are_listed_once_across_pages(
+    http: OverHttp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each rule is listed once, without rules of other users, and across pages.
+
+    The service returns smaller pages than requested.
+    """
     monkeypatch.setattr(share_client, "PAGE", 3)
-    http.manila.most = 1
+    http.manila.page_size = 1
     client, token = http.client, "admin"
     assert client.own_rules(token) == []
     for address in (ADDRESS, ANOTHER):
         http.service.allow(http.share, address)
     http.manila.add_rule(http.share, "203.0.113.9")
-    found = client.own_rules(token)
-    assert sorted((one["share_id"], one["access_to"]) for one in found) == sorted(
+    rules = client.own_rules(token)
+    assert sorted((rule["share_id"], rule["access_to"]) for rule in rules) == sorted(
         (http.share, address) for address in (ADDRESS, ANOTHER)
     )
-    assert {one["state"] for one in found} <= {"applying", "active"}
+    assert {rule["state"] for rule in rules} <= {"applying", "active"}
     assert client.own_rules("mine") == [], "only an admin is told the locks of all projects"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The standalone identity service against the clients it is made for, as a real process.
+"""The embedded identity service as a real process.
 
-python-openstackclient, openstacksdk and keystonemiddleware drive it unmodified; `requests` sends
-what they never would.
+python-openstackclient, openstacksdk and keystonemiddleware use it unmodified. ``requests`` sends
+malformed and unauthorized requests.
 """
 
 import uuid
@@ -25,9 +25,9 @@ from tests.standalone import Cloud, connect, running
 
 @pytest.fixture(scope="module")
 def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
-    with running(tmp_path_factory.mktemp("standalone"), with_image=False) as started:
-        yield started
-    assert " 500 " not in (started.folder / "identity.log").read_text()
+    with running(tmp_path_factory.mktemp("standalone"), with_image=False) as running_cloud:
+        yield running_cloud
+    assert " 500 " not in (running_cloud.folder / "identity.log").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def admin(cloud: Cloud) -> Any:
 
 
 class Person:
-    """A user with a role in a project of their own."""
+    """A user with a role in a new project."""
 
     def __init__(self, admin: Any, role: str = "member") -> None:
         self.name, self.password = f"user-{uuid.uuid4().hex[:8]}", "correct horse"
@@ -53,10 +53,10 @@ class Person:
         return connect(cloud, self.name, self.password, self.project.name)
 
 
-# The real clients
+# Real clients
 
 
-def test_openstackclient_runs_every_identity_command(cloud: Cloud) -> None:
+def test_openstackclient_runs_identity_commands(cloud: Cloud) -> None:
     token, catalogue, projects, users, project, user, listed, services = cloud.openstack(
         "token issue -f json",
         "catalog list -f json",
@@ -87,38 +87,38 @@ def test_openstackclient_runs_every_identity_command(cloud: Cloud) -> None:
 
 
 @pytest.mark.slice("operations")
-def test_openstackclient_administers_limits(cloud: Cloud) -> None:
-    def called(rows: Any, name: str) -> list[Any]:
+def test_openstackclient_creates_changes_and_deletes_limits(cloud: Cloud) -> None:
+    def rows_named(rows: Any, name: str) -> list[Any]:
         return [row for row in rows if row["Resource Name"] == name]
 
-    [made] = cloud.openstack(
+    [limit] = cloud.openstack(
         "registered limit create --service glance --region RegionOne --default-limit 10 images -f json"
     )
-    assert (made["default_limit"], made["region_id"], made["resource_name"]) == (
+    assert (limit["default_limit"], limit["region_id"], limit["resource_name"]) == (
         10,
         "RegionOne",
         "images",
     )
     changed, own, defaults, limits = cloud.openstack(
-        f"registered limit set --default-limit 20 --description more {made['id']} -f json",
+        f"registered limit set --default-limit 20 --description more {limit['id']} -f json",
         "limit create --project admin --service glance --region RegionOne --resource-limit 7 images -f json",
         "registered limit list --service glance --resource-name images -f json",
         "limit list --service glance -f json",
     )
     assert (changed["default_limit"], changed["description"]) == (20, "more")
-    assert called(defaults, "images")[0]["Default Limit"] == 20
-    assert called(limits, "images")[0]["Resource Limit"] == own["resource_limit"] == 7
-    less, shown, *_ = cloud.openstack(
+    assert rows_named(defaults, "images")[0]["Default Limit"] == 20
+    assert rows_named(limits, "images")[0]["Resource Limit"] == own["resource_limit"] == 7
+    less, limit_record, *_ = cloud.openstack(
         f"limit set --resource-limit -1 {own['id']} -f json",
         f"limit show {own['id']} -f json",
         f"limit delete {own['id']}",
-        f"registered limit delete {made['id']}",
+        f"registered limit delete {limit['id']}",
     )
-    assert less["resource_limit"] == shown["resource_limit"] == -1
+    assert less["resource_limit"] == limit_record["resource_limit"] == -1
     assert cloud.openstack("registered limit list -f json", "limit list -f json") == [[], []]
 
 
-def test_sdk_administers_every_noun(cloud: Cloud, admin: Any) -> None:
+def test_openstacksdk_creates_and_deletes_each_identity_resource(cloud: Cloud, admin: Any) -> None:
     identity = admin.identity
     domain = identity.create_domain(name=f"domain-{uuid.uuid4().hex[:8]}")
     project = identity.create_project(name="same name", domain_id=domain.id)
@@ -145,7 +145,7 @@ def test_sdk_administers_every_noun(cloud: Cloud, admin: Any) -> None:
     role = identity.create_role(name=f"role-{uuid.uuid4().hex[:8]}")
     identity.assign_domain_role_to_user(domain, admin.current_user_id, role)
     path = f"{cloud.auth_url}/domains/{domain.id}/users/{admin.current_user_id}/roles"
-    assert [held["id"] for held in admin.session.get(path).json()["roles"]] == [role.id]
+    assert [assigned["id"] for assigned in admin.session.get(path).json()["roles"]] == [role.id]
     for noun, row in (
         ("endpoint", endpoint),
         ("service", service),
@@ -163,7 +163,9 @@ def test_sdk_administers_every_noun(cloud: Cloud, admin: Any) -> None:
 @pytest.mark.parametrize(
     "scope", [{"project_name": "admin", "project_domain_name": "Default"}, {"unscoped": True}, {}]
 )
-def test_a_token_can_be_exchanged_for_another_scope(cloud: Cloud, scope: dict[str, Any]) -> None:
+def test_token_is_exchanged_for_other_scope_with_same_expiry(
+    cloud: Cloud, scope: dict[str, Any]
+) -> None:
     first = v3.Password(
         cloud.auth_url, username="admin", password=cloud.admin_password, user_domain_name="Default"
     )
@@ -176,7 +178,7 @@ def test_a_token_can_be_exchanged_for_another_scope(cloud: Cloud, scope: dict[st
     assert second.expires == access.expires
 
 
-def test_domain_scope_and_implied_roles(cloud: Cloud, admin: Any) -> None:
+def test_domain_scoped_token_contains_implied_roles(cloud: Cloud, admin: Any) -> None:
     person = Person(admin, "manager")
     assert person.connect(cloud).session.auth.get_access(auth_session.Session()).role_names == [
         "manager",
@@ -195,7 +197,7 @@ def test_domain_scope_and_implied_roles(cloud: Cloud, admin: Any) -> None:
     assert scoped.role_names == ["manager", "member", "reader"]
 
 
-def test_the_whole_cloud_as_a_scope(cloud: Cloud, admin: Any) -> None:
+def test_system_scoped_token_requires_system_role(cloud: Cloud, admin: Any) -> None:
     person = Person(admin, "manager")
     admin.identity.assign_system_role_to_user(person.user, person.role, "all")
     login = v3.Password(
@@ -214,15 +216,15 @@ def test_the_whole_cloud_as_a_scope(cloud: Cloud, admin: Any) -> None:
         login.get_access(auth_session.Session())
 
 
-def middleware_of(cloud: Cloud) -> AuthProtocol:
-    def shown(environ: dict[str, Any], start_response: Any) -> Any:
+def new_middleware(cloud: Cloud) -> AuthProtocol:
+    def show_identity(environ: dict[str, Any], start_response: Any) -> Any:
         names = ("HTTP_X_USER_ID", "HTTP_X_PROJECT_ID", "HTTP_X_ROLES", "HTTP_X_USER_NAME")
         return Response(json={name: environ.get(name) for name in names})(environ, start_response)
 
-    options = ConfigOpts()  # of its own, which no configuration of ours has
+    options = ConfigOpts()  # a separate object without the options of Kilonova
     options([], project="test", default_config_files=[], default_config_dirs=[])
     return AuthProtocol(
-        shown,
+        show_identity,
         {
             "oslo_config_config": options,
             "auth_type": "password",
@@ -238,26 +240,26 @@ def middleware_of(cloud: Cloud) -> AuthProtocol:
     )
 
 
-def test_keystonemiddleware_validates_and_sees_a_revocation(cloud: Cloud, admin: Any) -> None:
-    person, middleware = Person(admin), middleware_of(cloud)
+def test_keystonemiddleware_validates_token_until_revocation(cloud: Cloud, admin: Any) -> None:
+    person, middleware = Person(admin), new_middleware(cloud)
     connection = person.connect(cloud)
     token = connection.session.get_token()
 
-    def ask(secret: str) -> Response:
+    def send(secret: str) -> Response:
         return Request.blank("/", headers={"X-Auth-Token": secret}).get_response(middleware)
 
-    assert ask(token).json == {
+    assert send(token).json == {
         "HTTP_X_USER_ID": person.user.id,
         "HTTP_X_PROJECT_ID": person.project.id,
         "HTTP_X_ROLES": "member,reader",
         "HTTP_X_USER_NAME": person.name,
     }
-    assert ask("nonsense").status_int == 401
+    assert send("nonsense").status_int == 401
     connection.session.delete(f"{cloud.auth_url}/auth/tokens", headers={"X-Subject-Token": token})
-    assert ask(token).status_int == 401
+    assert send(token).status_int == 401
 
 
-# What a token is worth
+# Validity of tokens
 
 
 @pytest.mark.parametrize(
@@ -271,7 +273,9 @@ def test_keystonemiddleware_validates_and_sees_a_revocation(cloud: Cloud, admin:
         "admin sets password",
     ],
 )
-def test_a_token_dies_with_what_it_stands_on(cloud: Cloud, admin: Any, change: str) -> None:
+def test_token_is_invalid_after_user_project_or_role_changes(
+    cloud: Cloud, admin: Any, change: str
+) -> None:
     person = Person(admin)
     token = person.connect(cloud).session.get_token()
     identity, headers = admin.identity, {"X-Auth-Token": token}
@@ -295,10 +299,10 @@ def test_a_token_dies_with_what_it_stands_on(cloud: Cloud, admin: Any, change: s
         requests.get(f"{cloud.auth_url}/auth/projects", headers=headers, timeout=20).status_code
         == 401
     )
-    checked = admin.session.get(
+    validation = admin.session.get(
         f"{cloud.auth_url}/auth/tokens", headers={"X-Subject-Token": token}, raise_exc=False
     )
-    assert checked.status_code == 404
+    assert validation.status_code == 404
 
 
 @pytest.mark.parametrize(
@@ -314,7 +318,7 @@ def test_a_token_dies_with_what_it_stands_on(cloud: Cloud, admin: Any, change: s
         ("POST", "/roles", {"role": {"name": "root"}}),
     ],
 )
-def test_a_member_may_not_administer(
+def test_identity_admin_request_of_member_returns_403(
     cloud: Cloud, admin: Any, method: str, path: str, body: Any
 ) -> None:
     person = Person(admin)
@@ -350,7 +354,9 @@ def test_a_member_may_not_administer(
         (b'{"auth": "' + b"x" * 300_000 + b'"}', 413),
     ],
 )
-def test_a_body_that_is_no_json_is_refused(cloud: Cloud, raw: bytes, status: int) -> None:
+def test_identity_request_with_malformed_body_returns_400_or_413(
+    cloud: Cloud, raw: bytes, status: int
+) -> None:
     for body in (raw, iter([raw])):  # with a length, and chunked
         answer = requests.post(f"{cloud.auth_url}/auth/tokens", data=body, timeout=20)
         assert (answer.status_code, answer.json()["error"]["code"]) == (status, status)
@@ -368,7 +374,9 @@ def test_a_body_that_is_no_json_is_refused(cloud: Cloud, raw: bytes, status: int
         "/projects/%ff%0a",
     ],
 )
-def test_a_path_like_id_is_not_found(cloud: Cloud, admin: Any, path: str) -> None:
+def test_identity_request_with_path_like_id_returns_404(
+    cloud: Cloud, admin: Any, path: str
+) -> None:
     with requests.Session() as session:
         prepared = requests.Request(
             "GET", cloud.auth_url, headers={"X-Auth-Token": admin.session.get_token()}
@@ -377,7 +385,7 @@ def test_a_path_like_id_is_not_found(cloud: Cloud, admin: Any, path: str) -> Non
         assert session.send(prepared, timeout=20).status_code == 404
 
 
-def test_many_at_once_all_get_their_tokens(cloud: Cloud) -> None:
+def test_concurrent_logins_all_return_tokens(cloud: Cloud) -> None:
     def login(_: int) -> str:
         auth = v3.Password(
             cloud.auth_url,
@@ -393,7 +401,9 @@ def test_many_at_once_all_get_their_tokens(cloud: Cloud) -> None:
         assert len(set(pool.map(login, range(40)))) == 40
 
 
-def test_bootstrap_repeats_and_writes_no_secret_to_logs(cloud: Cloud, admin: Any) -> None:
+def test_identity_bootstrap_is_repeatable_and_writes_no_secret_to_files(
+    cloud: Cloud, admin: Any
+) -> None:
     before = [project.id for project in admin.identity.projects()]
     cloud.bootstrap()
     assert [project.id for project in admin.identity.projects()] == before

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The standalone image service against the clients it is made for, as a real process behind
-keystonemiddleware.
+"""The embedded image service as a real process behind keystonemiddleware.
 
-python-openstackclient and openstacksdk drive it unmodified; `requests` and a bare socket send what
-they never would.
+python-openstackclient and openstacksdk use it unmodified. ``requests`` and a bare socket send
+malformed and interrupted requests.
 """
 
 import dataclasses
@@ -45,16 +44,16 @@ def admin(cloud: Cloud) -> Any:
 
 @pytest.fixture(scope="module")
 def owner(cloud: Cloud, admin: Any) -> Any:
-    return person(cloud, admin, "member")
+    return new_user(cloud, admin, "member")
 
 
 @pytest.fixture(scope="module")
 def stranger(cloud: Cloud, admin: Any) -> Any:
-    return person(cloud, admin, "member")
+    return new_user(cloud, admin, "member")
 
 
-def person(cloud: Cloud, admin: Any, role: str) -> Any:
-    """A connection of a new user with `role` in a new project."""
+def new_user(cloud: Cloud, admin: Any, role: str) -> Any:
+    """Return the connection of a new user with ``role`` in a new project."""
     name, identity = f"user-{uuid.uuid4().hex[:8]}", admin.identity
     project = identity.create_project(name=name, domain_id="default")
     user = identity.create_user(name=name, password="correct horse", domain_id="default")
@@ -63,14 +62,14 @@ def person(cloud: Cloud, admin: Any, role: str) -> Any:
 
 
 def call(connection: Any, method: str, path: str, **options: Any) -> requests.Response:
-    """A request to the image service that answers with whatever comes."""
+    """Send a request to the image service and return the response with any status."""
     url = connection.session.get_endpoint(service_type="image") + path
     headers = {"X-Auth-Token": connection.session.get_token()} | options.pop("headers", {})
     return requests.request(method, url, headers=headers, timeout=30, **options)
 
 
 def create(connection: Any, **attributes: Any) -> str:
-    """The id of a new image without data."""
+    """Create an image without data and return the id."""
     body = {"name": "image", "disk_format": "raw", "container_format": "bare"} | attributes
     answer = call(connection, "POST", "/v2/images", json=body)
     assert answer.status_code == 201, answer.text
@@ -89,14 +88,14 @@ def files(cloud: Cloud) -> set[str]:
     return {path.name for path in (cloud.folder / "image" / "images").iterdir()}
 
 
-def until(condition: Callable[[], bool]) -> None:
+def await_condition(condition: Callable[[], bool]) -> None:
     await_true(condition, 20, "the condition")
 
 
-# The real clients
+# Real clients
 
 
-def test_openstackclient_runs_every_image_command(cloud: Cloud, tmp_path: Path) -> None:
+def test_openstackclient_runs_image_commands(cloud: Cloud, tmp_path: Path) -> None:
     data = os.urandom(3 * MEGABYTE + 17)
     source = tmp_path / "data"
     source.write_bytes(data)
@@ -115,8 +114,8 @@ def test_openstackclient_runs_every_image_command(cloud: Cloud, tmp_path: Path) 
         "image list -f json",
         "versions show --service image -f json",
     )
-    before, created, listed, filtered, shown, changed, unset, left, versions = cloud.openstack(
-        *commands
+    before, created, listed, filtered, image_record, changed, unset, remaining, versions = (
+        cloud.openstack(*commands)
     )
     assert (
         created["status"],
@@ -127,15 +126,17 @@ def test_openstackclient_runs_every_image_command(cloud: Cloud, tmp_path: Path) 
     assert created["properties"]["os_hash_value"] == hashlib.sha512(data).hexdigest()
     assert [entry["Name"] for entry in listed if entry not in before] == ["img1"]
     assert [entry["Name"] for entry in filtered] == ["img1"]
-    assert shown["id"] == created["id"] == changed["id"]
+    assert image_record["id"] == created["id"] == changed["id"]
     assert (changed["properties"]["a"], changed["tags"], changed["min_disk"]) == ("b", ["t1"], 2)
     assert (tmp_path / "saved").read_bytes() == data
     assert ("a" in unset["properties"], unset["status"]) == (False, "active")
-    assert left == before
+    assert remaining == before
     assert {"CURRENT", "SUPPORTED"} == {entry["Status"] for entry in versions}
 
 
-def test_sdk_uploads_lists_changes_and_deletes(cloud: Cloud, owner: Any, tmp_path: Path) -> None:
+def test_openstacksdk_uploads_lists_changes_and_deletes_image(
+    cloud: Cloud, owner: Any, tmp_path: Path
+) -> None:
     before = files(cloud)
     (tmp_path / "data").write_bytes(b"guest" * 1000)
     image = owner.create_image(
@@ -153,7 +154,7 @@ def test_sdk_uploads_lists_changes_and_deletes(cloud: Cloud, owner: Any, tmp_pat
         owner.current_project_id,
     )
     assert owner.image.find_image("sdk").id == image.id
-    assert [found.id for found in owner.image.images(id=f"in:{image.id},{uuid.uuid4()}")] == [
+    assert [listed.id for listed in owner.image.images(id=f"in:{image.id},{uuid.uuid4()}")] == [
         image.id
     ]
     assert (
@@ -168,7 +169,7 @@ def test_sdk_uploads_lists_changes_and_deletes(cloud: Cloud, owner: Any, tmp_pat
     assert files(cloud) == before
 
 
-def test_lists_come_in_pages_and_in_order(owner: Any) -> None:
+def test_image_list_is_paged_sorted_and_filtered(owner: Any) -> None:
     mark = uuid.uuid4().hex
     keys = [create(owner, name=f"n{place % 2}", batch=mark) for place in range(5)]
     assert {image.id for image in owner.image.images(limit=2, batch=mark)} == set(keys)
@@ -177,11 +178,12 @@ def test_lists_come_in_pages_and_in_order(owner: Any) -> None:
     ).json()
     rest = call(owner, "GET", first["next"]).json()
     assert "next" not in rest
-    found = [(image["name"], image["id"]) for image in first["images"] + rest["images"]]
-    assert found == sorted(
-        sorted(found, key=lambda pair: pair[1], reverse=True), key=lambda pair: pair[0]
+    pairs = [(image["name"], image["id"]) for image in first["images"] + rest["images"]]
+    assert pairs == sorted(
+        sorted(pairs, key=lambda entry: entry[1], reverse=True),
+        key=lambda entry: entry[0],
     )
-    assert {key for _, key in found} == set(keys)
+    assert {key for _, key in pairs} == set(keys)
     for query in (
         {"name": "n1"},
         {"status": "queued", "name": "in:n1,other"},
@@ -191,12 +193,10 @@ def test_lists_come_in_pages_and_in_order(owner: Any) -> None:
         assert len(answer) == (0 if "size_min" in query else 2)
 
 
-# Who sees what
+# Visibility
 
 
-def test_another_projects_private_image_does_not_exist(
-    owner: Any, stranger: Any, admin: Any
-) -> None:
+def test_private_image_of_other_project_returns_404(owner: Any, stranger: Any, admin: Any) -> None:
     key = create(owner, visibility="private")
     assert upload(owner, key, b"secret").status_code == 204
     for method, path, options in (
@@ -218,7 +218,9 @@ def test_another_projects_private_image_does_not_exist(
     assert call(admin, "GET", f"/v2/images/{key}").status_code == 200
 
 
-def test_visibility_follows_its_rules(owner: Any, stranger: Any, admin: Any) -> None:
+def test_image_visibility_limits_list_show_and_changes(
+    owner: Any, stranger: Any, admin: Any
+) -> None:
     assert call(owner, "POST", "/v2/images", json={"visibility": "public"}).status_code == 403
     public, community, hidden = (
         create(admin, visibility="public"),
@@ -241,8 +243,8 @@ def test_visibility_follows_its_rules(owner: Any, stranger: Any, admin: Any) -> 
     assert shared in {image.id for image in owner.image.images(visibility="shared")}
 
 
-def test_a_reader_reads_only_and_a_wrong_token_nothing(cloud: Cloud, admin: Any) -> None:
-    reader = person(cloud, admin, "reader")
+def test_image_reader_may_only_read_and_invalid_token_returns_401(cloud: Cloud, admin: Any) -> None:
+    reader = new_user(cloud, admin, "reader")
     assert call(reader, "GET", "/v2/images").status_code == 200
     assert call(reader, "POST", "/v2/images", json={}).status_code == 403
     for headers in (
@@ -269,33 +271,35 @@ def test_a_reader_reads_only_and_a_wrong_token_nothing(cloud: Cloud, admin: Any)
         )
 
 
-def test_token_is_unavailable_not_wrong_without_identity(cloud: Cloud, tmp_path: Path) -> None:
+def test_image_request_returns_503_when_identity_is_unreachable(
+    cloud: Cloud, tmp_path: Path
+) -> None:
     alone = dataclasses.replace(
         cloud, folder=tmp_path, image_port=free_ports(1), identity_port=free_ports(1)
     )
     with alone.image():
-        asked = requests.get(
+        response = requests.get(
             f"{alone.image_url}/v2/images", headers={"X-Auth-Token": "any"}, timeout=20
         )
-    assert asked.status_code == 503
+    assert response.status_code == 503
 
 
 # Data
 
 
-def test_image_is_protected_and_read_in_ranges(owner: Any) -> None:
+def test_image_download_supports_ranges_and_protected_delete_returns_403(owner: Any) -> None:
     key = create(owner, protected=True)
     assert call(owner, "GET", f"/v2/images/{key}/file").status_code == 204
     assert upload(owner, key, b"0123456789").status_code == 204
     assert upload(owner, key, b"again").status_code == 409
-    for asked, status, data in (
+    for requested_range, status, data in (
         ("bytes=2-4", 206, b"234"),
         ("bytes=7-", 206, b"789"),
         ("bytes=-3", 206, b"789"),
         ("bytes=0-99", 200, b"0123456789"),
         ("bytes=50-60", 416, None),
     ):
-        answer = call(owner, "GET", f"/v2/images/{key}/file", headers={"Range": asked})
+        answer = call(owner, "GET", f"/v2/images/{key}/file", headers={"Range": requested_range})
         assert (answer.status_code, answer.content if data else None) == (status, data)
     assert call(owner, "DELETE", f"/v2/images/{key}").status_code == 403
     unprotect = [{"op": "replace", "path": "/protected", "value": False}]
@@ -305,7 +309,7 @@ def test_image_is_protected_and_read_in_ranges(owner: Any) -> None:
     assert call(owner, "DELETE", f"/v2/images/{key}").status_code == 204
 
 
-def test_virtual_size_is_read_from_a_valid_qcow2_only(owner: Any) -> None:
+def test_image_virtual_size_is_read_only_from_valid_qcow2(owner: Any) -> None:
     def header(size: int) -> bytes:
         return struct.pack(">4sIQIIQ", b"QFI\xfb", 3, 0, 0, 16, size).ljust(MEGABYTE, b"\0")
 
@@ -320,14 +324,14 @@ def test_virtual_size_is_read_from_a_valid_qcow2_only(owner: Any) -> None:
         assert call(owner, "GET", f"/v2/images/{key}").json()["virtual_size"] == size
 
 
-def test_the_client_may_choose_the_id_once(owner: Any) -> None:
+def test_create_image_with_used_id_returns_409(owner: Any) -> None:
     key = str(uuid.uuid4())
     assert create(owner, id=key) == key
     assert call(owner, "POST", "/v2/images", json={"id": key}).status_code == 409
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_too_large_an_upload_leaves_the_image_queued(
+def test_image_upload_over_limit_returns_413_and_leaves_image_queued(
     cloud: Cloud, owner: Any, chunked: bool
 ) -> None:
     key, before = create(owner), files(cloud)
@@ -346,7 +350,7 @@ def test_too_large_an_upload_leaves_the_image_queued(
         b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
     ],
 )
-def test_an_upload_that_breaks_off_leaves_the_image_queued(
+def test_image_interrupted_upload_leaves_image_queued_without_file(
     cloud: Cloud, owner: Any, framing: bytes
 ) -> None:
     key, before = create(owner), files(cloud)
@@ -358,33 +362,33 @@ def test_an_upload_that_breaks_off_leaves_the_image_queued(
         if framing.endswith(b"zz\r\n"):
             assert line.recv(100).startswith(b"HTTP/1.1 400 ")
         else:
-            until(lambda: status_of(owner, key) == "saving")
-    until(lambda: status_of(owner, key) == "queued")
+            await_condition(lambda: status_of(owner, key) == "saving")
+    await_condition(lambda: status_of(owner, key) == "queued")
     assert files(cloud) == before
     assert upload(owner, key, b"whole").status_code == 204
 
 
-def test_deleting_during_the_upload_leaves_nothing(cloud: Cloud, owner: Any) -> None:
-    key, before, gone, answers = create(owner), files(cloud), threading.Event(), []
+def test_delete_image_during_upload_leaves_no_file(cloud: Cloud, owner: Any) -> None:
+    key, before, is_deleted, answers = create(owner), files(cloud), threading.Event(), []
 
-    def slowly() -> Iterator[bytes]:
+    def slow_body() -> Iterator[bytes]:
         yield b"x" * MEGABYTE
-        assert gone.wait(20)
+        assert is_deleted.wait(20)
         yield b"y"
 
-    sender = threading.Thread(target=lambda: answers.append(upload(owner, key, slowly())))
+    sender = threading.Thread(target=lambda: answers.append(upload(owner, key, slow_body())))
     sender.start()
-    until(lambda: status_of(owner, key) == "saving")
+    await_condition(lambda: status_of(owner, key) == "saving")
     assert upload(owner, key, b"second").status_code == 409
     assert call(owner, "DELETE", f"/v2/images/{key}").status_code == 204
-    gone.set()
+    is_deleted.set()
     sender.join()
     assert answers[0].status_code == 410
     assert files(cloud) == before
 
 
 def begin_upload(cloud: Cloud, key: str, token: str) -> socket.socket:
-    """A connection that has sent two of the bytes that it announced, more than are waited for."""
+    """Open a connection that has sent two of the announced bytes of an upload."""
     line = socket.create_connection(("127.0.0.1", cloud.image_port), timeout=20)
     line.sendall(
         b"PUT /v2/images/%s/file HTTP/1.1\r\nHost: x\r\nContent-Type: application/octet-stream\r\n"
@@ -393,7 +397,7 @@ def begin_upload(cloud: Cloud, key: str, token: str) -> socket.socket:
     return line
 
 
-def test_kill_in_mid_upload_is_tidied_and_a_stalled_one_given_up(
+def test_image_service_removes_partial_upload_after_kill_or_stall(
     cloud: Cloud, owner: Any, tmp_path: Path
 ) -> None:
     other = dataclasses.replace(cloud, folder=tmp_path, image_port=free_ports(1))
@@ -402,7 +406,7 @@ def test_kill_in_mid_upload_is_tidied_and_a_stalled_one_given_up(
     with other.image() as process:
         key = requests.post(url, headers=headers, json=body, timeout=20).json()["id"]
         with begin_upload(other, key, token):
-            until(lambda: len(files(other)) == 1)
+            await_condition(lambda: len(files(other)) == 1)
             children = subprocess.run(
                 ["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, check=True
             )
@@ -418,7 +422,7 @@ def test_kill_in_mid_upload_is_tidied_and_a_stalled_one_given_up(
         assert files(other) == set()
 
 
-def test_malformed_and_oversized_bodies_are_refused(owner: Any) -> None:
+def test_image_request_with_malformed_or_large_body_is_refused(owner: Any) -> None:
     assert call(owner, "POST", "/v2/images", data=b"{").status_code == 400
     assert (
         "levels" in (deep := call(owner, "POST", "/v2/images", data=b"[" * 900 + b"]" * 900)).text

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The standalone network service against the clients it is made for, as a real process behind
-keystonemiddleware.
+"""The embedded network service as a real process behind keystonemiddleware.
 
-python-openstackclient and openstacksdk drive it unmodified. A thread plays the part of a host, over
-the same HTTP as the real one; a small server plays the compute service that is told of events.
+python-openstackclient and openstacksdk use it unmodified. A thread plays a host over HTTP, and a
+small server plays the compute service, which receives events.
 """
 
 import json
@@ -30,38 +29,38 @@ from tests.standalone import Cloud, connect
 from tests.waiting import await_true
 
 PATIENT = ("--wait-seconds", "20")
-"""An answer has waited for its host, however busy this machine is."""
+"""The service waits this long for a host, because the machine may be busy."""
 
 
 class Compute:
-    """A compute service that keeps the events it is told; `status` is what it answers."""
+    """A fake compute service that records events and answers ``status``."""
 
     def __init__(self) -> None:
         self.events: list[dict[str, str]] = []
         self.status = 200
-        told = self
+        compute = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                if told.status == 200 and self.path == "/os-server-external-events":
-                    told.events += body["events"]
-                self.send_response(told.status)
+                if compute.status == 200 and self.path == "/os-server-external-events":
+                    compute.events += body["events"]
+                self.send_response(compute.status)
                 self.send_header("Content-Length", "0")
                 self.end_headers()
 
             def log_message(self, *words: Any) -> None:
-                """Says nothing."""
+                """Suppress the log."""
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}"
 
-    def told(self, server: str) -> list[str]:
+    def events_of(self, server: str) -> list[str]:
         return [event["name"] for event in self.events if event["server_uuid"] == server]
 
 
 class Host:
-    """Asks for its description and acknowledges it, until it is stopped."""
+    """A host that polls and acknowledges descriptions until the end of the block."""
 
     def __init__(self, url: str, headers: dict[str, str], name: str, tunnel: str) -> None:
         self._url, self._headers = f"{url}/v2.0/kilonova/hosts/{name}", headers
@@ -72,7 +71,7 @@ class Host:
 
     def __enter__(self) -> "Host":
         self._thread.start()
-        until(lambda: bool(self.description))
+        await_condition(lambda: bool(self.description))
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -80,26 +79,28 @@ class Host:
         self._thread.join()
 
     def _run(self) -> None:
-        seen = -1
+        revision = -1
         while not self._stopped.is_set():
             try:
-                asked = requests.get(
-                    f"{self._url}/description?seen={seen}&wait=1", headers=self._headers, timeout=20
+                response = requests.get(
+                    f"{self._url}/description?seen={revision}&wait=1",
+                    headers=self._headers,
+                    timeout=20,
                 )
-                if asked.status_code == 200:
-                    seen, self.description = asked.json()["revision"], asked.json()
+                if response.status_code == 200:
+                    revision, self.description = response.json()["revision"], response.json()
                     requests.put(
                         self._url,
                         headers=self._headers,
                         timeout=20,
-                        json={"revision": seen, "tunnel_address": self._tunnel, "failed": {}},
+                        json={"revision": revision, "tunnel_address": self._tunnel, "failed": {}},
                     ).raise_for_status()
             except (requests.ConnectionError, requests.exceptions.ChunkedEncodingError):
-                self._stopped.wait(0.1)  # the service is being restarted
+                self._stopped.wait(0.1)  # The service is restarting.
 
 
 class Rig:
-    """A running cloud with its network service."""
+    """A running cloud with a network service."""
 
     def __init__(self, cloud: Cloud, port: int, compute: Compute) -> None:
         self.cloud, self.port, self.compute, self.url = (
@@ -115,7 +116,7 @@ class Rig:
         return Host(self.url, self.key(name), name, tunnel)
 
     def key(self, host: str) -> dict[str, str]:
-        """The header by which a host proves itself."""
+        """Return the header that authenticates a host."""
         return {HEADER: wiring_key(host_key(self.cloud.metadata_secret, host))}
 
     def call(self, method: str, path: str, **options: Any) -> requests.Response:
@@ -151,12 +152,12 @@ def member(rig: Rig) -> Any:
     return connect(rig.cloud, name, "correct horse", name)
 
 
-def until(condition: Callable[[], bool]) -> None:
+def await_condition(condition: Callable[[], bool]) -> None:
     await_true(condition, 20, "the condition")
 
 
-def bound(rig: Rig, network: str, host: str, **attributes: Any) -> Any:
-    """A port of a new server, bound to `host`."""
+def create_bound_port(rig: Rig, network: str, host: str, **attributes: Any) -> Any:
+    """Create a port of a new server, bound to ``host``."""
     answer = rig.call(
         "POST",
         "/ports",
@@ -176,17 +177,17 @@ def bound(rig: Rig, network: str, host: str, **attributes: Any) -> Any:
     return answer.json()["ports"][0]
 
 
-def wired(connection: Any, cidr: str = "10.0.0.0/24") -> tuple[str, str]:
+def create_network(connection: Any, cidr: str = "10.0.0.0/24") -> tuple[str, str]:
     network = connection.network.create_network(name=f"net-{uuid.uuid4().hex[:8]}")
     return network.id, connection.network.create_subnet(
         network_id=network.id, cidr=cidr, ip_version=4
     ).id
 
 
-# The real clients
+# Real clients
 
 
-def test_openstack_client_drives_everything(rig: Rig) -> None:
+def test_openstackclient_runs_network_commands(rig: Rig) -> None:
     answers = rig.cloud.openstack(
         "network create --external --provider-network-type vxlan pub -f json",
         "subnet create --network pub --subnet-range 172.24.4.0/24 --no-dhcp pubsub -f json",
@@ -209,23 +210,23 @@ def test_openstack_client_drives_everything(rig: Rig) -> None:
         "ip availability show inside -f json",
         "network agent list -f json",
     )
-    public, _, inside, _, router, group, rule, port, floating, found, *rest = answers
-    subnet, shown, rules, quota, usage, zones, extensions, left, agents = rest
+    public, _, inside, _, router, group, rule, port, floating, listed, *rest = answers
+    subnet, router_record, rules, quota, usage, zones, extensions, availability, agents = rest
     assert (public["router:external"], inside["shared"], inside["mtu"]) == (True, True, 1450)
     assert router["status"] == "ACTIVE"
     assert (rule["port_range_min"], rule["remote_ip_prefix"]) == (22, "0.0.0.0/0")
     assert port["fixed_ips"][0]["ip_address"] == "10.5.0.50"
     assert port["security_group_ids"] == [group["id"]]
     assert (floating["status"], floating["fixed_ip_address"]) == ("ACTIVE", "10.5.0.50")
-    assert [one["ID"] for one in found] == [port["id"]]
+    assert [record["ID"] for record in listed] == [port["id"]]
     assert (subnet["gateway_ip"], subnet["dns_nameservers"]) == ("10.5.0.1", ["192.0.2.9"])
-    assert [one["ip_address"] for one in shown["interfaces_info"]] == ["10.5.0.1"]
+    assert [record["ip_address"] for record in router_record["interfaces_info"]] == ["10.5.0.1"]
     assert len(rules) == 3
     assert {row["Resource"]: row["Limit"] for row in quota}["ports"] == 500
     assert any(row["Resource"] == "ports" and row["In Use"] > 0 for row in usage)
     assert {row["Zone Name"] for row in zones} == {"nova"}
     assert {"security-group", "router", "external-net"} <= {row["Alias"] for row in extensions}
-    assert left["used_ips"] == 3
+    assert availability["used_ips"] == 3
     assert isinstance(agents, list)
     rig.cloud.openstack(
         f"floating ip delete {floating['id']}",
@@ -240,8 +241,8 @@ def test_openstack_client_drives_everything(rig: Rig) -> None:
     assert {network.name for network in rig.admin.network.networks()} & {"inside", "pub"} == set()
 
 
-def test_openstacksdk_sees_pages_and_refusals(rig: Rig, member: Any) -> None:
-    network, subnet = wired(member)
+def test_openstacksdk_lists_ports_in_pages_and_gets_conflicts(rig: Rig, member: Any) -> None:
+    network, subnet = create_network(member)
     ports = [
         member.network.create_port(network_id=network, name=f"p{number}") for number in range(5)
     ]
@@ -263,7 +264,7 @@ def test_openstacksdk_sees_pages_and_refusals(rig: Rig, member: Any) -> None:
     assert rig.admin.network.get_subnet(subnet).project_id == member.current_project_id
 
 
-def test_nothing_but_the_versions_is_answered_without_a_token(rig: Rig) -> None:
+def test_network_request_without_token_returns_401_except_versions(rig: Rig) -> None:
     forged = {"X-Identity-Status": "Confirmed", "X-Roles": "admin", "X-Project-Id": "x"}
     assert requests.get(rig.url, headers=forged, timeout=20).status_code == 200
     for path in (
@@ -275,7 +276,7 @@ def test_nothing_but_the_versions_is_answered_without_a_token(rig: Rig) -> None:
         assert requests.get(rig.url + path, headers=forged, timeout=20).status_code == 401
 
 
-def test_description_is_given_to_its_host_only(rig: Rig, member: Any) -> None:
+def test_network_host_description_requires_key_of_same_host(rig: Rig, member: Any) -> None:
     path = f"{rig.url}/v2.0/kilonova/hosts/h/description"
     forged = {"X-Identity-Status": "Confirmed", "X-Roles": "admin", "X-Project-Id": "x"}
     for headers in (
@@ -287,15 +288,15 @@ def test_description_is_given_to_its_host_only(rig: Rig, member: Any) -> None:
     ):
         assert requests.get(path, headers=headers, timeout=20).status_code == 401
     assert requests.get(path, headers=rig.key("h") | forged, timeout=20).status_code == 200
-    # a host's key opens nothing that is asked for with a token
+    # A host's key opens no path that requires a token.
     assert (
         requests.get(f"{rig.url}/v2.0/ports", headers=rig.key("h") | forged, timeout=20).status_code
         == 401
     )
 
 
-def test_the_command_prints_the_key_of_a_host(rig: Rig) -> None:
-    done = subprocess.run(
+def test_network_host_key_command_prints_key(rig: Rig) -> None:
+    result = subprocess.run(
         [sys.executable, "-m", "deploy.one_machine.services.network", "host-key", "h"],
         capture_output=True,
         env=rig.cloud.passwords(),
@@ -303,70 +304,76 @@ def test_the_command_prints_the_key_of_a_host(rig: Rig) -> None:
         timeout=60,
         check=True,
     )
-    assert {HEADER: wiring_key(done.stdout.strip())} == rig.key("h")
+    assert {HEADER: wiring_key(result.stdout.strip())} == rig.key("h")
 
 
 # Hosts and events
 
 
-def test_a_bound_port_is_active_when_its_host_has_wired_it(rig: Rig, member: Any) -> None:
-    network, _ = wired(member)
+def test_port_is_active_after_host_acknowledges_binding(rig: Rig, member: Any) -> None:
+    network, _ = create_network(member)
     with rig.host() as host:
-        port = bound(rig, network, host.name)
+        port = create_bound_port(rig, network, host.name)
         assert (port["status"], port["binding:vif_type"]) == ("ACTIVE", "bridge")
         assert host.description["ports"][port["id"]]["device"] == f"tap{port['id'][:11]}"
         assert host.description["networks"][network]["dhcp"]["addresses"] == ["10.0.0.2/24"]
         assert host.description["dns"] == ["192.0.2.53"]
-        until(lambda: rig.compute.told(port["device_id"]) == ["network-vif-plugged"])
+        await_condition(lambda: rig.compute.events_of(port["device_id"]) == ["network-vif-plugged"])
         rig.call("PUT", f"/ports/{port['id']}", json={"port": {"binding:host_id": ""}})
-        until(
+        await_condition(
             lambda: (
-                rig.compute.told(port["device_id"])
+                rig.compute.events_of(port["device_id"])
                 == ["network-vif-plugged", "network-vif-unplugged"]
             )
         )
-        until(lambda: port["id"] not in host.description["ports"])
+        await_condition(lambda: port["id"] not in host.description["ports"])
 
 
-def test_openstacksdk_moves_a_port_from_host_to_host(rig: Rig, member: Any) -> None:
-    network, _ = wired(member)
-    with rig.host() as one, rig.host("192.0.2.2") as two:
-        port, admin = bound(rig, network, one.name)["id"], rig.admin.network
-        made = admin.create_port_binding(port, host=two.name)
-        assert (made.status, made.vif_type, made.vnic_type) == ("INACTIVE", "bridge", "normal")
-        assert made.vif_details["bridge_name"] == f"brq{network[:11]}"
-        assert port in two.description["ports"]  # the answer has waited for the host
-        until(lambda: one.description["networks"][network]["peers"] == ["192.0.2.2"])
+def test_openstacksdk_moves_port_binding_between_hosts(rig: Rig, member: Any) -> None:
+    network, _ = create_network(member)
+    with rig.host() as first, rig.host("192.0.2.2") as second:
+        port, admin = create_bound_port(rig, network, first.name)["id"], rig.admin.network
+        binding = admin.create_port_binding(port, host=second.name)
+        assert (binding.status, binding.vif_type, binding.vnic_type) == (
+            "INACTIVE",
+            "bridge",
+            "normal",
+        )
+        assert binding.vif_details["bridge_name"] == f"brq{network[:11]}"
+        assert port in second.description["ports"]  # The request waited for the host.
+        await_condition(lambda: first.description["networks"][network]["peers"] == ["192.0.2.2"])
         with pytest.raises(openstack.exceptions.ConflictException, match="already exists"):
-            admin.create_port_binding(port, host=two.name)
-        assert admin.activate_port_binding(port, two.name) is not None
+            admin.create_port_binding(port, host=second.name)
+        assert admin.activate_port_binding(port, second.name) is not None
         with pytest.raises(openstack.exceptions.ConflictException, match="already active"):
-            admin.activate_port_binding(port, two.name)
-        assert {each.host: each.status for each in admin.port_bindings(port)} == {
-            one.name: "INACTIVE",
-            two.name: "ACTIVE",
+            admin.activate_port_binding(port, second.name)
+        assert {
+            port_binding.host: port_binding.status for port_binding in admin.port_bindings(port)
+        } == {
+            first.name: "INACTIVE",
+            second.name: "ACTIVE",
         }
-        shown = admin.get_port(port)
-        assert (shown.binding_host_id, shown.status) == (two.name, "ACTIVE")
+        port_record = admin.get_port(port)
+        assert (port_record.binding_host_id, port_record.status) == (second.name, "ACTIVE")
         with pytest.raises(openstack.exceptions.ConflictException, match="is the active one"):
-            admin.delete_port_binding(port, two.name)
-        admin.delete_port_binding(port, one.name)
-        assert [each.host for each in admin.port_bindings(port)] == [two.name]
-        until(lambda: port not in one.description["ports"])
+            admin.delete_port_binding(port, second.name)
+        admin.delete_port_binding(port, first.name)
+        assert [port_binding.host for port_binding in admin.port_bindings(port)] == [second.name]
+        await_condition(lambda: port not in first.description["ports"])
         assert admin.find_extension("binding-extended").name == "Port Bindings Extended"
         with pytest.raises(openstack.exceptions.ForbiddenException, match="create_port_binding"):
-            member.network.create_port_binding(port, host=one.name)
+            member.network.create_port_binding(port, host=first.name)
 
 
-def test_a_host_that_never_asked_fails_the_binding_at_once(rig: Rig, member: Any) -> None:
-    network, _ = wired(member)
+def test_port_binding_to_unknown_host_fails_at_once(rig: Rig, member: Any) -> None:
+    network, _ = create_network(member)
     before = time.monotonic()
-    assert bound(rig, network, "nobody")["binding:vif_type"] == "binding_failed"
-    assert time.monotonic() - before < 10  # half of what it would have waited
+    assert create_bound_port(rig, network, "nobody")["binding:vif_type"] == "binding_failed"
+    assert time.monotonic() - before < 10  # half of the time that the service waits for a host
 
 
-def test_a_host_that_is_slow_to_wire_does_not_hold_the_answer(rig: Rig, tmp_path: Path) -> None:
-    """A service of its own, as patient as operators have it."""
+def test_create_port_on_slow_host_returns_down_port_in_time(rig: Rig, tmp_path: Path) -> None:
+    """A separate service with the default waiting time."""
     path, place = "/kilonova/hosts/slow", free_ports(1)
     with rig.cloud.network(
         place, "--db", str(tmp_path / "network.db"), "--compute-url", rig.compute.url
@@ -374,37 +381,44 @@ def test_a_host_that_is_slow_to_wire_does_not_hold_the_answer(rig: Rig, tmp_path
         own = Rig(rig.cloud, place, rig.compute)
         network = own.call("POST", "/networks", json={"network": {}}).json()["network"]["id"]
         revision = own.call("GET", f"{path}/description").json()["revision"]
-        port = bound(own, network, "slow")
+        port = create_bound_port(own, network, "slow")
         assert (port["status"], port["binding:vif_type"]) == ("DOWN", "bridge")
-        told = own.call("GET", f"{path}/description?seen={revision}&wait=5").json()
+        description = own.call("GET", f"{path}/description?seen={revision}&wait=5").json()
         assert own.call("PUT", path, json={"revision": revision}).status_code == 204
         assert own.call("GET", f"/ports/{port['id']}").json()["port"]["status"] == "DOWN"
         own.call(
             "PUT",
             path,
-            json={"revision": told["revision"], "failed": {port["id"]: "no such device"}},
+            json={"revision": description["revision"], "failed": {port["id"]: "no such device"}},
         )
         assert own.call("GET", f"/ports/{port['id']}").json()["port"]["status"] == "DOWN"
-        own.call("PUT", path, json={"revision": told["revision"], "failed": {}})
+        own.call("PUT", path, json={"revision": description["revision"], "failed": {}})
         assert own.call("GET", f"/ports/{port['id']}").json()["port"]["status"] == "ACTIVE"
-        until(lambda: rig.compute.told(port["device_id"]) == ["network-vif-plugged"])
+        await_condition(lambda: rig.compute.events_of(port["device_id"]) == ["network-vif-plugged"])
 
 
-def test_hosts_of_a_network_know_peers_and_group_members(rig: Rig, member: Any) -> None:
-    network, _ = wired(member)
+def test_network_host_description_contains_peers_and_group_members(rig: Rig, member: Any) -> None:
+    network, _ = create_network(member)
     group = member.network.create_security_group(name="together").id
     member.network.create_security_group_rule(
         security_group_id=group, direction="ingress", remote_group_id=group
     )
     mine = {"project_id": member.current_project_id, "security_groups": [group]}
-    with rig.host("192.0.2.1") as one, rig.host("192.0.2.2") as two:
-        first, second = bound(rig, network, one.name, **mine), bound(rig, network, two.name, **mine)
-        until(lambda: one.description["networks"][network]["peers"] == ["192.0.2.2"])
-        until(lambda: two.description["networks"][network]["peers"] == ["192.0.2.1"])
+    with rig.host("192.0.2.1") as first_host, rig.host("192.0.2.2") as second_host:
+        first, second = (
+            create_bound_port(rig, network, first_host.name, **mine),
+            create_bound_port(rig, network, second_host.name, **mine),
+        )
+        await_condition(
+            lambda: first_host.description["networks"][network]["peers"] == ["192.0.2.2"]
+        )
+        await_condition(
+            lambda: second_host.description["networks"][network]["peers"] == ["192.0.2.1"]
+        )
         members = sorted(
             fixed["ip_address"] for port in (first, second) for fixed in port["fixed_ips"]
         )
-        until(lambda: one.description["groups"][group]["members"] == members)
+        await_condition(lambda: first_host.description["groups"][group]["members"] == members)
         member.network.create_security_group_rule(
             security_group_id=group,
             direction="ingress",
@@ -412,44 +426,48 @@ def test_hosts_of_a_network_know_peers_and_group_members(rig: Rig, member: Any) 
             port_range_min=22,
             port_range_max=22,
         )
-        until(
+        await_condition(
             lambda: any(
-                rule["port_min"] == 22 for rule in two.description["groups"][group]["rules"]
+                rule["port_min"] == 22 for rule in second_host.description["groups"][group]["rules"]
             )
         )
         member.network.delete_port(second["id"])
-        until(lambda: one.description["networks"][network]["peers"] == [])
-        until(lambda: one.description["groups"][group]["members"] == members[:1])
-        until(
+        await_condition(lambda: first_host.description["networks"][network]["peers"] == [])
+        await_condition(lambda: first_host.description["groups"][group]["members"] == members[:1])
+        await_condition(
             lambda: (
-                rig.compute.told(second["device_id"])
+                rig.compute.events_of(second["device_id"])
                 == ["network-vif-plugged", "network-vif-deleted"]
             )
         )
 
 
-def test_events_wait_in_order_while_compute_is_away(rig: Rig, member: Any) -> None:
-    network, _ = wired(member)
+def test_network_events_are_queued_in_order_while_compute_is_down(rig: Rig, member: Any) -> None:
+    network, _ = create_network(member)
     rig.compute.status = 503
     try:
         with rig.host() as host:
-            port = bound(rig, network, host.name, project_id=member.current_project_id)
+            port = create_bound_port(rig, network, host.name, project_id=member.current_project_id)
             member.network.update_port(port["id"], fixed_ips=[{"ip_address": "10.0.0.99"}])
             member.network.delete_port(port["id"])
-            assert rig.compute.told(port["device_id"]) == []
+            assert rig.compute.events_of(port["device_id"]) == []
     finally:
         rig.compute.status = 200
-    until(
+    await_condition(
         lambda: (
-            rig.compute.told(port["device_id"])
+            rig.compute.events_of(port["device_id"])
             == ["network-vif-plugged", "network-changed", "network-vif-deleted"]
         )
     )
 
 
-def test_a_killed_service_goes_on_where_it_was(rig: Rig, member: Any, tmp_path: Path) -> None:
-    """A service of its own, killed while a host waits: revisions go on rising and the host keeps
-    its port."""
+def test_killed_network_service_continues_with_higher_revisions(
+    rig: Rig, member: Any, tmp_path: Path
+) -> None:
+    """A separate service is killed while a host waits.
+
+    Revisions continue to rise, and the host keeps the port.
+    """
     port = free_ports(1)
     rows = ("--db", str(tmp_path / "network.db"), "--compute-url", rig.compute.url, *PATIENT)
     token = {"X-Auth-Token": rig.admin.session.get_token()}
@@ -458,12 +476,12 @@ def test_a_killed_service_goes_on_where_it_was(rig: Rig, member: Any, tmp_path: 
         rig.cloud.network(port, *rows) as process,
         Host(url, rig.key("h"), "h", "192.0.2.1") as host,
     ):
-        made = requests.post(
+        network = requests.post(
             f"{url}/v2.0/networks", headers=token, json={"network": {}}, timeout=20
         ).json()["network"]
-        wish = {"network_id": made["id"], "binding:host_id": "h"}
+        port_request = {"network_id": network["id"], "binding:host_id": "h"}
         requests.post(
-            f"{url}/v2.0/ports", headers=token, json={"port": wish}, timeout=20
+            f"{url}/v2.0/ports", headers=token, json={"port": port_request}, timeout=20
         ).raise_for_status()
         before = host.description
         children = subprocess.run(
@@ -474,20 +492,20 @@ def test_a_killed_service_goes_on_where_it_was(rig: Rig, member: Any, tmp_path: 
         process.wait()
         with rig.cloud.network(port, *rows):
             again = requests.post(
-                f"{url}/v2.0/ports", headers=token, json={"port": wish}, timeout=20
+                f"{url}/v2.0/ports", headers=token, json={"port": port_request}, timeout=20
             ).json()["port"]
             assert again["status"] == "ACTIVE"
-            until(lambda: again["id"] in host.description["ports"])
+            await_condition(lambda: again["id"] in host.description["ports"])
             assert set(before["ports"]) < set(host.description["ports"])
             assert host.description["revision"] > before["revision"]
 
 
-def test_the_service_ends_at_once_although_a_host_waits(rig: Rig, tmp_path: Path) -> None:
+def test_network_service_stops_at_once_while_host_polls(rig: Rig, tmp_path: Path) -> None:
     port = free_ports(1)
     token = rig.admin.session.get_token()
-    asked = threading.Thread(
+    poll = threading.Thread(
         target=requests.get,
-        kwargs={  # longer than the service may take to end
+        kwargs={  # The request waits longer than the service may take to stop.
             "url": f"http://127.0.0.1:{port}/v2.0/kilonova/hosts/h/description?seen=1&wait=30",
             "headers": rig.key("h"),
             "timeout": 60,
@@ -496,8 +514,8 @@ def test_the_service_ends_at_once_although_a_host_waits(rig: Rig, tmp_path: Path
     with rig.cloud.network(
         port, "--db", str(tmp_path / "network.db"), "--compute-url", rig.compute.url
     ):
-        asked.start()
-        until(
+        poll.start()
+        await_condition(
             lambda: (
                 requests.get(
                     f"http://127.0.0.1:{port}/v2.0/agents",
@@ -508,5 +526,5 @@ def test_the_service_ends_at_once_although_a_host_waits(rig: Rig, tmp_path: Path
             )
         )
         before = time.monotonic()
-    asked.join()
+    poll.join()
     assert time.monotonic() - before < 10

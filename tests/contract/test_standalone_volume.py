@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The standalone volume service against the clients it is made for, as a real process behind
-keystonemiddleware.
+"""The embedded volume service as a real process behind keystonemiddleware.
 
-python-openstackclient and openstacksdk drive it unmodified; `requests` sends what they never would.
+python-openstackclient and openstacksdk use it unmodified. ``requests`` sends malformed and
+unauthorized requests.
 """
 
 import threading
@@ -24,8 +24,8 @@ from tests.standalone import Cloud
 
 @pytest.fixture(scope="module")
 def rig(standalone_cloud: Cloud, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    with volume_rig(standalone_cloud, tmp_path_factory.mktemp("volume")) as made:
-        yield made
+    with volume_rig(standalone_cloud, tmp_path_factory.mktemp("volume")) as rig:
+        yield rig
 
 
 @pytest.fixture
@@ -33,18 +33,18 @@ def member(rig: Rig) -> Any:
     return person(rig.admin, rig.cloud, "member")
 
 
-# The real clients
+# Real clients
 
 
 @pytest.mark.slice("guests")
-def test_openstackclient_runs_the_volume_commands(rig: Rig) -> None:
+def test_openstackclient_runs_volume_commands(rig: Rig) -> None:
     created, *_ = rig.cloud.openstack(
         "volume create --size 1 --description d --property a=b cli-1 -f json"
     )
     rig.until(rig.admin, created["id"], "available")
     snapshot, *_ = rig.cloud.openstack("volume snapshot create --volume cli-1 cli-s -f json")
     rig.until(rig.admin, snapshot["id"], "available", "snapshots")
-    listed, shown, snapshots, one = rig.cloud.openstack(
+    listed, volume, snapshots, snapshot_record = rig.cloud.openstack(
         "volume list --long -f json",
         "volume show cli-1 -f json",
         "volume snapshot list -f json",
@@ -52,10 +52,10 @@ def test_openstackclient_runs_the_volume_commands(rig: Rig) -> None:
         "volume set --bootable cli-1",
     )
     assert [row["Name"] for row in listed] == ["cli-1"]
-    assert (shown["size"], shown["status"], shown["description"]) == (1, "available", "d")
-    assert shown["type"] == "__DEFAULT__"
+    assert (volume["size"], volume["status"], volume["description"]) == (1, "available", "d")
+    assert volume["type"] == "__DEFAULT__"
     assert [row["Name"] for row in snapshots] == ["cli-s"]
-    assert one["volume_id"] == created["id"]
+    assert snapshot_record["volume_id"] == created["id"]
     rig.cloud.openstack("volume set --size 3 cli-1")
     rig.until(rig.admin, created["id"], "available")
     changed, copied = rig.cloud.openstack(
@@ -75,8 +75,8 @@ def test_openstackclient_runs_the_volume_commands(rig: Rig) -> None:
     assert offered == []
     assert [row["Name"] for row in types] == ["__DEFAULT__"]
     assert {row["Resource"]: row["Limit"] for row in quota}["volumes"] == 10
-    known = {row["Name"].replace("_", "").lower(): row["Value"] for row in limits}
-    assert known["maxtotalvolumes"] == 10
+    limits_by_name = {row["Name"].replace("_", "").lower(): row["Value"] for row in limits}
+    assert limits_by_name["maxtotalvolumes"] == 10
     assert {row["Binary"] for row in services} == {"cinder-scheduler", "cinder-volume"}
     assert zones[0]["Zone Name"] == "nova"
     rig.cloud.openstack(
@@ -89,30 +89,30 @@ def test_openstackclient_runs_the_volume_commands(rig: Rig) -> None:
     assert list(rig.folder.iterdir()) == []
 
 
-def test_openstacksdk_lists_pages_and_filters(rig: Rig, member: Any) -> None:
+def test_openstacksdk_lists_volumes_in_pages_with_filters(rig: Rig, member: Any) -> None:
     keys = [
         rig.volume(member, name=f"n{place % 2}", metadata={"p": str(place)}) for place in range(5)
     ]
     storage = member.block_storage
-    assert {one.id for one in storage.volumes(limit=2)} == set(keys)
-    assert {one.id for one in storage.volumes(name="n1")} == {keys[1], keys[3]}
-    shown = storage.get_volume(keys[0])
-    assert (shown.status, shown.size, shown.is_bootable, shown.is_multiattach) == (
+    assert {record.id for record in storage.volumes(limit=2)} == set(keys)
+    assert {record.id for record in storage.volumes(name="n1")} == {keys[1], keys[3]}
+    volume = storage.get_volume(keys[0])
+    assert (volume.status, volume.size, volume.is_bootable, volume.is_multiattach) == (
         "available",
         1,
         False,
         False,
     )
-    assert (shown.project_id, shown.volume_type) == (member.current_project_id, "__DEFAULT__")
+    assert (volume.project_id, volume.volume_type) == (member.current_project_id, "__DEFAULT__")
     ordered = rig.ask(member, "GET", "/volumes?sort=name:asc,id:desc&limit=3").json()
     [more] = ordered["volumes_links"]
     headers = {"X-Auth-Token": member.session.get_token(), "OpenStack-API-Version": NEWEST}
     rest = requests.get(more["href"], headers=headers, timeout=30).json()
-    found = [(one["name"], one["id"]) for one in ordered["volumes"] + rest["volumes"]]
-    assert found == sorted(
-        sorted(found, key=lambda one: one[1], reverse=True), key=lambda one: one[0]
+    pairs = [(record["name"], record["id"]) for record in ordered["volumes"] + rest["volumes"]]
+    assert pairs == sorted(
+        sorted(pairs, key=lambda record: record[1], reverse=True), key=lambda record: record[0]
     )
-    assert len(found) == 5
+    assert len(pairs) == 5
     for query, number in (
         ("name~=n", 5),
         ("status=error", 0),
@@ -126,10 +126,10 @@ def test_openstacksdk_lists_pages_and_filters(rig: Rig, member: Any) -> None:
         assert (answer.status_code, len(answer.json().get("volumes", []))) == (200, number), query
     assert rig.ask(member, "GET", "/volumes?with_count=true&limit=1").json()["count"] == 5
     assert storage.get_volume(keys[0]).metadata == {"p": "0"}
-    assert [one.name for one in storage.availability_zones()] == ["nova"]
+    assert [record.name for record in storage.availability_zones()] == ["nova"]
     assert storage.get_limits().absolute.total_volumes_used == 5
     assert list(storage.backups()) == []
-    assert {one.alias for one in storage.extensions()} >= {"os-volume-actions"}
+    assert {record.alias for record in storage.extensions()} >= {"os-volume-actions"}
     for key in keys:
         storage.delete_volume(key, ignore_missing=False)
     for key in keys:
@@ -153,18 +153,18 @@ def test_openstacksdk_lists_pages_and_filters(rig: Rig, member: Any) -> None:
         ("limit=0", 200),
     ],
 )
-def test_a_list_refuses_what_it_does_not_know(rig: Rig, query: str, status: int) -> None:
+def test_volume_list_with_invalid_query_returns_400(rig: Rig, query: str, status: int) -> None:
     assert rig.ask(rig.admin, "GET", f"/volumes/detail?{query}").status_code == status
 
 
 # Versions
 
 
-def test_microversions_are_negotiated_and_heeded(rig: Rig, member: Any) -> None:
+def test_volume_microversion_is_negotiated_and_selects_fields(rig: Rig, member: Any) -> None:
     root = requests.get(rig.url, timeout=20).json()["versions"][0]
     assert (root["min_version"], root["version"], root["status"]) == ("3.0", "3.70", "CURRENT")
     key = rig.volume(member)
-    for version, status, said in (
+    for version, status, header in (
         ("volume 3.0", 200, "volume 3.0"),
         ("compute 2.95", 200, "volume 3.0"),
         ("compute 2.95, volume 3.44", 200, "volume 3.44"),
@@ -175,7 +175,7 @@ def test_microversions_are_negotiated_and_heeded(rig: Rig, member: Any) -> None:
     ):
         answer = rig.ask(member, "GET", f"/volumes/{key}", version=version)
         assert answer.status_code == status, version
-        assert said is None or answer.headers["OpenStack-API-Version"] == said
+        assert header is None or answer.headers["OpenStack-API-Version"] == header
     old = rig.ask(member, "GET", f"/volumes/{key}", version="volume 3.0").json()["volume"]
     new = rig.show(member, key)
     assert {"shared_targets", "service_uuid", "volume_type_id", "consumes_quota", "group_id"} <= (
@@ -188,8 +188,8 @@ def test_microversions_are_negotiated_and_heeded(rig: Rig, member: Any) -> None:
         ("/messages", 3),
     ):
         before, since = (
-            rig.ask(member, "GET", path, version=f"volume 3.{one}").status_code
-            for one in (minor - 1, minor)
+            rig.ask(member, "GET", path, version=f"volume 3.{minor_version}").status_code
+            for minor_version in (minor - 1, minor)
         )
         assert (before, since) == (404, 200), path
     project = member.current_project_id
@@ -198,10 +198,10 @@ def test_microversions_are_negotiated_and_heeded(rig: Rig, member: Any) -> None:
     rig.ask(member, "DELETE", f"/volumes/{key}")
 
 
-# Who may do what
+# Policy
 
 
-def test_another_projects_volume_does_not_exist(rig: Rig, member: Any) -> None:
+def test_volume_of_other_project_returns_404(rig: Rig, member: Any) -> None:
     stranger, key = person(rig.admin, rig.cloud, "member"), rig.volume(member)
     snapshot = rig.snapshot(member, key)
     attachment = rig.attach(member, key, str(uuid.uuid4())).json()["attachment"]["id"]
@@ -225,13 +225,15 @@ def test_another_projects_volume_does_not_exist(rig: Rig, member: Any) -> None:
     assert rig.ask(stranger, "GET", "/volumes?all_tenants=1").json()["volumes"] == []
     assert rig.ask(rig.admin, "GET", f"/volumes/{key}").status_code == 200
     everything = rig.ask(rig.admin, "GET", "/volumes?all_tenants=1").json()["volumes"]
-    assert key in {one["id"] for one in everything}
+    assert key in {volume["id"] for volume in everything}
     assert rig.ask(rig.service, "DELETE", f"/attachments/{attachment}").status_code == 200
     assert rig.ask(member, "DELETE", f"/volumes/{key}?cascade=true").status_code == 202
     rig.until(member, key, "gone")
 
 
-def test_a_reader_reads_and_an_admins_action_is_an_admins(rig: Rig, member: Any) -> None:
+def test_volume_write_by_reader_and_admin_action_by_member_return_403(
+    rig: Rig, member: Any
+) -> None:
     project = rig.admin.identity.get_project(member.current_project_id)
     reader, key = person(rig.admin, rig.cloud, "reader", project), rig.volume(member)
     assert rig.ask(reader, "GET", f"/volumes/{key}").status_code == 200
@@ -285,30 +287,37 @@ def test_a_reader_reads_and_an_admins_action_is_an_admins(rig: Rig, member: Any)
         ({"volume": {"size": 2000}}, 413),
     ],
 )
-def test_a_volume_is_refused_by_its_fault(rig: Rig, member: Any, body: Any, status: int) -> None:
+def test_create_volume_with_invalid_body_returns_fault(
+    rig: Rig, member: Any, body: Any, status: int
+) -> None:
     answer = rig.ask(member, "POST", "/volumes", body)
     assert answer.status_code == status, answer.text
-    [(name, said)] = answer.json().items()
+    [(name, fault)] = answer.json().items()
     assert name == {400: "badRequest", 404: "itemNotFound", 413: "overLimit"}[status]
-    assert said["code"] == status
+    assert fault["code"] == status
     assert rig.ask(member, "GET", "/volumes").json()["volumes"] == []
 
 
 # Attachments
 
 
-def test_an_attachment_goes_through_its_states(rig: Rig, member: Any) -> None:
+def test_volume_attachment_passes_through_states_until_deletion(rig: Rig, member: Any) -> None:
     key, server = rig.volume(member), str(uuid.uuid4())
     body = {"attachment": {"volume_uuid": key, "instance_uuid": server}}
-    made = rig.ask(member, "POST", "/attachments", body).json()["attachment"]
-    assert (made["status"], made["instance"], made["volume_id"], made["connection_info"]) == (
+    attachment = rig.ask(member, "POST", "/attachments", body).json()["attachment"]
+    assert (
+        attachment["status"],
+        attachment["instance"],
+        attachment["volume_id"],
+        attachment["connection_info"],
+    ) == (
         "reserved",
         server,
         key,
         {},
     )
     assert rig.show(member, key)["status"] == "reserved"
-    path = f"/attachments/{made['id']}"
+    path = f"/attachments/{attachment['id']}"
     connector = {"attachment": {"connector": {"host": HOST, "mountpoint": "/dev/vdb"}}}
     connected = rig.ask(rig.service, "PUT", path, connector).json()["attachment"]
     info = connected["connection_info"]
@@ -320,18 +329,25 @@ def test_an_attachment_goes_through_its_states(rig: Rig, member: Any) -> None:
     )
     assert Path(info["device_path"]).stat().st_size == GIGABYTE
     assert rig.show(member, key)["status"] == "attaching"
-    rig.complete(rig.service, made["id"])
-    shown = rig.show(rig.admin, key)
-    assert shown["status"] == "in-use"
-    [attached] = shown["attachments"]
-    assert (attached["server_id"], attached["device"], attached["host_name"]) == (
+    rig.complete(rig.service, attachment["id"])
+    volume = rig.show(rig.admin, key)
+    assert volume["status"] == "in-use"
+    [listed_attachment] = volume["attachments"]
+    assert (
+        listed_attachment["server_id"],
+        listed_attachment["device"],
+        listed_attachment["host_name"],
+    ) == (
         server,
         "/dev/vdb",
         HOST,
     )
     assert rig.show(member, key)["attachments"][0]["host_name"] is None
-    found = [one.id for one in member.block_storage.attachments(volume_id=key)]
-    assert found == [made["id"]]
+    attachment_ids = [
+        listed_attachment.id
+        for listed_attachment in member.block_storage.attachments(volume_id=key)
+    ]
+    assert attachment_ids == [attachment["id"]]
     assert rig.ask(member, "DELETE", f"/volumes/{key}").status_code == 400
     assert rig.ask(rig.service, "DELETE", path).json() == {"attachments": []}
     assert rig.show(member, key)["status"] == "available"
@@ -339,47 +355,49 @@ def test_an_attachment_goes_through_its_states(rig: Rig, member: Any) -> None:
     rig.ask(member, "DELETE", f"/volumes/{key}")
 
 
-def test_a_volume_is_one_servers_unless_multiattach(rig: Rig, member: Any) -> None:
-    made = rig.ask(
+def test_volume_attaches_to_two_servers_only_with_multiattach(rig: Rig, member: Any) -> None:
+    volume_type = rig.ask(
         rig.admin,
         "POST",
         "/types",
         {"volume_type": {"name": "many", "extra_specs": {"multiattach": "<is> True"}}},
     )
-    assert made.status_code == 200, made.text
-    one, many = rig.volume(member), rig.volume(member, volume_type="many")
-    assert rig.show(member, many)["multiattach"] is True
-    first = rig.attach(member, one, "server-1").json()["attachment"]["id"]
-    assert rig.attach(member, one, "server-2").status_code == 400
-    assert rig.attach(member, one, "server-1").status_code == 409  # twice on one host
-    [kept] = rig.ask(member, "GET", f"/attachments?volume_id={one}").json()["attachments"]
-    assert kept["id"] == first
+    assert volume_type.status_code == 200, volume_type.text
+    single, multi = rig.volume(member), rig.volume(member, volume_type="many")
+    assert rig.show(member, multi)["multiattach"] is True
+    first = rig.attach(member, single, "server-1").json()["attachment"]["id"]
+    assert rig.attach(member, single, "server-2").status_code == 400
+    assert (
+        rig.attach(member, single, "server-1").status_code == 409
+    )  # second attachment on one host
+    [attachment] = rig.ask(member, "GET", f"/attachments?volume_id={single}").json()["attachments"]
+    assert attachment["id"] == first
     ids = []
     for server in ("server-1", "server-2"):
-        attached = rig.attach(member, many, server, mode="ro").json()["attachment"]
+        attached = rig.attach(member, multi, server, mode="ro").json()["attachment"]
         assert attached["attach_mode"] == attached["connection_info"]["access_mode"] == "ro"
         rig.complete(rig.service, attached["id"])
         ids.append(attached["id"])
-    assert len(rig.show(member, many)["attachments"]) == 2
-    left = rig.ask(rig.service, "DELETE", f"/attachments/{ids[0]}").json()["attachments"]
-    assert [one["id"] for one in left] == [ids[1]]
-    assert rig.show(member, many)["status"] == "in-use"
+    assert len(rig.show(member, multi)["attachments"]) == 2
+    remaining = rig.ask(rig.service, "DELETE", f"/attachments/{ids[0]}").json()["attachments"]
+    assert [single["id"] for single in remaining] == [ids[1]]
+    assert rig.show(member, multi)["status"] == "in-use"
     for key in (first, ids[1]):
         assert rig.ask(rig.service, "DELETE", f"/attachments/{key}").status_code == 200
-    for key in (one, many):
+    for key in (single, multi):
         assert rig.show(member, key)["status"] == "available"
         rig.ask(member, "DELETE", f"/volumes/{key}")
         rig.until(member, key, "gone")
-    assert rig.ask(rig.admin, "DELETE", "/types/" + made.json()["volume_type"]["id"]).ok
+    assert rig.ask(rig.admin, "DELETE", "/types/" + volume_type.json()["volume_type"]["id"]).ok
 
 
-def test_a_user_does_not_take_a_volume_from_a_server(rig: Rig, member: Any) -> None:
+def test_volume_detach_by_user_returns_409_while_server_uses_volume(rig: Rig, member: Any) -> None:
     key, server = rig.volume(member), str(uuid.uuid4())
     attachment = rig.attach(rig.admin, key, server).json()["attachment"]["id"]
     rig.complete(rig.service, attachment)
     rig.compute.used[key] = attachment
-    refused = rig.ask(member, "DELETE", f"/attachments/{attachment}")
-    assert (refused.status_code, list(refused.json())) == (409, ["conflictingRequest"])
+    refusal = rig.ask(member, "DELETE", f"/attachments/{attachment}")
+    assert (refusal.status_code, list(refusal.json())) == (409, ["conflictingRequest"])
     for caller, action in (
         (member, "os-detach"),
         (member, "os-terminate_connection"),
@@ -390,7 +408,7 @@ def test_a_user_does_not_take_a_volume_from_a_server(rig: Rig, member: Any) -> N
     token = {"X-Service-Token": rig.service.session.get_token()}
     assert rig.ask(member, "DELETE", f"/attachments/{attachment}", headers=token).ok
     again = rig.attach(member, key, server).json()["attachment"]["id"]
-    # The compute service knows of another attachment: this one is nobody's.
+    # The compute service knows another attachment, so this one may be deleted.
     assert rig.ask(member, "DELETE", f"/attachments/{again}").ok
     assert rig.show(member, key)["status"] == "available"
     third = rig.attach(member, key, server).json()["attachment"]["id"]
@@ -399,7 +417,7 @@ def test_a_user_does_not_take_a_volume_from_a_server(rig: Rig, member: Any) -> N
     rig.ask(member, "DELETE", f"/volumes/{key}")
 
 
-def test_of_many_that_attach_at_once_one_gets_it(rig: Rig, member: Any) -> None:
+def test_concurrent_volume_attach_succeeds_once(rig: Rig, member: Any) -> None:
     key, answers = rig.volume(member), []
 
     def attach(number: int) -> None:
@@ -411,18 +429,18 @@ def test_of_many_that_attach_at_once_one_gets_it(rig: Rig, member: Any) -> None:
     for thread in threads:
         thread.join()
     assert sorted(answers) == [200, 400, 400, 400, 400, 400]
-    [kept] = rig.ask(member, "GET", f"/attachments?volume_id={key}").json()["attachments"]
-    rig.ask(rig.service, "DELETE", f"/attachments/{kept['id']}")
+    [attachment] = rig.ask(member, "GET", f"/attachments?volume_id={key}").json()["attachments"]
+    rig.ask(rig.service, "DELETE", f"/attachments/{attachment['id']}")
     rig.ask(member, "DELETE", f"/volumes/{key}")
 
 
-def test_a_reset_status_lets_no_second_server_in(rig: Rig, member: Any) -> None:
+def test_volume_attach_after_reset_status_refuses_second_server(rig: Rig, member: Any) -> None:
     key = rig.volume(member)
     first = rig.attach(member, key, "server-1").json()["attachment"]["id"]
     rig.complete(rig.service, first)
     assert rig.action(rig.admin, key, "os-reset_status", {"status": "available"}).ok
-    refused = rig.attach(member, key, "server-2")
-    assert (refused.status_code, "is attached" in refused.text) == (400, True)
+    refusal = rig.attach(member, key, "server-2")
+    assert (refusal.status_code, "is attached" in refusal.text) == (400, True)
     assert rig.ask(member, "DELETE", f"/volumes/{key}").status_code == 400
     assert rig.ask(rig.service, "DELETE", f"/attachments/{first}").ok
     rig.ask(member, "DELETE", f"/volumes/{key}")
@@ -432,7 +450,7 @@ def test_a_reset_status_lets_no_second_server_in(rig: Rig, member: Any) -> None:
 
 
 def operations() -> list[tuple[str, str]]:
-    """Method and path of all that the service answers, but for its versions."""
+    """Return method and path of every operation of the service, except the version lists."""
     app = build(None)  # type: ignore[arg-type]
     return [
         (method.method, route.path.replace("{", "").replace("}", "").removeprefix("/v3"))
@@ -442,14 +460,14 @@ def operations() -> list[tuple[str, str]]:
     ]
 
 
-def test_no_route_is_open_and_no_reader_writes(rig: Rig, member: Any) -> None:
-    found = operations()
-    assert len(found) > 45
+def test_volume_routes_require_token_and_refuse_writes_of_reader(rig: Rig, member: Any) -> None:
+    routes = operations()
+    assert len(routes) > 45
     reader = person(
         rig.admin, rig.cloud, "reader", rig.admin.identity.get_project(member.current_project_id)
     )
     body = {"os-extend": {"new_size": 2}}
-    for method, path in found:
+    for method, path in routes:
         assert requests.request(method, rig.url + path, timeout=20).status_code == 401, path
         answer = rig.ask(reader, method, path, None if method == "GET" else body)
         assert answer.status_code in ((200, 403, 404) if method == "GET" else (400, 403, 404)), (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What volumes hold: snapshots, copies, images, sizes; types, quotas and transfers."""
+"""Data of the embedded volume service: snapshots, copies, sizes, types, quotas and images."""
 
 import json
 import os
@@ -31,8 +31,8 @@ from tests.waiting import await_true
 
 @pytest.fixture(scope="module")
 def rig(standalone_cloud: Cloud, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    with volume_rig(standalone_cloud, tmp_path_factory.mktemp("volume")) as made:
-        yield made
+    with volume_rig(standalone_cloud, tmp_path_factory.mktemp("volume")) as rig:
+        yield rig
 
 
 @pytest.fixture
@@ -43,18 +43,22 @@ def member(rig: Rig) -> Any:
 # Snapshots, copies, sizes
 
 
-def test_a_snapshot_outlives_what_happens_to_its_volume(rig: Rig, member: Any) -> None:
+def test_volume_snapshot_keeps_data_after_volume_write(rig: Rig, member: Any) -> None:
     key = rig.volume(member, metadata={"a": "b"})
     write(rig.path(key), 3, 700)
     snapshot = rig.snapshot(member, key, name="s", metadata={"c": "d"})
-    shown = rig.show(member, snapshot, "snapshots")
-    assert (shown["size"], shown["volume_id"], shown["metadata"]) == (1, key, {"c": "d"})
-    assert shown["os-extended-snapshot-attributes:progress"] == "100%"
+    snapshot_record = rig.show(member, snapshot, "snapshots")
+    assert (snapshot_record["size"], snapshot_record["volume_id"], snapshot_record["metadata"]) == (
+        1,
+        key,
+        {"c": "d"},
+    )
+    assert snapshot_record["os-extended-snapshot-attributes:progress"] == "100%"
     write(rig.path(key), 5)
     copied = rig.volume(member, size=2, snapshot_id=snapshot)
     twin = rig.volume(member, source_volid=key)
-    wanted = [b"mark 000003", bytes(11), b"mark 000700"]
-    assert marks(rig.path(copied), 3, 5, 700) == wanted
+    expected = [b"mark 000003", bytes(11), b"mark 000700"]
+    assert marks(rig.path(copied), 3, 5, 700) == expected
     assert marks(rig.path(twin), 5) == [b"mark 000005"]
     assert rig.path(copied).stat().st_size == 2 * GIGABYTE
     assert rig.path(copied).stat().st_blocks * 512 < 64 * MEGABYTE
@@ -64,29 +68,29 @@ def test_a_snapshot_outlives_what_happens_to_its_volume(rig: Rig, member: Any) -
     assert rig.show(member, snapshot, "snapshots")["status"] == "gone"
     assert marks(rig.path(copied), 3) == [b"mark 000003"]
     assert not (rig.folder / f"snapshot-{snapshot}").exists()
-    for one in (copied, twin):
-        rig.ask(member, "DELETE", f"/volumes/{one}")
+    for volume_id in (copied, twin):
+        rig.ask(member, "DELETE", f"/volumes/{volume_id}")
 
 
-def test_a_volume_in_use_is_copied_of_one_moment_or_not_at_all(rig: Rig, member: Any) -> None:
+def test_snapshot_of_attached_volume_is_consistent_or_returns_400(rig: Rig, member: Any) -> None:
     key = rig.volume(member)
     attachment = rig.attach(member, key, "server").json()["attachment"]["id"]
     rig.complete(rig.service, attachment)
     body = {"snapshot": {"volume_id": key}}
     old = rig.ask(member, "POST", "/snapshots", body, version="volume 3.65")
-    assert old.status_code == 400  # not without force, which is implied from 3.66 on
-    said = rig.ask(member, "POST", "/snapshots", body)
-    if said.status_code == 202:  # the file system shares blocks
-        rig.until(member, said.json()["snapshot"]["id"], "available", "snapshots")
+    assert old.status_code == 400  # Before 3.66 a snapshot of a used volume requires force.
+    response = rig.ask(member, "POST", "/snapshots", body)
+    if response.status_code == 202:  # The file system supports shared blocks.
+        rig.until(member, response.json()["snapshot"]["id"], "available", "snapshots")
     else:
-        assert said.status_code == 400
-        assert "cannot share blocks" in said.text
-        assert "Detach the volume" in said.text
+        assert response.status_code == 400
+        assert "cannot share blocks" in response.text
+        assert "Detach the volume" in response.text
     rig.ask(rig.service, "DELETE", f"/attachments/{attachment}")
     rig.ask(member, "DELETE", f"/volumes/{key}?cascade=true")
 
 
-def test_a_volume_grows_also_while_it_is_attached(rig: Rig, member: Any) -> None:
+def test_volume_extend_works_when_available_and_attached(rig: Rig, member: Any) -> None:
     key, server = rig.volume(member), str(uuid.uuid4())
     for size, status in ((1, 400), ("x", 400), (2, 202)):
         assert rig.action(member, key, "os-extend", {"new_size": size}).status_code == status
@@ -110,8 +114,8 @@ def test_volume_flags_and_status_are_set(rig: Rig, member: Any) -> None:
     storage, key = member.block_storage, rig.volume(member)
     storage.set_volume_bootable_status(key, True)
     storage.set_volume_readonly(key, True)
-    shown = rig.show(member, key)
-    assert (shown["bootable"], shown["metadata"]["readonly"]) == ("true", "True")
+    volume = rig.show(member, key)
+    assert (volume["bootable"], volume["metadata"]["readonly"]) == ("true", "True")
     attached = rig.attach(member, key, "server", mode="rw").json()["attachment"]
     assert attached["attach_mode"] == "ro"
     assert rig.ask(rig.service, "DELETE", f"/attachments/{attached['id']}").ok
@@ -131,78 +135,81 @@ def test_volume_flags_and_status_are_set(rig: Rig, member: Any) -> None:
 
 
 def test_private_volume_type_is_for_admins_only(rig: Rig, member: Any) -> None:
-    made = rig.admin.block_storage.create_type(name="private", is_public=False)
+    volume_type = rig.admin.block_storage.create_type(name="private", is_public=False)
     body = {"volume": {"size": 1, "volume_type": "private"}}
     assert rig.ask(member, "POST", "/volumes", body).status_code == 404
-    assert made.id not in {one.id for one in member.block_storage.types()}
-    assert rig.ask(member, "GET", f"/types/{made.id}").status_code == 404
+    assert volume_type.id not in {visible_type.id for visible_type in member.block_storage.types()}
+    assert rig.ask(member, "GET", f"/types/{volume_type.id}").status_code == 404
     key = rig.volume(rig.admin, volume_type="private")
-    refused = rig.ask(rig.admin, "DELETE", f"/types/{made.id}")
-    assert (refused.status_code, "volumes present" in refused.text) == (400, True)
+    refusal = rig.ask(rig.admin, "DELETE", f"/types/{volume_type.id}")
+    assert (refusal.status_code, "volumes present" in refusal.text) == (400, True)
     assert rig.ask(rig.admin, "DELETE", f"/volumes/{key}").status_code == 202
     rig.until(rig.admin, key, "gone")
-    rig.admin.block_storage.delete_type(made)
+    rig.admin.block_storage.delete_type(volume_type)
 
 
 def test_volume_type_extra_specs_are_set_by_admin(rig: Rig, member: Any) -> None:
     storage = rig.admin.block_storage
-    made = storage.create_type(name="fast", description="d", extra_specs={"disk": "ssd"})
-    storage.update_type_extra_specs(made, multiattach="<is> True")
-    assert storage.get_type(made.id).extra_specs == {"disk": "ssd", "multiattach": "<is> True"}
-    assert member.block_storage.get_type(made.id).extra_specs == {"multiattach": "<is> True"}
+    volume_type = storage.create_type(name="fast", description="d", extra_specs={"disk": "ssd"})
+    storage.update_type_extra_specs(volume_type, multiattach="<is> True")
+    assert storage.get_type(volume_type.id).extra_specs == {
+        "disk": "ssd",
+        "multiattach": "<is> True",
+    }
+    assert member.block_storage.get_type(volume_type.id).extra_specs == {"multiattach": "<is> True"}
     again = rig.ask(rig.admin, "POST", "/types", {"volume_type": {"name": "fast"}})
     assert again.status_code == 409
     specs = {"extra_specs": {"disk": "tape"}}
-    refused = rig.ask(member, "POST", f"/types/{made.id}/extra_specs", specs)
-    assert refused.status_code == 403
+    refusal = rig.ask(member, "POST", f"/types/{volume_type.id}/extra_specs", specs)
+    assert refusal.status_code == 403
     default = rig.ask(member, "GET", "/types/default").json()["volume_type"]["name"]
     assert default == "__DEFAULT__"
     key = rig.volume(member, volume_type="fast")
     specs = {"extra_specs": {"multiattach": "<is> False"}}
-    used = rig.ask(rig.admin, "POST", f"/types/{made.id}/extra_specs", specs)
-    assert (used.status_code, "in use" in used.text) == (400, True)
-    [default] = [one for one in storage.types() if one.name == "__DEFAULT__"]
+    refusal_in_use = rig.ask(rig.admin, "POST", f"/types/{volume_type.id}/extra_specs", specs)
+    assert (refusal_in_use.status_code, "in use" in refusal_in_use.text) == (400, True)
+    [default] = [candidate for candidate in storage.types() if candidate.name == "__DEFAULT__"]
     assert rig.ask(rig.admin, "DELETE", f"/types/{default.id}").status_code == 400
     rig.ask(member, "DELETE", f"/volumes/{key}")
     rig.until(member, key, "gone")
-    storage.delete_type(made)
+    storage.delete_type(volume_type)
 
 
 # Quotas
 
 
-def test_quotas_count_what_is_there(rig: Rig, member: Any) -> None:
+def test_volume_quotas_limit_creates_and_count_usage(rig: Rig, member: Any) -> None:
     project, kind = member.current_project_id, f"t-{uuid.uuid4().hex[:6]}"
     rig.admin.block_storage.create_type(name=kind)
     path = f"/os-quota-sets/{project}"
-    wanted = {"volumes": 3, "gigabytes": 6, f"volumes_{kind}": 1, "per_volume_gigabytes": 4}
-    assert rig.ask(rig.admin, "PUT", path, {"quota_set": wanted}).json()["quota_set"].items() >= (
-        wanted.items()
+    quota = {"volumes": 3, "gigabytes": 6, f"volumes_{kind}": 1, "per_volume_gigabytes": 4}
+    assert rig.ask(rig.admin, "PUT", path, {"quota_set": quota}).json()["quota_set"].items() >= (
+        quota.items()
     )
     first = rig.volume(member, volume_type=kind)
-    for body, said in (
+    for body, text in (
         ({"size": 1, "volume_type": kind}, f"volumes_{kind}"),
         ({"size": 5}, "larger than maximum"),
     ):
-        refused = rig.ask(member, "POST", "/volumes", {"volume": body})
-        assert (refused.status_code, said in refused.text) == (413, True), refused.text
+        refusal = rig.ask(member, "POST", "/volumes", {"volume": body})
+        assert (refusal.status_code, text in refusal.text) == (413, True), refusal.text
     rig.snapshot(member, first)
     second = rig.volume(member, size=3)
-    refused = rig.ask(member, "POST", "/volumes", {"volume": {"size": 2}})
-    assert "Requested 2G, quota is 6G and 5G has been consumed" in refused.text
+    refusal = rig.ask(member, "POST", "/volumes", {"volume": {"size": 2}})
+    assert "Requested 2G, quota is 6G and 5G has been consumed" in refusal.text
     assert rig.action(member, second, "os-extend", {"new_size": 5}).status_code == 413
     assert rig.show(member, second)["status"] == "available"
-    used = rig.ask(member, "GET", f"{path}?usage=true").json()["quota_set"]
-    assert used["gigabytes"] == {"limit": 6, "in_use": 5, "reserved": 0}
-    assert (used["volumes"]["in_use"], used["snapshots"]["in_use"]) == (2, 1)
+    usage = rig.ask(member, "GET", f"{path}?usage=true").json()["quota_set"]
+    assert usage["gigabytes"] == {"limit": 6, "in_use": 5, "reserved": 0}
+    assert (usage["volumes"]["in_use"], usage["snapshots"]["in_use"]) == (2, 1)
     assert rig.ask(rig.admin, "PUT", path, {"quota_set": {"volumes": 1}}).status_code == 400
     for wrong in ({"volumes": "x"}, {"colors": 1}, {"volumes": -2}, {}):
         assert rig.ask(rig.admin, "PUT", path, {"quota_set": wrong}).status_code == 400
     answers: list[int] = []
 
     def create() -> None:
-        made = rig.ask(member, "POST", "/volumes", {"volume": {"size": 1}})
-        answers.append(made.status_code)
+        volume = rig.ask(member, "POST", "/volumes", {"volume": {"size": 1}})
+        answers.append(volume.status_code)
 
     threads = [threading.Thread(target=create) for _ in range(6)]
     for thread in threads:
@@ -212,9 +219,9 @@ def test_quotas_count_what_is_there(rig: Rig, member: Any) -> None:
     assert sorted(answers) == [202, 413, 413, 413, 413, 413]
     assert rig.ask(rig.admin, "DELETE", path).ok
     assert rig.ask(member, "GET", path).json()["quota_set"]["volumes"] == 10
-    for one in rig.ask(member, "GET", "/volumes").json()["volumes"]:
-        rig.until(member, one["id"], "available")
-        rig.ask(member, "DELETE", f"/volumes/{one['id']}?cascade=true")
+    for volume in rig.ask(member, "GET", "/volumes").json()["volumes"]:
+        rig.until(member, volume["id"], "available")
+        rig.ask(member, "DELETE", f"/volumes/{volume['id']}?cascade=true")
 
 
 @pytest.mark.parametrize("plural", ["backups", "groups", "group_snapshots", "messages"])
@@ -226,15 +233,15 @@ def test_list_of_unsupported_resource_is_empty(rig: Rig, member: Any, plural: st
 # Images
 
 
-def test_a_volume_is_made_of_an_image_and_an_image_of_it(
+def test_volume_is_created_from_image_and_uploaded_to_image(
     rig: Rig, member: Any, tmp_path: Path
 ) -> None:
     data = b"guest" * 200_000
     raw = image(rig.cloud, member, data, os_distro="x", min_disk=1)
     key = rig.volume(member, imageRef=raw)
-    shown = rig.show(member, key)
-    assert (shown["bootable"], shown["volume_image_metadata"]["image_id"]) == ("true", raw)
-    assert shown["volume_image_metadata"]["os_distro"] == "x"
+    volume = rig.show(member, key)
+    assert (volume["bootable"], volume["volume_image_metadata"]["image_id"]) == ("true", raw)
+    assert volume["volume_image_metadata"]["os_distro"] == "x"
     with rig.path(key).open("rb") as file:
         assert file.read(len(data)) == data
     assert rig.path(key).stat().st_size == GIGABYTE
@@ -242,12 +249,12 @@ def test_a_volume_is_made_of_an_image_and_an_image_of_it(
     assert rig.path(packed).stat().st_size == GIGABYTE
     write(rig.path(packed), 1)
     body = {"image_name": "out", "disk_format": "qcow2", "container_format": "bare"}
-    made = rig.action(member, packed, "os-volume_upload_image", body)
-    assert made.status_code == 202, made.text
-    said = made.json()["os-volume_upload_image"]
-    assert (said["status"], said["disk_format"]) == ("uploading", "qcow2")
+    upload = rig.action(member, packed, "os-volume_upload_image", body)
+    assert upload.status_code == 202, upload.text
+    uploaded = upload.json()["os-volume_upload_image"]
+    assert (uploaded["status"], uploaded["disk_format"]) == ("uploading", "qcow2")
     rig.until(member, packed, "available")
-    out = member.image.get_image(said["image_id"])
+    out = member.image.get_image(uploaded["image_id"])
     assert (out.status, out.owner, out.min_disk) == ("active", member.current_project_id, 1)
     unpacked, source = tmp_path / "out.raw", tmp_path / "out.qcow2"
     source.write_bytes(member.image.download_image(out).content)
@@ -264,34 +271,34 @@ def test_a_volume_is_made_of_an_image_and_an_image_of_it(
         assert file.read(len(data)) == data
     old = rig.action(member, packed, "os-reimage", {"image_id": raw}, version="volume 3.67")
     assert old.status_code == 400
-    for one in (key, packed):
-        rig.ask(member, "DELETE", f"/volumes/{one}")
+    for volume_id in (key, packed):
+        rig.ask(member, "DELETE", f"/volumes/{volume_id}")
 
 
-def test_an_image_without_data_of_its_own_is_read_from_its_snapshot(rig: Rig, member: Any) -> None:
-    """The image of a server that boots from a volume."""
+def test_create_volume_from_image_without_data_uses_its_snapshot(rig: Rig, member: Any) -> None:
+    """The image of a server that was booted from a volume has no data."""
     key = rig.volume(member)
     write(rig.path(key), 7)
     snapshot = rig.snapshot(member, key)
     device = {"source_type": "snapshot", "snapshot_id": snapshot, "boot_index": 0}
 
-    def of(*devices: object) -> str:
+    def image_with_mapping(*devices: object) -> str:
         mapping = json.dumps([{"source_type": "blank", "boot_index": -1}, *devices])
         return image(rig.cloud, member, b"", block_device_mapping=mapping)
 
-    made = rig.volume(member, imageRef=of(device))
-    assert marks(rig.path(made), 7) == [b"mark 000007"]
-    assert rig.show(member, made)["snapshot_id"] == snapshot
-    body = {"volume": {"size": 1, "imageRef": of(device)}}
+    volume = rig.volume(member, imageRef=image_with_mapping(device))
+    assert marks(rig.path(volume), 7) == [b"mark 000007"]
+    assert rig.show(member, volume)["snapshot_id"] == snapshot
+    body = {"volume": {"size": 1, "imageRef": image_with_mapping(device)}}
     older = rig.ask(member, "POST", "/volumes", body, version="volume 3.45")
     assert (older.status_code, "3.46" in older.text) == (400, True)
-    body["volume"]["imageRef"] = of({**device, "snapshot_id": key})
+    body["volume"]["imageRef"] = image_with_mapping({**device, "snapshot_id": key})
     assert rig.ask(member, "POST", "/volumes", body).status_code == 404
-    rig.ask(member, "DELETE", f"/volumes/{made}")
+    rig.ask(member, "DELETE", f"/volumes/{volume}")
     rig.ask(member, "DELETE", f"/volumes/{key}?cascade=true")
 
 
-def test_a_reserved_volume_is_reimaged_and_its_server_told(rig: Rig, member: Any) -> None:
+def test_reimage_of_reserved_volume_sends_event_to_server(rig: Rig, member: Any) -> None:
     raw, key, server = (
         image(rig.cloud, member, b"new" * 1000),
         rig.volume(member),
@@ -299,9 +306,9 @@ def test_a_reserved_volume_is_reimaged_and_its_server_told(rig: Rig, member: Any
     )
     body = {"attachment": {"volume_uuid": key, "instance_uuid": server}}
     attachment = rig.ask(member, "POST", "/attachments", body).json()["attachment"]["id"]
-    asked = {"image_id": raw, "reimage_reserved": True}
+    reimage_request = {"image_id": raw, "reimage_reserved": True}
     assert rig.action(member, key, "os-reimage", {"image_id": raw}).status_code == 400
-    assert rig.action(member, key, "os-reimage", asked).status_code == 202
+    assert rig.action(member, key, "os-reimage", reimage_request).status_code == 202
     event = {"name": "volume-reimaged", "server_uuid": server, "tag": key, "status": "completed"}
     await_true(lambda: event in rig.compute.events, 20, "the event")
     assert rig.show(member, key)["status"] == "reserved"
@@ -309,19 +316,23 @@ def test_a_reserved_volume_is_reimaged_and_its_server_told(rig: Rig, member: Any
         assert file.read(6) == b"newnew"
     connector = {"attachment": {"connector": {"host": HOST}}}
     assert rig.ask(member, "PUT", f"/attachments/{attachment}", connector).ok
-    assert rig.action(member, key, "os-reimage", asked).status_code == 409
+    assert rig.action(member, key, "os-reimage", reimage_request).status_code == 409
     rig.ask(rig.service, "DELETE", f"/attachments/{attachment}")
     rig.ask(member, "DELETE", f"/volumes/{key}")
 
 
-def test_anothers_private_image_is_not_read(rig: Rig, member: Any) -> None:
+def test_create_volume_from_private_image_of_other_project_returns_400(
+    rig: Rig, member: Any
+) -> None:
     private = image(rig.cloud, rig.admin, b"secret", visibility="private")
-    refused = rig.ask(member, "POST", "/volumes", {"volume": {"size": 1, "imageRef": private}})
-    assert (refused.status_code, "Invalid image" in refused.text) == (400, True)
+    refusal = rig.ask(member, "POST", "/volumes", {"volume": {"size": 1, "imageRef": private}})
+    assert (refusal.status_code, "Invalid image" in refusal.text) == (400, True)
 
 
 @pytest.mark.parametrize("kind", ["backing file", "data file", "lies", "too large", "damaged"])
-def test_a_hostile_image_makes_no_volume(rig: Rig, member: Any, tmp_path: Path, kind: str) -> None:
+def test_create_volume_from_hostile_image_fails_and_leaves_no_file(
+    rig: Rig, member: Any, tmp_path: Path, kind: str
+) -> None:
     data, form = qcow2(tmp_path), "qcow2"
     if kind == "backing file":
         data = qcow2(tmp_path, "-u", "-b", "/etc/passwd", "-F", "raw")
@@ -334,11 +345,11 @@ def test_a_hostile_image_makes_no_volume(rig: Rig, member: Any, tmp_path: Path, 
     else:
         data = data[:40] + bytes(24) + data[64:200]
     key = image(rig.cloud, member, data, form)
-    made = rig.ask(member, "POST", "/volumes", {"volume": {"size": 1, "imageRef": key}})
-    if made.status_code == 400:  # the image service tells the size
+    response = rig.ask(member, "POST", "/volumes", {"volume": {"size": 1, "imageRef": key}})
+    if response.status_code == 400:  # The image service reports the virtual size.
         assert kind == "too large"
         return
-    volume = made.json()["volume"]["id"]
+    volume = response.json()["volume"]["id"]
     rig.until(member, volume, "error")
     assert not list(rig.folder.glob(f"*{volume}*"))
     assert rig.attach(member, volume, "server").status_code == 400
@@ -346,11 +357,11 @@ def test_a_hostile_image_makes_no_volume(rig: Rig, member: Any, tmp_path: Path, 
     rig.until(member, volume, "gone")
 
 
-def test_qemu_img_has_the_memory_that_its_threads_take(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A quarter of its bound is enough: it had failed now and then, since each of its threads kept
-    64 MiB of addresses to itself."""
+def test_qemu_img_runs_within_memory_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quarter of the limit is enough.
+
+    Without a bound on malloc arenas, each qemu-img thread reserves 64 MiB of addresses.
+    """
     monkeypatch.setattr(qemu_img, "MEMORY_BYTES", qemu_img.MEMORY_BYTES // 4)
     source = tmp_path / "source"
     source.write_bytes(os.urandom(64 * MEGABYTE))

@@ -20,7 +20,7 @@ from common.store.engine import Store
 from deploy.one_machine.cloud.authority import Authority
 from deploy.testing.servers import Servers
 from tests.contract.test_host_link import World
-from tests.contract.test_rpc import Told
+from tests.contract.test_rpc import CallRecorder
 from tests.contract.test_tls import load, ours  # noqa: F401  # fixtures
 
 pytestmark = pytest.mark.slice("operations")
@@ -48,7 +48,7 @@ def test_processes_and_hosts_speak_through_tls(load, urls: dict[str, str]) -> No
     for transport in (client, server):
         transport.close()
     world = World(urls["rabbitmq"], conf)
-    world.listening(Told(HeartbeatAnswer(True, "c")))
+    world.serve_conductor(CallRecorder(HeartbeatAnswer(True, "c")))
     link = conductor.ConductorClient(world.host())
     for _ in range(3):
         assert link.heartbeat(Heartbeat("h1", 3), 5) == HeartbeatAnswer(True, "c")

@@ -22,7 +22,7 @@ from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN
 from compute_agent.virt.interfaces import plug
 from compute_agent.virt.libvirt.xml import interface_xml
 from deploy.one_machine.machine import libvirtd
-from tests.contract.bridge_helper import helper_of
+from tests.contract.bridge_helper import start_helper
 from tests.contract.virt_rigs import NICS, QUIET, Rig, another
 from tests.phases import Phases
 from tests.waiting import await_true
@@ -305,7 +305,7 @@ def test_start_waits_for_a_bridge_that_has_gone(plugging: Rig) -> None:
 def helped(plugging: Rig, tmp_path: Path) -> Rig:
     """A host that makes bridges of networks itself, as beside Neutron's Linux bridge agents."""
     if plugging.real:
-        plugging.restart(bridges=helper_of(tmp_path))
+        plugging.restart(bridges=start_helper(tmp_path))
     else:
         plugging.restart(makes_bridges=True)
     return plugging

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers that begin to speak TLS as a broker, PostgreSQL, MariaDB and our own do, under any
-certificate, or refuse to.
+"""Fake servers that start TLS as a broker, PostgreSQL, MariaDB and Kilonova's own services do.
 
-Each hears one client out: ``heard`` is what came of it in plain text, ``is_proved`` whether the
-client went through with the handshake. What the real ones do after that is
-tests/contract/test_tls_servers.py's.
+Each uses any certificate, or plain text only, and handles one client at a time. ``heard`` contains
+the client's plain text, and ``is_proved`` is set if the client completes the handshake. For
+real servers see tests/contract/test_tls_servers.py.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from collections.abc import Callable, Iterator
 
 from common.security.tls import Tls
 
-#: MariaDB's greeting: protocol 10, version, thread, first part of the salt, what it can (with TLS
-#: or without).
+#: MariaDB's greeting: protocol 10, version, thread, first part of the salt, and capabilities (with
+#: or without TLS).
 CAN_TLS, CAN_REST = 0x0800, 0xA208 | 0x0001
 GREETING = (
     b"\x0a10.11.0-MariaDB\0"
@@ -34,7 +33,7 @@ GREETING = (
 
 
 class Peer:
-    """Listens on 127.0.0.1 until it is closed. ``proof`` None: it speaks plain text only."""
+    """A server on 127.0.0.1 until ``close``. ``proof`` None: plain text only."""
 
     def __init__(self, kind: str, proof: Tls | None) -> None:
         self._proof, self._speak = proof, KINDS[kind]
@@ -58,14 +57,15 @@ class Peer:
         assert self._proof is not None
         with self._proof.for_server(proved=False).wrap_socket(channel, server_side=True) as secured:
             secured.settimeout(5)
-            if secured.recv(1):  # with TLS 1.3 only what a client says shows that it accepted us
+            # With TLS 1.3, only data from the client shows that the certificate was accepted.
+            if secured.recv(1):
                 self.is_proved.set()
 
     def hear(self, channel: socket.socket, most: int = 4096) -> bytes:
-        """What the client says next."""
-        said = channel.recv(most)
-        self.heard += said
-        return said
+        """Read the client's next plain text."""
+        data = channel.recv(most)
+        self.heard += data
+        return data
 
     @property
     def can_tls(self) -> bool:
@@ -93,7 +93,7 @@ def _at_once(peer: Peer, channel: socket.socket) -> bool:
 
 
 def _postgresql(peer: Peer, channel: socket.socket) -> bool:
-    peer.hear(channel, 8)  # "may we speak TLS?"
+    peer.hear(channel, 8)  # SSLRequest
     channel.sendall(b"S" if peer.can_tls else b"N")
     if not peer.can_tls:
         peer.hear(channel)
@@ -103,7 +103,7 @@ def _postgresql(peer: Peer, channel: socket.socket) -> bool:
 def _mariadb(peer: Peer, channel: socket.socket) -> bool:
     packet = GREETING % (CAN_REST | (CAN_TLS if peer.can_tls else 0)).to_bytes(2, "little")
     channel.sendall(len(packet).to_bytes(3, "little") + b"\0" + packet)
-    peer.hear(channel, 36)  # "now TLS", which has no name and no password
+    peer.hear(channel, 36)  # SSLRequest, which contains neither user nor password
     return peer.can_tls
 
 
@@ -117,9 +117,9 @@ KINDS: dict[str, Callable[[Peer, socket.socket], bool]] = {
 
 @contextlib.contextmanager
 def peer(kind: str, proof: Tls | None) -> Iterator[Peer]:
-    """One that is closed at the end."""
-    made = Peer(kind, proof)
+    """Yield a fake server that is closed at the end of the block."""
+    server = Peer(kind, proof)
     try:
-        yield made
+        yield server
     finally:
-        made.close()
+        server.close()

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two hosts of a kind, and a guest that goes from one to the other: memory, libvirt's mock-up, real
-QEMU.
+"""Pairs of hosts for moves of guests: memory driver, libvirt's test driver, and real QEMU.
 
-A pair holds two rigs of ``virt_rigs`` and reads the files of the one for the other, with whatever
-may happen to them on their way. Real hosts have a network namespace and a libvirtd each, and a wire
-between them.
+A pair has two rigs of ``virt_rigs``. The destination reads the source's files through a ``Road``,
+which may delay or interrupt the data. Real hosts have a network namespace and a libvirtd each, and
+a wire between them.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ if TYPE_CHECKING:
     from compute_agent.virt.libvirt.driver import LibvirtDriver
 
 SECRET = "the right one"
-#: Where real hosts take guests in that move while they run.
+#: The port at which real hosts accept live migrations.
 PORT = 16598
 LARGER = Flavor("2", "m1.micro", 1, 160, 2)
 GIBIBYTE = 1 << 30
-#: A libvirt without guests of its own, apart from every other connection's.
+#: A libvirt test node without guests, separate from other connections.
 NODE = (
     "<node><cpu><mhz>1000</mhz><model>x86_64</model><active>2</active><nodes>1</nodes><sockets>1</sockets>"
     "<cores>2</cores><threads>1</threads></cpu><memory>8388608</memory></node>"
@@ -51,12 +50,12 @@ Road = Callable[[Iterator[tuple[int, bytes]]], Iterator[tuple[int, bytes]]]
 
 
 def straight(data: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
-    """Nothing happens on the way."""
+    """Pass the data unchanged."""
     return data
 
 
 class Reader:
-    """A ``Peer``: the files as the other driver gives them, after a ``road``."""
+    """A ``Peer`` that reads the files of the source's driver through a road."""
 
     def __init__(self, rig: Rig, server: str, secret: str, road: Road) -> None:
         self._rig, self._server, self._secret, self._road = rig, server, secret, road
@@ -69,9 +68,16 @@ class Reader:
 
 
 class Pair:
-    """``shared``: both have their disks on the same storage. ``limits``: of the source's real
-    moves, for its next driver. ``listening``: the address at which the source gives files away, and
-    the network namespace that has it, if it is not this process's."""
+    """A source and a destination.
+
+    Args:
+        source: The rig of the source host.
+        destination: The rig of the destination host.
+        shared: True if both hosts have their disks on the same storage.
+        limits: Migration options of the source's next real driver.
+        listening: The address at which the source serves files, and the network namespace with that
+            address, or None for this process's namespace.
+    """
 
     def __init__(
         self,
@@ -92,13 +98,13 @@ class Pair:
         return Reader(self.source, server, secret, road)
 
     def transfer_service(self, **options: Any) -> TransferService:
-        """The source's, which the destination can reach."""
+        """Return the source's transfer service, which the destination can reach."""
         address, host = self._listening
         with inside(host) if host else nullcontext():
             return TransferService(self.source.driver, address, **options)
 
     def dawdle(self) -> None:
-        """What leaves takes long, until the source's next restart."""
+        """Slow live migrations down until the source's next restart."""
         if isinstance(self.source.driver, MemoryDriver):
             self.source.driver.host.script["live_migrate"] = [Slow(60)]
         else:
@@ -107,10 +113,13 @@ class Pair:
             self.source.restart()
             self._limits.update(before)
 
-    # --- a guest that is off ---
+    # --- stopped guests ---
     def off_with_canary(self, *, has_run: bool = False) -> GuestSpec:
-        """At the source: off, offered, with a canary on its disk. Its next fence is 2. One that
-        ``has_run`` has planted it by itself and was asked to power off."""
+        """Return a stopped and offered guest at the source with a canary on its disk.
+
+        The next fence is 2. With ``has_run``, the guest booted, wrote the canary and was powered
+        off. Otherwise the guest never ran.
+        """
         if has_run:
             spec = self.source.boot_with_canary()
             self.source.driver.ensure_stopped(spec.server, 1, BOOT_SECONDS, QUIET)
@@ -120,20 +129,23 @@ class Pair:
         return replace(spec, fence=2)
 
     def received(self, spec: GuestSpec, road: Road = straight, run: VerbContext = QUIET) -> int:
-        """The destination has the files: how many bytes travelled."""
+        """Transfer the files to the destination and return the number of bytes."""
         peer = None if self.shared else self.peer(spec.server, road=road)
-        told = self.destination.driver.receive(spec, peer, self.destination.read_image, run)
-        return int(told["bytes"])
+        result = self.destination.driver.receive(spec, peer, self.destination.read_image, run)
+        return int(result["bytes"])
 
     def booted_there(self, spec: GuestSpec) -> bool:
-        """Install and start at the destination; whether the canary is on its disk."""
+        """Install and start the guest at the destination. True if the canary is on the disk."""
         before = said(self.destination, spec.server).count("guest: booting")
         self.destination.driver.install(spec, True, QUIET)
         return self.destination.has_canary(spec.server, before + 1)
 
-    # --- a guest that runs ---
+    # --- running guests ---
     def counting(self) -> GuestSpec:
-        """At the source: runs, counts in its memory, and is offered. Its next fence is 2."""
+        """Return a running, offered guest at the source that counts in memory.
+
+        The next fence is 2.
+        """
         spec = self.source.ready(TICKS)
         if isinstance(self.source.driver, MemoryDriver):
             self.source.driver.host.write_memory(spec.server, "tick", "7")
@@ -149,7 +161,7 @@ class Pair:
         return replace(spec, fence=2)
 
     def goes_on(self, spec: GuestSpec, ticked: int) -> None:
-        """At the destination the same memory counts on, never booted there."""
+        """Check that the memory continues to count at the destination, without a boot there."""
         assert said(self.destination, spec.server).count("guest: booting") <= (
             1 if self.shared or not self.source.real else 0
         )
@@ -174,7 +186,7 @@ class Pair:
 
 
 def said(rig: Rig, server: str) -> str:
-    """The guest's console; nothing when it has none here yet."""
+    """Return the guest's console, or "" if there is no console here yet."""
     try:
         return rig.console(server)
     except VerbFailed:
@@ -182,17 +194,19 @@ def said(rig: Rig, server: str) -> str:
 
 
 def ticks(rig: Rig, server: str) -> int:
-    """How far a real guest says that it has counted; two lines that ran into each other on its
-    console say nothing."""
-    told = re.findall(r"^tick (\d+)\n", said(rig, server).replace("\r", ""), re.MULTILINE)
-    return int(told[-1]) if told else 0
+    """Return the last number that a real guest printed, or 0.
+
+    Two lines that ran into each other on the console are ignored.
+    """
+    numbers = re.findall(r"^tick (\d+)\n", said(rig, server).replace("\r", ""), re.MULTILINE)
+    return int(numbers[-1]) if numbers else 0
 
 
 def disk_gb(rig: Rig, server: str) -> int:
-    """The size of the server's disk, whether or not it has a domain."""
+    """Return the size of the server's disk in GiB, with or without a domain."""
     if isinstance(rig.driver, MemoryDriver):
         return (rig.driver.host.files | rig.driver.host.guests)[server].root_gb
-    told = subprocess.run(
+    output = subprocess.run(
         [
             "qemu-img",
             "info",
@@ -203,12 +217,12 @@ def disk_gb(rig: Rig, server: str) -> int:
         check=True,
         capture_output=True,
     )
-    return int(json.loads(told.stdout)["virtual-size"]) // GIBIBYTE
+    return int(json.loads(output.stdout)["virtual-size"]) // GIBIBYTE
 
 
 # --- roads ---
 def cut(problem: Exception) -> Road:
-    """The connection is lost after the first bytes."""
+    """Return a road that raises ``problem`` after the first bytes."""
 
     def road(data: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
         yield next(data)
@@ -218,7 +232,7 @@ def cut(problem: Exception) -> Road:
 
 
 def stalled(letting_go: threading.Event, seconds: float) -> Road:
-    """After the first bytes nothing comes; who reads waits so long before they are told so."""
+    """Return a road that stalls after the first bytes, with an empty chunk every ``seconds``."""
 
     def road(data: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
         at, first = next(data)
@@ -230,10 +244,10 @@ def stalled(letting_go: threading.Event, seconds: float) -> Road:
 
 
 def trickling(data: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
-    """Few bytes at a time, for ever so long."""
+    """Pass a few bytes at a time, slowly."""
     for at, chunk in data:
         for begin in range(0, len(chunk), 16):
-            time.sleep(0.02)  # slowness is what is tried
+            time.sleep(0.02)  # The slowness under test.
             yield at + begin, chunk[begin : begin + 16]
 
 
@@ -277,9 +291,13 @@ def libvirt_test_pair(folder: Path, shared: bool, **options: Any) -> Pair:
 
 
 class Machines:
-    """Two real hosts on this machine, joined by a wire. ``folder`` must be short: sockets live
-    below it. With ``certified``, called with the address and the name of each, libvirtd and QEMU
-    have what is in the folder that it returns."""
+    """Two real hosts on this machine, joined by a wire.
+
+    Args:
+        folder: A folder with a short path, for sockets.
+        certified: Called with address and name of each host. Returns the folder of the certificates
+            for libvirtd and QEMU. None: no TLS.
+    """
 
     def __init__(self, folder: Path, certified: Callable[[str, str], Path] | None = None) -> None:
         self.folder = folder
@@ -314,10 +332,12 @@ class Machines:
             )
 
     def on(self, name: str, driver: LibvirtDriver) -> LibvirtDriver:
-        """The driver, all of whose calls are made on this host: what it listens at and dials is the
-        host's. What comes there comes from the other one."""
+        """Return the driver with all calls made inside this host's network namespace.
+
+        Incoming migrations come from the other host.
+        """
         source = self.addresses[1 - self.names.index(name)]
-        return cast("LibvirtDriver", _There(driver, Path("/run/netns", name), source))
+        return cast("LibvirtDriver", _InNamespace(driver, Path("/run/netns", name), source))
 
     def home(self, name: str) -> Path:
         return self.folder / name[:3]
@@ -328,7 +348,7 @@ class Machines:
 
         place = guests_folder("p", self.folder)
 
-        # Read once: another run on this machine may make the image anew at any moment.
+        # Read once, because another test run on this machine may build the image again.
         limits, content = {"bandwidth": 64}, image.read_bytes()
 
         def rig(name: str, address: str) -> Rig:
@@ -356,31 +376,30 @@ class Machines:
             run("ip", "netns", "delete", name)
 
 
-class _There:
-    """Each call is made in a network namespace, which threads and processes that it starts are in
-    too."""
+class _InNamespace:
+    """A proxy of a driver whose calls, threads and processes run in a network namespace."""
 
     def __init__(self, driver: LibvirtDriver, space: Path, source: str) -> None:
         self._driver, self._space, self._source = driver, space, source
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._driver, name)
-        if not callable(found):
-            return found
+        attribute = getattr(self._driver, name)
+        if not callable(attribute):
+            return attribute
 
         if name == "prepare_incoming":
-            found = partial(found, source=self._source)
+            attribute = partial(attribute, source=self._source)
 
-        def call(*given: Any, **more: Any) -> Any:
+        def call(*arguments: Any, **more: Any) -> Any:
             with inside(self._space):
-                return found(*given, **more)
+                return attribute(*arguments, **more)
 
         return call
 
 
 @contextmanager
 def inside(space: Path) -> Iterator[None]:
-    """This thread is in that network namespace."""
+    """Run this thread in the network namespace until the end of the block."""
     libc = ctypes.CDLL(None, use_errno=True)
     with Path("/proc/thread-self/ns/net").open("rb") as home, space.open("rb") as there:
         assert libc.setns(there.fileno(), libvirtd.CLONE_NEWNET) == 0, os.strerror(

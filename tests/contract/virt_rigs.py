@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hypervisors that the driver's contract is tested on: memory, libvirt's test:///default, real
-QEMU.
+"""The hypervisors of the driver tests: memory driver, libvirt's test:///default, and real QEMU.
 
-A rig holds a driver, an image that it can boot, and the questions that only a test asks. ``real``
-guests run a kernel and take seconds; the others answer at once.
+A rig has a driver, a bootable image, and helpers that only tests need. ``real`` guests run a kernel
+and take seconds. The others react at once.
 """
 
 from __future__ import annotations
@@ -41,9 +40,10 @@ NANO = Flavor("1", "m1.nano", 1, 128, 1)
 QUIET = VerbContext(report_progress=lambda name: None, cancelled=lambda: False)
 READY = "kilonova tiny guest: ready"
 KEYS = [{"name": "mine", "type": "ssh", "data": "ssh-ed25519 AAAA me"}]
-#: Where a real guest keeps its canary: on the raw disk, behind what the image fills.
+#: The place of a real guest's canary: on the raw disk, behind the content of the image.
 CANARY_AT, SECTOR = 64 << 20, 512
-#: User data that says what the disks hold, and plants a canary on the first when no disk has one.
+#: User data that prints the canaries of the disks, and writes a canary to the first disk if both
+#: have none.
 CANARY = f"""#!/bin/sh
 held() {{ dd if=/dev/$1 bs={SECTOR} skip={CANARY_AT // SECTOR} count=1 2> /dev/null | tr -d '\\0'; }}
 for disk in vda vdb; do
@@ -52,15 +52,15 @@ done
 [ -n "$(held vda)$(held vdb)" ] ||
     printf canary | dd of=/dev/vda bs={SECTOR} seek={CANARY_AT // SECTOR} conv=notrunc,fsync 2> /dev/null
 """
-#: What a guest does all the time so that QEMU 7 migrates all it writes, emulated (decision 0021):
-#: two processes take turns, and each turn, within milliseconds of the last, empties the TLB.
+#: A load that makes QEMU 7 migrate all written memory under emulation (decision 0021). Two
+#: processes alternate within milliseconds, and each switch empties the TLB.
 IN_TURNS = "for turn in 1 2; do ping -q -i 0.005 127.0.0.1 > /dev/null & done"
-#: User data that counts on the console for as long as the guest goes on.
+#: User data that counts on the console as long as the guest runs.
 TICKS = f"""#!/bin/sh
 {IN_TURNS}
 (n=0; while usleep 100000; do n=$((n + 1)); echo "tick $n"; done) &
 """
-#: User data that says which interfaces there are, in their order, whenever that changes.
+#: User data that prints the interfaces in their order after each change.
 NICS = """#!/bin/sh
 (while :; do
     now=$(cat /sys/class/net/eth*/address 2> /dev/null | tr '\\n' ' ')
@@ -69,7 +69,7 @@ NICS = """#!/bin/sh
     usleep 200000
 done) &
 """
-#: What an agent must answer to libvirt, in few words; it says on the console what it was asked.
+#: A minimal guest agent for libvirt, which prints each request on the console.
 AGENT = r"""#!/bin/sh
 answer() {
     # There is nothing to read until the host has opened its end.
@@ -89,23 +89,25 @@ answer() {
 }
 (for port in /dev/vport*p1; do answer <> "$port" >&0; done) &
 """
-#: A guest emulated on a busy machine.
+#: enough for an emulated guest on a busy machine
 BOOT_SECONDS = 120
 
 
 def guests_folder(prefix: str, inside: Path | None = None) -> Path:
-    """One that guests' processes, which are not root's, can go through to their files."""
+    """Create a folder that guest processes, which are not root, can traverse to their files."""
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=inside))
     folder.chmod(0o711)
     return folder
 
 
 class Rig:
-    """One hypervisor. ``folder`` holds all its files; ``restart()`` is an agent that begins anew on
-    it. ``daemon``: the folder of its own libvirtd, of real guests that may go on from saved
-    memory."""
+    """One hypervisor.
 
-    #: User data -> the memory of a guest that was ready with it, by the hypervisor's URI.
+    ``folder`` contains all files. ``restart()`` starts a new agent on them. ``daemon`` is the
+    folder of its own libvirtd, for real guests that may be restored from saved memory.
+    """
+
+    #: (URI of the hypervisor, user data) -> saved memory of a guest that was ready with it.
     _saved: ClassVar[dict[tuple[str, str], Saved]] = {}
 
     def __init__(
@@ -137,7 +139,7 @@ class Rig:
 
     @property
     def uri(self) -> str:
-        """Of its own libvirtd."""
+        """The URI of the rig's own libvirtd."""
         assert self._daemon is not None, self.kind
         return libvirtd.uri(self._daemon)
 
@@ -146,13 +148,13 @@ class Rig:
         return self.kind != "test"
 
     def restart(self, **options: Any) -> Driver:
-        """The agent begins anew, with these options where its kind has them."""
+        """Start the agent again, with these options if supported."""
         self.driver.close()
         self.driver = self._make(**options)
         return self.driver
 
     def spec(self, *, user_data: str = "", **changed: Any) -> GuestSpec:
-        """A new server that boots the rig's image, with a config drive."""
+        """Return the spec of a new server that boots the rig's image with a config drive."""
         server = str(uuid.uuid4())
         self.servers.append(server)
         values: dict[str, Any] = {
@@ -168,7 +170,7 @@ class Rig:
         return GuestSpec(**{**values, **changed})
 
     def interface(self, bridge: str = "") -> Interface:
-        """A port that is wired to a bridge: the one of this name, or one that is made now."""
+        """Return a port that is wired to this bridge, or to a new one."""
         if not bridge:
             bridge = self.name_bridge()
             self.make_bridge(bridge)
@@ -183,7 +185,7 @@ class Rig:
         )
 
     def name_bridge(self, name: str = "") -> str:
-        """A bridge that is not there yet, of this name or of any."""
+        """Return the name of a bridge that does not exist yet."""
         self.bridges.append(name or f"kv-{uuid.uuid4().hex[:11]}")
         if isinstance(self.driver, MemoryDriver):
             self.driver.host.missing_bridges.add(self.bridges[-1])
@@ -196,16 +198,15 @@ class Rig:
             subprocess.run(["ip", "link", "add", "name", name, "up", "type", "bridge"], check=True)
 
     def describe(self, server: str, stored: bool = False) -> str:
-        """The server's domain, as libvirt has it."""
+        """Return the XML of the server's domain from libvirt."""
         return cast("LibvirtDriver", self.driver)._libvirt.describe(server, stored)
 
     def nics(self, server: str) -> list[str]:
-        """The MAC addresses of the active guest, as its hypervisor tells."""
+        """Return the MAC addresses of the active guest from the hypervisor."""
         return [nic["mac_address"] for nic in self.driver.diagnostics(server)["nic_details"]]
 
     def await_nics(self, server: str, *interfaces: Interface) -> None:
-        """Wait until a real guest that runs ``NICS`` has these interfaces, and no others, in this
-        order."""
+        """Wait until a real guest with ``NICS`` has exactly these interfaces, in this order."""
         macs = [interface.mac for interface in interfaces]
         if self.real:
             await_true(
@@ -222,7 +223,7 @@ class Rig:
             yield self.content[at : at + (1 << 20)]
 
     def boot(self, *, ready: bool = False, **changed: Any) -> GuestSpec:
-        """Make a guest; ``ready`` waits until a real one answers the power button."""
+        """Create a guest. With ``ready``, wait until a real guest reacts to the power button."""
         spec = self.spec(**changed)
         self.driver.ensure_guest(spec, self.read_image, QUIET)
         if ready:
@@ -230,9 +231,11 @@ class Rig:
         return spec
 
     def ready(self, user_data: str = "") -> GuestSpec:
-        """A guest that is ready and has no interface. A real one may be made of what another had in
-        its memory, for tests that do not ask who it is, how it booted or what it wrote: its user
-        data must write on no disk."""
+        """Return a guest that is ready and has no interface.
+
+        A real guest may be restored from the saved memory of another. So use this only in tests
+        that do not check identity, boot or disk. The user data must not write to a disk.
+        """
         if not self.real:
             return self.boot(user_data=user_data)
         if (self.uri, user_data) not in self._saved:
@@ -246,11 +249,11 @@ class Rig:
         return self.driver.console_output(server, 100_000) if self.has_console else ""
 
     def boots(self, server: str) -> int:
-        """How often the guest began to boot, by its own words."""
+        """Return the number of boots that the guest reported on the console."""
         return self.console(server).count("guest: booting")
 
     def await_boots(self, server: str, count: int) -> None:
-        """Wait until a real guest has booted that often and is ready."""
+        """Wait until a real guest has booted ``count`` times and is ready."""
         if self.real:
             await_true(
                 lambda: self.console(server).count(READY) >= count,
@@ -259,23 +262,21 @@ class Rig:
             )
 
     def boot_with_canary(self) -> GuestSpec:
-        """A guest that is ready and has a canary on its disk. A real one has planted it by
-        itself."""
+        """Return a ready guest with a canary on the disk. A real guest wrote the canary."""
         spec = self.boot(ready=True, user_data=CANARY)
         if not self.real:
             self.write_canary(spec.server)
         return spec
 
     def off_with_canary(self) -> GuestSpec:
-        """A guest that is off, has a canary on its disk and has never run, which would cost
-        seconds."""
+        """Return a stopped guest with a canary on the disk. Without a boot, this saves seconds."""
         spec = self.boot(user_data=CANARY, paused=True)
         self.driver.ensure_stopped(spec.server, 1, 0, QUIET)
         self.write_canary(spec.server)
         return replace(spec, paused=False)
 
     def write_canary(self, server: str) -> None:
-        """Onto the disk of a guest that does not write there, as a real one would."""
+        """Write the canary to the disk of a stopped guest, where a real guest would write it."""
         if isinstance(self.driver, MemoryDriver):
             self.driver.host.write_file(server, "canary", "canary")
             return
@@ -297,30 +298,33 @@ class Rig:
             )
 
     def has_canary(self, server: str, boot: int = 0, disk: str = "vda") -> bool:
-        """Whether the own disk has it: by the words of a real guest at its ``boot``-th boot (which
-        calls it ``disk``), by a look from outside at any other."""
+        """True if the server's own disk has the canary.
+
+        A real guest reports ``disk`` on the console at the ``boot``-th boot. The disk of any other
+        guest is read from outside.
+        """
         if isinstance(self.driver, MemoryDriver):
             return "canary" in self.driver.host.guests[server].disk
         if not self.real:
             return holds_canary(self.folder / "instances" / server / "disk")
         self.await_boots(server, boot)
-        said = self.console(server).split("guest: booting")[boot]
-        assert f"{disk} holds [" in said, said
-        return f"{disk} holds [canary]" in said
+        boot_output = self.console(server).split("guest: booting")[boot]
+        assert f"{disk} holds [" in boot_output, boot_output
+        return f"{disk} holds [canary]" in boot_output
 
     def power_off_inside(self, server: str) -> None:
-        """The guest stops by itself. A real one was given user data that does so."""
+        """Stop the guest from inside. The user data of a real guest does that."""
         if isinstance(self.driver, MemoryDriver):
             self.driver.host.power_off(server)
 
     def state(self, server: str) -> tuple[int, int] | None:
-        """(power state, fence) as ``domains`` reports it, None when there is no domain."""
-        found = [state for state in self.driver.domains() if state.server == server]
-        assert len(found) <= 1
-        return (found[0].power_state, found[0].fence) if found else None
+        """Return (power state, fence) as ``domains`` reports them, or None without a domain."""
+        states = [state for state in self.driver.domains() if state.server == server]
+        assert len(states) <= 1
+        return (states[0].power_state, states[0].fence) if states else None
 
     def files(self, server: str) -> list[Path]:
-        """What the server has left on the disk."""
+        """Return the files and folders of the server that exist on the disk."""
         return [path for path in self.folder.rglob("*") if server in str(path)]
 
     def clean(self) -> None:
@@ -331,7 +335,7 @@ class Rig:
                 subprocess.run(["ip", "link", "delete", name], check=True)
         self.driver.close()
 
-    # --- what a failed test prints: failures.Diagnosable ---
+    # --- output of a failed test: failures.Diagnosable ---
     def bookmark(self) -> dict[Path, int]:
         return evidence.sizes(self._logs())
 
@@ -357,26 +361,26 @@ class Rig:
 
 
 def another(rig: Rig) -> ImageRef:
-    """The same image under a checksum of another kind: it is fetched again."""
+    """Return the same image with a checksum of another kind, so that hosts fetch it again."""
     return replace(
         rig.image, hash_algo="sha256", hash_value=hashlib.sha256(rig.content).hexdigest()
     )
 
 
 def holds_canary(disk: Path) -> bool:
-    """A look, at its first letter, on a disk that nobody writes."""
+    """True if the canary sector of the disk starts with the canary's first letter."""
     look = f"read -P {ord('c')} {CANARY_AT} 1"
-    told = subprocess.run(
+    result = subprocess.run(
         ["qemu-io", "-r", "-f", "qcow2", "-c", look, disk],
         capture_output=True,
         text=True,
         check=False,
     )
-    return told.returncode == 0 and "verification failed" not in told.stdout
+    return result.returncode == 0 and "verification failed" not in result.stdout
 
 
 def no_options(folder: Path) -> dict[str, Any]:
-    """As they are by default."""
+    """Return the default options."""
     return {}
 
 
@@ -385,20 +389,22 @@ def of_kind(
     folder: Path,
     options: Callable[[Path], dict[str, Any]] = no_options,
 ) -> Iterator[Rig]:
-    """The body of a fixture whose parameter says which hypervisor it is. ``options``: of libvirt's
-    driver whose files are in a folder."""
+    """Yield the rig of the fixture's parameter.
+
+    ``options`` returns options of the libvirt driver for a folder.
+    """
     match request.param:
         case "memory":
-            made = memory_rig(folder)
+            rig = memory_rig(folder)
         case "test":
             pytest.importorskip("libvirt")
-            made = libvirt_test_rig(folder, **options(folder))
+            rig = libvirt_test_rig(folder, **options(folder))
         case _:
             daemon = request.getfixturevalue("private_libvirtd")
-            short = guests_folder("kn-", daemon)  # the paths of sockets are
-            made = qemu_rig(short, daemon, request.getfixturevalue("bootable"), **options(short))
-    yield made
-    made.clean()
+            short = guests_folder("kn-", daemon)  # The paths of sockets must be short.
+            rig = qemu_rig(short, daemon, request.getfixturevalue("bootable"), **options(short))
+    yield rig
+    rig.clean()
 
 
 def memory_rig(folder: Path) -> Rig:
@@ -439,7 +445,7 @@ def qemu_rig(folder: Path, daemon: Path, image: Path, **always: Any) -> Rig:
 
 
 def tiny_image(folder: Path) -> Path:
-    """The bootable image; made once for each kernel."""
+    """Build the bootable image unless there is one for this kernel. Return the path."""
     image = folder / "tiny.qcow2"
     subprocess.run([sys.executable, REPOSITORY / "deploy/images/tiny/build", image], check=True)
     return image

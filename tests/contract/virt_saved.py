@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real guests that go on from memory that another one has left: ready in a fraction of a boot.
+"""Real guests restored from the saved memory of another guest, in a fraction of a boot's time.
 
-A boot costs an emulated guest seconds of CPU time, and many tests need no more of it than a guest
-that is ready. One is booted for each user data, and libvirt saves its memory; the others, whose
-driver has made them as ever, go on from there once folder and id in front of the memory are theirs.
-Such a guest believes that it is the first one, and its console says so: tests of who a guest is, of
-how it boots and of what it has written boot their own.
+An emulated guest takes seconds of CPU time to boot, and many tests only need a guest that is ready.
+One guest per user data is booted, and libvirt saves its memory. Each other guest is created by the
+driver and restored from that memory, after the new folder and id are written into the header. Such
+a guest still has the identity of the first guest in memory and on the console. So tests of
+identity, boot or written data boot their own guest.
 """
 
 from __future__ import annotations
@@ -24,17 +24,16 @@ if TYPE_CHECKING:
     from common.domain.models import GuestSpec
     from tests.contract.virt_rigs import Rig
 
-#: What libvirt writes before the memory: a magic word, its version, how long description and cookie
-#: are together, whether the CPUs ran, the compression, where the cookie begins; then a reserve, the
-#: description and the cookie.
+#: libvirt's header before the memory: magic, version, length of description and cookie together,
+#: CPU state, compression, and offset of the cookie. A reserve, the description and the cookie
+#: follow.
 HEADER, RESERVE = struct.Struct("=16s5I"), 56
 QUIET = VerbContext(report_progress=lambda name: None, cancelled=lambda: False)
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """The memory of ``server``, and what it had said on its console. ``folder``: its
-    hypervisor's."""
+    """The saved memory of ``server``, the console output, and the folder of the hypervisor."""
 
     server: str
     folder: Path
@@ -43,8 +42,7 @@ class Saved:
 
 
 def save(rig: Rig, spec: GuestSpec) -> Saved:
-    """Save the memory of a guest without interfaces that is ready and has written nothing; it is
-    off then."""
+    """Save the memory of a ready guest without interfaces or written data. This stops the guest."""
     file = rig.folder / f"saved-{spec.server}"
     with _domain(rig.uri, spec.server) as domain:
         domain.save(str(file))
@@ -52,29 +50,32 @@ def save(rig: Rig, spec: GuestSpec) -> Saved:
 
 
 def go_on(rig: Rig, saved: Saved, spec: GuestSpec) -> None:
-    """Make this server's guest, of the same hardware, and let it run on from the memory."""
+    """Create this server's guest with the same hardware, and resume it from the saved memory."""
     rig.driver.ensure_guest(replace(spec, paused=True), rig.read_image, QUIET)
     rig.driver.ensure_stopped(spec.server, spec.fence, 0, QUIET)
     _console(rig, spec.server).write_bytes(saved.console)
     own = rig.folder / "goes-on"
-    with saved.file.open("rb") as file, own.open("wb") as written:
-        magic, version, length, ran, compression, cookie = HEADER.unpack(file.read(HEADER.size))
-        reserve, described = file.read(RESERVE), file.read(length)
+    with saved.file.open("rb") as file, own.open("wb") as target:
+        magic, version, length, is_running, compression, cookie = HEADER.unpack(
+            file.read(HEADER.size)
+        )
+        reserve, description = file.read(RESERVE), file.read(length)
         text, rest = (
-            _of(part, saved, rig, spec) for part in (described[:cookie], described[cookie:])
+            _replace_identity(part, saved, rig, spec)
+            for part in (description[:cookie], description[cookie:])
         )
-        written.write(
-            HEADER.pack(magic, version, len(text) + len(rest), ran, compression, len(text))
+        target.write(
+            HEADER.pack(magic, version, len(text) + len(rest), is_running, compression, len(text))
         )
-        written.write(reserve + text + rest)
-        shutil.copyfileobj(file, written, 1 << 20)
+        target.write(reserve + text + rest)
+        shutil.copyfileobj(file, target, 1 << 20)
     with _domain(rig.uri, spec.server) as domain:
         domain.connect().restore(str(own))
     own.unlink()
     rig.driver.ensure_guest(spec, rig.read_image, QUIET)
 
 
-def _of(text: bytes, saved: Saved, rig: Rig, spec: GuestSpec) -> bytes:
+def _replace_identity(text: bytes, saved: Saved, rig: Rig, spec: GuestSpec) -> bytes:
     return text.replace(bytes(saved.folder), bytes(rig.folder)).replace(
         saved.server.encode(), spec.server.encode()
     )

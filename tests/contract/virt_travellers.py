@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A busy guest that goes back and forth between two real hosts, by agents that have just been
-started.
+"""A busy guest that is live migrated between two real hosts, by agents that were just started.
 
-It counts in its memory, writes it all the time, and has written on its disk. ``Steered`` is whoever
-requests a control of its migrations.
+The guest counts in memory, writes memory all the time, and wrote to the disk. ``Steered`` requests
+a control of the migrations.
 """
 
 from __future__ import annotations
@@ -29,10 +28,9 @@ from tests.contract.virt_rigs import BOOT_SECONDS, IN_TURNS, QUIET, Rig, guests_
 from tests.disks import base
 from tests.waiting import await_true
 
-#: What the guest writes on its disk: where, and how much.
+#: Offset and size of the guest's data on the disk.
 WRITTEN_AT, WRITTEN = 64 << 20, 8 << 20
-#: User data that counts on the console and changes memory all the time, faster than a slow
-#: migration carries it.
+#: User data that counts on the console and changes memory faster than a slow migration copies it.
 BUSY = f"""#!/bin/sh
 tr '\\0' c < /dev/zero |
     dd of=/dev/vda bs=64k seek={WRITTEN_AT >> 16} count={WRITTEN >> 16} iflag=fullblock conv=notrunc,fsync
@@ -42,12 +40,12 @@ dd if=/dev/urandom of=/mnt/from bs=1M count=16 2> /dev/null
 {IN_TURNS}
 (while usleep 30000; do dd if=/mnt/from of=/mnt/to bs=1M conv=notrunc 2> /dev/null; done) &
 """
-#: MiB a second: a busy guest is not moved at this rate, however long it takes.
+#: MiB a second. At this rate the migration of a busy guest never completes.
 SLOW = 32
 
 
 class Files:
-    """A ``Peer``: the files of a guest that runs on the same machine."""
+    """A ``Peer`` with the files of a guest on the same machine."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -67,14 +65,15 @@ class Files:
 
 
 def no_options(at: int) -> dict[str, Any]:
-    """As they are by default."""
+    """Return the default options."""
     return {}
 
 
 class Traveller:
-    """A busy guest and its two hosts: it is at ``here`` and may go to ``there``. ``options``: how
-    guests of the first host (0) and of the second move, whether they speak SPICE, and how they
-    reach volumes."""
+    """A busy guest on the host ``here``, which may go to the host ``there``.
+
+    ``options`` returns the migration, SPICE and volume options of the first (0) or second (1) host.
+    """
 
     def __init__(
         self,
@@ -111,7 +110,7 @@ class Traveller:
         return self.spec.server
 
     def agent(self, at: int, **options: Any) -> LibvirtDriver:
-        """One that has just been started."""
+        """Return the driver of an agent that was just started."""
         options = {
             "port": PORT,
             "address": self.machines.addresses[at],
@@ -132,7 +131,7 @@ class Traveller:
         )
 
     def prepared(self, **changed: Any) -> dict[str, Any]:
-        """A new migration begins: what its destination says of itself."""
+        """Prepare a new migration and return the description of the destination."""
         self.spec = replace(self.spec, fence=self.spec.fence + 1, **changed)
         source = Files(self.folders[self.at] / "instances" / self.server)
         return self.there.driver.prepare_incoming(
@@ -147,7 +146,7 @@ class Traveller:
     def leaves(
         self, to: dict[str, Any] | None = None, run: VerbContext = QUIET, **options: Any
     ) -> dict[str, Any]:
-        """By an agent with these options."""
+        """Migrate the guest by an agent with these options."""
         agent, to = self.agent(self.at, **options), to or self.prepared()
         try:
             return agent.live_migrate(self.spec, to, self.shared, run)
@@ -155,7 +154,7 @@ class Traveller:
             agent.close()
 
     def counts(self, host: Rig) -> None:
-        """It goes on at the host, and has not been started again."""
+        """Check that the guest continues to count at the host without a restart."""
         before = ticks(host, self.server)
         await_true(
             lambda: ticks(host, self.server) > max(before, self.ticked) + 2,
@@ -166,7 +165,7 @@ class Traveller:
         self.is_well = True
 
     def stayed(self) -> None:
-        """As before: it runs here, and nothing of it is there."""
+        """Check that the guest runs here as before, and that the other host has no domain."""
         assert (self.here.state(self.server), self.there.state(self.server)) == (
             (RUNNING, self.arrived),
             None,
@@ -174,17 +173,17 @@ class Traveller:
         self.counts(self.here)
 
     def came(self) -> None:
-        """It runs there, and nothing of it here; that is where it starts next."""
+        """Check that the guest runs there and no longer here, then exchange the two hosts."""
         assert self.here.state(self.server) is None
-        told = self.there.driver.finish_incoming(self.spec, QUIET)
-        assert told == DomainState(self.server, RUNNING, self.spec.fence)
+        state = self.there.driver.finish_incoming(self.spec, QUIET)
+        assert state == DomainState(self.server, RUNNING, self.spec.fence)
         self.arrived = self.spec.fence
         self.here, self.there, self.at = self.there, self.here, 1 - self.at
         self.counts(self.here)
 
     def holds_what_was_written(self) -> bool:
-        """A look at the disk of the guest that runs."""
-        told = subprocess.run(
+        """True if the disk of the running guest contains the written data."""
+        result = subprocess.run(
             [
                 "qemu-io",
                 "-U",
@@ -199,7 +198,7 @@ class Traveller:
             text=True,
             check=False,
         )
-        return told.returncode == 0 and "verification failed" not in told.stdout
+        return result.returncode == 0 and "verification failed" not in result.stdout
 
     def clean(self) -> None:
         for rig in (self.here, self.there):
@@ -208,14 +207,13 @@ class Traveller:
 
 
 class Steered:
-    """A ``VerbContext`` that remembers what was reported, and requests a control once ``when`` is
-    so of the numbers."""
+    """A ``VerbContext`` that records progress, and requests a control once ``when`` is true."""
 
     def __init__(
         self,
         control: str = "",
         cancels: bool = False,
-        when: Callable[[Mapping[str, int]], bool] = lambda told: told["memory_processed"] > 0,
+        when: Callable[[Mapping[str, int]], bool] = lambda numbers: numbers["memory_processed"] > 0,
     ) -> None:
         self.told: list[Mapping[str, int]] = []
         self.moments: list[float] = []

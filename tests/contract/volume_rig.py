@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A running volume service with the identity and the image service, for its contract's modules."""
+"""The embedded volume service with identity and image services, for the tests of volumes."""
 
 import json
 import os
@@ -26,11 +26,11 @@ NEWEST = "volume 3.70"
 
 
 class Compute:
-    """Stands in for the compute service: knows attachments, notes events."""
+    """A fake compute service that knows attachments and records events."""
 
     def __init__(self) -> None:
         events = self.events = []  # type: list[dict[str, str]]
-        used = self.used = {}  # type: dict[str, str]
+        attachments = self.used = {}  # type: dict[str, str]
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
@@ -42,9 +42,9 @@ class Compute:
 
             def do_GET(self) -> None:
                 volume = self.path.rsplit("/", 1)[-1]
-                found = used.get(volume)
-                body = f'{{"volumeAttachment": {{"attachment_id": "{found}"}}}}'
-                self._answer(200 if found else 404, body.encode())
+                attachment = attachments.get(volume)
+                body = f'{{"volumeAttachment": {{"attachment_id": "{attachment}"}}}}'
+                self._answer(200 if attachment else 404, body.encode())
 
             def _answer(self, status: int, body: bytes) -> None:
                 self.send_response(status)
@@ -54,14 +54,14 @@ class Compute:
                 self.wfile.write(body)
 
             def log_message(self, *words: Any) -> None:
-                """Says nothing."""
+                """Suppress the log."""
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}"
 
 
 class Rig:
-    """A running cloud with its volume service, and who uses it."""
+    """A running cloud with a volume service, and connections of an admin and of Kilonova."""
 
     def __init__(self, cloud: Cloud, compute: Compute, options: tuple[str, ...] = ()) -> None:
         self.cloud, self.compute = cloud, compute
@@ -76,12 +76,12 @@ class Rig:
         return self.cloud.folder / "volume" / "volumes"
 
     def restart(self) -> None:
-        """Run the service, after it was killed or at first."""
+        """Start the service, or restart after a kill."""
         self.close()
         self._process = self._stack.enter_context(self.cloud.volume(*self._options))
 
     def kill(self) -> None:
-        """kill -9, of the service with its worker: nothing else gets a signal."""
+        """Kill the service and the worker with SIGKILL. No other process gets a signal."""
         parent = self._process.pid
         children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
         for pid in (parent, *map(int, children)):
@@ -89,62 +89,67 @@ class Rig:
         self._process.wait()
 
     def close(self) -> None:
-        """End the service."""
         self._stack.close()
 
     def path(self, key: str) -> Path:
         return self.folder / f"volume-{key}"
 
-    def ask(self, who: Any, method: str, path: str, body: Any = None, **more: Any) -> Any:
-        """A request that answers with whatever comes."""
+    def ask(self, connection: Any, method: str, path: str, body: Any = None, **more: Any) -> Any:
+        """Send a request and return the response with any status."""
         headers = {
-            "X-Auth-Token": who.session.get_token(),
+            "X-Auth-Token": connection.session.get_token(),
             "OpenStack-API-Version": more.pop("version", NEWEST),
         } | more.pop("headers", {})
         return requests.request(
             method, f"{self.url}{path}", json=body, headers=headers, timeout=60, **more
         )
 
-    def volume(self, who: Any, size: int = 1, wanted: str = "available", **more: Any) -> str:
-        """The id of a new volume, when it is there."""
-        made = self.ask(who, "POST", "/volumes", {"volume": {"size": size, **more}})
-        assert made.status_code == 202, made.text
-        key = str(made.json()["volume"]["id"])
-        self.until(who, key, wanted)
+    def volume(self, connection: Any, size: int = 1, wanted: str = "available", **more: Any) -> str:
+        """Create a volume, wait for the status ``wanted``, and return the id."""
+        response = self.ask(connection, "POST", "/volumes", {"volume": {"size": size, **more}})
+        assert response.status_code == 202, response.text
+        key = str(response.json()["volume"]["id"])
+        self.until(connection, key, wanted)
         return key
 
-    def show(self, who: Any, key: str, plural: str = "volumes") -> Any:
-        found = self.ask(who, "GET", f"/{plural}/{key}")
-        return found.json().get(plural[:-1], {"status": "gone"})
+    def show(self, connection: Any, key: str, plural: str = "volumes") -> Any:
+        response = self.ask(connection, "GET", f"/{plural}/{key}")
+        return response.json().get(plural[:-1], {"status": "gone"})
 
-    def until(self, who: Any, key: str, status: str, plural: str = "volumes") -> None:
+    def until(self, connection: Any, key: str, status: str, plural: str = "volumes") -> None:
         await_true(
-            lambda: self.show(who, key, plural)["status"] == status,
+            lambda: self.show(connection, key, plural)["status"] == status,
             30,
-            f"{plural} {key} {status}: {self.show(who, key, plural)['status']}",
+            f"{plural} {key} {status}: {self.show(connection, key, plural)['status']}",
         )
 
-    def action(self, who: Any, key: str, name: str, body: Any = None, **more: Any) -> Any:
-        return self.ask(who, "POST", f"/volumes/{key}/action", {name: body}, **more)
+    def action(self, connection: Any, key: str, name: str, body: Any = None, **more: Any) -> Any:
+        return self.ask(connection, "POST", f"/volumes/{key}/action", {name: body}, **more)
 
-    def snapshot(self, who: Any, volume: str, wanted: str = "available", **more: Any) -> str:
-        made = self.ask(who, "POST", "/snapshots", {"snapshot": {"volume_id": volume, **more}})
-        assert made.status_code == 202, made.text
-        key = str(made.json()["snapshot"]["id"])
-        self.until(who, key, wanted, "snapshots")
+    def snapshot(self, connection: Any, volume: str, wanted: str = "available", **more: Any) -> str:
+        response = self.ask(
+            connection, "POST", "/snapshots", {"snapshot": {"volume_id": volume, **more}}
+        )
+        assert response.status_code == 202, response.text
+        key = str(response.json()["snapshot"]["id"])
+        self.until(connection, key, wanted, "snapshots")
         return key
 
-    def attach(self, who: Any, volume: str, server: str, host: str = HOST, **more: Any) -> Any:
+    def attach(
+        self, connection: Any, volume: str, server: str, host: str = HOST, **more: Any
+    ) -> Any:
         body = {"volume_uuid": volume, "instance_uuid": server, "connector": {"host": host}}
-        return self.ask(who, "POST", "/attachments", {"attachment": body | more})
+        return self.ask(connection, "POST", "/attachments", {"attachment": body | more})
 
-    def complete(self, who: Any, attachment: str) -> None:
-        done = self.ask(who, "POST", f"/attachments/{attachment}/action", {"os-complete": None})
-        assert done.status_code == 204, done.text
+    def complete(self, connection: Any, attachment: str) -> None:
+        response = self.ask(
+            connection, "POST", f"/attachments/{attachment}/action", {"os-complete": None}
+        )
+        assert response.status_code == 204, response.text
 
 
 def person(admin: Any, cloud: Cloud, role: str, project: Any = None) -> Any:
-    """A connection of a new user with `role`, in a new project or this one's."""
+    """Return the connection of a new user with ``role``, in ``project`` or in a new project."""
     name, identity = f"user-{uuid.uuid4().hex[:8]}", admin.identity
     within = project or identity.create_project(name=name, domain_id="default")
     user = identity.create_user(name=name, password="correct horse", domain_id="default")
@@ -154,8 +159,10 @@ def person(admin: Any, cloud: Cloud, role: str, project: Any = None) -> Any:
 
 @contextmanager
 def volume_rig(cloud: Cloud, folder: Path, *options: str) -> Iterator[Rig]:
-    """Run the volume service of this cloud, with its data in this folder, until the end of the
-    block. Its log has nothing unexpected then."""
+    """Run the volume service of this cloud with all data in ``folder`` until the end of the block.
+
+    At the end, check the log for errors and passwords.
+    """
     compute = Compute()
     threading.Thread(target=compute.server.serve_forever, daemon=True).start()
     rig = Rig(replace(cloud, folder=folder), compute, options)
@@ -173,7 +180,7 @@ def volume_rig(cloud: Cloud, folder: Path, *options: str) -> Iterator[Rig]:
 
 
 def write(path: Path, *places: int) -> None:
-    """Marks at some megabytes."""
+    """Write marks at these offsets, in MiB."""
     with path.open("r+b") as file:
         for place in places:
             file.seek(place * MEGABYTE)
@@ -185,10 +192,10 @@ def marks(path: Path, *places: int) -> list[bytes]:
         return [(file.seek(place * MEGABYTE), file.read(11))[1] for place in places]
 
 
-def image(cloud: Cloud, who: Any, data: bytes, form: str = "raw", **more: Any) -> str:
-    """The id of a new image with data."""
+def image(cloud: Cloud, connection: Any, data: bytes, form: str = "raw", **more: Any) -> str:
+    """Create an image with data and return the id."""
     base = f"{cloud.image_url}/v2/images"
-    token = {"X-Auth-Token": who.session.get_token()}
+    token = {"X-Auth-Token": connection.session.get_token()}
     body = {"name": "i", "disk_format": form, "container_format": "bare"} | more
     key = requests.post(base, json=body, headers=token, timeout=30).json()["id"]
     octets = token | {"Content-Type": "application/octet-stream"}

@@ -34,7 +34,7 @@ from deploy.one_machine.cloud.broker import Broker
 from deploy.operator.hosts import identity as host_identity
 from deploy.operator.main import main
 from deploy.testing.servers import Servers
-from tests.contract.test_rpc import Told
+from tests.contract.test_rpc import CallRecorder
 
 pytestmark = pytest.mark.slice("operations")
 US = pwd.getpwuid(os.geteuid()).pw_name
@@ -105,7 +105,7 @@ class Site:
         self.joins = host_credentials.HostJoins(
             self.store, self.keys, host_credentials.signer(conf)
         )
-        conductor.listen(self.link, Told(HeartbeatAnswer(True)), self.joins)
+        conductor.listen(self.link, CallRecorder(HeartbeatAnswer(True)), self.joins)
         assert self.link.wait_until_ready(10)
 
     def gives(self, conf: Path, *words: str) -> int:
