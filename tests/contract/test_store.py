@@ -42,7 +42,7 @@ class Realtime(Time):
         pass
 
 
-def in_parallel(count: int, work: Callable[[int], Any]) -> list[Any]:
+def run_in_parallel(count: int, work: Callable[[int], Any]) -> list[Any]:
     """Run ``work(n)`` in ``count`` threads that start together.
 
     Return the results. A raised Problem takes the place of a result.
@@ -134,7 +134,7 @@ def test_parallel_claims_never_exceed_capacity(store: Store) -> None:
 
         return store.write(work)
 
-    claimed_hosts = in_parallel(24, claim)
+    claimed_hosts = run_in_parallel(24, claim)
     assert claimed_hosts.count("h1") == 10
     assert claimed_hosts.count(None) == 14
     used = store.read(
@@ -169,7 +169,7 @@ def test_parallel_stops_of_one_server_begin_exactly_one_action(store: Store) -> 
     server = active_server(store)
     row = states.action("os-stop")
     assert row is not None
-    results = in_parallel(
+    results = run_in_parallel(
         12,
         lambda number: store.write(
             lambda tx: actions.begin(tx, row, server, context=USER, project_id="project")
@@ -200,7 +200,7 @@ def test_begin_on_busy_server_raises_busy_and_names_running_action(store: Store)
 def test_delete_supersedes_parallel_stops_and_reboots(store: Store) -> None:
     server = active_server(store)
     rows = [states.action("delete"), states.action("os-stop"), states.action("reboot", "HARD")]
-    in_parallel(
+    run_in_parallel(
         9,
         lambda number: store.write(
             lambda tx: actions.begin(
@@ -233,7 +233,7 @@ def test_begin_on_foreign_or_unknown_server_raises_not_found(store: Store) -> No
 def test_take_by_parallel_conductors_returns_each_action_once(store: Store) -> None:
     cloud = Cloud(store, Realtime())
     cloud.create(40)
-    batches = in_parallel(
+    batches = run_in_parallel(
         4,
         lambda number: [
             row.id
@@ -323,7 +323,7 @@ def test_deadlocked_transactions_are_repeated(store: Store) -> None:
 
         store.write(work)
 
-    assert in_parallel(2, opposed) == [None, None]
+    assert run_in_parallel(2, opposed) == [None, None]
     assert store.read(lambda tx: list(tx.scalars(sa.select(schema.projects.c.quota_seq)))) == [2, 2]
     if store.dialect_name == "sqlite":
         assert len(tries) == 2
