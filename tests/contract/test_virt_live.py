@@ -41,7 +41,7 @@ from compute_agent.virt.libvirt.driver import LibvirtDriver
 from compute_agent.virt.libvirt.migration import live_migration
 from compute_agent.virt.libvirt.xml import nova_xml
 from tests import spice
-from tests.contract.test_virt_driver import kill_daemon, says
+from tests.contract.test_virt_driver import kill_daemon, state_if_reachable
 from tests.contract.virt_pairs import Machines
 from tests.contract.virt_rigs import BOOT_SECONDS, NANO, QUIET
 from tests.contract.virt_travellers import SLOW, Steered, Traveller
@@ -389,7 +389,7 @@ def test_libvirtd_that_dies_meanwhile_leaves_it_where_it_is(busy: Traveller, whi
         busy.leaves(run=Steered(when=kill).run, bandwidth=SLOW)
     assert killed
     await_true(
-        lambda: says(busy.there, busy.server) == (None,),
+        lambda: state_if_reachable(busy.there, busy.server) == (None,),
         20,
         lambda: "the other host still waits for it",
     )
