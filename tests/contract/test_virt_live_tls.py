@@ -134,7 +134,7 @@ def test_live_migration_fails_when_qemu_at_destination_is_not_verified(
 
 
 @pytest.mark.parametrize("certificate", ["another host's", "another authority's"])
-def test_live_migration_fails_when_certificate_of_source_is_not_its_own(
+def test_live_migration_fails_when_source_has_foreign_certificate(
     world: World, certificate: str
 ) -> None:
     address = world.machines.addresses[0]
@@ -150,7 +150,7 @@ def test_live_migration_fails_when_certificate_of_source_is_not_its_own(
     world.guest.stayed()
 
 
-def test_live_migration_fails_when_certificate_of_destination_is_not_its_own(world: World) -> None:
+def test_live_migration_fails_when_destination_has_foreign_certificate(world: World) -> None:
     before = world.hosts[1]
     world.hosts[1] = world.authority.issue("third", "10.251.7.3")
     world.guest.there.restart()
