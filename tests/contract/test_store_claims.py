@@ -298,8 +298,8 @@ def test_successful_build_clears_failed_builds_of_host(store: Store) -> None:
     new_host(store, "h1")
     fail_builds(store, "h1", 7)
     store.write(lambda tx: allocations.judge(tx, [("h1", 0)]))
-    again = request(["h1"])
-    assert (claim(store, again), again.tried) == (["h1"], False)
+    later_request = request(["h1"])
+    assert (claim(store, later_request), later_request.tried) == (["h1"], False)
 
 
 # --- hosts that are disabled ---

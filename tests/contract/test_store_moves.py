@@ -96,8 +96,8 @@ def test_resize_confirm_keeps_destination_and_releases_source(cloud: Cloud, stor
     assert read_wanted_states(store, server) == {"h1": "kept", "h2": "running"}
     cloud.close(server, "confirmResize")
     cloud.settle()
-    shown = cloud.show(server)
-    assert (shown.vm_state, shown.host, shown.vcpus, shown.memory_mb) == (
+    row = cloud.show(server)
+    assert (row.vm_state, row.host, row.vcpus, row.memory_mb) == (
         states.ACTIVE,
         "h2",
         2,
@@ -152,8 +152,8 @@ def test_resize_on_same_host_claims_only_difference_until_it_ends(
             "DISK_GB": flavor.root_gb,
         }
     }
-    shown = cloud.show(server)
-    assert (shown.vm_state, shown.vcpus, shown.memory_mb) == (
+    row = cloud.show(server)
+    assert (row.vm_state, row.vcpus, row.memory_mb) == (
         states.ACTIVE,
         flavor.vcpus,
         flavor.memory_mb,

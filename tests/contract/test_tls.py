@@ -40,9 +40,9 @@ def server_certificates(
     authority: Authority, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Tls | None]:
     """Certificates of a server at 127.0.0.1, by their fault."""
-    others = Authority(tmp_path_factory.mktemp("others"))
+    other_authority = Authority(tmp_path_factory.mktemp("others"))
     return {
-        "another authority's": others.issue("server", "127.0.0.1"),
+        "another authority's": other_authority.issue("server", "127.0.0.1"),
         "another name": authority.issue("elsewhere", "127.0.0.2", "localhost"),
         "expired": authority.issue("expired", "127.0.0.1", valid=-datetime.timedelta(hours=1)),
         "plain": None,
