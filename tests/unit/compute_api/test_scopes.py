@@ -39,7 +39,7 @@ CONSOLES = "compute_api/compute/servers/consoles.py"
 COLUMNS = ("row.project_id", "row.user_id", "server.project_id", "server.user_id")
 #: Files with policy targets that come from a request, and the reason.
 TARGETS = {
-    "compute_api/compute/resources/keypairs.py": "whose keys are asked for; the rule compares it with the caller",
+    "compute_api/compute/resources/keypairs.py": "the owner of the keys, which the rule compares with the caller",
     "compute_api/compute/resources/quota_sets.py": "the project of the path; the rule compares it with the caller's",
     "compute_api/compute/resources/usage.py": "the project of the path; the rule compares it with the caller's",
     "compute_api/placement/usages.py": "the project of the query; the rule compares it with the caller's",
