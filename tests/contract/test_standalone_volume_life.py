@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The embedded volume service when its process is killed, during a job and while it exports
-volumes.
+"""The embedded volume service when the process is killed, during a job and while volumes are
+exported.
 
-Jobs run in forked processes. The first one exits without cleanup at its n-th line of the service's
-code, for many n. A second one continues the job.
+Jobs run in forked processes. The first process exits without cleanup at the n-th line of the
+service's code, for many n. A second process continues the job.
 """
 
 import os
@@ -115,8 +115,8 @@ def run_jobs_in_child(folder: Path, lines: int | None) -> int:
 def order_job(
     folder: Path, order: Callable[[VolumeChange, str], None], status: str, has_file: bool
 ) -> str:
-    """Create a volume with a job and return its id. The database is closed again, so that a fork
-    can open it."""
+    """Create a volume with a job, close the database so that a fork can open it again, and return
+    the volume's id."""
     service, key = open_service(folder), str(uuid.uuid4())
     if has_file:
         service.files.make_blank(service.files.path("volume", key), 1)
@@ -290,7 +290,7 @@ def test_nbd_export_serves_other_host_only_while_volume_is_attached(rig: Rig, me
     rig.complete(rig.service, first["id"])
     response = rig.action(member, key, "os-extend", {"new_size": 2})
     assert (response.status_code, "over NBD" in response.text) == (400, True)
-    # During a move two hosts have the volume, each with a connection of its own.
+    # During a move two hosts have connections to the volume.
     second = connect_volume(rig, member, key, server, "third-host")
     assert second["connection_info"]["port"] != info["port"]
     assert can_run(second["connection_info"], "read -P 7 1M 4k")

@@ -31,7 +31,7 @@ USER = RequestContext(user_id="user", project_id="project", roles=("member",), r
 
 
 class Realtime(Time):
-    """The simulator's clock in real time, because the database has a clock of its own."""
+    """The simulator's clock in real time, because a database server uses real time, too."""
 
     look = 0.0
 

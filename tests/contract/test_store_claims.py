@@ -332,8 +332,8 @@ def test_claim_on_disabled_host_accepts_only_forced_and_present_servers(store: S
 
 
 def test_hand_back_returns_allocations_on_disabled_source(store: Store) -> None:
-    """Only new servers are refused. Allocations of a migration on the source belong to its server
-    again after a revert."""
+    """A disabled host refuses new servers only. After a revert the server has the migration's
+    allocations on the source again."""
     new_host(store, "h1")
     new_host(store, "h2")
     original, migration = request(["h1"]), ids.new()
@@ -364,7 +364,7 @@ def test_claim_waiting_for_disable_of_host_is_refused(store: Store) -> None:
             disable(tx, "h1")
             late = request(["h1"])
             outcome = pool.submit(claim, store, late)
-            # On SQLite the claim waits for its write transaction.
+            # On SQLite the claim waits for a write transaction.
             with pytest.raises(NotYet):
                 outcome.result(timeout=0.5)
         assert outcome.result(timeout=20) == [None]

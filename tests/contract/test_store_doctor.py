@@ -91,7 +91,7 @@ def fill(tx: Connection) -> None:
 
 
 def place(tx: Connection, server: str, host: str) -> None:
-    """Insert a server with one VCPU, and its guest."""
+    """Insert a server with one VCPU, and a guest for the server."""
     tx.execute(
         sa.insert(schema.servers).values(
             **server_row(
@@ -134,7 +134,7 @@ def numa_node(cpu: int, memory_mb: int = 4, page_kb: int = 0) -> HardwareAssignm
 
 
 def move(server: str, host: str) -> Broken:
-    """Place the server with its guest and its allocations on another host."""
+    """Place the server, with a guest and allocations, on another host."""
 
     def work(tx: Connection) -> None:
         allocations.release(tx, [(server, "h2")])
@@ -302,7 +302,7 @@ def test_doctor_ignores_use_above_capacity_when_host_reduced_capacity(store: Sto
 
 
 def test_doctor_compare_reports_guest_missing_on_answering_host(store: Store) -> None:
-    """Hosts without an answer are not compared. A server in ERROR may lack its guest."""
+    """Hosts without an answer are not compared. A server in ERROR may be without a guest."""
     guests_by_host = {
         "h1": {"s0": states.RUNNING, "s1": states.SHUTDOWN},
         "h2": {"s2": states.RUNNING, "s3": states.RUNNING},

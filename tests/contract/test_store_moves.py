@@ -484,7 +484,7 @@ def test_parallel_moves_and_reverts_keep_allocations_exact(store: Store) -> None
 
 
 def test_registration_during_fencing_clears_forced_down(cloud: Cloud, store: Store) -> None:
-    """The second transaction waits for the first, and its result remains."""
+    """The registration waits for the end of the fencing, and then clears the forced-down state."""
     if store.dialect_name == "sqlite":
         # SQLite has a single writer.
         return

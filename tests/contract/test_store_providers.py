@@ -60,7 +60,8 @@ def run_in_parallel(*works: Callable[[], Any]) -> list[Any]:
 def run_second_while_first_is_open(
     store: Store, first: Callable[[Connection], Any], second: Callable[[Connection], Any]
 ) -> Any:
-    """Run ``second`` while the transaction of ``first`` is open, and return its result.
+    """Run ``second`` while the transaction of ``first`` is open, and return the result of
+    ``second``.
 
     ``second`` must wait for the end of this transaction.
     """
@@ -68,14 +69,14 @@ def run_second_while_first_is_open(
         with store.begin() as tx:
             first(tx)
             outcome = pool.submit(store.write, second)
-            # On SQLite ``second`` waits for its write transaction.
+            # On SQLite ``second`` waits for a write transaction.
             with pytest.raises(NotYet):
                 outcome.result(timeout=0.5)
         return outcome.result(timeout=20)
 
 
 def create_provider(store: Store, name: str, parent: str | None = None, **stock: Any) -> str:
-    """Create a provider with inventories, and return its uuid."""
+    """Create a provider with inventories, and return the uuid."""
 
     def work(tx: Connection) -> str:
         row = providers.create(tx, name, None, parent)
@@ -355,7 +356,7 @@ def test_host_report_keeps_traits_and_inventories_set_by_admin(store: Store) -> 
 
 
 def test_allocation_ratio_has_same_precision_in_search_and_inventory(store: Store) -> None:
-    """This holds also on a database whose ordinary fractions have seven digits."""
+    """Ordinary fractions of some databases have seven digits only."""
     uuid = create_provider(
         store,
         "one",

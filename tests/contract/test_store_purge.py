@@ -119,19 +119,20 @@ def age(cloud: Cloud, server_ids: Iterable[str], days: int) -> None:
             table = schema.metadata.tables[name]
             column = table.c.id if name == "servers" else table.c.server_id
             times = [
-                column_
-                for column_ in table.c
-                if column_.name.endswith("_at") and column_.name != "due_at"
+                time_column
+                for time_column in table.c
+                if time_column.name.endswith("_at") and time_column.name != "due_at"
             ]
             tx.execute(
                 sa.update(table)
                 .where(column.in_(selected_ids))
-                .values({column_: column_ - days * DAY for column_ in times})
+                .values({time_column: time_column - days * DAY for time_column in times})
             )
 
 
 def rows_of(store: Store, server: str) -> dict[str, list[tuple[Any, ...]]]:
-    """Return all rows that refer to a server, by table, with the events of its actions."""
+    """Return all rows that refer to a server, by table. Events of the server's actions are
+    included."""
 
     def read_rows(tx: sa.Connection) -> dict[str, list[tuple[Any, ...]]]:
         rows_by_table = {}
@@ -240,8 +241,8 @@ def test_purge_does_not_change_usage_of_kept_period(cloud: Cloud) -> None:
         tx.execute(
             sa.update(schema.servers).values(launched_at=schema.servers.c.launched_at - 20 * DAY)
         )
-    moment_ = cloud.store.read(moment)
-    period = Period(moment_ - 90 * DAY, moment_)
+    end = cloud.store.read(moment)
+    period = Period(end - 90 * DAY, end)
 
     def read_usage() -> list[object]:
         return cloud.store.read(lambda tx: [*usage.of_servers(tx, period), *usage.sums(tx, period)])

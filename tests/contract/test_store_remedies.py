@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The doctor's remedies that write rows, on SQLite, PostgreSQL and MariaDB.
 
-One test plants these findings in one server, one after the other. With KILONOVA_PLANTED set,
-another test plants each kind in a cloud of its own.
+One test plants these findings in the same server, one after the other. With KILONOVA_PLANTED set,
+another test plants each kind in a new cloud.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.workflows.scenarios import prepare
 from tests.workflows.simulator import Cloud
 from tests.workflows.test_doctor import Doctor
 
-#: Kinds whose remedy restores the server to its former state.
+#: Kinds with a remedy that restores the server's former state.
 KINDS = (
     "cleanup",
     "task-state",

@@ -268,7 +268,7 @@ def test_parallel_creates_in_two_processes_respect_project_quota(store: Store) -
 
 
 def test_parallel_creates_respect_unified_limits(store: Store) -> None:
-    """One of the limits is for a resource class without a column of its own."""
+    """One of the limits is for a custom resource class."""
     limits = UnifiedLimits(
         {"servers": 99, "class:VCPU": 40, "class:CUSTOM_GOLD": 20}, UnregisteredLimits()
     )
@@ -322,7 +322,7 @@ def test_parallel_keypair_creates_respect_quota_of_user(store: Store) -> None:
         first = pool.submit(create, "one", "user")
         assert inserted.wait(20)
         second = pool.submit(create, "two", "admin")
-        # The second create waits for the user's row, on SQLite for its write transaction.
+        # The second create waits for the user's row, on SQLite for a write transaction.
         with pytest.raises(NotYet):
             second.result(timeout=0.5)
         may_continue.set()

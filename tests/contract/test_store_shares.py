@@ -26,7 +26,7 @@ ATTACH, DETACH = states.row("attach_share"), states.row("detach_share")
 
 
 def add_server(store: Store, host: str = "h1") -> str:
-    """Insert a stopped server on a host with an address of its own."""
+    """Insert a stopped server. Each host has a different address."""
     server = ids.new()
 
     def work(tx: Any) -> None:

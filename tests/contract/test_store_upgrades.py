@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Upgrades of the schema and checks of its version on SQLite, PostgreSQL and MariaDB."""
+"""Upgrades of the schema and checks of the schema's version on SQLite, PostgreSQL and MariaDB."""
 
 from __future__ import annotations
 

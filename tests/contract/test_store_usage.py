@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Usage of projects, as SQLite, PostgreSQL and MariaDB calculate it."""
+"""Usage of projects, calculated by SQLite, PostgreSQL and MariaDB."""
 
 from __future__ import annotations
 

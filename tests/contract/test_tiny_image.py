@@ -27,8 +27,8 @@ from tests.waiting import await_true
 pytestmark = pytest.mark.kvm_or_tcg
 TOOLS = ("qemu-system-x86_64", "ssh", "ssh-keygen", "mkfs.vfat", "mcopy")
 LOG_PREFIX = "kilonova tiny guest: "
-#: User data of the guest that acts as the network's host. It runs DHCP with a static route, and a
-#: metadata service.
+#: User data of the guest that acts as the network's host. The guest runs DHCP with a static
+#: route, and a metadata service.
 HOST = """#!/bin/sh
 ip addr add 192.168.77.1/24 dev eth0
 ip addr add 169.254.169.254/32 dev lo
@@ -135,7 +135,7 @@ def start(tmp_path: Path, bootable: Path) -> Iterator[Callable[..., PlainGuest]]
 def build_drive(
     folder: Path, name: str, key: str, user_data: str = "", *, disk: bool = False
 ) -> tuple[str, ...]:
-    """Build a config drive and return QEMU's arguments for it, as a CD-ROM or as a ``disk``."""
+    """Build a config drive and return QEMU's arguments for this CD-ROM, or for a ``disk``."""
     spec = GuestSpec(
         server=str(uuid.uuid4()),
         fence=1,

@@ -61,7 +61,7 @@ Server("test", "127.0.0.1", int(port), lambda: application, lambda: None, thread
 
 @pytest.fixture(scope="module")
 def service(authority: Authority) -> Iterator[int]:  # noqa: F811
-    """Run a service with four threads and TLS, and return its port."""
+    """Run a service with four threads and TLS, and return the port."""
     port, proof = free_ports(1), authority.issue("service", "127.0.0.1")
     process = subprocess.Popen(
         [sys.executable, "-c", APPLICATION, str(port), proof.cert, proof.key, proof.ca]
@@ -73,7 +73,7 @@ def service(authority: Authority) -> Iterator[int]:  # noqa: F811
 
 
 def send_request(upstream: MetadataUpstream, body: bytes = b"") -> bytes:
-    """Send a request as the network service's proxy sends it to the metadata service."""
+    """Send a request in the same way as the network service's proxy to the metadata service."""
     connection = upstream.connection()
     try:
         connection.request("POST", "/", body, {"X-Instance-ID-Signature": SECRET})

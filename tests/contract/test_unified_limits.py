@@ -115,8 +115,8 @@ def client(
         return unified_limits
 
     yield create_client
-    for unified_limits_ in clients:
-        unified_limits_.close()
+    for created_client in clients:
+        created_client.close()
     config.CONF.clear()
     for name in DEFAULTED:
         config.CONF.clear_default(name, group="oslo_limit")
@@ -242,7 +242,7 @@ def api(cloud: Cloud, identity: Any, tmp_path: Path) -> Iterator[str]:
 
 
 def test_api_enforces_limits_of_keystone(api: str, identity: Any) -> None:
-    """A project at its limit is refused until an admin raises the limit in Keystone."""
+    """A project at the limit is refused until an admin raises the limit in Keystone."""
     registered_limit = identity.create_registered_limit(
         service_id=identity.find_service("kilonova").id,
         region_id="RegionOne",

@@ -26,7 +26,7 @@ MARCH = (parse("2026-03-01T00:00:00Z"), parse("2026-04-01T00:00:00Z"))
 
 @pytest.fixture
 def april(store: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
-    """A store whose clock shows that March has just ended."""
+    """A store at a time when March has just ended."""
     store.notify_with(NotificationSettings("api1"))
     monkeypatch.setattr(usage_audit, "moment", lambda tx: MARCH[1] + 5 * SECOND)
     monkeypatch.setattr(usage_audit, "AT_ONCE", 2)
@@ -93,7 +93,7 @@ def test_usage_audit_skips_old_servers_in_small_steps(april: Store) -> None:
 def test_usage_audit_continues_after_kill_of_conductor(
     april: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another conductor continues. It completes the unfinished period before the next one."""
+    """Another conductor completes the unfinished period before the next one."""
     active_servers = sorted(add_server_with_times(april, "2026-03-02T00:00:00Z") for _ in range(5))
     assert april.write(lambda tx: usage_audit.step(tx, Periods()))
     assert [row.key for row in all_told(april)] == active_servers[:2]

@@ -252,8 +252,8 @@ def test_vendor_data_failure_raises_unavailable_when_fatal(service: Service) -> 
 # --- as configured ---
 @pytest.fixture
 def load(tmp_path: Path) -> Callable[..., Any]:
-    """A function that loads a configuration of its own, because keystoneauth registers options in
-    it."""
+    """A function that loads a separate configuration, because keystoneauth registers options in the
+    configuration."""
 
     def load_config(*lines: str) -> Any:
         path, conf = tmp_path / "k.conf", cfg.ConfigOpts()

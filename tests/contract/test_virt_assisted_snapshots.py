@@ -30,7 +30,7 @@ KIB = 1024
 
 
 def connectors(folder: Path) -> dict[str, Any]:
-    """Return the options of a driver whose shares are already mounted."""
+    """Return the options of a driver with mounted shares."""
     from compute_agent.virt.libvirt.volumes.connectors import Connectors
     from compute_agent.virt.libvirt.volumes.host_connectors import NfsConnector
 
@@ -47,7 +47,7 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
 
 
 class Volume:
-    """A volume of 1 GiB, with the files that its service creates."""
+    """A volume of 1 GiB, with files as the volume service creates them."""
 
     def __init__(self, rig: Rig, server: str) -> None:
         self.rig, self.server, self.key = rig, server, ids.new()
@@ -107,7 +107,7 @@ class Volume:
         assert "failed" not in output.lower() and "error" not in output.lower(), output
 
     def check_patterns(self, *patterns: int) -> None:
-        """Check that each pattern is at its place."""
+        """Check that the volume contains these patterns in order."""
         for at, pattern in enumerate(patterns):
             self.run_io(f"read -P {pattern} {at * 64 * KIB} {64 * KIB}")
 

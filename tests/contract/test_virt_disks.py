@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A disk keeps its own base image, whatever image the server has in its record, and no guest starts
-on a base image with other bytes.
+"""A disk keeps the base image of its creation even if the server's record names another image, and
+no guest starts on a base image with other bytes.
 
 The images differ for unshelved servers, after a refused rebuild, and when an image has changed. In
 these tests the recorded image is a raw image with other bytes.
@@ -132,7 +132,7 @@ def unlink(path: Path) -> None:
 
 
 def rebase_to_copy(path: Path) -> None:
-    """Rebase the disk to a copy of its base image under another name, which the domain does not
+    """Rebase the disk to a copy of the base image under another name, which the domain does not
     contain."""
     disk, kind = path.with_name("disk"), path.name.rpartition(".")[2]
     other = path.with_name(f"base.sha256-{hashlib.sha256(path.read_bytes()).hexdigest()}.{kind}")
@@ -156,7 +156,9 @@ def rebase_to_copy(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [overwrite, truncate, unlink, rebase_to_copy])
 @pytest.mark.parametrize("pair", ["test", QEMU_MOVES], indirect=True)
-def test_guest_with_damaged_base_image_is_not_started(pair: Pair, damage: Callable[[Path], None]) -> None:
+def test_guest_with_damaged_base_image_is_not_started(
+    pair: Pair, damage: Callable[[Path], None]
+) -> None:
     rig, spec = pair.source, pair.off_with_canary()
     folder = instance_folder(rig, spec)
     contents = {path: path.read_bytes() for path in (folder / "disk", base(folder))}

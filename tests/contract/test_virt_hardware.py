@@ -76,7 +76,8 @@ def read_domain(rig: Rig, server: str) -> Element:
 
 
 def read_value(domain: Element, where: str) -> str | None:
-    """Return an element's text, or its attribute if the path ends with ``@attribute``."""
+    """Return the text of an element, or an attribute of the element for a path with
+    ``@attribute``."""
     path, attribute = where.rsplit("@", 1) if "@" in where.rsplit("]", 1)[-1] else (where, "")
     element = domain.find(path)
     return None if element is None else element.get(attribute) if attribute else element.text
@@ -230,7 +231,7 @@ def test_rebuild_with_unsupported_hardware_leaves_guest_running(rig: Rig) -> Non
 
 def pinned_spec(rig: Rig, **numa_node: Any) -> GuestSpec:
     """Return a spec with two CPUs, each pinned to a CPU of the host's first NUMA node."""
-    numa_node_ = AssignedNumaNode(
+    assigned_node = AssignedNumaNode(
         **{
             "numa_node": 0,
             "cpus": [0, 1],
@@ -241,7 +242,7 @@ def pinned_spec(rig: Rig, **numa_node: Any) -> GuestSpec:
     )
     return rig.spec(
         flavor=replace(TWO_CORES, extra_specs={"hw:cpu_policy": "dedicated"}),
-        assignment=HardwareAssignment([numa_node_]),
+        assignment=HardwareAssignment([assigned_node]),
     )
 
 
@@ -471,9 +472,9 @@ def test_ensure_image_reports_waiting_while_two_images_are_fetched(rig: Rig) -> 
     first = [
         threading.Thread(
             target=rig.driver.ensure_image,
-            args=(image_, read_slowly, VerbContext(await_both, lambda: False)),
+            args=(image_ref, read_slowly, VerbContext(await_both, lambda: False)),
         )
-        for image_ in images[:2]
+        for image_ref in images[:2]
     ]
     for thread in first:
         thread.start()

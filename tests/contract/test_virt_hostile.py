@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hostile images on every path by which foreign data reach a host and leave it again.
+"""Hostile images on every path by which foreign data reach a host and leave the host again.
 
 Each image is refused with a reason and leaves no files, or is treated as plain data. The images
 refer to a canary file of the host. The canary must not appear in a file that the host creates, nor
@@ -39,7 +39,7 @@ def canary(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Peer:
-    """A host that sends arbitrary files as its disk, config drive and base image."""
+    """A host that sends arbitrary files as disk, config drive and base image."""
 
     def __init__(self, base: str, content: bytes, disk: bytes) -> None:
         self._files = {"config": b"config", "disk": disk, **({base: content} if base else {})}
@@ -78,7 +78,7 @@ def boot(rig: Rig, driver: Driver, hostile: Hostile, spec: GuestSpec) -> object:
 
 def prefetch(rig: Rig, driver: Driver, hostile: Hostile, spec: GuestSpec) -> object:
     driver.ensure_image(build_image_ref(hostile), create_reader(hostile.content), QUIET)
-    # An image may be too large for a flavor that is not known at the fetch.
+    # The flavor is not known at the fetch, so images of any size may be fetched.
     return boot(rig, driver, hostile, spec)
 
 
@@ -126,8 +126,8 @@ def receive(rig: Rig, driver: Driver, hostile: Hostile, spec: GuestSpec) -> obje
 
 
 def receive_disk(rig: Rig, driver: Driver, hostile: Hostile, spec: GuestSpec) -> object:
-    """Receive the server's own disk, which has no backing file and is always qcow2, whatever was
-    declared."""
+    """Receive the server's own disk. This disk has no backing file and is always qcow2, even if
+    another format is declared."""
     return driver.receive(
         rig.spec(image=None), Peer("", b"", hostile.content), create_reader(b""), QUIET
     )

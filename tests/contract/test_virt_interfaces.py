@@ -337,7 +337,7 @@ def test_driver_creates_bridges_of_networks_when_configured(bridging_rig: Rig) -
         remove_bridge(rig, name)
     assert rig.driver.ensure_running(spec.server, 4, quiet).power_state == RUNNING
     assert set(rig.nics(spec.server)) == {nic.mac for nic in [*nics, late]}
-    # The driver does not create bridges whose names are not made from a network's id.
+    # The driver creates only bridges with names made from a network's id.
     other = rig.interface(rig.name_bridge())
     with pytest.raises(Cancelled):
         rig.driver.attach_interface(spec.server, 5, other, quiet)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No driver starts a guest on a host whose lease expired during the verb."""
+"""No driver starts a guest on a host after the lease expired during the verb."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from tests.waiting import await_true
 
 
 def prepare_twice(pair: Pair, spec: GuestSpec) -> dict[str, object]:
-    """Prepare the destination twice, and return its answer."""
+    """Prepare the destination twice, and return the second answer."""
     answer: dict[str, object] = {}
     for _ in range(2):
         answer = pair.destination.driver.prepare_incoming(
@@ -150,7 +150,7 @@ def test_cancelled_live_migration_is_either_aborted_or_complete(live: Pair) -> N
     except Cancelled:
         assert time.monotonic() - cancel_times[0] < 5
     # The destination decides. A busy hypervisor may receive the cancellation too late. The source
-    # shows the guest until the end of the migration.
+    # shows the guest until the destination reports success.
     try:
         state = live.destination.driver.finish_incoming(spec, QUIET)
     except VerbFailed as failure:
@@ -170,7 +170,7 @@ def test_cancelled_live_migration_is_either_aborted_or_complete(live: Pair) -> N
 def test_live_migrate_repeated_after_lost_answer_does_not_move_again(
     live: Pair,
 ) -> None:
-    """The agent dies between the move and its answer."""
+    """The agent dies after the move and before the answer."""
     spec = live.counting()
     to = prepare_twice(live, spec)
     ticks_before = ticks(live.source, spec.server)

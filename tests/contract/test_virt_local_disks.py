@@ -58,7 +58,7 @@ def boot(rig: Rig, user_data: str = "") -> GuestSpec:
 
 
 def boot_and_stop_with_canaries(rig: Rig) -> GuestSpec:
-    """Boot and stop a guest, with a canary on each of its disks."""
+    """Boot and stop a guest, and write a canary to each local disk."""
     spec = boot(rig)
     rig.driver.ensure_stopped(spec.server, 1, 0, QUIET)
     write_canaries(rig, spec.server)
@@ -339,7 +339,7 @@ def test_live_migration_moves_all_local_disks(live: Pair) -> None:
 
 
 def boot_guest_with_written_disks(rig: Rig) -> GuestSpec:
-    """Boot a guest that writes canaries to its disks."""
+    """Boot a guest that writes canaries to the local disks."""
     spec = boot(rig, WRITE_CANARIES)
     await_true(
         lambda: "vdc is written." in rig.console(spec.server),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A resize on the same host, which can be reverted until it is settled.
+"""Resizes on the same host, which can be reverted until they are settled.
 
 The tests run on a host in memory, libvirt's mock-up and real QEMU guests.
 """

@@ -207,8 +207,8 @@ def test_ensure_absent_unmounts_busy_share_lazily_and_keeps_its_files(
 
 
 def build_user_data() -> str:
-    """Return user data that prints a file of the share "data" and writes another one. The image has
-    no virtiofs module, so the user data loads it."""
+    """Return user data that prints a file of the share "data" and writes another file. The user
+    data contains the virtiofs module, because the image does not."""
     folder = boot_disk.modules_of(boot_disk.newest_kernel()) / "kernel/fs/fuse"
     modules = [folder / f"{name}.ko" for name in ("fuse", "virtiofs")]
     load = "".join(

@@ -16,20 +16,20 @@ from compute_agent.virt.driver import SERIAL, SPICE, VNC
 from tests import spice
 from tests.contract.virt_rigs import QUIET, Rig
 
-#: An emulated guest delays QEMU while it boots, on a busy machine for a long time.
+#: The boot of an emulated guest delays QEMU, on a busy machine for a long time.
 SECONDS = 90
 
 
 @pytest.fixture
 def rig(rig: Rig) -> Rig:
-    """A host without SPICE. A restarted driver can have SPICE."""
+    """A host without SPICE. Tests turn SPICE on with a restart of the driver."""
     if not rig.has_console:
         pytest.skip("libvirt's mock-up has no consoles")
     return rig
 
 
 def read_answer(side: socket.socket, request: bytes) -> bytes:
-    """Send these bytes to a server, and return the first four bytes of its answer."""
+    """Send these bytes to a server, and return the first four bytes of the answer."""
     side.settimeout(SECONDS)
     side.sendall(request)
     return spice.OverSocket(side).read(4)
@@ -97,7 +97,7 @@ def test_direct_console_port_accepts_all_spice_channels_of_session(rig: Rig) -> 
 
 
 def test_console_relay_accepts_all_spice_channels_of_session(rig: Rig) -> None:
-    """Each channel uses an offer of its own, as the console service does."""
+    """Each channel uses a new offer, as in the console service."""
     if not rig.real:
         pytest.skip("only a real server knows which channels belong together")
     rig.restart(spice=True)

@@ -33,7 +33,7 @@ NAME = '</nova:name> "naïve" \x00 ]]>'
 
 @pytest.fixture
 def libvirt_rig(rig: Rig) -> Rig:
-    """A rig whose guests are domains of libvirt."""
+    """A rig with libvirt's domains as guests."""
     if rig.kind == "memory":
         pytest.skip("a host in memory has no domains")
     return rig

@@ -242,7 +242,7 @@ def test_receive_fails_when_guest_is_started_on_source(pair: Pair) -> None:
     spec = pair.off_with_canary()
 
     class StartingPeer:
-        """A peer that starts the guest on its host while the disk is read."""
+        """A peer that starts the guest on the source while the disk is read."""
 
         def __init__(self, peer: Peer) -> None:
             self.parts, self._peer = peer.parts, peer

@@ -70,7 +70,7 @@ def is_copied(rig: Rig, server: str) -> bool:
 
 
 def attach_marked_volume(rig: Rig, server: str) -> AttachedVolume:
-    """Attach a volume with a mark on it."""
+    """Attach a volume that contains a mark."""
     marked = create_volume(rig)
     with volume_path(marked).open("r+b") as file:
         file.write(MARK)
@@ -184,7 +184,7 @@ def test_copy_and_switch_volume_to_block_device(rig: Rig) -> None:
 @pytest.mark.parametrize("rig", [QEMU], indirect=True)
 def test_switch_volume_of_stopped_guest_needs_complete_copy(rig: Rig) -> None:
     """The first copy is complete when the guest stops. After the second stop the guest writes to
-    its old place, so the copy is not complete."""
+    the old place, so the copy is not complete."""
     server = rig.boot().server
     source = attach_marked_volume(rig, server)
     target = create_target(rig, source)
@@ -257,9 +257,9 @@ def read_last_block(attached_volume: AttachedVolume) -> int:
 def test_volume_copies_lose_no_writes_when_agent_dies_at_any_call(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The agent dies after each of its calls in turn, while the guest writes. The volume contains
-    all writes that the guest reports. After the switch the old place is not written to any more. At
-    the end the guest sees that the volume has grown."""
+    """The agent dies after each call in turn, while the guest writes. The volume contains all
+    writes that the guest reports. After the switch the old place is not written to any more. At the
+    end the guest sees that the volume has grown."""
     server, source = rig.boot(user_data=WRITE_BLOCKS, ready=True).server, create_volume(rig)
     rig.driver.attach_volume(server, 2, source, QUIET)
     await_more_writes(rig, server)

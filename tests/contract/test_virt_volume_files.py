@@ -48,7 +48,7 @@ class FileWorld(ServingWorld):
         return Path(self.connector.source(file, volumes.link(file, [volumes.NFS])).path)
 
     def file(self, volume_id: str, name: str = "", form: str = "raw") -> AttachedVolume:
-        """Return the volume as an attachment of one of its files."""
+        """Return the volume as an attachment of one file."""
         data = {"export": EXPORT, "name": name or f"volume-{volume_id}", "format": form}
         return AttachedVolume(
             volume_id, "/dev/vdb", 1, {"driver_volume_type": volumes.NFS, "data": data}
@@ -72,7 +72,7 @@ class FileWorld(ServingWorld):
         return self.file(volume.volume_id, name, "qcow2")
 
     def flatten(self, volume: AttachedVolume) -> None:
-        """Copy the volume's whole content to its first file."""
+        """Copy the volume's whole content to the first file."""
         current_name, first_file = volume.connection["data"]["name"], self.path(volume.volume_id)
         self._run_qemu_img(
             "convert", "-f", "qcow2", "-O", "raw", current_name, f"{first_file}.flat"

@@ -514,7 +514,7 @@ def pair_of_hosts(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pa
 def test_cold_migration_connects_volumes_on_one_host_at_a_time(
     pair_of_hosts: Pair, boot_index: int | None
 ) -> None:
-    """Local disks are copied. The content of a volume stays in its place."""
+    """Local disks are copied. The content of a volume is not copied."""
     source, destination = pair_of_hosts.rigs
     source.folder.mkdir(exist_ok=True)
     attached = create_volume(source, boot_index=boot_index)

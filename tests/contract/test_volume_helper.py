@@ -86,7 +86,7 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    """A machine whose device is a file with a name in /dev."""
+    """A machine with a device that is a file with a name in /dev."""
     demand(Ability.ROOT)
     content = tmp_path / "content"
     with content.open("wb") as file:
@@ -148,19 +148,19 @@ def create_connectors(helper: VolumeHelper, protocol: str = "iscsi") -> connecto
 def test_connect_and_disconnect_iscsi_volume_are_repeatable(
     machine: Machine, helper: VolumeHelper, tmp_path: Path
 ) -> None:
-    connectors_, attached = create_connectors(helper), new_volume()
+    host_connectors, attached = create_connectors(helper), new_volume()
     link = tmp_path / "devices" / attached.volume_id
-    assert connectors_.source(attached).path == f"/dev/kilonova/{attached.volume_id}"
+    assert host_connectors.source(attached).path == f"/dev/kilonova/{attached.volume_id}"
     for _ in range(2):
-        device = connectors_.connect(attached)
+        device = host_connectors.connect(attached)
         assert (device.size_bytes, device.serial) == (GIBIBYTE, WWN)
         assert link.resolve() == machine.device.resolve() and machine.session
     assert machine.ran("--login", PORTAL) and machine.ran("node.session.auth.password", PASSWORD)
-    connectors_.disconnect(attached)
+    host_connectors.disconnect(attached)
     assert not link.is_symlink() and (machine.session, machine.unit) == ("", False)
     assert machine.ran("--logout", PORTAL) and machine.ran("--op", "delete")
     command_count = len(machine.commands)
-    connectors_.disconnect(attached)
+    host_connectors.disconnect(attached)
     assert len(machine.commands) == command_count
     assert [file.name for file in (tmp_path / "state").glob("*.json")] == []
 
@@ -199,13 +199,13 @@ def test_disconnect_ends_session_of_helper_killed_during_connect(
 
 
 def test_connect_rescans_grown_volume(machine: Machine, helper: VolumeHelper) -> None:
-    connectors_, attached = create_connectors(helper), new_volume()
-    connectors_.connect(attached)
+    host_connectors, attached = create_connectors(helper), new_volume()
+    host_connectors.connect(attached)
     larger = AttachedVolume(attached.volume_id, attached.device, 2, attached.connection)
     with pytest.raises(VerbFailed, match=f"it has {GIBIBYTE} bytes, not 2 GiB"):
-        connectors_.connect(larger)
+        host_connectors.connect(larger)
     machine.grows_to = 2 * GIBIBYTE
-    assert connectors_.connect(larger).size_bytes == 2 * GIBIBYTE
+    assert host_connectors.connect(larger).size_bytes == 2 * GIBIBYTE
 
 
 def test_connect_ignores_wwn_assigned_by_target(machine: Machine, helper: VolumeHelper) -> None:
@@ -271,10 +271,10 @@ def test_host_properties_come_from_os_brick_of_helper(
 def test_connect_with_invalid_connection_data_runs_no_program(
     machine: Machine, helper: VolumeHelper, changed: dict[str, Any], message: str
 ) -> None:
-    connectors_ = create_connectors(helper)
+    host_connectors = create_connectors(helper)
     machine.commands.clear()
     with pytest.raises(VerbFailed) as failure:
-        connectors_.connect(new_volume(**changed))
+        host_connectors.connect(new_volume(**changed))
     assert message in failure.value.details and machine.commands == []
 
 

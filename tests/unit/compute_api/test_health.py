@@ -185,7 +185,7 @@ def test_require_answer_accepts_every_status_except_server_errors(
             self.end_headers()
 
         def log_message(self, *args: Any) -> None:
-            """Write no log."""
+            """Write no log to the tests' output."""
 
     server = HTTPServer(("127.0.0.1", 0), Answer)
     thread = threading.Thread(target=server.handle_request)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The split of received bytes into requests, and the refusal of invalid ones."""
+"""The split of received bytes into requests, and the refusal of invalid requests."""
 
 from __future__ import annotations
 

@@ -59,9 +59,9 @@ def documents(schema: VersionedSchema) -> dict[int, dict[str, Any]]:
     """Return the document at each version at which the schema changes."""
     at = {version: schema.at(version) for version in range(1, microversions.MAX + 1)}
     return {
-        version: schema_.document
-        for version, schema_ in at.items()
-        if schema_ is not at.get(version - 1)
+        version: schema_at_version.document
+        for version, schema_at_version in at.items()
+        if schema_at_version is not at.get(version - 1)
     }
 
 

@@ -105,7 +105,7 @@ def aggregate_instance_extra_specs(host: Host, spec: RequestSpec, world: World) 
 
 
 def image_words(spec: RequestSpec) -> dict[str, str]:
-    """Return the image's properties, with former names and values replaced by current ones."""
+    """Return the image's properties, with current names and values instead of former ones."""
     current_names = {
         "architecture": "hw_architecture",
         "hypervisor_type": "img_hv_type",
@@ -321,7 +321,7 @@ def numa_topology(host: Host, spec: RequestSpec, world: World) -> bool:
 
 
 def pci_passthrough(host: Host, spec: RequestSpec, world: World) -> bool:
-    """Requests of the tests have one kind of devices at a time, so the number of free ones is
+    """Each request of the tests has one kind of devices, so the number of free devices is
     sufficient."""
     requested = requested_hardware(spec)
     for request in requested.devices if requested else ():
@@ -403,8 +403,8 @@ def may_take(host: Host, spec: RequestSpec, world: World, enabled: list[str]) ->
     if not matches_host_names(host, spec, world):
         return False
     if spec.is_rebuild:
-        required_traits_ = {name[6:] for name in spec.image_properties if name.startswith("trait:")}
-        return required_traits_ <= host.traits and all(
+        image_traits = {name[6:] for name in spec.image_properties if name.startswith("trait:")}
+        return image_traits <= host.traits and all(
             REFERENCE[name](host, spec, world) for name in enabled if name in ON_REBUILD
         )
     passes_always = (

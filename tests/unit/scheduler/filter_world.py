@@ -276,7 +276,7 @@ CLASSES = ["VCPU", "MEMORY_MB", "CUSTOM_GOLD"]
 
 
 def draw_some(table: dict[str, list[str]], most: int) -> st.SearchStrategy[dict[str, str]]:
-    """Draw some keys of a table, each with one of its values."""
+    """Draw some keys of a table, with one value for each key."""
     return st.lists(
         st.sampled_from([(key, value) for key, values in table.items() for value in values]),
         max_size=most,

@@ -57,7 +57,7 @@ def expected_by_reference(name: str, spec: RequestSpec, world: World) -> list[bo
     elif name in ("NUMATopologyFilter", "PciPassthroughFilter"):
         names = ["NUMATopologyFilter", "PciPassthroughFilter"]
     return [
-        all(reference.REFERENCE[name_](host, spec, world) for name_ in names)
+        all(reference.REFERENCE[filter_name](host, spec, world) for filter_name in names)
         for host in world.hosts
     ]
 
