@@ -230,7 +230,7 @@ def test_begin_on_foreign_or_unknown_server_raises_not_found(store: Store) -> No
             )
 
 
-def test_take_by_parallel_conductors_returns_each_action_once(store: Store) -> None:
+def test_actions_take_by_parallel_conductors_returns_each_action_once(store: Store) -> None:
     cloud = Cloud(store, Realtime())
     cloud.create(40)
     batches = run_in_parallel(
@@ -246,7 +246,7 @@ def test_take_by_parallel_conductors_returns_each_action_once(store: Store) -> N
     assert len(action_ids) + len(remaining_rows) == 40
 
 
-def test_take_by_older_conductor_skips_newer_workflow_version(store: Store) -> None:
+def test_actions_take_by_older_conductor_skips_newer_workflow_version(store: Store) -> None:
     cloud = Cloud(store, Realtime())
     cloud.create()
     store.write(lambda tx: tx.execute(sa.update(schema.actions).values(version=2)))
@@ -254,7 +254,7 @@ def test_take_by_older_conductor_skips_newer_workflow_version(store: Store) -> N
     assert len(store.write(lambda tx: actions.take(tx, "c1/1", {"create": 2}, 10))) == 1
 
 
-def test_take_has_one_condition_per_workflow_version(store: Store) -> None:
+def test_actions_take_has_one_condition_per_workflow_version(store: Store) -> None:
     """Conductors take actions all the time. A condition for each workflow costs four times
     as much."""
     Cloud(store, Realtime()).create()
@@ -267,7 +267,7 @@ def test_take_has_one_condition_per_workflow_version(store: Store) -> None:
     assert sum(statement.count(".version <=") for statement in statements) == 2
 
 
-def test_snapshot_reads_one_moment_and_restores_connection_isolation(upgraded_url: str) -> None:
+def test_store_snapshot_is_consistent_and_restores_isolation_level(upgraded_url: str) -> None:
     store, other = Store(upgraded_url, pool=1), Store(upgraded_url)
 
     def count_twice(tx: sa.Connection, name: str) -> list[int]:
@@ -367,7 +367,7 @@ def test_confirm_debts_requires_own_host_and_fence_and_frees_allocation(store: S
         )
 
 
-def test_judge_marks_silent_hosts_down_only_when_most_hosts_report(store: Store) -> None:
+def test_services_judge_marks_silent_hosts_down_only_if_most_report(store: Store) -> None:
     for number in range(10):
         new_host(store, f"h{number}")
 
@@ -421,7 +421,7 @@ def test_register_refuses_hypervisor_name_of_another_host(
     assert hypervisors(store)["h3"] == ("n3.cloud", None)
 
 
-def test_register_gives_host_its_own_name_used_by_another_hypervisor(store: Store) -> None:
+def test_register_gives_host_its_own_name_although_another_reported_it(store: Store) -> None:
     report_hypervisor(store, "h3", "h4")
     assert hypervisors(store)["h3"] == ("h4", None)
     report_hypervisor(store, "h4", "h4")

@@ -60,7 +60,7 @@ def test_cleanup_has_one_row_per_target_and_is_taken_once(store: Store) -> None:
     assert take(store) == []
 
 
-def test_take_by_two_conductors_returns_different_cleanups(store: Store) -> None:
+def test_cleanups_take_by_two_conductors_returns_different_rows(store: Store) -> None:
     add(store, "p1", "p2")
     if store.dialect_name == "sqlite":
         # SQLite has a single writer.

@@ -130,7 +130,7 @@ def test_provider_search_counts_free_amount_in_permitted_units(store: Store) -> 
     assert list_names(store, resources={"DISK_GB": 10, "VCPU": 5}) == []
 
 
-def test_provider_search_by_tree_aggregates_and_traits(store: Store) -> None:
+def test_provider_search_filters_by_tree_aggregates_and_traits(store: Store) -> None:
     group, other = ids.new(), ids.new()
     root = create_provider(store, "root")
     leaf = create_provider(store, "leaf", root)
@@ -227,7 +227,7 @@ def test_parallel_creates_of_one_provider_name_accept_one(store: Store) -> None:
     assert {type(outcome) for outcome in outcomes} <= {str, providers.ProviderConflict}
 
 
-def test_provider_rename_is_refused_when_open_transaction_has_name(store: Store) -> None:
+def test_provider_rename_is_refused_when_parallel_rename_takes_name(store: Store) -> None:
     first, second = create_provider(store, "one"), create_provider(store, "two")
 
     def rename(tx: Connection, uuid: str) -> None:
@@ -240,7 +240,7 @@ def test_provider_rename_is_refused_when_open_transaction_has_name(store: Store)
     assert store.read(lambda tx: providers.show(tx, second)).name == "two"
 
 
-def test_class_rename_is_refused_when_open_transaction_has_name(store: Store) -> None:
+def test_resource_class_rename_is_refused_if_parallel_rename_takes_name(store: Store) -> None:
     for name in ("CUSTOM_X", "CUSTOM_Y"):
         store.write(lambda tx, name=name: resource_classes.create(tx, name))
     with pytest.raises(errors.Conflict, match="already exists: CUSTOM_Z"):
@@ -254,7 +254,7 @@ def test_class_rename_is_refused_when_open_transaction_has_name(store: Store) ->
     ) == ["CUSTOM_X"]
 
 
-def test_class_delete_and_parallel_use_in_inventory_exclude_each_other(store: Store) -> None:
+def test_resource_class_delete_and_parallel_inventory_exclude_each_other(store: Store) -> None:
     for round_number in range(5):
         store.write(lambda tx: resource_classes.create(tx, "CUSTOM_X"))
         uuid = create_provider(store, f"taker{round_number}")

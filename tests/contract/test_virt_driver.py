@@ -346,7 +346,7 @@ def create_hostile_image(kind: str, folder: Path) -> tuple[bytes, str]:
     return path.read_bytes(), reason
 
 
-def test_ensure_guest_fails_finally_on_missing_image_but_not_on_outage(rig: Rig) -> None:
+def test_missing_image_raises_verb_failed_and_outage_raises_unavailable(rig: Rig) -> None:
     def raise_not_found(image: str) -> Iterator[bytes]:
         raise errors.NotFound("No image was found.")
 

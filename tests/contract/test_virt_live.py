@@ -342,7 +342,7 @@ def test_live_migrate_repeated_after_lost_answer_returns_zero_bytes(traveller: T
 
 
 @pytest.mark.parametrize("has_arrived", [False, True])
-def test_live_migration_with_unseen_end_is_decided_by_the_destination(
+def test_live_migrate_after_unknown_end_follows_state_of_destination(
     traveller: Traveller, has_arrived: bool
 ) -> None:
     """libvirtd died at the end of the migration and left the guest paused."""

@@ -115,7 +115,7 @@ def test_rescue_and_unrescue_keep_shares_mounted(rig: Rig, host: LocalMounts) ->
 
 
 @pytest.mark.parametrize("verb", ["ensure_running", "reboot", "rescue"])
-def test_start_reboot_or_rescue_omits_shares_detached_meanwhile(
+def test_start_reboot_or_rescue_drops_shares_detached_during_outage(
     rig: Rig, host: LocalMounts, verb: str
 ) -> None:
     """The host was unreachable during the detach. The command for the start contains the server's

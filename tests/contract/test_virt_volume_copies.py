@@ -158,7 +158,7 @@ def test_copy_and_switch_volume_of_paused_guest_keep_it_paused(rig: Rig) -> None
 
 
 @pytest.mark.parametrize("rig", [QEMU], indirect=True)
-def test_copy_and_switch_volume_to_block_device(rig: Rig) -> None:
+def test_copy_and_switch_volume_work_with_block_device_as_target(rig: Rig) -> None:
     """Volumes of os-brick are also block devices."""
     server = rig.boot().server
     source = attach_marked_volume(rig, server)

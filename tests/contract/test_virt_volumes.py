@@ -101,7 +101,7 @@ def connected_ids(rig: Rig, server: str) -> set[str]:
     return {entry["volume_id"] for entry in json.loads(file.read_text())}
 
 
-def test_attach_and_detach_volume_on_running_and_stopped_guest(hotplug_rig: Rig) -> None:
+def test_attach_and_detach_volume_are_repeatable_on_running_or_off_guest(hotplug_rig: Rig) -> None:
     server, first, second = (
         hotplug_rig.ready().server,
         create_volume(hotplug_rig),
@@ -187,7 +187,7 @@ def test_running_guest_gets_qos_and_block_sizes_of_volume(hotplug_rig: Rig) -> N
         assert block_sizes is not None and block_sizes.get("physical_block_size") == "4096"
 
 
-def test_attach_first_scsi_volume_to_running_guest(hotplug_rig: Rig) -> None:
+def test_running_guest_gets_scsi_volumes_and_keeps_them_after_restart(hotplug_rig: Rig) -> None:
     server = hotplug_rig.ready().server
     first, second = (
         create_volume(hotplug_rig, bus="scsi", device=f"/dev/sd{name}") for name in "ab"

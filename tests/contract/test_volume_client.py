@@ -189,7 +189,7 @@ def is_gone(service: Service, volume_id: str) -> bool:
     return False
 
 
-def test_volume_is_not_found_with_foreign_token_or_unauthorized(service: Service) -> None:
+def test_volume_with_foreign_token_is_not_found_and_bad_token_refused(service: Service) -> None:
     volume = service.make()
     with pytest.raises(errors.NotFound, match="could not be found"):
         service.client.volume(service.other, volume.id)
@@ -277,7 +277,7 @@ def test_create_volume_above_quota_raises_too_large(service: Service) -> None:
         service.client.create(service.token, size_gb=100_000)
 
 
-def test_create_volume_from_snapshot_with_larger_size(service: Service) -> None:
+def test_create_volume_from_snapshot_succeeds_with_larger_size(service: Service) -> None:
     client, token = service.client, service.token
     source = service.make()
     snapshot = service.snapshot(source.id)

@@ -40,7 +40,7 @@ class KnownToken:
     def __init__(self, service: Service) -> None:
         self.volume_url, self._token = service.url, service.token
 
-    def with_token(self, call: Callable[[str], T], user: str) -> T:
+    def with_token(self, call: Callable[[str], T], service: str) -> T:
         return call(self._token)
 
 
