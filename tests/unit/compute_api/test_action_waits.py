@@ -84,7 +84,7 @@ def end(store: Store, state: str, message: str | None = None) -> None:
         tx.execute(sa.update(schema.actions).values(state=state, message=message))
 
 
-def test_for_step_returns_succeeded_event_and_polls_less_and_less_often(store: Store) -> None:
+def test_wait_for_step_returns_succeeded_event_and_polls_less_often(store: Store) -> None:
     time = Time()
     time.plan = [
         (0.05, lambda: add_event(store, "started")),
@@ -99,7 +99,7 @@ def test_for_step_returns_succeeded_event_and_polls_less_and_less_often(store: S
     assert time.at < 1.3
 
 
-def test_for_step_raises_failure_once_action_has_failed(store: Store) -> None:
+def test_wait_for_step_raises_failure_once_action_has_failed(store: Store) -> None:
     time = Time()
     time.plan = [
         (0.1, lambda: add_event(store, "failed", "No image service")),
@@ -112,13 +112,13 @@ def test_for_step_raises_failure_once_action_has_failed(store: Store) -> None:
     assert time.at >= 0.5, "a step that failed may be tried again while its action lives"
 
 
-def test_for_step_raises_conflict_when_action_is_superseded(store: Store) -> None:
+def test_wait_for_step_raises_conflict_when_action_is_superseded(store: Store) -> None:
     end(store, "superseded", "Superseded by a later action.")
     with pytest.raises(errors.Conflict, match="Superseded"):
         action_waits.for_step(store, "a", "reserve", clock=Time(), pause=Time().pause)
 
 
-def test_for_step_returns_success_when_action_ends_during_read(store: Store) -> None:
+def test_wait_for_step_returns_success_when_action_ends_during_read(store: Store) -> None:
     """Each statement of a read sees all earlier commits, so the last commit may occur between any
     two statements."""
     end_calls = []
@@ -135,7 +135,7 @@ def test_for_step_returns_success_when_action_ends_during_read(store: Store) -> 
     assert end_calls and step_event is not None and step_event.event == "succeeded"
 
 
-def test_for_step_returns_none_after_timeout(store: Store) -> None:
+def test_wait_for_step_returns_none_after_timeout(store: Store) -> None:
     time = Time()
     add_event(store, "started")
     assert action_waits.for_step(store, "a", "reserve", clock=time, pause=time.pause) is None

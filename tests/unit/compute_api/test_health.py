@@ -112,7 +112,7 @@ def test_health_alive_checks_no_dependency() -> None:
     assert world.database.checks == 0
 
 
-def test_health_ready_reports_hanging_dependency_in_time_and_waits() -> None:
+def test_health_ready_reports_hanging_dependency_and_checks_it_once() -> None:
     world, wait = World(patience=0.05), threading.Event()
     checks: list[int] = []
 

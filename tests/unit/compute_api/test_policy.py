@@ -48,7 +48,7 @@ def policy() -> Policy:
         (("admin",), "os_compute_api:no:such:rule", None, False),
     ],
 )
-def test_default_policy_rule_by_role_and_target(
+def test_default_policy_rule_allows_or_denies_by_role_and_target(
     policy: Policy, roles: tuple[str, ...], rule: str, target: dict[str, str] | None, allowed: bool
 ) -> None:
     assert policy.allows(rule, caller(*roles), target) is allowed

@@ -107,7 +107,7 @@ def test_prune_drops_unknown_keys_at_every_depth() -> None:
     assert BODY.at(5).prune(body) == {"thing": {"name": "n", "parts": [{"tag": "t"}]}}
 
 
-def test_is_true_for_words_of_truth_only() -> None:
+def test_is_true_accepts_true_on_1_and_yes_only() -> None:
     assert [
         is_true(value) for value in (True, "True", "ON", "1", "yes", False, "no", "0", "Off", None)
     ] == [True] * 5 + [False] * 5

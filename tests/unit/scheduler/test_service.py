@@ -10,7 +10,7 @@ from scheduler.service import options, read_options
 from tests.unit.scheduler.conftest import conf
 
 
-def test_options_of_default_configuration() -> None:
+def test_options_contain_multiplier_of_each_weigher_from_configuration() -> None:
     defaults = options(conf(ram_weight_multiplier=-2.0))
     assert {weigher.key: weigher.multiplier for weigher in defaults.weighers} == {
         "ram_weight_multiplier": -2.0,

@@ -56,7 +56,7 @@ def test_resource_weigher_prefers_most_free_host(
         ("PCIWeigher", "devices", ["host1", "host2", "host0"]),
     ],
 )
-def test_default_weigher_prefers_expected_hosts_by_column(
+def test_weighers_prefer_idle_newer_hosts_without_failures_and_devices(
     make_columns: MakeColumns, weigher: str, column: str, expected: list[str]
 ) -> None:
     hosts = make_columns(3)
