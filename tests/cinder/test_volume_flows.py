@@ -20,7 +20,11 @@ from tests.cinder.conftest import RunningCinder
 from tests.cinder.processes import Process
 from tests.contract.test_volume_client import Service
 from tests.contract.test_volume_flows import *  # noqa: F403 - each of its tests runs here too
-from tests.contract.test_volume_flows import cloud, stands, with_volume
+from tests.contract.test_volume_flows import (
+    assert_settled_with_volume,
+    cloud,
+    create_server_with_volume,
+)
 from tests.waiting import await_true
 from tests.workflows import volumes as volume_service
 from tests.workflows.simulator import Cloud
@@ -104,7 +108,7 @@ def test_the_volume_process_is_hit_in_the_middle(
             [server] = cloud.create(host="h1")
             cloud.settle()
     else:
-        server, volume = with_volume(cloud, service)
+        server, volume = create_server_with_volume(cloud, service)
     whole = cloud.engine.volumes
     stumbling = Stumbling(whole, FLOWS[flow], cinder.volume, hit, after)
     cloud.engine.volumes = stumbling  # type: ignore[assignment]  # all calls of it go through
@@ -150,7 +154,9 @@ def _is_whole(cloud: Cloud, service: Service, flow: str, server: str, volume: st
     if flow == "delete":
         assert service.client.attachments(service.token, server) == []
     elif volume_service.of(cloud, server):
-        stands(cloud, service, server, volume, states.ACTIVE, cloud.show(server).host)
+        assert_settled_with_volume(
+            cloud, service, server, volume, states.ACTIVE, cloud.show(server).host
+        )
         service.until(volume, "in-use")
         volume_service.detach(cloud, server, volume)
         cloud.settle()

@@ -24,7 +24,7 @@ from tests.api.conftest import Agents, ConductorWakeup, Images, default_policy
 from tests.cinder.conftest import RunningCinder
 from tests.cinder.processes import BACKENDS, CAPABILITY, HOST
 from tests.contract.test_volume_client import CONNECTOR, Service, is_gone
-from tests.contract.test_volume_flows import KnownToken, stands
+from tests.contract.test_volume_flows import KnownToken, assert_settled_with_volume
 from tests.surface.identity import bounded
 from tests.waiting import await_true
 from tests.workflows.moves import clouds
@@ -187,7 +187,7 @@ def test_a_volume_moves_under_its_server(
     [new] = all_volumes(service) - known
     cloud.settle()
     assert last(cloud, server)[:2] == ("swap_volume", "done")
-    stands(cloud, service, server, volume, states.ACTIVE, "h1")
+    assert_settled_with_volume(cloud, service, server, volume, states.ACTIVE, "h1")
     found = record(service, volume)
     assert (found["status"], found["os-vol-mig-status-attr:migstat"]) == ("in-use", "success")
     assert (place_of(service, volume), found["os-vol-mig-status-attr:name_id"]) == (there, new)
@@ -223,7 +223,7 @@ def _is_as_before(
 ) -> None:
     """The server has the volume where it was, and Cinder says that it did not move."""
     await_true(lambda: record(service, volume)["status"] == "in-use", 60, "it moves still")
-    stands(cloud, service, server, volume, states.ACTIVE, "h1")
+    assert_settled_with_volume(cloud, service, server, volume, states.ACTIVE, "h1")
     found = record(service, volume)
     assert found["os-vol-mig-status-attr:migstat"] == "error"
     assert (place_of(service, volume), found["volume_type"]) == (FIRST, f"on {FIRST}")

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The volume service when it is killed: at any line of a job, and while it serves other hosts.
+"""The embedded volume service when the process is killed, during a job and while volumes are
+exported.
 
-A job runs in a forked process that ends without a word at its n-th line, for many n; a second one
-does what is left.
+Jobs run in forked processes. The first process exits without cleanup at the n-th line of the
+service's code, for many n. A second process continues the job.
 """
 
 import os
@@ -36,13 +37,13 @@ from tests.standalone import Cloud
 from tests.waiting import await_true
 
 WATCHED = "deploy/one_machine/services/volume/"
-STRUCK, WHOLE = 9, 0
+KILLED, COMPLETED = 9, 0
 pytestmark = pytest.mark.slice("guests")
 IMAGE = b"image" * 100_000
 
 
 class Images:
-    """Stands in for the image service, without a network."""
+    """An image service without a network."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -62,7 +63,7 @@ class Images:
 
 
 class NoCompute:
-    """Stands in for a compute service that hears everything."""
+    """A compute service that accepts every event."""
 
     def attachment_of(self, server: str, volume: str) -> str | None:
         return None
@@ -71,7 +72,7 @@ class NoCompute:
         return True
 
 
-def opened(folder: Path) -> VolumeService:
+def open_service(folder: Path) -> VolumeService:
     return VolumeService(
         Database(folder / "volumes.db", schema.METADATA),
         VolumeFiles(folder / "volumes"),
@@ -81,41 +82,42 @@ def opened(folder: Path) -> VolumeService:
     )
 
 
-def in_a_child(folder: Path, lines: int | None) -> int:
-    """Do the jobs in another process, which dies at this line of the service's code."""
+def run_jobs_in_child(folder: Path, lines: int | None) -> int:
+    """Run the jobs in a forked process, which exits after this many lines of the service's code."""
     pid = os.fork()
     if pid:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    ended = 1
+    exit_code = 1
     try:
-        service, left = opened(folder), lines
+        service, remaining_lines = open_service(folder), lines
 
         def trace(frame: FrameType, event: str, argument: object) -> Any:
-            nonlocal left
+            nonlocal remaining_lines
             if WATCHED not in frame.f_code.co_filename:
                 return None
-            if event == "line" and left is not None:
-                left -= 1
-                if left < 0:
-                    os._exit(STRUCK)
+            if event == "line" and remaining_lines is not None:
+                remaining_lines -= 1
+                if remaining_lines < 0:
+                    os._exit(KILLED)
             return trace
 
         sys.settrace(trace)
         worker = JobWorker(service)
         while worker.step():
             pass
-        ended = WHOLE
+        exit_code = COMPLETED
     finally:
-        if ended:
+        if exit_code:
             traceback.print_exc()
-        os._exit(ended)
+        os._exit(exit_code)
 
 
-def ordered(
+def order_job(
     folder: Path, order: Callable[[VolumeChange, str], None], status: str, has_file: bool
 ) -> str:
-    """The id of a volume with a job; closed again, so that a fork may open it."""
-    service, key = opened(folder), str(uuid.uuid4())
+    """Create a volume with a job, close the database so that a fork can open it again, and return
+    the volume's id."""
+    service, key = open_service(folder), str(uuid.uuid4())
     if has_file:
         service.files.make_blank(service.files.path("volume", key), 1)
         write(service.files.path("volume", key), 2)
@@ -128,8 +130,8 @@ def ordered(
     return key
 
 
-def found(folder: Path, table: Any, key: str) -> Any:
-    service = opened(folder)
+def read_row(folder: Path, table: Any, key: str) -> Any:
+    service = open_service(folder)
     try:
         with service.database.read() as connection:
             assert connection.execute(select(schema.jobs)).all() == []
@@ -138,86 +140,88 @@ def found(folder: Path, table: Any, key: str) -> Any:
         service.database.close()
 
 
-def _snapshot(change: VolumeChange, key: str) -> None:
+def _order_snapshot(change: VolumeChange, key: str) -> None:
     row = {"id": f"s-{key}", "volume_id": key, "project_id": "p", "size": 1, "type_id": "t"}
     change.add(schema.snapshots, row | {"status": "creating"})
     change.order("snapshot", f"s-{key}", key, read="volume")
 
 
-def _upload(change: VolumeChange, key: str) -> None:
+def _order_upload(change: VolumeChange, key: str) -> None:
     change.order("upload", key, key, image_id=key, disk_format="raw", clone=True)
 
 
-def _check_made(folder: Path, key: str) -> None:
-    assert found(folder, schema.volumes, key).status == "available"
+def _check_created(folder: Path, key: str) -> None:
+    assert read_row(folder, schema.volumes, key).status == "available"
     assert (folder / f"volumes/volume-{key}").stat().st_size == 1024 * MEGABYTE
 
 
 def _check_filled(folder: Path, key: str) -> None:
-    _check_made(folder, key)
+    _check_created(folder, key)
     with (folder / f"volumes/volume-{key}").open("rb") as file:
         assert file.read(len(IMAGE)) == IMAGE
 
 
-def _check_gone(folder: Path, key: str) -> None:
-    assert found(folder, schema.volumes, key) is None
+def _check_deleted(folder: Path, key: str) -> None:
+    assert read_row(folder, schema.volumes, key) is None
     assert not (folder / f"volumes/volume-{key}").exists()
 
 
 def _check_snapshot(folder: Path, key: str) -> None:
-    assert found(folder, schema.snapshots, f"s-{key}").status == "available"
+    assert read_row(folder, schema.snapshots, f"s-{key}").status == "available"
     assert marks(folder / f"volumes/snapshot-s-{key}", 2) == [b"mark 000002"]
 
 
-def _check_grown(folder: Path, key: str) -> None:
-    row = found(folder, schema.volumes, key)
+def _check_extended(folder: Path, key: str) -> None:
+    row = read_row(folder, schema.volumes, key)
     assert (row.size, row.status) == (2, "available")
     assert (folder / f"volumes/volume-{key}").stat().st_size == 2048 * MEGABYTE
     assert marks(folder / f"volumes/volume-{key}", 2) == [b"mark 000002"]
 
 
 def _check_uploaded(folder: Path, key: str) -> None:
-    assert found(folder, schema.volumes, key).status == "available"
+    assert read_row(folder, schema.volumes, key).status == "available"
     assert (folder / f"image-{key}").exists()
 
 
 CASES: dict[str, tuple[Any, str, bool, Any]] = {
-    "create": (lambda change, key: change.order("create", key), "creating", False, _check_made),
+    "create": (lambda change, key: change.order("create", key), "creating", False, _check_created),
     "download": (
         lambda change, key: change.order("download", key, image_id="i", disk_format="raw"),
         "downloading",
         False,
         _check_filled,
     ),
-    "snapshot": (_snapshot, "available", True, _check_snapshot),
+    "snapshot": (_order_snapshot, "available", True, _check_snapshot),
     "extend": (
         lambda change, key: change.order("extend", key, size=2),
         "extending",
         True,
-        _check_grown,
+        _check_extended,
     ),
-    "upload": (_upload, "uploading", True, _check_uploaded),
-    "delete": (lambda change, key: change.order("delete", key), "deleting", True, _check_gone),
+    "upload": (_order_upload, "uploading", True, _check_uploaded),
+    "delete": (lambda change, key: change.order("delete", key), "deleting", True, _check_deleted),
 }
 
 
 @pytest.mark.parametrize("kind", CASES)
-def test_a_job_that_is_struck_at_any_line_is_done(tmp_path: Path, kind: str) -> None:
+def test_volume_job_killed_at_any_line_is_completed_by_next_process(
+    tmp_path: Path, kind: str
+) -> None:
     order, status, has_file, check = CASES[kind]
-    struck, lines = 0, 0
+    kills, lines = 0, 0
     while True:
-        key = ordered(tmp_path, order, status, has_file)
-        ended = in_a_child(tmp_path, lines)
-        assert ended in (STRUCK, WHOLE)
-        if ended == STRUCK:
-            struck += 1
-            assert in_a_child(tmp_path, None) == WHOLE
+        key = order_job(tmp_path, order, status, has_file)
+        exit_code = run_jobs_in_child(tmp_path, lines)
+        assert exit_code in (KILLED, COMPLETED)
+        if exit_code == KILLED:
+            kills += 1
+            assert run_jobs_in_child(tmp_path, None) == COMPLETED
         check(tmp_path, key)
         assert not list((tmp_path / "volumes").glob("*.part"))
-        if ended == WHOLE:
+        if exit_code == COMPLETED:
             break
         lines += 5
-    assert struck > 10
+    assert kills > 10
 
 
 # Other hosts
@@ -228,10 +232,10 @@ def rig(standalone_cloud: Cloud, tmp_path_factory: pytest.TempPathFactory) -> It
     port, folder = free_ports(4), tmp_path_factory.mktemp("standalone")
     options = ("--export-address", "127.0.0.1", "--export-ports", f"{port}-{port + 3}")
     try:
-        with volume_rig(standalone_cloud, folder, *options) as made:
-            yield made
+        with volume_rig(standalone_cloud, folder, *options) as volume_service:
+            yield volume_service
     finally:
-        # What a failed test left: while the service runs, it would start it again.
+        # Exports of failed tests end here, because a running service would start them again.
         end_exports(folder / "volume")
 
 
@@ -255,102 +259,111 @@ def member(rig: Rig) -> Any:
     return person(rig.admin, rig.cloud, "member")
 
 
-def served(info: Mapping[str, Any], command: str, *options: str) -> bool:
-    """Does QEMU do this to the volume over NBD?"""
+def can_run(info: Mapping[str, Any], command: str, *options: str) -> bool:
+    """True if qemu-io can run this command on the volume over NBD."""
     target = f"driver=nbd,host={info['host']},port={info['port']},export={info['export']}"
     tls, mode = ",tls-creds=tls" if options else "", ["-r"] if command.startswith("read") else []
-    done = subprocess.run(
+    process = subprocess.run(
         ["qemu-io", *mode, *options, "--image-opts", target + tls, "-c", command],
         capture_output=True,
         timeout=60,
         check=False,
     )
-    return done.returncode == 0 and b"failed" not in done.stdout + done.stderr
+    return process.returncode == 0 and b"failed" not in process.stdout + process.stderr
 
 
-def connection(rig: Rig, who: Any, key: str, server: str, host: str, **more: Any) -> Any:
-    made = rig.attach(who, key, server, host, **more)
-    assert made.status_code == 200, made.text
-    return made.json()["attachment"]
+def connect_volume(rig: Rig, user: Any, key: str, server: str, host: str, **more: Any) -> Any:
+    response = rig.attach(user, key, server, host, **more)
+    assert response.status_code == 200, response.text
+    return response.json()["attachment"]
 
 
-def test_another_host_has_a_volume_over_nbd_as_long_as_attached(rig: Rig, member: Any) -> None:
+def test_nbd_export_serves_other_host_only_while_volume_is_attached(rig: Rig, member: Any) -> None:
     key, server = rig.volume(member), str(uuid.uuid4())
-    here = connection(rig, member, key, server, "other-host")
-    info = here["connection_info"]
+    first = connect_volume(rig, member, key, server, "other-host")
+    info = first["connection_info"]
     assert (info["driver_volume_type"], info["export"], info["tls"]) == ("nbd", key, False)
-    assert served(info, "write -P 7 1M 4k")
+    assert can_run(info, "write -P 7 1M 4k")
     with rig.path(key).open("rb") as file:
         file.seek(MEGABYTE)
         assert file.read(3) == b"\7\7\7"
-    rig.complete(rig.service, here["id"])
-    said = rig.action(member, key, "os-extend", {"new_size": 2})
-    assert (said.status_code, "over NBD" in said.text) == (400, True)
-    # The server moves: the same bytes on two hosts, each with its own connection.
-    there = connection(rig, member, key, server, "third-host")
-    assert there["connection_info"]["port"] != info["port"]
-    assert served(there["connection_info"], "read -P 7 1M 4k")
-    assert rig.ask(rig.service, "DELETE", f"/attachments/{here['id']}").ok
-    assert not served(info, "read 0 4k")
-    assert served(there["connection_info"], "write -P 8 2M 4k")
-    assert rig.ask(rig.service, "DELETE", f"/attachments/{there['id']}").ok
-    assert not served(there["connection_info"], "read 0 4k")
+    rig.complete(rig.service, first["id"])
+    response = rig.action(member, key, "os-extend", {"new_size": 2})
+    assert (response.status_code, "over NBD" in response.text) == (400, True)
+    # During a move two hosts have connections to the volume.
+    second = connect_volume(rig, member, key, server, "third-host")
+    assert second["connection_info"]["port"] != info["port"]
+    assert can_run(second["connection_info"], "read -P 7 1M 4k")
+    assert rig.ask(rig.service, "DELETE", f"/attachments/{first['id']}").ok
+    assert not can_run(info, "read 0 4k")
+    assert can_run(second["connection_info"], "write -P 8 2M 4k")
+    assert rig.ask(rig.service, "DELETE", f"/attachments/{second['id']}").ok
+    assert not can_run(second["connection_info"], "read 0 4k")
     assert rig.show(member, key)["status"] == "available"
-    only = connection(rig, member, key, server, "other-host", mode="ro")
-    assert served(only["connection_info"], "read -P 8 2M 4k")
-    assert not served(only["connection_info"], "write -P 9 2M 4k")
-    rig.ask(rig.service, "DELETE", f"/attachments/{only['id']}")
+    read_only = connect_volume(rig, member, key, server, "other-host", mode="ro")
+    assert can_run(read_only["connection_info"], "read -P 8 2M 4k")
+    assert not can_run(read_only["connection_info"], "write -P 9 2M 4k")
+    rig.ask(rig.service, "DELETE", f"/attachments/{read_only['id']}")
     rig.ask(member, "DELETE", f"/volumes/{key}")
 
 
-def test_a_connection_outlives_service_and_server_process(rig: Rig, member: Any) -> None:
+def test_nbd_export_continues_when_service_or_export_process_is_killed(
+    rig: Rig, member: Any
+) -> None:
     key = rig.volume(member)
-    made = connection(rig, member, key, "server", "other-host")
-    info, marker = made["connection_info"], rig.cloud.folder / f"volume/exports/{made['id']}.pid"
-    served_by = int(marker.read_text())
+    attachment = connect_volume(rig, member, key, "server", "other-host")
+    info, marker = (
+        attachment["connection_info"],
+        rig.cloud.folder / f"volume/exports/{attachment['id']}.pid",
+    )
+    export_pid = int(marker.read_text())
     rig.kill()
-    assert served(info, "write -P 5 1M 4k")
+    assert can_run(info, "write -P 5 1M 4k")
     rig.restart()
-    time.sleep(2.5)  # the thread that makes processes what the rows say has looked twice
-    assert int(marker.read_text()) == served_by  # it is found again, not started twice
-    os.kill(served_by, signal.SIGKILL)
-    await_true(lambda: served(info, "read -P 5 1M 4k"), 30, "the volume is served again")
-    assert int(marker.read_text()) != served_by
-    assert rig.ask(rig.service, "DELETE", f"/attachments/{made['id']}").ok
+    # Meanwhile the thread that starts and ends export processes runs twice.
+    time.sleep(2.5)
+    assert int(marker.read_text()) == export_pid
+    os.kill(export_pid, signal.SIGKILL)
+    await_true(lambda: can_run(info, "read -P 5 1M 4k"), 30, "the volume is served again")
+    assert int(marker.read_text()) != export_pid
+    assert rig.ask(rig.service, "DELETE", f"/attachments/{attachment['id']}").ok
     assert not marker.exists()
     rig.ask(member, "DELETE", f"/volumes/{key}")
 
 
-def test_no_host_is_told_of_a_connection_that_does_not_start(rig: Rig, member: Any) -> None:
+def test_attach_without_free_export_port_returns_503_and_no_attachment(
+    rig: Rig, member: Any
+) -> None:
     keys = [rig.volume(member) for _ in range(5)]
-    made = [connection(rig, member, key, "s", "other-host")["id"] for key in keys[:4]]
-    refused = rig.attach(member, keys[4], "s", "other-host")  # four ports
+    attachment_ids = [connect_volume(rig, member, key, "s", "other-host")["id"] for key in keys[:4]]
+    # The service has four export ports.
+    refused = rig.attach(member, keys[4], "s", "other-host")
     assert (refused.status_code, "No port is free" in refused.text) == (503, True)
     assert rig.show(member, keys[4])["status"] == "available"
     assert rig.ask(member, "GET", f"/attachments?volume_id={keys[4]}").json()["attachments"] == []
-    for one in made:
-        assert rig.ask(rig.service, "DELETE", f"/attachments/{one}").ok
+    for attachment_id in attachment_ids:
+        assert rig.ask(rig.service, "DELETE", f"/attachments/{attachment_id}").ok
     for key in keys:
         rig.ask(member, "DELETE", f"/volumes/{key}")
 
 
-def test_jobs_of_a_killed_service_are_done_by_the_next(rig: Rig, member: Any) -> None:
+def test_volume_jobs_of_killed_service_are_completed_after_restart(rig: Rig, member: Any) -> None:
     source = rig.volume(member)
     with rig.path(source).open("r+b") as file:
         for _ in range(256):
             file.write(os.urandom(MEGABYTE))
-    made = [
+    responses = [
         rig.ask(member, "POST", "/volumes", {"volume": {"size": 1, "source_volid": source}})
         for _ in range(3)
     ]
     rig.kill()
     rig.restart()
-    keys = [one.json()["volume"]["id"] for one in made]
-    whole = rig.path(source).read_bytes()[: 256 * MEGABYTE]
+    keys = [response.json()["volume"]["id"] for response in responses]
+    content = rig.path(source).read_bytes()[: 256 * MEGABYTE]
     for key in keys:
         rig.until(member, key, "available")
         with rig.path(key).open("rb") as file:
-            assert file.read(256 * MEGABYTE) == whole
+            assert file.read(256 * MEGABYTE) == content
         rig.ask(member, "DELETE", f"/volumes/{key}")
     rig.kill()
     rig.restart()
@@ -361,7 +374,7 @@ def test_jobs_of_a_killed_service_are_done_by_the_next(rig: Rig, member: Any) ->
     rig.ask(member, "DELETE", f"/volumes/{source}")
 
 
-def test_with_certificates_only_hosts_of_the_authority_connect(
+def test_nbd_export_with_tls_accepts_only_certificates_of_own_authority(
     standalone_cloud: Cloud, tmp_path: Path
 ) -> None:
     authority = Authority(tmp_path / "ca")
@@ -373,18 +386,18 @@ def test_with_certificates_only_hosts_of_the_authority_connect(
     options = ("--export-address", "127.0.0.1", "--export-ports", f"{port}-{port}")
     cloud = replace(standalone_cloud, volume_port=free_ports(1))
     with volume_rig(cloud, tmp_path, *options, "--tls-folder", str(tmp_path / "server")) as rig:
-        who = person(rig.admin, rig.cloud, "member")
-        made = connection(rig, who, rig.volume(who), "server", "other-host")
-        info = made["connection_info"]
+        user = person(rig.admin, rig.cloud, "member")
+        attachment = connect_volume(rig, user, rig.volume(user), "server", "other-host")
+        info = attachment["connection_info"]
         assert info["tls"] is True
 
-        def shown(name: str) -> tuple[str, str]:
+        def credentials(name: str) -> tuple[str, str]:
             files = f"tls-creds-x509,id=tls,endpoint=client,dir={tmp_path / name}"
             return ("--object", f"{files},verify-peer=yes")
 
-        assert served(info, "write -P 1 0 4k", *shown("host"))
-        assert not served(info, "read 0 4k", *shown("thief"))
-        assert not served(info, "read 0 4k")
-        assert rig.ask(rig.service, "DELETE", f"/attachments/{made['id']}").ok
+        assert can_run(info, "write -P 1 0 4k", *credentials("host"))
+        assert not can_run(info, "read 0 4k", *credentials("thief"))
+        assert not can_run(info, "read 0 4k")
+        assert rig.ask(rig.service, "DELETE", f"/attachments/{attachment['id']}").ok
     with pytest.raises(requests.ConnectionError):
         requests.get(rig.url, timeout=5)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One suite for the store on SQLite, PostgreSQL and MariaDB: what the engine relies on, under real
-races."""
+"""The store on SQLite, PostgreSQL and MariaDB: transactions, claims, actions, heartbeats and
+registrations, also under concurrent transactions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ USER = RequestContext(user_id="user", project_id="project", roles=("member",), r
 
 
 class Realtime(Time):
-    """The simulator's clock where the database keeps its own."""
+    """The simulator's clock in real time, because a database server uses real time, too."""
 
     look = 0.0
 
@@ -42,12 +42,14 @@ class Realtime(Time):
         pass
 
 
-def in_parallel(count: int, work: Callable[[int], Any]) -> list[Any]:
-    """Run ``work(n)`` in ``count`` threads that begin together; returns results or the Problems
-    raised."""
+def run_in_parallel(count: int, work: Callable[[int], Any]) -> list[Any]:
+    """Run ``work(n)`` in ``count`` threads that start together.
+
+    Return the results. A raised Problem takes the place of a result.
+    """
     start = threading.Barrier(count)
 
-    def one(number: int) -> Any:
+    def run(number: int) -> Any:
         start.wait()
         try:
             return work(number)
@@ -55,7 +57,7 @@ def in_parallel(count: int, work: Callable[[int], Any]) -> list[Any]:
             return problem
 
     with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(one, range(count)))
+        return list(pool.map(run, range(count)))
 
 
 def new_host(store: Store, name: str, vcpus: int = 10) -> None:
@@ -67,7 +69,7 @@ def new_host(store: Store, name: str, vcpus: int = 10) -> None:
 
 
 def active_server(store: Store) -> str:
-    """A server with a guest, made by the real workflow."""
+    """Create a server with a guest by the real workflow."""
     cloud = Cloud(store, Realtime())
     cloud.round()
     server = cloud.create()[0]
@@ -75,10 +77,11 @@ def active_server(store: Store) -> str:
     return server
 
 
-def test_the_clock_goes_on_within_a_transaction(store: Store) -> None:
+def test_now_advances_within_transaction(store: Store) -> None:
     def twice(tx: sa.Connection) -> tuple[int, int]:
         first = tx.scalar(sa.select(now()))
-        time.sleep(0.05)  # a server's clock cannot be turned
+        # The clock of a database server cannot be changed.
+        time.sleep(0.05)
         return first, tx.scalar(sa.select(now()))
 
     first, second = store.write(twice)
@@ -86,26 +89,26 @@ def test_the_clock_goes_on_within_a_transaction(store: Store) -> None:
     assert abs(first / SECOND - time.time()) < 5
 
 
-def test_mariadb_s_clock_knows_no_summer(store: Store) -> None:
-    """Local time has an hour twice in autumn, in which no lease would end; the others' clocks count
-    seconds."""
+def test_mariadb_session_time_zone_is_utc(store: Store) -> None:
+    """In local time one hour of autumn occurs twice, and no lease would expire in the second hour.
+    SQLite and PostgreSQL count seconds."""
     if store.dialect_name == "mysql":
         assert store.read(lambda tx: tx.scalar(sa.text("SELECT @@session.time_zone"))) == "+00:00"
 
 
-def test_a_whole_life(store: Store) -> None:
+def test_server_is_created_stopped_started_rebooted_and_deleted(store: Store) -> None:
     cloud = Cloud(store, Realtime())
     cloud.round()
     server = cloud.create()[0]
     cloud.settle()
     assert cloud.show(server).vm_state == states.ACTIVE
-    for ask, state in (
+    for request, state in (
         (("os-stop", None), states.STOPPED),
         (("os-start", None), states.ACTIVE),
         (("reboot", "HARD"), states.ACTIVE),
         (("delete", None), states.DELETED),
     ):
-        cloud.ask(server, *ask)
+        cloud.ask(server, *request)
         cloud.settle()
         assert cloud.show(server).vm_state == state
     assert cloud.findings() == []
@@ -115,7 +118,7 @@ def test_a_whole_life(store: Store) -> None:
     )
 
 
-def test_claims_never_exceed_capacity(store: Store) -> None:
+def test_parallel_claims_never_exceed_capacity(store: Store) -> None:
     new_host(store, "h1")
 
     def claim(number: int) -> str | None:
@@ -131,9 +134,9 @@ def test_claims_never_exceed_capacity(store: Store) -> None:
 
         return store.write(work)
 
-    got = in_parallel(24, claim)
-    assert got.count("h1") == 10
-    assert got.count(None) == 14
+    claimed_hosts = run_in_parallel(24, claim)
+    assert claimed_hosts.count("h1") == 10
+    assert claimed_hosts.count(None) == 14
     used = store.read(
         lambda tx: tx.scalar(
             sa.select(sa.func.sum(schema.allocations.c.used)).where(
@@ -144,7 +147,7 @@ def test_claims_never_exceed_capacity(store: Store) -> None:
     assert int(used) == 10
 
 
-def test_a_claim_respects_reserved_and_units(store: Store) -> None:
+def test_claim_respects_reserved_and_max_unit(store: Store) -> None:
     new_host(store, "h1")
     store.write(
         lambda tx: tx.execute(
@@ -162,11 +165,11 @@ def test_a_claim_respects_reserved_and_units(store: Store) -> None:
     assert [claim(4), claim(3), claim(3), claim(1)] == [None, "h1", "h1", None]
 
 
-def test_one_of_many_racing_actions_takes_the_server(store: Store) -> None:
+def test_parallel_stops_of_one_server_begin_exactly_one_action(store: Store) -> None:
     server = active_server(store)
     row = states.action("os-stop")
     assert row is not None
-    results = in_parallel(
+    results = run_in_parallel(
         12,
         lambda number: store.write(
             lambda tx: actions.begin(tx, row, server, context=USER, project_id="project")
@@ -179,7 +182,7 @@ def test_one_of_many_racing_actions_takes_the_server(store: Store) -> None:
     assert store.read(doctor.check) == []
 
 
-def test_a_busy_server_names_the_action_that_holds_it(store: Store) -> None:
+def test_begin_on_busy_server_raises_busy_and_names_running_action(store: Store) -> None:
     server = active_server(store)
 
     def attach() -> str:
@@ -194,10 +197,10 @@ def test_a_busy_server_names_the_action_that_holds_it(store: Store) -> None:
         attach()
 
 
-def test_deletes_race_with_everything(store: Store) -> None:
+def test_delete_supersedes_parallel_stops_and_reboots(store: Store) -> None:
     server = active_server(store)
     rows = [states.action("delete"), states.action("os-stop"), states.action("reboot", "HARD")]
-    in_parallel(
+    run_in_parallel(
         9,
         lambda number: store.write(
             lambda tx: actions.begin(
@@ -214,36 +217,36 @@ def test_deletes_race_with_everything(store: Store) -> None:
     assert [action.name for action in live] == ["delete"]
 
 
-def test_a_foreign_or_unknown_server_is_not_found(store: Store) -> None:
+def test_begin_on_foreign_or_unknown_server_raises_not_found(store: Store) -> None:
     server = active_server(store)
     row = states.action("os-stop")
     assert row is not None
-    for wanted, project in ((server, "another"), (ids.new(), "project"), (ids.new(), None)):
-        with pytest.raises(errors.NotFound, match=f"Instance {wanted} could not be found."):
+    for server_id, project in ((server, "another"), (ids.new(), "project"), (ids.new(), None)):
+        with pytest.raises(errors.NotFound, match=f"Instance {server_id} could not be found."):
             store.write(
-                lambda tx, wanted=wanted, project=project: actions.begin(
-                    tx, row, wanted, context=USER, project_id=project
+                lambda tx, server_id=server_id, project=project: actions.begin(
+                    tx, row, server_id, context=USER, project_id=project
                 )
             )
 
 
-def test_conductors_take_each_action_once(store: Store) -> None:
+def test_actions_take_by_parallel_conductors_returns_each_action_once(store: Store) -> None:
     cloud = Cloud(store, Realtime())
     cloud.create(40)
-    taken = in_parallel(
+    batches = run_in_parallel(
         4,
         lambda number: [
             row.id
             for row in store.write(lambda tx: actions.take(tx, f"c{number}/1", {"create": 1}, 20))
         ],
     )
-    everything = [action for some in taken for action in some]
-    assert len(everything) == len(set(everything))
-    rest = store.write(lambda tx: actions.take(tx, "c9/1", {"create": 1}, 100))
-    assert len(everything) + len(rest) == 40
+    action_ids = [action for batch in batches for action in batch]
+    assert len(action_ids) == len(set(action_ids))
+    remaining_rows = store.write(lambda tx: actions.take(tx, "c9/1", {"create": 1}, 100))
+    assert len(action_ids) + len(remaining_rows) == 40
 
 
-def test_an_older_conductor_leaves_a_newer_workflow_alone(store: Store) -> None:
+def test_actions_take_by_older_conductor_skips_newer_workflow_version(store: Store) -> None:
     cloud = Cloud(store, Realtime())
     cloud.create()
     store.write(lambda tx: tx.execute(sa.update(schema.actions).values(version=2)))
@@ -251,22 +254,24 @@ def test_an_older_conductor_leaves_a_newer_workflow_alone(store: Store) -> None:
     assert len(store.write(lambda tx: actions.take(tx, "c1/1", {"create": 2}, 10))) == 1
 
 
-def test_a_take_asks_for_versions_and_not_for_each_workflow(store: Store) -> None:
-    """Conductors take all the time: with a condition for each workflow that cost four times as
-    much."""
+def test_actions_take_has_one_condition_per_workflow_version(store: Store) -> None:
+    """Conductors take actions all the time. A condition for each workflow costs four times
+    as much."""
     Cloud(store, Realtime()).create()
-    said: list[str] = []
-    sa.event.listen(store.engine, "before_cursor_execute", lambda *told: said.append(told[2]))
+    statements: list[str] = []
+    sa.event.listen(
+        store.engine, "before_cursor_execute", lambda *event_args: statements.append(event_args[2])
+    )
     mixed = {f"other-{number}": 2 for number in range(40)} | {"create": 1}
     assert len(store.write(lambda tx: actions.take(tx, "c1/1", mixed, 10))) == 1
-    assert sum(one.count(".version <=") for one in said) == 2
+    assert sum(statement.count(".version <=") for statement in statements) == 2
 
 
-def test_a_snapshot_is_of_one_moment_and_its_connection_is_as_before(upgraded_url: str) -> None:
+def test_store_snapshot_is_consistent_and_restores_isolation_level(upgraded_url: str) -> None:
     store, other = Store(upgraded_url, pool=1), Store(upgraded_url)
 
-    def twice(tx: sa.Connection, name: str) -> list[int]:
-        """What is there before somebody else writes, and after."""
+    def count_twice(tx: sa.Connection, name: str) -> list[int]:
+        """Count the projects before and after another connection adds one."""
         count = sa.select(sa.func.count()).select_from(schema.projects)
         before = tx.scalar(count)
         other.write(
@@ -274,20 +279,22 @@ def test_a_snapshot_is_of_one_moment_and_its_connection_is_as_before(upgraded_ur
         )
         return [int(before or 0), int(tx.scalar(count) or 0)]
 
-    assert store.snapshot(lambda tx: twice(tx, "a")) == [0, 0]
-    assert store.read(lambda tx: twice(tx, "b")) == [1, 2], "the connection that the snapshot had"
-    assert store.snapshot(lambda tx: twice(tx, "c")) == [2, 2]
+    assert store.snapshot(lambda tx: count_twice(tx, "a")) == [0, 0]
+    assert store.read(lambda tx: count_twice(tx, "b")) == [1, 2], (
+        "the connection that the snapshot had"
+    )
+    assert store.snapshot(lambda tx: count_twice(tx, "c")) == [2, 2]
     assert store.write(lambda tx: insert_ignore(tx, schema.projects, {"id": "d", "quota_seq": 0}))
-    assert store.snapshot(lambda tx: twice(tx, "e")) == [4, 4]
+    assert store.snapshot(lambda tx: count_twice(tx, "e")) == [4, 4]
     with pytest.raises(ZeroDivisionError):
-        store.snapshot(lambda tx: twice(tx, "f") and 1 // 0)
-    assert store.read(lambda tx: twice(tx, "g")) == [6, 7]
+        store.snapshot(lambda tx: count_twice(tx, "f") and 1 // 0)
+    assert store.read(lambda tx: count_twice(tx, "g")) == [6, 7]
     assert store.engine.pool.checkedout() == 0  # type: ignore[attr-defined]
     store.close()
     other.close()
 
 
-def test_transactions_that_deadlock_run_again(store: Store) -> None:
+def test_deadlocked_transactions_are_repeated(store: Store) -> None:
     for name in ("a", "b"):
         store.write(
             lambda tx, name=name: insert_ignore(tx, schema.projects, {"id": name, "quota_seq": 0})
@@ -316,15 +323,16 @@ def test_transactions_that_deadlock_run_again(store: Store) -> None:
 
         store.write(work)
 
-    assert in_parallel(2, opposed) == [None, None]
+    assert run_in_parallel(2, opposed) == [None, None]
     assert store.read(lambda tx: list(tx.scalars(sa.select(schema.projects.c.quota_seq)))) == [2, 2]
     if store.dialect_name == "sqlite":
         assert len(tries) == 2
-    else:  # the victim may take its row again before the winner wakes, and be the victim again
+    else:
+        # The victim may lock its row again before the winner continues, and deadlock again.
         assert len(tries) >= 3
 
 
-def test_a_failing_transaction_leaves_nothing(store: Store) -> None:
+def test_failed_transaction_is_rolled_back(store: Store) -> None:
     def work(tx: sa.Connection) -> None:
         insert_ignore(tx, schema.projects, {"id": "x", "quota_seq": 0})
         raise errors.Conflict("no")
@@ -337,13 +345,13 @@ def test_a_failing_transaction_leaves_nothing(store: Store) -> None:
     )
 
 
-def test_insert_ignore_keeps_the_row_that_is_there(store: Store) -> None:
+def test_insert_ignore_keeps_existing_row(store: Store) -> None:
     store.write(lambda tx: insert_ignore(tx, schema.projects, {"id": "x", "quota_seq": 1}))
     store.write(lambda tx: insert_ignore(tx, schema.projects, {"id": "x", "quota_seq": 7}))
     assert store.read(lambda tx: tx.scalar(sa.select(schema.projects.c.quota_seq))) == 1
 
 
-def test_a_debt_is_struck_only_under_its_own_or_a_later_fence(store: Store) -> None:
+def test_confirm_debts_requires_own_host_and_fence_and_frees_allocation(store: Store) -> None:
     server = active_server(store)
     host = store.read(lambda tx: tx.scalar(sa.select(schema.servers.c.host)))
     store.write(lambda tx: guests.add_debt(tx, server, 5))
@@ -359,11 +367,11 @@ def test_a_debt_is_struck_only_under_its_own_or_a_later_fence(store: Store) -> N
         )
 
 
-def test_silence_is_judged_only_when_most_are_heard(store: Store) -> None:
+def test_services_judge_marks_silent_hosts_down_only_if_most_report(store: Store) -> None:
     for number in range(10):
         new_host(store, f"h{number}")
 
-    def silent(names: list[str], seconds: int) -> None:
+    def set_silent(names: list[str], seconds: int) -> None:
         store.write(
             lambda tx: tx.execute(
                 sa.update(schema.heartbeats)
@@ -372,9 +380,9 @@ def test_silence_is_judged_only_when_most_are_heard(store: Store) -> None:
             )
         )
 
-    silent(["h1"], 20)
+    set_silent(["h1"], 20)
     assert store.write(lambda tx: services.judge(tx, 30)) == ([], False)
-    silent([f"h{number}" for number in range(3)], 60)
+    set_silent([f"h{number}" for number in range(3)], 60)
     assert store.write(lambda tx: services.judge(tx, 30)) == ([], True)
     assert store.read(lambda tx: services.is_up(tx, "h1"))
     store.write(lambda tx: services.beat(tx, ["h0"], Binary.COMPUTE))
@@ -394,7 +402,7 @@ def report_hypervisor(store: Store, host: str, hostname: str) -> None:
     store.write(lambda tx: hosts.register(tx, host, "boot", inventory))
 
 
-def test_host_is_refused_the_hypervisor_name_of_another_host(
+def test_register_refuses_hypervisor_name_of_another_host(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     for host, hostname in (("h1", "h1"), ("h2", "n2.cloud"), ("h3", "n3.cloud")):
@@ -413,15 +421,15 @@ def test_host_is_refused_the_hypervisor_name_of_another_host(
     assert hypervisors(store)["h3"] == ("n3.cloud", None)
 
 
-def test_host_gets_its_own_name_from_a_host_that_took_it_before(store: Store) -> None:
+def test_register_gives_host_its_own_name_although_another_reported_it(store: Store) -> None:
     report_hypervisor(store, "h3", "h4")
     assert hypervisors(store)["h3"] == ("h4", None)
     report_hypervisor(store, "h4", "h4")
     assert hypervisors(store) == {"h3": ("h3", "h4"), "h4": ("h4", None)}
 
 
-def test_older_host_keeps_a_hypervisor_name_that_two_hosts_have(store: Store) -> None:
-    """An earlier version of Kilonova accepted the name from both."""
+def test_register_leaves_duplicate_hypervisor_name_to_older_host(store: Store) -> None:
+    """An earlier version of Kilonova accepted the same name from two hosts."""
     for host in ("h1", "h2"):
         report_hypervisor(store, host, host)
         with store.begin() as tx:
@@ -431,7 +439,7 @@ def test_older_host_keeps_a_hypervisor_name_that_two_hosts_have(store: Store) ->
     assert hypervisors(store) == {"h1": ("n.cloud", None), "h2": ("h2", "n.cloud")}
 
 
-def test_each_registration_is_a_new_session_and_a_new_boot_is_noticed(store: Store) -> None:
+def test_register_opens_new_session_and_detects_new_boot(store: Store) -> None:
     inventory = HostInventory("memory", 1, "h1", 4, 1024, 10, traits=["COMPUTE_NODE"])
 
     def registration(boot: str) -> tuple[int, bool]:
@@ -439,9 +447,9 @@ def test_each_registration_is_a_new_session_and_a_new_boot_is_noticed(store: Sto
 
     sessions, booted = zip(*(registration(boot) for boot in ("b1", "b1", "b2")), strict=True)
     assert (len({0, *sessions}), booted) == (4, (False, False, True))
-    found = store.read(hosts.list_all)[0]
-    assert (found["up"], found["disabled"], found["running_vms"]) == (True, False, 0)
-    assert found["inventory"]["MEMORY_MB"] == {
+    host = store.read(hosts.list_all)[0]
+    assert (host["up"], host["disabled"], host["running_vms"]) == (True, False, 0)
+    assert host["inventory"]["MEMORY_MB"] == {
         "total": 1024,
         "reserved": 0,
         "ratio": 1.0,
@@ -449,29 +457,30 @@ def test_each_registration_is_a_new_session_and_a_new_boot_is_noticed(store: Sto
     }
 
 
-def test_a_database_that_does_not_answer_is_unavailable() -> None:
-    gone = Store("mysql+pymysql://nobody@127.0.0.1:9/none")
+def test_store_raises_unavailable_when_database_does_not_answer() -> None:
+    store = Store("mysql+pymysql://nobody@127.0.0.1:9/none")
     with pytest.raises(errors.Unavailable, match="database does not answer"):
-        gone.write(lambda tx: None)
+        store.write(lambda tx: None)
     with pytest.raises(errors.Unavailable):
-        gone.read(lambda tx: None)
+        store.read(lambda tx: None)
 
 
-def test_the_real_clock_never_goes_back() -> None:
+def test_clock_monotonic_never_decreases() -> None:
     clock = Clock()
     assert clock.monotonic() <= clock.monotonic()
 
 
-def test_a_registration_among_results_locks_providers_after_servers(store: Store) -> None:
-    """As claims do; else the two wait for each other."""
+def test_reports_lock_servers_before_providers_of_registering_host(store: Store) -> None:
+    """Claims lock in the same order. Otherwise a claim and a report could deadlock."""
     if store.dialect_name == "sqlite":
-        return  # its writers are alone
+        # SQLite has a single writer.
+        return
     cloud = Cloud(store, Realtime())
     cloud.round()
     server = cloud.create()[0]
     cloud.settle()
     registration = Sync("h1", 0, "boot-2", inventory=cloud.hosts["h1"].driver.inventory())
-    told = Sync(
+    report = Sync(
         "h2",
         store.read(lambda tx: hosts.sessions(tx, ["h2"]))["h2"],
         "boot",
@@ -480,26 +489,26 @@ def test_a_registration_among_results_locks_providers_after_servers(store: Store
     with ThreadPoolExecutor(1) as pool:
         with store.begin() as tx:
             actions.lock_servers(tx, [server])
-            done = pool.submit(reports.handle, cloud.engine, [registration, told])
-            wait([done], timeout=1)
-            assert not done.done()
+            future = pool.submit(reports.handle, cloud.engine, [registration, report])
+            wait([future], timeout=1)
+            assert not future.done()
             free = (
                 sa.select(schema.providers.c.id)
                 .where(schema.providers.c.host == "h1")
                 .with_for_update(nowait=True)
             )
             assert tx.scalar(free) is not None
-        assert next(answer.session > 1 for answer in done.result(timeout=20))
+        assert next(answer.session > 1 for answer in future.result(timeout=20))
 
 
-def test_refused_hosts_are_listed_for_as_long_as_is_asked(store: Store) -> None:
+def test_list_refused_omits_refusals_older_than_the_given_seconds(store: Store) -> None:
     for host in ("h1", "h2", "h3"):
         report_hypervisor(store, host, "h1" if host == "h3" else host)
     store.write(lambda tx: hosts.note_refusals(tx, {"h2": 7}))
-    listed = store.read(lambda tx: hosts.list_refused(tx, 60))
-    assert [(row.name, row.refused_messages, row.refused_hostname) for row in listed] == [
+    refused = store.read(lambda tx: hosts.list_refused(tx, 60))
+    assert [(row.name, row.refused_messages, row.refused_hostname) for row in refused] == [
         ("h2", 7, None),
         ("h3", 0, "h1"),
     ]
-    assert listed[0].refused_ago in range(5) and listed[1].refused_ago is None
+    assert refused[0].refused_ago in range(5) and refused[1].refused_ago is None
     assert [row.name for row in store.read(lambda tx: hosts.list_refused(tx, -60))] == ["h3"]

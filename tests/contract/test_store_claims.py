@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The claim on SQLite, PostgreSQL and MariaDB: under races no host gives out what it has not, hard
-groups hold, the parts of a host have one holder each, and a host on which builds fail gets one
-server at a time to try."""
+"""Claims on SQLite, PostgreSQL and MariaDB, also in parallel.
+
+They check capacity, group policies, CPUs and devices, hosts with failed builds, disabled hosts and
+damaged records.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ WITH_DEVICE = Hardware(devices=(DeviceRequest("net", 1, (("8086", "10ed"),)),))
 
 
 def new_host(store: Store, name: str, vcpus: int = 10, pcpus: int = 0, devices: int = 0) -> None:
-    """A host of one NUMA node, whose CPUs 100, 101 … a guest can have for itself."""
+    """Register a host with one NUMA node. Guests can have the CPUs 100, 101 … for themselves."""
     numa_node = NumaNode(0, list(range(vcpus)), list(range(100, 100 + pcpus)), 10240)
     parts = [Device(f"0000:81:00.{number}", "8086", "10ed") for number in range(devices)]
     store.write(
@@ -88,7 +90,7 @@ def request(names: Sequence[str], server: str | None = None, **more: Any) -> Cla
 def claim(
     store: Store, *requests: ClaimRequest, failed_build_limit: FailedBuildLimit | None = None
 ) -> list[str | None]:
-    """Claim and keep the guests, as the conductor does; the hosts."""
+    """Claim, store the guests as the conductor does, and return the claimed hosts."""
 
     def work(tx: Connection) -> None:
         allocations.claim(tx, requests, failed_build_limit)
@@ -96,26 +98,28 @@ def claim(
             tx,
             [
                 {
-                    "server_id": one.consumer,
-                    "host": one.host,
+                    "server_id": claim_request.consumer,
+                    "host": claim_request.host,
                     "fence": 1,
-                    "assignment": to_wire(one.assignment) if one.assignment else None,
+                    "assignment": to_wire(claim_request.assignment)
+                    if claim_request.assignment
+                    else None,
                 }
-                for one in requests
-                if one.host
+                for claim_request in requests
+                if claim_request.host
             ],
         )
 
     store.write(work)
-    return [one.host for one in requests]
+    return [claim_request.host for claim_request in requests]
 
 
-def let_go(store: Store, server: str, host: str) -> None:
+def release(store: Store, server: str, host: str) -> None:
     store.write(lambda tx: guests.add_debt(tx, server, 1))
     store.write(lambda tx: guests.confirm_debts(tx, [(server, host, 1)]))
 
 
-def failed(store: Store, host: str, times: int, seconds_ago: int = 0) -> None:
+def fail_builds(store: Store, host: str, times: int, seconds_ago: int = 0) -> None:
     def work(tx: Connection) -> None:
         allocations.judge(tx, [(host, -1)] * times)
         tx.execute(
@@ -127,8 +131,9 @@ def failed(store: Store, host: str, times: int, seconds_ago: int = 0) -> None:
     store.write(work)
 
 
-def placement(store: Store) -> list[doctor.Finding]:
-    """What the oracle says of these claims, which have no servers."""
+def claim_findings(store: Store) -> list[doctor.Finding]:
+    """Return the doctor's findings about claims. Other findings occur because no server
+    rows exist."""
     return [
         finding
         for finding in store.read(doctor.check)
@@ -137,7 +142,7 @@ def placement(store: Store) -> list[doctor.Finding]:
 
 
 # --- groups ---
-def test_anti_affinity_allows_so_many_a_host_also_within_one_transaction(store: Store) -> None:
+def test_claim_respects_anti_affinity_limit_within_one_transaction(store: Store) -> None:
     for name in ("h1", "h2"):
         new_host(store, name)
     servers = [ids.new() for _ in range(6)]
@@ -148,13 +153,13 @@ def test_anti_affinity_allows_so_many_a_host_also_within_one_transaction(store: 
     ]
     assert Counter(claim(store, *requests)) == {"h1": 2, "h2": 2, None: 2}
     assert requests[-1].refused == "its server group's policy anti-affinity"
-    let_go(store, requests[0].consumer, "h2")
+    release(store, requests[0].consumer, "h2")
     assert claim(
         store, request(["h1"], servers[4], group=group), request(["h2"], servers[5], group=group)
     ) == [None, "h2"]
 
 
-def test_affinity_follows_the_members_and_not_the_server_itself(store: Store) -> None:
+def test_claim_with_affinity_follows_other_members_of_group(store: Store) -> None:
     for name in ("h1", "h2"):
         new_host(store, name)
     first, second = ids.new(), ids.new()
@@ -162,14 +167,14 @@ def test_affinity_follows_the_members_and_not_the_server_itself(store: Store) ->
     assert claim(store, request(["h1"], first, group=group)) == ["h1"]
     assert claim(store, request(["h2"], second, group=group)) == [None]
     assert claim(store, request(["h2", "h1"], second, group=group), request(["h1"])) == ["h1", "h1"]
-    let_go(store, second, "h1")
+    release(store, second, "h1")
     assert claim(store, request(["h1"], second, group=group)) == ["h1"]
-    let_go(store, first, "h1")
-    let_go(store, second, "h1")
+    release(store, first, "h1")
+    release(store, second, "h1")
     assert claim(store, request(["h2"], first, group=group)) == ["h2"], "nobody is left to follow"
 
 
-def test_soft_policies_and_groups_that_are_gone_forbid_nothing(store: Store) -> None:
+def test_claim_ignores_soft_policies_and_deleted_groups(store: Store) -> None:
     new_host(store, "h1")
     servers = [ids.new() for _ in range(2)]
     soft = new_group(store, "soft-anti-affinity", servers)
@@ -181,7 +186,7 @@ def test_soft_policies_and_groups_that_are_gone_forbid_nothing(store: Store) -> 
 
 
 @pytest.mark.parametrize(("policy", "placed"), [("affinity", 60), ("anti-affinity", 6)])
-def test_a_hard_group_holds_under_parallel_claims(store: Store, policy: str, placed: int) -> None:
+def test_parallel_claims_respect_hard_group_policy(store: Store, policy: str, placed: int) -> None:
     names = [f"h{number}" for number in range(6)]
     for name in names:
         new_host(store, name, vcpus=100)
@@ -192,10 +197,10 @@ def test_a_hard_group_holds_under_parallel_claims(store: Store, policy: str, pla
 
     def worker(number: int) -> list[str | None]:
         start.wait()
-        found = []
+        claimed_hosts = []
         for server, order in list(zip(servers, orders, strict=True))[number::12]:
-            # What the scheduler would do when it is asked again: another host first.
-            found += [
+            # A repeated scheduling request starts with another host.
+            claimed_hosts += [
                 next(
                     (
                         name
@@ -205,39 +210,45 @@ def test_a_hard_group_holds_under_parallel_claims(store: Store, policy: str, pla
                     None,
                 )
             ]
-        return found
+        return claimed_hosts
 
     with ThreadPoolExecutor(12) as pool:
-        got = Counter(host for hosts_ in pool.map(worker, range(12)) for host in hosts_ if host)
-    assert got.total() == placed
-    assert len(got) == (1 if policy == "affinity" else 6)
-    assert placement(store) == []
+        placements = Counter(
+            host for hosts_ in pool.map(worker, range(12)) for host in hosts_ if host
+        )
+    assert placements.total() == placed
+    assert len(placements) == (1 if policy == "affinity" else 6)
+    assert claim_findings(store) == []
 
 
-# --- parts of a host ---
-def test_who_gets_cpus_or_a_device_has_them_alone_until_its_debt_is_paid(store: Store) -> None:
+# --- CPUs and devices ---
+def test_claimed_cpus_and_device_are_exclusive_until_removal_is_confirmed(store: Store) -> None:
     new_host(store, "h1", pcpus=4, devices=1)
     need = {"PCPU": 2, "MEMORY_MB": 256}
     requests = [request(["h1"], hardware=PINNED, resources=need) for _ in range(3)]
     assert claim(store, *requests) == ["h1", "h1", None]
-    taken = [set(one.assignment.numa_nodes[0].pins.values()) for one in requests if one.assignment]
-    assert [len(one) for one in taken] == [2, 2]
-    assert taken[0].isdisjoint(taken[1])
+    cpu_sets = [
+        set(claim_request.assignment.numa_nodes[0].pins.values())
+        for claim_request in requests
+        if claim_request.assignment
+    ]
+    assert [len(cpus) for cpus in cpu_sets] == [2, 2]
+    assert cpu_sets[0].isdisjoint(cpu_sets[1])
     with_device = request(["h1"], hardware=WITH_DEVICE)
     assert claim(store, with_device) == ["h1"]
-    another = request(["h1"], hardware=WITH_DEVICE)
-    assert (claim(store, another), another.refused) == (
+    late = request(["h1"], hardware=WITH_DEVICE)
+    assert (claim(store, late), late.refused) == (
         [None],
         "no CPUs, memory pages or devices that fit",
     )
     store.write(lambda tx: guests.add_debt(tx, with_device.consumer, 1))
-    assert claim(store, another) == [None], "a debt may still hold it"
+    assert claim(store, late) == [None], "a debt may still hold it"
     store.write(lambda tx: guests.confirm_debts(tx, [(with_device.consumer, "h1", 1)]))
-    assert claim(store, another) == ["h1"]
-    assert placement(store) == []
+    assert claim(store, late) == ["h1"]
+    assert claim_findings(store) == []
 
 
-def test_a_host_without_the_parts_is_refused_and_the_next_one_taken(store: Store) -> None:
+def test_claim_takes_next_host_when_first_lacks_device(store: Store) -> None:
     new_host(store, "h1")
     new_host(store, "h2", devices=1)
     assert claim(store, request(["h1", "h2"], hardware=WITH_DEVICE), request(["h2"])) == [
@@ -247,46 +258,48 @@ def test_a_host_without_the_parts_is_refused_and_the_next_one_taken(store: Store
 
 
 # --- hosts on which builds fail ---
-def test_a_host_on_which_builds_fail_is_left_out_and_tried_with_one_server(store: Store) -> None:
+def test_claim_skips_host_with_failed_builds_then_tries_one_server(store: Store) -> None:
     new_host(store, "h1")
     new_host(store, "h2")
-    failed(store, "h1", 4)
+    fail_builds(store, "h1", 4)
     first = request(["h1"])
     assert (claim(store, first), first.tried) == (["h1"], True), "four are not five"
-    failed(store, "h1", 1)
+    fail_builds(store, "h1", 1)
     left_out = request(["h1"])
     assert (claim(store, left_out), left_out.refused) == ([None], "builds fail there")
     assert claim(store, request(["h1", "h2"]), request(["h2"])) == ["h2", "h2"]
     assert claim(store, request(["h1"], forced=True)) == ["h1"]
-    failed(store, "h1", 0, seconds_ago=301)
+    fail_builds(store, "h1", 0, seconds_ago=301)
     assert claim(store, request(["h1"]), request(["h1"])) == ["h1", None], "one at a time"
     assert claim(store, request(["h1"])) == [None]
     assert claim(store, request(["h1"]), failed_build_limit=FailedBuildLimit(failures=0)) == ["h1"]
     assert claim(store, request(["h1"]), failed_build_limit=FailedBuildLimit(failures=6)) == ["h1"]
 
 
-def test_of_many_parallel_claims_one_tries_the_host(store: Store) -> None:
+def test_parallel_claims_try_host_with_failed_builds_only_once(store: Store) -> None:
     new_host(store, "h1", vcpus=100)
-    failed(store, "h1", 5, seconds_ago=400)
+    fail_builds(store, "h1", 5, seconds_ago=400)
     start = threading.Barrier(8)
 
-    def one(number: int) -> list[str | None]:
+    def claim_in_thread(number: int) -> list[str | None]:
         start.wait()
         return claim(store, request(["h1"]))
 
     with ThreadPoolExecutor(8) as pool:
-        assert Counter(host for found in pool.map(one, range(8)) for host in found) == {
+        assert Counter(
+            host for claimed_hosts in pool.map(claim_in_thread, range(8)) for host in claimed_hosts
+        ) == {
             "h1": 1,
             None: 7,
         }
 
 
-def test_a_build_that_worked_makes_the_host_as_good_as_any(store: Store) -> None:
+def test_successful_build_clears_failed_builds_of_host(store: Store) -> None:
     new_host(store, "h1")
-    failed(store, "h1", 7)
+    fail_builds(store, "h1", 7)
     store.write(lambda tx: allocations.judge(tx, [("h1", 0)]))
-    again = request(["h1"])
-    assert (claim(store, again), again.tried) == (["h1"], False)
+    later_request = request(["h1"])
+    assert (claim(store, later_request), later_request.tried) == (["h1"], False)
 
 
 # --- hosts that are disabled ---
@@ -294,11 +307,11 @@ def disable(tx: Connection, host: str, disabled: bool = True) -> None:
     services.set_state(tx, services.list_all(tx, host)[0].uuid, disabled=disabled)
 
 
-def test_a_disabled_host_gets_who_is_forced_there_and_keeps_who_stays(store: Store) -> None:
+def test_claim_on_disabled_host_accepts_only_forced_and_present_servers(store: Store) -> None:
     new_host(store, "h1")
     new_host(store, "h2")
-    stays, late = request(["h1"]), request(["h1"])
-    assert claim(store, stays) == ["h1"]
+    current, late = request(["h1"]), request(["h1"])
+    assert claim(store, current) == ["h1"]
     store.write(lambda tx: disable(tx, "h1"))
     assert (claim(store, late), late.refused) == ([None], "disabled")
     assert claim(store, request(["h1", "h2"]), request(["h2"])) == ["h2", "h2"], (
@@ -307,7 +320,7 @@ def test_a_disabled_host_gets_who_is_forced_there_and_keeps_who_stays(store: Sto
     assert claim(store, request(["h1"], forced=True)) == ["h1"]
     larger = request(
         ["h1"],
-        stays.consumer,
+        current.consumer,
         resources={"VCPU": 2, "MEMORY_MB": 64},
         leaves=("h1", ids.new()),
         has=SMALL,
@@ -318,19 +331,19 @@ def test_a_disabled_host_gets_who_is_forced_there_and_keeps_who_stays(store: Sto
     assert claim(store, late) == ["h1"]
 
 
-def test_who_leaves_a_disabled_host_comes_back_to_it(store: Store) -> None:
-    """Only who is new is refused: what a migration holds there for the way back is its server's
-    again."""
+def test_hand_back_returns_allocations_on_disabled_source(store: Store) -> None:
+    """A disabled host refuses new servers only. After a revert the server has the migration's
+    allocations on the source again."""
     new_host(store, "h1")
     new_host(store, "h2")
-    moves, migration = request(["h1"]), ids.new()
-    assert claim(store, moves) == ["h1"]
+    original, migration = request(["h1"]), ids.new()
+    assert claim(store, original) == ["h1"]
     store.write(lambda tx: disable(tx, "h1"))
-    there = request(["h2"], moves.consumer, leaves=("h1", migration))
-    store.write(lambda tx: allocations.claim(tx, [there]))
-    assert there.host == "h2"
-    store.write(lambda tx: allocations.hand_back(tx, migration, moves.consumer, "h1"))
-    assert store.read(lambda tx: allocations_of(tx, moves.consumer)) == {"h1", "h2"}
+    move = request(["h2"], original.consumer, leaves=("h1", migration))
+    store.write(lambda tx: allocations.claim(tx, [move]))
+    assert move.host == "h2"
+    store.write(lambda tx: allocations.hand_back(tx, migration, original.consumer, "h1"))
+    assert store.read(lambda tx: allocations_of(tx, original.consumer)) == {"h1", "h2"}
 
 
 def allocations_of(tx: Connection, consumer: str) -> set[str]:
@@ -343,15 +356,16 @@ def allocations_of(tx: Connection, consumer: str) -> set[str]:
     )
 
 
-def test_a_claim_that_waits_for_who_disables_the_host_is_refused(store: Store) -> None:
-    """Its lock saw the host as it was before."""
+def test_claim_waiting_for_disable_of_host_is_refused(store: Store) -> None:
+    """Before the wait the claim read the host as enabled."""
     new_host(store, "h1")
     with ThreadPoolExecutor(1) as pool:
         with store.begin() as tx:
             disable(tx, "h1")
             late = request(["h1"])
             outcome = pool.submit(claim, store, late)
-            with pytest.raises(NotYet):  # on SQLite it waits to write at all
+            # On SQLite the claim waits for a write transaction.
+            with pytest.raises(NotYet):
                 outcome.result(timeout=0.5)
         assert outcome.result(timeout=20) == [None]
     assert late.refused == "disabled"
@@ -359,9 +373,9 @@ def test_a_claim_that_waits_for_who_disables_the_host_is_refused(store: Store) -
 
 # --- everything at once ---
 @pytest.mark.parametrize("seed", range(3))
-def test_random_parallel_claims_keep_every_promise(store: Store, seed: int) -> None:
-    """Eight workers claim and let go at random; what stays is judged by the oracle and by the
-    answers themselves."""
+def test_random_parallel_claims_and_releases_keep_all_limits(store: Store, seed: int) -> None:
+    """Eight workers claim and release at random. The doctor and the inventories are checked
+    afterwards."""
     names = [f"h{number}" for number in range(4)]
     for name in names:
         new_host(store, name, vcpus=6, pcpus=5, devices=2)
@@ -380,14 +394,18 @@ def test_random_parallel_claims_keep_every_promise(store: Store, seed: int) -> N
                 _random_request(draw, names, pools, groups) for _ in range(draw.randint(1, 4))
             ]
             claim(store, *requests)
-            mine += [(one.consumer, one.host) for one in requests if one.host]
+            mine += [
+                (claim_request.consumer, claim_request.host)
+                for claim_request in requests
+                if claim_request.host
+            ]
             while mine and draw.random() < 0.4:
-                let_go(store, *mine.pop(draw.randrange(len(mine))))
+                release(store, *mine.pop(draw.randrange(len(mine))))
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(worker, range(8)))
-    assert placement(store) == []
-    held = [
+    assert claim_findings(store) == []
+    assignments = [
         from_wire(HardwareAssignment, row.assignment)
         for row in store.read(
             lambda tx: tx.execute(
@@ -395,7 +413,7 @@ def test_random_parallel_claims_keep_every_promise(store: Store, seed: int) -> N
             ).all()
         )
     ]
-    assert all(one.numa_nodes or one.devices for one in held)
+    assert all(assignment.numa_nodes or assignment.devices for assignment in assignments)
     for name in names:
         used = store.read(lambda tx, name=name: hosts.list_all(tx, name))[0]["inventory"]
         assert all(stock["used"] <= stock["total"] * stock["ratio"] for stock in used.values())
@@ -420,7 +438,7 @@ def _random_request(
     ("table", "column"), [("guests", "assignment"), ("hosts", "numa_nodes"), ("hosts", "devices")]
 )
 @pytest.mark.parametrize("text", ["[1,2", "[[]]", "7"])
-def test_host_with_damaged_record_gives_out_no_parts(
+def test_claim_with_damaged_hardware_record_assigns_no_hardware(
     store: Store, table: str, column: str, text: str
 ) -> None:
     for name in ("h1", "h2"):
@@ -440,7 +458,7 @@ def test_host_with_damaged_record_gives_out_no_parts(
     assert refused.refused == "no CPUs, memory pages or devices that fit"
 
 
-def test_group_with_damaged_rules_allows_one_server_a_host(store: Store) -> None:
+def test_claim_with_damaged_group_rules_allows_one_server_per_host(store: Store) -> None:
     new_host(store, "h1")
     servers = [ids.new() for _ in range(2)]
     group = new_group(store, "anti-affinity", servers, most=2)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pending cleanups on SQLite, PostgreSQL and MariaDB: one row for one thing, taken by one
-conductor, gone when done."""
+"""Rows of pending cleanups on SQLite, PostgreSQL and MariaDB: adding, taking, postponing and
+removing them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def add_server(store: Store) -> None:
     )
 
 
-def test_one_thing_has_one_row_that_one_conductor_gets(store: Store) -> None:
+def test_cleanup_has_one_row_per_target_and_is_taken_once(store: Store) -> None:
     add(store, "p1", "p2")
     add(store, "p2", "p3")
     add(store, "p1", kind=cleanups.BINDING, place="h1")
@@ -60,49 +60,53 @@ def test_one_thing_has_one_row_that_one_conductor_gets(store: Store) -> None:
     assert take(store) == []
 
 
-def test_two_conductors_at_once_take_different_ones(store: Store) -> None:
+def test_cleanups_take_by_two_conductors_returns_different_rows(store: Store) -> None:
     add(store, "p1", "p2")
     if store.dialect_name == "sqlite":
-        return  # its writers are alone
-    with store.begin() as one, store.begin() as other:
-        [mine], [theirs] = cleanups.take(one, KINDS, 1), cleanups.take(other, KINDS, 1)
-        assert mine.target != theirs.target
+        # SQLite has a single writer.
+        return
+    with store.begin() as first, store.begin() as second:
+        [first_row], [second_row] = cleanups.take(first, KINDS, 1), cleanups.take(second, KINDS, 1)
+        assert first_row.target != second_row.target
 
 
-def test_the_next_try_is_later_each_time_unless_it_is_hastened(store: Store) -> None:
+def test_postponed_cleanup_waits_twice_as_long_unless_hastened(store: Store) -> None:
     add(store, "p1")
     due = []
     for _ in range(3):
         [row] = take(store)
         store.write(lambda tx, row=row: cleanups.postpone(tx, row, "No.", cleanups.REFUSED_AT_MOST))
         assert take(store) == []
-        [found] = store.read(cleanups.list_all)
-        due.append(round((found.due_at - store.now()) / cleanups.FIRST))
+        [cleanup] = store.read(cleanups.list_all)
+        due.append(round((cleanup.due_at - store.now()) / cleanups.FIRST))
         store.write(
-            lambda tx, found=found: tx.execute(sa.update(schema.cleanups).values(due_at=now()))
+            lambda tx, cleanup=cleanup: tx.execute(sa.update(schema.cleanups).values(due_at=now()))
         )
-    assert (due, found.why) == ([1, 2, 4], "No.")
-    store.write(lambda tx: cleanups.wait(tx, found))
+    assert (due, cleanup.why) == ([1, 2, 4], "No.")
+    store.write(lambda tx: cleanups.wait(tx, cleanup))
     assert take(store) == []
-    assert store.write(lambda tx: cleanups.hasten(tx, found.id))
+    assert store.write(lambda tx: cleanups.hasten(tx, cleanup.id))
     assert len(take(store)) == 1
 
 
-def test_it_is_struck_unless_its_server_has_changed(store: Store) -> None:
+def test_strike_keeps_cleanup_when_fence_of_server_has_changed(store: Store) -> None:
     add(store, "p1", "p2")
-    [one, other] = take(store)
-    assert store.read(lambda tx: cleanups.server_of(tx, one)) is None
-    assert store.write(lambda tx: cleanups.strike(tx, one, None))
+    [first, second] = take(store)
+    assert store.read(lambda tx: cleanups.server_of(tx, first)) is None
+    assert store.write(lambda tx: cleanups.strike(tx, first, None))
     add_server(store)
-    assert not store.write(lambda tx: cleanups.strike(tx, other, 2))
-    assert store.write(lambda tx: cleanups.strike(tx, other, 3))
+    assert not store.write(lambda tx: cleanups.strike(tx, second, 2))
+    assert store.write(lambda tx: cleanups.strike(tx, second, 3))
     assert store.read(cleanups.list_all) == []
 
 
-def test_it_can_be_forgotten_and_dropped(store: Store) -> None:
+def test_cleanup_can_be_forgotten_by_target_and_dropped_by_id(store: Store) -> None:
     add(store, "p1", "p2")
     store.write(lambda tx: cleanups.forget(tx, cleanups.PORT, "p1"))
-    [left] = store.read(cleanups.list_all)
-    assert left.target == "p2"
-    assert [store.write(lambda tx: cleanups.drop(tx, left.id)) for _ in range(2)] == [True, False]
-    assert not store.write(lambda tx: cleanups.hasten(tx, left.id))
+    [cleanup] = store.read(cleanups.list_all)
+    assert cleanup.target == "p2"
+    assert [store.write(lambda tx: cleanups.drop(tx, cleanup.id)) for _ in range(2)] == [
+        True,
+        False,
+    ]
+    assert not store.write(lambda tx: cleanups.hasten(tx, cleanup.id))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the oracle finds of placement, on SQLite, PostgreSQL and MariaDB: each invariant is broken
-by hand once."""
+"""The doctor's findings about placement on SQLite, PostgreSQL and MariaDB. Each test breaks one
+invariant by SQL."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ Broken = Callable[[Connection], Any]
 
 @pytest.fixture
 def store(upgraded_url: str) -> Iterator[Store]:
-    """Two hosts; on each, two servers in a group of no more than two a host, one of them with parts
-    of its host."""
+    """A store with two hosts. Each host has two servers of a group that allows two servers per
+    host."""
     store = Store(upgraded_url)
     store.write(fill)
     yield store
@@ -91,7 +91,7 @@ def fill(tx: Connection) -> None:
 
 
 def place(tx: Connection, server: str, host: str) -> None:
-    """A server of one VCPU with its guest."""
+    """Insert a server with one VCPU, and a guest for the server."""
     tx.execute(
         sa.insert(schema.servers).values(
             **server_row(
@@ -115,11 +115,11 @@ def place(tx: Connection, server: str, host: str) -> None:
     guests.add(tx, [{"server_id": server, "host": host, "fence": 1}])
 
 
-def holds(*held: tuple[str, HardwareAssignment]) -> Broken:
-    """These servers hold these parts of their hosts."""
+def assign(*assignments: tuple[str, HardwareAssignment]) -> Broken:
+    """Set the hardware assignments of these servers."""
 
     def work(tx: Connection) -> None:
-        for server, assignment in held:
+        for server, assignment in assignments:
             tx.execute(
                 sa.update(schema.guests)
                 .where(schema.guests.c.server_id == server)
@@ -134,7 +134,7 @@ def numa_node(cpu: int, memory_mb: int = 4, page_kb: int = 0) -> HardwareAssignm
 
 
 def move(server: str, host: str) -> Broken:
-    """The server and its guest are suddenly elsewhere, with what they hold."""
+    """Place the server, with a guest and allocations, on another host."""
 
     def work(tx: Connection) -> None:
         allocations.release(tx, [(server, "h2")])
@@ -145,12 +145,12 @@ def move(server: str, host: str) -> Broken:
     return work
 
 
-def changed(table: sa.Table, condition: Any, **values: Any) -> Broken:
+def update_rows(table: sa.Table, condition: Any, **values: Any) -> Broken:
     return lambda tx: tx.execute(sa.update(table).where(condition).values(**values))
 
 
-def unsent(age: int) -> Broken:
-    """A notification has waited for so long."""
+def add_unsent_notification(age: int) -> Broken:
+    """Insert a notification that has waited for this time."""
     return lambda tx: tx.execute(
         sa.insert(schema.notifications).values(
             event="flavor.create", key="1", publisher="nova-api:a", body={}, created_at=now() - age
@@ -161,7 +161,7 @@ def unsent(age: int) -> Broken:
 INVENTORY, ALLOCATION = schema.inventories.c, schema.allocations.c
 BREAKS: dict[str, tuple[Broken, set[tuple[str, str]], str]] = {
     "more held": (
-        changed(
+        update_rows(
             schema.allocations,
             sa.and_(ALLOCATION.consumer_id == "s1", ALLOCATION.resource_class == "VCPU"),
             used=2,
@@ -170,7 +170,7 @@ BREAKS: dict[str, tuple[Broken, set[tuple[str, str]], str]] = {
         "'VCPU': 2",
     ),
     "capacity": (
-        changed(schema.inventories, INVENTORY.resource_class == "VCPU", total=1),
+        update_rows(schema.inventories, INVENTORY.resource_class == "VCPU", total=1),
         {("capacity", "h1"), ("capacity", "h2")},
         "2 of 1 VCPU are given out",
     ),
@@ -184,17 +184,17 @@ BREAKS: dict[str, tuple[Broken, set[tuple[str, str]], str]] = {
         "of no inventory",
     ),
     "not asked for": (
-        holds(("s0", HardwareAssignment(devices=["0000:81:00.0"]))),
+        assign(("s0", HardwareAssignment(devices=["0000:81:00.0"]))),
         {("assignment-exact", "s0")},
         "does not ask for",
     ),
     "one CPU twice": (
-        holds(("s0", numa_node(4)), ("s1", numa_node(4))),
+        assign(("s0", numa_node(4)), ("s1", numa_node(4))),
         {("assignment-exact", "h1")},
         "CPU 4 is held by s0, s1",
     ),
     "one device twice": (
-        holds(
+        assign(
             ("s2", HardwareAssignment(devices=["0000:81:00.0"])),
             ("s3", HardwareAssignment(devices=["0000:81:00.0"])),
         ),
@@ -202,17 +202,17 @@ BREAKS: dict[str, tuple[Broken, set[tuple[str, str]], str]] = {
         "device 0000:81:00.0 is held by s2, s3",
     ),
     "a CPU that is none": (
-        holds(("s0", numa_node(1))),
+        assign(("s0", numa_node(1))),
         {("assignment-exact", "s0")},
         "holds CPUs [1] that NUMA node 0 of h1",
     ),
     "a device that is none": (
-        holds(("s0", HardwareAssignment(devices=["0000:99:00.0"]))),
+        assign(("s0", HardwareAssignment(devices=["0000:99:00.0"]))),
         {("assignment-exact", "s0")},
         "that h1 does not give out",
     ),
     "pages": (
-        holds(("s0", numa_node(4, 10, 2048)), ("s1", numa_node(5, 8, 2048))),
+        assign(("s0", numa_node(4, 10, 2048)), ("s1", numa_node(5, 8, 2048))),
         {("assignment-exact", "h1")},
         "9 of 8 pages of 2048 KiB in NUMA node 0 are held",
     ),
@@ -225,17 +225,17 @@ BREAKS: dict[str, tuple[Broken, set[tuple[str, str]], str]] = {
     ),
     "anti-affinity": (move("s2", "h1"), {("group-policy", "*")}, "3 of its servers are on h1"),
     "affinity": (
-        changed(schema.server_groups, sa.true(), policy="affinity"),
+        update_rows(schema.server_groups, sa.true(), policy="affinity"),
         {("group-policy", "*")},
         "affinity, and its servers are on h1, h2",
     ),
     "enabled": (
-        changed(schema.services, schema.services.c.host == "h2", disabled=False),
+        update_rows(schema.services, schema.services.c.host == "h2", disabled=False),
         {("disabled-trait", "h2")},
         "is not disabled and has the trait",
     ),
     "disabled": (
-        changed(schema.services, schema.services.c.host == "h1", disabled=True),
+        update_rows(schema.services, schema.services.c.host == "h1", disabled=True),
         {("disabled-trait", "h1")},
         "is disabled and has not the trait",
     ),
@@ -250,12 +250,14 @@ BREAKS: dict[str, tuple[Broken, set[tuple[str, str]], str]] = {
         "no such aggregate",
     ),
     "notifications": (
-        unsent(outbox.LATE + SECOND),
+        add_unsent_notification(outbox.LATE + SECOND),
         {("notifications-sent", "outbox")},
         "none was sent since",
     ),
     "two zones": (
-        changed(schema.aggregates, schema.aggregates.c.id == 2, meta={"availability_zone": "az2"}),
+        update_rows(
+            schema.aggregates, schema.aggregates.c.id == 2, meta={"availability_zone": "az2"}
+        ),
         {("one-zone", "h1")},
         "is in the zones az1, az2",
     ),
@@ -263,31 +265,31 @@ BREAKS: dict[str, tuple[Broken, set[tuple[str, str]], str]] = {
 
 
 @pytest.mark.parametrize("name", BREAKS)
-def test_what_is_broken_is_found_and_named(store: Store, name: str) -> None:
+def test_doctor_reports_broken_invariant_with_subject_and_text(store: Store, name: str) -> None:
     assert store.read(doctor.check) == []
     break_it, expected, text = BREAKS[name]
     store.write(break_it)
-    found = store.read(doctor.check)
-    # An assignment set by hand is also one that the flavor does not ask for.
+    findings = store.read(doctor.check)
+    # The flavor does not request the assignments that the tests set.
     extra = {("assignment-exact", row) for row in ("s0", "s1", "s2", "s3")}
-    told = {
+    reported_pairs = {
         (finding.invariant, "*" if finding.invariant == "group-policy" else finding.subject)
-        for finding in found
+        for finding in findings
     }
-    assert expected <= told <= expected | extra
-    assert any(text in finding.text for finding in found), found
+    assert expected <= reported_pairs <= expected | extra
+    assert any(text in finding.text for finding in findings), findings
 
 
-def test_notifications_that_wait_a_while_are_none_of_the_doctors(store: Store) -> None:
-    store.write(unsent(outbox.LATE - 60 * SECOND))
+def test_doctor_ignores_notifications_with_short_wait(store: Store) -> None:
+    store.write(add_unsent_notification(outbox.LATE - 60 * SECOND))
     assert store.read(doctor.check) == []
 
 
-def test_a_capacity_that_was_cut_under_what_is_used_is_nobodys_claim(store: Store) -> None:
-    def cut(tx: Connection) -> None:
+def test_doctor_ignores_use_above_capacity_when_host_reduced_capacity(store: Store) -> None:
+    def reduce_capacity(tx: Connection) -> None:
         hosts.describe(tx, "h1", HostInventory("memory", 1, "h1", 1, 4096, 100))
 
-    store.write(cut)
+    store.write(reduce_capacity)
     row = store.read(
         lambda tx: tx.execute(
             sa.select(schema.inventories).where(
@@ -299,18 +301,18 @@ def test_a_capacity_that_was_cut_under_what_is_used_is_nobodys_claim(store: Stor
     assert store.read(doctor.check) == []
 
 
-def test_a_guest_that_its_host_lacks_is_missed(store: Store) -> None:
-    """What a host does not answer is not judged; a server in ERROR may have no guest."""
-    there = {
+def test_doctor_compare_reports_guest_missing_on_answering_host(store: Store) -> None:
+    """Hosts without an answer are not compared. A server in ERROR may be without a guest."""
+    guests_by_host = {
         "h1": {"s0": states.RUNNING, "s1": states.SHUTDOWN},
         "h2": {"s2": states.RUNNING, "s3": states.RUNNING},
     }
-    assert store.read(lambda tx: doctor.compare(there, tx)) == []
-    del there["h1"]["s0"], there["h2"]["s2"]
-    here = {"h1": there["h1"]}
-    missed = [("guest-there", "s0")]
-    found = store.read(lambda tx: doctor.compare(here, tx))
-    assert [(one.invariant, one.subject) for one in found] == missed
+    assert store.read(lambda tx: doctor.compare(guests_by_host, tx)) == []
+    del guests_by_host["h1"]["s0"], guests_by_host["h2"]["s2"]
+    first_host = {"h1": guests_by_host["h1"]}
+    expected = [("guest-there", "s0")]
+    findings = store.read(lambda tx: doctor.compare(first_host, tx))
+    assert [(finding.invariant, finding.subject) for finding in findings] == expected
     for change in ({"action": "a"}, {"action": None, "vm_state": states.ERROR}):
-        store.write(changed(schema.servers, schema.servers.c.id == "s0", **change))
-        assert store.read(lambda tx: doctor.compare(here, tx)) == []
+        store.write(update_rows(schema.servers, schema.servers.c.id == "s0", **change))
+        assert store.read(lambda tx: doctor.compare(first_host, tx)) == []

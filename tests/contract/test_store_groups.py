@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Server groups on SQLite, PostgreSQL and MariaDB: whoever joins a group finds it there or gone,
-never half of it."""
+"""Server groups on SQLite, PostgreSQL and MariaDB when creates and deletes run in parallel."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from common.store import schema
 from common.store.engine import Connection, Store
 from common.store.tenants import server_groups
 
-ROUNDS, MANY = 25, 250
+ROUNDS, MAX_ROUNDS = 25, 250
 
 
 def new_group(store: Store) -> str:
@@ -36,19 +35,21 @@ def new_group(store: Store) -> str:
 
 
 def join(tx: Connection, group: str) -> bool:
-    """As a create does it: lock, look, join."""
-    there = group in server_groups.lock(tx, [group])
-    server_groups.join(tx, [{"group_id": group, "server_id": ids.new()}] if there else [])
-    return there
+    """Lock the group and add a member if the group exists, as a create does."""
+    exists = group in server_groups.lock(tx, [group])
+    server_groups.join(tx, [{"group_id": group, "server_id": ids.new()}] if exists else [])
+    return exists
 
 
-def test_a_group_that_goes_while_servers_join_leaves_no_members(store: Store) -> None:
+def test_group_delete_during_parallel_joins_leaves_no_members(store: Store) -> None:
     joined = rounds = 0
-    while rounds < ROUNDS or (joined in (0, 3 * rounds) and rounds < MANY):
+    while rounds < ROUNDS or (joined in (0, 3 * rounds) and rounds < MAX_ROUNDS):
         rounds += 1
         group, start = new_group(store), threading.Barrier(4)
 
-        def one(number: int, group: str = group, start: threading.Barrier = start) -> bool:
+        def join_or_delete(
+            number: int, group: str = group, start: threading.Barrier = start
+        ) -> bool:
             start.wait(10)
             if number:
                 return store.write(lambda tx: join(tx, group))
@@ -56,7 +57,7 @@ def test_a_group_that_goes_while_servers_join_leaves_no_members(store: Store) ->
             return False
 
         with ThreadPoolExecutor(4) as pool:
-            joined += sum(pool.map(one, range(4)))
+            joined += sum(pool.map(join_or_delete, range(4)))
     assert (
         store.read(
             lambda tx: tx.scalar(
@@ -68,7 +69,7 @@ def test_a_group_that_goes_while_servers_join_leaves_no_members(store: Store) ->
     assert 0 < joined < 3 * rounds, "the race was none"
 
 
-def test_who_joins_makes_who_deletes_wait(store: Store) -> None:
+def test_group_delete_waits_for_transaction_of_join(store: Store) -> None:
     group, locked = new_group(store), threading.Event()
 
     def delete() -> None:

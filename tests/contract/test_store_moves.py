@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers that move, on SQLite, PostgreSQL and MariaDB: the record of a move, who holds what, and
-whose silence counts.
+"""Moves of servers on SQLite, PostgreSQL and MariaDB: migration records, allocations of both hosts,
+and silent hosts.
 
-Whole moves run here by the real workflows, so that each statement of theirs is asked of each
-database once.
+Whole moves run here by the real workflows, so that each database executes all of their statements.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from common.store.placement import allocations
 from common.store.placement.allocations import ClaimRequest
 from common.store.servers import actions, guests, migrations
 from deploy.operator import doctor
-from tests.contract.test_store import Realtime, in_parallel
+from tests.contract.test_store import Realtime, run_in_parallel
 from tests.workflows.simulator import FLAVOR, Cloud
 
 ADMIN = RequestContext(user_id="admin", project_id="admins", roles=("admin",), request_id="req-a")
@@ -37,10 +36,10 @@ BIGGER = replace(FLAVOR, id="2", name="m1.bigger", vcpus=2, memory_mb=256, root_
 
 @pytest.fixture
 def cloud(store: Store) -> Cloud:
-    """Two hosts that have registered."""
-    made = Cloud(store, Realtime())
-    made.round()
-    return made
+    """A cloud of two registered hosts."""
+    cloud = Cloud(store, Realtime())
+    cloud.round()
+    return cloud
 
 
 def server_on(cloud: Cloud, host: str) -> str:
@@ -50,9 +49,9 @@ def server_on(cloud: Cloud, host: str) -> str:
     return server
 
 
-def held(store: Store) -> dict[tuple[str, str], dict[str, int]]:
-    """(consumer, host) -> what it holds there."""
-    found: dict[tuple[str, str], dict[str, int]] = {}
+def read_allocations(store: Store) -> dict[tuple[str, str], dict[str, int]]:
+    """Return the amounts per resource class, by (consumer, host)."""
+    used_by_place: dict[tuple[str, str], dict[str, int]] = {}
     for row in store.read(
         lambda tx: list(
             tx.execute(
@@ -62,12 +61,12 @@ def held(store: Store) -> dict[tuple[str, str], dict[str, int]]:
             )
         )
     ):
-        found.setdefault((row.consumer_id, row.host), {})[row.resource_class] = row.used
-    return found
+        used_by_place.setdefault((row.consumer_id, row.host), {})[row.resource_class] = row.used
+    return used_by_place
 
 
-def wanted(store: Store, server: str) -> dict[str, str]:
-    """Host -> what is wanted of the server's guest there."""
+def read_wanted_states(store: Store, server: str) -> dict[str, str]:
+    """Return the wanted state of the server's guest on each host."""
     return {row.host: row.wanted for row in store.read(lambda tx: guests.places(tx, server))}
 
 
@@ -82,7 +81,7 @@ def set_migration(store: Store, server: str, **values: Any) -> None:
 
 
 # --- whole moves ---
-def test_resize_is_confirmed(cloud: Cloud, store: Store) -> None:
+def test_resize_confirm_keeps_destination_and_releases_source(cloud: Cloud, store: Store) -> None:
     server = server_on(cloud, "h1")
     cloud.move(server, "resize", BIGGER)
     cloud.settle()
@@ -93,35 +92,43 @@ def test_resize_is_confirmed(cloud: Cloud, store: Store) -> None:
         "h2",
         "h1",
     )
-    assert sorted(held(store)) == sorted([(move.uuid, "h1"), (server, "h2")])
-    assert wanted(store, server) == {"h1": "kept", "h2": "running"}
+    assert sorted(read_allocations(store)) == sorted([(move.uuid, "h1"), (server, "h2")])
+    assert read_wanted_states(store, server) == {"h1": "kept", "h2": "running"}
     cloud.close(server, "confirmResize")
     cloud.settle()
-    found = cloud.show(server)
-    assert (found.vm_state, found.host, found.vcpus, found.memory_mb) == (
+    row = cloud.show(server)
+    assert (row.vm_state, row.host, row.vcpus, row.memory_mb) == (
         states.ACTIVE,
         "h2",
         2,
         256,
     )
-    assert (cloud.migration(server).status, list(held(store))) == ("confirmed", [(server, "h2")])
+    assert (cloud.migration(server).status, list(read_allocations(store))) == (
+        "confirmed",
+        [(server, "h2")],
+    )
     assert cloud.findings() == []
 
 
-def test_migration_is_reverted(cloud: Cloud, store: Store) -> None:
+def test_cold_migration_revert_returns_server_to_source(cloud: Cloud, store: Store) -> None:
     server = server_on(cloud, "h1")
     cloud.move(server, "migrate")
     cloud.settle()
     cloud.close(server, "revertResize")
     cloud.settle()
     assert (cloud.show(server).vm_state, cloud.show(server).host) == (states.ACTIVE, "h1")
-    assert (cloud.migration(server).status, list(held(store))) == ("reverted", [(server, "h1")])
-    assert wanted(store, server) == {"h1": "running"}
+    assert (cloud.migration(server).status, list(read_allocations(store))) == (
+        "reverted",
+        [(server, "h1")],
+    )
+    assert read_wanted_states(store, server) == {"h1": "running"}
     assert cloud.findings() == []
 
 
 @pytest.mark.parametrize("ending", ["confirmResize", "revertResize"])
-def test_resize_stays_on_its_host(store: Store, ending: str) -> None:
+def test_resize_on_same_host_claims_only_difference_until_it_ends(
+    store: Store, ending: str
+) -> None:
     cloud = Cloud(store, Realtime(), hosts=1)
     cloud.engine = replace(cloud.engine, allow_resize_to_same_host=True)
     cloud.round()
@@ -130,7 +137,7 @@ def test_resize_stays_on_its_host(store: Store, ending: str) -> None:
     cloud.move(server, "resize", smaller)
     cloud.settle()
     move = cloud.migration(server)
-    assert held(store) == {
+    assert read_allocations(store) == {
         (server, "h1"): {"VCPU": 2, "MEMORY_MB": 64, "DISK_GB": 2},
         (move.uuid, "h1"): {"MEMORY_MB": 64},
     }
@@ -138,15 +145,15 @@ def test_resize_stays_on_its_host(store: Store, ending: str) -> None:
     cloud.close(server, ending)
     cloud.settle()
     flavor = smaller if ending == "confirmResize" else FLAVOR
-    assert held(store) == {
+    assert read_allocations(store) == {
         (server, "h1"): {
             "VCPU": flavor.vcpus,
             "MEMORY_MB": flavor.memory_mb,
             "DISK_GB": flavor.root_gb,
         }
     }
-    found = cloud.show(server)
-    assert (found.vm_state, found.vcpus, found.memory_mb) == (
+    row = cloud.show(server)
+    assert (row.vm_state, row.vcpus, row.memory_mb) == (
         states.ACTIVE,
         flavor.vcpus,
         flavor.memory_mb,
@@ -154,35 +161,45 @@ def test_resize_stays_on_its_host(store: Store, ending: str) -> None:
     assert cloud.findings() == []
 
 
-def test_live_migration_is_completed(cloud: Cloud, store: Store) -> None:
+def test_live_migration_moves_server_and_allocations(cloud: Cloud, store: Store) -> None:
     server = server_on(cloud, "h1")
     cloud.move(server, "os-migrateLive")
     cloud.settle()
     assert (cloud.show(server).vm_state, cloud.show(server).host) == (states.ACTIVE, "h2")
-    assert (cloud.migration(server).status, list(held(store))) == ("completed", [(server, "h2")])
+    assert (cloud.migration(server).status, list(read_allocations(store))) == (
+        "completed",
+        [(server, "h2")],
+    )
     assert cloud.findings() == []
 
 
-def test_evacuation_is_completed_when_the_host_has_paid(cloud: Cloud, store: Store) -> None:
+def test_evacuation_is_completed_when_dead_host_returns_and_cleans_up(
+    cloud: Cloud, store: Store
+) -> None:
     server = server_on(cloud, "h1")
     cloud.hosts["h1"].power_cut()
     cloud.force_down("h1")
     cloud.move(server, "evacuate")
     cloud.settle()
     assert (cloud.show(server).vm_state, cloud.show(server).host) == (states.ACTIVE, "h2")
-    assert (cloud.migration(server).status, sorted(held(store))) == (
+    assert (cloud.migration(server).status, sorted(read_allocations(store))) == (
         "done",
         [(server, "h1"), (server, "h2")],
     )
-    assert wanted(store, server) == {"h1": "absent", "h2": "running"}
+    assert read_wanted_states(store, server) == {"h1": "absent", "h2": "running"}
     cloud.force_down("h1", down=False)
     cloud.hosts["h1"].power_on()
     cloud.settle()
-    assert (cloud.migration(server).status, list(held(store))) == ("completed", [(server, "h2")])
+    assert (cloud.migration(server).status, list(read_allocations(store))) == (
+        "completed",
+        [(server, "h2")],
+    )
     assert cloud.findings() == []
 
 
-def test_admin_ends_a_move_that_waits_to_be_confirmed(cloud: Cloud, store: Store) -> None:
+def test_abandon_of_finished_resize_confirms_and_removes_source_guest(
+    cloud: Cloud, store: Store
+) -> None:
     server = server_on(cloud, "h1")
     cloud.move(server, "resize", BIGGER)
     cloud.settle()
@@ -198,31 +215,31 @@ def test_admin_ends_a_move_that_waits_to_be_confirmed(cloud: Cloud, store: Store
         )
 
     store.write(work)
-    assert (cloud.migration(server).status, wanted(store, server)) == (
+    assert (cloud.migration(server).status, read_wanted_states(store, server)) == (
         "confirmed",
         {"h1": "absent", "h2": "running"},
     )
     cloud.settle()
-    assert (list(held(store)), cloud.findings()) == ([(server, "h2")], [])
+    assert (list(read_allocations(store)), cloud.findings()) == ([(server, "h2")], [])
 
 
 # --- the record ---
-def test_who_comes_first_moves_the_server(cloud: Cloud, store: Store) -> None:
+def test_parallel_resizes_of_one_server_begin_exactly_one(cloud: Cloud, store: Store) -> None:
     server = server_on(cloud, "h1")
-    asked = in_parallel(6, lambda number: cloud.move(server, "resize", BIGGER))
-    begun = [one for one in asked if isinstance(one, str)]
-    assert len(begun) == 1
-    assert all(isinstance(one, (str, errors.WrongState, errors.Busy)) for one in asked)
+    outcomes = run_in_parallel(6, lambda number: cloud.move(server, "resize", BIGGER))
+    action_ids = [outcome for outcome in outcomes if isinstance(outcome, str)]
+    assert len(action_ids) == 1
+    assert all(isinstance(outcome, (str, errors.WrongState, errors.Busy)) for outcome in outcomes)
     [row] = store.read(lambda tx: migrations.page(tx))
-    assert (row.action_id, row.status, row.was) == (begun[0], "accepted", states.ACTIVE)
+    assert (row.action_id, row.status, row.was) == (action_ids[0], "accepted", states.ACTIVE)
     assert from_wire(Flavor, row.old_flavor) == FLAVOR
     assert from_wire(Flavor, row.new_flavor) == BIGGER
-    action = store.read(lambda tx: actions.show_by_id(tx, begun[0]))
+    action = store.read(lambda tx: actions.show_by_id(tx, action_ids[0]))
     assert action is not None
     assert (action.args["migration"], action.args["source"]) == (row.uuid, "h1")
 
 
-def test_who_is_on_no_host_does_not_move_and_who_has_not_moved_is_not_confirmed(
+def test_migrate_without_host_and_confirm_without_migration_are_refused(
     cloud: Cloud, store: Store
 ) -> None:
     server = server_on(cloud, "h1")
@@ -238,9 +255,10 @@ def test_who_is_on_no_host_does_not_move_and_who_has_not_moved_is_not_confirmed(
     assert cloud.show(server).action is None
 
 
-def rows(store: Store, count: int) -> list[str]:
-    """So many moves of different servers, two of each moment; their uuids, the oldest first."""
-    made = [
+def add_migrations(store: Store, count: int) -> list[str]:
+    """Insert migrations of different servers, two with each creation time. Return their uuids,
+    oldest first."""
+    values = [
         {
             "uuid": ids.new(),
             "server_id": ids.new(),
@@ -260,28 +278,28 @@ def rows(store: Store, count: int) -> list[str]:
         for number in range(count)
     ]
     with store.begin() as tx:
-        tx.execute(sa.insert(schema.migrations), made)
-    return [str(row["uuid"]) for row in made]
+        tx.execute(sa.insert(schema.migrations), values)
+    return [str(row["uuid"]) for row in values]
 
 
-def test_pages_hold_every_move_once_newest_first(store: Store) -> None:
-    made = rows(store, 7)
+def test_migration_pages_hold_every_migration_once_newest_first(store: Store) -> None:
+    uuids = add_migrations(store, 7)
 
     def page(marker: str | None) -> list[str]:
         return [
             row.uuid for row in store.read(lambda tx: migrations.page(tx, limit=2, marker=marker))
         ]
 
-    paged = page(None)
-    while found := page(paged[-1]):
-        paged += found
-    assert paged == made[::-1]
+    listed = page(None)
+    while next_page := page(listed[-1]):
+        listed += next_page
+    assert listed == uuids[::-1]
     with pytest.raises(errors.BadRequest, match="Marker"):
         store.read(lambda tx: migrations.page(tx, marker="nobody"))
 
 
 @pytest.mark.parametrize(
-    ("asked", "found"),
+    ("filters", "indexes"),
     [
         ({}, "543210"),
         ({"host": "h1"}, "420"),
@@ -295,19 +313,19 @@ def test_pages_hold_every_move_once_newest_first(store: Store) -> None:
     ],
     ids=str,
 )
-def test_pages_hold_what_is_asked_for(store: Store, asked: dict[str, Any], found: str) -> None:
-    made = rows(store, 6)
-    page = store.read(lambda tx: migrations.page(tx, **asked))
-    assert "".join(str(made.index(row.uuid)) for row in page) == found
+def test_migration_pages_apply_filters(store: Store, filters: dict[str, Any], indexes: str) -> None:
+    uuids = add_migrations(store, 6)
+    page = store.read(lambda tx: migrations.page(tx, **filters))
+    assert "".join(str(uuids.index(row.uuid)) for row in page) == indexes
 
 
-def test_wishes_are_heard_in_their_statuses_only(store: Store) -> None:
-    made = rows(store, 2)
+def test_request_control_is_accepted_only_in_matching_status(store: Store) -> None:
+    uuids = add_migrations(store, 2)
     assert not store.write(
-        lambda tx: migrations.request_control(tx, made[0], Control.ABORT, migrations.QUEUED)
+        lambda tx: migrations.request_control(tx, uuids[0], Control.ABORT, migrations.QUEUED)
     )
     assert store.write(
-        lambda tx: migrations.request_control(tx, made[0], Control.ABORT, migrations.ABORTABLE)
+        lambda tx: migrations.request_control(tx, uuids[0], Control.ABORT, migrations.ABORTABLE)
     )
     [row] = store.read(lambda tx: migrations.requested_controls(tx, "h1"))
     assert row.requested_control == "abort"
@@ -320,13 +338,15 @@ def test_wishes_are_heard_in_their_statuses_only(store: Store) -> None:
     }
     store.write(
         lambda tx: migrations.update(
-            tx, {made[0]: {"status": "cancelled"}, made[1]: {"status": "error"}}
+            tx, {uuids[0]: {"status": "cancelled"}, uuids[1]: {"status": "error"}}
         )
     )
     assert store.read(lambda tx: migrations.requested_controls(tx, "h1")) == []
 
 
-def test_what_nobody_confirms_is_found_when_it_is_old(cloud: Cloud, store: Store) -> None:
+def test_unconfirmed_returns_resizes_older_than_limit_until_revert(
+    cloud: Cloud, store: Store
+) -> None:
     server = server_on(cloud, "h1")
     cloud.move(server, "resize", BIGGER)
     cloud.settle()
@@ -339,34 +359,35 @@ def test_what_nobody_confirms_is_found_when_it_is_old(cloud: Cloud, store: Store
     assert store.read(lambda tx: migrations.unconfirmed(tx, 60 * SECOND, 10)) == []
 
 
-def test_evacuation_is_not_completed_while_its_source_owes(store: Store) -> None:
-    made = rows(store, 2)
-    owing, paid = (row.server_id for row in store.read(lambda tx: migrations.page(tx))[::-1])
-    store.write(lambda tx: migrations.update(tx, {uuid: {"status": "done"} for uuid in made}))
+def test_evacuation_stays_done_while_source_has_pending_removal(store: Store) -> None:
+    uuids = add_migrations(store, 2)
+    pending, removed = (row.server_id for row in store.read(lambda tx: migrations.page(tx))[::-1])
+    store.write(lambda tx: migrations.update(tx, {uuid: {"status": "done"} for uuid in uuids}))
     store.write(
         lambda tx: guests.add(
             tx,
             [
-                {"server_id": owing, "host": "h1", "fence": 1, "wanted": GuestState.ABSENT},
-                {"server_id": paid, "host": "h1", "fence": 1},
+                {"server_id": pending, "host": "h1", "fence": 1, "wanted": GuestState.ABSENT},
+                {"server_id": removed, "host": "h1", "fence": 1},
             ],
         )
     )
-    store.write(lambda tx: migrations.complete_evacuations(tx, [owing, paid]))
+    store.write(lambda tx: migrations.complete_evacuations(tx, [pending, removed]))
     assert {row.server_id: row.status for row in store.read(lambda tx: migrations.page(tx))} == {
-        owing: "done",
-        paid: "completed",
+        pending: "done",
+        removed: "completed",
     }
 
 
-# --- who waits in vain ---
-def test_only_silent_hosts_that_start_nothing_and_dead_ones_are_given_up(
+# --- commands on dead hosts ---
+def test_commands_are_given_up_on_silent_host_before_switch_or_dead_host(
     cloud: Cloud, store: Store
 ) -> None:
     server = server_on(cloud, "h1")
     cloud.move(server, "resize", BIGGER)
     cloud.advance()
-    cloud.hosts["h1"].work()  # it offers the files
+    # The source offers the files.
+    cloud.hosts["h1"].work()
     cloud.sync(cloud.hosts["h1"])
     assert (
         store.read(
@@ -377,22 +398,22 @@ def test_only_silent_hosts_that_start_nothing_and_dead_ones_are_given_up(
         == "prepare"
     )
 
-    def given_up(*abandoned: tuple[str, str]) -> list[bool]:
-        found = store.read(lambda tx: actions.commands_on_dead_hosts(tx, abandoned, 30, 10))
-        assert all(row.server_id == server for row in found)
-        return [bool(row.dead) for row in found]
+    def list_given_up(*abandoned: tuple[str, str]) -> list[bool]:
+        commands = store.read(lambda tx: actions.commands_on_dead_hosts(tx, abandoned, 30, 10))
+        assert all(row.server_id == server for row in commands)
+        return [bool(row.dead) for row in commands]
 
-    heard = sa.update(schema.heartbeats).where(schema.heartbeats.c.host == "h2")
-    assert given_up(("resize", "prepare")) == []
-    store.write(lambda tx: tx.execute(heard.values(up=False)))
-    assert given_up(("migrate", "prepare"), ("resize", "copy")) == []
-    assert given_up(("resize", "copy"), ("resize", "prepare")) == [False]
-    store.write(lambda tx: tx.execute(heard.values(up=True)))
+    heartbeat = sa.update(schema.heartbeats).where(schema.heartbeats.c.host == "h2")
+    assert list_given_up(("resize", "prepare")) == []
+    store.write(lambda tx: tx.execute(heartbeat.values(up=False)))
+    assert list_given_up(("migrate", "prepare"), ("resize", "copy")) == []
+    assert list_given_up(("resize", "copy"), ("resize", "prepare")) == [False]
+    store.write(lambda tx: tx.execute(heartbeat.values(up=True)))
     cloud.force_down("h2")
-    assert given_up(("resize", "copy")) == [True]
+    assert list_given_up(("resize", "copy")) == [True]
     cloud.force_down("h2", down=False)
     cloud.force_down("h1")
-    assert given_up(("resize", "prepare")) == []
+    assert list_given_up(("resize", "prepare")) == []
     assert [
         row.source
         for row in store.read(
@@ -407,7 +428,7 @@ def test_only_silent_hosts_that_start_nothing_and_dead_ones_are_given_up(
 
 
 # --- under races ---
-def test_moves_in_both_directions_at_once_lose_and_double_nothing(store: Store) -> None:
+def test_parallel_moves_and_reverts_keep_allocations_exact(store: Store) -> None:
     for name in ("h1", "h2", "h3"):
         store.write(
             lambda tx, name=name: hosts.register(  # type: ignore[misc]
@@ -434,51 +455,58 @@ def test_moves_in_both_directions_at_once_lose_and_double_nothing(store: Store) 
     for server, host in places.items():
         claim(server, host, None)
 
-    def there_and_back(number: int) -> None:
+    def move_and_return(number: int) -> None:
         server, host = list(places.items())[number]
         other, migration = f"h{int(host[1]) % 3 + 1}", ids.new()
         claim(server, other, (host, migration))
-        found = held(store)
+        used_by_place = read_allocations(store)
         assert {migration, server} == {
-            consumer for consumer, _ in found if consumer in (migration, server)
+            consumer for consumer, _ in used_by_place if consumer in (migration, server)
         }
 
-        def give_up(tx: sa.Connection) -> None:
+        def undo_move(tx: sa.Connection) -> None:
             guests.add_debt(tx, server, 1, host=other)
             guests.hold(tx, server, host, None)
             allocations.hand_back(tx, migration, server, host)
 
-        store.write(give_up)
+        store.write(undo_move)
         store.write(lambda tx: guests.confirm_debts(tx, [(server, other, 1)]))
 
-    assert in_parallel(len(places), there_and_back) == [None] * len(places)
-    assert held(store) == {place: {"VCPU": 1, "MEMORY_MB": 64} for place in places.items()}
+    assert run_in_parallel(len(places), move_and_return) == [None] * len(places)
+    assert read_allocations(store) == {
+        place: {"VCPU": 1, "MEMORY_MB": 64} for place in places.items()
+    }
     assert [
-        one for one in store.read(doctor.check) if one.invariant in ("capacity", "consumer")
+        finding
+        for finding in store.read(doctor.check)
+        if finding.invariant in ("capacity", "consumer")
     ] == []
 
 
-def test_a_host_that_registers_while_it_is_fenced_is_not_forced_down(
-    cloud: Cloud, store: Store
-) -> None:
-    """Whoever is first: what the second writes counts, and it has seen the first."""
+def test_registration_during_fencing_clears_forced_down(cloud: Cloud, store: Store) -> None:
+    """The registration waits for the end of the fencing, and then clears the forced-down state."""
     if store.dialect_name == "sqlite":
-        return  # its writers are alone
+        # SQLite has a single writer.
+        return
     inventory = cloud.hosts["h1"].driver.inventory()
     with ThreadPoolExecutor(1) as pool:
         with store.begin() as tx:
             assert not services.are_dead(tx, "h1", locked=True)
-            done = pool.submit(
-                lambda: store.write(lambda one: hosts.open_session(one, "h1", "boot-2", inventory))
+            registration = pool.submit(
+                lambda: store.write(
+                    lambda connection: hosts.open_session(connection, "h1", "boot-2", inventory)
+                )
             )
-            wait([done], timeout=1)
-            assert not done.done(), "it must wait for what becomes of the fencing"
+            wait([registration], timeout=1)
+            assert not registration.done(), "it must wait for what becomes of the fencing"
             services.fence(tx, "h1")
-        done.result(timeout=20)
+        registration.result(timeout=20)
     assert not store.read(lambda tx: services.are_dead(tx, "h1"))
 
 
-def test_an_admins_word_outlives_a_registration(cloud: Cloud, store: Store) -> None:
+def test_registration_keeps_forced_down_of_admin_and_clears_fencing(
+    cloud: Cloud, store: Store
+) -> None:
     cloud.force_down("h1")
     store.write(
         lambda tx: hosts.open_session(tx, "h1", "boot-2", cloud.hosts["h1"].driver.inventory())

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Providers, traits and inventories by hand, on SQLite, PostgreSQL and MariaDB, also under
-races."""
+"""Providers, traits and inventories that admins change, on SQLite, PostgreSQL and MariaDB, also in
+parallel transactions."""
 
 from __future__ import annotations
 
@@ -43,8 +43,9 @@ PARTS = HostInventory(
 )
 
 
-def race(*works: Callable[[], Any]) -> list[Any]:
-    """What each gave, or raised."""
+def run_in_parallel(*works: Callable[[], Any]) -> list[Any]:
+    """Run these functions in parallel and return their results. A raised Problem takes the place of
+    a result."""
 
     def outcome(work: Callable[[], Any]) -> Any:
         try:
@@ -56,22 +57,26 @@ def race(*works: Callable[[], Any]) -> list[Any]:
         return list(pool.map(outcome, works))
 
 
-def second_of_two(
+def run_second_while_first_is_open(
     store: Store, first: Callable[[Connection], Any], second: Callable[[Connection], Any]
 ) -> Any:
-    """What ``second`` gives, which waits for ``first``, whose transaction has not ended when it is
-    begun."""
+    """Run ``second`` while the transaction of ``first`` is open, and return the result of
+    ``second``.
+
+    ``second`` must wait for the end of this transaction.
+    """
     with ThreadPoolExecutor(1) as pool:
         with store.begin() as tx:
             first(tx)
             outcome = pool.submit(store.write, second)
-            with pytest.raises(NotYet):  # on SQLite to write at all
+            # On SQLite ``second`` waits for a write transaction.
+            with pytest.raises(NotYet):
                 outcome.result(timeout=0.5)
         return outcome.result(timeout=20)
 
 
-def make(store: Store, name: str, parent: str | None = None, **stock: Any) -> str:
-    """A provider by hand; its uuid."""
+def create_provider(store: Store, name: str, parent: str | None = None, **stock: Any) -> str:
+    """Create a provider with inventories, and return the uuid."""
 
     def work(tx: Connection) -> str:
         row = providers.create(tx, name, None, parent)
@@ -88,15 +93,15 @@ def make(store: Store, name: str, parent: str | None = None, **stock: Any) -> st
     return store.write(work)
 
 
-def names(store: Store, **wanted: Any) -> list[str]:
+def list_names(store: Store, **filters: Any) -> list[str]:
     return [
         row.name
-        for row in store.read(lambda tx: provider_search.find(tx, ProviderFilters(**wanted)))
+        for row in store.read(lambda tx: provider_search.find(tx, ProviderFilters(**filters)))
     ]
 
 
-def test_search_counts_what_is_left_in_units_that_are_allowed(store: Store) -> None:
-    one = make(
+def test_provider_search_counts_free_amount_in_permitted_units(store: Store) -> None:
+    uuid = create_provider(
         store,
         "one",
         DISK_GB={
@@ -109,26 +114,26 @@ def test_search_counts_what_is_left_in_units_that_are_allowed(store: Store) -> N
         },
         VCPU=4,
     )
-    make(store, "two", DISK_GB=100)
+    create_provider(store, "two", DISK_GB=100)
     with store.begin() as tx:
-        row = providers.show(tx, one)
+        row = providers.show(tx, uuid)
         tx.execute(
             sa.insert(schema.allocations).values(
                 provider_id=row.id, consumer_id=ids.new(), resource_class="DISK_GB", used=80
             )
         )
-    assert names(store, resources={"DISK_GB": 40}) == ["one", "two"]
-    assert names(store, resources={"DISK_GB": 45}) == ["two"], "of 120 are 80 held"
-    assert names(store, resources={"DISK_GB": 12}) == ["two"], "in steps of five"
-    assert names(store, resources={"DISK_GB": 5}) == ["two"], "ten at least"
-    assert names(store, resources={"DISK_GB": 10, "VCPU": 4}) == ["one"]
-    assert names(store, resources={"DISK_GB": 10, "VCPU": 5}) == []
+    assert list_names(store, resources={"DISK_GB": 40}) == ["one", "two"]
+    assert list_names(store, resources={"DISK_GB": 45}) == ["two"], "of 120 are 80 held"
+    assert list_names(store, resources={"DISK_GB": 12}) == ["two"], "in steps of five"
+    assert list_names(store, resources={"DISK_GB": 5}) == ["two"], "ten at least"
+    assert list_names(store, resources={"DISK_GB": 10, "VCPU": 4}) == ["one"]
+    assert list_names(store, resources={"DISK_GB": 10, "VCPU": 5}) == []
 
 
-def test_search_by_tree_aggregates_and_traits(store: Store) -> None:
+def test_provider_search_filters_by_tree_aggregates_and_traits(store: Store) -> None:
     group, other = ids.new(), ids.new()
-    root = make(store, "root")
-    leaf = make(store, "leaf", root)
+    root = create_provider(store, "root")
+    leaf = create_provider(store, "leaf", root)
     store.write(lambda tx: hosts.register(tx, "host", "boot", PARTS))
 
     def tag(tx: Connection) -> None:
@@ -143,22 +148,25 @@ def test_search_by_tree_aggregates_and_traits(store: Store) -> None:
         tx.execute(sa.insert(schema.aggregate_hosts).values(aggregate_id=1, host="host"))
 
     store.write(tag)
-    assert names(store, in_tree=leaf) == ["root", "leaf"]
-    assert names(store, member_of=(frozenset((group, other)),)) == ["leaf", "host"]
-    assert names(store, member_of=(frozenset((group,)), frozenset((other,)))) == []
-    assert names(store, not_member_of=frozenset((other,))) == ["root", "leaf"]
-    assert names(store, required=(frozenset(("CUSTOM_FAST", "COMPUTE_NODE")),)) == ["leaf", "host"]
+    assert list_names(store, in_tree=leaf) == ["root", "leaf"]
+    assert list_names(store, member_of=(frozenset((group, other)),)) == ["leaf", "host"]
+    assert list_names(store, member_of=(frozenset((group,)), frozenset((other,)))) == []
+    assert list_names(store, not_member_of=frozenset((other,))) == ["root", "leaf"]
+    assert list_names(store, required=(frozenset(("CUSTOM_FAST", "COMPUTE_NODE")),)) == [
+        "leaf",
+        "host",
+    ]
     assert (
-        names(
+        list_names(
             store, required=(frozenset(("CUSTOM_FAST",)),), forbidden=frozenset(("HW_CPU_X86_AVX",))
         )
         == []
     )
-    assert names(store, root_forbidden=frozenset(("COMPUTE_NODE",))) == ["root", "leaf"]
-    assert names(store, name="leaf") == ["leaf"]
+    assert list_names(store, root_forbidden=frozenset(("COMPUTE_NODE",))) == ["root", "leaf"]
+    assert list_names(store, name="leaf") == ["leaf"]
 
 
-def test_an_aggregate_is_one_in_either_spelling(store: Store) -> None:
+def test_aggregate_uuid_with_and_without_hyphens_is_the_same(store: Store) -> None:
     by_hand, rack = ids.new(), ids.new()
     bare = by_hand.replace("-", "")
     store.write(lambda tx: hosts.register(tx, "host", "boot", PARTS))
@@ -178,11 +186,11 @@ def test_an_aggregate_is_one_in_either_spelling(store: Store) -> None:
         row.id: sorted([bare, rack])
     }
     assert (
-        names(store, member_of=(frozenset((by_hand,)),))
-        == names(store, member_of=(frozenset((bare,)),))
+        list_names(store, member_of=(frozenset((by_hand,)),))
+        == list_names(store, member_of=(frozenset((bare,)),))
         == ["host"]
     )
-    assert names(store, not_member_of=frozenset((by_hand,))) == []
+    assert list_names(store, not_member_of=frozenset((by_hand,))) == []
     with store.begin() as tx:
         tx.execute(sa.update(schema.aggregates).values(uuid=by_hand))
     assert store.read(lambda tx: providers.aggregates_of(tx, [row.id])) == {row.id: [by_hand]}, (
@@ -190,8 +198,8 @@ def test_an_aggregate_is_one_in_either_spelling(store: Store) -> None:
     )
 
 
-def test_of_two_writers_with_one_generation_one_is_refused(store: Store) -> None:
-    uuid = make(store, "one")
+def test_parallel_inventory_writes_with_same_generation_accept_one(store: Store) -> None:
+    uuid = create_provider(store, "one")
 
     def write(amount: int) -> Callable[[], Any]:
         def work(tx: Connection) -> int:
@@ -202,39 +210,41 @@ def test_of_two_writers_with_one_generation_one_is_refused(store: Store) -> None
 
         return lambda: store.write(work)
 
-    won = [
+    amounts = [
         outcome
-        for outcome in race(*(write(amount) for amount in range(1, 9)))
+        for outcome in run_in_parallel(*(write(amount) for amount in range(1, 9)))
         if isinstance(outcome, int)
     ]
-    assert len(won) == 1
+    assert len(amounts) == 1
     row = store.read(lambda tx: providers.show(tx, uuid))
     assert row.generation == 1
-    assert store.read(lambda tx: inventories.of(tx, [row.id]))[row.id]["VCPU"].total == won[0]
+    assert store.read(lambda tx: inventories.of(tx, [row.id]))[row.id]["VCPU"].total == amounts[0]
 
 
-def test_one_name_is_given_once(store: Store) -> None:
-    outcomes = race(*(lambda: make(store, "same") for _ in range(6)))
+def test_parallel_creates_of_one_provider_name_accept_one(store: Store) -> None:
+    outcomes = run_in_parallel(*(lambda: create_provider(store, "same") for _ in range(6)))
     assert sum(isinstance(outcome, str) for outcome in outcomes) == 1
     assert {type(outcome) for outcome in outcomes} <= {str, providers.ProviderConflict}
 
 
-def test_a_provider_that_is_given_a_name_while_another_gets_it_is_refused_it(store: Store) -> None:
-    one, two = make(store, "one"), make(store, "two")
+def test_provider_rename_is_refused_when_parallel_rename_takes_name(store: Store) -> None:
+    first, second = create_provider(store, "one"), create_provider(store, "two")
 
     def rename(tx: Connection, uuid: str) -> None:
         providers.rename(tx, providers.lock(tx, uuid), "same")
 
     with pytest.raises(providers.ProviderConflict, match="name: same already exists"):
-        second_of_two(store, lambda tx: rename(tx, one), lambda tx: rename(tx, two))
-    assert store.read(lambda tx: providers.show(tx, two)).name == "two"
+        run_second_while_first_is_open(
+            store, lambda tx: rename(tx, first), lambda tx: rename(tx, second)
+        )
+    assert store.read(lambda tx: providers.show(tx, second)).name == "two"
 
 
-def test_a_class_that_is_given_a_name_while_another_gets_it_is_refused_it(store: Store) -> None:
+def test_resource_class_rename_is_refused_if_parallel_rename_takes_name(store: Store) -> None:
     for name in ("CUSTOM_X", "CUSTOM_Y"):
         store.write(lambda tx, name=name: resource_classes.create(tx, name))
     with pytest.raises(errors.Conflict, match="already exists: CUSTOM_Z"):
-        second_of_two(
+        run_second_while_first_is_open(
             store,
             lambda tx: resource_classes.rename(tx, "CUSTOM_X", "CUSTOM_Z"),
             lambda tx: resource_classes.rename(tx, "CUSTOM_Y", "CUSTOM_Z"),
@@ -244,10 +254,10 @@ def test_a_class_that_is_given_a_name_while_another_gets_it_is_refused_it(store:
     ) == ["CUSTOM_X"]
 
 
-def test_a_class_does_not_go_while_it_is_taken(store: Store) -> None:
-    for turn in range(5):
+def test_resource_class_delete_and_parallel_inventory_exclude_each_other(store: Store) -> None:
+    for round_number in range(5):
         store.write(lambda tx: resource_classes.create(tx, "CUSTOM_X"))
-        uuid = make(store, f"taker{turn}")
+        uuid = create_provider(store, f"taker{round_number}")
 
         def take(uuid: str = uuid) -> None:
             def work(tx: Connection) -> None:
@@ -257,34 +267,38 @@ def test_a_class_does_not_go_while_it_is_taken(store: Store) -> None:
 
             store.write(work)
 
-        race(take, lambda: store.write(lambda tx: resource_classes.delete(tx, "CUSTOM_X")))
-        known = not store.read(lambda tx: resource_classes.unknown(tx, ["CUSTOM_X"]))
-        used = bool(names(store, resources={"CUSTOM_X": 1}))
-        assert known == used
+        run_in_parallel(
+            take, lambda: store.write(lambda tx: resource_classes.delete(tx, "CUSTOM_X"))
+        )
+        exists = not store.read(lambda tx: resource_classes.unknown(tx, ["CUSTOM_X"]))
+        used = bool(list_names(store, resources={"CUSTOM_X": 1}))
+        assert exists == used
         store.write(lambda tx, uuid=uuid: providers.delete(tx, uuid))
-        if known:
+        if exists:
             store.write(lambda tx: resource_classes.delete(tx, "CUSTOM_X"))
 
 
-def test_trees_that_swap_their_places_do_not_make_a_ring(store: Store) -> None:
-    one, two = make(store, "one"), make(store, "two")
+def test_parallel_moves_of_two_provider_trees_create_no_cycle(store: Store) -> None:
+    first, second = create_provider(store, "one"), create_provider(store, "two")
 
-    def below(child: str, parent: str) -> Callable[[], Any]:
+    def move_below(child: str, parent: str) -> Callable[[], Any]:
         return lambda: store.write(
             lambda tx: providers.move(tx, providers.lock(tx, child), parent, True)
         )
 
-    outcomes = race(below(one, two), below(two, one))
+    outcomes = run_in_parallel(move_below(first, second), move_below(second, first))
     assert sorted(type(outcome) for outcome in outcomes if outcome is not None) == [
         errors.BadRequest
     ]
-    rows = {uuid: store.read(lambda tx, uuid=uuid: providers.show(tx, uuid)) for uuid in (one, two)}
+    rows = {
+        uuid: store.read(lambda tx, uuid=uuid: providers.show(tx, uuid)) for uuid in (first, second)
+    }
     (root,) = (uuid for uuid, row in rows.items() if row.parent_uuid is None)
     assert {row.root_uuid for row in rows.values()} == {root}
 
 
-def test_a_host_takes_over_the_provider_that_was_made_for_it(store: Store) -> None:
-    uuid = make(store, "host", CUSTOM_X=3, VCPU=2)
+def test_register_adopts_existing_provider_with_name_of_host(store: Store) -> None:
+    uuid = create_provider(store, "host", CUSTOM_X=3, VCPU=2)
     store.write(lambda tx: traits.put(tx, providers.lock(tx, uuid), [COMPUTE_DISABLED]))
     store.write(lambda tx: hosts.register(tx, "host", "boot", PARTS))
     row = store.read(lambda tx: providers.show(tx, uuid))
@@ -301,13 +315,13 @@ def test_a_host_takes_over_the_provider_that_was_made_for_it(store: Store) -> No
     store.write(lambda tx: hosts.register(tx, "host", "boot", PARTS))
 
 
-def test_a_host_does_not_take_over_a_tree(store: Store) -> None:
-    make(store, "leaf", make(store, "host"))
+def test_register_is_refused_when_namesake_provider_has_children(store: Store) -> None:
+    create_provider(store, "leaf", create_provider(store, "host"))
     with pytest.raises(errors.Conflict, match="rename it"):
         store.write(lambda tx: hosts.register(tx, "host", "boot", PARTS))
 
 
-def test_what_is_set_by_hand_outlives_reports(store: Store) -> None:
+def test_host_report_keeps_traits_and_inventories_set_by_admin(store: Store) -> None:
     store.write(lambda tx: hosts.register(tx, "host", "boot", PARTS))
     uuid = store.read(lambda tx: provider_search.find(tx, ProviderFilters(name="host")))[0].uuid
 
@@ -341,9 +355,9 @@ def test_what_is_set_by_hand_outlives_reports(store: Store) -> None:
     assert stock["MEMORY_MB"].reserved == 512, "left out, it is the host's again"
 
 
-def test_a_ratio_means_the_same_to_searches_and_to_claims(store: Store) -> None:
-    """Also on a database whose ordinary fractions have seven digits."""
-    one = make(
+def test_allocation_ratio_has_same_precision_in_search_and_inventory(store: Store) -> None:
+    """Ordinary fractions of some databases have seven digits only."""
+    uuid = create_provider(
         store,
         "one",
         DISK_GB={"total": 10, "allocation_ratio": 0.9},
@@ -354,7 +368,7 @@ def test_a_ratio_means_the_same_to_searches_and_to_claims(store: Store) -> None:
             tx, ProviderFilters(resources={"DISK_GB": 9, "MEMORY_MB": 1234})
         )
     )
-    assert row.uuid == one
+    assert row.uuid == uuid
     assert (
         store.read(lambda tx: provider_search.find(tx, ProviderFilters(resources={"DISK_GB": 10})))
         == []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Old rows go, and nothing else, on SQLite, PostgreSQL and MariaDB."""
+"""The purge of old rows on SQLite, PostgreSQL and MariaDB. All other rows stay."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from deploy.operator.store.purge import DAY, KINDS
 from tests.contract.test_store import Realtime
 from tests.workflows.simulator import Cloud
 
-BY_NAME = {one.name: one for one in KINDS}
+BY_NAME = {kind.name: kind for kind in KINDS}
 OF_SERVERS = ("actions", "migrations", "console_tokens", "idempotency_keys", "guests")
 ADMIN = RequestContext(user_id="u", project_id="p", roles=("admin",), request_id="req-1")
-NOT_TO_GO: dict[str, Callable[[sa.Connection, str], object]] = {
+REFERENCES: dict[str, Callable[[sa.Connection, str], object]] = {
     "a debt": lambda tx, server: guests.add(
         tx, [{"server_id": server, "host": "h1", "fence": 9, "wanted": GuestState.ABSENT}]
     ),
@@ -77,11 +77,12 @@ def cloud(store: Store) -> Cloud:
     return cloud
 
 
-def made(cloud: Cloud, count: int, deleted: bool = True) -> list[str]:
-    """Servers with a key, a token, a past stop; deleted then."""
-    found = cloud.create(count, networks=[])
+def create_servers(cloud: Cloud, count: int, deleted: bool = True) -> list[str]:
+    """Create servers, each with an idempotency key, a console token and a past stop. Delete them if
+    ``deleted``."""
+    server_ids = cloud.create(count, networks=[])
     cloud.settle()
-    for server in found:
+    for server in server_ids:
         cloud.store.write(
             lambda tx, server=server: (
                 console_tokens.create(  # type: ignore[misc]
@@ -104,38 +105,45 @@ def made(cloud: Cloud, count: int, deleted: bool = True) -> list[str]:
         cloud.ask(server, "os-stop")
     cloud.settle()
     if deleted:
-        for server in found:
+        for server in server_ids:
             cloud.ask(server, "delete")
         cloud.settle()
-    return found
+    return server_ids
 
 
 def age(cloud: Cloud, server_ids: Iterable[str], days: int) -> None:
-    """All that is said of these servers was said so many days earlier."""
-    wanted = list(server_ids)
+    """Set all times of these servers' rows back by so many days."""
+    selected_ids = list(server_ids)
     with cloud.store.begin() as tx:
         for name in ("servers", *OF_SERVERS):
             table = schema.metadata.tables[name]
             column = table.c.id if name == "servers" else table.c.server_id
-            times = [one for one in table.c if one.name.endswith("_at") and one.name != "due_at"]
+            times = [
+                time_column
+                for time_column in table.c
+                if time_column.name.endswith("_at") and time_column.name != "due_at"
+            ]
             tx.execute(
                 sa.update(table)
-                .where(column.in_(wanted))
-                .values({one: one - days * DAY for one in times})
+                .where(column.in_(selected_ids))
+                .values({time_column: time_column - days * DAY for time_column in times})
             )
 
 
 def rows_of(store: Store, server: str) -> dict[str, list[tuple[Any, ...]]]:
-    """Every row that names a server, by table; and the events of its actions."""
+    """Return all rows that refer to a server, by table. Events of the server's actions are
+    included."""
 
-    def look(tx: sa.Connection) -> dict[str, list[tuple[Any, ...]]]:
-        found = {}
+    def read_rows(tx: sa.Connection) -> dict[str, list[tuple[Any, ...]]]:
+        rows_by_table = {}
         for table in schema.metadata.sorted_tables:
             if table.name == "servers":
                 condition = table.c.id == server
             elif table.name == "events":
-                of_it = sa.select(schema.actions.c.id).where(schema.actions.c.server_id == server)
-                condition = table.c.action_id.in_(of_it)
+                action_ids = sa.select(schema.actions.c.id).where(
+                    schema.actions.c.server_id == server
+                )
+                condition = table.c.action_id.in_(action_ids)
             elif "server_id" in table.c:
                 condition = table.c.server_id == server
             elif "consumer_id" in table.c:
@@ -144,10 +152,10 @@ def rows_of(store: Store, server: str) -> dict[str, list[tuple[Any, ...]]]:
                 continue
             query = sa.select(table).where(condition).order_by(*table.primary_key.columns)
             if rows := [tuple(row) for row in tx.execute(query)]:
-                found[table.name] = rows
-        return found
+                rows_by_table[table.name] = rows
+        return rows_by_table
 
-    return store.read(look)
+    return store.read(read_rows)
 
 
 def purge_all(store: Store, names: Iterable[str] = ()) -> Counter[str]:
@@ -157,8 +165,8 @@ def purge_all(store: Store, names: Iterable[str] = ()) -> Counter[str]:
     return removed
 
 
-def test_deleted_servers_go_with_all_that_hangs_on_them(cloud: Cloud) -> None:
-    old, young = made(cloud, 2)
+def test_purge_removes_old_deleted_servers_with_all_their_rows(cloud: Cloud) -> None:
+    old, young = create_servers(cloud, 2)
     age(cloud, [old], 91)
     age(cloud, [young], 20)
     before = rows_of(cloud.store, young)
@@ -173,83 +181,89 @@ def test_deleted_servers_go_with_all_that_hangs_on_them(cloud: Cloud) -> None:
     assert cloud.findings() == []
 
 
-def test_a_server_that_lives_keeps_everything(cloud: Cloud) -> None:
-    [living] = made(cloud, 1, deleted=False)
-    cloud.move(living, "migrate")
+def test_purge_keeps_rows_of_living_server_except_named_history(cloud: Cloud) -> None:
+    [server] = create_servers(cloud, 1, deleted=False)
+    cloud.move(server, "migrate")
     cloud.settle()
-    cloud.close(living, "confirmResize")
+    cloud.close(server, "confirmResize")
     cloud.settle()
-    age(cloud, [living], 400)
-    with cloud.store.begin() as tx:  # what expires by itself is another test's
+    age(cloud, [server], 400)
+    # Another test covers rows that expire.
+    with cloud.store.begin() as tx:
         for name in ("console_tokens", "idempotency_keys"):
             tx.execute(sa.delete(schema.metadata.tables[name]))
-    before = rows_of(cloud.store, living)
+    before = rows_of(cloud.store, server)
     assert {"servers", "actions", "events", "migrations", "guests", "allocations"} <= set(before)
     assert purge_all(cloud.store).total() == 0
-    assert rows_of(cloud.store, living) == before
+    assert rows_of(cloud.store, server) == before
     removed = purge_all(cloud.store, ["migrations", "actions"])
     assert set(+removed) == {"migrations", "actions", "events"}
     assert cloud.findings() == []
-    cloud.ask(living, "os-start")
+    cloud.ask(server, "os-start")
     cloud.settle()
-    assert cloud.show(living).vm_state == "active"
+    assert cloud.show(server).vm_state == "active"
 
 
-@pytest.mark.parametrize("what", NOT_TO_GO)
-def test_nothing_goes_that_is_referred_to(cloud: Cloud, what: str) -> None:
-    [server] = made(cloud, 1)
+@pytest.mark.parametrize("reference", REFERENCES)
+def test_purge_keeps_deleted_server_with_open_reference(cloud: Cloud, reference: str) -> None:
+    [server] = create_servers(cloud, 1)
     age(cloud, [server], 200)
-    cloud.store.write(lambda tx: NOT_TO_GO[what](tx, server))
+    cloud.store.write(lambda tx: REFERENCES[reference](tx, server))
     before = rows_of(cloud.store, server)
     assert purge.purge(cloud.store, BY_NAME["servers"], 90).total() == 0
     assert rows_of(cloud.store, server) == before
 
 
-def test_an_action_goes_behind_its_migration(cloud: Cloud) -> None:
-    """One that moved a server that waits to be confirmed, and one of a server in hand, stay."""
-    [living] = made(cloud, 1, deleted=False)
-    cloud.move(living, "migrate")
+def test_purge_keeps_actions_of_unconfirmed_migration_and_busy_server(cloud: Cloud) -> None:
+    """The action of an unconfirmed migration and the actions of a busy server stay."""
+    [server] = create_servers(cloud, 1, deleted=False)
+    cloud.move(server, "migrate")
     cloud.settle()
-    age(cloud, [living], 400)
+    age(cloud, [server], 400)
     assert +purge_all(cloud.store, ["migrations"]) == Counter()
-    moving = cloud.migration(living).action_id
+    move_action_id = cloud.migration(server).action_id
     purge_all(cloud.store, ["actions"])
-    left = [row[0] for row in rows_of(cloud.store, living)["actions"]]
-    assert [str(one) for one in left] == [str(moving)]
-    cloud.ask(living, "delete")
-    age(cloud, [living], 400)
+    remaining_ids = [row[0] for row in rows_of(cloud.store, server)["actions"]]
+    assert [str(action_id) for action_id in remaining_ids] == [str(move_action_id)]
+    cloud.ask(server, "delete")
+    age(cloud, [server], 400)
     assert purge_all(cloud.store, ["migrations", "actions"]).total() == 0
     cloud.settle()
     assert cloud.findings() == []
 
 
-def test_usage_of_what_is_kept_is_the_same(cloud: Cloud) -> None:
-    found = made(cloud, 4)
-    for server, days in zip(found, (300, 95, 85, 10), strict=True):
+def test_purge_does_not_change_usage_of_kept_period(cloud: Cloud) -> None:
+    server_ids = create_servers(cloud, 4)
+    for server, days in zip(server_ids, (300, 95, 85, 10), strict=True):
         age(cloud, [server], days)
-    with cloud.store.begin() as tx:  # each has run for twenty days
+    # Each server has run for twenty days.
+    with cloud.store.begin() as tx:
         tx.execute(
             sa.update(schema.servers).values(launched_at=schema.servers.c.launched_at - 20 * DAY)
         )
-    at = cloud.store.read(moment)
-    period = Period(at - 90 * DAY, at)
+    end = cloud.store.read(moment)
+    period = Period(end - 90 * DAY, end)
 
-    def used() -> list[object]:
+    def read_usage() -> list[object]:
         return cloud.store.read(lambda tx: [*usage.of_servers(tx, period), *usage.sums(tx, period)])
 
-    before = used()
+    before = read_usage()
     assert len(before) == 3
     assert purge_all(cloud.store)["servers"] == 2
-    assert used() == before
+    assert read_usage() == before
 
 
-def test_each_transaction_is_small(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever is killed between two of them leaves the rest for the next purge."""
+def test_purge_runs_in_small_transactions_and_continues_when_killed(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When a purge is killed between two transactions, the next one removes the rest."""
     monkeypatch.setattr(purge, "ROWS", 4)
     monkeypatch.setattr(purge, "LOOKED_AT", 2)
-    found = made(cloud, 3)
-    age(cloud, found, 100)
-    expected = sum(len(rows) for server in found for rows in rows_of(cloud.store, server).values())
+    server_ids = create_servers(cloud, 3)
+    age(cloud, server_ids, 100)
+    expected = sum(
+        len(rows) for server in server_ids for rows in rows_of(cloud.store, server).values()
+    )
     sums: list[int] = []
 
     def die_after_three(removed: Counter[str]) -> None:
@@ -269,20 +283,20 @@ def test_each_transaction_is_small(cloud: Cloud, monkeypatch: pytest.MonkeyPatch
     assert steps and max(steps) <= 4
 
 
-def test_what_somebody_holds_is_left_for_another_time(cloud: Cloud) -> None:
+def test_purge_skips_locked_server_until_next_purge(cloud: Cloud) -> None:
     if cloud.store.dialect_name == "sqlite":
         pytest.skip("SQLite has one writer at a time")
-    held, free = made(cloud, 2)
-    age(cloud, [held, free], 100)
+    locked, free = create_servers(cloud, 2)
+    age(cloud, [locked, free], 100)
     with cloud.store.begin() as tx:
-        tx.execute(sa.select(schema.servers).where(schema.servers.c.id == held).with_for_update())
+        tx.execute(sa.select(schema.servers).where(schema.servers.c.id == locked).with_for_update())
         assert purge.purge(cloud.store, BY_NAME["servers"], 90)["servers"] == 1
-    assert "servers" in rows_of(cloud.store, held)
+    assert "servers" in rows_of(cloud.store, locked)
     assert purge.purge(cloud.store, BY_NAME["servers"], 90)["servers"] == 1
 
 
-def test_what_has_expired_goes(cloud: Cloud) -> None:
-    old, young = made(cloud, 2, deleted=False)
+def test_purge_removes_expired_tokens_keys_and_old_host_actions(cloud: Cloud) -> None:
+    old, young = create_servers(cloud, 2, deleted=False)
     age(cloud, [old], 31)
     action = cloud.store.write(
         lambda tx: host_actions.begin(
@@ -305,7 +319,7 @@ def test_what_has_expired_goes(cloud: Cloud) -> None:
     assert {"console_tokens", "idempotency_keys"} <= set(rows_of(cloud.store, young))
 
 
-def test_keys_of_two_columns_are_walked_whole(
+def test_purge_pages_through_tables_with_key_of_two_columns(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(purge, "LOOKED_AT", 2)

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is planted is found and mended on SQLite, PostgreSQL and MariaDB: the remedies that write
-rows, one after the other, of one server. With KILONOVA_PLANTED set: every kind, each in a cloud of
-its own."""
+"""The doctor's remedies that write rows, on SQLite, PostgreSQL and MariaDB.
+
+One test plants these findings in the same server, one after the other. With KILONOVA_PLANTED set,
+another test plants each kind in a new cloud.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from tests.workflows.scenarios import prepare
 from tests.workflows.simulator import Cloud
 from tests.workflows.test_doctor import Doctor
 
-#: What leaves its server as it was.
+#: Kinds with a remedy that restores the server's former state.
 KINDS = (
     "cleanup",
     "task-state",
@@ -61,20 +63,20 @@ def cloud(store: Store) -> Cloud:
     return cloud
 
 
-def test_remedies_write_the_same_on_every_database(cloud: Cloud) -> None:
+def test_doctor_remedies_of_one_server_change_rows_exactly_once(cloud: Cloud) -> None:
     [server] = cloud.create()
     cloud.settle()
     for kind in KINDS:
         assert cloud.store.read(doctor.check) == [], f"before {kind}"
         PLANTS[kind].plant(cloud, server)
-        found = [one for one in cloud.store.read(doctor.check) if one.kind == kind]
-        assert len(found) == 1, kind
-        for is_there in (True, False):
-            [finding] = found
-            done = cloud.store.write(
+        findings = [row for row in cloud.store.read(doctor.check) if row.kind == kind]
+        assert len(findings) == 1, kind
+        for must_change in (True, False):
+            [finding] = findings
+            changed = cloud.store.write(
                 lambda tx, finding=finding: remedies.mend(tx, finding, doctor.check)  # type: ignore[misc]
             )
-            assert done is is_there, kind
+            assert changed is must_change, kind
         if kind in ("due", "fence-of-action", "lease-of-action"):
             cloud.settle()
             cloud.ask(server, "os-start")
@@ -84,16 +86,17 @@ def test_remedies_write_the_same_on_every_database(cloud: Cloud) -> None:
 @pytest.mark.parametrize(
     "kind", [*PLANTS, *FOR_OPERATORS] if "KILONOVA_PLANTED" in os.environ else []
 )
-def test_every_kind_is_found_on_every_database(store: Store, kind: str) -> None:
-    """And its remedy, where it has one that writes rows, is carried out once."""
+def test_doctor_reports_and_mends_each_planted_kind(store: Store, kind: str) -> None:
+    """If the kind has a remedy that writes rows, the remedy changes rows once."""
     cloud = Cloud(store, Realtime())
     operator, plant = Doctor(cloud), {**PLANTS, **FOR_OPERATORS}[kind]
     plant.plant(cloud, prepare(cloud, plant.base).server if plant.base else "")
-    [finding] = [one for one in operator.found() if one.kind == kind]
+    [finding] = [candidate for candidate in operator.found() if candidate.kind == kind]
     if table.KINDS[kind].way in (Mender.OPERATOR, Mender.GUEST):
         return
-    for is_there in (True, False):
-        done = cloud.store.write(lambda tx: remedies.mend(tx, finding, operator.look))
-        assert done is is_there
+    for must_change in (True, False):
+        changed = cloud.store.write(lambda tx: remedies.mend(tx, finding, operator.look))
+        assert changed is must_change
         if kind == "host-without-provider":
-            return  # it is found until its host has registered anew
+            # The doctor reports this until the host registers again.
+            return

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the API's parts of the store rely on, on SQLite, PostgreSQL and MariaDB: lists, quota, group
-commit."""
+"""Servers, flavors, key pairs, quotas and idempotency keys on SQLite, PostgreSQL and MariaDB.
+
+The tests use the API's ``Creator``, which commits several creates in one transaction.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ def creation(
     group: str | None = None,
     **columns: Any,
 ) -> Creation:
-    """One server of one VCPU and 64 MiB."""
+    """Return a create request for a server with one VCPU and 64 MiB."""
 
     def rows(count: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         server, action = ids.new(), ids.new()
@@ -80,22 +82,22 @@ def creation(
     return Creation(project, "u", 1, 64, 1, 1, "r", rows, key, "digest", group=group)
 
 
-def names(store: Store, **wanted: Any) -> list[str]:
-    return [row.name for row in store.read(lambda tx: servers.page(tx, ServerFilters(**wanted)))]
+def list_names(store: Store, **filters: Any) -> list[str]:
+    return [row.name for row in store.read(lambda tx: servers.page(tx, ServerFilters(**filters)))]
 
 
-def test_rows_come_as_they_were_written(store: Store) -> None:
-    made = Creator(store, LIMITS).create(creation(description=None, config_drive=True))
-    row = store.read(lambda tx: servers.show(tx, made.server_id, "p"))
+def test_server_row_is_read_as_written_and_only_in_its_project(store: Store) -> None:
+    created = Creator(store, LIMITS).create(creation(description=None, config_drive=True))
+    row = store.read(lambda tx: servers.show(tx, created.server_id, "p"))
     assert (servers.loads(row.meta), servers.loads(row.tags)) == ({"å": "☃"}, ['a"b', "x_y"])
     assert (row.config_drive, row.locked, row.deleted, row.image) == (True, False, 0, None)
     assert abs(row.created_at - store.now()) < 60_000_000
     with pytest.raises(errors.NotFound):
-        store.read(lambda tx: servers.show(tx, made.server_id, "q"))
+        store.read(lambda tx: servers.show(tx, created.server_id, "q"))
 
 
 @pytest.mark.parametrize(
-    ("wanted", "found"),
+    ("filters", "expected_names"),
     [
         ({"filters": {"name": "^v.$"}}, "v2 v1"),
         ({"filters": {"name": "1"}}, "v1"),
@@ -125,9 +127,11 @@ def test_rows_come_as_they_were_written(store: Store) -> None:
     ],
     ids=str,
 )
-def test_filters_mean_the_same_everywhere(store: Store, wanted: dict[str, Any], found: str) -> None:
+def test_server_filters_and_sorts_agree_on_all_databases(
+    store: Store, filters: dict[str, Any], expected_names: str
+) -> None:
     creator = Creator(store, LIMITS)
-    made = [
+    created = [
         creator.create(
             creation(
                 "v1", task_state="scheduling", launch_index=1, config_drive=True, launched_at=5
@@ -137,18 +141,19 @@ def test_filters_mean_the_same_everywhere(store: Store, wanted: dict[str, Any], 
         creator.create(creation("other", "q")),
         creator.create(creation("gone", "q", deleted=1)),
     ]
-    with store.begin() as tx:  # a clock of milliseconds might not tell them apart
-        for number, one in enumerate(made):
+    # A clock of milliseconds could give several servers the same time.
+    with store.begin() as tx:
+        for number, server in enumerate(created):
             tx.execute(
                 sa.update(schema.servers)
-                .where(schema.servers.c.id == one.server_id)
+                .where(schema.servers.c.id == server.server_id)
                 .values(created_at=number)
             )
-    assert names(store, **wanted) == found.split()
+    assert list_names(store, **filters) == expected_names.split()
 
 
 @pytest.mark.parametrize(
-    ("pattern", "found"),
+    ("pattern", "expected_name"),
     [
         ("(a+)+$", "aa"),
         ("^w", "web-1"),
@@ -160,25 +165,27 @@ def test_filters_mean_the_same_everywhere(store: Store, wanted: dict[str, Any], 
         (".*.*.*.*.*.*1", "web-1"),
     ],
 )
-def test_a_pattern_finds_the_same_everywhere(store: Store, pattern: str, found: str) -> None:
+def test_name_pattern_matches_alike_on_all_databases(
+    store: Store, pattern: str, expected_name: str
+) -> None:
     for name in ("web-1", "aa", "☃"):
         Creator(store, LIMITS).create(creation(name))
-    assert names(store, filters={"name": pattern}) == [found]
-    assert names(store, filters={"ip": "^192.*1$"}) == []
+    assert list_names(store, filters={"name": pattern}) == [expected_name]
+    assert list_names(store, filters={"ip": "^192.*1$"}) == []
 
 
-def test_a_pattern_that_the_database_does_not_know_is_refused(store: Store) -> None:
+def test_name_pattern_unsupported_by_database_is_refused(store: Store) -> None:
     Creator(store, LIMITS).create(creation("vm"))
     try:
-        assert names(store, filters={"name": "(?P<x>v)"}) == ["vm"]
+        assert list_names(store, filters={"name": "(?P<x>v)"}) == ["vm"]
     except errors.BadRequest as problem:
         assert "regular expression" in problem.text
 
 
 @pytest.mark.parametrize("pattern", ["(", "(?=v)", r"(v)\1", "(?:(?:(?:^){60000}){60000}){60000}"])
-def test_what_is_no_pattern_is_refused_and_named(store: Store, pattern: str) -> None:
+def test_invalid_display_name_pattern_raises_bad_request(store: Store, pattern: str) -> None:
     with pytest.raises(errors.BadRequest, match="display_name"):
-        names(store, filters={"display_name": pattern})
+        list_names(store, filters={"display_name": pattern})
 
 
 @pytest.mark.parametrize(
@@ -193,17 +200,18 @@ def test_what_is_no_pattern_is_refused_and_named(store: Store, pattern: str) -> 
         ".*" * 127,
     ],
 )
-def test_no_pattern_takes_long(store: Store, pattern: str) -> None:
-    """Names of the worst kind; MariaDB's engine alone would take seconds for twenty of them."""
+def test_name_pattern_of_worst_case_is_fast_or_refused(store: Store, pattern: str) -> None:
+    """The names are the worst case. MariaDB's own engine would need seconds for twenty of them."""
     for _ in range(20):
         Creator(store, {**LIMITS, "instances": 20}).create(creation("a" * 254 + "!", hostname="a"))
 
     def seconds() -> float:
-        """That the list takes, or would take on an idle machine."""
-        begun = time.monotonic()
-        with contextlib.suppress(errors.BadRequest):  # PostgreSQL counts to 255 only
-            names(store, filters={"name": pattern})
-        return (time.monotonic() - begun) / slowdown()
+        """Return the duration of the list request on an idle machine."""
+        start = time.monotonic()
+        # PostgreSQL refuses repetition counts above 255.
+        with contextlib.suppress(errors.BadRequest):
+            list_names(store, filters={"name": pattern})
+        return (time.monotonic() - start) / slowdown()
 
     assert any(seconds() < 1 for _ in range(3))
 
@@ -218,7 +226,7 @@ def test_no_pattern_takes_long(store: Store, pattern: str) -> None:
         (("display_name", False), ("vm_state", True)),
     ],
 )
-def test_pages_hold_every_row_once_though_keys_are_null(store: Store, sort: Any) -> None:
+def test_server_pages_hold_every_row_once_with_null_sort_keys(store: Store, sort: Any) -> None:
     creator = Creator(store, LIMITS)
     for number in range(7):
         creator.create(
@@ -228,30 +236,30 @@ def test_pages_hold_every_row_once_though_keys_are_null(store: Store, sort: Any)
                 launched_at=[None, 5][number % 2],
             )
         )
-    whole = [row.id for row in store.read(lambda tx: servers.page(tx, ServerFilters(sort=sort)))]
-    paged: list[str] = []
+    all_ids = [row.id for row in store.read(lambda tx: servers.page(tx, ServerFilters(sort=sort)))]
+    paged_ids: list[str] = []
     while True:
-        page = ServerFilters(sort=sort, limit=2, marker=paged[-1] if paged else None)
+        page = ServerFilters(sort=sort, limit=2, marker=paged_ids[-1] if paged_ids else None)
         rows = store.read(lambda tx, page=page: servers.page(tx, page))  # type: ignore[misc]
         if not rows:
             break
-        paged += [row.id for row in rows]
-    assert paged == whole
-    assert len(set(paged)) == 7
+        paged_ids += [row.id for row in rows]
+    assert paged_ids == all_ids
+    assert len(set(paged_ids)) == 7
 
 
-def test_quota_holds_when_many_come_at_once_in_several_processes(store: Store) -> None:
-    """Two creators stand for two processes: between them only the project's row keeps order."""
+def test_parallel_creates_in_two_processes_respect_project_quota(store: Store) -> None:
+    """Two creators represent two processes. Only a lock on the project's row orders them."""
     creators = [Creator(store, LIMITS), Creator(store, LIMITS)]
 
-    def one(number: int) -> Created | errors.Problem:
+    def create(number: int) -> Created | errors.Problem:
         try:
             return creators[number % 2].create(creation(f"s{number}", "pq"[number // 2 % 2]))
         except errors.Problem as problem:
             return problem
 
     with ThreadPoolExecutor(16) as pool:
-        outcomes = list(pool.map(one, range(48)))
+        outcomes = list(pool.map(create, range(48)))
     assert sum(isinstance(outcome, Created) for outcome in outcomes) == 20
     assert sum(isinstance(outcome, errors.OverQuota) for outcome in outcomes) == 28
     for project in "pq":
@@ -259,15 +267,15 @@ def test_quota_holds_when_many_come_at_once_in_several_processes(store: Store) -
         assert (usage[""].instances, usage["u"].cores, usage[""].ram) == (10, 10, 640)
 
 
-def test_keystones_limits_hold_when_many_come_at_once(store: Store) -> None:
-    """Of a resource that no row has a column for."""
+def test_parallel_creates_respect_unified_limits(store: Store) -> None:
+    """One of the limits is for a custom resource class."""
     limits = UnifiedLimits(
         {"servers": 99, "class:VCPU": 40, "class:CUSTOM_GOLD": 20}, UnregisteredLimits()
     )
     flavor = to_wire(Flavor("1", "gold", 1, 64, 1, extra_specs={"resources:CUSTOM_GOLD": "2"}))
     creators = [Creator(store, LIMITS), Creator(store, LIMITS)]
 
-    def one(number: int) -> Created | errors.Problem:
+    def create(number: int) -> Created | errors.Problem:
         try:
             return creators[number % 2].create(
                 replace(
@@ -280,7 +288,7 @@ def test_keystones_limits_hold_when_many_come_at_once(store: Store) -> None:
             return problem
 
     with ThreadPoolExecutor(16) as pool:
-        outcomes = list(pool.map(one, range(32)))
+        outcomes = list(pool.map(create, range(32)))
     assert sum(isinstance(outcome, Created) for outcome in outcomes) == 10
     assert sum(isinstance(outcome, errors.OverQuota) for outcome in outcomes) == 22
     assert store.read(lambda tx: limits.used(tx, "p")) == {
@@ -294,85 +302,86 @@ def test_keystones_limits_hold_when_many_come_at_once(store: Store) -> None:
     }
 
 
-def test_of_two_last_key_pairs_of_a_user_one_is_over_quota(store: Store) -> None:
-    """Also when they are made in two projects."""
+def test_parallel_keypair_creates_respect_quota_of_user(store: Store) -> None:
+    """The requests come from two projects."""
     cloud = Cloud(store.url, quota={**ApiSettings().quota, "key_pairs": 1})
-    inserted, go = threading.Event(), threading.Event()
+    inserted, may_continue = threading.Event(), threading.Event()
 
-    def hold(_: Any, __: Any, statement: str, *rest: Any) -> None:
+    def pause_insert(_: Any, __: Any, statement: str, *rest: Any) -> None:
         if statement.startswith("INSERT INTO keypairs") and not inserted.is_set():
             inserted.set()
-            assert go.wait(20)
+            assert may_continue.wait(20)
 
-    sa.event.listen(cloud.store.engine, "after_cursor_execute", hold)
+    sa.event.listen(cloud.store.engine, "after_cursor_execute", pause_insert)
 
-    def make(name: str, token: str) -> int:
+    def create(name: str, token: str) -> int:
         body = {"keypair": {"name": name, "type": "ssh", "public_key": SSH, "user_id": "u1"}}
         return int(cloud.call("POST", "/os-keypairs", body, mv="2.10", token=token).status_code)
 
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(make, "one", "user")
+        first = pool.submit(create, "one", "user")
         assert inserted.wait(20)
-        second = pool.submit(make, "two", "admin")
-        with pytest.raises(NotYet):  # it waits for the user's line; on SQLite to write at all
+        second = pool.submit(create, "two", "admin")
+        # The second create waits for the user's row, on SQLite for a write transaction.
+        with pytest.raises(NotYet):
             second.result(timeout=0.5)
-        go.set()
+        may_continue.set()
         assert (first.result(timeout=20), second.result(timeout=20)) == (201, 403)
     cloud.store.close()
 
 
-def test_an_idempotency_key_makes_one_server_however_often_it_comes(store: Store) -> None:
+def test_parallel_creates_with_one_idempotency_key_create_one_server(store: Store) -> None:
     creators = [Creator(store, LIMITS), Creator(store, LIMITS)]
     with ThreadPoolExecutor(8) as pool:
-        made = list(
+        results = list(
             pool.map(lambda number: creators[number % 2].create(creation(key="k")), range(8))
         )
-    assert len({one.server_id for one in made}) == 1
-    assert sorted(one.repeated for one in made) == [False] + [True] * 7
-    assert len(names(store)) == 1
+    assert len({result.server_id for result in results}) == 1
+    assert sorted(result.repeated for result in results) == [False] + [True] * 7
+    assert len(list_names(store)) == 1
 
 
-def test_idempotency_keys_that_differ_in_case_are_two_keys(store: Store) -> None:
+def test_idempotency_keys_are_case_sensitive(store: Store) -> None:
     creator, keys = Creator(store, LIMITS), ("deploy-web", "Deploy-Web", "DEPLOY-WEB")
-    made = {key: creator.create(creation(key=key)).server_id for key in keys}
-    assert len(set(made.values())) == len(keys)
+    server_ids = {key: creator.create(creation(key=key)).server_id for key in keys}
+    assert len(set(server_ids.values())) == len(keys)
     for key in keys:
-        again = creator.create(creation(key=key))
-        assert again.repeated and again.server_id == made[key]
+        repetition = creator.create(creation(key=key))
+        assert repetition.repeated and repetition.server_id == server_ids[key]
 
 
-def test_members_of_a_group_and_the_rest(store: Store) -> None:
+def test_create_in_group_adds_member_until_group_is_deleted(store: Store) -> None:
     group = store.write(
         lambda tx: server_groups.create(
             tx, {"project_id": "p", "user_id": "u", "name": "g", "policy": "affinity", "rules": {}}
         )
     ).id
-    made = Creator(store, LIMITS).create(creation(group=group))
-    assert store.read(lambda tx: server_groups.members(tx, [group])) == {group: [made.server_id]}
-    assert store.read(lambda tx: server_groups.of_server(tx, made.server_id)) == [group]
+    created = Creator(store, LIMITS).create(creation(group=group))
+    assert store.read(lambda tx: server_groups.members(tx, [group])) == {group: [created.server_id]}
+    assert store.read(lambda tx: server_groups.of_server(tx, created.server_id)) == [group]
     assert store.read(lambda tx: server_groups.page(tx, "q", 10)) == []
     store.write(lambda tx: server_groups.delete(tx, group))
-    assert store.read(lambda tx: server_groups.of_server(tx, made.server_id)) == []
+    assert store.read(lambda tx: server_groups.of_server(tx, created.server_id)) == []
 
 
-def test_metadata_is_changed_under_the_server_s_lock(store: Store) -> None:
-    made = Creator(store, LIMITS).create(creation(meta={}))
+def test_parallel_metadata_changes_keep_every_key(store: Store) -> None:
+    created = Creator(store, LIMITS).create(creation(meta={}))
     with ThreadPoolExecutor(8) as pool:
         list(
             pool.map(
                 lambda number: store.write(
                     lambda tx: servers.change_json(
-                        tx, made.server_id, "meta", lambda old: {**old, str(number): "x"}
+                        tx, created.server_id, "meta", lambda old: {**old, str(number): "x"}
                     )
                 ),
                 range(16),
             )
         )
-    row = store.read(lambda tx: servers.show(tx, made.server_id))
+    row = store.read(lambda tx: servers.show(tx, created.server_id))
     assert len(servers.loads(row.meta)) == 16
 
 
-def test_limits_are_set_and_forgotten(store: Store) -> None:
+def test_quota_limits_of_project_user_and_class_are_set_and_deleted(store: Store) -> None:
     for value in (5, 6):
         store.write(lambda tx, value=value: quotas.put(tx, "p", "", {"cores": value}))  # type: ignore[misc]
     store.write(lambda tx: quotas.put(tx, "p", "u", {"cores": 2}))
@@ -388,7 +397,7 @@ def test_limits_are_set_and_forgotten(store: Store) -> None:
     assert store.read(lambda tx: quotas.limits(tx, "p", LIMITS)).of("cores", "u") == 6
 
 
-def test_flavors_and_key_pairs(store: Store) -> None:
+def test_flavors_and_keypairs_are_created_listed_and_unique(store: Store) -> None:
     values = {
         "name": "f",
         "vcpus": 1,
@@ -398,21 +407,21 @@ def test_flavors_and_key_pairs(store: Store) -> None:
         "rxtx_factor": 1.0,
     }
     with ThreadPoolExecutor(4) as pool:
-        made = list(pool.map(lambda number: _outcome(store, values, number), range(4)))
-    assert sorted(made) == ["Conflict"] * 3 + ["Row"], "a name is taken once"
+        outcomes = list(pool.map(lambda number: _create_flavor(store, values, number), range(4)))
+    assert sorted(outcomes) == ["Conflict"] * 3 + ["Row"], "a name is taken once"
     private = store.write(
         lambda tx: flavors.create(tx, {**values, "flavorid": "x", "name": "g", "is_public": False})
     )
 
-    def seen(project: str | None) -> list[str]:
+    def flavor_names(project: str | None) -> list[str]:
         return [
             row.name
             for row in store.read(lambda tx: flavors.page(tx, project_id=project, sort_key="name"))
         ]
 
-    assert (seen(None), seen("p")) == (["f", "g"], ["f"])
+    assert (flavor_names(None), flavor_names("p")) == (["f", "g"], ["f"])
     store.write(lambda tx: flavors.grant(tx, private, "p"))
-    assert seen("p") == ["f", "g"]
+    assert flavor_names("p") == ["f", "g"]
     store.write(lambda tx: flavors.set_extra_specs(tx, "x", {"a": "1"}))
     assert store.read(lambda tx: flavors.show(tx, "x")).extra_specs == {"a": "1"}
     assert [
@@ -420,7 +429,7 @@ def test_flavors_and_key_pairs(store: Store) -> None:
         for row in store.read(lambda tx: flavors.page(tx, project_id=None, name="^g", marker=None))
     ] == ["g"]
     store.write(lambda tx: flavors.delete(tx, "x"))
-    assert seen("p") == ["f"]
+    assert flavor_names("p") == ["f"]
     key = {"user_id": "u", "name": "k", "type": "ssh", "fingerprint": "f", "public_key": "p"}
     store.write(lambda tx: keypairs.create(tx, key))
     with pytest.raises(errors.Conflict):
@@ -428,7 +437,7 @@ def test_flavors_and_key_pairs(store: Store) -> None:
     assert store.read(lambda tx: keypairs.count(tx, "u")) == 1
 
 
-def _outcome(store: Store, values: dict[str, Any], number: int) -> str:
+def _create_flavor(store: Store, values: dict[str, Any], number: int) -> str:
     try:
         return type(
             store.write(lambda tx: flavors.create(tx, {**values, "flavorid": str(number)}))

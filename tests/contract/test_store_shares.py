@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares of servers on SQLite, PostgreSQL and MariaDB: what is counted with them, and who needs a
-rule."""
+"""Shares of servers on SQLite, PostgreSQL and MariaDB: share counts, refused actions, and use of
+access rules."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ATTACH, DETACH = states.row("attach_share"), states.row("detach_share")
 
 
 def add_server(store: Store, host: str = "h1") -> str:
-    """One that is off, on a host with an address of its own."""
+    """Insert a stopped server. Each host has a different address."""
     server = ids.new()
 
     def work(tx: Any) -> None:
@@ -55,12 +55,17 @@ def add_server(store: Store, host: str = "h1") -> str:
 
 
 def attach(store: Store, server: str, share: str = SHARE, tag: str = "data") -> Any:
-    """Ask for a share, and be done with it; its row."""
-    wanted = {"share_id": share, "tag": tag, "protocol": "NFS", "export_location": "192.0.2.9:/one"}
+    """Begin to attach a share, complete the action, and return the share's row."""
+    request = {
+        "share_id": share,
+        "tag": tag,
+        "protocol": "NFS",
+        "export_location": "192.0.2.9:/one",
+    }
     store.write(
-        lambda tx: shares.attach(tx, ATTACH, server, context=CALLER, project_id="p", share=wanted)
+        lambda tx: shares.attach(tx, ATTACH, server, context=CALLER, project_id="p", share=request)
     )
-    free(store, server)
+    complete_action(store, server)
     return store.read(lambda tx: shares.show(tx, server, share))
 
 
@@ -68,11 +73,11 @@ def detach(store: Store, server: str, share: str = SHARE) -> None:
     store.write(
         lambda tx: shares.detach(tx, DETACH, server, context=CALLER, project_id="p", share_id=share)
     )
-    free(store, server)
+    complete_action(store, server)
 
 
-def free(store: Store, server: str) -> None:
-    """The action is over."""
+def complete_action(store: Store, server: str) -> None:
+    """Complete the server's action."""
     store.write(
         lambda tx: (
             tx.execute(
@@ -87,7 +92,7 @@ def free(store: Store, server: str) -> None:
     )
 
 
-def counted(store: Store, server: str) -> int:
+def read_count(store: Store, server: str) -> int:
     return int(
         store.read(
             lambda tx: tx.scalar(
@@ -98,11 +103,11 @@ def counted(store: Store, server: str) -> int:
     )
 
 
-def test_a_server_counts_its_shares(store: Store) -> None:
+def test_attach_share_counts_shares_and_refuses_duplicate_share_or_tag(store: Store) -> None:
     server = add_server(store)
     for number, (share, tag) in enumerate(((SHARE, "data"), (OTHER, "more")), 1):
         row = attach(store, server, share, tag)
-        assert (row.status, row.access_to, counted(store, server)) == (
+        assert (row.status, row.access_to, read_count(store, server)) == (
             ShareStatus.ATTACHING,
             "192.0.2.1",
             number,
@@ -114,12 +119,12 @@ def test_a_server_counts_its_shares(store: Store) -> None:
     for share, tag in ((SHARE, "new"), (ids.new(), "more")):
         with pytest.raises(errors.Conflict, match="already associated"):
             attach(store, server, share, tag)
-    assert counted(store, server) == 2
+    assert read_count(store, server) == 2
     with pytest.raises(errors.NotFound):
         detach(store, server, ids.new())
 
 
-def test_what_shares_forbid_is_refused(store: Store) -> None:
+def test_rebuild_with_shares_is_refused_and_start_is_not(store: Store) -> None:
     server = add_server(store)
     attach(store, server)
     with pytest.raises(errors.Conflict, match="Cannot 'rebuild' .* while it has shares"):
@@ -127,51 +132,51 @@ def test_what_shares_forbid_is_refused(store: Store) -> None:
     store.write(lambda tx: actions.begin(tx, states.row("os-start"), server, context=CALLER))
 
 
-def test_a_rule_is_needed_by_the_servers_of_one_host(store: Store) -> None:
-    def used() -> list[bool]:
+def test_share_rule_is_used_while_a_server_of_the_host_has_the_share(store: Store) -> None:
+    def is_used_by_host() -> list[bool]:
         return [
             store.read(lambda tx, host=host: shares.is_used(tx, SHARE, f"192.0.2.{host}"))
             for host in (1, 2)
         ]
 
-    one, two, elsewhere = add_server(store), add_server(store), add_server(store, "h2")
-    assert used() == [False, False]
-    for server in (one, two, elsewhere):
+    first, second, elsewhere = add_server(store), add_server(store), add_server(store, "h2")
+    assert is_used_by_host() == [False, False]
+    for server in (first, second, elsewhere):
         attach(store, server)
     detach(store, elsewhere)
-    assert used() == [True, False]
-    row = store.read(lambda tx: shares.show(tx, one, SHARE))
+    assert is_used_by_host() == [True, False]
+    row = store.read(lambda tx: shares.show(tx, first, SHARE))
     store.write(lambda tx: shares.put(tx, [row.uuid], ShareStatus.ERROR))
-    assert used() == [True, False]
-    assert store.write(lambda tx: shares.leaving(tx, [two, one])) == {
+    assert is_used_by_host() == [True, False]
+    assert store.write(lambda tx: shares.leaving(tx, [second, first])) == {
         server: [
             shares.as_args(store.read(lambda tx, server=server: shares.show(tx, server, SHARE)))
         ]
-        for server in (one, two)
+        for server in (first, second)
     }
-    assert used() == [False, False]
+    assert is_used_by_host() == [False, False]
     store.write(lambda tx: shares.remove(tx, [row.uuid]))
-    assert store.read(lambda tx: shares.list_of(tx, one)) == []
+    assert store.read(lambda tx: shares.list_of(tx, first)) == []
 
 
-def test_a_server_that_counts_wrong_is_found(store: Store) -> None:
-    server, gone = add_server(store), add_server(store)
-    for one in (server, gone):
-        attach(store, one)
+def test_doctor_reports_wrong_share_count_and_shares_of_deleted_server(store: Store) -> None:
+    server, deleted_server = add_server(store), add_server(store)
+    for key in (server, deleted_server):
+        attach(store, key)
 
-    def found() -> list[str]:
-        return [one.subject for one in store.read(doctor.check) if one.invariant == "shares"]
+    def miscounted() -> list[str]:
+        return [row.subject for row in store.read(doctor.check) if row.invariant == "shares"]
 
-    assert found() == []
+    assert miscounted() == []
     store.write(
         lambda tx: tx.execute(
             sa.update(schema.servers).where(schema.servers.c.id == server).values(shares=2)
         )
     )
-    assert found() == [server]
+    assert miscounted() == [server]
     store.write(
         lambda tx: tx.execute(
-            sa.update(schema.servers).where(schema.servers.c.id == gone).values(deleted=1)
+            sa.update(schema.servers).where(schema.servers.c.id == deleted_server).values(deleted=1)
         )
     )
-    assert sorted(found()) == sorted([server, gone])
+    assert sorted(miscounted()) == sorted([server, deleted_server])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stuck actions, and what is sent again, on SQLite, PostgreSQL and MariaDB."""
+"""Stuck actions, and the selection of commands to send again, on SQLite, PostgreSQL and MariaDB."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from deploy.operator.store import stuck_actions
 from tests.contract.test_store import Realtime
 from tests.workflows.simulator import Cloud
 
-WAYS = {
+REMEDIES = {
     "retry": stuck_actions.retry,
     "settle": lambda tx, key: stuck_actions.settle(tx, key, "It was given up."),
     "abort": lambda tx, key: stuck_actions.abort(tx, key, "It was ended.", lambda row: None),
@@ -31,14 +31,14 @@ def cloud(store: Store) -> Cloud:
     return cloud
 
 
-def row(cloud: Cloud, action: str) -> sa.Row[tuple[object, ...]]:
-    found = cloud.store.read(lambda tx: actions.show_by_id(tx, action))
-    assert found is not None
-    return found
+def read_action(cloud: Cloud, action: str) -> sa.Row[tuple[object, ...]]:
+    action_row = cloud.store.read(lambda tx: actions.show_by_id(tx, action))
+    assert action_row is not None
+    return action_row
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_each_way_out_of_a_stuck_action(cloud: Cloud, way: str) -> None:
+@pytest.mark.parametrize("remedy", REMEDIES)
+def test_stuck_action_ends_after_retry_settle_or_abort(cloud: Cloud, remedy: str) -> None:
     [server] = cloud.create(networks=[])
     cloud.settle()
     action = cloud.ask(server, "os-stop")
@@ -50,10 +50,10 @@ def test_each_way_out_of_a_stuck_action(cloud: Cloud, way: str) -> None:
         )
     )
     cloud.advance()
-    assert row(cloud, action).state == "stuck"
+    assert read_action(cloud, action).state == "stuck"
     assert [
-        (one.id, one.server, bool(one.overdue))
-        for one in cloud.store.read(lambda tx: stuck_actions.listed(tx, only_stuck=True))
+        (stuck_action.id, stuck_action.server, bool(stuck_action.overdue))
+        for stuck_action in cloud.store.read(lambda tx: stuck_actions.listed(tx, only_stuck=True))
     ] == [(action, "s", False)]
     assert [finding.invariant for finding in cloud.store.read(doctor.check)] == ["stuck"]
     cloud.store.write(
@@ -61,68 +61,80 @@ def test_each_way_out_of_a_stuck_action(cloud: Cloud, way: str) -> None:
             sa.update(schema.actions).where(schema.actions.c.id == action).values(step="stop")
         )
     )
-    cloud.store.write(lambda tx: WAYS[way](tx, action))
+    cloud.store.write(lambda tx: REMEDIES[remedy](tx, action))
     cloud.settle()
-    ends = {
+    expected = {
         "retry": ("done", states.STOPPED),
         "abort": ("failed", states.ACTIVE),
         "settle": ("failed", states.ERROR),
     }
-    assert (row(cloud, action).state, cloud.show(server).vm_state) == ends[way]
+    assert (read_action(cloud, action).state, cloud.show(server).vm_state) == expected[remedy]
     assert cloud.findings() == []
 
 
-def test_what_is_known_or_in_hand_is_not_sent_again(cloud: Cloud) -> None:
-    """Nobody waits for the row that somebody else works on."""
+def test_outstanding_omits_known_commands_and_locked_actions(cloud: Cloud) -> None:
+    """The read does not wait for a row that another transaction has locked."""
     servers = cloud.create(3, host="h1", forced=True, networks=[])
     cloud.settle()
     cloud.lose = lambda kind: kind == "do"
-    known, held, lost = sorted(cloud.ask(server, "os-stop") for server in servers)
+    known_action, locked_action, lost_action = sorted(
+        cloud.ask(server, "os-stop") for server in servers
+    )
     cloud.advance()
     with cloud.store.begin() as tx:
         tx.execute(
-            sa.select(schema.actions.c.id).where(schema.actions.c.id == held).with_for_update()
+            sa.select(schema.actions.c.id)
+            .where(schema.actions.c.id == locked_action)
+            .with_for_update()
         ).all()
-        begun = time.monotonic()
-        if cloud.store.dialect_name == "sqlite":  # whose writers are alone
-            found = actions.outstanding(
-                tx, "h1", 0, 2, {(known, "do", "stop", 1), (lost, "do", "stop", 2)}
+        start = time.monotonic()
+        # SQLite has a single writer.
+        if cloud.store.dialect_name == "sqlite":
+            commands = actions.outstanding(
+                tx, "h1", 0, 2, {(known_action, "do", "stop", 1), (lost_action, "do", "stop", 2)}
             )
-            assert [one.id for one in found if one.id != held] == [lost]
+            assert [command.id for command in commands if command.id != locked_action] == [
+                lost_action
+            ]
         else:
-            found = cloud.store.write(
+            commands = cloud.store.write(
                 lambda tx: actions.outstanding(
-                    tx, "h1", 0, 2, {(known, "do", "stop", 1), (lost, "do", "stop", 2)}
+                    tx,
+                    "h1",
+                    0,
+                    2,
+                    {(known_action, "do", "stop", 1), (lost_action, "do", "stop", 2)},
                 )
             )
-            assert [one.id for one in found] == [lost]
-        assert time.monotonic() - begun < 2
+            assert [command.id for command in commands] == [lost_action]
+        assert time.monotonic() - start < 2
 
 
-def test_known_debts_are_not_sent_again(cloud: Cloud) -> None:
+def test_debts_omit_removals_known_to_host(cloud: Cloud) -> None:
     servers = cloud.create(2, host="h1", forced=True, networks=[])
     cloud.settle()
     with cloud.store.begin() as tx:
         for server in servers:
             guests.add_debt(tx, server, 7)
-        found = guests.debts(tx, "h1", 0, 1, {(servers[0], 7), (servers[1], 6)})
-    assert [one.server_id for one in found] == [servers[1]]
+        removals = guests.debts(tx, "h1", 0, 1, {(servers[0], 7), (servers[1], 6)})
+    assert [removal.server_id for removal in removals] == [servers[1]]
 
 
-def test_who_asks_what_is_locked_waits_for_nobody(cloud: Cloud) -> None:
-    held, free = cloud.create(2, networks=[])
-    assert cloud.store.write(lambda tx: actions.unlocked(tx, [held, free, "gone"])) == {
-        held,
+def test_unlocked_omits_locked_servers_without_waiting(cloud: Cloud) -> None:
+    locked, free = cloud.create(2, networks=[])
+    assert cloud.store.write(lambda tx: actions.unlocked(tx, [locked, free, "gone"])) == {
+        locked,
         free,
         "gone",
     }
     if cloud.store.dialect_name == "sqlite":
-        return  # its writers are alone
+        # SQLite has a single writer.
+        return
     with cloud.store.begin() as tx:
-        actions.lock_servers(tx, [held])
-        begun = time.monotonic()
-        assert cloud.store.write(lambda tx: actions.unlocked(tx, [held, free, "gone"])) == {
+        actions.lock_servers(tx, [locked])
+        start = time.monotonic()
+        assert cloud.store.write(lambda tx: actions.unlocked(tx, [locked, free, "gone"])) == {
             free,
             "gone",
         }
-        assert time.monotonic() - begun < 2
+        assert time.monotonic() - start < 2

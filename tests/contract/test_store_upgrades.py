@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The schema as upgrades make it on SQLite, PostgreSQL and MariaDB: the one that the code knows,
-with its rows."""
+"""Upgrades of the schema and checks of the schema's version on SQLite, PostgreSQL and MariaDB."""
 
 from __future__ import annotations
 
@@ -17,11 +16,11 @@ from common.store import schema, upgrades, version
 from common.store.engine import Store
 
 
-def test_upgrades_make_the_schema_and_are_repeatable(store: Store) -> None:
-    found = store.read(lambda tx: MigrationContext.configure(tx).get_current_revision())
+def test_upgrade_creates_current_schema_and_is_repeatable(store: Store) -> None:
+    revision = store.read(lambda tx: MigrationContext.configure(tx).get_current_revision())
     assert (
         upgrades.upgrade(store)
-        == (found, upgrades.newest())
+        == (revision, upgrades.newest())
         == (upgrades.version(store), version.needed())
     )
     upgrades.check(store)
@@ -31,13 +30,13 @@ def test_upgrades_make_the_schema_and_are_repeatable(store: Store) -> None:
     )
 
 
-def test_every_number_is_given_once(store: Store) -> None:
-    """SQLite gives the highest number again after a delete, unless its table says otherwise."""
-    numbered = [
+def test_numbered_tables_never_reuse_ids(store: Store) -> None:
+    """By default SQLite gives the highest number again after a delete."""
+    numbered_tables = [
         table for table in schema.metadata.sorted_tables if table.autoincrement_column is not None
     ]
-    assert {"aggregates", "flavors", "services"} < {table.name for table in numbered}
-    for table in numbered:
+    assert {"aggregates", "flavors", "services"} < {table.name for table in numbered_tables}
+    for table in numbered_tables:
         assert table.dialect_options["sqlite"]["autoincrement"], (
             f"{table.name} is not NUMBERED in the schema"
         )
@@ -48,18 +47,18 @@ def test_every_number_is_given_once(store: Store) -> None:
             and not column.nullable
             and column.server_default is None
         }
-        given = []
+        numbers = []
         for _ in range(3):
-            made = store.write(
+            result = store.write(
                 lambda tx, table=table, row=row: tx.execute(table.insert().values(row))
             )
-            given.append(made.inserted_primary_key[0])
+            numbers.append(result.inserted_primary_key[0])
             store.write(lambda tx, table=table: tx.execute(table.delete()))
-        assert given == sorted(set(given)), f"{table.name} gave {given}"
+        assert numbers == sorted(set(numbers)), f"{table.name} gave {numbers}"
 
 
 def sample(column: sa.Column[Any]) -> Any:
-    """Some value that fits the column."""
+    """Return a value that fits the column."""
     if isinstance(column.type, schema.Json):
         return {}
     kind = column.type.python_type
@@ -68,17 +67,17 @@ def sample(column: sa.Column[Any]) -> Any:
     return "x" if kind is str else kind(1)
 
 
-def test_a_database_of_another_version_is_refused(database_url: str) -> None:
+def test_upgrades_check_refuses_empty_database(database_url: str) -> None:
     empty = Store(database_url)
     with pytest.raises(errors.Problem, match="kilonova database upgrade"):
         upgrades.check(empty)
     empty.close()
 
 
-def test_service_with_another_version_waits_until_the_database_fits(
+def test_service_waits_and_logs_until_database_version_matches(
     database_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It logs each version once, reads and writes nothing, and goes on when the versions fit."""
+    """The service logs each version once, and neither reads nor writes until the versions match."""
     store, operator = version.guarded(Store(database_url)), Store(database_url)
     newer = "9999"
 
@@ -109,28 +108,28 @@ def test_service_with_another_version_waits_until_the_database_fits(
 
 
 def set_version(store: Store, number: str) -> None:
-    """Write another version than that of the schema."""
+    """Write this version number to the database without a change of the schema."""
     store.write(
         lambda tx: tx.execute(sa.text("UPDATE alembic_version SET version_num = :n"), {"n": number})
     )
 
 
-def test_a_version_is_asked_of_connections_only(
+def test_schema_version_is_read_once_per_connection(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str | None] = []
+    reads: list[str | None] = []
 
-    def found(*given: Any) -> str | None:
-        asked.append(version.needed())
-        return asked[-1]
+    def read_version(*args: Any) -> str | None:
+        reads.append(version.needed())
+        return reads[-1]
 
-    monkeypatch.setattr(version, "_read_version", found)
-    served = version.guarded(Store(store.url))
+    monkeypatch.setattr(version, "_read_version", read_version)
+    guarded_store = version.guarded(Store(store.url))
     for _ in range(3):
-        served.now()
-        served.write(lambda tx: None)
-    assert len(asked) == 1
-    served.engine.dispose()
-    served.now()
-    assert len(asked) == 2
-    served.close()
+        guarded_store.now()
+        guarded_store.write(lambda tx: None)
+    assert len(reads) == 1
+    guarded_store.engine.dispose()
+    guarded_store.now()
+    assert len(reads) == 2
+    guarded_store.close()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What projects have used, as SQLite, PostgreSQL and MariaDB add it up."""
+"""Usage of projects, calculated by SQLite, PostgreSQL and MariaDB."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ FLAVORS = (Flavor("1", "m1.nano", 1, 128, 1), Flavor("2", "m1.öre", 2, 256, 2))
 
 @pytest.fixture
 def store(upgraded_url: str) -> Iterator[Store]:
-    """Servers of two projects: before, across, within and after the period; ended, or not yet."""
-    made = Store(upgraded_url)
+    """A store with servers of two projects, before, across, within and after the period. Some still
+    run."""
+    store = Store(upgraded_url)
     rows = [
         {
             "id": ids.new(),
@@ -62,36 +63,40 @@ def store(upgraded_url: str) -> Iterator[Store]:
             (None, None),
         )
     ]
-    with made.begin() as tx:
+    with store.begin() as tx:
         servers.insert(tx, rows)
-    yield made
-    made.close()
+    yield store
+    store.close()
 
 
 @pytest.mark.parametrize("project", [None, "q", "nobody"])
-def test_sums_are_those_of_the_servers(store: Store, project: str | None) -> None:
-    each = store.read(lambda tx: list(usage.of_servers(tx, PERIOD, project)))
-    summed = store.read(lambda tx: list(usage.sums(tx, PERIOD, project)))
+def test_usage_sums_equal_totals_of_servers(store: Store, project: str | None) -> None:
+    server_usages = store.read(lambda tx: list(usage.of_servers(tx, PERIOD, project)))
+    sums = store.read(lambda tx: list(usage.sums(tx, PERIOD, project)))
     counted: Counter[tuple[str, str]] = Counter()
-    for one in each:
-        counted[one.project_id, one.flavor.name] += one.micros
-    assert {(one.project_id, one.flavor.name): one.micros for one in summed} == dict(counted)
+    for usage_row in server_usages:
+        counted[usage_row.project_id, usage_row.flavor.name] += usage_row.micros
+    assert {
+        (usage_row.project_id, usage_row.flavor.name): usage_row.micros for usage_row in sums
+    } == dict(counted)
     seconds = 100 + 50 + 10 + 90
     assert set(counted.values()) == ({seconds * SECOND} if project != "nobody" else set())
 
 
-def test_pages_hold_each_server_once(store: Store) -> None:
-    every = [one.id for one in store.read(lambda tx: list(usage.of_servers(tx, PERIOD)))]
-    paged: list[str] = []
+def test_usage_pages_hold_each_server_once(store: Store) -> None:
+    all_ids = [server.id for server in store.read(lambda tx: list(usage.of_servers(tx, PERIOD)))]
+    paged_ids: list[str] = []
 
     def page(tx: Connection) -> list[str]:
         return [
-            one.id
-            for one in usage.of_servers(tx, PERIOD, marker=paged[-1] if paged else None, limit=3)
+            server.id
+            for server in usage.of_servers(
+                tx, PERIOD, marker=paged_ids[-1] if paged_ids else None, limit=3
+            )
         ]
 
-    while found := store.read(page):
-        paged += found
-    assert paged == every and len(set(every)) == 16
+    while next_page := store.read(page):
+        paged_ids += next_page
+    assert paged_ids == all_ids and len(set(all_ids)) == 16
     with pytest.raises(errors.BadRequest, match="marker"):
         store.read(lambda tx: list(usage.of_servers(tx, PERIOD, marker=ids.new())))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Volumes of servers on SQLite, PostgreSQL and MariaDB: what is counted with them, and what they
-are called."""
+"""Volumes of servers on SQLite, PostgreSQL and MariaDB: volume counts, device names, and refused
+requests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ FLAVOR = Flavor("1", "f", 1, 64, 1, ephemeral_gb=1, swap_mb=64)
 
 
 def add_server(store: Store, vm_state: str = states.ACTIVE, host: str | None = "h1") -> str:
-    """One with an ephemeral disk and swap: /dev/vda to /dev/vdc are its host's."""
+    """Insert a server with an ephemeral disk and swap. The host's own disks are /dev/vda to
+    /dev/vdc."""
     server = ids.new()
 
     def work(tx: Any) -> None:
@@ -51,12 +52,14 @@ def add_server(store: Store, vm_state: str = states.ACTIVE, host: str | None = "
 
 
 def attach(store: Store, server: str, volume: str = VOLUME, **more: Any) -> Any:
-    """Ask for a volume, and be done with it; its row."""
-    wanted = WantedVolume(volume_id=volume, size_gb=2, **more)
+    """Begin to attach a volume, complete the action, and return the volume's row."""
+    volume_request = WantedVolume(volume_id=volume, size_gb=2, **more)
     store.write(
-        lambda tx: volumes.attach(tx, ATTACH, server, context=CALLER, project_id="p", volume=wanted)
+        lambda tx: volumes.attach(
+            tx, ATTACH, server, context=CALLER, project_id="p", volume=volume_request
+        )
     )
-    free(store, server)
+    complete_action(store, server)
     return store.read(lambda tx: volumes.show(tx, server, volume))
 
 
@@ -66,11 +69,11 @@ def detach(store: Store, server: str, volume: str = VOLUME) -> None:
             tx, DETACH, server, context=CALLER, project_id="p", volume_id=volume
         )
     )
-    free(store, server)
+    complete_action(store, server)
 
 
-def free(store: Store, server: str) -> None:
-    """The action is over."""
+def complete_action(store: Store, server: str) -> None:
+    """Complete the server's action."""
     change = sa.update(schema.actions).where(schema.actions.c.server_id == server)
     store.write(
         lambda tx: (
@@ -82,12 +85,12 @@ def free(store: Store, server: str) -> None:
     )
 
 
-def counted(store: Store, server: str) -> int:
+def read_count(store: Store, server: str) -> int:
     query = sa.select(schema.servers.c.volumes).where(schema.servers.c.id == server)
     return int(store.read(lambda tx: tx.scalar(query)) or 0)
 
 
-def test_a_server_counts_its_volumes(store: Store) -> None:
+def test_attach_volume_stores_options_and_counts_volumes(store: Store) -> None:
     server = add_server(store)
     row = attach(store, server, tag="data", delete_on_termination=True, read_only=True)
     assert (row.status, row.device_name, row.size_gb) == (
@@ -98,7 +101,7 @@ def test_a_server_counts_its_volumes(store: Store) -> None:
     assert (row.tag, row.delete_on_termination, row.read_only) == ("data", True, True)
     assert (row.source_type, row.boot_index, row.multiattach) == ("volume", None, False)
     assert attach(store, server, OTHER).device_name == "/dev/vde"
-    assert counted(store, server) == 2
+    assert read_count(store, server) == 2
     [action] = store.read(
         lambda tx: tx.execute(
             sa.select(schema.actions)
@@ -111,37 +114,39 @@ def test_a_server_counts_its_volumes(store: Store) -> None:
         ).all()
     )
     assert action.args == {"was": "active", "block_device": row.uuid, "volume_id": VOLUME}
-    both = store.read(lambda tx: volumes.list_of(tx, server))
-    assert [one.volume_id for one in both] == [VOLUME, OTHER]
-    assert [one.server_id for one in store.read(lambda tx: volumes.of_volume(tx, VOLUME))] == [
-        server
-    ]
+    rows = store.read(lambda tx: volumes.list_of(tx, server))
+    assert [attachment.volume_id for attachment in rows] == [VOLUME, OTHER]
+    assert [
+        attachment.server_id for attachment in store.read(lambda tx: volumes.of_volume(tx, VOLUME))
+    ] == [server]
 
 
-def test_a_second_attachment_is_refused(store: Store) -> None:
+def test_attach_volume_twice_to_one_server_is_refused(store: Store) -> None:
     server = add_server(store)
     attach(store, server)
     with pytest.raises(
         errors.BadRequest, match=f"Invalid volume: volume {VOLUME} already attached"
     ):
         attach(store, server)
-    assert counted(store, server) == 1
+    assert read_count(store, server) == 1
 
 
 @pytest.mark.parametrize(
-    ("wanted", "named"),
+    ("options", "device_name"),
     [
         ({"bus": "scsi"}, "/dev/sda"),
         ({"bus": "virtio"}, "/dev/vdd"),
         ({}, "/dev/vdd"),
     ],
 )
-def test_a_volume_gets_a_name(store: Store, wanted: dict[str, str], named: str) -> None:
+def test_attach_volume_names_device_by_bus(
+    store: Store, options: dict[str, str], device_name: str
+) -> None:
     server = add_server(store)
-    assert attach(store, server, **wanted).device_name == named
+    assert attach(store, server, **options).device_name == device_name
 
 
-def test_names_come_to_an_end(store: Store) -> None:
+def test_attach_volume_is_refused_at_26_disk_devices(store: Store) -> None:
     server = add_server(store)
     for _ in range(23):
         attach(store, server, ids.new())
@@ -149,27 +154,27 @@ def test_names_come_to_an_end(store: Store) -> None:
         attach(store, server, ids.new())
 
 
-def test_a_server_without_a_host_reserves(store: Store) -> None:
+def test_attach_volume_to_shelved_server_reserves_volume(store: Store) -> None:
     server = add_server(store, states.SHELVED_OFFLOADED, None)
     assert attach(store, server).status == BlockDeviceStatus.RESERVED
 
 
-def test_a_volume_is_given_back(store: Store) -> None:
+def test_detach_volume_frees_count_and_device_name(store: Store) -> None:
     server = add_server(store)
     with pytest.raises(errors.NotFound, match=f"is not attached to volume {VOLUME}"):
         detach(store, server)
     row = attach(store, server)
     detach(store, server)
-    [left] = store.read(lambda tx: volumes.list_of(tx, server))
-    assert (left.status, counted(store, server)) == (BlockDeviceStatus.DETACHING, 1)
+    [remaining_row] = store.read(lambda tx: volumes.list_of(tx, server))
+    assert (remaining_row.status, read_count(store, server)) == (BlockDeviceStatus.DETACHING, 1)
     for _ in range(2):
         store.write(lambda tx: volumes.remove(tx, server, [row.uuid]))
-        assert counted(store, server) == 0
+        assert read_count(store, server) == 0
     assert store.read(lambda tx: volumes.by_uuid(tx, row.uuid)) is None
     assert attach(store, server).device_name == "/dev/vdd"
 
 
-def test_what_a_server_boots_from_stays(store: Store) -> None:
+def test_detach_of_root_volume_is_refused(store: Store) -> None:
     server = add_server(store)
     row = attach(store, server, more={"boot_index": 0})
     attach(store, server, OTHER)
@@ -181,7 +186,9 @@ def test_what_a_server_boots_from_stays(store: Store) -> None:
 
 
 @pytest.mark.parametrize("row", [ATTACH, DETACH])
-def test_states_that_forbid_it_are_refused(store: Store, row: states.Action) -> None:
+def test_attach_and_detach_volume_on_suspended_server_are_refused(
+    store: Store, row: states.Action
+) -> None:
     server = add_server(store, states.SUSPENDED)
     with pytest.raises(errors.WrongState, match=row.name):
         if row is ATTACH:
@@ -190,55 +197,57 @@ def test_states_that_forbid_it_are_refused(store: Store, row: states.Action) -> 
             detach(store, server)
 
 
-def test_what_goes_with_a_server_is_changed(store: Store) -> None:
+def test_keep_on_termination_changes_delete_on_termination(store: Store) -> None:
     server = add_server(store)
     attach(store, server)
-    for wanted in (True, False):
+    for value in (True, False):
         store.write(
             partial(
                 volumes.keep_on_termination,
                 server_id=server,
                 volume_id=VOLUME,
-                delete_on_termination=wanted,
+                delete_on_termination=value,
             )
         )
-        found = store.read(lambda tx: volumes.show(tx, server, VOLUME))
-        assert found.delete_on_termination is wanted
+        row = store.read(lambda tx: volumes.show(tx, server, VOLUME))
+        assert row.delete_on_termination is value
     with pytest.raises(errors.NotFound):
         store.write(lambda tx: volumes.keep_on_termination(tx, server, OTHER, True))
 
 
-def test_a_deleted_server_leaves_its_volumes(store: Store) -> None:
-    one, two = add_server(store), add_server(store)
-    rows = {one: [attach(store, one)], two: [attach(store, two, OTHER)]}
-    left = store.write(lambda tx: volumes.leaving(tx, [one, two]))
-    assert {server: [row.uuid for row in found] for server, found in left.items()} == {
-        server: [row.uuid for row in found] for server, found in rows.items()
-    }
+def test_leaving_marks_volumes_of_deleted_servers_detaching(store: Store) -> None:
+    first, second = add_server(store), add_server(store)
+    rows = {first: [attach(store, first)], second: [attach(store, second, OTHER)]}
+    leaving = store.write(lambda tx: volumes.leaving(tx, [first, second]))
+    assert {
+        server: [row.uuid for row in volume_rows] for server, volume_rows in leaving.items()
+    } == {server: [row.uuid for row in volume_rows] for server, volume_rows in rows.items()}
     assert (
-        store.read(lambda tx: volumes.show(tx, one, VOLUME)).status == BlockDeviceStatus.DETACHING
+        store.read(lambda tx: volumes.show(tx, first, VOLUME)).status == BlockDeviceStatus.DETACHING
     )
 
 
-def test_a_server_that_counts_wrong_is_found(store: Store) -> None:
-    server, gone = add_server(store), add_server(store)
-    for one in (server, gone):
-        attach(store, one)
+def test_doctor_reports_wrong_volume_count_and_volumes_of_deleted_server(store: Store) -> None:
+    server, deleted_server = add_server(store), add_server(store)
+    for key in (server, deleted_server):
+        attach(store, key)
 
-    def found() -> list[str]:
-        return [one.subject for one in store.read(doctor.check) if one.invariant == "volumes"]
+    def miscounted() -> list[str]:
+        return [row.subject for row in store.read(doctor.check) if row.invariant == "volumes"]
 
-    assert found() == []
+    assert miscounted() == []
     change = sa.update(schema.servers)
     store.write(
         lambda tx: tx.execute(change.where(schema.servers.c.id == server).values(volumes=2))
     )
-    assert found() == [server]
-    store.write(lambda tx: tx.execute(change.where(schema.servers.c.id == gone).values(deleted=1)))
-    assert sorted(found()) == sorted([server, gone])
+    assert miscounted() == [server]
+    store.write(
+        lambda tx: tx.execute(change.where(schema.servers.c.id == deleted_server).values(deleted=1))
+    )
+    assert sorted(miscounted()) == sorted([server, deleted_server])
 
 
-def test_volumes_exchange_names_in_one_change(store: Store) -> None:
+def test_block_devices_exchange_names_in_one_change(store: Store) -> None:
     server = add_server(store)
     rows = [attach(store, server, volume) for volume in (VOLUME, OTHER)]
     names = [row.device_name for row in rows]

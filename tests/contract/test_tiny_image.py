@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tiny image keeps its promises on a plain QEMU: networks, metadata, SSH, a prompt on the
+"""The tiny image on a plain QEMU, without an agent: networks, metadata, SSH, and a prompt on the
 screen.
 
-Other tests rely on them through hosts and clouds; here nothing of ours stands around the guest.
+Other tests rely on these properties through hosts and clouds.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from tests.waiting import await_true
 
 pytestmark = pytest.mark.kvm_or_tcg
 TOOLS = ("qemu-system-x86_64", "ssh", "ssh-keygen", "mkfs.vfat", "mcopy")
-SAYS = "kilonova tiny guest: "
-#: User data of a guest that plays the network's host: DHCP with a route of its own, and the
-#: metadata service.
+LOG_PREFIX = "kilonova tiny guest: "
+#: User data of the guest that acts as the network's host. The guest runs DHCP with a static
+#: route, and a metadata service.
 HOST = """#!/bin/sh
 ip addr add 192.168.77.1/24 dev eth0
 ip addr add 169.254.169.254/32 dev lo
@@ -58,8 +58,7 @@ httpd -p 169.254.169.254:80 -h /tmp/www
 
 
 class PlainGuest:
-    """One emulated guest; ``arguments`` are QEMU's, after those that give it a disk and a serial
-    console."""
+    """An emulated guest. ``arguments`` follow QEMU's arguments for a disk and a serial console."""
 
     def __init__(self, folder: Path, image: Path, *arguments: str) -> None:
         folder.mkdir()
@@ -93,7 +92,7 @@ class PlainGuest:
         return self._console.read_text(errors="replace") if self._console.exists() else ""
 
     def await_word(self, *words: str) -> None:
-        """Until the console has shown all of them."""
+        """Wait until the console has shown all of these words."""
         await_true(
             lambda: all(word in self.console() for word in words),
             BOOT_SECONDS,
@@ -101,7 +100,7 @@ class PlainGuest:
         )
 
     def monitor(self, *commands: dict[str, object]) -> list[object]:
-        """What QEMU answers to each."""
+        """Send these commands to QEMU's monitor and return the answers."""
         with socket.socket(socket.AF_UNIX) as connection, connection.makefile("rw") as stream:
             connection.connect(str(self._monitor))
             stream.readline()
@@ -124,19 +123,19 @@ def start(tmp_path: Path, bootable: Path) -> Iterator[Callable[..., PlainGuest]]
     demand(programs=TOOLS)
     guests: list[PlainGuest] = []
 
-    def started(*arguments: str) -> PlainGuest:
+    def start_guest(*arguments: str) -> PlainGuest:
         guests.append(PlainGuest(tmp_path / f"guest-{len(guests)}", bootable, *arguments))
         return guests[-1]
 
-    yield started
+    yield start_guest
     for guest in guests:
         guest.stop()
 
 
-def drive(
+def build_drive(
     folder: Path, name: str, key: str, user_data: str = "", *, disk: bool = False
 ) -> tuple[str, ...]:
-    """QEMU's arguments for a config drive: a CD-ROM, or a ``disk``."""
+    """Build a config drive and return QEMU's arguments for this CD-ROM, or for a ``disk``."""
     spec = GuestSpec(
         server=str(uuid.uuid4()),
         fence=1,
@@ -158,7 +157,7 @@ def drive(
 
 
 def new_key(folder: Path) -> tuple[Path, str]:
-    """A private key's file and the public key's text."""
+    """Create an SSH key, and return the private key's path and the public key's text."""
     private = folder / "key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", private], check=True)
     return private, private.with_suffix(".pub").read_text().strip()
@@ -181,7 +180,7 @@ def ssh(port: int, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_key_logs_in_over_ssh_and_a_nic_may_come_and_go(
+def test_tiny_guest_accepts_ssh_key_and_hotplugged_nic(
     start: Callable[..., PlainGuest], tmp_path: Path
 ) -> None:
     private, public = new_key(tmp_path)
@@ -191,15 +190,15 @@ def test_key_logs_in_over_ssh_and_a_nic_may_come_and_go(
         f"user,id=first,hostfwd=tcp:127.0.0.1:{port}-:22",
         "-device",
         "virtio-net,netdev=first",
-        *drive(tmp_path, "web-1", public),
+        *build_drive(tmp_path, "web-1", public),
     )
     guest.await_word(
-        f"{SAYS}eth0 10.0.2.15/24",
-        f"{SAYS}eth0 fec0:",
-        f"{SAYS}metadata from config drive",
-        f"{SAYS}name web-1",
-        f"{SAYS}ssh ready",
-        f"{SAYS}ready",
+        f"{LOG_PREFIX}eth0 10.0.2.15/24",
+        f"{LOG_PREFIX}eth0 fec0:",
+        f"{LOG_PREFIX}metadata from config drive",
+        f"{LOG_PREFIX}name web-1",
+        f"{LOG_PREFIX}ssh ready",
+        f"{LOG_PREFIX}ready",
     )
     with_key = ("-i", str(private), "-oIdentitiesOnly=yes", "root@127.0.0.1")
     logged_in = ssh(
@@ -210,13 +209,13 @@ def test_key_logs_in_over_ssh_and_a_nic_may_come_and_go(
     assert logged_in.returncode == 0, logged_in.stderr
     assert logged_in.stdout.splitlines()[:2] == ["web-1", "nameserver 10.0.2.3"]
     assert "10.0.2.2 dev eth0" in logged_in.stdout and "/bin/httpd" in logged_in.stdout
-    refused = ssh(
+    denied = ssh(
         port,
         "-oPreferredAuthentications=none,password",
         "-oNumberOfPasswordPrompts=0",
         "root@127.0.0.1",
     )
-    assert "Permission denied (publickey)" in refused.stderr
+    assert "Permission denied (publickey)" in denied.stderr
 
     guest.monitor(
         {
@@ -228,29 +227,29 @@ def test_key_logs_in_over_ssh_and_a_nic_may_come_and_go(
             "arguments": {"driver": "virtio-net", "netdev": "second", "id": "nic"},
         },
     )
-    guest.await_word(f"{SAYS}eth1 10.7.0.15/24")
-    both = ssh(port, *with_key, "ip route | grep ^default")
-    assert [line.split()[4] for line in both.stdout.splitlines()] == ["eth0", "eth1"]
+    guest.await_word(f"{LOG_PREFIX}eth1 10.7.0.15/24")
+    default_routes = ssh(port, *with_key, "ip route | grep ^default")
+    assert [line.split()[4] for line in default_routes.stdout.splitlines()] == ["eth0", "eth1"]
     guest.monitor({"execute": "device_del", "arguments": {"id": "nic"}})
-    guest.await_word(f"{SAYS}eth1 is gone")
-    changed = ssh(
+    guest.await_word(f"{LOG_PREFIX}eth1 is gone")
+    address = ssh(
         port, *with_key, "ip link set eth0 address 02:00:00:00:00:07 && ip link show eth0"
     )
-    assert "02:00:00:00:00:07" in changed.stdout
+    assert "02:00:00:00:00:07" in address.stdout
 
 
 @pytest.mark.slice("guests")
-def test_dhcp_routes_and_the_metadata_service_are_heeded(
+def test_tiny_guest_uses_dhcp_routes_mtu_dns_and_metadata_service(
     start: Callable[..., PlainGuest], tmp_path: Path
 ) -> None:
-    """Two guests on one wire: one plays the network's host."""
+    """Two guests are on one link. The first one acts as the network's host."""
     wire = f"addr.type=unix,addr.path={tmp_path}/wire"
     start(
         "-netdev",
         f"stream,id=wire,server=on,{wire}",
         "-device",
         "virtio-net,netdev=wire,mac=02:00:00:00:00:01",
-        *drive(tmp_path, "host", "ssh-ed25519 AAAA", HOST, disk=True),
+        *build_drive(tmp_path, "host", "ssh-ed25519 AAAA", HOST, disk=True),
     )
     await_true((tmp_path / "wire").exists, 10, lambda: "QEMU made no socket")
     guest = start(
@@ -260,47 +259,51 @@ def test_dhcp_routes_and_the_metadata_service_are_heeded(
         "virtio-net,netdev=wire,mac=02:00:00:00:00:02",
     )
     guest.await_word(
-        f"{SAYS}eth0 192.168.77.10/24",
-        f"{SAYS}metadata from 169.254.169.254",
-        f"{SAYS}name host",
-        f"{SAYS}public keys 1",
-        f"{SAYS}ssh ready",
-        f"{SAYS}user data ended with 0",
+        f"{LOG_PREFIX}eth0 192.168.77.10/24",
+        f"{LOG_PREFIX}metadata from 169.254.169.254",
+        f"{LOG_PREFIX}name host",
+        f"{LOG_PREFIX}public keys 1",
+        f"{LOG_PREFIX}ssh ready",
+        f"{LOG_PREFIX}user data ended with 0",
     )
-    said = guest.console()
-    assert "route 10.9.0.0/16 via 192.168.77.1 dev eth0" in said
-    assert "default []" in said, "a gateway counts for nothing beside classless routes (RFC 3442)"
-    assert "mtu 1400" in said and "resolver nameserver 192.168.77.1" in said
+    console_text = guest.console()
+    assert "route 10.9.0.0/16 via 192.168.77.1 dev eth0" in console_text
+    assert "default []" in console_text, (
+        "a gateway counts for nothing beside classless routes (RFC 3442)"
+    )
+    assert "mtu 1400" in console_text and "resolver nameserver 192.168.77.1" in console_text
 
 
 @pytest.mark.slice("guests")
-def test_what_is_written_to_tmp_survives_a_reset(
+def test_tiny_guest_keeps_files_in_tmp_after_reset(
     start: Callable[..., PlainGuest], tmp_path: Path
 ) -> None:
     user_data = '#!/bin/sh\necho "tmp has [$(cat /tmp/mark)]"\necho left > /tmp/mark\nsync\n'
-    guest = start(*drive(tmp_path, "web-1", "ssh-ed25519 AAAA", user_data))
-    guest.await_word("tmp has []", f"{SAYS}user data ended with 0", f"{SAYS}ready")
+    guest = start(*build_drive(tmp_path, "web-1", "ssh-ed25519 AAAA", user_data))
+    guest.await_word("tmp has []", f"{LOG_PREFIX}user data ended with 0", f"{LOG_PREFIX}ready")
     guest.monitor({"execute": "system_reset"})
     guest.await_word("tmp has [left]")
 
 
-def test_guest_without_a_nic_is_ready_and_shows_a_prompt_on_its_screen(
+def test_tiny_guest_without_nic_is_ready_and_shows_prompt_on_screen(
     start: Callable[..., PlainGuest], tmp_path: Path
 ) -> None:
     guest = start()
-    guest.await_word(f"{SAYS}metadata from nowhere", f"{SAYS}ready")
+    guest.await_word(f"{LOG_PREFIX}metadata from nowhere", f"{LOG_PREFIX}ready")
     assert "ssh ready" not in guest.console() and "eth0" not in guest.console()
     screen = tmp_path / "screen"
-    look: dict[str, object] = {
+    dump_screen: dict[str, object] = {
         "execute": "pmemsave",
         "arguments": {"val": 0xB8000, "size": 80 * 25 * 2, "filename": str(screen)},
     }
 
-    def shown() -> str:
-        guest.monitor(look)
+    def read_screen() -> str:
+        guest.monitor(dump_screen)
         return screen.read_bytes()[::2].decode("cp437")
 
-    await_true(lambda: f"{SAYS}ready" in shown() and "/ #" in shown(), 10, shown)
+    await_true(
+        lambda: f"{LOG_PREFIX}ready" in read_screen() and "/ #" in read_screen(), 10, read_screen
+    )
     for key in (
         "e",
         "c",

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Broker and databases over TLS: a server that cannot be proved is told nothing, and nobody falls
-back to plain text.
+"""TLS of broker and databases: clients send no data to a server without a valid certificate, and
+never fall back to plain text.
 
-Each client meets servers under a wrong authority, under another's name, with a certificate that has
-expired, and one that speaks no TLS.
+The servers have a certificate of another authority, of another name, an expired one, or no TLS.
 """
 
 from __future__ import annotations
@@ -32,32 +31,34 @@ PASSWORD = "S3CRET"
 
 
 @pytest.fixture(scope="module")
-def ours(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("ours"))
 
 
 @pytest.fixture(scope="module")
-def proofs(ours: Authority, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tls | None]:
-    """What a server shows that is dialled at 127.0.0.1."""
-    others = Authority(tmp_path_factory.mktemp("others"))
+def server_certificates(
+    authority: Authority, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Tls | None]:
+    """Certificates of a server at 127.0.0.1, by their fault."""
+    other_authority = Authority(tmp_path_factory.mktemp("others"))
     return {
-        "another authority's": others.issue("server", "127.0.0.1"),
-        "another name": ours.issue("elsewhere", "127.0.0.2", "localhost"),
-        "expired": ours.issue("expired", "127.0.0.1", valid=-datetime.timedelta(hours=1)),
+        "another authority's": other_authority.issue("server", "127.0.0.1"),
+        "another name": authority.issue("elsewhere", "127.0.0.2", "localhost"),
+        "expired": authority.issue("expired", "127.0.0.1", valid=-datetime.timedelta(hours=1)),
         "plain": None,
-        "good": ours.issue("server", "127.0.0.1"),
+        "good": authority.issue("server", "127.0.0.1"),
     }
 
 
 @pytest.fixture
-def load(ours: Authority, tmp_path: Path) -> Iterator[Callable[..., cfg.ConfigOpts]]:
-    def read(**sections: str) -> cfg.ConfigOpts:
+def load(authority: Authority, tmp_path: Path) -> Iterator[Callable[..., cfg.ConfigOpts]]:
+    def load_config(**sections: str) -> cfg.ConfigOpts:
         path = tmp_path / "kilonova.conf"
-        sections = {"tls": f"ca_file = {ours.path}", **sections}
+        sections = {"tls": f"ca_file = {authority.path}", **sections}
         path.write_text("".join(f"[{name}]\n{lines}\n" for name, lines in sections.items()))
         return config.load(str(path))
 
-    yield read
+    yield load_config
     config.CONF.clear()
     with suppress(cfg.NoSuchGroupError):
         for name in ("ssl", "ssl_ca_file", "ssl_cert_file", "ssl_key_file"):
@@ -65,14 +66,14 @@ def load(ours: Authority, tmp_path: Path) -> Iterator[Callable[..., cfg.ConfigOp
 
 
 @contextmanager
-def through_kombu(conf: Any, url: str) -> Iterator[None]:
+def connect_kombu(conf: Any, url: str) -> Iterator[None]:
     with pytest.raises(BROKEN), opener(conf, url)() as connection:
         connection.default_channel  # noqa: B018  # connects
     yield
 
 
 @contextmanager
-def through_oslo(conf: Any, url: str) -> Iterator[None]:
+def connect_oslo(conf: Any, url: str) -> Iterator[None]:
     transport = Transport(conf, url)
     threading.Thread(
         target=lambda: transport.cast("kilonova-conductor", "wake"), daemon=True
@@ -82,7 +83,7 @@ def through_oslo(conf: Any, url: str) -> Iterator[None]:
 
 
 @contextmanager
-def through_store(conf: Any, url: str) -> Iterator[None]:
+def connect_store(conf: Any, url: str) -> Iterator[None]:
     conf.set_override("url", url, "database")
     try:
         store = Store.opened(conf)
@@ -94,82 +95,100 @@ def through_store(conf: Any, url: str) -> Iterator[None]:
     yield
 
 
-#: -> the server, its URL, and who connects to it
+#: Client -> kind of the server, URL, and connecting function.
 CLIENTS = {
-    "kombu": ("broker", "rabbit://host:{password}@127.0.0.1:{port}/", through_kombu),
-    "oslo.messaging": ("broker", "rabbit://host:{password}@127.0.0.1:{port}/", through_oslo),
+    "kombu": ("broker", "rabbit://host:{password}@127.0.0.1:{port}/", connect_kombu),
+    "oslo.messaging": ("broker", "rabbit://host:{password}@127.0.0.1:{port}/", connect_oslo),
     "postgresql": (
         "postgresql",
         "postgresql+psycopg://kilonova:{password}@127.0.0.1:{port}/k?sslmode=disable",
-        through_store,
+        connect_store,
     ),
     "mariadb": (
         "mariadb",
         "mysql+pymysql://kilonova:{password}@127.0.0.1:{port}/k?ssl_disabled=true",
-        through_store,
+        connect_store,
     ),
 }
 
 
-def meets(conf: cfg.ConfigOpts, client: str, proof: Tls | None, seconds: float) -> Peer:
-    """The server that this client has met for so long."""
+def connect_client(
+    conf: cfg.ConfigOpts, client: str, certificate: Tls | None, seconds: float
+) -> Peer:
+    """Connect with this client, wait for this time, and return the server."""
     kind, url, connect = CLIENTS[client]
-    with peer(kind, proof) as met, connect(conf, url.format(password=PASSWORD, port=met.port)):
-        met.is_proved.wait(seconds)
-    return met
+    with (
+        peer(kind, certificate) as server,
+        connect(conf, url.format(password=PASSWORD, port=server.port)),
+    ):
+        server.is_proved.wait(seconds)
+    return server
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-@pytest.mark.parametrize("shown", ["another authority's", "another name", "expired", "plain"])
-def test_a_server_that_is_not_proved_is_told_nothing(load, proofs, client: str, shown: str) -> None:
-    met = meets(load(), client, proofs[shown], 0.3 if client == "oslo.messaging" else 0)
-    assert not met.is_proved.is_set()
+@pytest.mark.parametrize("certificate", ["another authority's", "another name", "expired", "plain"])
+def test_client_sends_no_data_to_server_without_valid_certificate(
+    load, server_certificates, client: str, certificate: str
+) -> None:
+    server = connect_client(
+        load(), client, server_certificates[certificate], 0.3 if client == "oslo.messaging" else 0
+    )
+    assert not server.is_proved.is_set()
     assert (
-        PASSWORD.encode() not in met.heard
-        and b"kilonova" not in met.heard
-        and b"AMQP" not in met.heard
+        PASSWORD.encode() not in server.heard
+        and b"kilonova" not in server.heard
+        and b"AMQP" not in server.heard
     )
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_a_server_that_is_proved_is_spoken_to(load, proofs, client: str) -> None:
-    assert meets(load(), client, proofs["good"], 5).is_proved.is_set()
+def test_client_connects_to_server_with_valid_certificate(
+    load, server_certificates, client: str
+) -> None:
+    assert connect_client(load(), client, server_certificates["good"], 5).is_proved.is_set()
 
 
-def test_connection_to_mariadb_without_tls_setting_ignores_offered_tls(load, proofs) -> None:
-    """Unverified TLS proves nothing, and PyMySQL takes 50 ms of CPU time to prepare it."""
+def test_connection_to_mariadb_without_tls_setting_ignores_offered_tls(
+    load, server_certificates
+) -> None:
+    """TLS without verification gives no security, and PyMySQL needs 50 ms of CPU time to prepare
+    TLS."""
     url = f"mysql+pymysql://kilonova:{PASSWORD}@127.0.0.1:"
     with (
-        peer("mariadb", proofs["good"]) as met,
-        through_store(load(tls=""), f"{url}{met.port}/k"),
+        peer("mariadb", server_certificates["good"]) as server,
+        connect_store(load(tls=""), f"{url}{server.port}/k"),
     ):
-        assert not met.is_proved.wait(0.3)
+        assert not server.is_proved.wait(0.3)
 
 
 @pytest.mark.parametrize("client", ["kombu", "oslo.messaging"])
-def test_each_node_of_a_broker_is_verified_under_its_own_name(
-    load, ours: Authority, client: str
+def test_broker_nodes_are_each_verified_by_their_own_name(
+    load, authority: Authority, client: str
 ) -> None:
-    one, two = ours.issue("one", "127.0.0.1"), ours.issue("two", "localhost")
-    with peer("broker", one) as first, peer("broker", two) as second:
+    first_certificate, second_certificate = (
+        authority.issue("one", "127.0.0.1"),
+        authority.issue("two", "localhost"),
+    )
+    with peer("broker", first_certificate) as first, peer("broker", second_certificate) as second:
 
-        def meet(url: str, seconds: float) -> bool:
+        def connect_until(url: str, seconds: float) -> bool:
             """True once both nodes were accepted."""
-            for _ in range(8):  # The order of the nodes is random.
+            # The order of the nodes is random.
+            for _ in range(8):
                 with CLIENTS[client][2](load(), url):
-                    if all(met.is_proved.wait(seconds / 2) for met in (first, second)):
+                    if all(node.is_proved.wait(seconds / 2) for node in (first, second)):
                         return True
             return False
 
-        exchanged = f"rabbit://h:x@localhost:{first.port},h:x@127.0.0.1:{second.port}/"
-        meet(exchanged, 0.2)
+        swapped_url = f"rabbit://h:x@localhost:{first.port},h:x@127.0.0.1:{second.port}/"
+        connect_until(swapped_url, 0.2)
         assert not first.is_proved.is_set() and not second.is_proved.is_set()
-        assert meet(f"rabbit://h:x@127.0.0.1:{first.port},h:x@localhost:{second.port}/", 2)
+        assert connect_until(f"rabbit://h:x@127.0.0.1:{first.port},h:x@localhost:{second.port}/", 2)
 
 
 # --- refused at start ---
 @pytest.mark.parametrize(
-    ("sections", "said"),
+    ("sections", "message"),
     [
         ({}, "broker.example is no loopback address and"),
         (
@@ -192,18 +211,18 @@ def test_each_node_of_a_broker_is_verified_under_its_own_name(
         ({"tls": "ca_file = {ca}.gone"}, "give PEM files"),
     ],
 )
-def test_a_broker_elsewhere_without_tls_is_refused(
-    load, ours, sections: dict[str, str], said: str
+def test_remote_broker_without_tls_raises_config_error(
+    load, authority, sections: dict[str, str], message: str
 ) -> None:
     conf = load(
-        **{"tls": "", **{name: lines.format(ca=ours.path) for name, lines in sections.items()}}
+        **{"tls": "", **{name: lines.format(ca=authority.path) for name, lines in sections.items()}}
     )
     for connect in (opener, Transport):
-        with pytest.raises(errors.ConfigError, match=said):
+        with pytest.raises(errors.ConfigError, match=message):
             connect(conf, "rabbit://h:x@127.0.0.1:5672,h:x@broker.example:5672/")
 
 
-def test_a_url_cannot_turn_the_brokers_tls_off(load) -> None:
+def test_transport_url_with_ssl_option_raises_config_error(load) -> None:
     with pytest.raises(errors.ConfigError, match="transport_url says something of ssl"):
         Transport(load(), "rabbit://h:x@127.0.0.1:5671/?ssl=0")
 
@@ -219,9 +238,9 @@ def test_a_url_cannot_turn_the_brokers_tls_off(load) -> None:
         "postgresql+psycopg://k:x@localhost/k?hostaddr=10.0.0.7",
     ],
 )
-def test_a_database_elsewhere_without_tls_is_refused(load, url: str) -> None:
-    for more in ({"tls": "", "database": ""}, {"database": "tls = false"}):
-        conf = load(**{**more, "database": f"url = {url}\n{more['database']}"})
+def test_remote_database_without_tls_raises_config_error(load, url: str) -> None:
+    for settings in ({"tls": "", "database": ""}, {"database": "tls = false"}):
+        conf = load(**{**settings, "database": f"url = {url}\n{settings['database']}"})
         with pytest.raises(
             errors.ConfigError, match=r"\[database\] url: .* is no loopback address"
         ):
@@ -240,14 +259,14 @@ def test_a_database_elsewhere_without_tls_is_refused(load, url: str) -> None:
         "sqlite:///:memory:",
     ],
 )
-def test_on_one_machine_nothing_need_be_set_up(load, url: str) -> None:
+def test_local_database_and_broker_need_no_tls(load, url: str) -> None:
     conf = load(tls="", database=f"url = {url}")
     Store.opened(conf).close()
     opener(conf, "rabbit://h:x@localhost:5672/")
 
 
 @pytest.mark.parametrize(
-    ("lines", "said"),
+    ("lines", "message"),
     [
         ("key_file = {key}", "set cert_file too"),
         ("cert_file = {cert}", "ca_file is not"),
@@ -257,8 +276,10 @@ def test_on_one_machine_nothing_need_be_set_up(load, url: str) -> None:
         ("ca_file = {ca}\ncert_file = {key}\nkey_file = {cert}", "give PEM files"),
     ],
 )
-def test_files_that_do_not_fit_are_refused(load, ours: Authority, lines: str, said: str) -> None:
-    mine = ours.issue("server", "127.0.0.1")
-    conf = load(tls=lines.format(ca=mine.ca, cert=mine.cert, key=mine.key))
-    with pytest.raises(errors.ConfigError, match=said):
+def test_inconsistent_tls_files_raise_config_error(
+    load, authority: Authority, lines: str, message: str
+) -> None:
+    certificate = authority.issue("server", "127.0.0.1")
+    conf = load(tls=lines.format(ca=certificate.ca, cert=certificate.cert, key=certificate.key))
+    with pytest.raises(errors.ConfigError, match=message):
         opener(conf, "rabbit://h:x@localhost:5672/")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metadata service, image gateway and consoles over TLS: both ways, for many at once, and for
-nobody else.
+"""TLS of the metadata service, the image gateway and the consoles: bodies in both directions,
+parallel requests, and refused peers.
 
-Transfers are tests/unit/compute_agent/test_transfer_tls.py's, live migrations
-tests/contract/test_virt_live_tls.py's.
+For transfers see tests/unit/compute_agent/test_transfer_tls.py, for live migrations
+tests/contract/test_virt_live_tls.py.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from deploy.one_machine.cloud.authority import Authority
 from deploy.one_machine.cloud.probes import answers
 from deploy.one_machine.services.network.host.metadata import MetadataUpstream
 from deploy.testing.servers import free_ports
-from tests.contract.test_tls import load, ours, proofs  # noqa: F401  # fixtures
+from tests.contract.test_tls import authority, load, server_certificates  # noqa: F401  # fixtures
 from tests.contract.tls_peers import peer
 from tests.waiting import await_true
 
@@ -60,9 +60,9 @@ Server("test", "127.0.0.1", int(port), lambda: application, lambda: None, thread
 
 
 @pytest.fixture(scope="module")
-def service(ours: Authority) -> Iterator[int]:  # noqa: F811
-    """The port of a service of ours with four threads, with the server's half of TLS."""
-    port, proof = free_ports(1), ours.issue("service", "127.0.0.1")
+def service(authority: Authority) -> Iterator[int]:  # noqa: F811
+    """Run a service with four threads and TLS, and return the port."""
+    port, proof = free_ports(1), authority.issue("service", "127.0.0.1")
     process = subprocess.Popen(
         [sys.executable, "-c", APPLICATION, str(port), proof.cert, proof.key, proof.ca]
     )
@@ -72,8 +72,8 @@ def service(ours: Authority) -> Iterator[int]:  # noqa: F811
     assert process.wait(20) == 0
 
 
-def ask(upstream: MetadataUpstream, body: bytes = b"") -> bytes:
-    """As the network service's proxy asks the metadata service."""
+def send_request(upstream: MetadataUpstream, body: bytes = b"") -> bytes:
+    """Send a request in the same way as the network service's proxy to the metadata service."""
     connection = upstream.connection()
     try:
         connection.request("POST", "/", body, {"X-Instance-ID-Signature": SECRET})
@@ -83,19 +83,25 @@ def ask(upstream: MetadataUpstream, body: bytes = b"") -> bytes:
 
 
 @pytest.mark.parametrize("length", [0, 50_000, 2_000_000], ids=["none", "waited for", "streamed"])
-def test_what_is_sent_and_answered_passes_whole(service: int, ours, length: int) -> None:  # noqa: F811
+def test_tls_service_passes_request_and_response_bodies_unchanged(
+    service: int,
+    authority,  # noqa: F811
+    length: int,
+) -> None:
     body = bytes(range(256)) * (length // 256)
-    told = ask(MetadataUpstream(f"https://127.0.0.1:{service}", "h1", "key", str(ours.path)), body)
-    assert told == bytes(LARGE) + body
+    response = send_request(
+        MetadataUpstream(f"https://127.0.0.1:{service}", "h1", "key", str(authority.path)), body
+    )
+    assert response == bytes(LARGE) + body
 
 
-def test_many_ask_at_once(service: int, ours: Authority) -> None:  # noqa: F811
+def test_tls_service_answers_parallel_requests(service: int, authority: Authority) -> None:  # noqa: F811
     upstream, lengths = (
-        MetadataUpstream(f"https://127.0.0.1:{service}", "h1", "key", str(ours.path)),
+        MetadataUpstream(f"https://127.0.0.1:{service}", "h1", "key", str(authority.path)),
         list[int](),
     )
     threads = [
-        threading.Thread(target=lambda: lengths.append(len(ask(upstream, b"x" * 20_000))))
+        threading.Thread(target=lambda: lengths.append(len(send_request(upstream, b"x" * 20_000))))
         for _ in range(12)
     ]
     for thread in threads:
@@ -105,32 +111,43 @@ def test_many_ask_at_once(service: int, ours: Authority) -> None:  # noqa: F811
     assert lengths == [LARGE + 20_000] * 12
 
 
-def test_who_speaks_plain_text_is_not_answered(service: int) -> None:
+def test_tls_service_does_not_answer_plain_text_request(service: int) -> None:
     with socket.create_connection(("127.0.0.1", service), 10) as client:
         client.sendall(b"GET / HTTP/1.0\r\n\r\n")
         with contextlib.suppress(ConnectionError):
             assert b"200 OK" not in client.recv(1000)
 
 
-def test_who_stalls_in_the_handshake_holds_up_nobody(service: int, ours: Authority) -> None:  # noqa: F811
-    """More than it has threads."""
-    with contextlib.ExitStack() as stalled:
+def test_tls_service_answers_while_other_handshakes_stall(
+    service: int,
+    authority: Authority,  # noqa: F811
+) -> None:
+    """More clients stall than the service has threads."""
+    with contextlib.ExitStack() as stalled_clients:
         for _ in range(10):
-            client = stalled.enter_context(socket.create_connection(("127.0.0.1", service), 10))
+            client = stalled_clients.enter_context(
+                socket.create_connection(("127.0.0.1", service), 10)
+            )
             client.sendall(b"\x16\x03\x01")
         assert (
-            len(ask(MetadataUpstream(f"https://127.0.0.1:{service}", "h1", "key", str(ours.path))))
+            len(
+                send_request(
+                    MetadataUpstream(
+                        f"https://127.0.0.1:{service}", "h1", "key", str(authority.path)
+                    )
+                )
+            )
             == LARGE
         )
 
 
-# --- who asks tells nothing to whom it cannot prove ---
-def by_proxy(port: int, ca: str) -> None:
+# --- callers of servers without a valid certificate ---
+def call_as_proxy(port: int, ca: str) -> None:
     with pytest.raises((OSError, http.client.HTTPException)):
-        ask(MetadataUpstream(f"https://127.0.0.1:{port}", "h1", "key", ca))
+        send_request(MetadataUpstream(f"https://127.0.0.1:{port}", "h1", "key", ca))
 
 
-def by_agent(port: int, ca: str) -> None:
+def call_as_agent(port: int, ca: str) -> None:
     with pytest.raises(errors.Unavailable):
         list(
             ImageGatewayAccess(lambda url: ca).download(
@@ -139,33 +156,38 @@ def by_agent(port: int, ca: str) -> None:
         )
 
 
-def by_console_service(port: int, ca: str) -> None:
+def call_as_console_service(port: int, ca: str) -> None:
     with pytest.raises(OSError):
-        sessions_of(Tls("", "", ca))._connect("127.0.0.1", port).recv(1)
+        create_sessions(Tls("", "", ca))._connect("127.0.0.1", port).recv(1)
 
 
-ASKING: dict[str, Callable[[int, str], None]] = {
-    "the proxy": by_proxy,
-    "an agent": by_agent,
-    "the console service": by_console_service,
+CALLERS: dict[str, Callable[[int, str], None]] = {
+    "the proxy": call_as_proxy,
+    "an agent": call_as_agent,
+    "the console service": call_as_console_service,
 }
 
 
-@pytest.mark.parametrize("who", ASKING)
-@pytest.mark.parametrize("shown", WRONG)
-def test_nothing_is_told_to_who_is_not_proved(ours, proofs, who: str, shown: str) -> None:  # noqa: F811
-    with peer("https", proofs[shown]) as met:
-        ASKING[who](met.port, str(ours.path))
-        assert not met.is_proved.is_set() and SECRET.encode() not in met.heard
+@pytest.mark.parametrize("caller", CALLERS)
+@pytest.mark.parametrize("certificate", WRONG)
+def test_caller_sends_no_secret_to_server_without_valid_certificate(
+    authority,  # noqa: F811
+    server_certificates,  # noqa: F811
+    caller: str,
+    certificate: str,
+) -> None:
+    with peer("https", server_certificates[certificate]) as server:
+        CALLERS[caller](server.port, str(authority.path))
+        assert not server.is_proved.is_set() and SECRET.encode() not in server.heard
 
 
 # --- consoles ---
-def sessions_of(proof: Tls | None) -> Any:
+def create_sessions(proof: Tls | None) -> Any:
     return ConsoleSessions(
         None,
         None,
         None,
-        None,  # type: ignore[arg-type]  # it connects only
+        None,  # type: ignore[arg-type]  # only connections are made
         most=9,
         per_server=9,
         per_user=9,
@@ -175,46 +197,56 @@ def sessions_of(proof: Tls | None) -> Any:
 
 
 @pytest.fixture
-def relay(ours: Authority) -> Iterator[Consoles]:  # noqa: F811
+def relay(authority: Authority) -> Iterator[Consoles]:  # noqa: F811
     driver = MemoryDriver()
     driver.ensure_guest(
         GuestSpec(SERVER, 1, "vm", Flavor("1", "n", 1, 64, 1)), lambda image: iter(()), QUIET
     )
-    made = Consoles(driver.console, "127.0.0.1", tls=ours.issue("host", "127.0.0.1"))
-    thread = made.start()
-    yield made
-    made.close()
+    consoles = Consoles(driver.console, "127.0.0.1", tls=authority.issue("host", "127.0.0.1"))
+    thread = consoles.start()
+    yield consoles
+    consoles.close()
     thread.join(5)
 
 
-def test_a_console_passes_both_ways_at_once(relay: Consoles, ours: Authority) -> None:  # noqa: F811
-    everything, offer = bytes(range(256)) * 8192, relay.offer(SERVER, SERIAL)
-    console = sessions_of(ours.issue("console", "127.0.0.9"))._connect(
+def test_console_over_tls_transfers_both_ways_at_once(
+    relay: Consoles,
+    authority: Authority,  # noqa: F811
+) -> None:
+    content, offer = bytes(range(256)) * 8192, relay.offer(SERVER, SERIAL)
+    console = create_sessions(authority.issue("console", "127.0.0.9"))._connect(
         offer["host"], offer["port"]
     )
     console.sendall(offer["secret"].encode())
     console.settimeout(20)
-    writer = threading.Thread(target=console.sendall, args=(everything,))
+    writer = threading.Thread(target=console.sendall, args=(content,))
     writer.start()
-    found = bytearray()
-    while len(found) < len(everything):
-        found += console.recv(65536)
+    received_bytes = bytearray()
+    while len(received_bytes) < len(content):
+        received_bytes += console.recv(65536)
     writer.join(5)
-    assert bytes(found) == everything
+    assert bytes(received_bytes) == content
     relay.close()
     assert console.recv(1) == b"", "the other side sees the end"
     console.close()
 
 
-@pytest.mark.parametrize("shown", ["nothing", "no certificate", "another authority's", "expired"])
-def test_a_console_is_not_opened_for_who_is_not_proved(relay, ours, proofs, shown: str) -> None:  # noqa: F811
-    proof = {"nothing": None, "no certificate": Tls("", "", str(ours.path))}.get(
-        shown
-    ) or proofs.get(shown)
-    proof = proof and Tls(proof.cert, proof.key, str(ours.path))
+@pytest.mark.parametrize(
+    "certificate", ["nothing", "no certificate", "another authority's", "expired"]
+)
+def test_console_relay_refuses_client_without_valid_certificate(
+    relay,
+    authority,  # noqa: F811
+    server_certificates,  # noqa: F811
+    certificate: str,
+) -> None:
+    proof = {"nothing": None, "no certificate": Tls("", "", str(authority.path))}.get(
+        certificate
+    ) or server_certificates.get(certificate)
+    proof = proof and Tls(proof.cert, proof.key, str(authority.path))
     offer = relay.offer(SERVER, SERIAL)
     with pytest.raises(OSError):
-        console = sessions_of(proof)._connect(offer["host"], offer["port"])
+        console = create_sessions(proof)._connect(offer["host"], offer["port"])
         console.settimeout(10)
         console.sendall(offer["secret"].encode())
         console.sendall(b"hello")
@@ -223,16 +255,21 @@ def test_a_console_is_not_opened_for_who_is_not_proved(relay, ours, proofs, show
     assert relay._sessions[0].peer is None
 
 
-# --- what may be plain ---
-def test_images_are_not_fetched_over_plain_http_from_elsewhere(load, ours: Authority) -> None:  # noqa: F811
-    for more, tls in (({}, True), ({"tls": ""}, False)):
-        conf = load(**more)
+# --- plain text ---
+def test_image_download_over_plain_http_from_remote_gateway_is_refused(
+    load,  # noqa: F811
+    authority: Authority,  # noqa: F811
+) -> None:
+    for settings, tls in (({}, True), ({"tls": ""}, False)):
+        conf = load(**settings)
         images = ImageGatewayAccess(lambda url, conf=conf: of_url(conf, "[image_gateway] url", url))
         with pytest.raises(
             errors.Unavailable, match=r"gateway.example is no loopback .* \[image_gateway\] url"
         ):
             list(images.download(Access("http://gateway.example:9293", SECRET), "image"))
-        assert of_url(conf, "x", "https://gateway.example") == (str(ours.path) if tls else True)
+        assert of_url(conf, "x", "https://gateway.example") == (
+            str(authority.path) if tls else True
+        )
         assert of_url(conf, "x", "http://127.0.0.1:9293") is True
     with pytest.raises(ConfigError, match="allow_plain_text"):
         of_url(conf, "[image_gateway] url", "http://10.0.0.7:9293")
@@ -250,32 +287,34 @@ def test_images_are_not_fetched_over_plain_http_from_elsewhere(load, ours: Autho
         ("qemu+tls://127.0.0.1/system", "10.0.0.7", False, "native_tls"),
     ],
 )
-def test_servers_do_not_move_as_plain_text(
+def test_live_migration_to_remote_host_over_plain_text_is_refused(
     uri: str, address: str, encrypted: bool, plain: str
 ) -> None:
-    to, tls = {"uri": uri, "address": address}, Tls("cert", "key", "ca")
-    found = MigrationOptions(native_tls=encrypted, tls=tls).plain_text_to(to)
-    assert plain in found and bool(plain) == bool(found)
-    assert MigrationOptions(native_tls=encrypted, plain_text=True).plain_text_to(to) == ""
+    destination, tls = {"uri": uri, "address": address}, Tls("cert", "key", "ca")
+    reason = MigrationOptions(native_tls=encrypted, tls=tls).plain_text_to(destination)
+    assert plain in reason and bool(plain) == bool(reason)
+    assert MigrationOptions(native_tls=encrypted, plain_text=True).plain_text_to(destination) == ""
     if uri.startswith("qemu+tls") and plain == "":
         assert (
-            MigrationOptions(native_tls=True).plain_text_to(to) == "[tls] ca_file is not set here"
+            MigrationOptions(native_tls=True).plain_text_to(destination)
+            == "[tls] ca_file is not set here"
         )
 
 
-def no_fault(status: int, text: str) -> object:
+def fail_on_fault(status: int, text: str) -> object:
     raise AssertionError(f"{status} {text}")
 
 
-def test_where_tokens_are_validated_is_judged_as_well(load) -> None:  # noqa: F811
-    """Configured, and where the catalogue says that the identity service is."""
+def test_token_validation_at_remote_identity_over_plain_http_is_refused(load) -> None:  # noqa: F811
+    """This applies to the configured URL and to the identity service's endpoint in the
+    catalogue."""
     elsewhere = "http://10.0.0.5:5000/v3"
     with pytest.raises(
         ConfigError, match=r"\[identity\] auth_url: http://10.0.0.5:5000 is no https://"
     ):
-        authentication.authenticated(None, load(identity=f"auth_url = {elsewhere}"), no_fault)
+        authentication.authenticated(None, load(identity=f"auth_url = {elsewhere}"), fail_on_fault)
     entry = authentication.authenticated(
-        None, load(identity="auth_url = https://identity.example"), no_fault
+        None, load(identity="auth_url = https://identity.example"), fail_on_fault
     )
     [middleware] = [
         cell.cell_contents

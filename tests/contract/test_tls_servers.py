@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RabbitMQ, PostgreSQL and MariaDB over TLS, as an operator sets them up: what is said goes through
-it."""
+"""Real RabbitMQ, PostgreSQL and MariaDB servers with TLS, configured as by an operator."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from deploy.one_machine.cloud.authority import Authority
 from deploy.testing.servers import Servers
 from tests.contract.test_host_link import World
 from tests.contract.test_rpc import CallRecorder
-from tests.contract.test_tls import load, ours  # noqa: F401  # fixtures
+from tests.contract.test_tls import authority, load  # noqa: F401  # fixtures
 
 pytestmark = pytest.mark.slice("operations")
 ENCRYPTED = {
@@ -32,15 +31,15 @@ ENCRYPTED = {
 
 
 @pytest.fixture(scope="module")
-def urls(ours: Authority) -> Iterator[dict[str, str]]:  # noqa: F811
-    """Of servers that show a certificate for 127.0.0.1."""
+def urls(authority: Authority) -> Iterator[dict[str, str]]:  # noqa: F811
+    """The URLs of servers with a certificate for 127.0.0.1."""
     with tempfile.TemporaryDirectory(prefix="kn-tls-", dir="/tmp") as folder:
         Path(folder).chmod(0o755)
-        with Servers(Path(folder), ours.issue("servers", "127.0.0.1")) as servers:
+        with Servers(Path(folder), authority.issue("servers", "127.0.0.1")) as servers:
             yield {kind: servers.start(kind) for kind in ("rabbitmq", *ENCRYPTED)}
 
 
-def test_processes_and_hosts_speak_through_tls(load, urls: dict[str, str]) -> None:  # noqa: F811
+def test_rpc_and_host_link_work_over_tls(load, urls: dict[str, str]) -> None:  # noqa: F811
     conf = load(DEFAULT=f"transport_url = {urls['rabbitmq']}")
     server, client = Transport(conf), Transport(conf)
     server.serve("kilonova-tls", "one", {"twice": lambda number: 2 * number})
@@ -57,10 +56,10 @@ def test_processes_and_hosts_speak_through_tls(load, urls: dict[str, str]) -> No
 
 @pytest.mark.parametrize("kind", ENCRYPTED)
 @pytest.mark.parametrize("own", [False, True], ids=["without a certificate", "with one"])
-def test_the_database_is_spoken_to_through_tls(load, ours, urls, kind: str, own: bool) -> None:  # noqa: F811
-    mine = ours.issue("conductor", "127.0.0.1")
-    lines = f"ca_file = {ours.path}\n" + (
-        f"cert_file = {mine.cert}\nkey_file = {mine.key}" if own else ""
+def test_database_connection_uses_tls(load, authority, urls, kind: str, own: bool) -> None:  # noqa: F811
+    certificate = authority.issue("conductor", "127.0.0.1")
+    lines = f"ca_file = {authority.path}\n" + (
+        f"cert_file = {certificate.cert}\nkey_file = {certificate.key}" if own else ""
     )
     store = Store.opened(load(tls=lines, database=f"url = {urls[kind]}"))
     assert store.read(lambda tx: str(tx.scalar(sa.text(ENCRYPTED[kind])))) in ("TLSv1.3", "TLSv1.2")
@@ -68,14 +67,18 @@ def test_the_database_is_spoken_to_through_tls(load, ours, urls, kind: str, own:
 
 
 @pytest.mark.parametrize("kind", ENCRYPTED)
-def test_the_servers_name_is_verified(load, urls: dict[str, str], kind: str) -> None:  # noqa: F811
+def test_database_server_with_certificate_of_another_name_is_refused(
+    load,  # noqa: F811
+    urls: dict[str, str],
+    kind: str,
+) -> None:
     store = Store.opened(load(database=f"url = {urls[kind].replace('@127.0.0.1', '@localhost')}"))
     with pytest.raises(errors.NoStore):
         store.read(lambda tx: tx.scalar(sa.text("SELECT 1")))
     store.close()
 
 
-def test_who_speaks_plain_text_to_such_a_broker_is_not_heard(load, urls: dict[str, str]) -> None:  # noqa: F811
+def test_plain_text_rpc_call_to_tls_broker_gets_no_answer(load, urls: dict[str, str]) -> None:  # noqa: F811
     conf = load(tls="")
     with pytest.raises(errors.NoAnswer):
         Transport(conf, urls["rabbitmq"]).call("kilonova-tls", "twice", timeout=1, number=1)

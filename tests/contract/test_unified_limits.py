@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keystone's limits as oslo.limit reads them from a real identity service, with [oslo_limit] and
-without."""
+"""Keystone's unified limits, read by oslo.limit from a real identity service, with and without
+options in [oslo_limit]."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def cloud(standalone_cloud: Cloud) -> Cloud:
 
 @pytest.fixture(scope="module")
 def identity(cloud: Cloud) -> Any:
-    """Its admin's client, and limits of a service "compute" in the region of the cloud, and in
-    another one."""
+    """The admin's client, with limits of the service "compute" in the cloud's region and in another
+    one."""
     client = openstack.connect(
         load_yaml_config=False,
         load_envvars=False,
@@ -76,8 +76,8 @@ def identity(cloud: Cloud) -> Any:
     return client
 
 
-def written(cloud: Cloud, folder: Path, *lines: str) -> Path:
-    """A configuration file with these lines in [oslo_limit]."""
+def write_config(cloud: Cloud, folder: Path, *lines: str) -> Path:
+    """Write a configuration file with these lines in [oslo_limit]."""
     path = folder / "kilonova.conf"
     path.write_text(
         "\n".join(
@@ -103,20 +103,20 @@ def written(cloud: Cloud, folder: Path, *lines: str) -> Path:
 def client(
     cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., UnifiedLimits]]:
-    """Reads what it is given as [oslo_limit]; oslo.limit keeps its login and options for the whole
-    process."""
-    made: list[UnifiedLimits] = []
+    """A function that returns the limits' client for lines of [oslo_limit]. Login and options of
+    oslo.limit, which belong to the whole process, are reset."""
+    clients: list[UnifiedLimits] = []
     monkeypatch.setattr(limit, "_SDK_CONNECTION", None)
 
-    def make(*lines: str) -> UnifiedLimits:
-        found = limits.configured(config.load(str(written(cloud, tmp_path, *lines))))
-        assert found is not None
-        made.append(found)
-        return found
+    def create_client(*lines: str) -> UnifiedLimits:
+        unified_limits = limits.configured(config.load(str(write_config(cloud, tmp_path, *lines))))
+        assert unified_limits is not None
+        clients.append(unified_limits)
+        return unified_limits
 
-    yield make
-    for one in made:
-        one.close()
+    yield create_client
+    for created_client in clients:
+        created_client.close()
     config.CONF.clear()
     for name in DEFAULTED:
         config.CONF.clear_default(name, group="oslo_limit")
@@ -125,20 +125,22 @@ def client(
     )
 
 
-def test_limits_are_read_as_identity_says(
+def test_unified_limits_are_read_per_project_and_region(
     client: Callable[..., UnifiedLimits], identity: Any
 ) -> None:
     reader, project = client(), identity.find_project("service").id
     assert reader.of("*") == {"servers": 10, "class:VCPU": 10}
     assert reader.of(project) == {"servers": 3, "class:VCPU": 10}
     assert reader.of("another") == {"servers": 10, "class:VCPU": 10}
-    [own] = [one for one in identity.limits(project_id=project) if one.region_id == "RegionOne"]
-    identity.update_limit(own, resource_limit=4)
+    [project_limit] = [
+        row for row in identity.limits(project_id=project) if row.region_id == "RegionOne"
+    ]
+    identity.update_limit(project_limit, resource_limit=4)
     assert reader.of(project)["servers"] == 4
-    identity.update_limit(own, resource_limit=3)
+    identity.update_limit(project_limit, resource_limit=3)
 
 
-def test_limits_are_read_as_oslo_limit_says(
+def test_unified_limits_use_login_and_endpoint_of_oslo_limit(
     client: Callable[..., UnifiedLimits], identity: Any, cloud: Cloud
 ) -> None:
     [endpoint] = identity.endpoints(
@@ -157,19 +159,19 @@ def test_limits_are_read_as_oslo_limit_says(
 
 
 @pytest.mark.parametrize(
-    ("more", "says"),
+    ("lines", "message"),
     [
         (("project_name = admin", "project_domain_id = default"), "has no system_scope = all"),
         (("system_scope = all", "endpoint_id = none"), "Can't find endpoint for none"),
         (("system_scope = all", "endpoint_service_type = none"), "Service not found"),
     ],
 )
-def test_wrong_options_give_no_limits_and_say_why(
+def test_unified_limits_with_wrong_options_are_unavailable_and_logged(
     client: Callable[..., UnifiedLimits],
     identity: Any,
     cloud: Cloud,
-    more: tuple[str, ...],
-    says: str,
+    lines: tuple[str, ...],
+    message: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     reader = client(
@@ -178,15 +180,15 @@ def test_wrong_options_give_no_limits_and_say_why(
         "username = admin",
         f"password = {cloud.admin_password}",
         "user_domain_id = default",
-        *more,
+        *lines,
     )
     with pytest.raises(errors.Unavailable, match="does not tell the limits"):
         reader.of("*")
-    assert says in caplog.text
+    assert message in caplog.text
     assert cloud.admin_password not in caplog.text
 
 
-def test_no_limits_are_asked_for_as_plain_text_elsewhere(
+def test_unified_limits_from_remote_identity_over_plain_http_are_refused(
     client: Callable[..., UnifiedLimits],
 ) -> None:
     lines = ("auth_type = password", "username = u", "password = p", "system_scope = all")
@@ -200,7 +202,7 @@ def test_no_limits_are_asked_for_as_plain_text_elsewhere(
         client(*lines, "auth_url = https://i/v3", "endpoint_override = http://10.0.0.5/")
 
 
-def test_a_silent_identity_service_gives_no_limits(
+def test_unified_limits_are_unavailable_when_identity_does_not_answer(
     client: Callable[..., UnifiedLimits], identity: Any
 ) -> None:
     reader = client(
@@ -217,10 +219,10 @@ def test_a_silent_identity_service_gives_no_limits(
 
 @pytest.fixture
 def api(cloud: Cloud, identity: Any, tmp_path: Path) -> Iterator[str]:
-    """The process, under these limits."""
+    """The API process with these limits."""
     port = free_ports(1)
     upgrade(Store(f"sqlite:///{tmp_path}/k.db")).close()
-    path = written(cloud, tmp_path)
+    path = write_config(cloud, tmp_path)
     path.write_text(path.read_text() + f"[api]\nport = {port}\n")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notices:
         notices.bind(str(tmp_path / "notify"))
@@ -239,9 +241,9 @@ def api(cloud: Cloud, identity: Any, tmp_path: Path) -> Iterator[str]:
     assert process.wait(30) == 0
 
 
-def test_the_api_holds_what_keystone_limits(api: str, identity: Any) -> None:
-    """Whoever reaches a limit is refused until it is raised there."""
-    made = identity.create_registered_limit(
+def test_api_enforces_limits_of_keystone(api: str, identity: Any) -> None:
+    """A project at the limit is refused until an admin raises the limit in Keystone."""
+    registered_limit = identity.create_registered_limit(
         service_id=identity.find_service("kilonova").id,
         region_id="RegionOne",
         default_limit=0,
@@ -249,18 +251,18 @@ def test_the_api_holds_what_keystone_limits(api: str, identity: Any) -> None:
     )
     headers = {"X-Auth-Token": identity.session.get_token()}
 
-    def create() -> int:
+    def create_group() -> int:
         body = {"server_group": {"name": "g", "policies": ["affinity"]}}
         return requests.post(
             f"{api}/os-server-groups", json=body, headers=headers, timeout=30
         ).status_code
 
-    assert create() == 403
-    identity.update_registered_limit(made, default_limit=1)
-    assert [create(), create()] == [200, 403]
+    assert create_group() == 403
+    identity.update_registered_limit(registered_limit, default_limit=1)
+    assert [create_group(), create_group()] == [200, 403]
     absolute = requests.get(f"{api}/limits", headers=headers, timeout=30).json()["limits"][
         "absolute"
     ]
     assert (absolute["maxServerGroups"], absolute["totalServerGroupsUsed"]) == (1, 1)
     assert (absolute["maxTotalInstances"], absolute["maxTotalRAMSize"]) == (10, -1)
-    identity.delete_registered_limit(made)
+    identity.delete_registered_limit(registered_limit)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The usage audit on three databases: who ran in a period that is over is told once, whoever is
-killed meanwhile."""
+"""The usage audit on SQLite, PostgreSQL and MariaDB: one notification per server and completed
+period, even if conductors are killed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MARCH = (parse("2026-03-01T00:00:00Z"), parse("2026-04-01T00:00:00Z"))
 
 @pytest.fixture
 def april(store: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
-    """March has just ended."""
+    """A store at a time when March has just ended."""
     store.notify_with(NotificationSettings("api1"))
     monkeypatch.setattr(usage_audit, "moment", lambda tx: MARCH[1] + 5 * SECOND)
     monkeypatch.setattr(usage_audit, "AT_ONCE", 2)
@@ -35,16 +35,18 @@ def april(store: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
     return store
 
 
-def ran(store: Store, since: str, until: str | None = None, **values: object) -> str:
+def add_server_with_times(
+    store: Store, since: str, until: str | None = None, **values: object
+) -> str:
     [server] = add_servers(store)
-    at = {
+    times = {
         "launched_at": parse(since),
         "terminated_at": until and parse(until),
         "deleted": int(until is not None),
     }
     store.write(
         lambda tx: tx.execute(
-            sa.update(schema.servers).where(schema.servers.c.id == server).values(**at | values)
+            sa.update(schema.servers).where(schema.servers.c.id == server).values(**times | values)
         )
     )
     return server
@@ -55,17 +57,17 @@ def audit(store: Store, periods: str = "month") -> None:
         pass
 
 
-def test_every_server_that_ran_in_a_period_is_told_once(april: Store) -> None:
-    used = {
-        ran(april, "2026-03-31T23:00:00Z"),
-        ran(april, "2025-01-01T00:00:00Z"),
-        ran(april, "2026-03-02T00:00:00Z"),
-        ran(april, "2026-02-01T00:00:00Z", "2026-03-01T00:00:01Z"),
-        ran(april, "2026-02-01T00:00:00Z", "2026-04-01T00:00:01Z"),
+def test_usage_audit_notifies_once_per_server_active_in_period(april: Store) -> None:
+    active_servers = {
+        add_server_with_times(april, "2026-03-31T23:00:00Z"),
+        add_server_with_times(april, "2025-01-01T00:00:00Z"),
+        add_server_with_times(april, "2026-03-02T00:00:00Z"),
+        add_server_with_times(april, "2026-02-01T00:00:00Z", "2026-03-01T00:00:01Z"),
+        add_server_with_times(april, "2026-02-01T00:00:00Z", "2026-04-01T00:00:01Z"),
     }
-    ran(april, "2026-02-01T00:00:00Z", "2026-02-28T00:00:00Z")
-    ran(april, "2026-04-01T00:00:01Z")
-    ran(april, "2026-02-01T00:00:00Z", vm_state=states.SHELVED_OFFLOADED)
+    add_server_with_times(april, "2026-02-01T00:00:00Z", "2026-02-28T00:00:00Z")
+    add_server_with_times(april, "2026-04-01T00:00:01Z")
+    add_server_with_times(april, "2026-02-01T00:00:00Z", vm_state=states.SHELVED_OFFLOADED)
     month = Periods.of("month")
     assert not april.read(lambda tx: usage_audit.is_done(tx, month))
     audit(april)
@@ -73,59 +75,59 @@ def test_every_server_that_ran_in_a_period_is_told_once(april: Store) -> None:
     audit(april)
     rows = all_told(april)
     assert [row.event for row in rows] == ["instance.exists"] * 5
-    assert {row.key for row in rows} == used
+    assert {row.key for row in rows} == active_servers
     assert {(*row.body["about"]["period"],) for row in rows} == {MARCH}
 
 
-def test_servers_of_years_ago_are_passed_by_in_small_steps(april: Store) -> None:
-    used = {ran(april, "2026-03-02T00:00:00Z") for _ in range(2)}
+def test_usage_audit_skips_old_servers_in_small_steps(april: Store) -> None:
+    active_servers = {add_server_with_times(april, "2026-03-02T00:00:00Z") for _ in range(2)}
     for _ in range(9):
-        ran(april, "2025-02-01T00:00:00Z", "2025-02-28T00:00:00Z")
+        add_server_with_times(april, "2025-02-01T00:00:00Z", "2025-02-28T00:00:00Z")
     steps = 1
     while april.write(lambda tx: usage_audit.step(tx, Periods.of("month"))):
         steps += 1
-    assert {row.key for row in all_told(april)} == used
+    assert {row.key for row in all_told(april)} == active_servers
     assert steps >= 11 / 3, "each step looks at three"
 
 
-def test_an_audit_goes_on_where_its_conductor_was_killed(
+def test_usage_audit_continues_after_kill_of_conductor(
     april: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another goes on, and ends the period that was begun before it looks at the next."""
-    used = sorted(ran(april, "2026-03-02T00:00:00Z") for _ in range(5))
+    """Another conductor completes the unfinished period before the next one."""
+    active_servers = sorted(add_server_with_times(april, "2026-03-02T00:00:00Z") for _ in range(5))
     assert april.write(lambda tx: usage_audit.step(tx, Periods()))
-    assert [row.key for row in all_told(april)] == used[:2]
+    assert [row.key for row in all_told(april)] == active_servers[:2]
     monkeypatch.setattr(usage_audit, "moment", lambda tx: parse("2026-05-01T00:00:01Z"))
     audit(april)
-    assert [row.key for row in all_told(april)] == used
+    assert [row.key for row in all_told(april)] == active_servers
     audit(april)
-    assert [row.key for row in all_told(april)] == used * 2
+    assert [row.key for row in all_told(april)] == active_servers * 2
     assert [row.body["about"]["period"][1] for row in all_told(april)] == [
         *[MARCH[1]] * 5,
         *[parse("2026-05-01T00:00:00Z")] * 5,
     ]
 
 
-def test_two_conductors_tell_each_server_once(april: Store) -> None:
-    used = sorted(ran(april, "2026-03-02T00:00:00Z") for _ in range(9))
+def test_parallel_usage_audits_notify_once_per_server(april: Store) -> None:
+    active_servers = sorted(add_server_with_times(april, "2026-03-02T00:00:00Z") for _ in range(9))
     threads = [threading.Thread(target=audit, args=(april,)) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert sorted(row.key for row in all_told(april)) == used
+    assert sorted(row.key for row in all_told(april)) == active_servers
 
 
-def test_an_audit_is_asked_for_and_looks_once_a_minute(april: Store) -> None:
-    server = ran(april, "2026-03-02T00:00:00Z")
-    one = teller(april, Broker())
-    one.audit_usage()
+def test_usage_audit_runs_only_if_configured_and_once_a_minute(april: Store) -> None:
+    server = add_server_with_times(april, "2026-03-02T00:00:00Z")
+    sender = teller(april, Broker())
+    sender.audit_usage()
     assert all_told(april) == []
-    one.audit = Periods()
-    one.audit_usage()
+    sender.audit = Periods()
+    sender.audit_usage()
     assert told(april, server) == ["exists"]
     april.write(lambda tx: tx.execute(sa.delete(schema.leases)))
     for seconds, count in ((AUDIT_SECONDS - 1, 1), (AUDIT_SECONDS, 2)):
-        cast(Time, one.clock).seconds = seconds
-        one.audit_usage()
+        cast(Time, sender.clock).seconds = seconds
+        sender.audit_usage()
         assert len(all_told(april)) == count

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dynamic vendor data over real HTTP: what targets are asked, and that none of them keeps a boot
-waiting or gets in what a guest cannot be given."""
+"""Dynamic vendor data from real HTTP servers: the requests to targets, timeouts, and bodies that
+guests cannot receive."""
 
 from __future__ import annotations
 
@@ -36,16 +36,17 @@ Answer = Callable[[BaseHTTPRequestHandler], None]
 
 
 class Service(ThreadingHTTPServer):
-    """A target, and the identity service of the token; it answers as the test says, and remembers
-    what it was asked."""
+    """A target together with the identity service of its token. The server records requests and
+    gives the test's answer."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.asked: list[tuple[str, dict[str, str], Any]] = []
-        self.answer: Answer = says(b"{}")
-        self.over = threading.Event()  # what hangs ends with the test
+        self.requests: list[tuple[str, dict[str, str], Any]] = []
+        self.answer: Answer = answer_with(b"{}")
+        # Answers that hang end when this event is set.
+        self.over = threading.Event()
 
     def url(self, path: str = "/") -> str:
         return f"http://127.0.0.1:{self.server_port}{path}"
@@ -59,12 +60,12 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path == "/v3/auth/tokens":
             self._token()
             return
-        self.server.asked.append((self.path, dict(self.headers), body))
+        self.server.requests.append((self.path, dict(self.headers), body))
         self.server.answer(self)
 
     def do_GET(self) -> None:
-        self.server.asked.append((self.path, dict(self.headers), None))
-        say(self, b'{"version": {"id": "v3.14", "links": [{"rel": "self", "href": "x"}]}}')
+        self.server.requests.append((self.path, dict(self.headers), None))
+        send_answer(self, b'{"version": {"id": "v3.14", "links": [{"rel": "self", "href": "x"}]}}')
 
     def _token(self) -> None:
         body = {
@@ -74,13 +75,13 @@ class _Handler(BaseHTTPRequestHandler):
                 "user": {"id": "u", "name": "vd", "domain": {"id": "default", "name": "Default"}},
             }
         }
-        say(self, json.dumps(body).encode(), 201, {"X-Subject-Token": "the token"})
+        send_answer(self, json.dumps(body).encode(), 201, {"X-Subject-Token": "the token"})
 
     def log_message(self, *arguments: Any) -> None:
-        """Quiet."""
+        """Write no log."""
 
 
-def say(
+def send_answer(
     handler: BaseHTTPRequestHandler,
     body: bytes,
     status: int = 200,
@@ -93,21 +94,23 @@ def say(
     handler.wfile.write(body)
 
 
-def says(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Answer:
-    return lambda handler: say(handler, body, status, headers)
+def answer_with(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Answer:
+    return lambda handler: send_answer(handler, body, status, headers)
 
 
 @pytest.fixture
 def service() -> Iterator[Service]:
-    made = Service()
-    threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-    yield made
-    made.over.set()
-    made.shutdown()
-    made.server_close()
+    server = Service()
+    threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+    ).start()
+    yield server
+    server.over.set()
+    server.shutdown()
+    server.server_close()
 
 
-def opened(service: Service, *names: str, **more: Any) -> Dynamic:
+def create_dynamic(service: Service, *names: str, **more: Any) -> Dynamic:
     return Dynamic(
         [Target(name, service.url(f"/{name}")) for name in names or ("t",)],
         session.Session(),
@@ -115,35 +118,38 @@ def opened(service: Service, *names: str, **more: Any) -> Dynamic:
     )
 
 
-def test_each_target_is_asked_what_nova_asks(service: Service) -> None:
-    service.answer = says(b'{"a": [1, "\\u00e4"]}')
-    assert opened(service, "one", "two").of(FACTS) == {
+def test_vendor_data_request_has_body_and_headers_of_nova(service: Service) -> None:
+    service.answer = answer_with(b'{"a": [1, "\\u00e4"]}')
+    assert create_dynamic(service, "one", "two").of(FACTS) == {
         "one": {"a": [1, "ä"]},
         "two": {"a": [1, "ä"]},
     }
-    assert [(path, body) for path, _, body in service.asked] == [("/one", FACTS), ("/two", FACTS)]
-    headers = service.asked[0][1]
+    assert [(path, body) for path, _, body in service.requests] == [
+        ("/one", FACTS),
+        ("/two", FACTS),
+    ]
+    headers = service.requests[0][1]
     assert (headers["Content-Type"], headers["Accept"]) == ("application/json", "application/json")
     assert "X-Auth-Token" not in headers
 
 
-def never(service: Service) -> Answer:
+def hang_forever(service: Service) -> Answer:
     return lambda handler: service.over.wait(30) and None
 
 
-def drip(service: Service, head: bytes) -> Answer:
-    """A byte after the other, each soon enough for the time-out of one read."""
+def answer_slowly(service: Service, head: bytes) -> Answer:
+    """Send one byte after the other, each within the timeout of one read."""
 
-    def answer(handler: BaseHTTPRequestHandler) -> None:
+    def send_slowly(handler: BaseHTTPRequestHandler) -> None:
         with suppress(OSError):
             handler.wfile.write(head)
             while not service.over.wait(0.02):
                 handler.wfile.write(b" ")
 
-    return answer
+    return send_slowly
 
 
-def deep(levels: int) -> bytes:
+def nest_arrays(levels: int) -> bytes:
     return b"[" * levels + b"]" * levels
 
 
@@ -154,109 +160,112 @@ BODIES = {
     "half a pair": (b'{"a": "\\ud800"}', "not JSON"),
     "NaN": (b"[NaN]", "no number"),
     "large": (b'"' + b"x" * MOST_BYTES + b'"', "longer than"),
-    "deep": (deep(MOST_DEPTH + 1), "deeper than"),
-    "very deep": (deep(MOST_BYTES // 2), "deeper than"),
+    "deep": (nest_arrays(MOST_DEPTH + 1), "deeper than"),
+    "very deep": (nest_arrays(MOST_BYTES // 2), "deeper than"),
     "a long number": (b"9" * 5000, "not JSON"),
 }
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_what_no_guest_can_be_given_is_refused(
+def test_vendor_data_with_unusable_body_is_empty_and_logged(
     service: Service, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    body, why = BODIES[name]
-    service.answer = says(body)
+    body, reason = BODIES[name]
+    service.answer = answer_with(body)
     with caplog.at_level("WARNING"):
-        assert opened(service).of(FACTS) == {"t": {}}
-    assert "vendor data of t for server s1: " in caplog.text and why in caplog.text
+        assert create_dynamic(service).of(FACTS) == {"t": {}}
+    assert "vendor data of t for server s1: " in caplog.text and reason in caplog.text
 
 
 @pytest.mark.parametrize("status", [301, 307, 308, 400, 401, 404, 500, 503])
-def test_a_status_that_is_no_success_is_refused(
+def test_vendor_data_with_error_or_redirect_status_is_empty_and_logged(
     service: Service, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    service.answer = says(b'{"a": 1}', status, {"Location": service.url("/elsewhere")})
+    service.answer = answer_with(b'{"a": 1}', status, {"Location": service.url("/elsewhere")})
     with caplog.at_level("WARNING"):
-        assert opened(service).of(FACTS) == {"t": {}}
+        assert create_dynamic(service).of(FACTS) == {"t": {}}
     assert f"it answered {status}" in caplog.text
-    assert [path for path, _, _ in service.asked] == ["/t"]
+    assert [path for path, _, _ in service.requests] == ["/t"]
 
 
 @pytest.mark.parametrize("body", [b"", b" \n"])
-def test_an_empty_answer_says_nothing(service: Service, body: bytes) -> None:
-    service.answer = says(body)
-    assert opened(service, is_fatal=True).of(FACTS) == {"t": {}}
+def test_vendor_data_with_empty_body_is_empty_without_failure(
+    service: Service, body: bytes
+) -> None:
+    service.answer = answer_with(body)
+    assert create_dynamic(service, is_fatal=True).of(FACTS) == {"t": {}}
 
 
-def test_as_deep_and_as_long_as_allowed_is_taken(service: Service) -> None:
-    service.answer = says(deep(MOST_DEPTH))
-    assert opened(service).of(FACTS)["t"] == json.loads(deep(MOST_DEPTH))
-    service.answer = says(b'"' + b"x" * (MOST_BYTES - 2) + b'"')
-    assert len(opened(service).of(FACTS)["t"]) == MOST_BYTES - 2
+def test_vendor_data_at_limits_of_depth_and_size_is_accepted(service: Service) -> None:
+    service.answer = answer_with(nest_arrays(MOST_DEPTH))
+    assert create_dynamic(service).of(FACTS)["t"] == json.loads(nest_arrays(MOST_DEPTH))
+    service.answer = answer_with(b'"' + b"x" * (MOST_BYTES - 2) + b'"')
+    assert len(create_dynamic(service).of(FACTS)["t"]) == MOST_BYTES - 2
 
 
-@pytest.mark.parametrize("how", ["never", "body", "head"])
-def test_no_boot_waits_longer_than_the_time_outs(
-    service: Service, how: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("hang", ["never", "body", "head"])
+def test_vendor_data_of_hanging_target_is_empty_after_timeout(
+    service: Service, hang: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     heads = {
         "body": b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n",
         "head": b"HTTP/1.1 200 OK\r\nX-Long:",
     }
-    service.answer = drip(service, heads[how]) if how in heads else never(service)
-    began = time.monotonic()
+    service.answer = answer_slowly(service, heads[hang]) if hang in heads else hang_forever(service)
+    start = time.monotonic()
     with caplog.at_level("WARNING"):
-        assert opened(service, connect=0.1, read=0.2).of(FACTS) == {"t": {}}
-    assert time.monotonic() - began < 2
+        assert create_dynamic(service, connect=0.1, read=0.2).of(FACTS) == {"t": {}}
+    assert time.monotonic() - start < 2
     assert "vendor data of t" in caplog.text
 
 
-def test_calls_that_never_end_are_not_more_than_so_many(
+def test_vendor_data_limits_number_of_unanswered_calls(
     service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(vendor_data, "AT_ONCE", 2)
-    service.answer = drip(service, b"HTTP/1.1 200 OK\r\nX-Long:")
+    service.answer = answer_slowly(service, b"HTTP/1.1 200 OK\r\nX-Long:")
     with caplog.at_level("WARNING"):
-        assert opened(service, "a", "b", "c", "d", connect=0.1, read=0.1).of(
+        assert create_dynamic(service, "a", "b", "c", "d", connect=0.1, read=0.1).of(
             FACTS
         ) == dict.fromkeys("abcd", {})
-    assert [path for path, _, _ in service.asked] == ["/a", "/b"]
+    assert [path for path, _, _ in service.requests] == ["/a", "/b"]
     assert caplog.text.count("2 calls of this process have not been answered yet") == 2
 
 
-def test_a_target_that_has_failed_three_times_is_left_alone(service: Service) -> None:
-    service.answer = says(b"", 500)
-    dynamic = opened(service)
+def test_vendor_data_target_is_skipped_after_three_failures(service: Service) -> None:
+    service.answer = answer_with(b"", 500)
+    dynamic = create_dynamic(service)
     for _ in range(5):
         assert dynamic.of(FACTS) == {"t": {}}
-    assert len(service.asked) == 3
+    assert len(service.requests) == 3
 
 
-def test_where_a_failure_is_fatal_it_is_said(service: Service) -> None:
-    service.answer = says(b"<html>")
+def test_vendor_data_failure_raises_unavailable_when_fatal(service: Service) -> None:
+    service.answer = answer_with(b"<html>")
     with pytest.raises(errors.Unavailable, match="vendor data of t cannot be had"):
-        opened(service, is_fatal=True).of(FACTS)
-    nobody = Dynamic([Target("t", "http://127.0.0.1:1/")], session.Session(), is_fatal=True)
+        create_dynamic(service, is_fatal=True).of(FACTS)
+    unreachable = Dynamic([Target("t", "http://127.0.0.1:1/")], session.Session(), is_fatal=True)
     with pytest.raises(errors.Unavailable):
-        nobody.of(FACTS)
+        unreachable.of(FACTS)
 
 
 # --- as configured ---
 @pytest.fixture
 def load(tmp_path: Path) -> Callable[..., Any]:
-    """A configuration of its own: what keystoneauth adds stays in it."""
+    """A function that loads a separate configuration, because keystoneauth registers options in the
+    configuration."""
 
-    def read(*lines: str) -> Any:
+    def load_config(*lines: str) -> Any:
         path, conf = tmp_path / "k.conf", cfg.ConfigOpts()
         path.write_text("\n".join(("[vendor_data]", *lines)))
         config.register(conf)
         conf(args=[], default_config_files=[str(path)], default_config_dirs=[])
         return conf
 
-    return read
+    return load_config
 
 
-def test_targets_are_told_who_asks_as_configured(
+def test_vendor_data_requests_carry_token_of_configured_user(
     service: Service, load: Callable[..., Any]
 ) -> None:
     conf = load(
@@ -272,15 +281,15 @@ def test_targets_are_told_who_asks_as_configured(
     dynamic = vendor_data.configured(conf)
     assert dynamic is not None and vendor_data.static(conf) == {}
     assert dynamic.of(FACTS) == {"a": {}, "b": {}}
-    asked = [
+    tokens_by_path = [
         (path, headers.get("X-Auth-Token"))
-        for path, headers, _ in service.asked
+        for path, headers, _ in service.requests
         if path in ("/a", "/b")
     ]
-    assert asked == [("/a", "the token"), ("/b", "the token")]
+    assert tokens_by_path == [("/a", "the token"), ("/b", "the token")]
 
 
-def test_without_the_provider_nobody_is_asked(load: Callable[..., Any]) -> None:
+def test_vendor_data_is_off_without_dynamic_provider(load: Callable[..., Any]) -> None:
     assert vendor_data.configured(load("dynamic_targets = a@http://127.0.0.1:1/")) is None
     conf = load("providers = dynamic", "dynamic_targets = a@http://127.0.0.1:1/")
     assert vendor_data.static(conf) is None and vendor_data.configured(conf) is not None
@@ -302,10 +311,12 @@ def test_without_the_provider_nobody_is_asked(load: Callable[..., Any]) -> None:
         ", ".join(f"a{number}@http://h/" for number in range(17)),
     ],
 )
-def test_a_wrong_target_is_refused_at_start(load: Callable[..., Any], targets: str) -> None:
-    with pytest.raises(ConfigError, match=r"\[vendor_data\] dynamic_targets") as refused:
+def test_vendor_data_with_invalid_target_raises_config_error(
+    load: Callable[..., Any], targets: str
+) -> None:
+    with pytest.raises(ConfigError, match=r"\[vendor_data\] dynamic_targets") as failure:
         vendor_data.configured(load("providers = dynamic", f"dynamic_targets = {targets}"))
-    assert "hidden" not in str(refused.value)
+    assert "hidden" not in str(failure.value)
 
 
 @pytest.mark.parametrize(
@@ -326,14 +337,14 @@ def test_a_wrong_target_is_refused_at_start(load: Callable[..., Any], targets: s
         ),
     ],
 )
-def test_none_is_asked_for_as_plain_text_elsewhere(
+def test_vendor_data_from_remote_host_over_plain_http_is_refused(
     load: Callable[..., Any], option: str, lines: list[str]
 ) -> None:
     with pytest.raises(ConfigError, match=f"{option}: http://10.0.0.5 is no https://"):
         vendor_data.configured(load("providers = dynamic", *lines))
 
 
-def test_a_user_who_is_half_named_is_refused_at_start(load: Callable[..., Any]) -> None:
+def test_vendor_data_with_invalid_auth_plugin_raises_config_error(load: Callable[..., Any]) -> None:
     conf = load(
         "providers = dynamic",
         "dynamic_targets = a@https://h/",

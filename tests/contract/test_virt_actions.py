@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verbs behind a server's actions, on the same hypervisors: what survives, what vanishes, what
-is refused.
+"""The driver's verbs for actions of a server, on a host in memory, libvirt's mock-up and real QEMU
+guests.
 
-A canary on the guest's disk tells: a real guest plants it at its first boot and says at each boot
-what it finds.
+A canary on the guest's disk shows which data survive. A real guest writes the canary at its first
+boot, and logs at each boot whether the canary exists.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from tests.disks import base, plain
 from tests.phases import Phases
 from tests.waiting import await_true
 
-#: Longer than any test may take: a verb that waits for it fails the test.
+#: A timeout longer than any test may take. A test fails if a verb waits for this timeout.
 FOREVER = 100
 
 
-def test_pause_keeps_the_guest_where_it_is(rig: Rig) -> None:
+def test_pause_is_repeatable_and_ended_by_start_reboot_or_stop(rig: Rig) -> None:
     spec = rig.boot()
     for _ in range(2):
         assert rig.driver.ensure_paused(spec.server, 2, QUIET) == DomainState(
@@ -54,7 +54,7 @@ def test_pause_keeps_the_guest_where_it_is(rig: Rig) -> None:
     assert rig.state(spec.server) == (SHUTDOWN, 7)
 
 
-def test_suspended_guest_goes_on_where_it_was(rig: Rig) -> None:
+def test_start_of_suspended_guest_resumes_saved_memory(rig: Rig) -> None:
     phases = Phases()
     spec = rig.boot(ready=True, user_data=TICKS)
     for _ in range(2):
@@ -83,7 +83,7 @@ def test_suspended_guest_goes_on_where_it_was(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("verb", ["stop", "reboot", "absent"])
-def test_saved_memory_is_given_up_by_a_hard_verb(
+def test_stop_reboot_or_absent_of_suspended_guest_discards_saved_memory(
     rig: Rig, verb: str, request: pytest.FixtureRequest
 ) -> None:
     spec = rig.boot()
@@ -108,46 +108,47 @@ def test_saved_memory_is_given_up_by_a_hard_verb(
         assert [path for path in folder.rglob("*.save") if spec.server in path.name] == []
 
 
-def test_suspend_cut_off_leaves_the_guest_as_it_was(rig: Rig) -> None:
+def test_cancelled_suspend_leaves_guest_running(rig: Rig) -> None:
     spec = rig.boot()
     with pytest.raises(Cancelled):
         rig.driver.ensure_suspended(spec.server, 2, VerbContext(lambda name: None, lambda: True))
     assert rig.state(spec.server) == (RUNNING, 1)
     answers = iter([False])
-    began = time.monotonic()
+    start = time.monotonic()
     try:
         rig.driver.ensure_suspended(
             spec.server, 2, VerbContext(lambda name: None, lambda: next(answers, True))
         )
     except Cancelled:
         assert rig.state(spec.server) == (RUNNING, 1)
-    else:  # the cancel came too late
+    else:
+        # The cancellation came too late.
         assert rig.state(spec.server) == (SHUTDOWN, 2)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - start < 5
     assert rig.driver.ensure_suspended(spec.server, 3, QUIET) == DomainState(
         spec.server, SHUTDOWN, 3
     )
 
 
-def test_rebuild_replaces_the_disk_once_and_only_when_it_can(rig: Rig) -> None:
+def test_rebuild_replaces_disk_once_and_not_on_missing_image_or_cancel(rig: Rig) -> None:
     spec = rig.boot_with_canary()
-    anew = replace(spec, fence=2, name="anew", image=another(rig))
+    new_spec = replace(spec, fence=2, name="anew", image=another(rig))
 
-    def gone(image: str) -> Iterator[bytes]:
+    def raise_not_found(image: str) -> Iterator[bytes]:
         raise errors.NotFound("No image was found.")
 
     phases = Phases()
     files = rig.files(spec.server)
     with pytest.raises(VerbFailed, match="No image was found"):
-        rig.driver.rebuild(anew, gone, True, QUIET)
+        rig.driver.rebuild(new_spec, raise_not_found, True, QUIET)
     with pytest.raises(Cancelled):
         rig.driver.rebuild(
-            anew, rig.read_image, True, VerbContext(phases, lambda: "making disks" in phases)
+            new_spec, rig.read_image, True, VerbContext(phases, lambda: "making disks" in phases)
         )
     assert rig.state(spec.server) == (RUNNING, 1)
     assert [path for path in rig.files(spec.server) if path.name != "config.new"] == files
     for _ in range(2):
-        assert rig.driver.rebuild(anew, rig.read_image, True, QUIET) == DomainState(
+        assert rig.driver.rebuild(new_spec, rig.read_image, True, QUIET) == DomainState(
             spec.server, RUNNING, 2
         )
     assert sorted(plain(path.name) for path in rig.files(spec.server)) == sorted(
@@ -160,7 +161,7 @@ def test_rebuild_replaces_the_disk_once_and_only_when_it_can(rig: Rig) -> None:
         assert "name anew" in rig.console(spec.server)
 
 
-def test_rebuild_of_a_guest_that_is_off_or_gone(rig: Rig) -> None:
+def test_rebuild_of_suspended_or_absent_guest_sets_requested_power_state(rig: Rig) -> None:
     spec = rig.boot()
     rig.driver.ensure_suspended(spec.server, 2, QUIET)
     off = DomainState(spec.server, SHUTDOWN, 3)
@@ -177,11 +178,11 @@ def test_rebuild_of_a_guest_that_is_off_or_gone(rig: Rig) -> None:
     )
 
 
-def test_rescue_boots_another_disk_and_keeps_the_own_one(rig: Rig) -> None:
+def test_rescue_boots_rescue_image_and_keeps_own_disk(rig: Rig) -> None:
     spec = rig.boot_with_canary()
     files = rig.files(spec.server)
     phases = Phases()
-    rescued, back = replace(spec, fence=2), replace(spec, fence=3)
+    rescued, unrescued = replace(spec, fence=2), replace(spec, fence=3)
     with pytest.raises(Cancelled):
         rig.driver.rescue(
             rescued,
@@ -204,15 +205,15 @@ def test_rescue_boots_another_disk_and_keeps_the_own_one(rig: Rig) -> None:
     if rig.real:
         assert "vda holds []" in rig.console(spec.server).split("guest: booting")[2]
     for _ in range(2):
-        assert rig.driver.unrescue(back, QUIET) == DomainState(spec.server, RUNNING, 3)
+        assert rig.driver.unrescue(unrescued, QUIET) == DomainState(spec.server, RUNNING, 3)
     assert rig.has_canary(spec.server, 3)
     assert rig.files(spec.server) == files
     if rig.has_console:
         assert rig.boots(spec.server) == 3
-    stable_rescue_leaves_the_own_disk_in_its_place(rig, spec)
+    check_stable_rescue_keeps_place_of_own_disk(rig, spec)
 
 
-def stable_rescue_leaves_the_own_disk_in_its_place(rig: Rig, spec: GuestSpec) -> None:
+def check_stable_rescue_keeps_place_of_own_disk(rig: Rig, spec: GuestSpec) -> None:
     image = replace(rig.image, properties={"hw_rescue_bus": "usb"})
     assert (
         rig.driver.rescue(replace(spec, fence=4), image, rig.read_image, QUIET).power_state
@@ -221,11 +222,11 @@ def stable_rescue_leaves_the_own_disk_in_its_place(rig: Rig, spec: GuestSpec) ->
     assert rig.has_canary(spec.server, 4)
     if rig.real:
         assert "vdb holds" not in rig.console(spec.server).split("guest: booting")[4]
-        own, *others = rig.driver.diagnostics(spec.server)["disk_details"]
-        assert own["read_bytes"] < 5 << 20 < max(disk["read_bytes"] for disk in others)
+        own_disk, *other_disks = rig.driver.diagnostics(spec.server)["disk_details"]
+        assert own_disk["read_bytes"] < 5 << 20 < max(disk["read_bytes"] for disk in other_disks)
 
 
-def test_stable_rescue_from_every_kind_of_disk(rig: Rig) -> None:
+def test_stable_rescue_boots_from_every_disk_device_and_bus(rig: Rig) -> None:
     spec = rig.boot()
     places = [("cdrom", ""), ("", "scsi"), ("cdrom", "sata"), ("disk", ""), ("", "ide")]
     for fence, (device, bus) in enumerate(places, start=2):
@@ -234,7 +235,7 @@ def test_stable_rescue_from_every_kind_of_disk(rig: Rig) -> None:
         assert state == DomainState(spec.server, RUNNING, fence)
 
 
-def test_rescue_disk_at_an_impossible_place_is_refused(rig: Rig) -> None:
+def test_rescue_with_floppy_device_is_refused(rig: Rig) -> None:
     if rig.kind == "memory":
         pytest.skip("memory has no buses")
     spec = rig.boot()
@@ -244,7 +245,7 @@ def test_rescue_disk_at_an_impossible_place_is_refused(rig: Rig) -> None:
     assert rig.state(spec.server) == (RUNNING, 1)
 
 
-def test_what_an_agent_that_died_left_behind_is_in_nobodys_way(rig: Rig) -> None:
+def test_rescue_and_rebuild_ignore_leftover_files_of_dead_agent(rig: Rig) -> None:
     if rig.kind == "memory":
         pytest.skip("memory makes no files")
     spec = rig.boot()
@@ -274,7 +275,7 @@ def test_what_an_agent_that_died_left_behind_is_in_nobodys_way(rig: Rig) -> None
     assert rig.files(spec.server) == files
 
 
-def test_nmi_reaches_the_kernel(rig: Rig) -> None:
+def test_inject_nmi_reaches_kernel_and_fails_when_guest_is_off(rig: Rig) -> None:
     spec = rig.boot(ready=True)
     rig.driver.inject_nmi(spec.server)
     if rig.has_console:
@@ -288,11 +289,11 @@ def test_nmi_reaches_the_kernel(rig: Rig) -> None:
         rig.driver.inject_nmi(spec.server)
 
 
-def test_diagnostics_have_the_shape_of_the_api(rig: Rig) -> None:
+def test_diagnostics_have_fields_of_api_and_fail_when_guest_is_off(rig: Rig) -> None:
     spec = rig.boot()
-    told = rig.driver.diagnostics(spec.server)
+    diagnostics = rig.driver.diagnostics(spec.server)
     assert {
-        name: told[name]
+        name: diagnostics[name]
         for name in ("state", "driver", "hypervisor_os", "config_drive", "num_cpus")
     } == {
         "state": "running",
@@ -301,7 +302,7 @@ def test_diagnostics_have_the_shape_of_the_api(rig: Rig) -> None:
         "config_drive": True,
         "num_cpus": 1,
     }
-    assert set(told) == {
+    assert set(diagnostics) == {
         "state",
         "driver",
         "hypervisor",
@@ -316,13 +317,16 @@ def test_diagnostics_have_the_shape_of_the_api(rig: Rig) -> None:
         "disk_details",
         "nic_details",
     }
-    assert 0 <= told["uptime"] < BOOT_SECONDS and isinstance(told["hypervisor"], str)
-    assert told["memory_details"]["maximum"] == 128 and told["memory_details"]["used"] > 0
-    assert [set(cpu) for cpu in told["cpu_details"]] == [{"id", "time", "utilisation"}]
-    assert len(told["disk_details"]) == told["num_disks"] > 0 and told["num_nics"] == len(
-        told["nic_details"]
+    assert 0 <= diagnostics["uptime"] < BOOT_SECONDS and isinstance(diagnostics["hypervisor"], str)
+    assert (
+        diagnostics["memory_details"]["maximum"] == 128
+        and diagnostics["memory_details"]["used"] > 0
     )
-    for disk in told["disk_details"]:
+    assert [set(cpu) for cpu in diagnostics["cpu_details"]] == [{"id", "time", "utilisation"}]
+    assert len(diagnostics["disk_details"]) == diagnostics["num_disks"] > 0 and diagnostics[
+        "num_nics"
+    ] == len(diagnostics["nic_details"])
+    for disk in diagnostics["disk_details"]:
         assert set(disk) == {
             "read_bytes",
             "read_requests",
@@ -351,7 +355,7 @@ def test_diagnostics_have_the_shape_of_the_api(rig: Rig) -> None:
         "diagnostics",
     ],
 )
-def test_verb_on_a_server_without_guest_fails_definitely(rig: Rig, verb: str) -> None:
+def test_verb_on_server_without_guest_raises_verb_failed(rig: Rig, verb: str) -> None:
     spec = rig.spec()
     arguments: dict[str, tuple[Any, ...]] = {
         "rescue": (spec, rig.image, rig.read_image, QUIET),

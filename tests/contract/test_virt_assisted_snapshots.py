@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host takes snapshots of volumes that are files while a guest has them, and merges them: on the
-same hypervisors. The shares are folders here."""
+"""Snapshots and merges of volumes in files while a guest has the volumes, on a host in memory and
+with real QEMU guests. Plain folders act as mounted shares."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KIB = 1024
 
 
 def connectors(folder: Path) -> dict[str, Any]:
-    """The options of a driver whose shares are mounted already."""
+    """Return the options of a driver with mounted shares."""
     from compute_agent.virt.libvirt.volumes.connectors import Connectors
     from compute_agent.virt.libvirt.volumes.host_connectors import NfsConnector
 
@@ -47,7 +47,7 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
 
 
 class Volume:
-    """A volume of 1 GiB, with the files that its service makes."""
+    """A volume of 1 GiB, with files as the volume service creates them."""
 
     def __init__(self, rig: Rig, server: str) -> None:
         self.rig, self.server, self.key = rig, server, ids.new()
@@ -55,18 +55,18 @@ class Volume:
         self.name = f"volume-{self.key}"
         if self.is_real:
             link = connectors(rig.folder)["connectors"]
-            self.folder = Path(link.source(self.attached(self.name, "raw")).path).parent
+            self.folder = Path(link.source(self.describe(self.name, "raw")).path).parent
             self.folder.mkdir(exist_ok=True)
             self.folder.chmod(0o711)
             with (self.folder / self.name).open("wb") as file:
                 file.truncate(GIBIBYTE)
 
-    def attached(self, name: str, form: str) -> AttachedVolume:
+    def describe(self, name: str, form: str) -> AttachedVolume:
         data = {"export": EXPORT, "name": name, "format": form}
         return AttachedVolume(self.key, "/dev/vdb", 1, {"driver_volume_type": "nfs", "data": data})
 
-    def file(self, upon: str, form: str, name: str = "") -> AttachedVolume:
-        """A new file upon another one, as the service makes it."""
+    def create_overlay(self, upon: str, form: str, name: str = "") -> AttachedVolume:
+        """Create an overlay of another file, as the volume service does."""
         name = name or f"{self.name}.{ids.new()}"
         if self.is_real:
             subprocess.run(
@@ -75,98 +75,100 @@ class Volume:
                 check=True,
                 timeout=60,
             )
-        return self.attached(name, "qcow2")
+        return self.describe(name, "qcow2")
 
-    def files(self, stored: bool = False) -> list[str]:
-        """Those of the guest's disk, its own first."""
+    def list_files(self, stored: bool = False) -> list[str]:
+        """Return the names of the files of the guest's disk, the top one first."""
         if isinstance(self.rig.driver, MemoryDriver):
             return [
-                one.connection["data"]["name"]
-                for one in self.rig.driver.host.guests[self.server].volumes
+                attached.connection["data"]["name"]
+                for attached in self.rig.driver.host.guests[self.server].volumes
             ]
         disk = volume_xml.find_disks(self.rig.describe(self.server, stored))[self.key]
         driver = disk.find("driver")
-        found = [Path(path).name for path in volume_xml.files(disk)]
+        names = [Path(path).name for path in volume_xml.files(disk)]
         assert driver is not None
-        assert driver.get("type") == ("raw" if found[0] == self.name else "qcow2")
-        return found
+        assert driver.get("type") == ("raw" if names[0] == self.name else "qcow2")
+        return names
 
-    def io(self, command: str) -> None:
-        """Through the guest's device; the command's pattern must be there when it reads."""
+    def run_io(self, command: str) -> None:
+        """Run a qemu-io command on the guest's device. A read fails if the pattern is missing."""
         if not self.is_real:
             return
         disk = volume_xml.find_disks(self.rig.describe(self.server))[self.key]
         device = f"/machine/peripheral/{volume_xml.alias(disk)}/virtio-backend"
-        said = virsh(
+        output = virsh(
             self.rig,
             "qemu-monitor-command",
             self.server,
             "--hmp",
             f'qemu-io -d {device} "{command}"',
         )
-        assert "failed" not in said.lower() and "error" not in said.lower(), said
+        assert "failed" not in output.lower() and "error" not in output.lower(), output
 
-    def holds(self, *patterns: int) -> None:
-        """Each in a place of its own."""
+    def check_patterns(self, *patterns: int) -> None:
+        """Check that the volume contains these patterns in order."""
         for at, pattern in enumerate(patterns):
-            self.io(f"read -P {pattern} {at * 64 * KIB} {64 * KIB}")
+            self.run_io(f"read -P {pattern} {at * 64 * KIB} {64 * KIB}")
 
     def write(self, at: int, pattern: int) -> None:
-        self.io(f"write -P {pattern} {at * 64 * KIB} {64 * KIB}")
+        self.run_io(f"write -P {pattern} {at * 64 * KIB} {64 * KIB}")
 
 
-def name_of(volume: AttachedVolume) -> str:
+def file_name(volume: AttachedVolume) -> str:
     return str(volume.connection["data"]["name"])
 
 
-def test_a_guest_goes_on_in_a_new_file_and_keeps_all_data(rig: Rig) -> None:
+def test_snapshot_volume_and_merge_volume_of_running_guest_keep_all_data(rig: Rig) -> None:
     server = rig.boot().server
     volume, driver = Volume(rig, server), rig.driver
-    driver.attach_volume(server, 2, volume.attached(volume.name, "raw"), QUIET)
+    driver.attach_volume(server, 2, volume.describe(volume.name, "raw"), QUIET)
     volume.write(0, 0x11)
-    first = volume.file(volume.name, "raw")
+    first = volume.create_overlay(volume.name, "raw")
     for _ in range(2):
         assert driver.snapshot_volume(server, 3, first, QUIET) == DomainState(server, RUNNING, 3)
-        assert volume.files()[0] == volume.files(stored=True)[0] == name_of(first)
+        assert volume.list_files()[0] == volume.list_files(stored=True)[0] == file_name(first)
     volume.write(1, 0x22)
-    second = volume.file(name_of(first), "qcow2")
+    second = volume.create_overlay(file_name(first), "qcow2")
     driver.snapshot_volume(server, 4, second, QUIET)
     volume.write(2, 0x33)
-    merge = Merge(name_of(first), volume.name)  # the first snapshot is deleted
+    # The first snapshot is deleted.
+    merge = Merge(file_name(first), volume.name)
     for _ in range(2):
         assert driver.merge_volume(server, 5, second, merge, QUIET) == DomainState(
             server, RUNNING, 5
         )
-        assert volume.files() in ([name_of(second)], [name_of(second), volume.name])
-    volume.holds(0x11, 0x22, 0x33)
-    for _ in range(2):  # the second one is deleted
+        assert volume.list_files() in ([file_name(second)], [file_name(second), volume.name])
+    volume.check_patterns(0x11, 0x22, 0x33)
+    # The second snapshot is deleted.
+    for _ in range(2):
         driver.merge_volume(server, 6, second, Merge(None, None), QUIET)
-        assert volume.files() == [name_of(second)]
+        assert volume.list_files() == [file_name(second)]
     driver.ensure_stopped(server, 7, 0, QUIET)
     driver.ensure_running(server, 8, QUIET)
-    assert volume.files() == [name_of(second)]
-    volume.holds(0x11, 0x22, 0x33)
+    assert volume.list_files() == [file_name(second)]
+    volume.check_patterns(0x11, 0x22, 0x33)
 
 
-def test_a_guest_that_is_off_begins_in_the_new_file(rig: Rig) -> None:
+def test_snapshot_volume_of_stopped_guest_is_used_at_next_start(rig: Rig) -> None:
     server = rig.boot().server
     volume, driver = Volume(rig, server), rig.driver
-    driver.attach_volume(server, 2, volume.attached(volume.name, "raw"), QUIET)
+    driver.attach_volume(server, 2, volume.describe(volume.name, "raw"), QUIET)
     volume.write(0, 0x11)
     driver.ensure_stopped(server, 3, 0, QUIET)
-    taken = volume.file(volume.name, "raw")
-    assert driver.snapshot_volume(server, 4, taken, QUIET) == DomainState(server, SHUTDOWN, 4)
+    overlay = volume.create_overlay(volume.name, "raw")
+    assert driver.snapshot_volume(server, 4, overlay, QUIET) == DomainState(server, SHUTDOWN, 4)
     with pytest.raises(VerbFailed, match="is off"):
-        driver.merge_volume(server, 5, taken, Merge(None, None), QUIET)
+        driver.merge_volume(server, 5, overlay, Merge(None, None), QUIET)
     driver.ensure_running(server, 6, QUIET)
-    assert volume.files() in ([name_of(taken)], [name_of(taken), volume.name])
-    volume.holds(0x11)
+    assert volume.list_files() in ([file_name(overlay)], [file_name(overlay), volume.name])
+    volume.check_patterns(0x11)
 
 
-def test_what_is_no_file_of_the_volume_is_refused(rig: Rig) -> None:
+def test_snapshot_volume_and_merge_volume_refuse_foreign_files(rig: Rig) -> None:
     server = rig.boot().server
     volume, driver = Volume(rig, server), rig.driver
-    attached = volume.attached(volume.name, "raw")
+    attached = volume.describe(volume.name, "raw")
     with pytest.raises(VerbFailed, match="does not have volume"):
         driver.snapshot_volume(server, 2, attached, QUIET)
     driver.attach_volume(server, 2, attached, QUIET)
@@ -176,24 +178,26 @@ def test_what_is_no_file_of_the_volume_is_refused(rig: Rig) -> None:
         with pytest.raises(VerbFailed, match="it is served by nbd"):
             driver.snapshot_volume(server, 3, other, QUIET)
         return
-    strange = volume.file(volume.name, "raw")
+    foreign_overlay = volume.create_overlay(volume.name, "raw")
     subprocess.run(
-        ["qemu-img", "rebase", "-u", "-b", "/etc/passwd", "-F", "raw", name_of(strange)],
+        ["qemu-img", "rebase", "-u", "-b", "/etc/passwd", "-F", "raw", file_name(foreign_overlay)],
         cwd=volume.folder,
         check=True,
         timeout=60,
     )
     with pytest.raises(VerbFailed, match="does not find volume"):
-        driver.snapshot_volume(server, 3, strange, QUIET)
-    upon_another = volume.file(name_of(volume.file(volume.name, "raw")), "qcow2")
+        driver.snapshot_volume(server, 3, foreign_overlay, QUIET)
+    overlay_of_overlay = volume.create_overlay(
+        file_name(volume.create_overlay(volume.name, "raw")), "qcow2"
+    )
     with pytest.raises(VerbFailed, match="is not one for its snapshot"):
-        driver.snapshot_volume(server, 3, upon_another, QUIET)
-    assert volume.files() == volume.files(stored=True) == [volume.name]
+        driver.snapshot_volume(server, 3, overlay_of_overlay, QUIET)
+    assert volume.list_files() == volume.list_files(stored=True) == [volume.name]
     with pytest.raises(VerbFailed, match="are not such that they could be merged"):
         driver.merge_volume(server, 3, attached, Merge(volume.name, "volume-x"), QUIET)
-    taken = volume.file(volume.name, "raw")
-    driver.snapshot_volume(server, 4, taken, QUIET)
+    overlay = volume.create_overlay(volume.name, "raw")
+    driver.snapshot_volume(server, 4, overlay, QUIET)
     stop = VerbContext(report_progress=lambda progress: None, cancelled=lambda: True)
     with pytest.raises(Cancelled):
-        driver.merge_volume(server, 5, taken, Merge(None, None), stop)
-    assert volume.files() == [name_of(taken), volume.name]
+        driver.merge_volume(server, 5, overlay, Merge(None, None), stop)
+    assert volume.list_files() == [file_name(overlay), volume.name]

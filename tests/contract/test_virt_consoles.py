@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The screen and the serial console of a guest, on the hypervisors that have one."""
+"""The VNC and serial consoles of a guest, on the hypervisors that have consoles."""
 
 from __future__ import annotations
 
@@ -26,30 +26,34 @@ def rig(rig: Rig) -> Rig:
 
 
 def read(console: socket.socket, until: bytes) -> bytes:
-    """What it says up to these bytes, or to its end; a QEMU that ends with bytes of ours unread
-    resets it."""
-    said, deadline = b"", time.monotonic() + SECONDS
+    """Read the console until these bytes or the end of the connection. QEMU resets the connection
+    if it exits with unread input."""
+    output, deadline = b"", time.monotonic() + SECONDS
     console.settimeout(SECONDS)
     with suppress(ConnectionResetError):
-        while until not in said and (part := console.recv(4096)):
-            said += part
-            assert time.monotonic() < deadline, said
-    return said
+        while until not in output and (part := console.recv(4096)):
+            output += part
+            assert time.monotonic() < deadline, output
+    return output
 
 
-def test_screen_speaks_rfb_to_several_at_once(rig: Rig) -> None:
+def test_vnc_console_speaks_rfb_to_two_clients_at_once(rig: Rig) -> None:
     spec = rig.boot()
-    with rig.driver.console(spec.server, VNC) as one, rig.driver.console(spec.server, VNC) as two:
-        for console in (one, two):
+    with (
+        rig.driver.console(spec.server, VNC) as first,
+        rig.driver.console(spec.server, VNC) as second,
+    ):
+        for console in (first, second):
             assert read(console, b"\n").startswith(b"RFB 003.008\n")
 
 
-def test_serial_console_is_a_terminal_and_its_log_goes_on(rig: Rig) -> None:
+def test_serial_console_echoes_input_and_guest_log_continues(rig: Rig) -> None:
     spec = rig.ready()
-    for said in (b"first", b"second"):  # the second reader comes when the first has gone
+    # The second client connects after the first has disconnected.
+    for word in (b"first", b"second"):
         with rig.driver.console(spec.server, SERIAL) as console:
-            console.sendall(b"echo " + said + b"\n")
-            assert said in read(console, said)
+            console.sendall(b"echo " + word + b"\n")
+            assert word in read(console, word)
     if rig.real:
         await_true(
             lambda: "echo second" in rig.console(spec.server),
@@ -58,7 +62,7 @@ def test_serial_console_is_a_terminal_and_its_log_goes_on(rig: Rig) -> None:
         )
 
 
-def test_consoles_end_with_the_guest(rig: Rig) -> None:
+def test_consoles_close_when_guest_stops(rig: Rig) -> None:
     spec = rig.boot(ready=True)
     with (
         rig.driver.console(spec.server, VNC) as screen,
@@ -69,10 +73,10 @@ def test_consoles_end_with_the_guest(rig: Rig) -> None:
             assert not read(console, b"never said").endswith(b"never said")
 
 
-@pytest.mark.parametrize("by", ["reboot", "resume"])
-def test_consoles_are_there_again(rig: Rig, by: str) -> None:
+@pytest.mark.parametrize("action", ["reboot", "resume"])
+def test_consoles_work_again_after_reboot_or_resume(rig: Rig, action: str) -> None:
     spec = rig.ready()
-    if by == "reboot":
+    if action == "reboot":
         rig.driver.reboot(spec.server, 2, BOOT_SECONDS, QUIET)
         rig.await_boots(spec.server, 2)
         assert not rig.real or f"id {spec.server}" in rig.console(spec.server), (
@@ -83,14 +87,14 @@ def test_consoles_are_there_again(rig: Rig, by: str) -> None:
         with pytest.raises(VerbFailed):
             rig.driver.console(spec.server, VNC)
         rig.driver.ensure_running(spec.server, 3, QUIET)
-    for kind, sent, answered in ((VNC, b"", b"RFB"), (SERIAL, b"echo again\n", b"again")):
+    for kind, console_input, expected in ((VNC, b"", b"RFB"), (SERIAL, b"echo again\n", b"again")):
         with rig.driver.console(spec.server, kind) as console:
-            console.sendall(sent)
-            assert answered in read(console, answered)
+            console.sendall(console_input)
+            assert expected in read(console, expected)
 
 
 @pytest.mark.parametrize("kind", [VNC, SERIAL])
-def test_no_console_of_what_does_not_run(rig: Rig, kind: str) -> None:
+def test_console_of_stopped_or_unknown_server_raises_verb_failed(rig: Rig, kind: str) -> None:
     spec = rig.boot()
     rig.driver.ensure_stopped(spec.server, 2, 0, QUIET)
     for server in (spec.server, str(uuid.uuid4())):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A disk stands on what it was made on, whatever image its server is said to be of, and no other
-bytes are started.
+"""A disk keeps the base image of its creation even if the server's record names another image, and
+no guest starts on a base image with other bytes.
 
-An unshelved server, one whose rebuild was refused, one whose image has changed: the image of the
-request is another one than lies under the disk. Here it is always a raw one of other bytes.
+The images differ for unshelved servers, after a refused rebuild, and when an image has changed. In
+these tests the recorded image is a raw image with other bytes.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from tests.contract.virt_rigs import QUIET, Rig, another
 from tests.disks import base
 
 OTHER = b"other" * 4000
-#: The image that the server is said to be of.
-ANOTHER = ImageRef(
+#: The image in the server's record.
+RECORDED_IMAGE = ImageRef(
     str(uuid.UUID(int=8)), "raw", len(OTHER), "sha512", hashlib.sha512(OTHER).hexdigest()
 )
 
@@ -37,16 +37,16 @@ def read_other(image: str) -> Iterator[bytes]:
     yield OTHER
 
 
-def home(rig: Rig, spec: GuestSpec) -> Path:
+def instance_folder(rig: Rig, spec: GuestSpec) -> Path:
     return rig.folder / "instances" / spec.server
 
 
-def same_bytes(pair: Pair, spec: GuestSpec) -> bool:
-    """Do both hosts see the same on the server's disk?"""
+def disks_are_equal(pair: Pair, spec: GuestSpec) -> bool:
+    """True if the server's disk has the same content on both hosts."""
     source, destination = pair.source.driver, pair.destination.driver
     if isinstance(source, MemoryDriver) and isinstance(destination, MemoryDriver):
         return source.host.guests[spec.server].disk == destination.host.files[spec.server].disk
-    told = subprocess.run(
+    process = subprocess.run(
         [
             "qemu-img",
             "compare",
@@ -55,39 +55,39 @@ def same_bytes(pair: Pair, spec: GuestSpec) -> bool:
             "qcow2",
             "-F",
             "qcow2",
-            *(home(rig, spec) / "disk" for rig in pair.rigs),
+            *(instance_folder(rig, spec) / "disk" for rig in pair.rigs),
         ],
         check=False,
     )
-    return told.returncode == 0
+    return process.returncode == 0
 
 
-def test_disk_moves_with_what_it_was_made_on(pair: Pair) -> None:
-    spec = replace(pair.off_with_canary(), image=ANOTHER)
-    there = pair.destination.driver
-    there.prepare(spec, pair.peer(spec.server), read_other, QUIET)
-    there.receive(spec, pair.peer(spec.server), read_other, QUIET)
-    assert same_bytes(pair, spec)
+def test_cold_migration_keeps_base_image_of_disk(pair: Pair) -> None:
+    spec = replace(pair.off_with_canary(), image=RECORDED_IMAGE)
+    destination = pair.destination.driver
+    destination.prepare(spec, pair.peer(spec.server), read_other, QUIET)
+    destination.receive(spec, pair.peer(spec.server), read_other, QUIET)
+    assert disks_are_equal(pair, spec)
     assert pair.booted_there(spec)
     back = replace(spec, fence=3)
-    there.ensure_stopped(spec.server, 3, 0, QUIET)
+    destination.ensure_stopped(spec.server, 3, 0, QUIET)
     boots = pair.source.boots(spec.server)
     assert pair.source.driver.install(back, True, QUIET).power_state == RUNNING
     assert pair.source.has_canary(spec.server, boots + 1), "and goes back"
 
 
 @pytest.mark.parametrize("live", ["memory", QEMU_MOVES], indirect=True)
-def test_running_guest_moves_with_what_its_disk_was_made_on(live: Pair) -> None:
-    spec = replace(live.counting(), image=ANOTHER)
+def test_live_migration_keeps_base_image_of_disk(live: Pair) -> None:
+    spec = replace(live.counting(), image=RECORDED_IMAGE)
     cpu = live.source.driver.inventory().cpu_info
-    to = live.destination.driver.prepare_incoming(
+    destination = live.destination.driver.prepare_incoming(
         spec, live.peer(spec.server), live.shared, cpu, read_other, QUIET
     )
-    live.source.driver.live_migrate(spec, to, live.shared, QUIET)
+    live.source.driver.live_migrate(spec, destination, live.shared, QUIET)
     live.destination.driver.finish_incoming(spec, QUIET)
     if live.source.real:
         assert (
-            base(home(live.destination, spec)).name
+            base(instance_folder(live.destination, spec)).name
             == f"base.sha512-{live.source.image.hash_value}.qcow2"
         )
     live.destination.driver.ensure_stopped(spec.server, 3, 0, QUIET)
@@ -96,18 +96,18 @@ def test_running_guest_moves_with_what_its_disk_was_made_on(live: Pair) -> None:
     live.destination.await_boots(spec.server, boots + 1)
 
 
-def test_guest_that_is_described_anew_keeps_what_its_disk_was_made_on(rig: Rig) -> None:
-    spec = replace(rig.boot_with_canary(), image=ANOTHER)
+def test_resize_revert_and_rescue_keep_base_image_of_disk(rig: Rig) -> None:
+    spec = replace(rig.boot_with_canary(), image=RECORDED_IMAGE)
     boots, fences = rig.boots(spec.server), iter(range(2, 9))
 
-    def stopped() -> GuestSpec:
+    def stop_guest() -> GuestSpec:
         rig.driver.ensure_stopped(spec.server, next(fences), 0, QUIET)
         return replace(spec, fence=next(fences), flavor=LARGER)
 
-    resized = stopped()
+    resized = stop_guest()
     assert rig.driver.resize_here(resized, True, QUIET).power_state == RUNNING
     assert rig.has_canary(spec.server, boots := boots + 1), "resized"
-    rig.driver.settle_resize(replace(stopped(), flavor=spec.flavor), True, resized.fence, QUIET)
+    rig.driver.settle_resize(replace(stop_guest(), flavor=spec.flavor), True, resized.fence, QUIET)
     rig.driver.ensure_running(spec.server, next(fences), QUIET)
     assert rig.has_canary(spec.server, boots := boots + 1), "reverted"
     rig.driver.rescue(replace(spec, fence=next(fences)), another(rig), rig.read_image, QUIET)
@@ -116,23 +116,24 @@ def test_guest_that_is_described_anew_keeps_what_its_disk_was_made_on(rig: Rig) 
     assert rig.has_canary(spec.server, boots + 2 if rig.has_console else 0), "rescued"
 
 
-# --- other bytes ---
-def overwritten(path: Path) -> None:
+# --- damaged base images ---
+def overwrite(path: Path) -> None:
     with path.open("r+b") as file:
         file.seek(path.stat().st_size - 4)
         file.write(b"lost")
 
 
-def cut_off(path: Path) -> None:
+def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-4])
 
 
-def unlinked(path: Path) -> None:
+def unlink(path: Path) -> None:
     path.unlink()
 
 
-def renamed(path: Path) -> None:
-    """Put a disk on a base with the same bytes that its domain does not name."""
+def rebase_to_copy(path: Path) -> None:
+    """Rebase the disk to a copy of the base image under another name, which the domain does not
+    contain."""
     disk, kind = path.with_name("disk"), path.name.rpartition(".")[2]
     other = path.with_name(f"base.sha256-{hashlib.sha256(path.read_bytes()).hexdigest()}.{kind}")
     subprocess.run(
@@ -153,23 +154,25 @@ def renamed(path: Path) -> None:
     other.write_bytes(path.read_bytes())
 
 
-@pytest.mark.parametrize("damage", [overwritten, cut_off, unlinked, renamed])
+@pytest.mark.parametrize("damage", [overwrite, truncate, unlink, rebase_to_copy])
 @pytest.mark.parametrize("pair", ["test", QEMU_MOVES], indirect=True)
-def test_nothing_starts_over_other_bytes(pair: Pair, damage: Callable[[Path], None]) -> None:
+def test_guest_with_damaged_base_image_is_not_started(
+    pair: Pair, damage: Callable[[Path], None]
+) -> None:
     rig, spec = pair.source, pair.off_with_canary()
-    folder = home(rig, spec)
-    kept = {path: path.read_bytes() for path in (folder / "disk", base(folder))}
+    folder = instance_folder(rig, spec)
+    contents = {path: path.read_bytes() for path in (folder / "disk", base(folder))}
     damage(base(folder))
     starts = [
         lambda: rig.driver.ensure_running(spec.server, 2, QUIET),
         lambda: rig.driver.reboot(spec.server, 3, 0, QUIET),
         lambda: rig.driver.install(spec, True, QUIET),
     ]
-    for start in starts[:2] if damage is renamed else starts:
+    for start in starts[:2] if damage is rebase_to_copy else starts:
         with pytest.raises(VerbFailed, match="server is not started|not on this host's storage"):
             start()
         assert rig.state(spec.server) == (SHUTDOWN, 1)
-    for path, content in kept.items():
+    for path, content in contents.items():
         path.write_bytes(content)
     assert rig.driver.ensure_running(spec.server, 4, QUIET).power_state == RUNNING
     assert rig.has_canary(spec.server, rig.boots(spec.server) or 1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every virt driver must do, on three hypervisors: memory, libvirt's own mock-up, real QEMU
+"""The requirements of every virt driver, on a host in memory, libvirt's mock-up and real QEMU
 guests."""
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tests.phases import Phases
 from tests.waiting import await_true
 
 
-def test_guest_boots_once_and_knows_who_it_is(rig: Rig) -> None:
+def test_ensure_guest_boots_once_with_metadata_and_user_data(rig: Rig) -> None:
     phases = Phases()
     spec = rig.spec(user_data="#!/bin/sh\necho user data: $(hostname)\n")
     for _ in range(2):
@@ -54,35 +54,35 @@ def test_guest_boots_once_and_knows_who_it_is(rig: Rig) -> None:
         assert f"id {spec.server}" in rig.console(spec.server).replace(": ", " ")
     if rig.real:
         text = rig.console(spec.server)
-        for told in (
+        for line in (
             "name web <1>",
             "public keys 1",
             "user data runs",
             "user data: web-1",
             "user data ended with 0",
         ):
-            assert told in text, text
+            assert line in text, text
 
 
-def test_console_is_read_from_its_end(rig: Rig) -> None:
+def test_console_output_returns_last_bytes_of_log(rig: Rig) -> None:
     if not rig.has_console:
         pytest.skip("libvirt's mock-up has no console log")
     spec = rig.boot(ready=True)
     rig.driver.ensure_stopped(spec.server, 2, 0, QUIET)
-    whole, end = "", ""
+    log, end = "", ""
 
-    def agree() -> bool:
-        """What the guest said last may still be on its way into the log."""
-        nonlocal whole, end
-        whole, end = rig.console(spec.server), rig.driver.console_output(spec.server, 10)
-        return end == whole.encode()[-10:].decode()
+    def is_logged() -> bool:
+        """True once the guest's last output is in the log."""
+        nonlocal log, end
+        log, end = rig.console(spec.server), rig.driver.console_output(spec.server, 10)
+        return end == log.encode()[-10:].decode()
 
-    await_true(agree, 5, lambda: f"{end!r} is not the end of {whole[-100:]!r}")
-    assert "guest: booting" in whole and len(end) == 10
+    await_true(is_logged, 5, lambda: f"{end!r} is not the end of {log[-100:]!r}")
+    assert "guest: booting" in log and len(end) == 10
     assert rig.driver.console_output(spec.server, 0) == ""
 
 
-def test_console_log_that_was_turned_over_reads_as_one(tmp_path: Path) -> None:
+def test_console_output_joins_rotated_log(tmp_path: Path) -> None:
     pytest.importorskip("libvirt")
     rig = libvirt_test_rig(tmp_path)
     spec = rig.boot()
@@ -94,7 +94,7 @@ def test_console_log_that_was_turned_over_reads_as_one(tmp_path: Path) -> None:
     rig.clean()
 
 
-def test_stop_asks_the_guest_first_and_may_be_repeated(rig: Rig) -> None:
+def test_stop_with_timeout_shuts_guest_down_and_is_repeatable(rig: Rig) -> None:
     spec = rig.boot(ready=True)
     for _ in range(2):
         assert rig.driver.ensure_stopped(spec.server, 2, BOOT_SECONDS, QUIET) == DomainState(
@@ -109,14 +109,14 @@ def test_stop_asks_the_guest_first_and_may_be_repeated(rig: Rig) -> None:
         )
 
 
-def test_stop_without_time_pulls_the_plug(rig: Rig) -> None:
+def test_stop_without_timeout_powers_guest_off_at_once(rig: Rig) -> None:
     spec = rig.boot()
-    began = time.monotonic()
+    start = time.monotonic()
     assert rig.driver.ensure_stopped(spec.server, 2, 0, QUIET).power_state == SHUTDOWN
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - start < 10
 
 
-def test_start_may_be_repeated(rig: Rig) -> None:
+def test_ensure_running_is_repeatable(rig: Rig) -> None:
     spec = rig.boot()
     rig.driver.ensure_stopped(spec.server, 2, 0, QUIET)
     for _ in range(2):
@@ -139,17 +139,17 @@ def test_reboot_happens_once_for_each_fence(rig: Rig) -> None:
     assert rig.state(spec.server) == (RUNNING, 3)
 
 
-def test_reboot_starts_a_guest_that_is_off(rig: Rig) -> None:
+def test_reboot_starts_stopped_guest(rig: Rig) -> None:
     spec = rig.boot()
     rig.driver.ensure_stopped(spec.server, 2, 0, QUIET)
     assert rig.driver.reboot(spec.server, 3, 5, QUIET) == DomainState(spec.server, RUNNING, 3)
 
 
-def test_guest_that_powers_itself_off_is_seen_within_seconds(rig: Rig) -> None:
+def test_watch_reports_guest_poweroff_from_inside_within_seconds(rig: Rig) -> None:
     if rig.kind == "test":
         pytest.skip("no program runs in a guest of libvirt's mock-up")
-    seen: list[tuple[str, object]] = []
-    rig.driver.watch(lambda server: seen.append((server, rig.state(server))))
+    events: list[tuple[str, object]] = []
+    rig.driver.watch(lambda server: events.append((server, rig.state(server))))
     spec = rig.boot(user_data="#!/bin/sh\necho off by itself\npoweroff -f\n")
     if rig.real:
         await_true(
@@ -158,20 +158,22 @@ def test_guest_that_powers_itself_off_is_seen_within_seconds(rig: Rig) -> None:
             lambda: rig.console(spec.server),
         )
     rig.power_off_inside(spec.server)
-    await_true(lambda: (spec.server, (SHUTDOWN, 1)) in seen, 20, lambda: f"not told, only {seen}")
+    await_true(
+        lambda: (spec.server, (SHUTDOWN, 1)) in events, 20, lambda: f"not told, only {events}"
+    )
 
 
-def test_watch_tells_of_each_change(rig: Rig) -> None:
-    seen: list[str] = []
-    rig.driver.watch(seen.append)
+def test_watch_reports_start_and_stop(rig: Rig) -> None:
+    events: list[str] = []
+    rig.driver.watch(events.append)
     spec = rig.boot()
-    await_true(lambda: spec.server in seen, 5, lambda: "no event for a start")
-    seen.clear()
+    await_true(lambda: spec.server in events, 5, lambda: "no event for a start")
+    events.clear()
     rig.driver.ensure_stopped(spec.server, 2, 0, QUIET)
-    await_true(lambda: spec.server in seen, 5, lambda: "no event for a stop")
+    await_true(lambda: spec.server in events, 5, lambda: "no event for a stop")
 
 
-def test_absent_means_nothing_is_left(rig: Rig) -> None:
+def test_ensure_absent_removes_guest_and_files_and_is_repeatable(rig: Rig) -> None:
     spec = rig.boot()
     assert rig.kind == "memory" or rig.files(spec.server)
     for _ in range(2):
@@ -183,19 +185,19 @@ def test_absent_means_nothing_is_left(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("verb", ["ensure_running", "ensure_stopped", "reboot"])
-def test_verb_on_a_server_without_guest_fails_definitely(rig: Rig, verb: str) -> None:
+def test_verb_on_server_without_guest_raises_verb_failed(rig: Rig, verb: str) -> None:
     arguments = (QUIET,) if verb == "ensure_running" else (0, QUIET)
     with pytest.raises(VerbFailed, match="no guest on this host"):
         getattr(rig.driver, verb)(str(uuid.uuid4()), 1, *arguments)
 
 
-def test_restarted_agent_finds_its_guests(rig: Rig) -> None:
+def test_restarted_driver_finds_running_guest(rig: Rig) -> None:
     spec = rig.boot(fence=5)
     boot_id = rig.driver.boot_id()
-    again = rig.restart()
+    driver = rig.restart()
     assert rig.state(spec.server) == (RUNNING, 5)
-    assert again.boot_id() == boot_id
-    assert again.ensure_guest(spec, rig.read_image, QUIET) == DomainState(spec.server, RUNNING, 5)
+    assert driver.boot_id() == boot_id
+    assert driver.ensure_guest(spec, rig.read_image, QUIET) == DomainState(spec.server, RUNNING, 5)
     if rig.has_console:
         assert rig.boots(spec.server) <= 1
 
@@ -204,29 +206,28 @@ BROKEN = ("<guest/>", "<guest id='not an id' fence='x'/>", "<guest id='" + "9" *
 
 
 @pytest.mark.parametrize("broken", BROKEN)
-def test_a_guest_that_cannot_be_read_hides_no_other(
+def test_domains_skip_guest_with_unreadable_metadata(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, broken: str
 ) -> None:
     libvirt = pytest.importorskip("libvirt")
     rig = libvirt_test_rig(tmp_path)
-    lost, kept = rig.boot(), rig.boot()
+    damaged, intact = rig.boot(), rig.boot()
     connection = libvirt.open("test:///default")
-    domain = connection.lookupByUUIDString(lost.server)
+    domain = connection.lookupByUUIDString(damaged.server)
     domain.setMetadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, broken, PREFIX, NAMESPACE)
-    again = rig.restart()
-    told = {state.server for state in again.domains()}
-    assert kept.server in told and lost.server not in told
-    assert again.ensure_stopped(kept.server, 2, 0, QUIET).power_state == SHUTDOWN
+    driver = rig.restart()
+    servers = {state.server for state in driver.domains()}
+    assert intact.server in servers and damaged.server not in servers
+    assert driver.ensure_stopped(intact.server, 2, 0, QUIET).power_state == SHUTDOWN
     assert "not a domain of ours" in caplog.text
-    again.ensure_absent(kept.server, 3)
+    driver.ensure_absent(intact.server, 3)
     domain.destroy()
     domain.undefine()
     connection.close()
 
 
-def test_no_disk_shows_what_another_guest_wrote(tmp_path: Path) -> None:
-    """Each disk is a file made anew, so nothing of one that was removed is in the next
-    (CVE-2012-5625)."""
+def test_new_and_rebuilt_disks_contain_no_data_of_removed_guest(tmp_path: Path) -> None:
+    """Each disk is a new file and contains no data of a removed disk (CVE-2012-5625)."""
     pytest.importorskip("libvirt")
     rig = libvirt_test_rig(tmp_path)
     first = rig.boot()
@@ -248,13 +249,15 @@ def test_no_disk_shows_what_another_guest_wrote(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("phase", ["fetching image", "making disks", "starting"])
-def test_create_cut_short_anywhere_can_be_repeated_or_removed(rig: Rig, phase: str) -> None:
+def test_ensure_guest_cancelled_in_any_phase_can_be_repeated_or_removed(
+    rig: Rig, phase: str
+) -> None:
     if rig.kind == "memory" and phase != "starting":
         pytest.skip("memory has one phase")
     repeated, removed = (rig.spec(image=another(rig)) for _ in range(2))
     for spec in (repeated, removed):
         phases = Phases()
-        cut = VerbContext(phases, lambda: phase in phases)  # noqa: B023 - asked only while its verb runs
+        cut = VerbContext(phases, lambda: phase in phases)  # noqa: B023 - called only while its verb runs
         with pytest.raises(Cancelled):
             rig.driver.ensure_guest(spec, rig.read_image, cut)
         assert (rig.state(spec.server) or (SHUTDOWN,))[0] == SHUTDOWN
@@ -263,7 +266,7 @@ def test_create_cut_short_anywhere_can_be_repeated_or_removed(rig: Rig, phase: s
     assert rig.state(removed.server) is None and rig.files(removed.server) == []
 
 
-def test_hanging_image_service_lets_go_within_five_seconds(rig: Rig) -> None:
+def test_ensure_guest_is_cancelled_within_five_seconds_of_hanging_image(rig: Rig) -> None:
     cancelled, hang = threading.Event(), threading.Event()
 
     def read(image: str) -> Iterator[bytes]:
@@ -272,21 +275,21 @@ def test_hanging_image_service_lets_go_within_five_seconds(rig: Rig) -> None:
 
     spec = rig.spec()
     threading.Timer(0.2, cancelled.set).start()
-    began = time.monotonic()
+    start = time.monotonic()
     with pytest.raises(Cancelled):
         rig.driver.ensure_guest(spec, read, VerbContext(lambda name: None, cancelled.is_set))
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - start < 5
     hang.set()
     assert rig.state(spec.server) is None
 
 
 @pytest.mark.parametrize("kind", ["backing file", "data file", "vmdk", "too large", "checksum"])
-def test_hostile_image_is_refused_before_any_tool_opens_it(
+def test_ensure_guest_refuses_hostile_image_before_any_tool_runs(
     rig: Rig, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if rig.kind == "memory" and kind != "checksum":
         pytest.skip("memory reads no formats")
-    content, reason = hostile(kind, tmp_path)
+    content, reason = create_hostile_image(kind, tmp_path)
     image = ImageRef(
         str(uuid.uuid4()),
         "qcow2",
@@ -294,28 +297,31 @@ def test_hostile_image_is_refused_before_any_tool_opens_it(
         "sha512",
         "0" * 128 if kind == "checksum" else hashlib.sha512(content).hexdigest(),
     )
-    ran: list[str] = []
+    programs: list[str] = []
     execute = Helpers.execute
 
-    def watched(helpers: Helpers, program: Sequence[str], *given: Any, **more: Any) -> HelperResult:
-        ran.append(program[0])
-        return execute(helpers, ["/usr/bin/false"], *given, **more)
+    def record_program(
+        helpers: Helpers, program: Sequence[str], *args: Any, **options: Any
+    ) -> HelperResult:
+        programs.append(program[0])
+        return execute(helpers, ["/usr/bin/false"], *args, **options)
 
-    monkeypatch.setattr(Helpers, "execute", watched)  # the one door for programs
+    # The driver runs all programs through this method.
+    monkeypatch.setattr(Helpers, "execute", record_program)
     spec = rig.spec(image=image)
     with pytest.raises(VerbFailed, match=reason):
         rig.driver.ensure_guest(spec, lambda name: iter([content]), QUIET)
-    assert ran == []
+    assert programs == []
     assert rig.state(spec.server) is None and rig.files(spec.server) == []
     if rig.kind != "memory":
         monkeypatch.setattr(images, "INSPECTIONS", inspection.InspectionCache())
         with pytest.raises(VerbFailed, match="could not make the disk|image is damaged"):
             rig.driver.ensure_guest(rig.spec(), rig.read_image, QUIET)
-        assert ran != []
+        assert programs != []
 
 
-def hostile(kind: str, folder: Path) -> tuple[bytes, str]:
-    """(content, why it is refused), made by qemu-img itself."""
+def create_hostile_image(kind: str, folder: Path) -> tuple[bytes, str]:
+    """Return (content, pattern of the error) of a hostile image, which qemu-img creates."""
     path = folder / "hostile"
     if kind == "vmdk":
         return (
@@ -340,22 +346,22 @@ def hostile(kind: str, folder: Path) -> tuple[bytes, str]:
     return path.read_bytes(), reason
 
 
-def test_missing_image_is_definite_and_an_absent_image_service_is_not(rig: Rig) -> None:
-    def gone(image: str) -> Iterator[bytes]:
+def test_missing_image_raises_verb_failed_and_outage_raises_unavailable(rig: Rig) -> None:
+    def raise_not_found(image: str) -> Iterator[bytes]:
         raise errors.NotFound("No image was found.")
 
-    def away(image: str) -> Iterator[bytes]:
+    def raise_unavailable(image: str) -> Iterator[bytes]:
         raise errors.Unavailable("The image service does not answer.")
 
     spec = rig.spec()
     with pytest.raises(VerbFailed, match="No image was found"):
-        rig.driver.ensure_guest(spec, gone, QUIET)
+        rig.driver.ensure_guest(spec, raise_not_found, QUIET)
     with pytest.raises(errors.Unavailable):
-        rig.driver.ensure_guest(spec, away, QUIET)
+        rig.driver.ensure_guest(spec, raise_unavailable, QUIET)
     assert rig.state(spec.server) is None
 
 
-def test_failure_that_nobody_foresaw_leaves_nothing_either(rig: Rig) -> None:
+def test_ensure_guest_leaves_no_files_after_unexpected_failure(rig: Rig) -> None:
     if rig.kind == "memory":
         pytest.skip("memory makes no config drive")
     spec = replace(rig.spec(), user_data="not base64")
@@ -364,38 +370,48 @@ def test_failure_that_nobody_foresaw_leaves_nothing_either(rig: Rig) -> None:
     assert rig.state(spec.server) is None and rig.files(spec.server) == []
 
 
-def test_inventory_is_plausible(rig: Rig) -> None:
-    has = rig.driver.inventory()
-    assert has.vcpus > 0 and has.memory_mb > 0 and has.disk_gb > 0 and has.hypervisor_hostname
+def test_inventory_has_positive_amounts_and_hostname(rig: Rig) -> None:
+    inventory = rig.driver.inventory()
+    assert (
+        inventory.vcpus > 0
+        and inventory.memory_mb > 0
+        and inventory.disk_gb > 0
+        and inventory.hypervisor_hostname
+    )
     assert rig.driver.boot_id()
 
 
 @pytest.mark.kvm_or_tcg
-def test_tiny_image_is_small_and_made_once(private_libvirtd: Path, bootable: Path) -> None:
-    made = bootable.stat()
-    assert made.st_size < 30 << 20
-    assert tiny_image(bootable.parent).stat().st_mtime_ns == made.st_mtime_ns
+def test_tiny_image_is_small_and_built_once(private_libvirtd: Path, bootable: Path) -> None:
+    first_stat = bootable.stat()
+    assert first_stat.st_size < 30 << 20
+    assert tiny_image(bootable.parent).stat().st_mtime_ns == first_stat.st_mtime_ns
 
 
 @pytest.mark.slice("guests")
 @pytest.mark.kvm_or_tcg
 @pytest.mark.parametrize("rig", ["qemu"], indirect=True)
-def test_guests_and_driver_outlive_libvirtd(rig: Rig, private_libvirtd: Path) -> None:
-    seen: list[str] = []
-    rig.driver.watch(seen.append)
+def test_guests_and_driver_survive_kill_of_libvirtd(rig: Rig, private_libvirtd: Path) -> None:
+    events: list[str] = []
+    rig.driver.watch(events.append)
     spec = rig.boot()
     kill_daemon(private_libvirtd)
-    await_true(lambda: says(rig, spec.server) == ((RUNNING, 1),), 20, lambda: "libvirtd not back")
+    await_true(
+        lambda: state_if_reachable(rig, spec.server) == ((RUNNING, 1),),
+        20,
+        lambda: "libvirtd not back",
+    )
     kill_daemon(private_libvirtd)
-    seen.clear()
+    events.clear()
     assert rig.driver.ensure_stopped(spec.server, 2, 0, QUIET) == DomainState(
         spec.server, SHUTDOWN, 2
     )
-    await_true(lambda: spec.server in seen, 20, lambda: "no events after libvirtd came back")
+    await_true(lambda: spec.server in events, 20, lambda: "no events after libvirtd came back")
 
 
-def says(rig: Rig, server: str) -> tuple[tuple[int, int] | None, ...]:
-    """The state of the server's guest, nothing while libvirtd does not answer."""
+def state_if_reachable(rig: Rig, server: str) -> tuple[tuple[int, int] | None, ...]:
+    """Return a tuple with the state of the server's guest, or an empty tuple if libvirtd does not
+    answer."""
     try:
         return (rig.state(server),)
     except errors.NoAnswer:
@@ -403,11 +419,12 @@ def says(rig: Rig, server: str) -> tuple[tuple[int, int] | None, ...]:
 
 
 def kill_daemon(folder: Path) -> None:
-    """SIGKILL to libvirtd itself; what supervises it starts another."""
+    """Send SIGKILL to libvirtd. Its supervisor starts another one."""
     serving = (folder / "lock").read_text().strip()
     (first,) = Path(f"/proc/{serving}/task/{serving}/children").read_text().split()
     for child in Path(f"/proc/{first}/task/{first}/children").read_text().split():
-        with contextlib.suppress(FileNotFoundError):  # another child that ends meanwhile
+        # Another child may end meanwhile.
+        with contextlib.suppress(FileNotFoundError):
             if Path(f"/proc/{child}/comm").read_text().strip() == "libvirtd":
                 os.kill(int(child), signal.SIGKILL)
                 return

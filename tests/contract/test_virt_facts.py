@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every virt driver must remember of a guest's server, so that it can be made a record again.
+"""The facts that every virt driver stores about a server, from which adopt creates the server's
+record.
 
-On hosts in memory, of libvirt's mock-up and with real QEMU guests, which are off here or do not
-boot: nobody asks the guest anything.
+The tests run on a host in memory, libvirt's mock-up and real QEMU. The guests do not need to boot.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ RECORD = {
 }
 
 
-def made(rig: Rig, *interfaces: Interface) -> GuestSpec:
+def create_guest(rig: Rig, *interfaces: Interface) -> GuestSpec:
     spec = rig.spec(
         name='</facts> "naïve" \x00 ]]>',
         instance=OWNER,
@@ -52,13 +52,13 @@ def made(rig: Rig, *interfaces: Interface) -> GuestSpec:
     return replace(spec, paused=False)
 
 
-def told(rig: Rig, spec: GuestSpec) -> HostedServer:
+def read_facts(rig: Rig, spec: GuestSpec) -> HostedServer:
     return rig.driver.server_facts(spec.server)
 
 
-def test_a_guest_tells_whose_it_is_and_what_of(rig: Rig) -> None:
-    spec = made(rig)
-    facts = told(rig, spec)
+def test_server_facts_contain_owner_flavor_and_image_without_secrets(rig: Rig) -> None:
+    spec = create_guest(rig)
+    facts = read_facts(rig, spec)
     assert facts == facts_of(spec)
     assert (facts.name, facts.project_id, facts.user_id) == (
         spec.name,
@@ -69,69 +69,69 @@ def test_a_guest_tells_whose_it_is_and_what_of(rig: Rig) -> None:
     assert (facts.key_name, facts.key_data) == ("mine", "ssh-ed25519 AAAA me")
     assert not [word for word in ("of the tenant", "never") if word in repr(facts)]
     rig.restart()
-    assert told(rig, spec) == facts
+    assert read_facts(rig, spec) == facts
 
 
-def test_it_is_told_whatever_is_done_with_its_power(rig: Rig) -> None:
-    spec = made(rig)
-    driver, facts = rig.driver, told(rig, spec)
+def test_server_facts_survive_pause_stop_start_and_suspend(rig: Rig) -> None:
+    spec = create_guest(rig)
+    driver, facts = rig.driver, read_facts(rig, spec)
     driver.ensure_paused(spec.server, 2, QUIET)
     driver.ensure_stopped(spec.server, 3, 0, QUIET)
     driver.ensure_running(spec.server, 4, QUIET)
-    assert told(rig, spec) == facts
+    assert read_facts(rig, spec) == facts
     driver.ensure_suspended(spec.server, 5, QUIET)
-    assert told(rig, spec) == replace(facts, is_suspended=True)
+    assert read_facts(rig, spec) == replace(facts, is_suspended=True)
 
 
-def test_another_name_and_flavor_are_told_once_it_is_defined_anew(rig: Rig) -> None:
-    spec = made(rig)
+def test_server_facts_follow_resize_and_rebuild(rig: Rig) -> None:
+    spec = create_guest(rig)
     rig.driver.ensure_stopped(spec.server, 2, 0, QUIET)
     larger = replace(spec, fence=3, flavor=LARGER, name="renamed")
     rig.driver.resize_here(larger, False, QUIET)
-    assert told(rig, spec) == facts_of(larger)
+    assert read_facts(rig, spec) == facts_of(larger)
     rig.driver.settle_resize(replace(larger, fence=4), False, 3, QUIET)
-    assert told(rig, spec) == facts_of(larger)
+    assert read_facts(rig, spec) == facts_of(larger)
     rebuilt = replace(larger, fence=5, image=another(rig), name="rebuilt")
     rig.driver.rebuild(rebuilt, rig.read_image, False, QUIET)
-    assert told(rig, spec) == facts_of(rebuilt)
+    assert read_facts(rig, spec) == facts_of(rebuilt)
 
 
-def test_a_guest_in_rescue_tells_its_own_image(rig: Rig) -> None:
-    spec = made(rig)
+def test_server_facts_of_rescued_guest_contain_own_image(rig: Rig) -> None:
+    spec = create_guest(rig)
     rescue = replace(spec, fence=2)
     rig.driver.rescue(rescue, another(rig), rig.read_image, QUIET)
-    assert told(rig, spec) == replace(facts_of(spec), is_rescued=True)
+    assert read_facts(rig, spec) == replace(facts_of(spec), is_rescued=True)
     rig.driver.unrescue(replace(spec, fence=3), QUIET)
-    assert told(rig, spec) == facts_of(spec)
+    assert read_facts(rig, spec) == facts_of(spec)
 
 
-def test_interfaces_that_come_and_go_are_told_with_their_tags(rig: Rig) -> None:
+def test_server_facts_list_attached_interfaces_with_tags(rig: Rig) -> None:
     if rig.kind == "test":
         pytest.skip("libvirt's mock-up plugs nothing in")
     first, second = replace(rig.interface(), tag="first"), replace(rig.interface(), tag="second")
-    spec = made(rig, first)
-    assert told(rig, spec).ports == {first.port: "first"}
+    spec = create_guest(rig, first)
+    assert read_facts(rig, spec).ports == {first.port: "first"}
     rig.driver.ensure_stopped(spec.server, 2, 0, QUIET)
     for _ in range(2):
         rig.driver.attach_interface(spec.server, 3, second, QUIET)
-    assert told(rig, spec).ports == {first.port: "first", second.port: "second"}
+    assert read_facts(rig, spec).ports == {first.port: "first", second.port: "second"}
     for _ in range(2):
         rig.driver.detach_interface(spec.server, 4, first, QUIET)
-    assert told(rig, spec) == replace(facts_of(spec), ports={second.port: "second"})
+    assert read_facts(rig, spec) == replace(facts_of(spec), ports={second.port: "second"})
 
 
-def test_server_facts_that_cannot_be_read_fail(rig: Rig) -> None:
+def test_unreadable_server_facts_raise_verb_failed(rig: Rig) -> None:
     if isinstance(rig.driver, MemoryDriver):
         pytest.skip("a host in memory has no metadata of a domain")
     from compute_agent.virt.libvirt.driver import LibvirtDriver
 
     assert isinstance(rig.driver, LibvirtDriver)
-    spec = made(rig)
+    spec = create_guest(rig)
     rig.driver._libvirt.mark(spec.server, facts='{"flavor": 3}')
     with pytest.raises(VerbFailed, match="cannot be read"):
-        told(rig, spec)
+        read_facts(rig, spec)
 
 
-def test_a_guest_that_is_not_there_tells_nothing(rig: Rig) -> None:
+def test_server_facts_of_missing_guest_raise_verb_failed(rig: Rig) -> None:
     with pytest.raises(VerbFailed):
         rig.driver.server_facts(str(uuid.uuid4()))

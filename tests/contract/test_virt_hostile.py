@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every hostile image on every path by which bytes of others come to a host, and what leaves it
-again.
+"""Hostile images on every path by which foreign data reach a host and leave the host again.
 
-Each is refused with a reason and leaves nothing, or is used as the bytes that it is. A canary
-stands in a file of the host to which the images refer: it is in no file that the host makes, and in
-nothing that it says or gives away.
+Each image is refused with a reason and leaves no files, or is treated as plain data. The images
+refer to a canary file of the host. The canary must not appear in a file that the host creates, nor
+in messages or uploads.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def canary(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Peer:
-    """A host that gives what it wants: its own disk, config drive and base."""
+    """A host that sends arbitrary files as disk, config drive and base image."""
 
     def __init__(self, base: str, content: bytes, disk: bytes) -> None:
         self._files = {"config": b"config", "disk": disk, **({base: content} if base else {})}
@@ -53,143 +52,160 @@ class Peer:
         return ((at, content[at : at + (1 << 20)]) for at in range(0, len(content), 1 << 20))
 
 
-def image_of(one: Hostile) -> ImageRef:
+def build_image_ref(hostile: Hostile) -> ImageRef:
     return ImageRef(
         str(uuid.uuid4()),
-        one.declared,
-        len(one.content),
+        hostile.declared,
+        len(hostile.content),
         "sha512",
-        hashlib.sha512(one.content).hexdigest(),
+        hashlib.sha512(hostile.content).hexdigest(),
     )
 
 
-def reader(content: bytes) -> Callable[[str], Iterator[bytes]]:
+def create_reader(content: bytes) -> Callable[[str], Iterator[bytes]]:
     return lambda image: (content[at : at + 4096] for at in range(0, len(content), 4096))
 
 
-Way = Callable[[Rig, Driver, Hostile, GuestSpec], object]
+EntryPath = Callable[[Rig, Driver, Hostile, GuestSpec], object]
 
 
-def boot(rig: Rig, driver: Driver, one: Hostile, there: GuestSpec) -> object:
-    """A new server, and a shelved one that comes back: the same verb."""
-    return driver.ensure_guest(rig.spec(image=image_of(one)), reader(one.content), QUIET)
+def boot(rig: Rig, driver: Driver, hostile: Hostile, spec: GuestSpec) -> object:
+    """Create a new server, or unshelve one. Both use this verb."""
+    return driver.ensure_guest(
+        rig.spec(image=build_image_ref(hostile)), create_reader(hostile.content), QUIET
+    )
 
 
-def prefetch(rig: Rig, driver: Driver, one: Hostile, there: GuestSpec) -> object:
-    driver.ensure_image(image_of(one), reader(one.content), QUIET)
-    # what is too large for a flavor may be fetched before its flavor is known
-    return boot(rig, driver, one, there)
+def prefetch(rig: Rig, driver: Driver, hostile: Hostile, spec: GuestSpec) -> object:
+    driver.ensure_image(build_image_ref(hostile), create_reader(hostile.content), QUIET)
+    # The flavor is not known at the fetch, so images of any size may be fetched.
+    return boot(rig, driver, hostile, spec)
 
 
-def rebuild(rig: Rig, driver: Driver, one: Hostile, there: GuestSpec) -> object:
+def rebuild(rig: Rig, driver: Driver, hostile: Hostile, spec: GuestSpec) -> object:
     return driver.rebuild(
-        replace(there, fence=there.fence + 1, image=image_of(one)), reader(one.content), True, QUIET
+        replace(spec, fence=spec.fence + 1, image=build_image_ref(hostile)),
+        create_reader(hostile.content),
+        True,
+        QUIET,
     )
 
 
-def rescue(rig: Rig, driver: Driver, one: Hostile, there: GuestSpec) -> object:
-    made = driver.rescue(
-        replace(there, fence=there.fence + 1), image_of(one), reader(one.content), QUIET
+def rescue(rig: Rig, driver: Driver, hostile: Hostile, spec: GuestSpec) -> object:
+    state = driver.rescue(
+        replace(spec, fence=spec.fence + 1),
+        build_image_ref(hostile),
+        create_reader(hostile.content),
+        QUIET,
     )
-    driver.unrescue(replace(there, fence=there.fence + 2), QUIET)
-    return made
+    driver.unrescue(replace(spec, fence=spec.fence + 2), QUIET)
+    return state
 
 
-def peer_of(one: Hostile) -> Peer:
-    name = f"base.sha512-{hashlib.sha512(one.content).hexdigest()}.{one.declared}"
-    return Peer(name, one.content, b"")
+def create_peer(hostile: Hostile) -> Peer:
+    name = f"base.sha512-{hashlib.sha512(hostile.content).hexdigest()}.{hostile.declared}"
+    return Peer(name, hostile.content, b"")
 
 
-def arrive(rig: Rig, driver: Driver, one: Hostile, there: GuestSpec) -> object:
-    """Resize and cold migration: the other host gives what lies under the disk."""
-    return driver.prepare(rig.spec(image=None), peer_of(one), reader(b""), QUIET)
+def prepare(rig: Rig, driver: Driver, hostile: Hostile, spec: GuestSpec) -> object:
+    """Prepare for a resize or cold migration. The other host sends the base image."""
+    return driver.prepare(rig.spec(image=None), create_peer(hostile), create_reader(b""), QUIET)
 
 
-def arrive_with_the_image(rig: Rig, driver: Driver, one: Hostile, there: GuestSpec) -> object:
-    return driver.prepare(rig.spec(image=image_of(one)), peer_of(one), reader(one.content), QUIET)
+def prepare_with_image(rig: Rig, driver: Driver, hostile: Hostile, spec: GuestSpec) -> object:
+    return driver.prepare(
+        rig.spec(image=build_image_ref(hostile)),
+        create_peer(hostile),
+        create_reader(hostile.content),
+        QUIET,
+    )
 
 
-def receive(rig: Rig, driver: Driver, one: Hostile, there: GuestSpec) -> object:
-    return driver.receive(rig.spec(image=None), peer_of(one), reader(b""), QUIET)
+def receive(rig: Rig, driver: Driver, hostile: Hostile, spec: GuestSpec) -> object:
+    return driver.receive(rig.spec(image=None), create_peer(hostile), create_reader(b""), QUIET)
 
 
-def receive_its_disk(rig: Rig, driver: Driver, one: Hostile, there: GuestSpec) -> object:
-    """It is the server's own disk, and stands on nothing; whatever it was declared as, a disk is
-    qcow2."""
-    return driver.receive(rig.spec(image=None), Peer("", b"", one.content), reader(b""), QUIET)
+def receive_disk(rig: Rig, driver: Driver, hostile: Hostile, spec: GuestSpec) -> object:
+    """Receive the server's own disk. This disk has no backing file and is always qcow2, even if
+    another format is declared."""
+    return driver.receive(
+        rig.spec(image=None), Peer("", b"", hostile.content), create_reader(b""), QUIET
+    )
 
 
-WAYS: list[Way] = [
+ENTRY_PATHS: list[EntryPath] = [
     boot,
     prefetch,
     rebuild,
     rescue,
-    arrive,
-    arrive_with_the_image,
+    prepare,
+    prepare_with_image,
     receive,
-    receive_its_disk,
+    receive_disk,
 ]
 
 
-#: What does no harm by that way: how large a server's own disk is its source says, and what is no
-#: base is not fetched.
+#: Combinations without harm. The source decides the size of a server's own disk, and a file that is
+#: no base image is not fetched.
 NOT_HOSTILE = {
-    (receive_its_disk, "4 TiB with all its tables"),
-    (arrive, "vmdk, as what it is"),
-    (arrive_with_the_image, "vmdk, as what it is"),
+    (receive_disk, "4 TiB with all its tables"),
+    (prepare, "vmdk, as what it is"),
+    (prepare_with_image, "vmdk, as what it is"),
 }
 
 
 @pytest.mark.parametrize(
-    ("rig", "way"),
+    ("rig", "path"),
     [
-        *(("test", way) for way in WAYS),
+        *(("test", path) for path in ENTRY_PATHS),
         *(
-            pytest.param("qemu", way, marks=pytest.mark.kvm_or_tcg)
-            for way in (boot, rebuild, rescue)
+            pytest.param("qemu", path, marks=pytest.mark.kvm_or_tcg)
+            for path in (boot, rebuild, rescue)
         ),
     ],
     indirect=["rig"],
     ids=lambda value: getattr(value, "__name__", value),
 )
-def test_hostile_images_come_in_by_no_way(rig: Rig, canary: Path, way: Way) -> None:
-    there, wrong = rig.boot(paused=True), {}
-    said: list[str] = []
-    for one in corpus(canary):
-        if (way, one.name) in NOT_HOSTILE:
+def test_hostile_image_is_refused_or_harmless_on_every_path(
+    rig: Rig, canary: Path, path: EntryPath
+) -> None:
+    spec, problems = rig.boot(paused=True), {}
+    messages: list[str] = []
+    for hostile in corpus(canary):
+        if (path, hostile.name) in NOT_HOSTILE:
             continue
-        before, there = len(rig.servers), replace(there, fence=there.fence + 3)
+        before, spec = len(rig.servers), replace(spec, fence=spec.fence + 3)
         try:
-            way(rig, rig.driver, one, there)
+            path(rig, rig.driver, hostile, spec)
             refused = False
-        except VerbFailed as failed:
-            said += [str(failed), failed.details]
+        except VerbFailed as failure:
+            messages += [str(failure), failure.details]
             refused = True
-            if (failed.retryable and way is not receive) or str(canary) in str(failed):
-                wrong[one.name] = f"{failed} ({failed.details})"
-        if refused == one.opaque and not (refused and way in (receive, receive_its_disk)):
-            wrong[one.name] = "was refused" if refused else "was taken"
+            if (failure.retryable and path is not receive) or str(canary) in str(failure):
+                problems[hostile.name] = f"{failure} ({failure.details})"
+        if refused == hostile.opaque and not (refused and path in (receive, receive_disk)):
+            problems[hostile.name] = "was refused" if refused else "was taken"
         for server in rig.servers[before:]:
-            if refused and names_of(rig, server):
-                wrong[one.name] = f"left {names_of(rig, server)}"
+            if refused and list_files(rig, server):
+                problems[hostile.name] = f"left {list_files(rig, server)}"
             rig.driver.ensure_absent(server, 9)
-    assert not wrong, "\n".join(f"{name}: {what}" for name, what in wrong.items())
-    assert not any(SECRET.decode() in text for text in said)
-    assert shown_in(rig.folder) == []
+    assert not problems, "\n".join(f"{name}: {problem}" for name, problem in problems.items())
+    assert not any(SECRET.decode() in text for text in messages)
+    assert files_with_canary(rig.folder) == []
 
 
-def names_of(rig: Rig, server: str) -> list[str]:
+def list_files(rig: Rig, server: str) -> list[str]:
     folder = rig.folder / "instances" / server
     return names(folder) if folder.exists() else []
 
 
-def shown_in(folder: Path) -> list[Path]:
-    """Files below it that hold the canary."""
+def files_with_canary(folder: Path) -> list[Path]:
+    """Return the files below this folder that contain the canary."""
     return [path for path in folder.rglob("*") if path.is_file() and SECRET in path.read_bytes()]
 
 
-#: What a guest writes at the beginning of its own disk.
-WRITTEN = {
+#: Image headers that a guest writes at the start of its own disk.
+GUEST_WRITES = {
     "qcow2": lambda canary: standing_on(str(canary)),
     "vmdk": lambda canary: (
         (f'# Disk DescriptorFile\ncreateType="monolithicFlat"\nRW 2048 FLAT "{canary}" 0\n')
@@ -200,15 +216,15 @@ WRITTEN = {
 
 
 @libvirt_rigs
-@pytest.mark.parametrize("kind", WRITTEN)
-def test_what_a_guest_writes_is_bytes_wherever_it_goes(
+@pytest.mark.parametrize("kind", GUEST_WRITES)
+def test_image_header_written_by_guest_is_treated_as_data(
     rig: Rig, canary: Path, kind: str, tmp_path: Path
 ) -> None:
-    """Snapshot, backup and shelve give it to the image service; resized it grows; it boots
-    again."""
+    """The disk is uploaded by a snapshot, grows in a resize, and a server boots from the snapshot.
+    Backups and shelve use the same upload."""
     spec = rig.boot(paused=True)
     rig.driver.ensure_stopped(spec.server, 1, 0, QUIET)
-    (tmp_path / "written").write_bytes(WRITTEN[kind](canary)[: 64 << 10])
+    (tmp_path / "written").write_bytes(GUEST_WRITES[kind](canary)[: 64 << 10])
     subprocess.run(
         [
             "qemu-io",
@@ -221,14 +237,14 @@ def test_what_a_guest_writes_is_bytes_wherever_it_goes(
         check=True,
         capture_output=True,
     )
-    given: list[bytes] = []
-    rig.driver.snapshot(spec.server, 2, given.extend, QUIET)
+    chunks: list[bytes] = []
+    rig.driver.snapshot(spec.server, 2, chunks.extend, QUIET)
     copy = tmp_path / "copy"
-    copy.write_bytes(b"".join(given))
-    told = subprocess.run(
+    copy.write_bytes(b"".join(chunks))
+    process = subprocess.run(
         ["qemu-img", "info", "-f", "qcow2", "--output=json", copy], check=True, capture_output=True
     )
-    assert b"backing" not in told.stdout and SECRET not in copy.read_bytes()
+    assert b"backing" not in process.stdout and SECRET not in copy.read_bytes()
     raw = tmp_path / "raw"
     subprocess.run(
         [
@@ -245,10 +261,10 @@ def test_what_a_guest_writes_is_bytes_wherever_it_goes(
         ],
         check=True,
     )
-    assert raw.read_bytes() == WRITTEN[kind](canary)[:4096]
+    assert raw.read_bytes() == GUEST_WRITES[kind](canary)[:4096]
     larger = replace(spec, fence=3, flavor=replace(spec.flavor, root_gb=2))
     rig.driver.resize_here(larger, False, QUIET)
-    one = Hostile("its snapshot", copy.read_bytes(), "qcow2")
-    again = rig.spec(image=image_of(one))
-    rig.driver.ensure_guest(again, reader(one.content), QUIET)
-    assert shown_in(rig.folder) == []
+    hostile = Hostile("its snapshot", copy.read_bytes(), "qcow2")
+    snapshot_spec = rig.spec(image=build_image_ref(hostile))
+    rig.driver.ensure_guest(snapshot_spec, create_reader(hostile.content), QUIET)
+    assert files_with_canary(rig.folder) == []

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Network interfaces, on the same hypervisors: what a guest has when it starts, while it runs and
-when it was off.
+"""Network interfaces of guests, at start, while running and while off, on a host in memory,
+libvirt's mock-up and real QEMU guests.
 
-A real guest says itself which interfaces it has and in which order; its bridges lead nowhere.
+A real guest lists its interfaces in order. The bridges have no uplink.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from tests.waiting import await_true
 
 
 @pytest.fixture
-def plugging(rig: Rig) -> Rig:
+def hotplug_rig(rig: Rig) -> Rig:
     if rig.kind == "test":
         pytest.skip("libvirt's mock-up plugs nothing in")
     return rig
 
 
-def test_guest_has_its_interfaces_in_their_order_until_it_is_gone(rig: Rig) -> None:
+def test_ensure_guest_plugs_interfaces_in_order_and_absent_removes_them(rig: Rig) -> None:
     nics = [rig.interface() for _ in range(3)]
     spec = rig.spec(user_data=NICS, interfaces=nics)
     for _ in range(2):
         assert rig.driver.ensure_guest(spec, rig.read_image, QUIET).power_state == RUNNING
     rig.await_nics(spec.server, *nics)
-    counted = rig.driver.diagnostics(spec.server)
-    assert counted["num_nics"] == 3
-    assert set(counted["nic_details"][0]) == {
+    diagnostics = rig.driver.diagnostics(spec.server)
+    assert diagnostics["num_nics"] == 3
+    assert set(diagnostics["nic_details"][0]) == {
         "mac_address",
         *(
-            f"{way}_{what}"
-            for way in ("rx", "tx")
-            for what in ("octets", "packets", "errors", "drop", "rate")
+            f"{direction}_{unit}"
+            for direction in ("rx", "tx")
+            for unit in ("octets", "packets", "errors", "drop", "rate")
         ),
     }
     devices = [Path("/sys/class/net", nic.device) for nic in nics]
@@ -60,8 +60,8 @@ def test_guest_has_its_interfaces_in_their_order_until_it_is_gone(rig: Rig) -> N
     assert not [device for device in devices if device.exists()]
 
 
-def test_running_guest_gets_an_interface_and_lets_go_of_it(plugging: Rig) -> None:
-    rig, driver = plugging, plugging.driver
+def test_attach_and_detach_interface_on_running_guest_are_repeatable(hotplug_rig: Rig) -> None:
+    rig, driver = hotplug_rig, hotplug_rig.driver
     first, second, third = (rig.interface() for _ in range(3))
     spec = rig.boot(ready=True, user_data=NICS, interfaces=[first])
     for _ in range(2):
@@ -80,8 +80,8 @@ def test_running_guest_gets_an_interface_and_lets_go_of_it(plugging: Rig) -> Non
     assert set(rig.nics(spec.server)) == {second.mac, third.mac}
 
 
-def test_stopped_guest_has_the_change_from_its_next_start_on(plugging: Rig) -> None:
-    rig, driver = plugging, plugging.driver
+def test_attach_and_detach_interface_on_stopped_guest_apply_at_start(hotplug_rig: Rig) -> None:
+    rig, driver = hotplug_rig, hotplug_rig.driver
     first, second = rig.interface(), rig.interface()
     spec = rig.boot(interfaces=[first])
     driver.ensure_stopped(spec.server, 2, 0, QUIET)
@@ -100,8 +100,8 @@ def test_stopped_guest_has_the_change_from_its_next_start_on(plugging: Rig) -> N
     assert rig.nics(spec.server) == [second.mac]
 
 
-def test_suspended_guest_keeps_what_it_was_saved_with(plugging: Rig) -> None:
-    rig, driver = plugging, plugging.driver
+def test_attach_and_detach_interface_on_suspended_guest_are_refused(hotplug_rig: Rig) -> None:
+    rig, driver = hotplug_rig, hotplug_rig.driver
     first, second = rig.interface(), rig.interface()
     spec = rig.boot(interfaces=[first])
     driver.ensure_suspended(spec.server, 2, QUIET)
@@ -112,15 +112,15 @@ def test_suspended_guest_keeps_what_it_was_saved_with(plugging: Rig) -> None:
     assert rig.nics(spec.server) == [first.mac]
 
 
-def test_paused_guest_does_not_let_go(plugging: Rig) -> None:
-    rig, driver = plugging, plugging.driver
+def test_detach_interface_from_paused_guest_fails(hotplug_rig: Rig) -> None:
+    rig, driver = hotplug_rig, hotplug_rig.driver
     nic = rig.interface()
     spec = rig.boot(interfaces=[nic])
     driver.ensure_paused(spec.server, 2, QUIET)
-    began = time.monotonic()
+    start = time.monotonic()
     with pytest.raises(VerbFailed, match="did not let go"):
         driver.detach_interface(spec.server, 3, nic, QUIET)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - start < 5
     driver.reboot(spec.server, 4, 0, QUIET)
     assert rig.nics(spec.server) == [nic.mac]
 
@@ -128,16 +128,19 @@ def test_paused_guest_does_not_let_go(plugging: Rig) -> None:
 @pytest.mark.slice("guests")
 @pytest.mark.kvm_or_tcg
 @pytest.mark.parametrize("rig", ["qemu"], indirect=True)
-def test_interface_that_the_guest_does_not_release_stays(rig: Rig, private_libvirtd: Path) -> None:
+def test_detach_interface_fails_when_guest_does_not_release_it(
+    rig: Rig, private_libvirtd: Path
+) -> None:
     from compute_agent.virt.libvirt.domains.connection import Connection
     from compute_agent.virt.libvirt.guests import interfaces
 
     nic, libvirt = rig.interface(), Connection(libvirtd.uri(private_libvirtd))
-    spec = rig.boot(interfaces=[nic], image=None)  # its firmware finds nothing to boot
-    began = time.monotonic()
+    # Without an image the firmware finds no boot device.
+    spec = rig.boot(interfaces=[nic], image=None)
+    start = time.monotonic()
     with pytest.raises(VerbFailed, match=f"did not let go of the interface {nic.mac}.* stays"):
         interfaces.detach(libvirt, spec.server, 2, nic.mac, QUIET, seconds=5)
-    assert 5 < time.monotonic() - began < 10
+    assert 5 < time.monotonic() - start < 10
     for stored in (False, True):
         assert set(interface_xml.find_interfaces(libvirt.describe(spec.server, stored=stored))) == {
             nic.mac
@@ -153,7 +156,9 @@ def test_interface_that_the_guest_does_not_release_stays(rig: Rig, private_libvi
 @pytest.mark.slice("guests")
 @pytest.mark.kvm_or_tcg
 @pytest.mark.parametrize("rig", ["qemu"], indirect=True)
-def test_change_that_was_cut_short_is_completed(rig: Rig, private_libvirtd: Path) -> None:
+def test_interrupted_attach_or_detach_of_interface_is_completed(
+    rig: Rig, private_libvirtd: Path
+) -> None:
     from compute_agent.virt.libvirt.domains.connection import AFFECT_CONFIG, AFFECT_LIVE, Connection
 
     libvirt = Connection(libvirtd.uri(private_libvirtd))
@@ -164,26 +169,29 @@ def test_change_that_was_cut_short_is_completed(rig: Rig, private_libvirtd: Path
             spec.server, interface_xml.text(interface_xml.element(plug(nic), None, {})), part
         )
         rig.driver.attach_interface(spec.server, 2, nic, QUIET)
-    both = [
+    address_tables = [
         interface_xml.addresses(libvirt.describe(spec.server, stored=stored))
         for stored in (False, True)
     ]
-    assert set(both[0]) == {nic.mac for nic in nics} and both[0] == both[1]
+    assert (
+        set(address_tables[0]) == {nic.mac for nic in nics}
+        and address_tables[0] == address_tables[1]
+    )
     rig.await_boots(spec.server, 1)
-    left = interface_xml.text(
+    stored_xml = interface_xml.text(
         interface_xml.find_interfaces(libvirt.describe(spec.server, stored=True))[nics[1].mac]
     )
     libvirt.on(
         spec.server,
         "cut a detach short",
-        lambda domain: domain.detachDeviceFlags(left, AFFECT_CONFIG),
+        lambda domain: domain.detachDeviceFlags(stored_xml, AFFECT_CONFIG),
     )
     rig.driver.detach_interface(spec.server, 3, nics[1], QUIET)
     assert rig.nics(spec.server) == [nics[0].mac, nics[2].mac]
     libvirt.close()
 
 
-def test_guest_that_is_made_anew_has_the_interfaces_of_its_spec(rig: Rig) -> None:
+def test_rebuild_rescue_and_unrescue_use_interfaces_of_spec(rig: Rig) -> None:
     first, second, third = (rig.interface() for _ in range(3))
     spec = rig.boot(interfaces=[first, second])
     rig.driver.rebuild(replace(spec, fence=2, image=another(rig)), rig.read_image, True, QUIET)
@@ -197,8 +205,8 @@ def test_guest_that_is_made_anew_has_the_interfaces_of_its_spec(rig: Rig) -> Non
     assert rig.nics(spec.server) == [second.mac, third.mac]
 
 
-def test_create_repeated_with_other_interfaces_ends_with_those(plugging: Rig) -> None:
-    rig, driver = plugging, plugging.driver
+def test_repeated_ensure_guest_replaces_interfaces(hotplug_rig: Rig) -> None:
+    rig, driver = hotplug_rig, hotplug_rig.driver
     first, second, third = (rig.interface() for _ in range(3))
     spec = rig.boot(ready=True, interfaces=[first, second])
     changed = replace(spec, fence=2, interfaces=[second, third])
@@ -214,7 +222,7 @@ def test_create_repeated_with_other_interfaces_ends_with_those(plugging: Rig) ->
 @pytest.mark.slice("guests")
 @pytest.mark.kvm_or_tcg
 @pytest.mark.parametrize("rig", ["qemu"], indirect=True)
-def test_interface_keeps_its_place_on_the_bus_when_its_guest_is_described_anew(
+def test_rescue_and_unrescue_keep_bus_addresses_of_interfaces(
     rig: Rig, private_libvirtd: Path
 ) -> None:
     from compute_agent.virt.libvirt.domains.connection import Connection
@@ -225,16 +233,16 @@ def test_interface_keeps_its_place_on_the_bus_when_its_guest_is_described_anew(
     rig.driver.attach_interface(spec.server, 2, second, QUIET)
     before = interface_xml.addresses(libvirt.describe(spec.server))
     assert interface_xml.addresses(libvirt.describe(spec.server, stored=True)) == before
-    whole = replace(spec, interfaces=[third, first, second])
+    full_spec = replace(spec, interfaces=[third, first, second])
     for fence in (3, 5):
-        rig.driver.rescue(replace(whole, fence=fence), rig.image, rig.read_image, QUIET)
-        rig.driver.unrescue(replace(whole, fence=fence + 1), QUIET)
+        rig.driver.rescue(replace(full_spec, fence=fence), rig.image, rig.read_image, QUIET)
+        rig.driver.unrescue(replace(full_spec, fence=fence + 1), QUIET)
     after = interface_xml.addresses(libvirt.describe(spec.server))
     assert {mac: after[mac] for mac in before} == before and set(after) == {*before, third.mac}
     libvirt.close()
 
 
-def test_guest_may_be_started_with_its_processors_paused(rig: Rig) -> None:
+def test_ensure_guest_with_paused_spec_waits_for_ensure_running(rig: Rig) -> None:
     spec = rig.spec(user_data=NICS, interfaces=[rig.interface()], paused=True)
     for _ in range(2):
         assert rig.driver.ensure_guest(spec, rig.read_image, QUIET) == DomainState(
@@ -254,10 +262,10 @@ def test_guest_may_be_started_with_its_processors_paused(rig: Rig) -> None:
     assert rig.driver.ensure_running(spec.server, 4, QUIET).power_state == RUNNING
 
 
-def test_guest_waits_for_its_bridge(plugging: Rig) -> None:
-    rig, phases = plugging, Phases()
+def test_ensure_guest_and_attach_interface_wait_for_missing_bridge(hotplug_rig: Rig) -> None:
+    rig, phases = hotplug_rig, Phases()
 
-    def told(progress: CommandProgress) -> None:
+    def report(progress: CommandProgress) -> None:
         phases.append(phase := str(progress))
         if phase == "waiting for the network" and phases.count(phase) == 2:
             rig.make_bridge(missing)
@@ -271,48 +279,50 @@ def test_guest_waits_for_its_bridge(plugging: Rig) -> None:
     assert (rig.state(spec.server) or (SHUTDOWN,))[0] == SHUTDOWN
     phases.clear()
     assert (
-        rig.driver.ensure_guest(spec, rig.read_image, VerbContext(told, lambda: False)).power_state
+        rig.driver.ensure_guest(
+            spec, rig.read_image, VerbContext(report, lambda: False)
+        ).power_state
         == RUNNING
     )
     assert phases.count("waiting for the network") == 2
     missing, phases[:] = rig.name_bridge(), []
     late = rig.interface(missing)
-    rig.driver.attach_interface(spec.server, 2, late, VerbContext(told, lambda: False))
+    rig.driver.attach_interface(spec.server, 2, late, VerbContext(report, lambda: False))
     assert phases.count("waiting for the network") == 2 and late.mac in rig.nics(spec.server)
 
 
-def test_start_waits_for_a_bridge_that_has_gone(plugging: Rig) -> None:
-    rig, phases = plugging, Phases()
+def test_ensure_running_waits_for_removed_bridge(hotplug_rig: Rig) -> None:
+    rig, phases = hotplug_rig, Phases()
     bridge = rig.name_bridge()
     rig.make_bridge(bridge)
     spec = rig.boot(interfaces=[rig.interface(bridge)])
     rig.driver.ensure_stopped(spec.server, 2, 0, QUIET)
     remove_bridge(rig, bridge)
 
-    def told(progress: CommandProgress) -> None:
+    def report(progress: CommandProgress) -> None:
         phases.append(phase := str(progress))
         if phase == "waiting for the network":
             rig.make_bridge(bridge)
 
     assert (
-        rig.driver.ensure_running(spec.server, 3, VerbContext(told, lambda: False)).power_state
+        rig.driver.ensure_running(spec.server, 3, VerbContext(report, lambda: False)).power_state
         == RUNNING
     )
     assert "waiting for the network" in phases
 
 
 @pytest.fixture
-def helped(plugging: Rig, tmp_path: Path) -> Rig:
-    """A host that makes bridges of networks itself, as beside Neutron's Linux bridge agents."""
-    if plugging.real:
-        plugging.restart(bridges=start_helper(tmp_path))
+def bridging_rig(hotplug_rig: Rig, tmp_path: Path) -> Rig:
+    """A host that creates bridges of networks, as beside Neutron's Linux bridge agents."""
+    if hotplug_rig.real:
+        hotplug_rig.restart(bridges=start_helper(tmp_path))
     else:
-        plugging.restart(makes_bridges=True)
-    return plugging
+        hotplug_rig.restart(makes_bridges=True)
+    return hotplug_rig
 
 
-def test_host_makes_bridges_of_networks_itself(helped: Rig) -> None:
-    rig, phases = helped, Phases()
+def test_driver_creates_bridges_of_networks_when_configured(bridging_rig: Rig) -> None:
+    rig, phases = bridging_rig, Phases()
     quiet = VerbContext(phases, lambda: "waiting for the network" in phases)
     first, second, third = (rig.name_bridge(f"brq{str(uuid.uuid4())[:11]}") for _ in range(3))
     nics = [rig.interface(first), rig.interface(second)]
@@ -321,13 +331,13 @@ def test_host_makes_bridges_of_networks_itself(helped: Rig) -> None:
     late = rig.interface(third)
     rig.driver.attach_interface(spec.server, 2, late, quiet)
     assert set(rig.nics(spec.server)) == {nic.mac for nic in [*nics, late]}
-    # The host is started anew: its bridges are gone, the guest is defined.
+    # As after a reboot of the host, the bridges are missing and the guest is defined.
     rig.driver.ensure_stopped(spec.server, 3, 0, QUIET)
     for name in (first, second, third):
         remove_bridge(rig, name)
     assert rig.driver.ensure_running(spec.server, 4, quiet).power_state == RUNNING
     assert set(rig.nics(spec.server)) == {nic.mac for nic in [*nics, late]}
-    # A name that is not made of a network's id is another's.
+    # The driver creates only bridges with names made from a network's id.
     other = rig.interface(rig.name_bridge())
     with pytest.raises(Cancelled):
         rig.driver.attach_interface(spec.server, 5, other, quiet)
@@ -344,19 +354,19 @@ def remove_bridge(rig: Rig, name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["", "unbound", "binding_failed", "hostdev"])
-def test_port_that_cannot_be_plugged_costs_nothing(rig: Rig, kind: str) -> None:
+def test_unpluggable_port_fails_and_changes_nothing(rig: Rig, kind: str) -> None:
     bad = replace(rig.interface(), vif_type=kind)
     spec = rig.spec(interfaces=[rig.interface(), bad])
-    with pytest.raises(VerbFailed, match=kind or "nothing") as failed:
+    with pytest.raises(VerbFailed, match=kind or "nothing") as failure:
         rig.driver.ensure_guest(spec, rig.read_image, QUIET)
-    assert bad.port in str(failed.value) and failed.value.retryable is (kind == "binding_failed")
+    assert bad.port in str(failure.value) and failure.value.retryable is (kind == "binding_failed")
     assert rig.state(spec.server) is None and rig.files(spec.server) == []
     good = rig.boot()
-    anew = replace(good, fence=2, interfaces=[bad])
+    new_spec = replace(good, fence=2, interfaces=[bad])
     for attempt in (
         lambda: rig.driver.attach_interface(good.server, 2, bad, QUIET),
-        lambda: rig.driver.rebuild(anew, rig.read_image, True, QUIET),
-        lambda: rig.driver.rescue(anew, rig.image, rig.read_image, QUIET),
+        lambda: rig.driver.rebuild(new_spec, rig.read_image, True, QUIET),
+        lambda: rig.driver.rescue(new_spec, rig.image, rig.read_image, QUIET),
     ):
         with pytest.raises(VerbFailed, match=bad.port):
             attempt()
@@ -364,6 +374,6 @@ def test_port_that_cannot_be_plugged_costs_nothing(rig: Rig, kind: str) -> None:
 
 
 @pytest.mark.parametrize("verb", ["attach_interface", "detach_interface"])
-def test_verb_on_a_server_without_guest_fails_definitely(rig: Rig, verb: str) -> None:
+def test_interface_verb_on_server_without_guest_raises_verb_failed(rig: Rig, verb: str) -> None:
     with pytest.raises(VerbFailed, match="no guest on this host"):
         getattr(rig.driver, verb)(rig.spec().server, 1, rig.interface(), QUIET)

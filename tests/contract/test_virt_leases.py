@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nothing starts on a host whose lease has run out while the verb was at work, whatever the
-driver."""
+"""No driver starts a guest on a host after the lease expired during the verb."""
 
 from __future__ import annotations
 
@@ -16,9 +15,9 @@ from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN
 from tests.contract.virt_pairs import Pair
 from tests.contract.virt_rigs import QUIET, Rig
 
-LATE = replace(QUIET, may_start=lambda: False)
+EXPIRED = replace(QUIET, may_start=lambda: False)
 
-#: Each verb that starts a guest which is off.
+#: The verbs that start a stopped guest.
 STARTS: dict[str, Callable[[Rig, GuestSpec, VerbContext], object]] = {
     "ensure_guest": lambda rig, spec, run: rig.driver.ensure_guest(spec, rig.read_image, run),
     "ensure_running": lambda rig, spec, run: rig.driver.ensure_running(
@@ -34,34 +33,36 @@ STARTS: dict[str, Callable[[Rig, GuestSpec, VerbContext], object]] = {
 
 
 @pytest.mark.parametrize("verb", STARTS)
-def test_a_guest_is_not_started_without_a_lease(rig: Rig, verb: str) -> None:
+def test_start_verb_without_lease_leaves_guest_off(rig: Rig, verb: str) -> None:
     spec = rig.off_with_canary()
     spec = replace(spec, fence=2)
     with pytest.raises(errors.Unavailable, match="nothing is started until"):
-        STARTS[verb](rig, spec, LATE)
+        STARTS[verb](rig, spec, EXPIRED)
     assert rig.state(spec.server) is not None and (rig.state(spec.server) or ())[0] == SHUTDOWN
     STARTS[verb](rig, spec, QUIET)
     assert rig.state(spec.server) == (RUNNING, 2), "done again under a lease it starts"
 
 
-def test_a_new_guest_is_not_started_without_a_lease(rig: Rig) -> None:
+def test_ensure_guest_without_lease_does_not_start_new_guest(rig: Rig) -> None:
     spec = rig.spec()
     with pytest.raises(errors.Unavailable):
-        rig.driver.ensure_guest(spec, rig.read_image, LATE)
+        rig.driver.ensure_guest(spec, rig.read_image, EXPIRED)
     assert (rig.state(spec.server) or (SHUTDOWN,))[0] == SHUTDOWN
     rig.driver.ensure_guest(spec, rig.read_image, QUIET)
     assert rig.state(spec.server) == (RUNNING, 1)
 
 
-@pytest.mark.parametrize("rest", ["paused", "suspended"])
-def test_a_guest_does_not_go_on_without_a_lease(rig: Rig, rest: str) -> None:
+@pytest.mark.parametrize("resting_state", ["paused", "suspended"])
+def test_ensure_running_without_lease_leaves_guest_paused_or_suspended(
+    rig: Rig, resting_state: str
+) -> None:
     spec = rig.ready()
-    (rig.driver.ensure_paused if rest == "paused" else rig.driver.ensure_suspended)(
+    (rig.driver.ensure_paused if resting_state == "paused" else rig.driver.ensure_suspended)(
         spec.server, 1, QUIET
     )
     before = rig.state(spec.server)
     with pytest.raises(errors.Unavailable):
-        rig.driver.ensure_running(spec.server, 2, LATE)
+        rig.driver.ensure_running(spec.server, 2, EXPIRED)
     assert before is not None and (rig.state(spec.server) or ())[0] == before[0] in (
         PAUSED,
         SHUTDOWN,
@@ -69,7 +70,7 @@ def test_a_guest_does_not_go_on_without_a_lease(rig: Rig, rest: str) -> None:
     assert rig.driver.ensure_running(spec.server, 3, QUIET).power_state == RUNNING
 
 
-def test_a_guest_neither_leaves_nor_comes_without_a_lease(live: Pair) -> None:
+def test_live_migration_without_lease_is_refused_on_both_hosts(live: Pair) -> None:
     spec = live.counting()
     cpu = live.source.driver.inventory().cpu_info
 
@@ -79,10 +80,10 @@ def test_a_guest_neither_leaves_nor_comes_without_a_lease(live: Pair) -> None:
         )
 
     with pytest.raises(errors.Unavailable):
-        prepare(LATE)
+        prepare(EXPIRED)
     to = prepare(QUIET)
     with pytest.raises(errors.Unavailable):
-        live.source.driver.live_migrate(spec, to, live.shared, LATE)
+        live.source.driver.live_migrate(spec, to, live.shared, EXPIRED)
     assert (
         live.source.state(spec.server) == (RUNNING, 1)
         and live.destination.state(spec.server) is None

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real guests that move while they run, between two libvirtds: what only libvirt and QEMU can get
-wrong.
+"""Live migrations of real guests between two libvirtds, for the faults of libvirt and QEMU.
 
-One guest counts in its memory and changes it all the time; every way in which a migration may fail
-must leave it counting where it is. What both drivers owe is in test_virt_moves.
+The guest changes a counter in its memory all the time. A failed migration must leave it counting on
+the source. For the requirements of both drivers see test_virt_live_moves.py.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from compute_agent.virt.libvirt.driver import LibvirtDriver
 from compute_agent.virt.libvirt.migration import live_migration
 from compute_agent.virt.libvirt.xml import nova_xml
 from tests import spice
-from tests.contract.test_virt_driver import kill_daemon, says
+from tests.contract.test_virt_driver import kill_daemon, state_if_reachable
 from tests.contract.virt_pairs import Machines
 from tests.contract.virt_rigs import BOOT_SECONDS, NANO, QUIET
 from tests.contract.virt_travellers import SLOW, Steered, Traveller
@@ -55,68 +54,68 @@ USERFAULTFD = Path("/proc/sys/vm/unprivileged_userfaultfd")
 
 @pytest.fixture(scope="module")
 def travellers() -> Iterator[list[Traveller]]:
-    made: list[Traveller] = []
-    yield made
-    for traveller in made:
+    guests: list[Traveller] = []
+    yield guests
+    for traveller in guests:
         traveller.clean()
 
 
 @pytest.fixture
-def busy(machines: Machines, bootable: Path, travellers: list[Traveller]) -> Traveller:
-    """A guest that counts, wherever it is: the last test's, unless that has failed."""
+def traveller(machines: Machines, bootable: Path, travellers: list[Traveller]) -> Traveller:
+    """A guest with a running counter. Tests share it until one of them fails."""
     if not travellers or not travellers[-1].is_well:
         travellers.append(Traveller(machines, bootable))
     travellers[-1].is_well = False
     return travellers[-1]
 
 
-def test_guest_goes_on_there_and_comes_back(busy: Traveller) -> None:
+def test_live_migration_there_and_back_keeps_guest_running(traveller: Traveller) -> None:
     for converging in (False, True):
         steered, before = Steered(), time.monotonic()
-        told = busy.leaves(run=steered.run, auto_converge=converging)
-        assert told["bytes"] > 20 << 20
-        assert 0 < told["job_seconds"] < time.monotonic() - before
+        totals = traveller.leaves(run=steered.run, auto_converge=converging)
+        assert totals["bytes"] > 20 << 20
+        assert 0 < totals["job_seconds"] < time.monotonic() - before
         assert steered.told[-1]["memory_total"] >= NANO.memory_mb << 20
-        busy.came()
-        assert busy.holds_what_was_written()
+        traveller.came()
+        assert traveller.holds_what_was_written()
         for stored in (False, True):
-            described = ElementTree.fromstring(busy.here.describe(busy.server, stored))
-            assert len(described.findall(f"metadata/{{{nova_xml.NAMESPACE}}}instance")) == 1
-    with busy.here.driver.console(busy.server, SERIAL) as serial:
+            domain = ElementTree.fromstring(traveller.here.describe(traveller.server, stored))
+            assert len(domain.findall(f"metadata/{{{nova_xml.NAMESPACE}}}instance")) == 1
+    with traveller.here.driver.console(traveller.server, SERIAL) as serial:
         serial.settimeout(BOOT_SECONDS)
         assert serial.recv(1)
 
 
-def test_wish_to_abort_leaves_it_where_it_is(busy: Traveller) -> None:
+def test_aborted_live_migration_leaves_guest_on_source(traveller: Traveller) -> None:
     steered = Steered("abort")
-    with pytest.raises(VerbFailed) as failed:
-        busy.leaves(run=steered.run, bandwidth=SLOW)
-    assert failed.value.reason is FailureReason.ABORTED
-    busy.stayed()
+    with pytest.raises(VerbFailed) as failure:
+        traveller.leaves(run=steered.run, bandwidth=SLOW)
+    assert failure.value.reason is FailureReason.ABORTED
+    traveller.stayed()
 
 
 @pytest.mark.parametrize(
     "when",
-    [lambda told: True, lambda told: told["disk_total"] and not told["disk_remaining"]],
-    ids=["at once", "once its disk is there"],
+    [lambda stats: True, lambda stats: stats["disk_total"] and not stats["disk_remaining"]],
+    ids=["at start", "after disk copy"],
 )
-def test_wish_to_abort_is_heard_whenever_it_comes(
-    busy: Traveller, when: Callable[[Mapping[str, int]], bool]
+def test_live_migration_can_be_aborted_at_start_and_after_disk_copy(
+    traveller: Traveller, when: Callable[[Mapping[str, int]], bool]
 ) -> None:
-    """Also just when QEMU sets up the journey of its memory."""
+    """This includes the moment at which QEMU sets up the transfer of the memory."""
     for _ in range(3):
         with pytest.raises(MigrationAborted):
-            busy.leaves(
+            traveller.leaves(
                 run=Steered(
-                    "abort", when=lambda told: when(told) or told["memory_processed"] > 0
+                    "abort", when=lambda stats: when(stats) or stats["memory_processed"] > 0
                 ).run,
                 bandwidth=SLOW,
             )
-        busy.stayed()
+        traveller.stayed()
 
 
 @pytest.mark.parametrize(
-    ("ends", "told"),
+    ("abortable", "stats"),
     [
         (False, {"operation": JOB_OPERATION_MIGRATION_OUT}),
         (
@@ -152,64 +151,71 @@ def test_wish_to_abort_is_heard_whenever_it_comes(
     ],
 )
 @pytest.mark.slice("default")
-def test_migration_that_is_only_set_up_is_not_told_to_end(ends: bool, told: dict[str, int]) -> None:
-    assert jobs.is_abortable(told) == ends
+def test_is_abortable_is_false_while_qemu_sets_up_the_transfer(
+    abortable: bool, stats: dict[str, int]
+) -> None:
+    assert jobs.is_abortable(stats) == abortable
 
 
-def test_cancel_leaves_it_where_it_is(busy: Traveller) -> None:
+def test_cancelled_live_migration_leaves_guest_on_source(traveller: Traveller) -> None:
     steered = Steered(cancels=True)
     with pytest.raises(Cancelled):
-        busy.leaves(run=steered.run, bandwidth=SLOW)
+        traveller.leaves(run=steered.run, bandwidth=SLOW)
     since = time.monotonic() - next(
         at
-        for at, told in zip(steered.moments, steered.told, strict=True)
-        if told["memory_processed"] > 0
+        for at, stats in zip(steered.moments, steered.told, strict=True)
+        if stats["memory_processed"] > 0
     )
     assert since < 5
-    busy.prepared()  # what may still be ending there is in nobody's way
-    busy.stayed()
+    # The end of the cancelled migration does not prevent a new preparation.
+    traveller.prepared()
+    traveller.stayed()
 
 
-@pytest.mark.parametrize("has_died", [False, True], ids=["libvirt says so", "nobody says so"])
-def test_cancelled_guest_that_libvirt_leaves_paused_goes_on(
-    busy: Traveller, monkeypatch: pytest.MonkeyPatch, has_died: bool
+@pytest.mark.parametrize("has_died", [False, True], ids=["libvirt error", "no answer"])
+def test_cancelled_live_migration_resumes_guest_left_paused_by_libvirt(
+    traveller: Traveller, monkeypatch: pytest.MonkeyPatch, has_died: bool
 ) -> None:
-    """QEMU at the destination dies as the guest is handed over, later than the cancel waits."""
-    begun, raised = threading.Event(), threading.Event()
+    """QEMU at the destination dies during the handover, after the cancel has ended its wait."""
+    has_begun, may_fail = threading.Event(), threading.Event()
 
-    def breaks_off(libvirt: Connection, server: str, *how: object) -> None:
-        begun.set()
-        assert raised.wait(20)
+    def pause_and_fail(libvirt: Connection, server: str, *how: object) -> None:
+        has_begun.set()
+        assert may_fail.wait(20)
         libvirt.pause(server)
         raise (errors.NoAnswer if has_died else VerbFailed)("operation failed: it broke off")
 
     monkeypatch.setattr(live_migration, "CANCEL_SECONDS", 0)
-    monkeypatch.setattr(Connection, "move", breaks_off)
-    to, agent = busy.prepared(), busy.agent(busy.at)
+    monkeypatch.setattr(Connection, "move", pause_and_fail)
+    to, agent = traveller.prepared(), traveller.agent(traveller.at)
     with pytest.raises(Cancelled):
-        agent.live_migrate(busy.spec, to, False, VerbContext(lambda name: None, begun.is_set))
-    raised.set()
-    busy.stayed()
+        agent.live_migrate(
+            traveller.spec, to, False, VerbContext(lambda name: None, has_begun.is_set)
+        )
+    may_fail.set()
+    traveller.stayed()
     agent.close()
 
 
-def test_time_out_leaves_it_where_it_is(busy: Traveller) -> None:
-    begun = time.monotonic()
+def test_live_migration_timeout_with_abort_leaves_guest_on_source(traveller: Traveller) -> None:
+    start = time.monotonic()
     with pytest.raises(VerbFailed, match="within 2 seconds and was aborted"):
-        busy.leaves(bandwidth=SLOW, completion_timeout=1)
-    assert time.monotonic() - begun > 2
-    busy.stayed()
+        traveller.leaves(bandwidth=SLOW, completion_timeout=1)
+    assert time.monotonic() - start > 2
+    traveller.stayed()
 
 
-def test_time_out_completes_it(busy: Traveller) -> None:
-    busy.leaves(bandwidth=SLOW, completion_timeout=1, timeout_action="force_complete")
-    busy.came()
+def test_live_migration_timeout_with_force_complete_moves_guest(traveller: Traveller) -> None:
+    traveller.leaves(bandwidth=SLOW, completion_timeout=1, timeout_action="force_complete")
+    traveller.came()
 
 
-def test_wish_to_complete_lets_it_stand_still_until_it_is_there(busy: Traveller) -> None:
-    steered = Steered("complete", when=lambda told: told["memory_processed"] > NANO.memory_mb << 20)
-    busy.leaves(run=steered.run, bandwidth=SLOW)
-    busy.came()
+def test_force_complete_without_post_copy_pauses_guest_and_moves_it(traveller: Traveller) -> None:
+    steered = Steered(
+        "complete", when=lambda stats: stats["memory_processed"] > NANO.memory_mb << 20
+    )
+    traveller.leaves(run=steered.run, bandwidth=SLOW)
+    traveller.came()
 
 
 @pytest.fixture
@@ -224,32 +230,34 @@ def post_copy() -> Iterator[None]:
     USERFAULTFD.write_text(before)
 
 
-def test_wish_to_complete_lets_its_memory_follow(
-    busy: Traveller, post_copy: None, caplog: pytest.LogCaptureFixture
+def test_force_complete_with_post_copy_moves_guest_without_pause(
+    traveller: Traveller, post_copy: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, live_migration.__name__)
-    busy.leaves(run=Steered("complete").run, bandwidth=SLOW, post_copy=True)
+    traveller.leaves(run=Steered("complete").run, bandwidth=SLOW, post_copy=True)
     assert "paused" not in caplog.text, "it stood still instead"
-    busy.came()
+    traveller.came()
 
 
-def test_paused_guest_comes_paused(busy: Traveller) -> None:
-    busy.here.driver.ensure_paused(busy.server, busy.arrived, QUIET)
-    busy.leaves(run=Steered("complete").run)
-    assert busy.there.driver.finish_incoming(busy.spec, QUIET).power_state == PAUSED
-    busy.there.driver.ensure_running(busy.server, busy.spec.fence, QUIET)
-    busy.came()
+def test_live_migration_of_paused_guest_keeps_it_paused(traveller: Traveller) -> None:
+    traveller.here.driver.ensure_paused(traveller.server, traveller.arrived, QUIET)
+    traveller.leaves(run=Steered("complete").run)
+    assert traveller.there.driver.finish_incoming(traveller.spec, QUIET).power_state == PAUSED
+    traveller.there.driver.ensure_running(traveller.server, traveller.spec.fence, QUIET)
+    traveller.came()
 
 
-def test_host_without_certificates_refuses_what_is_to_be_encrypted(busy: Traveller) -> None:
-    with pytest.raises(VerbFailed) as failed:
-        busy.leaves(native_tls=True)
-    assert "Unable to access credentials" in failed.value.details
-    busy.stayed()
+def test_live_migration_with_native_tls_fails_without_certificates(traveller: Traveller) -> None:
+    with pytest.raises(VerbFailed) as failure:
+        traveller.leaves(native_tls=True)
+    assert "Unable to access credentials" in failure.value.details
+    traveller.stayed()
 
 
-def leaves_by_an_agent_that_dies(busy: Traveller, spec: GuestSpec, to: dict[str, Any]) -> None:
-    """It moves as ``spec`` says, slowly, without an agent."""
+def start_migration_and_kill_agent(
+    traveller: Traveller, spec: GuestSpec, to: dict[str, Any]
+) -> None:
+    """Start a slow migration of ``spec`` in an agent process, and kill this process."""
     script = textwrap.dedent("""
         import json, sys
         from common.domain.models import GuestSpec
@@ -271,159 +279,185 @@ def leaves_by_an_agent_that_dies(busy: Traveller, spec: GuestSpec, to: dict[str,
     ) as agent:
         assert agent.stdin and agent.stdout
         json.dump(
-            [busy.uris[busy.at], str(busy.folders[busy.at]), to_wire(spec), to, SLOW], agent.stdin
+            [
+                traveller.uris[traveller.at],
+                str(traveller.folders[traveller.at]),
+                to_wire(spec),
+                to,
+                SLOW,
+            ],
+            agent.stdin,
         )
         agent.stdin.close()
         assert agent.stdout.readline() == "moves\n"
         agent.kill()
 
 
-def test_migration_outlives_its_agent_and_is_joined_by_the_next(busy: Traveller) -> None:
-    to = busy.prepared()
-    leaves_by_an_agent_that_dies(busy, busy.spec, to)
-    steered = Steered("complete", when=lambda told: told["memory_processed"] > NANO.memory_mb << 20)
-    first = [state for state in busy.here.driver.domains() if state.server == busy.server]
+def test_live_migration_continues_after_agent_death_and_is_joined(traveller: Traveller) -> None:
+    to = traveller.prepared()
+    start_migration_and_kill_agent(traveller, traveller.spec, to)
+    steered = Steered(
+        "complete", when=lambda stats: stats["memory_processed"] > NANO.memory_mb << 20
+    )
+    first = [state for state in traveller.here.driver.domains() if state.server == traveller.server]
     assert [state.power_state for state in first] == [RUNNING]
-    busy.leaves(to, steered.run)
+    traveller.leaves(to, steered.run)
     assert steered.told[0]["memory_processed"] > 0, "another migration was begun"
-    busy.came()
+    traveller.came()
 
 
-def test_migration_that_was_given_up_is_ended_and_not_joined(busy: Traveller) -> None:
-    busy.prepared()
-    given_up, to, libvirt = busy.spec, busy.prepared(), Connection(busy.uris[busy.at])
-    leaves_by_an_agent_that_dies(busy, given_up, to)
-    assert found_moving(libvirt, busy) == given_up.fence
+def test_abandoned_live_migration_is_ended_and_not_joined(traveller: Traveller) -> None:
+    traveller.prepared()
+    abandoned_spec, to, libvirt = (
+        traveller.spec,
+        traveller.prepared(),
+        Connection(traveller.uris[traveller.at]),
+    )
+    start_migration_and_kill_agent(traveller, abandoned_spec, to)
+    assert read_migration_fence(libvirt, traveller) == abandoned_spec.fence
     fences: list[int] = []
 
-    def looked(told: Mapping[str, int]) -> bool:
-        fences.append(found_moving(libvirt, busy))
-        return told["memory_processed"] > NANO.memory_mb << 20
+    def record_fence(stats: Mapping[str, int]) -> bool:
+        fences.append(read_migration_fence(libvirt, traveller))
+        return stats["memory_processed"] > NANO.memory_mb << 20
 
-    busy.leaves(to, Steered("complete", when=looked).run, bandwidth=SLOW)
-    assert set(fences) - {0} == {busy.spec.fence}, "the earlier one was joined"
-    busy.came()
+    traveller.leaves(to, Steered("complete", when=record_fence).run, bandwidth=SLOW)
+    assert set(fences) - {0} == {traveller.spec.fence}, "the earlier one was joined"
+    traveller.came()
     libvirt.close()
 
 
-def found_moving(libvirt: Connection, busy: Traveller) -> int:
-    """The fence of the migration that is marked on the guest; 0 when it is gone."""
-    found = libvirt.find(busy.server)
-    return found.marks.moving if found else 0
+def read_migration_fence(libvirt: Connection, traveller: Traveller) -> int:
+    """Return the fence of the migration in the guest's marks, or 0 if the guest is gone."""
+    domain = libvirt.find(traveller.server)
+    return domain.marks.moving if domain else 0
 
 
-def test_answer_that_was_lost_is_given_again(busy: Traveller) -> None:
-    to = busy.prepared()
-    busy.leaves(to)
-    assert busy.leaves(to) == {"bytes": 0, "job_seconds": 0.0}
-    busy.came()
-    assert busy.here.driver.finish_incoming(busy.spec, QUIET).power_state == RUNNING
+def test_live_migrate_repeated_after_lost_answer_returns_zero_bytes(traveller: Traveller) -> None:
+    to = traveller.prepared()
+    traveller.leaves(to)
+    assert traveller.leaves(to) == {"bytes": 0, "job_seconds": 0.0}
+    traveller.came()
+    assert traveller.here.driver.finish_incoming(traveller.spec, QUIET).power_state == RUNNING
 
 
 @pytest.mark.parametrize("has_arrived", [False, True])
-def test_guest_whose_migration_ended_unseen_is_where_the_destination_says(
-    busy: Traveller, has_arrived: bool
+def test_live_migrate_after_unknown_end_follows_state_of_destination(
+    traveller: Traveller, has_arrived: bool
 ) -> None:
-    """libvirtd died in the last moments, and has left the guest paused."""
-    to, libvirt = busy.prepared(), Connection(busy.uris[busy.at])
+    """libvirtd died at the end of the migration and left the guest paused."""
+    to, libvirt = traveller.prepared(), Connection(traveller.uris[traveller.at])
     if has_arrived:
-        left = libvirt.describe(busy.server, stored=True)
-        busy.leaves(to)
-        libvirt.define(left)
-        libvirt.start(busy.server, paused=True)
+        stored_xml = libvirt.describe(traveller.server, stored=True)
+        traveller.leaves(to)
+        libvirt.define(stored_xml)
+        libvirt.start(traveller.server, paused=True)
     else:
-        libvirt.pause(busy.server)
-    libvirt.mark(busy.server, moving=busy.spec.fence, resumes=1)
-    agent = busy.machines.on(
-        busy.machines.names[busy.at],
-        LibvirtDriver(busy.uris[busy.at], busy.folders[busy.at], libvirt_timeout=1),
+        libvirt.pause(traveller.server)
+    libvirt.mark(traveller.server, moving=traveller.spec.fence, resumes=1)
+    agent = traveller.machines.on(
+        traveller.machines.names[traveller.at],
+        LibvirtDriver(
+            traveller.uris[traveller.at], traveller.folders[traveller.at], libvirt_timeout=1
+        ),
     )
     with pytest.raises(errors.NoAnswer, match="It is not known"):
-        agent.live_migrate(busy.spec, {**to, "uri": "qemu+tcp://127.0.0.1:1/system"}, False, QUIET)
-    found = libvirt.find(busy.server)
-    assert found and found.power_state == PAUSED
+        agent.live_migrate(
+            traveller.spec, {**to, "uri": "qemu+tcp://127.0.0.1:1/system"}, False, QUIET
+        )
+    domain = libvirt.find(traveller.server)
+    assert domain and domain.power_state == PAUSED
     if has_arrived:
-        agent.live_migrate(busy.spec, to, False, QUIET)
-        busy.came()
+        agent.live_migrate(traveller.spec, to, False, QUIET)
+        traveller.came()
     else:
         with pytest.raises(VerbFailed, match="ended before its time"):
-            agent.live_migrate(busy.spec, to, False, QUIET)
-        busy.stayed()
+            agent.live_migrate(traveller.spec, to, False, QUIET)
+        traveller.stayed()
     agent.close()
     libvirt.close()
 
 
-def test_guest_that_has_not_come_whole_is_nobodys_news(busy: Traveller) -> None:
-    seen: list[list[DomainState]] = []
+def test_domains_omit_arriving_guest_until_migration_completes(traveller: Traveller) -> None:
+    seen_states: list[list[DomainState]] = []
 
-    def moves_memory(told: Mapping[str, int]) -> bool:
-        seen.append([found for found in busy.there.driver.domains() if found.server == busy.server])
-        return told["memory_processed"] > 0 and len(seen) > 1
+    def moves_memory(stats: Mapping[str, int]) -> bool:
+        seen_states.append(
+            [
+                state
+                for state in traveller.there.driver.domains()
+                if state.server == traveller.server
+            ]
+        )
+        return stats["memory_processed"] > 0 and len(seen_states) > 1
 
     with pytest.raises(MigrationAborted):
-        busy.leaves(run=Steered("abort", when=moves_memory).run, bandwidth=SLOW)
-    assert len(seen) > 1 and not any(seen)
-    busy.stayed()
+        traveller.leaves(run=Steered("abort", when=moves_memory).run, bandwidth=SLOW)
+    assert len(seen_states) > 1 and not any(seen_states)
+    traveller.stayed()
 
 
-def test_guest_that_did_not_come_is_not_started(busy: Traveller) -> None:
-    busy.prepared()
+def test_finish_incoming_fails_when_guest_did_not_arrive(traveller: Traveller) -> None:
+    traveller.prepared()
     with pytest.raises(VerbFailed, match="did not arrive"):
-        busy.there.driver.finish_incoming(busy.spec, QUIET)
-    busy.stayed()
+        traveller.there.driver.finish_incoming(traveller.spec, QUIET)
+    traveller.stayed()
 
 
-@pytest.mark.parametrize("which", ["here", "there"])
-def test_libvirtd_that_dies_meanwhile_leaves_it_where_it_is(busy: Traveller, which: str) -> None:
-    at = busy.at if which == "here" else 1 - busy.at
-    home = busy.machines.home(busy.machines.names[at])
-    killed: list[int] = []
+@pytest.mark.parametrize("host", ["source", "destination"])
+def test_live_migration_leaves_guest_on_source_when_libvirtd_is_killed(
+    traveller: Traveller, host: str
+) -> None:
+    at = traveller.at if host == "source" else 1 - traveller.at
+    home = traveller.machines.home(traveller.machines.names[at])
+    kills: list[int] = []
 
-    def kill(told: Mapping[str, int]) -> bool:
-        if told["memory_processed"] and not killed:
-            killed.append(1)
+    def kill(stats: Mapping[str, int]) -> bool:
+        if stats["memory_processed"] and not kills:
+            kills.append(1)
             kill_daemon(home)
         return False
 
     with pytest.raises(VerbFailed):
-        busy.leaves(run=Steered(when=kill).run, bandwidth=SLOW)
-    assert killed
+        traveller.leaves(run=Steered(when=kill).run, bandwidth=SLOW)
+    assert kills
     await_true(
-        lambda: says(busy.there, busy.server) == (None,),
+        lambda: state_if_reachable(traveller.there, traveller.server) == (None,),
         20,
         lambda: "the other host still waits for it",
     )
-    busy.stayed()
+    traveller.stayed()
 
 
-def test_interface_that_was_plugged_in_comes_along_once_its_bridge_is_there(
-    busy: Traveller,
+def test_live_migration_moves_hotplugged_nic_and_waits_for_its_bridge(
+    traveller: Traveller,
 ) -> None:
     bridge = f"kl{uuid.uuid4().hex[:8]}"
-    nic = replace(busy.here.interface(bridge), device=f"kl{uuid.uuid4().hex[:8]}")
-    add_bridge(busy.machines.names[busy.at], bridge)
-    busy.here.driver.attach_interface(busy.server, busy.arrived, nic, QUIET)
+    nic = replace(traveller.here.interface(bridge), device=f"kl{uuid.uuid4().hex[:8]}")
+    add_bridge(traveller.machines.names[traveller.at], bridge)
+    traveller.here.driver.attach_interface(traveller.server, traveller.arrived, nic, QUIET)
     phases = Phases()
 
     def report(progress: CommandProgress) -> None:
         name = str(progress)
         if name == "waiting for the network" and name not in phases:
-            add_bridge(busy.machines.names[1 - busy.at], bridge)
+            add_bridge(traveller.machines.names[1 - traveller.at], bridge)
         phases.append(name)
 
-    busy.leaves(busy.prepared(interfaces=[nic]), replace(QUIET, report_progress=report))
+    traveller.leaves(traveller.prepared(interfaces=[nic]), replace(QUIET, report_progress=report))
     assert "waiting for the network" in phases
-    busy.came()
-    assert busy.here.nics(busy.server) == [nic.mac]
-    busy.here.driver.detach_interface(busy.server, busy.arrived, nic, QUIET)
-    busy.leaves(busy.prepared(interfaces=[]))
-    busy.came()
+    traveller.came()
+    assert traveller.here.nics(traveller.server) == [nic.mac]
+    traveller.here.driver.detach_interface(traveller.server, traveller.arrived, nic, QUIET)
+    traveller.leaves(traveller.prepared(interfaces=[]))
+    traveller.came()
 
 
-def test_screen_is_as_the_host_has_them_wherever_it_goes(
+def test_live_migration_adapts_spice_console_to_destination(
     machines: Machines, bootable: Path
 ) -> None:
-    """SPICE comes along, also while somebody looks; a host without it leaves it away."""
+    """An open SPICE session does not prevent the move. A destination without SPICE removes the
+    SPICE screen."""
     traveller = Traveller(machines, bootable, options=lambda at: {"spice": True})
     try:
         with traveller.here.driver.console(traveller.server, SPICE) as screen:
@@ -450,40 +484,44 @@ def add_bridge(space: str, name: str) -> None:
     )
 
 
-def test_guest_with_its_disk_on_shared_storage_cannot_run_on_both_hosts(
+def test_guest_on_shared_storage_cannot_run_on_two_hosts(
     machines: Machines, bootable: Path
 ) -> None:
-    """Whatever everything else believes: QEMU locks the disk; the lock comes along."""
-    shared = Traveller(machines, bootable, shared=True)
+    """QEMU locks the disk, and the lock moves with the guest."""
+    traveller = Traveller(machines, bootable, shared=True)
     try:
         for _ in range(2):
-            with pytest.raises(VerbFailed) as failed:
-                shared.there.driver.install(
-                    replace(shared.spec, fence=shared.spec.fence + 1), True, QUIET
+            with pytest.raises(VerbFailed) as failure:
+                traveller.there.driver.install(
+                    replace(traveller.spec, fence=traveller.spec.fence + 1), True, QUIET
                 )
-            assert "lock" in failed.value.details
-            shared.counts(shared.here)
-            shared.leaves()
-            shared.came()
+            assert "lock" in failure.value.details
+            traveller.counts(traveller.here)
+            traveller.leaves()
+            traveller.came()
     finally:
-        shared.clean()
+        traveller.clean()
 
 
-def test_removal_wins_over_a_migration(machines: Machines, bootable: Path) -> None:
-    doomed = Traveller(machines, bootable)
-    removed: list[int] = []
+def test_ensure_absent_removes_guest_during_live_migration(
+    machines: Machines, bootable: Path
+) -> None:
+    traveller = Traveller(machines, bootable)
+    removals: list[int] = []
 
-    def remove(told: Mapping[str, int]) -> bool:
-        if told["memory_processed"] and not removed:
-            removed.append(1)
-            doomed.here.driver.ensure_absent(doomed.server, doomed.spec.fence + 1)
-        return bool(removed)
+    def remove(stats: Mapping[str, int]) -> bool:
+        if stats["memory_processed"] and not removals:
+            removals.append(1)
+            traveller.here.driver.ensure_absent(traveller.server, traveller.spec.fence + 1)
+        return bool(removals)
 
     with contextlib.suppress(Cancelled, VerbFailed):
-        doomed.leaves(run=Steered(cancels=True, when=remove).run, bandwidth=SLOW)
-    assert removed
-    with contextlib.closing(Connection(doomed.uris[1])) as there:
-        await_true(lambda: there.find(doomed.server) is None, 20, lambda: "it still arrives")
-    assert doomed.here.state(doomed.server) is None
-    assert doomed.here.files(doomed.server) == []
-    doomed.clean()
+        traveller.leaves(run=Steered(cancels=True, when=remove).run, bandwidth=SLOW)
+    assert removals
+    with contextlib.closing(Connection(traveller.uris[1])) as destination:
+        await_true(
+            lambda: destination.find(traveller.server) is None, 20, lambda: "it still arrives"
+        )
+    assert traveller.here.state(traveller.server) is None
+    assert traveller.here.files(traveller.server) == []
+    traveller.clean()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every virt driver must do with a guest that moves to another host while it runs, whatever
-happens between.
+"""The requirements of every virt driver for live migrations, with aborts, cancellations and
+repetitions.
 
-On pairs of hosts in memory and with real QEMU guests, with storage of their own and with shared
-storage. A counter in the guest's memory tells that it never stopped.
+The tests run on pairs of hosts in memory and with real QEMU guests, with local and with shared
+storage. A counter in the guest's memory shows that the guest never stopped.
 """
 
 from __future__ import annotations
@@ -29,42 +29,42 @@ from tests.contract.virt_rigs import QUIET
 from tests.waiting import await_true
 
 
-def prepared(pair: Pair, spec: GuestSpec) -> dict[str, object]:
-    """What the destination says of itself."""
-    told: dict[str, object] = {}
+def prepare_twice(pair: Pair, spec: GuestSpec) -> dict[str, object]:
+    """Prepare the destination twice, and return the second answer."""
+    answer: dict[str, object] = {}
     for _ in range(2):
-        told = pair.destination.driver.prepare_incoming(
+        answer = pair.destination.driver.prepare_incoming(
             spec, pair.peer(spec.server), pair.shared, {}, pair.destination.read_image, QUIET
         )
     assert pair.destination.state(spec.server) is None
-    return told
+    return answer
 
 
-def test_a_running_guest_goes_on_where_it_was(live: Pair) -> None:
+def test_live_migration_moves_running_guest_without_restart(live: Pair) -> None:
     spec = live.counting()
-    to = prepared(live, spec)
-    told: list[dict[str, int]] = []
+    to = prepare_twice(live, spec)
+    reports: list[dict[str, int]] = []
     run = VerbContext(
         lambda name: None,
         lambda: False,
-        report_migration=lambda numbers: told.append(dict(numbers)),
+        report_migration=lambda numbers: reports.append(dict(numbers)),
     )
-    ticked = ticks(live.source, spec.server)
-    moved = live.source.driver.live_migrate(spec, to, live.shared, run)
-    assert moved["bytes"] > 0 and 0 <= moved["job_seconds"] < 60
+    ticks_before = ticks(live.source, spec.server)
+    totals = live.source.driver.live_migrate(spec, to, live.shared, run)
+    assert totals["bytes"] > 0 and 0 <= totals["job_seconds"] < 60
     assert live.source.state(spec.server) is None
     for _ in range(2):
-        again = live.source.driver.live_migrate(spec, to, live.shared, QUIET)
-        assert set(again) == {"bytes", "job_seconds"}
+        repeated_totals = live.source.driver.live_migrate(spec, to, live.shared, QUIET)
+        assert set(repeated_totals) == {"bytes", "job_seconds"}
         assert live.destination.driver.finish_incoming(spec, QUIET) == DomainState(
             spec.server, RUNNING, 2
         )
     assert live.destination.state(spec.server) == (RUNNING, 2)
     assert live.destination.driver.server_facts(spec.server) == facts_of(spec)
-    live.goes_on(spec, ticked)
-    assert told and set(told[-1]) <= {
-        f"{what}_{part}"
-        for what in ("memory", "disk")
+    live.goes_on(spec, ticks_before)
+    assert reports and set(reports[-1]) <= {
+        f"{kind}_{part}"
+        for kind in ("memory", "disk")
         for part in ("total", "processed", "remaining")
     }
     live.source.driver.ensure_absent(spec.server, 2, keep_files=live.shared)
@@ -73,112 +73,114 @@ def test_a_running_guest_goes_on_where_it_was(live: Pair) -> None:
     assert live.destination.driver.ensure_running(spec.server, 4, QUIET).power_state == RUNNING
 
 
-def test_a_paused_guest_stays_paused(live: Pair) -> None:
+def test_live_migration_of_paused_guest_keeps_it_paused(live: Pair) -> None:
     spec = live.counting()
     live.source.driver.ensure_paused(spec.server, 1, QUIET)
-    ticked = ticks(live.source, spec.server)
-    to = prepared(live, spec)
+    ticks_before = ticks(live.source, spec.server)
+    to = prepare_twice(live, spec)
     live.source.driver.live_migrate(spec, to, live.shared, QUIET)
     assert live.source.state(spec.server) is None
     assert live.destination.driver.finish_incoming(spec, QUIET) == DomainState(
         spec.server, PAUSED, 2
     )
     assert live.destination.driver.ensure_running(spec.server, 3, QUIET).power_state == RUNNING
-    live.goes_on(spec, ticked)
+    live.goes_on(spec, ticks_before)
 
 
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
-def test_an_aborted_migration_leaves_the_guest_as_it_was(live: Pair, when: str) -> None:
+def test_aborted_live_migration_leaves_guest_running_on_source(live: Pair, when: str) -> None:
     spec = live.counting()
-    to = prepared(live, spec)
-    begun: list[object] = [] if when == "meanwhile" else [True]
+    to = prepare_twice(live, spec)
+    progress: list[object] = [] if when == "meanwhile" else [True]
     live.dawdle()
     run = VerbContext(
-        begun.append, lambda: False, lambda: Control.ABORT if begun else None, begun.append
+        progress.append, lambda: False, lambda: Control.ABORT if progress else None, progress.append
     )
-    began = time.monotonic()
+    start = time.monotonic()
     with pytest.raises(MigrationAborted):
         live.source.driver.live_migrate(spec, to, live.shared, run)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - start < 20
     assert live.source.state(spec.server) == (RUNNING, 1)
-    nothing_came(live, spec)
+    check_nothing_arrived(live, spec)
     live.source.restart()
-    ticked = ticks(live.source, spec.server)
-    live.source.driver.live_migrate(spec, prepared(live, spec), live.shared, QUIET)
+    ticks_before = ticks(live.source, spec.server)
+    live.source.driver.live_migrate(spec, prepare_twice(live, spec), live.shared, QUIET)
     live.destination.driver.finish_incoming(spec, QUIET)
-    live.goes_on(spec, ticked)
+    live.goes_on(spec, ticks_before)
 
 
-def nothing_came(pair: Pair, spec: GuestSpec) -> None:
+def check_nothing_arrived(pair: Pair, spec: GuestSpec) -> None:
     for _ in range(2):
         with pytest.raises(VerbFailed, match="did not arrive"):
             pair.destination.driver.finish_incoming(spec, QUIET)
     assert pair.destination.state(spec.server) is None
 
 
-def test_what_never_came_did_not_arrive_and_is_cleaned_up(live: Pair) -> None:
+def test_finish_incoming_without_migration_fails_and_source_keeps_guest(live: Pair) -> None:
     spec = live.counting()
-    nothing_came(live, spec)
-    prepared(live, spec)
-    nothing_came(live, spec)
+    check_nothing_arrived(live, spec)
+    prepare_twice(live, spec)
+    check_nothing_arrived(live, spec)
     live.destination.driver.ensure_absent(spec.server, 2, keep_files=live.shared)
     assert live.source.state(spec.server) == (RUNNING, 1)
-    ticked = ticks(live.source, spec.server)
+    ticks_before = ticks(live.source, spec.server)
     live.source.driver.ensure_running(spec.server, 1, QUIET)
-    assert ticks(live.source, spec.server) >= ticked
+    assert ticks(live.source, spec.server) >= ticks_before
 
 
-def test_a_cancelled_migration_is_aborted_or_has_happened(live: Pair) -> None:
+def test_cancelled_live_migration_is_either_aborted_or_complete(live: Pair) -> None:
     spec = live.counting()
-    to = prepared(live, spec)
-    begun: list[object] = []
-    asked: list[float] = []
+    to = prepare_twice(live, spec)
+    progress: list[object] = []
+    cancel_times: list[float] = []
     if isinstance(live.source.driver, MemoryDriver):
         live.source.driver.host.script["live_migrate"] = [Slow(60)]
 
     def cancelled() -> bool:
-        asked.extend([time.monotonic()] if begun else [])
-        return bool(begun)
+        cancel_times.extend([time.monotonic()] if progress else [])
+        return bool(progress)
 
     try:
         live.source.driver.live_migrate(
             spec,
             to,
             live.shared,
-            VerbContext(begun.append, cancelled, report_migration=begun.append),
+            VerbContext(progress.append, cancelled, report_migration=progress.append),
         )
     except Cancelled:
-        assert time.monotonic() - asked[0] < 5
-    # The destination says which: a busy hypervisor may hear of the cancel too late, and the source
-    # shows the guest until it is told that the destination has it.
+        assert time.monotonic() - cancel_times[0] < 5
+    # The destination decides. A busy hypervisor may receive the cancellation too late. The source
+    # shows the guest until the destination reports success.
     try:
-        arrived = live.destination.driver.finish_incoming(spec, QUIET)
-    except VerbFailed as refused:
-        assert "did not arrive" in str(refused)
-        nothing_came(live, spec)
-        remains: tuple[str, int] | None = (RUNNING, 1)
+        state = live.destination.driver.finish_incoming(spec, QUIET)
+    except VerbFailed as failure:
+        assert "did not arrive" in str(failure)
+        check_nothing_arrived(live, spec)
+        expected: tuple[str, int] | None = (RUNNING, 1)
     else:
-        assert arrived == DomainState(spec.server, RUNNING, 2)
-        remains = None
+        assert state == DomainState(spec.server, RUNNING, 2)
+        expected = None
     await_true(
-        lambda: live.source.state(spec.server) == remains,
+        lambda: live.source.state(spec.server) == expected,
         20,
-        lambda: f"it is {live.source.state(spec.server)}, and not {remains}",
+        lambda: f"it is {live.source.state(spec.server)}, and not {expected}",
     )
 
 
-def test_a_guest_that_was_handed_over_before_anybody_was_told_is_not_moved_twice(
+def test_live_migrate_repeated_after_lost_answer_does_not_move_again(
     live: Pair,
 ) -> None:
-    """The agent dies between the effect and its answer."""
+    """The agent dies after the move and before the answer."""
     spec = live.counting()
-    to = prepared(live, spec)
-    ticked = ticks(live.source, spec.server)
+    to = prepare_twice(live, spec)
+    ticks_before = ticks(live.source, spec.server)
     if isinstance(live.source.driver, MemoryDriver):
         live.source.driver.host.script["live_migrate"] = [Slow(60, after=True)]
-        gone = VerbContext(lambda name: None, lambda: live.source.state(spec.server) is None)
+        cancel_after_move = VerbContext(
+            lambda name: None, lambda: live.source.state(spec.server) is None
+        )
         with pytest.raises(Cancelled):
-            live.source.driver.live_migrate(spec, to, live.shared, gone)
+            live.source.driver.live_migrate(spec, to, live.shared, cancel_after_move)
     else:
         live.source.driver.live_migrate(spec, to, live.shared, QUIET)
     live.source.restart()
@@ -187,10 +189,10 @@ def test_a_guest_that_was_handed_over_before_anybody_was_told_is_not_moved_twice
         "job_seconds",
     }
     live.destination.driver.finish_incoming(spec, QUIET)
-    live.goes_on(spec, ticked)
+    live.goes_on(spec, ticks_before)
 
 
-def test_what_cannot_come_while_it_runs_is_refused_with_its_reason(live: Pair) -> None:
+def test_impossible_live_migration_is_refused_with_reason(live: Pair) -> None:
     spec = live.counting()
     driver, read = live.destination.driver, live.destination.read_image
     with pytest.raises(VerbFailed, match="lacks the architecture s390x"):
@@ -201,18 +203,18 @@ def test_what_cannot_come_while_it_runs_is_refused_with_its_reason(live: Pair) -
     with pytest.raises((VerbFailed, errors.Forbidden)):
         driver.prepare_incoming(stranger, live.peer(stranger.server), live.shared, {}, read, QUIET)
     live.source.servers.append(stranger.server)
-    to = prepared(live, spec)
+    to = prepare_twice(live, spec)
     live.source.driver.ensure_stopped(spec.server, 1, 0, QUIET)
     with pytest.raises(VerbFailed, match="does not run"):
         live.source.driver.live_migrate(spec, to, live.shared, QUIET)
     assert live.source.state(spec.server) == (SHUTDOWN, 1)
 
 
-def test_a_destination_that_cannot_be_reached_leaves_the_guest_as_it_was(live: Pair) -> None:
+def test_live_migration_to_unreachable_host_leaves_guest_running(live: Pair) -> None:
     spec = live.counting()
-    to = prepared(live, spec)
+    to = prepare_twice(live, spec)
     nowhere = {**to, "uri": "qemu+tcp://127.0.0.1:9/system", "address": "127.0.0.1"}
     with pytest.raises(VerbFailed):
         live.source.driver.live_migrate(spec, nowhere, live.shared, QUIET)
     assert live.source.state(spec.server) == (RUNNING, 1)
-    nothing_came(live, spec)
+    check_nothing_arrived(live, spec)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guests that move while they run over TLS: encrypted between hosts that prove themselves, and
-otherwise not at all."""
+"""Live migrations over TLS between hosts with certificates of one authority. Without valid
+certificates no guest moves."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.services import demand
 pytestmark = [pytest.mark.kvm_or_tcg, pytest.mark.slice("moves")]
 
 
-#: What libvirt's own client tries at a libvirtd; it tells what succeeds.
+#: A program that tries calls of libvirt's client and prints those that succeed.
 ATTEMPTS = textwrap.dedent("""
     import sys, uuid, libvirt
     libvirt.registerErrorHandler(lambda context, error: None, None)
@@ -58,13 +58,16 @@ ATTEMPTS = textwrap.dedent("""
 
 
 class World:
-    """Two hosts of one authority, and a guest at the first one."""
+    """Two hosts with certificates of one authority, and a guest on the first host."""
 
     def __init__(self, folder: Path, image: Path) -> None:
-        self.ours, self.others = Authority(folder / "ours"), Authority(folder / "others")
-        self.machines = Machines(folder, self.certified)
+        self.authority, self.other_authority = (
+            Authority(folder / "ours"),
+            Authority(folder / "others"),
+        )
+        self.machines = Machines(folder, self.lay_certificates)
         self.hosts = [
-            self.ours.issue(f"host-{address}", address) for address in self.machines.addresses
+            self.authority.issue(f"host-{address}", address) for address in self.machines.addresses
         ]
         self.guest = Traveller(
             self.machines,
@@ -72,15 +75,16 @@ class World:
             options=lambda at: {"tls": self.hosts[at], "native_tls": True, "plain_text": False},
         )
 
-    def certified(self, address: str, name: str) -> Path:
-        """What QEMU has there."""
-        place = self.ours.folder.parent / f"pki-{name}"
-        certificates.lay_for_qemu(place, self.ours, name, address)
+    def lay_certificates(self, address: str, name: str) -> Path:
+        """Write the certificates of QEMU on this host, and return their folder."""
+        place = self.authority.folder.parent / f"pki-{name}"
+        certificates.lay_for_qemu(place, self.authority, name, address)
         return place
 
-    def succeeds(self, shows: Tls, port: int = PORT) -> set[str]:
-        """Of what is tried at the destination's libvirtd from the source, with this certificate."""
-        proof = live_migration.lay_proof(self.ours.folder.parent / "pki-thief", shows)
+    def successful_calls(self, shows: Tls, port: int = PORT) -> set[str]:
+        """Try the calls from the source at the destination's libvirtd with this certificate. Return
+        those that succeed."""
+        proof = live_migration.lay_proof(self.authority.folder.parent / "pki-thief", shows)
         uri = f"qemu+tls://{self.machines.addresses[1]}:{port}/system?pkipath={proof}"
         tried = subprocess.run(
             ["ip", "netns", "exec", self.machines.names[0], sys.executable, "-c", ATTEMPTS, uri],
@@ -96,57 +100,64 @@ class World:
 def world(bootable: Path) -> Iterator[World]:
     demand(*FOR_HOSTS, programs=NEEDED)
     folder = guests_folder("kn-")
-    made = World(folder, bootable)
-    yield made
-    made.guest.clean()
-    made.machines.end()
+    created_world = World(folder, bootable)
+    yield created_world
+    created_world.guest.clean()
+    created_world.machines.end()
     shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize("shown", ["another authority's", "another name", "expired"])
-def test_memory_does_not_go_to_a_qemu_that_is_not_proved(world: World, shown: str) -> None:
+@pytest.mark.parametrize("certificate", ["another authority's", "another name", "expired"])
+def test_live_migration_fails_when_qemu_at_destination_is_not_verified(
+    world: World, certificate: str
+) -> None:
     name, address = world.machines.names[1][:3], world.machines.addresses[1]
-    by, names, more = {
-        "another authority's": (world.others, address, {}),
-        "another name": (world.ours, "10.251.7.77", {}),
-        "expired": (world.ours, address, {"valid": -datetime.timedelta(hours=1)}),
-    }[shown]
-    place = world.ours.folder.parent / f"pki-{name}"
+    authority, addresses, options = {
+        "another authority's": (world.other_authority, address, {}),
+        "another name": (world.authority, "10.251.7.77", {}),
+        "expired": (world.authority, address, {"valid": -datetime.timedelta(hours=1)}),
+    }[certificate]
+    place = world.authority.folder.parent / f"pki-{name}"
     certificates.lay(
-        place, by.issue(f"wrong-{shown[:7]}", names, **more), certificates.QEMU, QEMU_GROUP
+        place,
+        authority.issue(f"wrong-{certificate[:7]}", addresses, **options),
+        certificates.QEMU,
+        QEMU_GROUP,
     )
     try:
-        with pytest.raises(VerbFailed) as failed:
+        with pytest.raises(VerbFailed) as failure:
             world.guest.leaves()
-        assert "ertificate" in failed.value.details
+        assert "ertificate" in failure.value.details
     finally:
-        world.certified(address, name)
+        world.lay_certificates(address, name)
     world.guest.stayed()
 
 
-@pytest.mark.parametrize("shown", ["another host's", "another authority's"])
-def test_nobody_leaves_in_another_hosts_name(world: World, shown: str) -> None:
+@pytest.mark.parametrize("certificate", ["another host's", "another authority's"])
+def test_live_migration_fails_when_source_has_foreign_certificate(
+    world: World, certificate: str
+) -> None:
     address = world.machines.addresses[0]
-    wrong = {
-        "another host's": world.ours.issue("third", "10.251.7.3"),
+    wrong_certificate = {
+        "another host's": world.authority.issue("third", "10.251.7.3"),
         "another authority's": replace(
-            world.others.issue("wrong", address), ca=str(world.ours.path)
+            world.other_authority.issue("wrong", address), ca=str(world.authority.path)
         ),
-    }[shown]
-    with pytest.raises(VerbFailed) as failed:
-        world.guest.leaves(tls=wrong)
-    assert "move the guest" in str(failed.value)
+    }[certificate]
+    with pytest.raises(VerbFailed) as failure:
+        world.guest.leaves(tls=wrong_certificate)
+    assert "move the guest" in str(failure.value)
     world.guest.stayed()
 
 
-def test_nobody_goes_where_nobody_is_proved(world: World) -> None:
+def test_live_migration_fails_when_destination_has_foreign_certificate(world: World) -> None:
     before = world.hosts[1]
-    world.hosts[1] = world.ours.issue("third", "10.251.7.3")
+    world.hosts[1] = world.authority.issue("third", "10.251.7.3")
     world.guest.there.restart()
     try:
-        with pytest.raises(VerbFailed) as failed:
+        with pytest.raises(VerbFailed) as failure:
             world.guest.leaves()
-        assert "ertificate" in failed.value.details
+        assert "ertificate" in failure.value.details
     finally:
         world.hosts[1] = before
         world.guest.there.restart()
@@ -154,42 +165,44 @@ def test_nobody_goes_where_nobody_is_proved(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "says"),
+    ("options", "message"),
     [
         ({"native_tls": False}, "native_tls is false"),
         ({"tls": None}, "ca_file is not set here"),
         ({"uri": "qemu+tcp"}, "ca_file is not set there"),
     ],
 )
-def test_nothing_moves_as_plain_text(world: World, more: dict[str, Any], says: str) -> None:
+def test_live_migration_over_plain_text_is_refused_with_reason(
+    world: World, options: dict[str, Any], message: str
+) -> None:
     guest = world.guest
-    to, scheme = guest.prepared(), more.pop("uri", "qemu+tls")
-    with pytest.raises(VerbFailed) as failed:
+    to, scheme = guest.prepared(), options.pop("uri", "qemu+tls")
+    with pytest.raises(VerbFailed) as failure:
         guest.leaves(
-            {**to, "uri": f"{scheme}://{world.machines.addresses[1]}:{PORT}/system"}, **more
+            {**to, "uri": f"{scheme}://{world.machines.addresses[1]}:{PORT}/system"}, **options
         )
-    assert says in failed.value.details
+    assert message in failure.value.details
     guest.stayed()
 
 
-def test_what_is_not_encrypted_is_not_taken(world: World) -> None:
-    """Whatever the source believes of its network."""
+def test_destination_refuses_unencrypted_live_migration(world: World) -> None:
+    """The source permits plain text here."""
     with pytest.raises(VerbFailed):
         world.guest.leaves(native_tls=False, plain_text=True)
     world.guest.stayed()
 
 
-def test_the_source_commands_nothing_but_its_guests_arrival(world: World) -> None:
+def test_migration_port_refuses_other_calls_and_closes_afterwards(world: World) -> None:
     world.guest.prepared()
-    assert world.succeeds(world.hosts[0]) == {"open"}
-    assert world.succeeds(world.ours.issue("third", "10.251.7.3")) == set()
+    assert world.successful_calls(world.hosts[0]) == {"open"}
+    assert world.successful_calls(world.authority.issue("third", "10.251.7.3")) == set()
     world.guest.stayed()
     world.guest.there.driver.ensure_absent(world.guest.server, world.guest.spec.fence)
     for port in (PORT, 16514, 16509):
-        assert world.succeeds(world.hosts[0], port) == set()
+        assert world.successful_calls(world.hosts[0], port) == set()
     world.guest.stayed()
 
 
-def test_a_guest_goes_on_where_it_came_to_through_tls(world: World) -> None:
+def test_live_migration_over_tls_moves_guest(world: World) -> None:
     world.guest.leaves()
     world.guest.came()

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every virt driver must do with a guest that moves to another host while it is off, whatever
-happens between.
+"""The requirements of every virt driver for cold migrations, with interrupted and repeated copies.
 
-On pairs of hosts in memory, of libvirt's mock-up and with real QEMU guests. A canary on the disk
-tells that it is the guest's own.
+The tests run on pairs of hosts in memory, of libvirt's mock-up and with real QEMU guests. A canary
+on the disk shows that the disk is the guest's own.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN
 from tests.contract.virt_pairs import LARGER, SECRET, Pair, cut, disk_gb, stalled, trickling
 from tests.contract.virt_rigs import QUIET
 
-#: A secret that is in no file by chance.
-ANOTHER = "another-5b1c8e0d"
+#: A secret that no file contains by chance.
+OTHER_SECRET = "another-5b1c8e0d"
 
 
-# --- its files ---
-def test_a_guest_that_is_off_moves_with_its_disk_which_grows(pair: Pair) -> None:
+# --- files ---
+def test_cold_migration_moves_disk_and_grows_it_to_new_flavor(pair: Pair) -> None:
     spec = replace(pair.off_with_canary(has_run=True), flavor=LARGER)
-    there = pair.destination.driver
-    there.prepare(spec, pair.peer(spec.server), pair.destination.read_image, QUIET)
+    destination = pair.destination.driver
+    destination.prepare(spec, pair.peer(spec.server), pair.destination.read_image, QUIET)
     assert pair.destination.state(spec.server) is None and pair.destination.files(spec.server) == []
     for _ in range(2):
         pair.source.driver.offer(spec.server, 1, SECRET, QUIET)
@@ -39,14 +38,14 @@ def test_a_guest_that_is_off_moves_with_its_disk_which_grows(pair: Pair) -> None
         assert disk_gb(pair.destination, spec.server) == 2
     assert pair.booted_there(spec)
     boots = pair.destination.boots(spec.server)
-    assert there.install(spec, True, QUIET) == DomainState(spec.server, RUNNING, 2)
+    assert destination.install(spec, True, QUIET) == DomainState(spec.server, RUNNING, 2)
     assert pair.destination.state(spec.server) == (RUNNING, 2)
     assert pair.destination.boots(spec.server) == boots, "what runs is left running"
-    assert there.diagnostics(spec.server)["memory_details"]["maximum"] == LARGER.memory_mb
+    assert destination.diagnostics(spec.server)["memory_details"]["maximum"] == LARGER.memory_mb
     assert pair.source.state(spec.server) == (SHUTDOWN, 1)
 
 
-def test_what_travels_is_what_there_is(pair: Pair) -> None:
+def test_offered_parts_contain_exactly_the_announced_bytes(pair: Pair) -> None:
     spec = pair.off_with_canary()
     offered = pair.source.driver.offer(spec.server, 1, SECRET, QUIET)["bytes"]
     parts = pair.peer(spec.server).parts()
@@ -61,16 +60,18 @@ def test_what_travels_is_what_there_is(pair: Pair) -> None:
     assert 0 < pair.received(spec) <= offered
 
 
-def test_a_guest_goes_back_to_where_its_files_still_are(pair: Pair) -> None:
+def test_revert_starts_guest_from_files_left_on_source(pair: Pair) -> None:
     before = pair.off_with_canary()
     spec = replace(before, flavor=LARGER)
     pair.received(spec)
     assert pair.booted_there(spec)
     pair.destination.driver.ensure_stopped(spec.server, 3, 0, QUIET)
-    back = replace(before, fence=4)
+    reverted = replace(before, fence=4)
     boots = pair.source.boots(spec.server)
     for _ in range(2):
-        assert pair.source.driver.install(back, True, QUIET) == DomainState(spec.server, RUNNING, 4)
+        assert pair.source.driver.install(reverted, True, QUIET) == DomainState(
+            spec.server, RUNNING, 4
+        )
     assert pair.source.has_canary(spec.server, boots + 1)
     assert (
         pair.source.driver.diagnostics(spec.server)["memory_details"]["maximum"]
@@ -80,7 +81,7 @@ def test_a_guest_goes_back_to_where_its_files_still_are(pair: Pair) -> None:
     assert pair.destination.state(spec.server) is None and pair.destination.files(spec.server) == []
 
 
-def test_files_without_a_domain_are_told(pair: Pair) -> None:
+def test_files_alone_lists_servers_with_files_but_no_domain(pair: Pair) -> None:
     spec, driver = pair.off_with_canary(), pair.destination.driver
     assert pair.source.driver.files_alone() == driver.files_alone() == []
     pair.received(spec)
@@ -91,7 +92,7 @@ def test_files_without_a_domain_are_told(pair: Pair) -> None:
     assert driver.files_alone() == []
 
 
-def test_what_was_off_stays_off_until_it_is_started(pair: Pair) -> None:
+def test_install_of_stopped_guest_leaves_it_off_until_start(pair: Pair) -> None:
     spec = pair.off_with_canary()
     pair.received(spec)
     for _ in range(2):
@@ -104,7 +105,7 @@ def test_what_was_off_stays_off_until_it_is_started(pair: Pair) -> None:
     )
 
 
-def test_installed_with_cpus_that_wait(pair: Pair) -> None:
+def test_install_of_paused_spec_waits_for_ensure_running(pair: Pair) -> None:
     spec = replace(pair.off_with_canary(), paused=True)
     pair.received(spec)
     assert pair.destination.driver.install(spec, True, QUIET) == DomainState(spec.server, PAUSED, 2)
@@ -113,7 +114,7 @@ def test_installed_with_cpus_that_wait(pair: Pair) -> None:
     )
 
 
-def test_nothing_is_installed_of_files_that_are_not_here(pair: Pair) -> None:
+def test_install_and_receive_fail_without_files(pair: Pair) -> None:
     spec = pair.off_with_canary()
     with pytest.raises(VerbFailed, match="files"):
         pair.destination.driver.install(spec, True, QUIET)
@@ -122,13 +123,13 @@ def test_nothing_is_installed_of_files_that_are_not_here(pair: Pair) -> None:
     assert pair.destination.state(spec.server) is None
 
 
-def test_files_are_given_for_the_right_secret_only_and_only_as_long_as_it_counts(
+def test_parts_are_readable_only_with_current_secret_of_offer(
     pair: Pair,
 ) -> None:
     spec = pair.off_with_canary()
     driver, server = pair.source.driver, spec.server
     for wrong in ("guess", "", SECRET[:-1]):
-        refuses(pair, server, wrong)
+        check_secret_is_refused(pair, server, wrong)
         with pytest.raises((errors.Forbidden, VerbFailed)):
             pair.destination.driver.receive(
                 spec, pair.peer(server, wrong), pair.destination.read_image, QUIET
@@ -136,21 +137,22 @@ def test_files_are_given_for_the_right_secret_only_and_only_as_long_as_it_counts
     assert pair.destination.state(server) is None
     with pytest.raises(errors.NotFound):
         list(driver.read_part(server, SECRET, "../disk"))
-    if pair.source.kind != "test":  # its guests end with the connection
+    # The guests of libvirt's mock-up end with the connection.
+    if pair.source.kind != "test":
         driver = pair.source.restart()
         assert driver.parts(server, SECRET), "an agent that begins anew still knows"
-    driver.offer(server, 2, ANOTHER, QUIET)
-    refuses(pair, server, SECRET)
-    assert driver.parts(server, ANOTHER)
+    driver.offer(server, 2, OTHER_SECRET, QUIET)
+    check_secret_is_refused(pair, server, SECRET)
+    assert driver.parts(server, OTHER_SECRET)
     files = [path for path in pair.source.files(server) if path.is_file()]
-    assert [path for path in files if ANOTHER.encode() in path.read_bytes()] == []
+    assert [path for path in files if OTHER_SECRET.encode() in path.read_bytes()] == []
     driver.ensure_running(server, 3, QUIET)
-    refuses(pair, server, ANOTHER)
+    check_secret_is_refused(pair, server, OTHER_SECRET)
     driver.ensure_absent(server, 4)
-    refuses(pair, server, ANOTHER)
+    check_secret_is_refused(pair, server, OTHER_SECRET)
 
 
-def refuses(pair: Pair, server: str, secret: str) -> None:
+def check_secret_is_refused(pair: Pair, server: str, secret: str) -> None:
     with pytest.raises(errors.Forbidden):
         pair.source.driver.parts(server, secret)
     with pytest.raises(errors.Forbidden):
@@ -165,7 +167,7 @@ def refuses(pair: Pair, server: str, secret: str) -> None:
     ],
     ids=["lost", "altered"],
 )
-def test_a_copy_that_breaks_off_says_so_and_is_made_again(pair: Pair, problem: Exception) -> None:
+def test_interrupted_copy_raises_error_and_can_be_repeated(pair: Pair, problem: Exception) -> None:
     spec = pair.off_with_canary()
     with pytest.raises(type(problem), match=str(problem)):
         pair.received(spec, cut(problem))
@@ -177,7 +179,7 @@ def test_a_copy_that_breaks_off_says_so_and_is_made_again(pair: Pair, problem: E
     assert pair.booted_there(spec)
 
 
-def test_a_copy_that_broke_off_leaves_nothing_when_it_is_given_up(pair: Pair) -> None:
+def test_ensure_absent_after_interrupted_copy_removes_files(pair: Pair) -> None:
     spec = pair.off_with_canary()
     with pytest.raises(errors.Unavailable):
         pair.received(spec, cut(errors.Unavailable("The other host is gone.")))
@@ -186,27 +188,27 @@ def test_a_copy_that_broke_off_leaves_nothing_when_it_is_given_up(pair: Pair) ->
     assert pair.source.state(spec.server) == (SHUTDOWN, 1)
 
 
-@pytest.mark.parametrize("way", ["stalls", "trickles"])
-def test_a_copy_stops_within_five_seconds(pair: Pair, way: str) -> None:
+@pytest.mark.parametrize("fault", ["stalls", "trickles"])
+def test_cancelled_copy_ends_within_five_seconds(pair: Pair, fault: str) -> None:
     spec = pair.off_with_canary()
-    cancelled, letting_go = threading.Event(), threading.Event()
+    cancelled, stall_end = threading.Event(), threading.Event()
     threading.Timer(0.3, cancelled.set).start()
-    began = time.monotonic()
+    start = time.monotonic()
     with pytest.raises(Cancelled):
-        stalling = stalled(letting_go, 0.05 if pair.source.kind == "memory" else 60)
+        stalled_copy = stalled(stall_end, 0.05 if pair.source.kind == "memory" else 60)
         pair.received(
             spec,
-            stalling if way == "stalls" else trickling,
+            stalled_copy if fault == "stalls" else trickling,
             VerbContext(lambda name: None, cancelled.is_set),
         )
-    assert time.monotonic() - began < 5
-    letting_go.set()
+    assert time.monotonic() - start < 5
+    stall_end.set()
     assert pair.destination.state(spec.server) is None
     pair.received(spec)
     assert pair.booted_there(spec)
 
 
-def test_a_running_guest_gives_only_what_it_cannot_change(pair: Pair) -> None:
+def test_offer_of_running_guest_omits_its_disk(pair: Pair) -> None:
     spec = pair.source.boot()
     pair.source.driver.offer(spec.server, 1, SECRET, QUIET)
     assert "disk" not in [part.name for part in pair.peer(spec.server).parts()]
@@ -214,19 +216,19 @@ def test_a_running_guest_gives_only_what_it_cannot_change(pair: Pair) -> None:
         pair.source.driver.offer(str(uuid.uuid4()), 1, SECRET, QUIET)
 
 
-# --- what keeps it from coming ---
-def test_what_cannot_come_is_refused_before_the_guest_is_stopped(pair: Pair) -> None:
+# --- refused destinations ---
+def test_prepare_refuses_too_large_disk_and_unclaimed_dedicated_cpus(pair: Pair) -> None:
     spec = pair.off_with_canary()
-    refused = {
+    refused_specs = {
         "GiB": replace(spec, flavor=Flavor("9", "huge", 1, 128, 10_000_000)),
         "CPUs, memory or devices of its own": replace(
             spec, flavor=Flavor("8", "own", 1, 128, 1, extra_specs={"hw:cpu_policy": "dedicated"})
         ),
     }
-    for reason, asked in refused.items():
+    for reason, refused_spec in refused_specs.items():
         with pytest.raises(VerbFailed, match=reason):
             pair.destination.driver.prepare(
-                asked, pair.peer(spec.server), pair.destination.read_image, QUIET
+                refused_spec, pair.peer(spec.server), pair.destination.read_image, QUIET
             )
     for _ in range(2):
         pair.destination.driver.prepare(
@@ -236,7 +238,7 @@ def test_what_cannot_come_is_refused_before_the_guest_is_stopped(pair: Pair) -> 
 
 
 # --- shared storage ---
-def test_a_guest_of_shared_storage_is_found_there(sharing: Pair) -> None:
+def test_cold_migration_on_shared_storage_copies_no_files(sharing: Pair) -> None:
     spec = sharing.off_with_canary(has_run=True)
     for _ in range(2):
         assert sharing.received(spec) == 0
@@ -251,17 +253,17 @@ def test_a_guest_of_shared_storage_is_found_there(sharing: Pair) -> None:
     assert sharing.destination.files(spec.server) == []
 
 
-# --- what must not run ---
-def test_a_guest_that_is_active_or_has_memory_does_not_move(pair: Pair) -> None:
+# --- running and suspended guests ---
+def test_install_fails_on_active_guest_and_offer_on_suspended_guest(pair: Pair) -> None:
     driver, spec = pair.source.driver, pair.source.boot()
-    again = replace(spec, fence=2)
+    new_spec = replace(spec, fence=2)
     for pause in (False, True):
         if pause:
             driver.ensure_paused(spec.server, 1, QUIET)
         before = pair.source.state(spec.server)
         for runs in (True, False):
             with pytest.raises(VerbFailed, match="was started on this host meanwhile"):
-                driver.install(again, runs, QUIET)
+                driver.install(new_spec, runs, QUIET)
         assert pair.source.state(spec.server) == before
     driver.ensure_running(spec.server, 1, QUIET)
     driver.ensure_suspended(spec.server, 1, QUIET)
@@ -269,7 +271,7 @@ def test_a_guest_that_is_active_or_has_memory_does_not_move(pair: Pair) -> None:
         driver.offer(spec.server, 2, SECRET, QUIET)
 
 
-def test_a_plug_is_pulled_whatever_the_guest_does(pair: Pair) -> None:
+def test_pull_plug_stops_running_paused_or_suspended_guest(pair: Pair) -> None:
     rig = pair.source
     rig.driver.pull_plug(str(uuid.uuid4()))
     spec = rig.boot(fence=7)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every virt driver must do with a guest that is resized where it is: it can go back until
-that is settled.
+"""Resizes on the same host, which can be reverted until they are settled.
 
-On hosts in memory, of libvirt's mock-up and with real QEMU guests.
+The tests run on a host in memory, libvirt's mock-up and real QEMU guests.
 """
 
 from __future__ import annotations
@@ -21,12 +20,10 @@ from tests.contract.virt_pairs import LARGER, disk_gb
 from tests.contract.virt_rigs import QUIET, Rig, holds_canary
 
 
-@pytest.mark.parametrize("back", [True, False], ids=["back", "kept"])
-def test_a_guest_that_is_resized_where_it_is_can_go_back_until_that_is_settled(
-    rig: Rig, back: bool
-) -> None:
+@pytest.mark.parametrize("reverts", [True, False], ids=["revert", "confirm"])
+def test_resize_here_can_be_reverted_until_settle_resize(rig: Rig, reverts: bool) -> None:
     spec = rig.off_with_canary()
-    files, boots = kept(rig, spec.server), rig.boots(spec.server)
+    files, boots = list_plain_files(rig, spec.server), rig.boots(spec.server)
     larger = replace(spec, fence=4, flavor=LARGER)
     for _ in range(2):
         assert rig.driver.resize_here(larger, False, QUIET) == DomainState(spec.server, SHUTDOWN, 4)
@@ -35,7 +32,7 @@ def test_a_guest_that_is_resized_where_it_is_can_go_back_until_that_is_settled(
         assert rig.driver.resize_here(larger, True, QUIET) == DomainState(spec.server, RUNNING, 4)
     assert rig.has_canary(spec.server, boots + 1)
     assert rig.driver.diagnostics(spec.server)["memory_details"]["maximum"] == LARGER.memory_mb
-    if back:
+    if reverts:
         rig.driver.ensure_stopped(spec.server, 5, 0, QUIET)
         for _ in range(2):
             assert (
@@ -56,15 +53,15 @@ def test_a_guest_that_is_resized_where_it_is_can_go_back_until_that_is_settled(
                 == RUNNING
             )
         assert disk_gb(rig, spec.server) == 2
-    assert kept(rig, spec.server) == files, "nothing is kept aside any more"
+    assert list_plain_files(rig, spec.server) == files, "nothing is kept aside any more"
 
 
-def kept(rig: Rig, server: str) -> list[Path]:
-    """The server's files, but for the sockets of a guest that runs."""
+def list_plain_files(rig: Rig, server: str) -> list[Path]:
+    """Return the server's files without the sockets of a running guest."""
     return [path for path in rig.files(server) if not path.is_socket()]
 
 
-def test_what_is_written_after_a_resize_is_given_up_with_it(rig: Rig) -> None:
+def test_revert_of_resize_here_discards_later_writes(rig: Rig) -> None:
     spec = rig.boot()
     rig.driver.ensure_stopped(spec.server, 2, 0, QUIET)
     rig.driver.resize_here(replace(spec, fence=3, flavor=LARGER), False, QUIET)
@@ -84,7 +81,7 @@ def has_canary(rig: Rig, server: str) -> bool:
     return holds_canary(rig.folder / "instances" / server / "disk")
 
 
-def test_a_resize_where_it_is_needs_a_guest_that_is_off(rig: Rig) -> None:
+def test_resize_here_and_its_revert_need_stopped_guest(rig: Rig) -> None:
     spec = rig.boot()
     larger = replace(spec, fence=2, flavor=LARGER)
     with pytest.raises(VerbFailed, match="runs"):
@@ -101,7 +98,7 @@ def test_a_resize_where_it_is_needs_a_guest_that_is_off(rig: Rig) -> None:
         rig.driver.settle_resize(stranger, True, 2, QUIET)
 
 
-def test_what_an_older_resize_kept_is_never_taken_back(rig: Rig) -> None:
+def test_settle_resize_never_restores_files_of_older_resize(rig: Rig) -> None:
     spec = rig.off_with_canary()
     boots = rig.boots(spec.server)
     rig.driver.resize_here(replace(spec, fence=3, flavor=LARGER), False, QUIET)

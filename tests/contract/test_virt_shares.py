@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares of guests, on the same hypervisors: who has which, and when they are mounted. A real guest
-reads one."""
+"""Shares of guests and the times at which they are mounted, on a host in memory and libvirt's
+mock-up. One real QEMU guest uses a share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.waiting import await_true
 LOCATION = "192.0.2.9:/shares/one"
 
 
-def share(tag: str = "data", location: str = LOCATION) -> AttachedShare:
+def new_share(tag: str = "data", location: str = LOCATION) -> AttachedShare:
     return AttachedShare(ids.new(), tag, "NFS", location)
 
 
@@ -36,11 +36,11 @@ def host(tmp_path: Path) -> LocalMounts:
 
 @pytest.fixture(params=["memory", "test"])
 def rig(request: pytest.FixtureRequest, tmp_path: Path, host: LocalMounts) -> Iterator[Rig]:
-    made = (
+    created_rig = (
         virt_rigs.memory_rig(tmp_path) if request.param == "memory" else libvirt_rig(tmp_path, host)
     )
-    yield made
-    made.clean()
+    yield created_rig
+    created_rig.clean()
 
 
 def libvirt_rig(folder: Path, host: LocalMounts) -> Rig:
@@ -55,113 +55,118 @@ def libvirt_rig(folder: Path, host: LocalMounts) -> Rig:
     )
 
 
-def mounted(rig: Rig, host: LocalMounts, server: str) -> set[str]:
-    """The ids of the shares that the host has mounted for the server."""
+def mounted_shares(rig: Rig, host: LocalMounts, server: str) -> set[str]:
+    """Return the ids of the shares that the host has mounted for the server."""
     if isinstance(rig.driver, MemoryDriver):
         return set(rig.driver.host.guests[server].mounted)
     return {folder.name for folder in host.folders if folder.parent.name == server}
 
 
-def stopped(rig: Rig) -> str:
+def boot_and_stop(rig: Rig) -> str:
     server = rig.boot().server
     rig.driver.ensure_stopped(server, 2, 0, QUIET)
     return server
 
 
-def test_shares_are_mounted_while_the_guest_runs(rig: Rig, host: LocalMounts) -> None:
-    server, one, two = stopped(rig), share(), share("more")
-    for given in (one, two, one):
-        assert rig.driver.attach_share(server, 3, given, QUIET) == DomainState(server, SHUTDOWN, 3)
-    assert mounted(rig, host, server) == set()
+def test_shares_are_mounted_only_while_guest_runs(rig: Rig, host: LocalMounts) -> None:
+    server, first, second = boot_and_stop(rig), new_share(), new_share("more")
+    for attached in (first, second, first):
+        assert rig.driver.attach_share(server, 3, attached, QUIET) == DomainState(
+            server, SHUTDOWN, 3
+        )
+    assert mounted_shares(rig, host, server) == set()
     for fence in (4, 5):
         assert rig.driver.ensure_running(server, fence, QUIET).power_state == RUNNING
-        assert mounted(rig, host, server) == {one.share_id, two.share_id}
+        assert mounted_shares(rig, host, server) == {first.share_id, second.share_id}
     rig.driver.reboot(server, 6, 0, QUIET)
-    assert mounted(rig, host, server) == {one.share_id, two.share_id}
+    assert mounted_shares(rig, host, server) == {first.share_id, second.share_id}
     for fence in (7, 8):
         rig.driver.ensure_stopped(server, fence, 0, QUIET)
-        assert mounted(rig, host, server) == set()
+        assert mounted_shares(rig, host, server) == set()
 
 
-def test_a_share_goes_when_its_guest_is_off(rig: Rig, host: LocalMounts) -> None:
-    server, one, two = stopped(rig), share(), share("more")
-    for given in (one, two):
-        rig.driver.attach_share(server, 3, given, QUIET)
+def test_attach_and_detach_share_need_stopped_guest(rig: Rig, host: LocalMounts) -> None:
+    server, first, second = boot_and_stop(rig), new_share(), new_share("more")
+    for attached in (first, second):
+        rig.driver.attach_share(server, 3, attached, QUIET)
     rig.driver.ensure_running(server, 4, QUIET)
     for change in (rig.driver.attach_share, rig.driver.detach_share):
         with pytest.raises(VerbFailed, match="stop it"):
-            change(server, 5, one, QUIET)
+            change(server, 5, first, QUIET)
     rig.driver.ensure_stopped(server, 5, 0, QUIET)
     for _ in range(2):
-        rig.driver.detach_share(server, 6, one, QUIET)
+        rig.driver.detach_share(server, 6, first, QUIET)
     assert rig.state(server) == (SHUTDOWN, 6)
     rig.driver.ensure_running(server, 7, QUIET)
-    assert mounted(rig, host, server) == {two.share_id}
+    assert mounted_shares(rig, host, server) == {second.share_id}
 
 
-def test_a_rescued_guest_keeps_its_shares(rig: Rig, host: LocalMounts) -> None:
-    spec, one = rig.boot(), share()
+def test_rescue_and_unrescue_keep_shares_mounted(rig: Rig, host: LocalMounts) -> None:
+    spec, attached = rig.boot(), new_share()
     rig.driver.ensure_stopped(spec.server, 2, 0, QUIET)
-    rig.driver.attach_share(spec.server, 3, one, QUIET)
-    spec = replace(spec, shares=[one.share_id])
+    rig.driver.attach_share(spec.server, 3, attached, QUIET)
+    spec = replace(spec, shares=[attached.share_id])
     rig.driver.rescue(replace(spec, fence=4), rig.image, rig.read_image, QUIET)
-    assert mounted(rig, host, spec.server) == {one.share_id}
+    assert mounted_shares(rig, host, spec.server) == {attached.share_id}
     rig.driver.unrescue(replace(spec, fence=5), QUIET)
     rig.driver.ensure_stopped(spec.server, 6, 0, QUIET)
     rig.driver.ensure_running(spec.server, 7, QUIET)
-    assert mounted(rig, host, spec.server) == {one.share_id}
+    assert mounted_shares(rig, host, spec.server) == {attached.share_id}
 
 
 @pytest.mark.parametrize("verb", ["ensure_running", "reboot", "rescue"])
-def test_what_was_detached_elsewhere_is_not_mounted(rig: Rig, host: LocalMounts, verb: str) -> None:
-    """The host was away meanwhile; who rescues the guest describes it anew."""
-    spec, one, two = rig.boot(), share(), share("more")
+def test_start_reboot_or_rescue_drops_shares_detached_during_outage(
+    rig: Rig, host: LocalMounts, verb: str
+) -> None:
+    """The host was unreachable during the detach. The command for the start contains the server's
+    current shares."""
+    spec, first, second = rig.boot(), new_share(), new_share("more")
     rig.driver.ensure_stopped(spec.server, 2, 0, QUIET)
-    for given in (one, two):
-        rig.driver.attach_share(spec.server, 3, given, QUIET)
-    has = Belongings(shares=[two.share_id])
+    for attached in (first, second):
+        rig.driver.attach_share(spec.server, 3, attached, QUIET)
+    belongings = Belongings(shares=[second.share_id])
     if verb == "ensure_running":
-        rig.driver.ensure_running(spec.server, 4, QUIET, has)
+        rig.driver.ensure_running(spec.server, 4, QUIET, belongings)
     elif verb == "reboot":
-        rig.driver.reboot(spec.server, 4, 0, QUIET, has)
+        rig.driver.reboot(spec.server, 4, 0, QUIET, belongings)
     else:
-        spec = replace(spec, fence=4, shares=has.shares)
+        spec = replace(spec, fence=4, shares=belongings.shares)
         rig.driver.rescue(spec, rig.image, rig.read_image, QUIET)
     assert rig.state(spec.server) == (RUNNING, 4)
-    assert mounted(rig, host, spec.server) == {two.share_id}
+    assert mounted_shares(rig, host, spec.server) == {second.share_id}
     if rig.kind == "test":
-        described = rig.describe(spec.server, stored=True)
-        assert "'more'" in described and "'data'" not in described
+        domain_xml = rig.describe(spec.server, stored=True)
+        assert "'more'" in domain_xml and "'data'" not in domain_xml
 
 
-def test_an_agent_that_begins_anew_knows_them(rig: Rig, host: LocalMounts) -> None:
+def test_restarted_driver_mounts_attached_share_at_start(rig: Rig, host: LocalMounts) -> None:
     if rig.kind == "test":
         pytest.skip("libvirt's mock-up forgets its guests with its connection")
-    server, one = stopped(rig), share()
-    rig.driver.attach_share(server, 3, one, QUIET)
+    server, attached = boot_and_stop(rig), new_share()
+    rig.driver.attach_share(server, 3, attached, QUIET)
     rig.restart().ensure_running(server, 4, QUIET)
-    assert mounted(rig, host, server) == {one.share_id}
+    assert mounted_shares(rig, host, server) == {attached.share_id}
 
 
-def test_a_guest_that_is_gone_has_none(rig: Rig, host: LocalMounts) -> None:
-    server, one = stopped(rig), share()
-    rig.driver.attach_share(server, 3, one, QUIET)
+def test_ensure_absent_unmounts_shares_and_attach_fails_afterwards(
+    rig: Rig, host: LocalMounts
+) -> None:
+    server, attached = boot_and_stop(rig), new_share()
+    rig.driver.attach_share(server, 3, attached, QUIET)
     rig.driver.ensure_running(server, 4, QUIET)
     rig.driver.ensure_absent(server, 5)
     assert host.folders == [] and rig.files(server) == []
-    rig.driver.detach_share(server, 6, one, QUIET)
+    rig.driver.detach_share(server, 6, attached, QUIET)
     with pytest.raises(VerbFailed, match="no guest on this host"):
-        rig.driver.attach_share(server, 6, one, QUIET)
+        rig.driver.attach_share(server, 6, attached, QUIET)
 
 
-def test_a_share_that_cannot_be_mounted_keeps_its_guest_off(
-    tmp_path: Path, host: LocalMounts
-) -> None:
+def test_start_fails_while_a_share_cannot_be_mounted(tmp_path: Path, host: LocalMounts) -> None:
     rig = libvirt_rig(tmp_path, host)
-    server, one, bad = stopped(rig), share(), share("more", "192.0.2.9:/gone")
+    server, good, bad = boot_and_stop(rig), new_share(), new_share("more", "192.0.2.9:/gone")
     host.refuses.add(bad.export_location)
-    for given in (one, bad):
-        rig.driver.attach_share(server, 3, given, QUIET)
+    for attached in (good, bad):
+        rig.driver.attach_share(server, 3, attached, QUIET)
     with pytest.raises(VerbFailed, match=f"could not mount share {bad.share_id}"):
         rig.driver.ensure_running(server, 4, QUIET)
     assert rig.state(server) == (SHUTDOWN, 3)
@@ -170,40 +175,40 @@ def test_a_share_that_cannot_be_mounted_keeps_its_guest_off(
     rig.clean()
 
 
-def test_after_a_reboot_of_the_host_they_are_mounted_again(
-    tmp_path: Path, host: LocalMounts
-) -> None:
+def test_reboot_mounts_shares_again_after_reboot_of_host(tmp_path: Path, host: LocalMounts) -> None:
     rig = libvirt_rig(tmp_path, host)
-    server, one = stopped(rig), share()
-    rig.driver.attach_share(server, 3, one, QUIET)
+    server, attached = boot_and_stop(rig), new_share()
+    rig.driver.attach_share(server, 3, attached, QUIET)
     rig.driver.ensure_running(server, 4, QUIET)
     rig.driver.pull_plug(server)
     assert host.folders == []
     rig.driver.ensure_running(server, 5, QUIET)
     host.reboot()
     rig.driver.reboot(server, 6, 0, QUIET)
-    assert mounted(rig, host, server) == {one.share_id}
+    assert mounted_shares(rig, host, server) == {attached.share_id}
     rig.clean()
 
 
-def test_a_host_never_removes_what_is_on_a_share(tmp_path: Path, host: LocalMounts) -> None:
-    """Of a file server that does not let go, all that goes is the mount."""
+def test_ensure_absent_unmounts_busy_share_lazily_and_keeps_its_files(
+    tmp_path: Path, host: LocalMounts
+) -> None:
+    """If the file server prevents the unmount, the share is unmounted lazily."""
     rig = libvirt_rig(tmp_path, host)
-    server, one = stopped(rig), share()
-    rig.driver.attach_share(server, 3, one, QUIET)
+    server, attached = boot_and_stop(rig), new_share()
+    rig.driver.attach_share(server, 3, attached, QUIET)
     rig.driver.ensure_running(server, 4, QUIET)
     host.busy = True
     rig.driver.ensure_absent(server, 5)
     assert host.asked[-2:] == [
-        ["umount", "--", str(tmp_path / "shares" / server / one.share_id)],
-        ["umount", "--lazy", "--", str(tmp_path / "shares" / server / one.share_id)],
+        ["umount", "--", str(tmp_path / "shares" / server / attached.share_id)],
+        ["umount", "--lazy", "--", str(tmp_path / "shares" / server / attached.share_id)],
     ]
     rig.clean()
 
 
-def reading() -> str:
-    """User data that says what is on the share "data", and writes to it; the image has no virtiofs
-    of its own."""
+def build_user_data() -> str:
+    """Return user data that prints a file of the share "data" and writes another file. The user
+    data contains the virtiofs module, because the image does not."""
     folder = boot_disk.modules_of(boot_disk.newest_kernel()) / "kernel/fs/fuse"
     modules = [folder / f"{name}.ko" for name in ("fuse", "virtiofs")]
     load = "".join(
@@ -220,7 +225,7 @@ def reading() -> str:
 
 @pytest.mark.slice("guests")
 @pytest.mark.kvm_or_tcg
-def test_a_guest_reads_and_writes_a_share(
+def test_real_guest_reads_and_writes_share(
     tmp_path: Path, private_libvirtd: Path, host: LocalMounts
 ) -> None:
     from compute_agent.virt.libvirt.driver import LibvirtDriver
@@ -236,13 +241,13 @@ def test_a_guest_reads_and_writes_a_share(
         "qcow2",
         private_libvirtd,
     )
-    one = share()
+    attached = new_share()
     assert {"COMPUTE_STORAGE_VIRTIO_FS", "COMPUTE_MEM_BACKING_FILE"} <= set(
         rig.driver.inventory().traits
     )
-    spec = rig.boot(user_data=reading(), paused=True)
+    spec = rig.boot(user_data=build_user_data(), paused=True)
     rig.driver.ensure_stopped(spec.server, 2, 0, QUIET)
-    rig.driver.attach_share(spec.server, 3, one, QUIET)
+    rig.driver.attach_share(spec.server, 3, attached, QUIET)
     rig.driver.ensure_running(spec.server, 4, QUIET)
     await_true(
         lambda: "share: done" in rig.console(spec.server),
@@ -250,7 +255,7 @@ def test_a_guest_reads_and_writes_a_share(
         lambda: rig.console(spec.server)[-2000:],
     )
     assert "share: from the share" in rig.console(spec.server)
-    place = folder / "shares" / spec.server / one.share_id
+    place = folder / "shares" / spec.server / attached.share_id
     assert (place / "answer").read_text() == "written\n"
     rig.driver.ensure_stopped(spec.server, 5, 0, QUIET)
     assert not place.exists()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots of a server's disk, and the agent in its guest that stills the file systems and sets
-passwords, on the hypervisors of test_virt_driver.
+"""Snapshots of a server's disk, and the guest agent, which freezes file systems and sets passwords,
+on the hypervisors of test_virt_driver.py.
 
-A canary on the guest's disk tells whether a copy is one.
+A canary on the guest's disk shows whether a copy is complete.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.phases import Phases
 from tests.waiting import await_true
 
 
-def taken(rig: Rig, server: str, run: VerbContext = QUIET) -> bytes:
+def take_snapshot(rig: Rig, server: str, run: VerbContext = QUIET) -> bytes:
     chunks: list[bytes] = []
     assert rig.driver.snapshot(server, 9, chunks.extend, run) == sum(map(len, chunks))
     assert max(map(len, chunks)) <= 1 << 20
@@ -41,19 +41,19 @@ def taken(rig: Rig, server: str, run: VerbContext = QUIET) -> bytes:
     return b"".join(chunks)
 
 
-def shows_canary(rig: Rig, content: bytes, folder: Path) -> bool:
+def has_canary_in(rig: Rig, content: bytes, folder: Path) -> bool:
     (folder / "copy").write_bytes(content)
     return b"canary" in content if rig.kind == "memory" else holds_canary(folder / "copy")
 
 
-def test_snapshot_of_a_running_guest_boots_with_its_canary(rig: Rig, tmp_path: Path) -> None:
+def test_snapshot_in_every_power_state_contains_canary_of_disk(rig: Rig, tmp_path: Path) -> None:
     spec = rig.boot_with_canary()
     phases = Phases()
     if rig.kind == "test":
         with pytest.raises(VerbFailed, match="could not copy the guest's disk"):
-            taken(rig, spec.server)
+            take_snapshot(rig, spec.server)
     else:
-        content = taken(rig, spec.server, VerbContext(phases, lambda: False))
+        content = take_snapshot(rig, spec.server, VerbContext(phases, lambda: False))
         assert phases[0].startswith("copying disk") and phases[-1] == "uploading 100 %"
         assert rig.state(spec.server) == (RUNNING, 1)
         image = ImageRef(
@@ -62,27 +62,25 @@ def test_snapshot_of_a_running_guest_boots_with_its_canary(rig: Rig, tmp_path: P
         copy = replace(rig.spec(), image=image, user_data=spec.user_data)
         rig.driver.ensure_guest(copy, lambda name: iter([content]), QUIET)
         assert rig.has_canary(copy.server, 1)
-    snapshots_of_one_that_does_not_run(rig, spec.server, tmp_path)
+    check_snapshots_of_idle_guest(rig, spec.server, tmp_path)
 
 
-def snapshots_of_one_that_does_not_run(rig: Rig, server: str, folder: Path) -> None:
+def check_snapshots_of_idle_guest(rig: Rig, server: str, folder: Path) -> None:
     rig.driver.ensure_paused(server, 2, QUIET)
     if rig.kind != "test":
-        assert shows_canary(rig, taken(rig, server), folder)
+        assert has_canary_in(rig, take_snapshot(rig, server), folder)
     assert rig.state(server) == (PAUSED, 2)
     rig.driver.ensure_suspended(server, 3, QUIET)
-    assert shows_canary(rig, taken(rig, server), folder)
+    assert has_canary_in(rig, take_snapshot(rig, server), folder)
     rig.driver.ensure_stopped(server, 4, 0, QUIET)
-    assert shows_canary(rig, taken(rig, server), folder)
+    assert has_canary_in(rig, take_snapshot(rig, server), folder)
     assert rig.state(server) == (SHUTDOWN, 4)
 
 
 @pytest.mark.slice("guests")
 @pytest.mark.kvm_or_tcg
 @pytest.mark.parametrize("rig", ["qemu"], indirect=True)
-def test_copy_that_an_agent_that_died_had_begun_is_made_anew(
-    rig: Rig, private_libvirtd: Path
-) -> None:
+def test_snapshot_replaces_unfinished_copy_of_dead_agent(rig: Rig, private_libvirtd: Path) -> None:
     from compute_agent.virt.libvirt.domains.connection import Connection
     from compute_agent.virt.libvirt.guests.snapshots import backup_xml
 
@@ -91,36 +89,36 @@ def test_copy_that_an_agent_that_died_had_begun_is_made_anew(
     dead = Connection(libvirtd.uri(private_libvirtd))
     dead.on(spec.server, "copy the disk", lambda domain: domain.backupBegin(order, None, 0))
     dead.close()
-    assert len(taken(rig, spec.server)) > len(rig.content) // 2
+    assert len(take_snapshot(rig, spec.server)) > len(rig.content) // 2
 
 
-@pytest.mark.parametrize("at", ["copying disk", "uploading"])
-def test_snapshot_cut_off_leaves_nothing_and_can_be_repeated(rig: Rig, at: str) -> None:
+@pytest.mark.parametrize("phase", ["copying disk", "uploading"])
+def test_cancelled_snapshot_leaves_no_files_and_can_be_repeated(rig: Rig, phase: str) -> None:
     spec = rig.boot()
     if rig.kind == "test":
         rig.driver.ensure_stopped(spec.server, 2, 0, QUIET)
     phases = Phases()
-    seen = 0
+    looks = 0
 
     def cancelled() -> bool:
-        nonlocal seen
-        seen += bool(phases) and phases[-1].startswith(at)
-        return seen > (1 if at == "copying disk" and rig.real else 0)
+        nonlocal looks
+        looks += bool(phases) and phases[-1].startswith(phase)
+        return looks > (1 if phase == "copying disk" and rig.real else 0)
 
     chunks: list[bytes] = []
-    began = time.monotonic()
-    if rig.kind != "memory" or at == "copying disk":
+    start = time.monotonic()
+    if rig.kind != "memory" or phase == "copying disk":
         with pytest.raises(Cancelled):
             rig.driver.snapshot(spec.server, 2, chunks.extend, VerbContext(phases, cancelled))
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - start < 5
     assert not [path for path in rig.files(spec.server) if "snapshot" in path.name]
-    assert taken(rig, spec.server)
+    assert take_snapshot(rig, spec.server)
 
 
 @pytest.mark.slice("guests")
 @pytest.mark.kvm_or_tcg
 @pytest.mark.parametrize("rig", ["qemu"], indirect=True)
-def test_snapshot_cut_off_in_the_last_moment_of_its_copy_is_not_uploaded(
+def test_snapshot_cancelled_at_end_of_copy_is_not_uploaded(
     rig: Rig, private_libvirtd: Path
 ) -> None:
     from compute_agent.virt.libvirt.domains import jobs
@@ -128,13 +126,13 @@ def test_snapshot_cut_off_in_the_last_moment_of_its_copy_is_not_uploaded(
 
     spec = rig.boot()
     libvirt, phases, chunks = Connection(libvirtd.uri(private_libvirtd)), Phases(), list[bytes]()
-    looks = 0
+    phase_count = 0
 
     def is_copied() -> bool:
-        nonlocal looks
-        seen, looks = looks, len(phases)
-        # what has ended is told no more
-        return seen == looks and not jobs.stats_of(libvirt, spec.server)
+        nonlocal phase_count
+        phases_before, phase_count = phase_count, len(phases)
+        # A completed job has no stats any more.
+        return phases_before == phase_count and not jobs.stats_of(libvirt, spec.server)
 
     with pytest.raises(Cancelled):
         rig.driver.snapshot(spec.server, 2, chunks.extend, VerbContext(phases, is_copied))
@@ -142,7 +140,7 @@ def test_snapshot_cut_off_in_the_last_moment_of_its_copy_is_not_uploaded(
     libvirt.close()
 
 
-def test_snapshot_that_the_image_service_does_not_take(rig: Rig) -> None:
+def test_snapshot_refused_by_image_service_leaves_no_files(rig: Rig) -> None:
     spec = rig.boot()
     rig.driver.ensure_stopped(spec.server, 2, 0, QUIET)
 
@@ -150,20 +148,20 @@ def test_snapshot_that_the_image_service_does_not_take(rig: Rig) -> None:
         next(chunks)
         raise errors.Forbidden("The image quota is used up.")
 
-    def away(chunks: Iterator[bytes]) -> None:
+    def raise_unavailable(chunks: Iterator[bytes]) -> None:
         raise errors.Unavailable("The image service does not answer.")
 
     with pytest.raises(VerbFailed, match="quota"):
         rig.driver.snapshot(spec.server, 3, refuse, QUIET)
     with pytest.raises(errors.Unavailable):
-        rig.driver.snapshot(spec.server, 3, away, QUIET)
+        rig.driver.snapshot(spec.server, 3, raise_unavailable, QUIET)
     assert not [path for path in rig.files(spec.server) if "snapshot" in path.name]
 
 
-def test_agent_sets_passwords_and_stills_the_file_systems(rig: Rig) -> None:
+def test_guest_agent_sets_password_and_freezes_file_systems(rig: Rig) -> None:
     spec = rig.boot(ready=True, user_data=AGENT)
     await_true(
-        lambda: sets_password(rig, spec.server),
+        lambda: can_set_password(rig, spec.server),
         BOOT_SECONDS,
         lambda: rig.console(spec.server)[-1000:],
     )
@@ -177,31 +175,32 @@ def test_agent_sets_passwords_and_stills_the_file_systems(rig: Rig) -> None:
         lambda: rig.console(spec.server)[-1000:],
     )
     await_true(
-        lambda: is_refused_nobodys_password(rig, spec.server),
+        lambda: is_unknown_user_refused(rig, spec.server),
         BOOT_SECONDS,
         lambda: rig.console(spec.server)[-1000:],
     )
-    taken(rig, spec.server)
+    take_snapshot(rig, spec.server)
 
-    def was_still() -> bool:
-        told = rig.console(spec.server)
-        return -1 < told.find("agent: frozen") < told.rfind("agent: thawed")
+    def was_frozen() -> bool:
+        console_text = rig.console(spec.server)
+        return -1 < console_text.find("agent: frozen") < console_text.rfind("agent: thawed")
 
-    await_true(was_still, 10, lambda: rig.console(spec.server)[-1000:])
+    await_true(was_frozen, 10, lambda: rig.console(spec.server)[-1000:])
 
 
-def sets_password(rig: Rig, server: str) -> bool:
-    """False while the agent in a real guest does not listen yet, or takes too long."""
+def can_set_password(rig: Rig, server: str) -> bool:
+    """False while the agent of a real guest does not listen yet, or is too slow."""
     try:
         rig.driver.set_password(server, "root", "s3cret")
-    except VerbFailed as failed:
-        assert "no agent" in str(failed), failed.details
+    except VerbFailed as failure:
+        assert "no agent" in str(failure), failure.details
         return False
     return True
 
 
-def is_refused_nobodys_password(rig: Rig, server: str) -> bool:
-    """By the agent, whose words have the password; False while it takes too long."""
+def is_unknown_user_refused(rig: Rig, server: str) -> bool:
+    """True if the agent refuses a user without showing the password. False while the agent is too
+    slow."""
     with pytest.raises(VerbFailed) as caught:
         rig.driver.set_password(server, "nobody", "s3cret")
     assert "s3cret" not in f"{caught.value} {caught.value.details} {caught.value.__cause__}"
@@ -211,7 +210,7 @@ def is_refused_nobodys_password(rig: Rig, server: str) -> bool:
     return True
 
 
-def test_without_agent_no_password_is_set(rig: Rig) -> None:
+def test_set_password_without_agent_raises_verb_failed(rig: Rig) -> None:
     if rig.kind == "test":
         pytest.skip("libvirt's mock-up answers for every agent")
     spec = rig.boot(image=replace(rig.image, properties={"hw_qemu_guest_agent": "no"}))

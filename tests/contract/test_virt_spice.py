@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Screens that speak SPICE, on the hypervisors that have them."""
+"""SPICE consoles of guests, on the hypervisors that have consoles."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from compute_agent.virt.driver import SERIAL, SPICE, VNC
 from tests import spice
 from tests.contract.virt_rigs import QUIET, Rig
 
-#: A guest that boots in emulation holds QEMU up, on a busy machine for long.
+#: The boot of an emulated guest delays QEMU, on a busy machine for a long time.
 SECONDS = 90
 
 
 @pytest.fixture
 def rig(rig: Rig) -> Rig:
-    """A host whose guests are made without SPICE, until its agent begins anew."""
+    """A host without SPICE. Tests turn SPICE on with a restart of the driver."""
     if not rig.has_console:
         pytest.skip("libvirt's mock-up has no consoles")
     return rig
 
 
-def answer(side: socket.socket, sent: bytes) -> bytes:
-    """What a server says first to who sent this."""
+def read_answer(side: socket.socket, request: bytes) -> bytes:
+    """Send these bytes to a server, and return the first four bytes of the answer."""
     side.settimeout(SECONDS)
-    side.sendall(sent)
+    side.sendall(request)
     return spice.OverSocket(side).read(4)
 
 
-def test_a_guest_has_spice_when_it_was_made_by_an_agent_with_it(rig: Rig) -> None:
+def test_guest_has_spice_only_if_created_or_rebuilt_with_spice_option(rig: Rig) -> None:
     old = rig.boot()
     assert rig.driver.inventory().facts["spice"] is False
     rig.restart(spice=True)
@@ -46,58 +46,58 @@ def test_a_guest_has_spice_when_it_was_made_by_an_agent_with_it(rig: Rig) -> Non
     new = rig.boot()
     assert rig.driver.console_kinds(new.server) == [VNC, SPICE, SERIAL]
     with rig.driver.console(new.server, SPICE) as screen:
-        assert answer(screen, spice.greeting()) == spice.MAGIC
+        assert read_answer(screen, spice.greeting()) == spice.MAGIC
     with rig.driver.console(new.server, VNC) as screen:
-        assert answer(screen, b"") == b"RFB "
+        assert read_answer(screen, b"") == b"RFB "
     rig.driver.rebuild(replace(old, fence=2), rig.read_image, True, QUIET)
     with rig.driver.console(old.server, SPICE) as screen:
-        assert answer(screen, spice.greeting()) == spice.MAGIC
+        assert read_answer(screen, spice.greeting()) == spice.MAGIC
 
 
-def test_spice_ends_with_the_guest(rig: Rig) -> None:
+def test_spice_console_closes_when_guest_stops(rig: Rig) -> None:
     rig.restart(spice=True)
     spec = rig.boot()
     with rig.driver.console(spec.server, SPICE) as screen:
-        assert answer(screen, spice.greeting()) == spice.MAGIC
+        assert read_answer(screen, spice.greeting()) == spice.MAGIC
         rig.driver.ensure_stopped(spec.server, 2, 0, QUIET)
         while screen.recv(4096):
             pass
-    for ask in (
+    for call in (
         lambda: rig.driver.console(spec.server, SPICE),
         lambda: rig.driver.console_kinds(spec.server),
     ):
         with pytest.raises(VerbFailed):
-            ask()
+            call()
 
 
-def test_channels_of_one_session_pass_the_port_of_a_proxy(rig: Rig) -> None:
-    """As Nova's direct proxy connects: raw SPICE, from the first byte on."""
+def test_direct_console_port_accepts_all_spice_channels_of_session(rig: Rig) -> None:
+    """Nova's direct proxy connects in this way, with SPICE from the first byte on."""
     rig.restart(spice=True)
     spec = rig.boot()
     direct = DirectConsoles(rig.driver.console, "127.0.0.1", ["127.0.0.1"])
     try:
         offer = direct.offer(spec.server)
-        with ExitStack() as opened:
+        with ExitStack() as sockets:
 
-            def channel() -> spice.OverSocket:
+            def open_channel() -> spice.OverSocket:
                 place = (offer["host"], offer["port"])
                 return spice.OverSocket(
-                    opened.enter_context(socket.create_connection(place, SECONDS))
+                    sockets.enter_context(socket.create_connection(place, SECONDS))
                 )
 
             if rig.real:
-                session = spice.open_main(channel())
-                assert spice.link(channel(), spice.DISPLAY, session) == 0
+                session = spice.open_main(open_channel())
+                assert spice.link(open_channel(), spice.DISPLAY, session) == 0
             else:
-                main = channel()
+                main = open_channel()
                 main.send(spice.greeting())
                 assert main.read(4) == spice.MAGIC
     finally:
         direct.close()
 
 
-def test_channels_of_one_session_pass_the_relay(rig: Rig) -> None:
-    """Each over an offer of its own, as the console service opens them."""
+def test_console_relay_accepts_all_spice_channels_of_session(rig: Rig) -> None:
+    """Each channel uses a new offer, as in the console service."""
     if not rig.real:
         pytest.skip("only a real server knows which channels belong together")
     rig.restart(spice=True)
@@ -105,20 +105,21 @@ def test_channels_of_one_session_pass_the_relay(rig: Rig) -> None:
     relay = Consoles(rig.driver.console, "127.0.0.1")
     thread = relay.start()
     try:
-        with ExitStack() as opened:
+        with ExitStack() as sockets:
 
-            def channel() -> spice.OverSocket:
+            def open_channel() -> spice.OverSocket:
                 offer = relay.offer(spec.server, SPICE)
-                side = opened.enter_context(
+                side = sockets.enter_context(
                     socket.create_connection((offer["host"], offer["port"]), SECONDS)
                 )
                 side.sendall(offer["secret"].encode())
                 return spice.OverSocket(side)
 
-            session = spice.open_main(channel())
+            session = spice.open_main(open_channel())
             for kind in (spice.DISPLAY, spice.INPUTS, spice.CURSOR):
-                assert spice.link(channel(), kind, session) == 0
-            assert spice.link(channel(), spice.DISPLAY, session ^ 1) != 0  # nobody's session
+                assert spice.link(open_channel(), kind, session) == 0
+            # This session does not exist.
+            assert spice.link(open_channel(), spice.DISPLAY, session ^ 1) != 0
     finally:
         relay.close()
         thread.join(5)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nova's element of a domain's metadata, read by the fields that Ceilometer's discovery reads, and
-by Ceilometer itself."""
+"""Nova's element in a domain's metadata, read in the same way as Ceilometer's discovery, and by
+Ceilometer itself."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NAME = '</nova:name> "naïve" \x00 ]]>'
 
 @pytest.fixture
 def libvirt_rig(rig: Rig) -> Rig:
-    """A rig whose guests are domains of libvirt."""
+    """A rig with libvirt's domains as guests."""
     if rig.kind == "memory":
         pytest.skip("a host in memory has no domains")
     return rig
@@ -70,8 +70,8 @@ def discover(element: Element) -> dict[str, Any]:
     """Return the attributes of a guest as Ceilometer 27's libvirt_metadata discovery reads them."""
 
     def uuid(path: str) -> str | None:
-        found = element.find(path, NAMES)
-        return None if found is None else found.get("uuid")
+        child = element.find(path, NAMES)
+        return None if child is None else child.get("uuid")
 
     flavor = element.find("nova:flavor", NAMES)
     assert flavor is not None
@@ -85,14 +85,14 @@ def discover(element: Element) -> dict[str, Any]:
             for name in ("memory", "disk", "swap", "ephemeral", "vcpus")
         },
         "extra_specs": {
-            one.get("name"): one.text for one in flavor.iterfind("nova:extraSpecs/*", NAMES)
+            item.get("name"): item.text for item in flavor.iterfind("nova:extraSpecs/*", NAMES)
         },
         "root_image": uuid("nova:root[@type='image']"),
         "image": uuid("nova:image"),
         "disk_format": text(element, "nova:image/nova:diskFormat"),
         "properties": {
-            one.get("name"): one.text
-            for one in element.iterfind("nova:image/nova:properties/nova:property", NAMES)
+            item.get("name"): item.text
+            for item in element.iterfind("nova:image/nova:properties/nova:property", NAMES)
         },
     }
 
@@ -124,13 +124,13 @@ def test_guest_has_metadata_of_nova_for_ceilometer(libvirt_rig: Rig) -> None:
         "disk_format": spec.image.disk_format,
         "properties": {"hw_disk_bus": "virtio"},
     }
-    described = ElementTree.fromstring(libvirt_rig.describe(spec.server))
+    domain = ElementTree.fromstring(libvirt_rig.describe(spec.server))
     if libvirt_rig.real:
-        stats = described.find("devices/memballoon/stats")
+        stats = domain.find("devices/memballoon/stats")
         assert stats is not None and stats.get("period") == "10"
 
 
-def test_metadata_of_nova_is_kept_by_power_resize_and_rename(libvirt_rig: Rig) -> None:
+def test_metadata_of_nova_survives_power_changes_resize_and_rename(libvirt_rig: Rig) -> None:
     rig = libvirt_rig
     spec = boot(rig)
     before = discover(read(rig, spec.server))
@@ -146,7 +146,7 @@ def test_metadata_of_nova_is_kept_by_power_resize_and_rename(libvirt_rig: Rig) -
     assert (after["user"], after["project"]) == (before["user"], before["project"])
 
 
-def test_metadata_of_nova_names_the_ports_of_now(libvirt_rig: Rig) -> None:
+def test_metadata_of_nova_lists_current_ports(libvirt_rig: Rig) -> None:
     rig = libvirt_rig
     if rig.kind == "test":
         pytest.skip("libvirt's mock-up plugs nothing in")
@@ -175,7 +175,7 @@ def test_metadata_of_nova_names_the_ports_of_now(libvirt_rig: Rig) -> None:
 
 @pytest.fixture(scope="module")
 def ceilometer() -> Path:
-    """The Python that has Ceilometer."""
+    """The Python interpreter of the environment with Ceilometer."""
     if not has_ceilometer():
         if os.environ.get("KILONOVA_TEST"):
             pytest.fail("Ceilometer is not there: ./deploy/test all installs it in its first steps")
@@ -187,14 +187,14 @@ def ceilometer() -> Path:
 def test_ceilometer_discovers_guests_by_default_method(ceilometer: Path, rig: Rig) -> None:
     paused, stopped = boot(rig), boot(rig)
     rig.driver.ensure_stopped(stopped.server, 2, 0, QUIET)
-    done = subprocess.run(
+    process = subprocess.run(
         [ceilometer, "-W", "ignore", READER, rig.uri],
         capture_output=True,
         text=True,
         check=True,
         timeout=120,
     )
-    guests = {guest["id"]: guest for guest in json.loads(done.stdout)}
+    guests = {guest["id"]: guest for guest in json.loads(process.stdout)}
     assert {server: guests[server]["status"] for server in guests} == {
         paused.server: "paused",
         stopped.server: "stopped",

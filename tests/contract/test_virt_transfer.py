@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guests of libvirt that move over the real transfer service: where the base comes from, and what a
-disk may say.
+"""Cold migrations of libvirt's guests over the real transfer service: the source of the base image,
+and refused disks.
 
-What every driver must do with guests that move is in test_virt_moves; here is what only files on
-disks can get wrong.
+For the requirements of every driver see test_virt_moves.py. These tests are about faults of files
+on disks.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ GONE: list[errors.Problem] = [
 
 
 @contextmanager
-def served(pair: Pair, spec: GuestSpec, **options: Any) -> Iterator[Peer]:
-    """The guest's files as the source's agent gives them to another's."""
+def serve_files(pair: Pair, spec: GuestSpec, **options: Any) -> Iterator[Peer]:
+    """Serve the guest's files to another host, as the source's agent does."""
     service = pair.transfer_service(**options)
     yield client.peer(service.start(), spec.server, SECRET)
     service.close()
 
 
-def home(pair: Pair, spec: GuestSpec) -> Path:
+def instance_folder(pair: Pair, spec: GuestSpec) -> Path:
     return pair.destination.folder / "instances" / spec.server
 
 
-def refusing(problem: Exception) -> Callable[[str], Iterator[bytes]]:
-    """An image service that has not the image."""
+def refuse_with(problem: Exception) -> Callable[[str], Iterator[bytes]]:
+    """Return a reader of an image service without the image."""
 
     def read(image: str) -> Iterator[bytes]:
         raise problem
@@ -69,28 +69,35 @@ def refusing(problem: Exception) -> Callable[[str], Iterator[bytes]]:
 
 
 @of_libvirt
-def test_guest_moves_when_nobody_but_its_host_has_its_image(pair: Pair) -> None:
+def test_receive_copies_base_from_source_when_image_is_unavailable(pair: Pair) -> None:
     spec = replace(pair.off_with_canary(), flavor=LARGER)
     pair.source.driver.ensure_stopped(spec.server, 1, 0, QUIET)
-    there, told = pair.destination.driver, []
+    destination, reports = pair.destination.driver, []
     phases = Phases()
-    with served(pair, spec) as peer:
+    with serve_files(pair, spec) as peer:
         for problem in GONE:
-            there.prepare(spec, peer, refusing(problem), QUIET)
-            got = there.receive(
+            destination.prepare(spec, peer, refuse_with(problem), QUIET)
+            totals = destination.receive(
                 spec,
                 peer,
-                refusing(problem),
-                VerbContext(phases, lambda: False, report_migration=told.append),
+                refuse_with(problem),
+                VerbContext(phases, lambda: False, report_migration=reports.append),
             )
-    assert got["bytes"] >= disk_bytes(pair, spec)
-    assert told[-1]["disk_processed"] == told[-1]["disk_total"] and told[-1]["disk_remaining"] == 0
+    assert totals["bytes"] >= disk_bytes(pair, spec)
+    assert (
+        reports[-1]["disk_processed"] == reports[-1]["disk_total"]
+        and reports[-1]["disk_remaining"] == 0
+    )
     assert "copying files 100 %" in phases
     assert pair.booted_there(spec) and disk_gb(pair.destination, spec.server) == 2
     assert [
-        name for name in names(home(pair, spec)) if not name.startswith(("tty", "console"))
+        name
+        for name in names(instance_folder(pair, spec))
+        if not name.startswith(("tty", "console"))
     ] == ["base", "config", "disk"]
-    assert base(home(pair, spec)).samefile(next((pair.destination.folder / "images").iterdir()))
+    assert base(instance_folder(pair, spec)).samefile(
+        next((pair.destination.folder / "images").iterdir())
+    )
 
 
 def disk_bytes(pair: Pair, spec: GuestSpec) -> int:
@@ -99,23 +106,23 @@ def disk_bytes(pair: Pair, spec: GuestSpec) -> int:
 
 @of_files
 @pytest.mark.parametrize("problem", GONE, ids=["missing", "forbidden", "unavailable"])
-def test_what_nobody_has_is_said_as_the_image_service_says_it(
+def test_receive_without_base_and_image_raises_error_of_image_service(
     pair: Pair, problem: errors.Problem
 ) -> None:
     spec = pair.off_with_canary()
     base(pair.source.folder / "instances" / spec.server).unlink()
     expected = errors.Unavailable if isinstance(problem, errors.Unavailable) else VerbFailed
-    with served(pair, spec) as peer, pytest.raises(expected, match=problem.text):
-        pair.destination.driver.receive(spec, peer, refusing(problem), QUIET)
+    with serve_files(pair, spec) as peer, pytest.raises(expected, match=problem.text):
+        pair.destination.driver.receive(spec, peer, refuse_with(problem), QUIET)
 
 
 @of_files
-def test_base_that_its_host_altered_is_no_base(pair: Pair) -> None:
+def test_receive_refuses_base_with_wrong_checksum(pair: Pair) -> None:
     spec = pair.off_with_canary()
     base(pair.source.folder / "instances" / spec.server).write_bytes(b"imagf" * 1000)
-    with served(pair, spec) as peer, pytest.raises(VerbFailed, match="checksum"):
-        pair.destination.driver.receive(spec, peer, refusing(GONE[0]), QUIET)
-    assert not (home(pair, spec) / "disk").exists()
+    with serve_files(pair, spec) as peer, pytest.raises(VerbFailed, match="checksum"):
+        pair.destination.driver.receive(spec, peer, refuse_with(GONE[0]), QUIET)
+    assert not (instance_folder(pair, spec) / "disk").exists()
     assert list((pair.destination.folder / "images").iterdir()) == []
 
 
@@ -128,9 +135,7 @@ def test_base_that_its_host_altered_is_no_base(pair: Pair) -> None:
         ["-b", "/x/instances/00000000-0000-4000-8000-000000000000/base", "-F", "raw"],
     ],
 )
-def test_disk_that_names_what_is_not_the_servers_is_not_opened(
-    pair: Pair, options: list[str]
-) -> None:
+def test_receive_refuses_disk_with_foreign_backing_file(pair: Pair, options: list[str]) -> None:
     spec = pair.off_with_canary()
     subprocess.run(
         [
@@ -144,33 +149,33 @@ def test_disk_that_names_what_is_not_the_servers_is_not_opened(
         ],
         check=True,
     )
-    with served(pair, spec) as peer, pytest.raises(VerbFailed, match="may open"):
+    with serve_files(pair, spec) as peer, pytest.raises(VerbFailed, match="may open"):
         pair.destination.driver.receive(spec, peer, pair.destination.read_image, QUIET)
-    assert names(home(pair, spec)) == []
+    assert names(instance_folder(pair, spec)) == []
     with pytest.raises(VerbFailed, match="files"):
         pair.destination.driver.install(spec, True, QUIET)
 
 
 @of_files
-def test_what_a_killed_agent_left_is_gone_after_the_next_try(pair: Pair) -> None:
+def test_receive_and_ensure_absent_remove_files_of_killed_agent(pair: Pair) -> None:
     spec = pair.off_with_canary()
     for name in (
         "disk.part",
         f"{base(pair.source.folder / 'instances' / spec.server).name}.part",
         "config.part",
     ):
-        home(pair, spec).mkdir(exist_ok=True)
-        (home(pair, spec) / name).write_bytes(b"half")
-    with served(pair, spec) as peer:
+        instance_folder(pair, spec).mkdir(exist_ok=True)
+        (instance_folder(pair, spec) / name).write_bytes(b"half")
+    with serve_files(pair, spec) as peer:
         pair.destination.driver.receive(spec, peer, pair.destination.read_image, QUIET)
-    assert names(home(pair, spec)) == ["base", "config", "disk"]
-    (home(pair, spec) / "disk.part").write_bytes(b"half")
+    assert names(instance_folder(pair, spec)) == ["base", "config", "disk"]
+    (instance_folder(pair, spec) / "disk.part").write_bytes(b"half")
     pair.destination.driver.ensure_absent(spec.server, 3)
     assert pair.destination.files(spec.server) == []
 
 
-#: An agent that receives, in a process of its own: node, state folder, address, secret, guest as
-#: JSON.
+#: An agent process that receives files. Arguments: libvirt URI, state folder, address, secret, and
+#: the guest's spec as JSON.
 RECEIVER = """
 import json, sys
 from common.domain.models import GuestSpec
@@ -187,7 +192,7 @@ LibvirtDriver(uri, home, "test").receive(spec, client.peer(address, spec.server,
 
 
 @of_files
-def test_killed_agent_leaves_nothing_that_looks_whole(pair: Pair) -> None:
+def test_agent_killed_during_receive_leaves_only_partial_disk(pair: Pair) -> None:
     spec = pair.off_with_canary()
     subprocess.run(
         [
@@ -213,29 +218,31 @@ def test_killed_agent_leaves_nothing_that_looks_whole(pair: Pair) -> None:
         json.dumps(to_wire(spec)),
     ]
     with subprocess.Popen(command, cwd=REPOSITORY) as agent:
-        disk = home(pair, spec) / "disk.part"
+        disk = instance_folder(pair, spec) / "disk.part"
         await_true(
             lambda: agent.poll() is not None or (disk.exists() and disk.stat().st_blocks > 2048),
             30,
             lambda: "it receives nothing",
         )
         agent.kill()
-    left = names(home(pair, spec))
-    assert "disk.part" in left and "disk" not in left
+    file_names = names(instance_folder(pair, spec))
+    assert "disk.part" in file_names and "disk" not in file_names
     with pytest.raises(VerbFailed, match="files"):
         pair.destination.driver.install(spec, True, QUIET)
     service.close()
-    with served(pair, spec) as peer:
+    with serve_files(pair, spec) as peer:
         pair.destination.driver.receive(spec, peer, pair.destination.read_image, QUIET)
-    assert names(home(pair, spec)) == ["base", "config", "disk"] and pair.booted_there(spec)
+    assert names(instance_folder(pair, spec)) == ["base", "config", "disk"] and pair.booted_there(
+        spec
+    )
 
 
 @of_files
-def test_disk_of_a_guest_that_is_started_meanwhile_does_not_arrive(pair: Pair) -> None:
+def test_receive_fails_when_guest_is_started_on_source(pair: Pair) -> None:
     spec = pair.off_with_canary()
 
-    class Starting:
-        """Starts the guest at its host while its disk is read."""
+    class StartingPeer:
+        """A peer that starts the guest on the source while the disk is read."""
 
         def __init__(self, peer: Peer) -> None:
             self.parts, self._peer = peer.parts, peer
@@ -246,48 +253,50 @@ def test_disk_of_a_guest_that_is_started_meanwhile_does_not_arrive(pair: Pair) -
                     pair.source.driver.ensure_running(spec.server, 1, QUIET)
                 yield piece
 
-    with served(pair, spec, rate=1) as peer, pytest.raises(VerbFailed) as failed:
+    with serve_files(pair, spec, rate=1) as peer, pytest.raises(VerbFailed) as failure:
         (pair.source.folder / "instances" / spec.server / "disk").open("r+b").truncate(3 << 20)
-        pair.destination.driver.receive(spec, Starting(peer), pair.destination.read_image, QUIET)
-    assert "started" in failed.value.details
-    assert names(home(pair, spec)) == []
+        pair.destination.driver.receive(
+            spec, StartingPeer(peer), pair.destination.read_image, QUIET
+        )
+    assert "started" in failure.value.details
+    assert names(instance_folder(pair, spec)) == []
 
 
 @of_files
-def test_agent_that_is_replaced_meanwhile_is_asked_for_the_rest(pair: Pair) -> None:
+def test_receive_continues_after_restart_of_transfer_service(pair: Pair) -> None:
     spec = pair.off_with_canary()
     first = TransferService(pair.source.driver, "127.0.0.1", rate=1)
-    address, again = first.start(), []
+    address, new_services = first.start(), []
     peer = client.peer(address, spec.server, SECRET)
 
     def replace_agent() -> None:
         first.close()
-        again.append(
+        new_services.append(
             TransferService(pair.source.driver, "127.0.0.1", int(address.rpartition(":")[2]))
         )
-        again[0].start()
+        new_services[0].start()
 
-    once = threading.Event()
+    is_replaced = threading.Event()
 
-    def measured(numbers: Any) -> None:
-        if not once.is_set():
-            once.set()
+    def replace_once(numbers: Any) -> None:
+        if not is_replaced.is_set():
+            is_replaced.set()
             replace_agent()
 
     pair.destination.driver.receive(
         spec,
         peer,
         pair.destination.read_image,
-        VerbContext(lambda name: None, lambda: False, report_migration=measured),
+        VerbContext(lambda name: None, lambda: False, report_migration=replace_once),
     )
-    assert once.is_set() and pair.booted_there(spec)
-    again[0].close()
+    assert is_replaced.is_set() and pair.booted_there(spec)
+    new_services[0].close()
 
 
 @pytest.mark.parametrize("pair", [QEMU_MOVES], indirect=True)
-def test_libvirtd_that_dies_at_the_source_is_waited_for(pair: Pair, machines: Machines) -> None:
+def test_receive_continues_after_kill_of_libvirtd_on_source(pair: Pair, machines: Machines) -> None:
     spec = pair.off_with_canary()
-    with served(pair, spec) as peer:
+    with serve_files(pair, spec) as peer:
         kill_daemon(machines.home(machines.names[0]))
         pair.destination.driver.receive(spec, peer, pair.destination.read_image, QUIET)
     pair.destination.driver.install(spec, False, QUIET)
@@ -295,27 +304,27 @@ def test_libvirtd_that_dies_at_the_source_is_waited_for(pair: Pair, machines: Ma
 
 
 @sharing_libvirt
-def test_disk_that_runs_elsewhere_is_not_touched_on_shared_storage(sharing: Pair) -> None:
+def test_receive_on_shared_storage_refuses_disk_of_running_guest(sharing: Pair) -> None:
     spec = sharing.source.boot()
-    there = sharing.destination.driver
+    destination = sharing.destination.driver
     larger = replace(spec, fence=2, flavor=LARGER)
     with pytest.raises(VerbFailed):
-        there.receive(larger, None, sharing.destination.read_image, QUIET)
+        destination.receive(larger, None, sharing.destination.read_image, QUIET)
     assert disk_gb(sharing.source, spec.server) == 1
     with pytest.raises(VerbFailed):
-        there.install(larger, True, QUIET)
+        destination.install(larger, True, QUIET)
     assert sharing.source.state(spec.server) == (RUNNING, 1)
     assert sharing.destination.state(spec.server) in (None, (SHUTDOWN, 2))
 
 
 @of_files
-def test_copy_is_cancelled_within_seconds_whatever_the_other_host_does(pair: Pair) -> None:
+def test_receive_is_cancelled_in_seconds_when_source_does_not_answer(pair: Pair) -> None:
     spec = pair.off_with_canary()
     cancelled = threading.Event()
-    with served(pair, spec) as peer:
+    with serve_files(pair, spec) as peer:
         peer.parts()
     threading.Timer(0.5, cancelled.set).start()
-    began = time.monotonic()
+    start = time.monotonic()
     with pytest.raises(Cancelled):
         pair.destination.driver.receive(
             spec,
@@ -323,5 +332,5 @@ def test_copy_is_cancelled_within_seconds_whatever_the_other_host_does(pair: Pai
             pair.destination.read_image,
             VerbContext(lambda name: None, cancelled.is_set),
         )
-    assert time.monotonic() - began < 5
-    assert not home(pair, spec).exists() or names(home(pair, spec)) == []
+    assert time.monotonic() - start < 5
+    assert not instance_folder(pair, spec).exists() or names(instance_folder(pair, spec)) == []

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A guest's volume is copied to another place while the guest uses it, and goes on there: on the
-same hypervisors."""
+"""Copies of a volume to another place while a guest uses the volume, and the switch to the copy, on
+a host in memory and real QEMU guests."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tests.contract.conftest import QEMU
 from tests.contract.test_virt_volumes import (
     GIBIBYTE,
     Killed,
+    attached_ids,
     connectors,
-    dying,
-    has,
-    path_of,
+    create_volume,
+    die_after_calls,
     virsh,
-    volume,
+    volume_path,
 )
 from tests.contract.virt_rigs import BOOT_SECONDS, QUIET, Rig
 from tests.waiting import await_true
@@ -44,23 +44,23 @@ def rig(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[Rig]:
     yield from virt_rigs.of_kind(request, tmp_path, connectors)
 
 
-def other(rig: Rig, one: AttachedVolume) -> AttachedVolume:
-    """The volume at another place, as the service migrates it."""
-    there = volume(rig)
-    return replace(one, name_id=there.volume_id, connection=there.connection)
+def create_target(rig: Rig, source: AttachedVolume) -> AttachedVolume:
+    """Create a target for the volume, as the volume service does for a migration."""
+    target = create_volume(rig)
+    return replace(source, name_id=target.volume_id, connection=target.connection)
 
 
-def places(rig: Rig, server: str) -> set[str]:
-    """Where a guest has its volumes: when it runs, and from its next start on."""
+def read_places(rig: Rig, server: str) -> set[str]:
+    """Return the places of the guest's volumes, in the running and in the stored domain."""
     if isinstance(rig.driver, MemoryDriver):
-        return {one.stored_id for one in rig.driver.host.guests[server].volumes}
-    found = set()
+        return {attached.stored_id for attached in rig.driver.host.guests[server].volumes}
+    stored_ids = set()
     for stored in (True, False):
         for disk in volume_xml.find_disks(rig.describe(server, stored)).values():
             source = disk.find("source")
             assert source is not None
-            found.add((source.get("file") or source.get("dev", "")).rpartition("volume-")[2])
-    return found
+            stored_ids.add((source.get("file") or source.get("dev", "")).rpartition("volume-")[2])
+    return stored_ids
 
 
 def is_copied(rig: Rig, server: str) -> bool:
@@ -69,112 +69,112 @@ def is_copied(rig: Rig, server: str) -> bool:
     return "<mirror" in rig.describe(server)
 
 
-def attached(rig: Rig, server: str) -> AttachedVolume:
-    """A volume of the server, with something on it."""
-    one = volume(rig)
-    with path_of(one).open("r+b") as file:
+def attach_marked_volume(rig: Rig, server: str) -> AttachedVolume:
+    """Attach a volume that contains a mark."""
+    marked = create_volume(rig)
+    with volume_path(marked).open("r+b") as file:
         file.write(MARK)
-    rig.driver.attach_volume(server, 2, one, QUIET)
-    return one
+    rig.driver.attach_volume(server, 2, marked, QUIET)
+    return marked
 
 
-def test_a_guest_goes_on_at_the_other_place(rig: Rig) -> None:
+def test_copy_and_switch_volume_move_guest_to_target_and_back(rig: Rig) -> None:
     server = rig.boot().server
-    one = attached(rig, server)
-    there = other(rig, one)
+    source = attach_marked_volume(rig, server)
+    target = create_target(rig, source)
     for _ in range(2):
-        assert rig.driver.copy_volume(server, 3, there, QUIET) == DomainState(server, RUNNING, 3)
-        assert (places(rig, server), is_copied(rig, server)) == ({one.volume_id}, True)
+        assert rig.driver.copy_volume(server, 3, target, QUIET) == DomainState(server, RUNNING, 3)
+        assert (read_places(rig, server), is_copied(rig, server)) == ({source.volume_id}, True)
     for _ in range(2):
-        assert rig.driver.switch_volume(server, 4, there, QUIET) == DomainState(server, RUNNING, 4)
-        assert (places(rig, server), is_copied(rig, server)) == ({there.name_id}, False)
-    assert has(rig, server) == {one.volume_id}
+        assert rig.driver.switch_volume(server, 4, target, QUIET) == DomainState(server, RUNNING, 4)
+        assert (read_places(rig, server), is_copied(rig, server)) == ({target.name_id}, False)
+    assert attached_ids(rig, server) == {source.volume_id}
     rig.driver.ensure_stopped(server, 5, 0, QUIET)
     if not isinstance(rig.driver, MemoryDriver):
-        with path_of(there).open("rb") as file:
+        with volume_path(target).open("rb") as file:
             assert file.read(len(MARK)) == MARK
     rig.driver.ensure_running(server, 6, QUIET)
-    assert places(rig, server) == {there.name_id}
-    back = replace(there, name_id="", connection=one.connection)
-    rig.driver.copy_volume(server, 7, back, QUIET)
-    rig.driver.switch_volume(server, 7, back, QUIET)
-    assert places(rig, server) == {one.volume_id}
+    assert read_places(rig, server) == {target.name_id}
+    former = replace(target, name_id="", connection=source.connection)
+    rig.driver.copy_volume(server, 7, former, QUIET)
+    rig.driver.switch_volume(server, 7, former, QUIET)
+    assert read_places(rig, server) == {source.volume_id}
 
 
-def test_a_guest_stays_where_it_is(rig: Rig) -> None:
+def test_keep_volume_ends_copy_and_keeps_source(rig: Rig) -> None:
     server = rig.boot().server
-    one = attached(rig, server)
-    there = other(rig, one)
-    rig.driver.copy_volume(server, 3, there, QUIET)
+    source = attach_marked_volume(rig, server)
+    target = create_target(rig, source)
+    rig.driver.copy_volume(server, 3, target, QUIET)
     for _ in range(2):
-        assert rig.driver.keep_volume(server, 4, there, QUIET) == DomainState(server, RUNNING, 4)
-        assert (places(rig, server), is_copied(rig, server)) == ({one.volume_id}, False)
+        assert rig.driver.keep_volume(server, 4, target, QUIET) == DomainState(server, RUNNING, 4)
+        assert (read_places(rig, server), is_copied(rig, server)) == ({source.volume_id}, False)
     rig.driver.ensure_absent(server, 6)
-    assert rig.driver.keep_volume(server, 7, there, QUIET) is None
-    assert rig.driver.switch_volume(server, 7, there, QUIET) is None
+    assert rig.driver.keep_volume(server, 7, target, QUIET) is None
+    assert rig.driver.switch_volume(server, 7, target, QUIET) is None
 
 
-def test_what_cannot_be_copied_is_refused(rig: Rig) -> None:
+def test_impossible_copy_volume_is_refused_with_reason(rig: Rig) -> None:
     server = rig.boot().server
     with pytest.raises(VerbFailed, match="does not have volume"):
-        rig.driver.copy_volume(server, 3, other(rig, volume(rig)), QUIET)
-    one = attached(rig, server)
-    there = other(rig, one)
-    for bad, said in (
-        (replace(there, size_gb=2), "only into one of exactly its size"),
-        (replace(there, connection={}), "not connected to this host"),
-        (replace(there, name_id="../x"), "not a UUID"),
+        rig.driver.copy_volume(server, 3, create_target(rig, create_volume(rig)), QUIET)
+    source = attach_marked_volume(rig, server)
+    target = create_target(rig, source)
+    for bad, message in (
+        (replace(target, size_gb=2), "only into one of exactly its size"),
+        (replace(target, connection={}), "not connected to this host"),
+        (replace(target, name_id="../x"), "not a UUID"),
     ):
-        with pytest.raises(VerbFailed, match=said):
+        with pytest.raises(VerbFailed, match=message):
             rig.driver.copy_volume(server, 3, bad, QUIET)
     if not isinstance(rig.driver, MemoryDriver):
-        with path_of(there).open("r+b") as file:
+        with volume_path(target).open("r+b") as file:
             file.truncate(GIBIBYTE + 512)
         with pytest.raises(VerbFailed, match="only into one of exactly its size"):
-            rig.driver.copy_volume(server, 3, there, QUIET)
-        with path_of(there).open("r+b") as file:
+            rig.driver.copy_volume(server, 3, target, QUIET)
+        with volume_path(target).open("r+b") as file:
             file.truncate(GIBIBYTE - 512)
         with pytest.raises(VerbFailed, match="is not that volume"):
-            rig.driver.copy_volume(server, 3, there, QUIET)
-        with path_of(there).open("r+b") as file:
+            rig.driver.copy_volume(server, 3, target, QUIET)
+        with volume_path(target).open("r+b") as file:
             file.truncate(GIBIBYTE)
     stop = VerbContext(report_progress=lambda progress: None, cancelled=lambda: True)
     with pytest.raises(Cancelled):
-        rig.driver.copy_volume(server, 3, there, stop)
-    assert (places(rig, server), is_copied(rig, server)) == ({one.volume_id}, False)
+        rig.driver.copy_volume(server, 3, target, stop)
+    assert (read_places(rig, server), is_copied(rig, server)) == ({source.volume_id}, False)
     rig.driver.ensure_stopped(server, 4, 0, QUIET)
     with pytest.raises(VerbFailed, match="is off"):
-        rig.driver.copy_volume(server, 5, there, QUIET)
+        rig.driver.copy_volume(server, 5, target, QUIET)
     assert rig.state(server) == (SHUTDOWN, 4)
 
 
-def test_a_paused_guest_goes_on_there(rig: Rig) -> None:
+def test_copy_and_switch_volume_of_paused_guest_keep_it_paused(rig: Rig) -> None:
     server = rig.boot(paused=True).server
-    one = attached(rig, server)
-    there = other(rig, one)
-    rig.driver.copy_volume(server, 3, there, QUIET)
-    rig.driver.switch_volume(server, 4, there, QUIET)
-    assert (places(rig, server), rig.state(server)) == ({there.name_id}, (PAUSED, 4))
+    source = attach_marked_volume(rig, server)
+    target = create_target(rig, source)
+    rig.driver.copy_volume(server, 3, target, QUIET)
+    rig.driver.switch_volume(server, 4, target, QUIET)
+    assert (read_places(rig, server), rig.state(server)) == ({target.name_id}, (PAUSED, 4))
 
 
 @pytest.mark.parametrize("rig", [QEMU], indirect=True)
-def test_a_guest_goes_on_at_a_device_of_the_kernel(rig: Rig) -> None:
-    """As os-brick's are."""
+def test_copy_and_switch_volume_work_with_block_device_as_target(rig: Rig) -> None:
+    """Volumes of os-brick are also block devices."""
     server = rig.boot().server
-    one = attached(rig, server)
-    there = other(rig, one)
-    file = path_of(there).rename(rig.folder / "behind-the-device")
+    source = attach_marked_volume(rig, server)
+    target = create_target(rig, source)
+    file = volume_path(target).rename(rig.folder / "behind-the-device")
     loop = subprocess.run(
         ["losetup", "--find", "--show", file], check=True, capture_output=True, text=True
     ).stdout.strip()
     try:
-        os.mknod(path_of(there), stat.S_IFBLK | 0o600, os.stat(loop).st_rdev)
-        rig.driver.copy_volume(server, 3, there, QUIET)
-        rig.driver.switch_volume(server, 4, there, QUIET)
-        assert (places(rig, server), is_copied(rig, server)) == ({there.name_id}, False)
+        os.mknod(volume_path(target), stat.S_IFBLK | 0o600, os.stat(loop).st_rdev)
+        rig.driver.copy_volume(server, 3, target, QUIET)
+        rig.driver.switch_volume(server, 4, target, QUIET)
+        assert (read_places(rig, server), is_copied(rig, server)) == ({target.name_id}, False)
         rig.driver.ensure_stopped(server, 5, 0, QUIET)
         rig.driver.ensure_running(server, 6, QUIET)
-        rig.driver.detach_volume(server, 7, there, QUIET)
+        rig.driver.detach_volume(server, 7, target, QUIET)
     finally:
         subprocess.run(["losetup", "--detach", loop], check=True)
     with file.open("rb") as content:
@@ -182,32 +182,34 @@ def test_a_guest_goes_on_at_a_device_of_the_kernel(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("rig", [QEMU], indirect=True)
-def test_one_that_went_off_begins_at_the_other_place(rig: Rig) -> None:
-    """Both were the same; and where they were not, nobody is told that it is there."""
+def test_switch_volume_of_stopped_guest_needs_complete_copy(rig: Rig) -> None:
+    """The first copy is complete when the guest stops. After the second stop the guest writes to
+    the old place, so the copy is not complete."""
     server = rig.boot().server
-    one = attached(rig, server)
-    there = other(rig, one)
-    rig.driver.copy_volume(server, 3, there, QUIET)
+    source = attach_marked_volume(rig, server)
+    target = create_target(rig, source)
+    rig.driver.copy_volume(server, 3, target, QUIET)
     virsh(rig, "destroy", server)
-    rig.driver.switch_volume(server, 4, there, QUIET)
-    assert places(rig, server) == {there.name_id}
+    rig.driver.switch_volume(server, 4, target, QUIET)
+    assert read_places(rig, server) == {target.name_id}
     rig.driver.ensure_running(server, 5, QUIET)
-    further = other(rig, there)
-    rig.driver.copy_volume(server, 6, further, QUIET)
+    second_target = create_target(rig, target)
+    rig.driver.copy_volume(server, 6, second_target, QUIET)
     virsh(rig, "destroy", server)
-    rig.driver.ensure_running(server, 7, QUIET)  # it writes where it was
+    # The guest writes to the old place.
+    rig.driver.ensure_running(server, 7, QUIET)
     rig.driver.ensure_stopped(server, 8, 0, QUIET)
     with pytest.raises(VerbFailed, match="went off before the copy"):
-        rig.driver.switch_volume(server, 9, further, QUIET)
-    assert places(rig, server) == {there.name_id}
+        rig.driver.switch_volume(server, 9, second_target, QUIET)
+    assert read_places(rig, server) == {target.name_id}
     rig.driver.ensure_running(server, 10, QUIET)
-    rig.driver.switch_volume(server, 11, further, QUIET)
-    assert places(rig, server) == {further.name_id}
+    rig.driver.switch_volume(server, 11, second_target, QUIET)
+    assert read_places(rig, server) == {second_target.name_id}
 
 
-#: User data that writes numbered sectors on the second disk as fast as it can, and says of each
-#: when it is on the disk; and how many sectors that disk has, whenever it is another number.
-WRITES = f"""#!/bin/sh
+#: User data that writes numbered sectors to the second disk as fast as possible, and prints each
+#: number after the write to the disk. It also prints each new size of the disk, in sectors.
+WRITE_BLOCKS = f"""#!/bin/sh
 (n=0; while true; do
     [ -b /dev/vdb ] || {{ usleep 50000; continue; }}
     read -r now < /sys/block/vdb/size
@@ -220,24 +222,24 @@ done) &
 """
 
 
-def wrote(rig: Rig, server: str) -> int:
-    said = re.findall(r"^wrote (\d+)\n", rig.console(server).replace("\r", ""), re.MULTILINE)
-    return int(said[-1]) if said else 0
+def count_written(rig: Rig, server: str) -> int:
+    numbers = re.findall(r"^wrote (\d+)\n", rig.console(server).replace("\r", ""), re.MULTILINE)
+    return int(numbers[-1]) if numbers else 0
 
 
-def goes_on(rig: Rig, server: str) -> int:
-    before = wrote(rig, server)
+def await_more_writes(rig: Rig, server: str) -> int:
+    before = count_written(rig, server)
     await_true(
-        lambda: wrote(rig, server) > before + 5,
+        lambda: count_written(rig, server) > before + 5,
         BOOT_SECONDS,
         lambda: rig.console(server)[-1000:],
     )
-    return wrote(rig, server)
+    return count_written(rig, server)
 
 
-def highest(one: AttachedVolume) -> int:
-    """The last number on the volume; every other one that fits is there too."""
-    with path_of(one).open("rb") as file:
+def read_last_block(attached_volume: AttachedVolume) -> int:
+    """Return the last number on the volume, and check that no earlier number is missing."""
+    with volume_path(attached_volume).open("rb") as file:
         content = file.read(PLACES * SECTOR)
     numbers = {
         int(content[at + 6 : at + 14])
@@ -252,44 +254,46 @@ def highest(one: AttachedVolume) -> int:
 @pytest.mark.slice("guests")
 @pytest.mark.kvm_or_tcg
 @pytest.mark.parametrize("rig", ["qemu"], indirect=True)
-def test_nothing_is_lost_of_what_a_guest_writes(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The agent dies after each of its calls in turn, while the guest writes: what the guest was
-    told is written is there, and after the switch the old place is written to no more. It sees that
-    the volume grows meanwhile."""
-    server, one = rig.boot(user_data=WRITES, ready=True).server, volume(rig)
-    rig.driver.attach_volume(server, 2, one, QUIET)
-    goes_on(rig, server)
-    here = one
+def test_volume_copies_lose_no_writes_when_agent_dies_at_any_call(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent dies after each call in turn, while the guest writes. The volume contains all
+    writes that the guest reports. After the switch the old place is not written to any more. At the
+    end the guest sees that the volume has grown."""
+    server, source = rig.boot(user_data=WRITE_BLOCKS, ready=True).server, create_volume(rig)
+    rig.driver.attach_volume(server, 2, source, QUIET)
+    await_more_writes(rig, server)
+    current = source
     for verbs in (("copy_volume", "switch_volume"), ("copy_volume", "keep_volume")):
-        there = other(rig, here)
+        target = create_target(rig, current)
         for verb in verbs:
-            died = 0
+            deaths = 0
             while True:
-                dying(rig.driver, died + 1, monkeypatch)  # type: ignore[arg-type]
+                die_after_calls(rig.driver, deaths + 1, monkeypatch)  # type: ignore[arg-type]
                 with suppress(Killed):
-                    getattr(rig.driver, verb)(server, 3, there, QUIET)
+                    getattr(rig.driver, verb)(server, 3, target, QUIET)
                     break
-                died += 1
+                deaths += 1
                 rig.restart()
-            assert died > 2
+            assert deaths > 2
             rig.restart()
-            getattr(rig.driver, verb)(server, 3, there, QUIET)
-            said = wrote(rig, server)
+            getattr(rig.driver, verb)(server, 3, target, QUIET)
+            reported = count_written(rig, server)
             if verb == "copy_volume":
-                assert min(highest(here), highest(there)) >= said
+                assert min(read_last_block(current), read_last_block(target)) >= reported
         if verbs[-1] == "switch_volume":
-            old, here = here, there
-        before = highest(old)
-        count = goes_on(rig, server)
-        assert highest(old) == before < count <= highest(here) + 1
-    with path_of(here).open("r+b") as file:
+            old, current = current, target
+        before = read_last_block(old)
+        count = await_more_writes(rig, server)
+        assert read_last_block(old) == before < count <= read_last_block(current) + 1
+    with volume_path(current).open("r+b") as file:
         file.truncate(2 * GIBIBYTE)
-    rig.driver.extend_volume(server, replace(here, size_gb=2), QUIET)
+    rig.driver.extend_volume(server, replace(current, size_gb=2), QUIET)
     await_true(
         lambda: f"sectors {2 * GIBIBYTE // SECTOR}\n" in rig.console(server).replace("\r", ""),
         BOOT_SECONDS,
         lambda: f"the guest does not see that it grew: {rig.console(server)[-1000:]}",
     )
-    goes_on(rig, server)
+    await_more_writes(rig, server)
     virsh(rig, "destroy", server)
-    assert highest(here) >= wrote(rig, server) > 20
+    assert read_last_block(current) >= count_written(rig, server) > 20

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Volumes that another machine serves over NBD with TLS, and a guest that writes on one all the
-time: while it comes, while its guest moves, until it goes. What it says that it has written is
-there."""
+"""Volumes that another machine exports over NBD with TLS, and a guest that writes to a volume
+during attach, live migration and detach. Every write that the guest reports must be in the volume.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from tests.waiting import await_true
 pytestmark = [pytest.mark.kvm_or_tcg, pytest.mark.slice("moves")]
 
 GIBIBYTE, SECTOR, PLACES = 1 << 30, 512, 2048
-#: User data that writes numbered sectors on the disk whose serial is a volume's, and says of each
-#: when it is on the disk.
-WRITES = f"""#!/bin/sh
+#: User data that writes numbered sectors to the disk with a volume's serial, and prints each number
+#: after the write to the disk.
+WRITE_BLOCKS = f"""#!/bin/sh
 (n=0; while usleep 50000; do
     echo "tick $((t=t+1))"
     for disk in /sys/block/vd*; do
@@ -53,18 +53,18 @@ ping -q -i 0.005 127.0.0.1 > /dev/null &
 
 
 class ServingWorld:
-    """Two hosts of one authority; the first one serves volumes to both."""
+    """Two hosts with certificates of one authority. The first host exports volumes to both."""
 
     def __init__(self, folder: Path, image: Path) -> None:
         self.folder, self.authority = folder, Authority(folder / "ours")
-        self.machines = Machines(folder, self.certified)
+        self.machines = Machines(folder, self.lay_certificates)
         self.address = self.machines.addresses[0]
         proofs = [
             self.authority.issue(f"host-{address}", address) for address in self.machines.addresses
         ]
-        self.connectors = [self.reaching(at, proof) for at, proof in enumerate(proofs)]
+        self.connectors = [self.create_connectors(at, proof) for at, proof in enumerate(proofs)]
         ports = (free_ports(1), 65535)
-        tls = str(self.certified(self.address, "volumes"))
+        tls = str(self.lay_certificates(self.address, "volumes"))
         (folder / "volumes").mkdir()
         self.exports = Exports(folder / "exports", self.address, ports, tls)
         self.guest = Traveller(
@@ -76,14 +76,14 @@ class ServingWorld:
                 "plain_text": False,
                 "connectors": self.connectors[at],
             },
-            user_data=WRITES,
+            user_data=WRITE_BLOCKS,
         )
 
-    def reaching(self, at: int, proof: Tls) -> connectors.Connectors:
-        """How the first host (0) or the second reaches volumes."""
+    def create_connectors(self, at: int, proof: Tls) -> connectors.Connectors:
+        """Return the connectors of the first host (0) or the second one."""
         return connectors.of_host(connectors.Protocols(), proof, False, {})
 
-    def certified(self, address: str, name: str) -> Path:
+    def lay_certificates(self, address: str, name: str) -> Path:
         place = self.folder / f"pki-{name}"
         certificates.lay_for_qemu(place, self.authority, name, address)
         return place
@@ -91,8 +91,8 @@ class ServingWorld:
     def path(self, volume_id: str) -> Path:
         return self.folder / "volumes" / f"volume-{volume_id}"
 
-    def served(self, volume_id: str = "", key: str = "", **changed: Any) -> AttachedVolume:
-        """A volume as a host is to reach it, by an attachment of its own."""
+    def serve_volume(self, volume_id: str = "", key: str = "", **changed: Any) -> AttachedVolume:
+        """Export a volume for one attachment of a host."""
         volume_id, key = volume_id or ids.new(), key or ids.new()
         if not self.path(volume_id).exists():
             with self.path(volume_id).open("wb") as file:
@@ -112,8 +112,8 @@ class ServingWorld:
         }
         return replace(AttachedVolume(volume_id, "/dev/vdb", 1, connection), **changed)
 
-    def end(self, volume: AttachedVolume) -> None:
-        """The attachment is gone."""
+    def end_export(self, volume: AttachedVolume) -> None:
+        """End the export of an attachment."""
         self.exports.end(volume.connection["attachment_id"])
 
     def clean(self) -> None:
@@ -123,26 +123,29 @@ class ServingWorld:
         self.machines.end()
         shutil.rmtree(self.folder)
 
-    def wrote(self, rig: Rig) -> int:
-        """How much the guest says that it has written."""
-        said = re.findall(
+    def count_written(self, rig: Rig) -> int:
+        """Return the last block number that the guest reports as written."""
+        numbers = re.findall(
             r"^wrote (\d+)\n", rig.console(self.guest.server).replace("\r", ""), re.MULTILINE
         )
-        return int(said[-1]) if said else 0
+        return int(numbers[-1]) if numbers else 0
 
-    def writes(self, rig: Rig) -> int:
-        """It goes on writing."""
-        before = self.wrote(rig)
+    def await_more_writes(self, rig: Rig) -> int:
+        """Wait until the guest has written more blocks."""
+        before = self.count_written(rig)
         await_true(
-            lambda: self.wrote(rig) > before + 5,
+            lambda: self.count_written(rig) > before + 5,
             BOOT_SECONDS,
             lambda: rig.console(self.guest.server)[-1000:],
         )
-        return self.wrote(rig)
+        return self.count_written(rig)
 
-    def holds(self, volume_id: str, count: int, since: int = 0) -> None:
-        """Every block up to this one that no later one is written over is in the file; ``since``:
-        what the guest had written elsewhere, and perhaps one more that a detach took away."""
+    def check_blocks(self, volume_id: str, count: int, since: int = 0) -> None:
+        """Check that the file contains every block up to ``count`` that no later block overwrites.
+
+        ``since`` is the number of blocks that the guest wrote to another volume before. One more
+        block may be lost, because a detach interrupted its write.
+        """
         with self.path(volume_id).open("rb") as file:
             content = file.read(PLACES * SECTOR)
         for number in range(max(since + 2 if since else 1, count - PLACES + 2), count + 1):
@@ -153,85 +156,86 @@ class ServingWorld:
 @pytest.fixture(scope="module")
 def world(bootable: Path) -> Iterator[ServingWorld]:
     demand(*FOR_HOSTS, programs=(*NEEDED, "qemu-nbd"))
-    made = ServingWorld(guests_folder("kn-"), bootable)
-    yield made
-    made.clean()
+    serving_world = ServingWorld(guests_folder("kn-"), bootable)
+    yield serving_world
+    serving_world.clean()
 
 
-def test_a_guest_writes_on_an_export_while_it_moves(world: ServingWorld) -> None:
+def test_writing_guest_with_nbd_volume_loses_no_data_when_it_moves(world: ServingWorld) -> None:
     guest = world.guest
-    first = world.served()
+    first = world.serve_volume()
     guest.here.driver.attach_volume(guest.server, guest.spec.fence, first, QUIET)
-    world.writes(guest.here)
-    second = world.served(first.volume_id)
+    world.await_more_writes(guest.here)
+    second = world.serve_volume(first.volume_id)
     to = guest.prepared(volumes=[second])
     assert set(to["volumes"]) == {first.volume_id}
     guest.leaves(to)
     source = guest.here
     guest.came()
     source.driver.ensure_absent(guest.server, guest.spec.fence)
-    world.end(first)
-    world.writes(guest.here)
+    world.end_export(first)
+    world.await_more_writes(guest.here)
     assert set(volume_xml.find_disks(guest.here.describe(guest.server, stored=True))) == {
         first.volume_id
     }
     guest.here.driver.detach_volume(guest.server, guest.spec.fence, second, QUIET)
-    count = world.wrote(guest.here)
+    count = world.count_written(guest.here)
     assert count > 10
-    world.end(second)
-    world.holds(first.volume_id, count)
+    world.end_export(second)
+    world.check_blocks(first.volume_id, count)
     assert guest.here.state(guest.server) == (RUNNING, guest.spec.fence)
     guest.counts(guest.here)
 
 
-def test_a_paused_guest_takes_its_export_along(world: ServingWorld) -> None:
-    """And its local disk, which travels; it goes on writing when it goes on."""
+def test_paused_guest_with_nbd_volume_moves_and_continues_to_write(world: ServingWorld) -> None:
+    """The local disk is copied, too. After the resume the guest continues to write."""
     guest = world.guest
-    first, since = world.served(), world.wrote(guest.here)
+    first, since = world.serve_volume(), world.count_written(guest.here)
     guest.here.driver.attach_volume(guest.server, guest.spec.fence, first, QUIET)
-    world.writes(guest.here)
+    world.await_more_writes(guest.here)
     guest.here.driver.ensure_paused(guest.server, guest.spec.fence, QUIET)
-    second = world.served(first.volume_id)
+    second = world.serve_volume(first.volume_id)
     guest.leaves(guest.prepared(volumes=[second]))
     source = guest.here
     assert guest.there.driver.finish_incoming(guest.spec, QUIET).power_state == PAUSED
     source.driver.ensure_absent(guest.server, guest.spec.fence)
-    world.end(first)
+    world.end_export(first)
     guest.there.driver.ensure_running(guest.server, guest.spec.fence, QUIET)
     guest.came()
-    count = world.writes(guest.here)
+    count = world.await_more_writes(guest.here)
     guest.here.driver.detach_volume(guest.server, guest.spec.fence, second, QUIET)
-    world.end(second)
-    world.holds(first.volume_id, count, since)
+    world.end_export(second)
+    world.check_blocks(first.volume_id, count, since)
 
 
-def test_a_guest_goes_on_at_another_export(world: ServingWorld) -> None:
-    """Its volume is migrated while it writes: what it was told is written is at the new place."""
+def test_copy_and_switch_volume_between_nbd_exports_lose_no_data(world: ServingWorld) -> None:
+    """The volume is migrated during the writes. Every write that the guest reports is in the new
+    place."""
     guest = world.guest
-    old, since = world.served(), world.wrote(guest.here)
+    old, since = world.serve_volume(), world.count_written(guest.here)
     guest.here.driver.attach_volume(guest.server, guest.spec.fence, old, QUIET)
-    world.writes(guest.here)
-    place = world.served()
+    world.await_more_writes(guest.here)
+    place = world.serve_volume()
     new = replace(old, name_id=place.volume_id, connection=place.connection)
     guest.here.driver.copy_volume(guest.server, guest.spec.fence, new, QUIET)
     guest.here.driver.switch_volume(guest.server, guest.spec.fence, new, QUIET)
-    world.end(old)
-    count = world.writes(guest.here)
+    world.end_export(old)
+    count = world.await_more_writes(guest.here)
     guest.here.driver.detach_volume(guest.server, guest.spec.fence, new, QUIET)
-    world.end(place)
-    world.holds(place.volume_id, count, since)
+    world.end_export(place)
+    world.check_blocks(place.volume_id, count, since)
 
 
-def test_an_export_of_another_authority_is_not_taken(world: ServingWorld) -> None:
-    others = Authority(world.folder / "others")
+def test_attach_nbd_volume_without_tls_of_own_authority_is_refused(world: ServingWorld) -> None:
+    other_authority = Authority(world.folder / "others")
     place = world.folder / "pki-others"
-    certificates.lay_for_qemu(place, others, "others", world.address)
-    mine = world.exports.tls
+    certificates.lay_for_qemu(place, other_authority, "others", world.address)
+    own_tls = world.exports.tls
     world.exports.tls = str(place)
     try:
-        bad = world.served()
+        bad = world.serve_volume()
     finally:
-        world.exports.tls = mine
+        world.exports.tls = own_tls
     guest = world.guest
     with pytest.raises(VerbFailed, match="does not answer this host"):
         guest.here.driver.attach_volume(guest.server, guest.spec.fence, bad, QUIET)
@@ -239,4 +243,4 @@ def test_an_export_of_another_authority_is_not_taken(world: ServingWorld) -> Non
     with pytest.raises(VerbFailed, match="would travel as plain text"):
         guest.here.driver.attach_volume(guest.server, guest.spec.fence, plain, QUIET)
     assert bad.volume_id not in volume_xml.find_disks(guest.here.describe(guest.server))
-    world.end(bad)
+    world.end_export(bad)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Volumes that are files of an export, and a guest that writes on one all the time: while snapshots
-of it are taken and merged, and while its guest moves. What it says that it has written is there.
-The export is a folder that both hosts see."""
+"""Volumes in files of an NFS export, and a guest that writes to a volume during snapshots, merges
+and a live migration. Every write that the guest reports must be in the volume. A folder that both
+hosts see acts as the export."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ EXPORT = "192.0.2.9:/volumes"
 class FileWorld(ServingWorld):
     """Two hosts that have mounted the same export."""
 
-    def reaching(self, at: int, proof: Tls) -> connectors.Connectors:
+    def create_connectors(self, at: int, proof: Tls) -> connectors.Connectors:
         exports = self.folder / "mounted"
         exports.mkdir(exist_ok=True)
         exports.chmod(0o711)
@@ -48,13 +48,13 @@ class FileWorld(ServingWorld):
         return Path(self.connector.source(file, volumes.link(file, [volumes.NFS])).path)
 
     def file(self, volume_id: str, name: str = "", form: str = "raw") -> AttachedVolume:
-        """The volume in one of its files."""
+        """Return the volume as an attachment of one file."""
         data = {"export": EXPORT, "name": name or f"volume-{volume_id}", "format": form}
         return AttachedVolume(
             volume_id, "/dev/vdb", 1, {"driver_volume_type": volumes.NFS, "data": data}
         )
 
-    def served(self, volume_id: str = "", key: str = "", **changed: Any) -> AttachedVolume:
+    def serve_volume(self, volume_id: str = "", key: str = "", **changed: Any) -> AttachedVolume:
         volume_id = volume_id or ids.new()
         self.path(volume_id).parent.mkdir(exist_ok=True)
         self.path(volume_id).parent.chmod(0o711)
@@ -62,25 +62,29 @@ class FileWorld(ServingWorld):
             file.truncate(GIBIBYTE)
         return replace(self.file(volume_id), **changed)
 
-    def snapshot_of(self, volume: AttachedVolume) -> AttachedVolume:
-        """A new file upon the one in which the volume is, as its service makes it."""
-        below = volume.connection["data"]
-        made = f"volume-{volume.volume_id}.{ids.new()}"
-        self._image("create", "-f", "qcow2", "-b", below["name"], "-F", below["format"], made)
-        return self.file(volume.volume_id, made, "qcow2")
+    def create_overlay(self, volume: AttachedVolume) -> AttachedVolume:
+        """Create an overlay of the volume's current file, as the volume service does."""
+        current = volume.connection["data"]
+        name = f"volume-{volume.volume_id}.{ids.new()}"
+        self._run_qemu_img(
+            "create", "-f", "qcow2", "-b", current["name"], "-F", current["format"], name
+        )
+        return self.file(volume.volume_id, name, "qcow2")
 
     def flatten(self, volume: AttachedVolume) -> None:
-        """What the volume has is in its first file."""
-        given, first = volume.connection["data"]["name"], self.path(volume.volume_id)
-        self._image("convert", "-f", "qcow2", "-O", "raw", given, f"{first}.flat")
-        first.with_name(f"{first.name}.flat").replace(first)
+        """Copy the volume's whole content to the first file."""
+        current_name, first_file = volume.connection["data"]["name"], self.path(volume.volume_id)
+        self._run_qemu_img(
+            "convert", "-f", "qcow2", "-O", "raw", current_name, f"{first_file}.flat"
+        )
+        first_file.with_name(f"{first_file.name}.flat").replace(first_file)
 
-    def _image(self, command: str, *rest: str) -> None:
+    def _run_qemu_img(self, command: str, *rest: str) -> None:
         program = ["qemu-img", command, "-q", *rest]
         subprocess.run(program, cwd=self.path(ids.new()).parent, check=True, timeout=120)
 
-    def files(self, rig: Rig, volume: AttachedVolume, stored: bool = False) -> list[str]:
-        """Those of the guest's disk, its own first."""
+    def list_files(self, rig: Rig, volume: AttachedVolume, stored: bool = False) -> list[str]:
+        """Return the names of the files of the guest's disk, the top one first."""
         disk = volume_xml.find_disks(rig.describe(self.guest.server, stored))[volume.volume_id]
         return [Path(path).name for path in volume_xml.files(disk)]
 
@@ -88,37 +92,41 @@ class FileWorld(ServingWorld):
 @pytest.fixture(scope="module")
 def world(bootable: Path) -> Iterator[FileWorld]:
     demand(*FOR_HOSTS, programs=NEEDED)
-    made = FileWorld(guests_folder("kn-"), bootable)
-    yield made
-    made.clean()
+    file_world = FileWorld(guests_folder("kn-"), bootable)
+    yield file_world
+    file_world.clean()
 
 
-def test_a_guest_writes_while_snapshots_come_and_go_and_it_moves(world: FileWorld) -> None:
-    guest, volume = world.guest, world.served()
+def test_writing_guest_loses_no_data_in_volume_snapshot_and_migration(world: FileWorld) -> None:
+    guest, volume = world.guest, world.serve_volume()
     server, fence = guest.server, guest.spec.fence
     guest.here.driver.attach_volume(server, fence, volume, QUIET)
-    world.writes(guest.here)
-    taken = world.snapshot_of(volume)
-    guest.here.driver.snapshot_volume(server, fence, taken, QUIET)
+    world.await_more_writes(guest.here)
+    overlay = world.create_overlay(volume)
+    guest.here.driver.snapshot_volume(server, fence, overlay, QUIET)
     frozen = world.path(volume.volume_id).read_bytes()
-    world.writes(guest.here)
-    to = guest.prepared(volumes=[taken])
-    assert set(to["volumes"]) == {volume.volume_id}
-    guest.leaves(to)
+    world.await_more_writes(guest.here)
+    destination = guest.prepared(volumes=[overlay])
+    assert set(destination["volumes"]) == {volume.volume_id}
+    guest.leaves(destination)
     source = guest.here
     guest.came()
     source.driver.ensure_absent(server, fence)
-    world.writes(guest.here)
-    names = [one.connection["data"]["name"] for one in (taken, volume)]
-    assert world.files(guest.here, taken) == names
+    world.await_more_writes(guest.here)
+    names = [attached.connection["data"]["name"] for attached in (overlay, volume)]
+    assert world.list_files(guest.here, overlay) == names
     assert world.path(volume.volume_id).read_bytes() == frozen
-    guest.here.driver.merge_volume(server, fence, taken, VolumeMerge(None, None), QUIET)
-    assert world.files(guest.here, taken) == world.files(guest.here, taken, True) == names[:1]
-    world.writes(guest.here)
-    guest.here.driver.detach_volume(server, fence, taken, QUIET)
-    count = world.wrote(guest.here)
+    guest.here.driver.merge_volume(server, fence, overlay, VolumeMerge(None, None), QUIET)
+    assert (
+        world.list_files(guest.here, overlay)
+        == world.list_files(guest.here, overlay, True)
+        == names[:1]
+    )
+    world.await_more_writes(guest.here)
+    guest.here.driver.detach_volume(server, fence, overlay, QUIET)
+    count = world.count_written(guest.here)
     assert count > 20
-    world.flatten(taken)
-    world.holds(volume.volume_id, count)
+    world.flatten(overlay)
+    world.check_blocks(volume.volume_id, count)
     assert guest.here.state(server) == (RUNNING, fence)
     guest.counts(guest.here)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Volumes of an iSCSI target, which QEMU reaches by itself, and a guest that writes on one all the
-time: while it comes, while its guest moves, until it goes. What it says that it has written is
-there."""
+"""Volumes of an iSCSI target that QEMU connects itself, and a guest that writes to a volume during
+attach, live migration and detach. Every write that the guest reports must be in the volume."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ pytestmark = [pytest.mark.kvm_or_tcg, pytest.mark.slice("moves")]
 
 
 class IscsiWorld(ServingWorld):
-    """Two hosts; the first one has a target for both."""
+    """Two hosts. The first one runs a target for both."""
 
     def __init__(self, folder: Path, image: Path) -> None:
         super().__init__(folder, image)
@@ -40,12 +39,12 @@ class IscsiWorld(ServingWorld):
         with inside(Path("/run/netns", self.machines.names[0])):
             self.target = self._ends.enter_context(running_target(folder / "target", self.address))
 
-    def reaching(self, at: int, proof: Tls) -> connectors.Connectors:
+    def create_connectors(self, at: int, proof: Tls) -> connectors.Connectors:
         return connectors.of_host(
             connectors.Protocols(by_qemu=["iscsi"]), proof, False, {"host": f"h{at}"}
         )
 
-    def served(self, volume_id: str = "", key: str = "", **changed: Any) -> AttachedVolume:
+    def serve_volume(self, volume_id: str = "", key: str = "", **changed: Any) -> AttachedVolume:
         volume_id = volume_id or ids.new()
         with self.path(volume_id).open("wb") as file:
             file.truncate(GIBIBYTE)
@@ -53,7 +52,7 @@ class IscsiWorld(ServingWorld):
         return replace(AttachedVolume(volume_id, "/dev/vdb", 1, connection), **changed)
 
     def secrets(self, rig: Rig) -> str:
-        """What libvirt keeps."""
+        """Return libvirt's list of secrets."""
         command = ["virsh", "-c", rig.uri, "secret-list"]
         return subprocess.run(
             command, check=True, capture_output=True, text=True, timeout=60
@@ -67,53 +66,53 @@ class IscsiWorld(ServingWorld):
 @pytest.fixture(scope="module")
 def world(bootable: Path) -> Iterator[IscsiWorld]:
     demand(*FOR_HOSTS, programs=(*NEEDED, "tgtd", "tgtadm"))
-    made = IscsiWorld(guests_folder("kn-"), bootable)
-    yield made
-    made.clean()
+    iscsi_world = IscsiWorld(guests_folder("kn-"), bootable)
+    yield iscsi_world
+    iscsi_world.clean()
 
 
-def test_a_guest_writes_on_a_unit_while_it_moves(world: IscsiWorld) -> None:
-    guest, volume = world.guest, world.served()
+def test_writing_guest_with_iscsi_volume_loses_no_data_when_it_moves(world: IscsiWorld) -> None:
+    guest, volume = world.guest, world.serve_volume()
     key = volume.volume_id
     guest.here.driver.attach_volume(guest.server, guest.spec.fence, volume, QUIET)
-    world.writes(guest.here)
+    world.await_more_writes(guest.here)
     assert PASSWORD not in guest.here.describe(guest.server) and key in world.secrets(guest.here)
-    to = guest.prepared(volumes=[volume])
-    assert set(to["volumes"]) == {key} and PASSWORD not in str(to)
-    guest.leaves(to)
+    destination = guest.prepared(volumes=[volume])
+    assert set(destination["volumes"]) == {key} and PASSWORD not in str(destination)
+    guest.leaves(destination)
     source = guest.here
     guest.came()
     source.driver.ensure_absent(guest.server, guest.spec.fence)
     assert key not in world.secrets(source)
-    world.writes(guest.here)
+    world.await_more_writes(guest.here)
     assert set(volume_xml.find_disks(guest.here.describe(guest.server, stored=True))) == {key}
     guest.here.driver.detach_volume(guest.server, guest.spec.fence, volume, QUIET)
-    count = world.wrote(guest.here)
+    count = world.count_written(guest.here)
     assert count > 10
-    world.holds(key, count)
+    world.check_blocks(key, count)
     assert world.target.sessions(key) == [] and key not in world.secrets(guest.here)
     assert guest.here.state(guest.server) == (RUNNING, guest.spec.fence)
     guest.counts(guest.here)
 
 
-def test_another_password_or_target_is_no_volume(world: IscsiWorld) -> None:
-    guest, volume = world.guest, world.served()
-    for changed, said in (
+def test_attach_iscsi_volume_with_wrong_password_or_target_is_refused(world: IscsiWorld) -> None:
+    guest, volume = world.guest, world.serve_volume()
+    for changed, message in (
         ({"auth_password": "another"}, "does not give it to this host"),
         ({"target_iqn": f"{volume.connection['target_iqn']}0"}, "does not give it to this host"),
         ({"target_lun": 7}, "does not give it to this host"),
         ({"target_portal": f"{world.address}:1"}, "does not find volume"),
     ):
         bad = replace(volume, connection={**volume.connection, **changed})
-        with pytest.raises(VerbFailed, match=said):
+        with pytest.raises(VerbFailed, match=message):
             guest.here.driver.attach_volume(guest.server, guest.spec.fence, bad, QUIET)
     assert volume.volume_id not in volume_xml.find_disks(guest.here.describe(guest.server))
     assert volume.volume_id not in world.secrets(guest.here)
     assert world.target.sessions(volume.volume_id) == []
 
 
-def test_a_unit_that_became_another_keeps_its_guest_off(world: IscsiWorld) -> None:
-    guest, volume = world.guest, world.served()
+def test_start_fails_when_iscsi_unit_has_another_size(world: IscsiWorld) -> None:
+    guest, volume = world.guest, world.serve_volume()
     driver, fence = guest.here.driver, guest.spec.fence
     driver.attach_volume(guest.server, fence, volume, QUIET)
     driver.ensure_stopped(guest.server, fence, 0, QUIET)
@@ -127,4 +126,4 @@ def test_a_unit_that_became_another_keeps_its_guest_off(world: IscsiWorld) -> No
     world.target.exchange(volume.volume_id, world.path(volume.volume_id))
     driver.ensure_running(guest.server, fence, QUIET)
     assert guest.here.state(guest.server) == (RUNNING, fence)
-    world.writes(guest.here)
+    world.await_more_writes(guest.here)

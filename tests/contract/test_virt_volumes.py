@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Volumes of guests, on the same hypervisors: who has which, and what the host has connected."""
+"""Volumes of guests, and the volumes that the host has connected, on a host in memory, libvirt's
+mock-up and real QEMU guests."""
 
 from __future__ import annotations
 
@@ -35,8 +36,8 @@ def virsh(rig: Rig, *arguments: str) -> str:
     ).stdout
 
 
-def volume(rig: Rig, **changed: Any) -> AttachedVolume:
-    """One of 1 GiB that this machine has as a file."""
+def create_volume(rig: Rig, **changed: Any) -> AttachedVolume:
+    """Create a volume of 1 GiB in a file of this machine."""
     key = ids.new()
     folder = rig.folder / "volumes"
     folder.mkdir(exist_ok=True)
@@ -48,12 +49,12 @@ def volume(rig: Rig, **changed: Any) -> AttachedVolume:
     return replace(AttachedVolume(key, "/dev/vdb", 1, connection), **changed)
 
 
-def path_of(volume: AttachedVolume) -> Path:
+def volume_path(volume: AttachedVolume) -> Path:
     return Path(volume.connection["device_path"])
 
 
 def connectors(folder: Path) -> dict[str, Any]:
-    """The options of a driver that reaches the files of ``volume``."""
+    """Return the options of a driver that connects the files of ``create_volume``."""
     from compute_agent.virt.libvirt.volumes import connectors
 
     return {
@@ -69,318 +70,370 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
 
 
 @pytest.fixture
-def plugging(rig: Rig) -> Rig:
-    """A hypervisor whose guests get disks while they run."""
+def hotplug_rig(rig: Rig) -> Rig:
+    """A hypervisor with hotplug of disks."""
     if rig.kind == "test":
         pytest.skip("libvirt's mock-up plugs nothing in")
     return rig
 
 
-def has(rig: Rig, server: str) -> set[str]:
-    """The ids of the volumes of a guest: of a running one and of its stored definition."""
+def attached_ids(rig: Rig, server: str) -> set[str]:
+    """Return the ids of the guest's volumes, which are the same in the running and in the stored
+    domain."""
     if isinstance(rig.driver, MemoryDriver):
-        return {one.volume_id for one in rig.driver.host.guests[server].volumes}
+        return {attached.volume_id for attached in rig.driver.host.guests[server].volumes}
     stored, running = (
-        set(volume_xml.find_disks(rig.describe(server, one))) for one in (True, False)
+        set(volume_xml.find_disks(rig.describe(server, is_stored))) for is_stored in (True, False)
     )
     assert stored == running
     return stored
 
 
-def connected(rig: Rig, server: str) -> set[str]:
-    """The ids of the volumes that the host has connected for the server."""
+def connected_ids(rig: Rig, server: str) -> set[str]:
+    """Return the ids of the volumes that the host has connected for the server."""
     if isinstance(rig.driver, MemoryDriver):
-        found = rig.driver.host.guests.get(server) or rig.driver.host.files.get(server)
-        return set(found.connected) if found else set()
-    kept = rig.folder / "instances" / server / "volumes.json"
-    if not kept.exists():
+        guest = rig.driver.host.guests.get(server) or rig.driver.host.files.get(server)
+        return set(guest.connected) if guest else set()
+    file = rig.folder / "instances" / server / "volumes.json"
+    if not file.exists():
         return set()
-    assert kept.stat().st_mode & 0o777 == 0o600
-    return {one["volume_id"] for one in json.loads(kept.read_text())}
+    assert file.stat().st_mode & 0o777 == 0o600
+    return {entry["volume_id"] for entry in json.loads(file.read_text())}
 
 
-def test_volumes_come_and_go_while_a_guest_runs_or_is_off(plugging: Rig) -> None:
-    server, one, two = plugging.ready().server, volume(plugging), volume(plugging)
-    for given in (one, two, one):
-        assert plugging.driver.attach_volume(server, 2, given, QUIET) == DomainState(
+def test_attach_and_detach_volume_are_repeatable_on_running_or_off_guest(hotplug_rig: Rig) -> None:
+    server, first, second = (
+        hotplug_rig.ready().server,
+        create_volume(hotplug_rig),
+        create_volume(hotplug_rig),
+    )
+    for attached in (first, second, first):
+        assert hotplug_rig.driver.attach_volume(server, 2, attached, QUIET) == DomainState(
             server, RUNNING, 2
         )
-    assert has(plugging, server) == {one.volume_id, two.volume_id}
-    assert set(plugging.driver.guests_volumes()[server]) == {one.volume_id, two.volume_id}
+    assert attached_ids(hotplug_rig, server) == {first.volume_id, second.volume_id}
+    assert set(hotplug_rig.driver.guests_volumes()[server]) == {first.volume_id, second.volume_id}
     for _ in range(2):
-        state = plugging.driver.detach_volume(server, 3, one, QUIET)
+        state = hotplug_rig.driver.detach_volume(server, 3, first, QUIET)
         assert state == DomainState(server, RUNNING, 3)
-        assert has(plugging, server) == {two.volume_id}
-    plugging.driver.ensure_stopped(server, 4, 0, QUIET)
-    assert server not in plugging.driver.guests_volumes()  # one that is off has none
-    assert connected(plugging, server) == {two.volume_id}
+        assert attached_ids(hotplug_rig, server) == {second.volume_id}
+    hotplug_rig.driver.ensure_stopped(server, 4, 0, QUIET)
+    # Stopped guests are left out.
+    assert server not in hotplug_rig.driver.guests_volumes()
+    assert connected_ids(hotplug_rig, server) == {second.volume_id}
     for _ in range(2):
-        state = plugging.driver.attach_volume(server, 5, one, QUIET)
+        state = hotplug_rig.driver.attach_volume(server, 5, first, QUIET)
         assert state == DomainState(server, SHUTDOWN, 5)
-    assert has(plugging, server) == {two.volume_id, one.volume_id}
+    assert attached_ids(hotplug_rig, server) == {second.volume_id, first.volume_id}
     for _ in range(2):
-        plugging.driver.detach_volume(server, 6, two, QUIET)
-    assert has(plugging, server) == {one.volume_id}
-    assert connected(plugging, server) == {one.volume_id}
-    assert plugging.driver.ensure_running(server, 7, QUIET).power_state == RUNNING
-    assert has(plugging, server) == {one.volume_id}
+        hotplug_rig.driver.detach_volume(server, 6, second, QUIET)
+    assert attached_ids(hotplug_rig, server) == {first.volume_id}
+    assert connected_ids(hotplug_rig, server) == {first.volume_id}
+    assert hotplug_rig.driver.ensure_running(server, 7, QUIET).power_state == RUNNING
+    assert attached_ids(hotplug_rig, server) == {first.volume_id}
 
 
-def in_guest(rig: Rig, server: str) -> dict[str, str]:
-    """Device name of each volume, as Linux counts the disks of a guest that has booted."""
+def names_in_guest(rig: Rig, server: str) -> dict[str, str]:
+    """Return the device name of each volume. Linux names the disks of a booted guest by slot."""
     if isinstance(rig.driver, MemoryDriver):
         return dict(rig.driver.host.guests[server].names)
     disks = volume_xml.find_disks(rig.describe(server, False))
     places = volume_xml.addresses(rig.describe(server, False))
-    ordered = sorted(disks, key=lambda one: (places[one]["bus"], places[one]["slot"]))
-    return {one: f"/dev/vd{letter}" for one, letter in zip(ordered, "bcdef", strict=False)}
+    sorted_ids = sorted(
+        disks, key=lambda volume_id: (places[volume_id]["bus"], places[volume_id]["slot"])
+    )
+    return {
+        volume_id: f"/dev/vd{letter}"
+        for volume_id, letter in zip(sorted_ids, "bcdef", strict=False)
+    }
 
 
 @pytest.mark.parametrize("boot", ["reboot", "stop"])
-def test_booted_guest_counts_volumes_in_order_of_their_names(plugging: Rig, boot: str) -> None:
-    server, driver = plugging.ready().server, plugging.driver
-    one, two, three = (volume(plugging, device=f"/dev/vd{letter}") for letter in "bcb")
-    for given in (one, two):
-        driver.attach_volume(server, 2, given, QUIET)
-    driver.detach_volume(server, 3, one, QUIET)
-    driver.attach_volume(server, 4, three, QUIET)
+def test_booted_guest_counts_volumes_in_order_of_their_names(hotplug_rig: Rig, boot: str) -> None:
+    server, driver = hotplug_rig.ready().server, hotplug_rig.driver
+    first, second, third = (
+        create_volume(hotplug_rig, device=f"/dev/vd{letter}") for letter in "bcb"
+    )
+    for attached in (first, second):
+        driver.attach_volume(server, 2, attached, QUIET)
+    driver.detach_volume(server, 3, first, QUIET)
+    driver.attach_volume(server, 4, third, QUIET)
     for fence, expected in (
-        (5, {three.volume_id: "/dev/vdb", two.volume_id: "/dev/vdc"}),
-        (6, {two.volume_id: "/dev/vdb"}),
+        (5, {third.volume_id: "/dev/vdb", second.volume_id: "/dev/vdc"}),
+        (6, {second.volume_id: "/dev/vdb"}),
     ):
         if boot == "reboot":
             driver.reboot(server, fence, 0, QUIET)
         else:
             driver.ensure_stopped(server, fence, 0, QUIET)
             driver.ensure_running(server, fence, QUIET)
-        assert in_guest(plugging, server) == expected
+        assert names_in_guest(hotplug_rig, server) == expected
         if fence == 5:
-            driver.detach_volume(server, fence, three, QUIET)
+            driver.detach_volume(server, fence, third, QUIET)
 
 
-def test_running_guest_gets_qos_and_block_sizes_of_volume(plugging: Rig) -> None:
-    server, given = plugging.ready().server, volume(plugging)
+def test_running_guest_gets_qos_and_block_sizes_of_volume(hotplug_rig: Rig) -> None:
+    server, attached = hotplug_rig.ready().server, create_volume(hotplug_rig)
     rates = {"read_iops_sec": 50, "read_iops_sec_max": 90, "read_iops_sec_max_length": 5}
     rates |= {"size_iops_sec": 4096, "total_bytes_sec": 1 << 20, "total_bytes_sec_max": 2 << 20}
-    given.connection.update(qos_specs=rates, logical_block_size=512, physical_block_size=4096)
-    plugging.driver.attach_volume(server, 2, given, QUIET)
-    assert has(plugging, server) == {given.volume_id}
-    if plugging.real:
-        disk = volume_xml.find_disks(plugging.describe(server))[given.volume_id]
-        tuned = {rate.tag: rate.text for rate in disk.iterfind("iotune/*")}
-        assert tuned == {name: str(number) for name, number in rates.items()}
-        sizes = disk.find("blockio")
-        assert sizes is not None and sizes.get("physical_block_size") == "4096"
+    attached.connection.update(qos_specs=rates, logical_block_size=512, physical_block_size=4096)
+    hotplug_rig.driver.attach_volume(server, 2, attached, QUIET)
+    assert attached_ids(hotplug_rig, server) == {attached.volume_id}
+    if hotplug_rig.real:
+        disk = volume_xml.find_disks(hotplug_rig.describe(server))[attached.volume_id]
+        iotune = {rate.tag: rate.text for rate in disk.iterfind("iotune/*")}
+        assert iotune == {name: str(number) for name, number in rates.items()}
+        block_sizes = disk.find("blockio")
+        assert block_sizes is not None and block_sizes.get("physical_block_size") == "4096"
 
 
-def test_a_running_guest_gets_its_first_disk_on_scsi(plugging: Rig) -> None:
-    server = plugging.ready().server
-    one, two = (volume(plugging, bus="scsi", device=f"/dev/sd{name}") for name in "ab")
-    for given in (one, two, one):
-        plugging.driver.attach_volume(server, 2, given, QUIET)
-    assert has(plugging, server) == {one.volume_id, two.volume_id}
-    plugging.driver.detach_volume(server, 3, one, QUIET)
-    plugging.driver.ensure_stopped(server, 4, 0, QUIET)
-    plugging.driver.ensure_running(server, 5, QUIET)
-    assert has(plugging, server) == {two.volume_id}
+def test_running_guest_gets_scsi_volumes_and_keeps_them_after_restart(hotplug_rig: Rig) -> None:
+    server = hotplug_rig.ready().server
+    first, second = (
+        create_volume(hotplug_rig, bus="scsi", device=f"/dev/sd{name}") for name in "ab"
+    )
+    for attached in (first, second, first):
+        hotplug_rig.driver.attach_volume(server, 2, attached, QUIET)
+    assert attached_ids(hotplug_rig, server) == {first.volume_id, second.volume_id}
+    hotplug_rig.driver.detach_volume(server, 3, first, QUIET)
+    hotplug_rig.driver.ensure_stopped(server, 4, 0, QUIET)
+    hotplug_rig.driver.ensure_running(server, 5, QUIET)
+    assert attached_ids(hotplug_rig, server) == {second.volume_id}
 
 
-def test_a_suspended_or_paused_guest_keeps_its_volumes(plugging: Rig) -> None:
-    server, one, two = plugging.ready().server, volume(plugging), volume(plugging)
-    plugging.driver.attach_volume(server, 2, one, QUIET)
-    plugging.driver.ensure_paused(server, 3, QUIET)
+def test_detach_volume_from_paused_or_suspended_guest_is_refused(hotplug_rig: Rig) -> None:
+    server, first, second = (
+        hotplug_rig.ready().server,
+        create_volume(hotplug_rig),
+        create_volume(hotplug_rig),
+    )
+    hotplug_rig.driver.attach_volume(server, 2, first, QUIET)
+    hotplug_rig.driver.ensure_paused(server, 3, QUIET)
     with pytest.raises(VerbFailed, match="paused; resume it first"):
-        plugging.driver.detach_volume(server, 4, one, QUIET)
-    assert has(plugging, server) == {one.volume_id}
-    plugging.driver.attach_volume(server, 5, two, QUIET)
-    assert plugging.state(server) == (PAUSED, 5)
-    plugging.driver.ensure_running(server, 6, QUIET)
-    plugging.driver.ensure_suspended(server, 7, QUIET)
-    for change in (plugging.driver.attach_volume, plugging.driver.detach_volume):
+        hotplug_rig.driver.detach_volume(server, 4, first, QUIET)
+    assert attached_ids(hotplug_rig, server) == {first.volume_id}
+    hotplug_rig.driver.attach_volume(server, 5, second, QUIET)
+    assert hotplug_rig.state(server) == (PAUSED, 5)
+    hotplug_rig.driver.ensure_running(server, 6, QUIET)
+    hotplug_rig.driver.ensure_suspended(server, 7, QUIET)
+    for change in (hotplug_rig.driver.attach_volume, hotplug_rig.driver.detach_volume):
         with pytest.raises(VerbFailed, match="resume it before its volumes"):
-            change(server, 8, one, QUIET)
-    assert plugging.state(server) == (SHUTDOWN, 7)
-    plugging.driver.ensure_running(server, 9, QUIET)
-    assert has(plugging, server) == {one.volume_id, two.volume_id}
+            change(server, 8, first, QUIET)
+    assert hotplug_rig.state(server) == (SHUTDOWN, 7)
+    hotplug_rig.driver.ensure_running(server, 9, QUIET)
+    assert attached_ids(hotplug_rig, server) == {first.volume_id, second.volume_id}
 
 
 @pytest.mark.parametrize("verb", ["ensure_running", "reboot"])
-def test_what_was_detached_elsewhere_is_gone_before_a_start(plugging: Rig, verb: str) -> None:
-    """The host was away meanwhile: the volume may be another guest's, or nowhere any more."""
-    server, gone, kept = plugging.ready().server, volume(plugging), volume(plugging)
-    for given in (gone, kept):
-        plugging.driver.attach_volume(server, 2, given, QUIET)
-    plugging.driver.pull_plug(server)
-    path_of(gone).unlink()
-    start(plugging, verb, server, 3, Belongings([kept.volume_id]))
-    assert plugging.state(server) == (RUNNING, 3)
-    assert has(plugging, server) == connected(plugging, server) == {kept.volume_id}
-    start(plugging, verb, server, 4, Belongings())  # one that runs keeps what it has
-    assert plugging.state(server) == (RUNNING, 4)
-    left = {kept.volume_id} if verb == "ensure_running" else set()
-    assert has(plugging, server) == connected(plugging, server) == left
+def test_start_removes_volumes_detached_while_host_was_unreachable(
+    hotplug_rig: Rig, verb: str
+) -> None:
+    """The host was unreachable during the detach. Another guest may have the volume now, or it was
+    deleted."""
+    server, detached, remaining = (
+        hotplug_rig.ready().server,
+        create_volume(hotplug_rig),
+        create_volume(hotplug_rig),
+    )
+    for attached in (detached, remaining):
+        hotplug_rig.driver.attach_volume(server, 2, attached, QUIET)
+    hotplug_rig.driver.pull_plug(server)
+    volume_path(detached).unlink()
+    start(hotplug_rig, verb, server, 3, Belongings([remaining.volume_id]))
+    assert hotplug_rig.state(server) == (RUNNING, 3)
+    assert (
+        attached_ids(hotplug_rig, server)
+        == connected_ids(hotplug_rig, server)
+        == {remaining.volume_id}
+    )
+    # A running guest keeps its volumes.
+    start(hotplug_rig, verb, server, 4, Belongings())
+    assert hotplug_rig.state(server) == (RUNNING, 4)
+    expected = {remaining.volume_id} if verb == "ensure_running" else set()
+    assert attached_ids(hotplug_rig, server) == connected_ids(hotplug_rig, server) == expected
 
 
 @pytest.mark.parametrize("verb", ["ensure_running", "reboot"])
-def test_what_a_host_let_go_of_is_there_again_after_a_start(plugging: Rig, verb: str) -> None:
-    """It could not describe the guest with its volumes again: that does not run without them."""
-    server, one, two = plugging.ready().server, volume(plugging), volume(plugging)
-    for given in (one, two):
-        plugging.driver.attach_volume(server, 2, given, QUIET)
-    plugging.driver.ensure_stopped(server, 3, 0, QUIET)
-    plugging.driver.disconnect_volumes(server, 3)
-    ids = [one.volume_id, two.volume_id]
-    nowhere = replace(two, connection={})
-    with pytest.raises(VerbFailed, match=f"{two.volume_id} is not connected to this host"):
-        start(plugging, verb, server, 4, Belongings(ids, needed=[one, nowhere]))
-    assert plugging.state(server)[0] == SHUTDOWN
+def test_start_reconnects_volumes_needed_by_guest(hotplug_rig: Rig, verb: str) -> None:
+    """The guest must not run without its volumes."""
+    server, first, second = (
+        hotplug_rig.ready().server,
+        create_volume(hotplug_rig),
+        create_volume(hotplug_rig),
+    )
+    for attached in (first, second):
+        hotplug_rig.driver.attach_volume(server, 2, attached, QUIET)
+    hotplug_rig.driver.ensure_stopped(server, 3, 0, QUIET)
+    hotplug_rig.driver.disconnect_volumes(server, 3)
+    ids = [first.volume_id, second.volume_id]
+    unconnected = replace(second, connection={})
+    with pytest.raises(VerbFailed, match=f"{second.volume_id} is not connected to this host"):
+        start(hotplug_rig, verb, server, 4, Belongings(ids, needed=[first, unconnected]))
+    assert hotplug_rig.state(server)[0] == SHUTDOWN
     for fence in (5, 6):
-        start(plugging, verb, server, fence, Belongings(ids, needed=[one, two]))
-        assert plugging.state(server) == (RUNNING, fence)
-        assert has(plugging, server) == connected(plugging, server) == set(ids)
+        start(hotplug_rig, verb, server, fence, Belongings(ids, needed=[first, second]))
+        assert hotplug_rig.state(server) == (RUNNING, fence)
+        assert attached_ids(hotplug_rig, server) == connected_ids(hotplug_rig, server) == set(ids)
 
 
-def start(rig: Rig, verb: str, server: str, fence: int, has: Belongings) -> DomainState:
+def start(rig: Rig, verb: str, server: str, fence: int, belongings: Belongings) -> DomainState:
     if verb == "reboot":
-        return rig.driver.reboot(server, fence, 0, QUIET, has)
-    return rig.driver.ensure_running(server, fence, QUIET, has)
+        return rig.driver.reboot(server, fence, 0, QUIET, belongings)
+    return rig.driver.ensure_running(server, fence, QUIET, belongings)
 
 
-@pytest.mark.parametrize("rests", ["ensure_paused", "ensure_suspended"])
-def test_a_guest_does_not_go_on_with_what_was_detached(plugging: Rig, rests: str) -> None:
-    """What it has of the volume in its memory must not reach it."""
-    server, gone = plugging.ready().server, volume(plugging)
-    plugging.driver.attach_volume(server, 2, gone, QUIET)
-    if rests == "ensure_paused":
-        plugging.driver.ensure_paused(server, 3, QUIET)
+@pytest.mark.parametrize("resting_verb", ["ensure_paused", "ensure_suspended"])
+def test_resume_of_guest_with_detached_volume_is_refused(
+    hotplug_rig: Rig, resting_verb: str
+) -> None:
+    """Data of the volume in the guest's memory must not reach the volume any more."""
+    server, detached = hotplug_rig.ready().server, create_volume(hotplug_rig)
+    hotplug_rig.driver.attach_volume(server, 2, detached, QUIET)
+    if resting_verb == "ensure_paused":
+        hotplug_rig.driver.ensure_paused(server, 3, QUIET)
     else:
-        plugging.driver.ensure_suspended(server, 3, QUIET)
-    before = plugging.state(server)
-    with pytest.raises(VerbFailed, match=f"volume {gone.volume_id}, which is not the server's"):
-        plugging.driver.ensure_running(server, 4, QUIET, Belongings())
-    assert plugging.state(server) == before
-    plugging.driver.reboot(server, 5, 0, QUIET, Belongings())
-    assert plugging.state(server) == (RUNNING, 5)
-    assert has(plugging, server) == connected(plugging, server) == set()
+        hotplug_rig.driver.ensure_suspended(server, 3, QUIET)
+    before = hotplug_rig.state(server)
+    with pytest.raises(VerbFailed, match=f"volume {detached.volume_id}, which is not the server's"):
+        hotplug_rig.driver.ensure_running(server, 4, QUIET, Belongings())
+    assert hotplug_rig.state(server) == before
+    hotplug_rig.driver.reboot(server, 5, 0, QUIET, Belongings())
+    assert hotplug_rig.state(server) == (RUNNING, 5)
+    assert attached_ids(hotplug_rig, server) == connected_ids(hotplug_rig, server) == set()
 
 
-def test_what_cannot_be_connected_is_refused_by_name(plugging: Rig) -> None:
-    server, one = plugging.ready().server, volume(plugging)
-    for bad, said in (
-        (replace(one, connection={}), "not connected to this host"),
-        (replace(one, connection={"driver_volume_type": "smoke"}), "served by smoke"),
-        (replace(one, connection={**one.connection, "encrypted": True}), "is encrypted"),
-        (replace(one, connection={"driver_volume_type": "local"}), "cannot be used on this host"),
-        (replace(one, volume_id="../../etc"), "not a UUID"),
-        (replace(one, bus="ide"), "only while the server is off"),
-        (replace(one, bus="<b>"), "a disk on <b>"),
-        (replace(one, device_type="lun"), "a lun on virtio"),
+def test_attach_of_unusable_volume_is_refused_with_reason(hotplug_rig: Rig) -> None:
+    server, usable = hotplug_rig.ready().server, create_volume(hotplug_rig)
+    for bad, message in (
+        (replace(usable, connection={}), "not connected to this host"),
+        (replace(usable, connection={"driver_volume_type": "smoke"}), "served by smoke"),
+        (replace(usable, connection={**usable.connection, "encrypted": True}), "is encrypted"),
+        (
+            replace(usable, connection={"driver_volume_type": "local"}),
+            "cannot be used on this host",
+        ),
+        (replace(usable, volume_id="../../etc"), "not a UUID"),
+        (replace(usable, bus="ide"), "only while the server is off"),
+        (replace(usable, bus="<b>"), "a disk on <b>"),
+        (replace(usable, device_type="lun"), "a lun on virtio"),
     ):
-        with pytest.raises(VerbFailed, match=said):
-            plugging.driver.attach_volume(server, 2, bad, QUIET)
-    assert (has(plugging, server), plugging.state(server)) == (set(), (RUNNING, 1))
-    assert connected(plugging, server) == set()
+        with pytest.raises(VerbFailed, match=message):
+            hotplug_rig.driver.attach_volume(server, 2, bad, QUIET)
+    assert (attached_ids(hotplug_rig, server), hotplug_rig.state(server)) == (set(), (RUNNING, 1))
+    assert connected_ids(hotplug_rig, server) == set()
 
 
-def test_a_guest_that_is_not_here_has_no_volume(plugging: Rig) -> None:
-    server, one = plugging.ready().server, volume(plugging)
-    plugging.driver.attach_volume(server, 2, one, QUIET)
-    plugging.driver.ensure_absent(server, 3)
-    assert connected(plugging, server) == set()
-    assert plugging.driver.detach_volume(server, 4, one, QUIET) is None
-    plugging.driver.disconnect_volumes(server, 4)
+def test_detach_volume_of_absent_guest_succeeds_and_attach_fails(hotplug_rig: Rig) -> None:
+    server, attached = hotplug_rig.ready().server, create_volume(hotplug_rig)
+    hotplug_rig.driver.attach_volume(server, 2, attached, QUIET)
+    hotplug_rig.driver.ensure_absent(server, 3)
+    assert connected_ids(hotplug_rig, server) == set()
+    assert hotplug_rig.driver.detach_volume(server, 4, attached, QUIET) is None
+    hotplug_rig.driver.disconnect_volumes(server, 4)
     with pytest.raises(VerbFailed, match="no guest on this host"):
-        plugging.driver.attach_volume(server, 4, one, QUIET)
+        hotplug_rig.driver.attach_volume(server, 4, attached, QUIET)
     with pytest.raises(VerbFailed, match="no guest on this host"):
-        plugging.driver.extend_volume(server, one, QUIET)
+        hotplug_rig.driver.extend_volume(server, attached, QUIET)
 
 
-def test_a_host_lets_go_of_what_goes_elsewhere(plugging: Rig) -> None:
-    server, one, two = plugging.ready().server, volume(plugging), volume(plugging)
-    for given in (one, two):
-        plugging.driver.attach_volume(server, 2, given, QUIET)
+def test_disconnect_volumes_needs_stopped_guest_and_is_repeatable(hotplug_rig: Rig) -> None:
+    server, first, second = (
+        hotplug_rig.ready().server,
+        create_volume(hotplug_rig),
+        create_volume(hotplug_rig),
+    )
+    for attached in (first, second):
+        hotplug_rig.driver.attach_volume(server, 2, attached, QUIET)
     with pytest.raises(VerbFailed, match="stop it"):
-        plugging.driver.disconnect_volumes(server, 3)
-    assert connected(plugging, server) == {one.volume_id, two.volume_id}
-    plugging.driver.ensure_stopped(server, 3, 0, QUIET)
+        hotplug_rig.driver.disconnect_volumes(server, 3)
+    assert connected_ids(hotplug_rig, server) == {first.volume_id, second.volume_id}
+    hotplug_rig.driver.ensure_stopped(server, 3, 0, QUIET)
     for _ in range(2):
-        plugging.driver.disconnect_volumes(server, 4)
-        assert (has(plugging, server), connected(plugging, server)) == (set(), set())
-    assert plugging.state(server) == (SHUTDOWN, 4)
+        hotplug_rig.driver.disconnect_volumes(server, 4)
+        assert (attached_ids(hotplug_rig, server), connected_ids(hotplug_rig, server)) == (
+            set(),
+            set(),
+        )
+    assert hotplug_rig.state(server) == (SHUTDOWN, 4)
 
 
-def test_a_volume_that_grew_is_seen(plugging: Rig) -> None:
-    server, one = plugging.ready().server, volume(plugging)
+def test_extend_volume_of_running_guest_shows_new_size(hotplug_rig: Rig) -> None:
+    server, attached = hotplug_rig.ready().server, create_volume(hotplug_rig)
     with pytest.raises(VerbFailed, match="does not have volume"):
-        plugging.driver.extend_volume(server, one, QUIET)
-    plugging.driver.attach_volume(server, 2, one, QUIET)
-    with path_of(one).open("r+b") as file:
+        hotplug_rig.driver.extend_volume(server, attached, QUIET)
+    hotplug_rig.driver.attach_volume(server, 2, attached, QUIET)
+    with volume_path(attached).open("r+b") as file:
         file.truncate(2 << 30)
     for _ in range(2):
-        plugging.driver.extend_volume(server, replace(one, size_gb=2), QUIET)
-    assert sizes(plugging, server) == {one.volume_id: 2}
-    plugging.driver.ensure_stopped(server, 3, 0, QUIET)
-    plugging.driver.ensure_running(server, 4, QUIET)
-    assert sizes(plugging, server) == {one.volume_id: 2}
+        hotplug_rig.driver.extend_volume(server, replace(attached, size_gb=2), QUIET)
+    assert read_sizes(hotplug_rig, server) == {attached.volume_id: 2}
+    hotplug_rig.driver.ensure_stopped(server, 3, 0, QUIET)
+    hotplug_rig.driver.ensure_running(server, 4, QUIET)
+    assert read_sizes(hotplug_rig, server) == {attached.volume_id: 2}
 
 
-def sizes(rig: Rig, server: str) -> dict[str, int]:
-    """GiB of a guest's volumes, by id."""
+def read_sizes(rig: Rig, server: str) -> dict[str, int]:
+    """Return the size in GiB of each of the guest's volumes."""
     if isinstance(rig.driver, MemoryDriver):
-        return {one.volume_id: one.size_gb for one in rig.driver.host.guests[server].volumes}
-    told = virsh(rig, "domblkinfo", server, "--all").split()
+        return {
+            attached.volume_id: attached.size_gb
+            for attached in rig.driver.host.guests[server].volumes
+        }
+    words = virsh(rig, "domblkinfo", server, "--all").split()
     return {
-        serial: int(told[told.index(volume_xml.name_of(disk)) + 1]) // GIBIBYTE
+        serial: int(words[words.index(volume_xml.name_of(disk)) + 1]) // GIBIBYTE
         for serial, disk in volume_xml.find_disks(rig.describe(server)).items()
     }
 
 
-def test_a_guest_boots_from_a_volume(rig: Rig) -> None:
-    root, data = volume(rig, boot_index=0, device="/dev/vda"), volume(rig)
+def test_guest_booted_from_volume_keeps_volumes_on_rescue_and_rebuild(rig: Rig) -> None:
+    root, data = create_volume(rig, boot_index=0, device="/dev/vda"), create_volume(rig)
     spec = rig.boot(image=None, volumes=[root, data])
-    assert has(rig, spec.server) == {root.volume_id, data.volume_id}
-    assert connected(rig, spec.server) == {root.volume_id, data.volume_id}
+    assert attached_ids(rig, spec.server) == {root.volume_id, data.volume_id}
+    assert connected_ids(rig, spec.server) == {root.volume_id, data.volume_id}
     assert rig.driver.ensure_guest(spec, rig.read_image, QUIET).power_state == RUNNING
     rescued = replace(spec, fence=2)
     rig.driver.rescue(rescued, rig.image, rig.read_image, QUIET)
-    assert has(rig, spec.server) == {root.volume_id, data.volume_id}
+    assert attached_ids(rig, spec.server) == {root.volume_id, data.volume_id}
     rig.driver.unrescue(replace(spec, fence=3), QUIET)
     rig.driver.rebuild(replace(spec, fence=4), rig.read_image, True, QUIET)
-    assert has(rig, spec.server) == {root.volume_id, data.volume_id}
+    assert attached_ids(rig, spec.server) == {root.volume_id, data.volume_id}
     rig.driver.ensure_absent(spec.server, 5)
-    assert connected(rig, spec.server) == set()
+    assert connected_ids(rig, spec.server) == set()
 
 
-def test_a_guest_whose_volume_cannot_be_had_is_not_made(rig: Rig) -> None:
-    spec = rig.spec(volumes=[volume(rig), volume(rig, connection={})])
+def test_ensure_guest_with_unconnected_volume_creates_no_guest(rig: Rig) -> None:
+    spec = rig.spec(volumes=[create_volume(rig), create_volume(rig, connection={})])
     with pytest.raises(VerbFailed, match="not connected to this host"):
         rig.driver.ensure_guest(spec, rig.read_image, QUIET)
-    assert (rig.state(spec.server), connected(rig, spec.server)) == (None, set())
+    assert (rig.state(spec.server), connected_ids(rig, spec.server)) == (None, set())
 
 
-def test_another_device_keeps_its_guest_off(rig: Rig) -> None:
+def test_start_fails_when_device_of_volume_has_another_size(rig: Rig) -> None:
     if isinstance(rig.driver, MemoryDriver):
         pytest.skip("a host in memory has no devices")
-    server, one = rig.boot(paused=True).server, volume(rig)
+    server, attached = rig.boot(paused=True).server, create_volume(rig)
     rig.driver.ensure_stopped(server, 2, 0, QUIET)
-    rig.driver.attach_volume(server, 3, one, QUIET)
-    with path_of(one).open("r+b") as file:
+    rig.driver.attach_volume(server, 3, attached, QUIET)
+    with volume_path(attached).open("r+b") as file:
         file.truncate(GIBIBYTE - 1)
-    with pytest.raises(VerbFailed, match=f"found as volume {one.volume_id} is not that volume"):
+    with pytest.raises(
+        VerbFailed, match=f"found as volume {attached.volume_id} is not that volume"
+    ):
         rig.driver.ensure_running(server, 4, QUIET)
     assert rig.state(server) == (SHUTDOWN, 3)
-    two = volume(rig)
-    path_of(two).unlink()
+    missing = create_volume(rig)
+    volume_path(missing).unlink()
     with pytest.raises(VerbFailed, match="does not find volume"):
-        rig.driver.attach_volume(server, 5, two, QUIET)
-    assert connected(rig, server) == has(rig, server) == {one.volume_id}
-    with path_of(one).open("r+b") as file:
+        rig.driver.attach_volume(server, 5, missing, QUIET)
+    assert connected_ids(rig, server) == attached_ids(rig, server) == {attached.volume_id}
+    with volume_path(attached).open("r+b") as file:
         file.truncate(GIBIBYTE)
     assert rig.driver.ensure_running(server, 6, QUIET).power_state == RUNNING
 
 
-#: User data that says what is on the disk that it booted from, and leaves something there.
-KEEPS = """#!/bin/sh
+#: User data that prints a file of the boot disk, and then writes this file.
+PRINT_AND_WRITE = """#!/bin/sh
 echo "kept: [$(cat /tmp/kept 2> /dev/null)]"
 echo "by $(hostname)" > /tmp/kept
 sync
@@ -390,15 +443,15 @@ sync
 @pytest.mark.slice("guests")
 @pytest.mark.kvm_or_tcg
 @pytest.mark.parametrize("rig", ["qemu"], indirect=True)
-def test_what_one_server_wrote_another_boots_from(rig: Rig) -> None:
-    root = volume(rig, boot_index=0, device="/dev/vda")
+def test_second_server_boots_from_volume_written_by_first(rig: Rig) -> None:
+    root = create_volume(rig, boot_index=0, device="/dev/vda")
     image = rig.folder / "image"
     image.write_bytes(rig.content)
-    convert = ["qemu-img", "convert", "-n", "-f", "qcow2", "-O", "raw", image, path_of(root)]
+    convert = ["qemu-img", "convert", "-n", "-f", "qcow2", "-O", "raw", image, volume_path(root)]
     subprocess.run(convert, check=True, timeout=60)
-    for kept in ("kept: []", "kept: [by web-1]"):
-        spec = rig.boot(image=None, volumes=[root], user_data=KEEPS, ready=True)
-        assert kept in rig.console(spec.server)
+    for output in ("kept: []", "kept: [by web-1]"):
+        spec = rig.boot(image=None, volumes=[root], user_data=PRINT_AND_WRITE, ready=True)
+        assert output in rig.console(spec.server)
         rig.driver.ensure_stopped(spec.server, 2, virt_rigs.BOOT_SECONDS, QUIET)
         rig.driver.ensure_absent(spec.server, 3)
         assert rig.files(spec.server) == []
@@ -407,105 +460,115 @@ def test_what_one_server_wrote_another_boots_from(rig: Rig) -> None:
 @pytest.mark.slice("guests")
 @pytest.mark.kvm_or_tcg
 @pytest.mark.parametrize("rig", ["qemu"], indirect=True)
-def test_two_guests_have_a_volume_only_if_it_may_be_so(rig: Rig) -> None:
-    shared, single = volume(rig, multiattach=True), volume(rig)
+def test_two_guests_share_volume_only_with_multiattach(rig: Rig) -> None:
+    shared, single = create_volume(rig, multiattach=True), create_volume(rig)
     for _ in range(2):
         server = rig.boot(paused=True, volumes=[shared]).server
         assert rig.state(server) == (PAUSED, 1)
     rig.boot(paused=True, volumes=[single])
-    with pytest.raises(VerbFailed, match="could not start the guest") as failed:
+    with pytest.raises(VerbFailed, match="could not start the guest") as failure:
         rig.boot(paused=True, volumes=[single])
-    assert "lock" in failed.value.details
+    assert "lock" in failure.value.details
     assert rig.state(rig.servers[-1]) is None
 
 
-def test_an_agent_that_begins_anew_knows_its_volumes(plugging: Rig) -> None:
-    server, one = plugging.ready().server, volume(plugging)
-    plugging.driver.attach_volume(server, 2, one, QUIET)
-    assert plugging.restart().ensure_running(server, 3, QUIET).power_state == RUNNING
-    assert (has(plugging, server), connected(plugging, server)) == (
-        {one.volume_id},
-        {one.volume_id},
+def test_restarted_driver_keeps_volumes_of_guest(hotplug_rig: Rig) -> None:
+    server, attached = hotplug_rig.ready().server, create_volume(hotplug_rig)
+    hotplug_rig.driver.attach_volume(server, 2, attached, QUIET)
+    assert hotplug_rig.restart().ensure_running(server, 3, QUIET).power_state == RUNNING
+    assert (attached_ids(hotplug_rig, server), connected_ids(hotplug_rig, server)) == (
+        {attached.volume_id},
+        {attached.volume_id},
     )
 
 
-def test_after_a_reboot_of_the_host_they_are_connected_again(tmp_path: Path) -> None:
+def test_start_after_host_reboot_connects_volumes_again(tmp_path: Path) -> None:
     rig = virt_rigs.memory_rig(tmp_path)
-    server, one = rig.boot().server, volume(rig)
-    rig.driver.attach_volume(server, 2, one, QUIET)
+    server, attached = rig.boot().server, create_volume(rig)
+    rig.driver.attach_volume(server, 2, attached, QUIET)
     assert isinstance(rig.driver, MemoryDriver)
     rig.driver.host.reboot()
-    assert connected(rig, server) == set()
+    assert connected_ids(rig, server) == set()
     rig.driver.ensure_running(server, 3, QUIET)
-    assert connected(rig, server) == {one.volume_id}
+    assert connected_ids(rig, server) == {attached.volume_id}
     rig.driver.host.guests[server].holds_volumes = True
     with pytest.raises(VerbFailed, match="did not let go of volume"):
-        rig.driver.detach_volume(server, 4, one, QUIET)
-    assert has(rig, server) == {one.volume_id}
+        rig.driver.detach_volume(server, 4, attached, QUIET)
+    assert attached_ids(rig, server) == {attached.volume_id}
     rig.clean()
 
 
 @pytest.fixture(params=["memory", "test"])
 def pair_of_hosts(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
-    """Two hosts that reach the files of the first one."""
+    """Two hosts that both reach the volumes of the first one."""
     if request.param == "memory":
-        made = virt_pairs.memory_pair(tmp_path, shared=False)
+        pair = virt_pairs.memory_pair(tmp_path, shared=False)
     else:
         pytest.importorskip("libvirt")
-        made = virt_pairs.libvirt_test_pair(tmp_path, shared=False, **connectors(tmp_path / "h1"))
-    yield made
-    made.clean()
+        pair = virt_pairs.libvirt_test_pair(tmp_path, shared=False, **connectors(tmp_path / "h1"))
+    yield pair
+    pair.clean()
 
 
 @pytest.mark.parametrize("boot_index", [0, None])
-def test_volumes_are_at_one_host_at_a_time(pair_of_hosts: Pair, boot_index: int | None) -> None:
-    """Local disks travel; what is on a volume stays where it is."""
+def test_cold_migration_connects_volumes_on_one_host_at_a_time(
+    pair_of_hosts: Pair, boot_index: int | None
+) -> None:
+    """Local disks are copied. The content of a volume is not copied."""
     source, destination = pair_of_hosts.rigs
     source.folder.mkdir(exist_ok=True)
-    one = volume(source, boot_index=boot_index)
+    attached = create_volume(source, boot_index=boot_index)
     image = source.image if boot_index is None else None
-    spec = source.boot(paused=True, image=image, volumes=[one])
+    spec = source.boot(paused=True, image=image, volumes=[attached])
     server = spec.server
     source.driver.ensure_stopped(server, 1, 0, QUIET)
     source.driver.offer(server, 1, SECRET, QUIET)
-    there = replace(spec, fence=2, paused=False)
+    new_spec = replace(spec, fence=2, paused=False)
     peer = pair_of_hosts.peer(server)
-    destination.driver.prepare(replace(there), peer, destination.read_image, QUIET)
+    destination.driver.prepare(replace(new_spec), peer, destination.read_image, QUIET)
     source.driver.disconnect_volumes(server, 1)
-    assert connected(source, server) == has(source, server) == set()
+    assert connected_ids(source, server) == attached_ids(source, server) == set()
     for _ in range(2):
-        destination.driver.receive(there, peer, destination.read_image, QUIET)
-        assert connected(destination, server) == set()
+        destination.driver.receive(new_spec, peer, destination.read_image, QUIET)
+        assert connected_ids(destination, server) == set()
     for _ in range(2):
-        destination.driver.install(there, False, QUIET)
-    assert connected(destination, server) == has(destination, server) == {one.volume_id}
+        destination.driver.install(new_spec, False, QUIET)
+    assert (
+        connected_ids(destination, server)
+        == attached_ids(destination, server)
+        == {attached.volume_id}
+    )
     destination.driver.ensure_absent(server, 3)
-    assert connected(destination, server) == set()
+    assert connected_ids(destination, server) == set()
     source.driver.install(replace(spec, fence=4), False, QUIET)
-    assert connected(source, server) == has(source, server) == {one.volume_id}
+    assert connected_ids(source, server) == attached_ids(source, server) == {attached.volume_id}
 
 
 @pytest.mark.parametrize("boot_index", [0, None])
-def test_a_resized_guest_keeps_its_volumes(rig: Rig, boot_index: int | None) -> None:
-    one = volume(rig, boot_index=boot_index)
+def test_resize_here_and_its_revert_keep_volumes(rig: Rig, boot_index: int | None) -> None:
+    attached = create_volume(rig, boot_index=boot_index)
     image = rig.image if boot_index is None else None
-    spec = rig.boot(paused=True, image=image, volumes=[one])
+    spec = rig.boot(paused=True, image=image, volumes=[attached])
     rig.driver.ensure_stopped(spec.server, 1, 0, QUIET)
-    for back in (True, False):
-        larger = replace(spec, fence=2 if back else 4, flavor=LARGER)
+    for reverts in (True, False):
+        larger = replace(spec, fence=2 if reverts else 4, flavor=LARGER)
         rig.driver.resize_here(larger, False, QUIET)
-        assert has(rig, spec.server) == {one.volume_id}
-        settled = replace(spec, fence=3) if back else replace(larger, fence=5)
-        rig.driver.settle_resize(settled, back, larger.fence, QUIET)
-        assert connected(rig, spec.server) == has(rig, spec.server) == {one.volume_id}
+        assert attached_ids(rig, spec.server) == {attached.volume_id}
+        final_spec = replace(spec, fence=3) if reverts else replace(larger, fence=5)
+        rig.driver.settle_resize(final_spec, reverts, larger.fence, QUIET)
+        assert (
+            connected_ids(rig, spec.server)
+            == attached_ids(rig, spec.server)
+            == {attached.volume_id}
+        )
 
 
 class Killed(BaseException):
-    """The agent died."""
+    """The death of the agent."""
 
 
-def dying(driver: LibvirtDriver, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The agent dies after so many of its calls of libvirt."""
+def die_after_calls(driver: LibvirtDriver, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the agent die after so many calls of libvirt."""
     connection, calls = driver._libvirt, 0
     call = connection._call
 
@@ -523,32 +586,35 @@ def dying(driver: LibvirtDriver, at: int, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.slice("guests")
 @pytest.mark.kvm_or_tcg
 @pytest.mark.parametrize("rig", ["qemu"], indirect=True)
-def test_an_agent_that_dies_in_between_goes_on(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attach_and_detach_volume_continue_after_agent_death_at_any_call(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from compute_agent.virt.libvirt.driver import LibvirtDriver
 
-    server, one = rig.ready().server, volume(rig)
-    for verb, wanted in (("attach_volume", {one.volume_id}), ("detach_volume", set())):
-        died = 0
+    server, attached = rig.ready().server, create_volume(rig)
+    for verb, expected in (("attach_volume", {attached.volume_id}), ("detach_volume", set())):
+        deaths = 0
         while True:
             assert isinstance(rig.driver, LibvirtDriver)
-            dying(rig.driver, died + 1, monkeypatch)
+            die_after_calls(rig.driver, deaths + 1, monkeypatch)
             try:
-                getattr(rig.driver, verb)(server, 2, one, QUIET)
+                getattr(rig.driver, verb)(server, 2, attached, QUIET)
                 break
             except Killed:
-                died += 1
+                deaths += 1
             rig.restart()
-            # Nothing is there that no file names.
+            # The host's file lists every volume of the domain.
             running, stored = (
-                volume_xml.find_disks(rig.describe(server, one)) for one in (False, True)
+                volume_xml.find_disks(rig.describe(server, is_stored))
+                for is_stored in (False, True)
             )
-            assert {*running, *stored} <= connected(rig, server)
-            # And from here the other way, or on.
-            if died % 3 == 0:
-                undo = rig.driver.detach_volume if wanted else rig.driver.attach_volume
-                undo(server, 2, one, QUIET)
+            assert {*running, *stored} <= connected_ids(rig, server)
+            # From here the verb is undone or continued.
+            if deaths % 3 == 0:
+                undo = rig.driver.detach_volume if expected else rig.driver.attach_volume
+                undo(server, 2, attached, QUIET)
             rig.restart()
-        assert died > 3
+        assert deaths > 3
         rig.restart()
-        getattr(rig.driver, verb)(server, 2, one, QUIET)
-        assert (has(rig, server), connected(rig, server)) == (wanted, wanted)
+        getattr(rig.driver, verb)(server, 2, attached, QUIET)
+        assert (attached_ids(rig, server), connected_ids(rig, server)) == (expected, expected)

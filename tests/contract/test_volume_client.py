@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The block storage service as API and conductor use it: our client against the embedded one.
-tests/cinder runs the same against Cinder."""
+"""Kilonova's client of the block storage service against the embedded service. tests/cinder runs
+the same tests against Cinder."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ ELSEWHERE = CONNECTOR | {
 
 
 class Service:
-    """A service in a cloud, with the token of who may do all there, and that of somebody who may
-    see nothing of theirs."""
+    """A block storage service of a cloud, with a token of its administrator and a token of another
+    project."""
 
     def __init__(self, url: str, cloud: Cloud, copies_images: bool = True) -> None:
         self.url, self.cloud, self.copies_images = url, cloud, copies_images
@@ -47,14 +47,14 @@ class Service:
         self.client = VolumeClient(url, 60)
 
     def snapshot(self, volume_id: str) -> str:
-        """The id of a snapshot that is there."""
-        made = requests.post(
+        """Create a snapshot, wait until it is available, and return its id."""
+        response = requests.post(
             f"{self.url}/snapshots",
             json={"snapshot": {"volume_id": volume_id}},
             headers={"X-Auth-Token": self.token},
             timeout=60,
         )
-        key = str(made.json()["snapshot"]["id"])
+        key = str(response.json()["snapshot"]["id"])
         await_true(
             lambda: self.client.snapshot(self.token, key).status == "available",
             60,
@@ -63,9 +63,9 @@ class Service:
         return key
 
     def make(self) -> Volume:
-        """A volume of one gigabyte that is there."""
-        made = self.client.create(self.token, size_gb=1, name="of the contract")
-        return self.until(made.id, "available")
+        """Create a volume of one gigabyte and wait until it is available."""
+        created = self.client.create(self.token, size_gb=1, name="of the contract")
+        return self.until(created.id, "available")
 
     def until(self, volume_id: str, status: str) -> Volume:
         await_true(
@@ -79,8 +79,8 @@ class Service:
 @pytest.fixture(scope="module")
 def embedded(standalone_cloud: Cloud, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     folder = tmp_path_factory.mktemp("client")
-    with volume_rig(standalone_cloud, folder, "--export-address", "127.0.0.1") as made:
-        yield made
+    with volume_rig(standalone_cloud, folder, "--export-address", "127.0.0.1") as volume_service:
+        yield volume_service
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def service(embedded: Rig) -> Service:
     return Service(embedded.url, embedded.cloud)
 
 
-def test_a_volume_is_made_and_told_and_deleted(service: Service) -> None:
+def test_volume_is_created_shown_and_deleted_repeatedly(service: Service) -> None:
     volume = service.make()
     assert (volume.size_gb, volume.status, volume.bootable) == (1, "available", False)
     assert not (volume.multiattach or volume.read_only or volume.encrypted)
@@ -99,45 +99,52 @@ def test_a_volume_is_made_and_told_and_deleted(service: Service) -> None:
         service.client.delete(service.token, volume.id)
 
 
-def test_a_snapshot_is_made_and_deleted(service: Service) -> None:
+def test_snapshot_is_created_and_deleted_repeatedly(service: Service) -> None:
     volume = service.make()
-    made = service.client.make_snapshot(service.token, volume.id, "of the contract")
-    assert (made.volume_id, made.size_gb) == (volume.id, 1)
+    snapshot = service.client.make_snapshot(service.token, volume.id, "of the contract")
+    assert (snapshot.volume_id, snapshot.size_gb) == (volume.id, 1)
     await_true(
-        lambda: service.client.snapshot(service.token, made.id).status == "available",
+        lambda: service.client.snapshot(service.token, snapshot.id).status == "available",
         60,
         "it is not taken",
     )
     for _ in range(2):
-        service.client.delete_snapshot(service.token, made.id)
-    await_true(lambda: _has_no_snapshot(service, made.id), 60, "it is still there")
-    service.client.delete_snapshot(service.token, made.id)
+        service.client.delete_snapshot(service.token, snapshot.id)
+    await_true(lambda: _has_no_snapshot(service, snapshot.id), 60, "it is still there")
+    service.client.delete_snapshot(service.token, snapshot.id)
 
 
-def test_a_host_tells_what_it_made_of_a_snapshot(service: Service) -> None:
+def test_update_snapshot_status_accepts_reports_of_awaited_status_only(service: Service) -> None:
     client, token = service.client, service.token
-    made = client.make_snapshot(token, service.make().id, "taken by a host")
-    await_true(lambda: client.snapshot(token, made.id).status == "available", 60, "it is not taken")
-    with pytest.raises(errors.BadRequest):  # nobody waits for it
-        client.update_snapshot_status(token, made.id, "error")
-    for status, told in (("creating", "error"), ("creating", "creating"), ("deleting", "deleting")):
-        _reset(service, made.id, status)
-        client.update_snapshot_status(token, made.id, told)
-        assert client.snapshot(token, made.id).status == told
-    shown = client.record(token, "snapshots", made.id)
-    assert shown["os-extended-snapshot-attributes:progress"] == "90%"
+    snapshot = client.make_snapshot(token, service.make().id, "taken by a host")
+    await_true(
+        lambda: client.snapshot(token, snapshot.id).status == "available", 60, "it is not taken"
+    )
+    # The snapshot is not in creation.
+    with pytest.raises(errors.BadRequest):
+        client.update_snapshot_status(token, snapshot.id, "error")
+    for status, report in (
+        ("creating", "error"),
+        ("creating", "creating"),
+        ("deleting", "deleting"),
+    ):
+        _reset_snapshot_status(service, snapshot.id, status)
+        client.update_snapshot_status(token, snapshot.id, report)
+        assert client.snapshot(token, snapshot.id).status == report
+    record = client.record(token, "snapshots", snapshot.id)
+    assert record["os-extended-snapshot-attributes:progress"] == "90%"
     with pytest.raises(errors.NotFound):
         client.update_snapshot_status(token, ids.new(), "error")
 
 
-def _reset(service: Service, snapshot_id: str, status: str) -> None:
-    answer = requests.post(
+def _reset_snapshot_status(service: Service, snapshot_id: str, status: str) -> None:
+    response = requests.post(
         f"{service.url}/snapshots/{snapshot_id}/action",
         json={"os-reset_status": {"status": status}},
         headers={"X-Auth-Token": service.token},
         timeout=60,
     )
-    assert answer.status_code == 202, answer.text
+    assert response.status_code == 202, response.text
 
 
 def _has_no_snapshot(service: Service, snapshot_id: str) -> bool:
@@ -148,33 +155,33 @@ def _has_no_snapshot(service: Service, snapshot_id: str) -> bool:
     return False
 
 
-def test_what_users_see_is_passed_on_as_it_is(service: Service) -> None:
+def test_client_passes_records_of_volumes_and_snapshots_unchanged(service: Service) -> None:
     client, token = service.client, service.token
-    made = client.make(token, "volumes", {"size": 1, "name": "by its record"})
-    assert (made["name"], made["size"], made["attachments"]) == ("by its record", 1, [])
-    service.until(made["id"], "available")
-    assert client.record(token, "volumes", made["id"])["created_at"]
-    taken = client.make(token, "snapshots", {"volume_id": made["id"], "force": False})
+    volume = client.make(token, "volumes", {"size": 1, "name": "by its record"})
+    assert (volume["name"], volume["size"], volume["attachments"]) == ("by its record", 1, [])
+    service.until(volume["id"], "available")
+    assert client.record(token, "volumes", volume["id"])["created_at"]
+    snapshot = client.make(token, "snapshots", {"volume_id": volume["id"], "force": False})
     await_true(
-        lambda: client.record(token, "snapshots", taken["id"])["status"] == "available",
+        lambda: client.record(token, "snapshots", snapshot["id"])["status"] == "available",
         60,
         "the snapshot is there",
     )
-    assert taken["id"] in [one["id"] for one in client.records(token, "snapshots")]
-    assert made["id"] in [one["id"] for one in client.records(token, "volumes")]
-    for resource, key in (("snapshots", taken["id"]), ("volumes", made["id"])):
+    assert snapshot["id"] in [record["id"] for record in client.records(token, "snapshots")]
+    assert volume["id"] in [record["id"] for record in client.records(token, "volumes")]
+    for resource, key in (("snapshots", snapshot["id"]), ("volumes", volume["id"])):
         client.remove(token, resource, key)
-        await_true(partial(_has_no, service, resource, key), 60, f"{resource} without it")
+        await_true(partial(_is_unlisted, service, resource, key), 60, f"{resource} without it")
         with pytest.raises(errors.NotFound):
             client.remove(token, resource, key)
 
 
-def _has_no(service: Service, resource: str, key: str) -> bool:
-    return key not in [one["id"] for one in service.client.records(service.token, resource)]
+def _is_unlisted(service: Service, resource: str, key: str) -> bool:
+    return key not in [record["id"] for record in service.client.records(service.token, resource)]
 
 
 def is_gone(service: Service, volume_id: str) -> bool:
-    """The service knows no such volume."""
+    """True if the service does not find the volume."""
     try:
         service.client.volume(service.token, volume_id)
     except errors.NotFound as problem:
@@ -182,7 +189,7 @@ def is_gone(service: Service, volume_id: str) -> bool:
     return False
 
 
-def test_what_a_token_may_not_see_is_not_told(service: Service) -> None:
+def test_volume_with_foreign_token_is_not_found_and_bad_token_refused(service: Service) -> None:
     volume = service.make()
     with pytest.raises(errors.NotFound, match="could not be found"):
         service.client.volume(service.other, volume.id)
@@ -191,7 +198,7 @@ def test_what_a_token_may_not_see_is_not_told(service: Service) -> None:
     service.client.delete(service.token, volume.id)
 
 
-def test_a_server_gets_a_volume_and_gives_it_back(service: Service) -> None:
+def test_attach_connect_complete_and_detach_change_volume_status(service: Service) -> None:
     client, token, volume, server = service.client, service.token, service.make(), ids.new()
     reserved = client.attach(token, volume.id, server)
     assert (reserved.volume_id, reserved.server_id, reserved.status) == (
@@ -202,12 +209,12 @@ def test_a_server_gets_a_volume_and_gives_it_back(service: Service) -> None:
     assert reserved.connection == {} and service.until(volume.id, "reserved")
     connected = client.connect(token, reserved.id, CONNECTOR, "/dev/vdb", "rw")
     assert connected.id == reserved.id and connected.connection["driver_volume_type"]
-    [found] = client.attachments(token, server)
-    assert [found] == client.attachments(token, server, volume.id)
-    assert found.id in [one.id for one in client.every_attachment(token)]
-    assert found == client.attachment(token, reserved.id)
-    assert (found.id, found.status) == (reserved.id, "attaching")
-    assert found.connection == connected.connection
+    [listed] = client.attachments(token, server)
+    assert [listed] == client.attachments(token, server, volume.id)
+    assert listed.id in [attachment.id for attachment in client.every_attachment(token)]
+    assert listed == client.attachment(token, reserved.id)
+    assert (listed.id, listed.status) == (reserved.id, "attaching")
+    assert listed.connection == connected.connection
     client.complete(token, reserved.id)
     assert service.until(volume.id, "in-use")
     for _ in range(2):
@@ -217,7 +224,7 @@ def test_a_server_gets_a_volume_and_gives_it_back(service: Service) -> None:
     client.delete(token, volume.id)
 
 
-def test_a_volume_is_of_one_server(service: Service) -> None:
+def test_attached_volume_refuses_second_server_and_delete(service: Service) -> None:
     client, token, volume = service.client, service.token, service.make()
     attached = client.attach(token, volume.id, ids.new())
     with pytest.raises((errors.BadRequest, errors.Conflict), match=volume.id):
@@ -228,13 +235,16 @@ def test_a_volume_is_of_one_server(service: Service) -> None:
     client.delete(token, volume.id)
 
 
-def test_a_server_that_moves_has_two_attachments(service: Service) -> None:
+def test_moving_server_has_two_attachments_of_one_volume(service: Service) -> None:
     client, token, volume, server = service.client, service.token, service.make(), ids.new()
     old = client.attach(token, volume.id, server, CONNECTOR, "/dev/vdb")
     client.complete(token, old.id)
     new = client.attach(token, volume.id, server, ELSEWHERE, "/dev/vdb")
     assert new.connection["driver_volume_type"]
-    assert {one.id for one in client.attachments(token, server, volume.id)} == {old.id, new.id}
+    assert {attachment.id for attachment in client.attachments(token, server, volume.id)} == {
+        old.id,
+        new.id,
+    }
     client.detach(token, old.id)
     client.complete(token, new.id)
     assert service.until(volume.id, "in-use")
@@ -242,61 +252,63 @@ def test_a_server_that_moves_has_two_attachments(service: Service) -> None:
     client.delete(token, volume.id)
 
 
-def test_what_is_not_there_is_not_found(service: Service) -> None:
-    client, token, nowhere = service.client, service.token, ids.new()
-    for ask in (
-        lambda: client.snapshot(token, nowhere),
-        lambda: client.attachment(token, nowhere),
-        lambda: client.attach(token, nowhere, ids.new()),
-        lambda: client.connect(token, nowhere, CONNECTOR),
-        lambda: client.complete(token, nowhere),
+def test_calls_with_unknown_ids_raise_not_found(service: Service) -> None:
+    client, token, unknown_id = service.client, service.token, ids.new()
+    for call in (
+        lambda: client.snapshot(token, unknown_id),
+        lambda: client.attachment(token, unknown_id),
+        lambda: client.attach(token, unknown_id, ids.new()),
+        lambda: client.connect(token, unknown_id, CONNECTOR),
+        lambda: client.complete(token, unknown_id),
         lambda: client.create(token, size_gb=1, volume_type="of nobody"),
     ):
         with pytest.raises(errors.NotFound):
-            ask()
+            call()
 
 
-def test_types_are_told(service: Service) -> None:
+def test_volume_types_have_id_and_name(service: Service) -> None:
     assert all(
-        one.id and one.name for one in service.client.types(service.token)
+        volume_type.id and volume_type.name for volume_type in service.client.types(service.token)
     ) and service.client.types(service.token)
 
 
-def test_a_quota_says_what_it_allows(service: Service) -> None:
+def test_create_volume_above_quota_raises_too_large(service: Service) -> None:
     with pytest.raises(errors.TooLarge, match="quota|limit"):
         service.client.create(service.token, size_gb=100_000)
 
 
-def test_volumes_are_made_of_snapshots(service: Service) -> None:
+def test_create_volume_from_snapshot_succeeds_with_larger_size(service: Service) -> None:
     client, token = service.client, service.token
     source = service.make()
     snapshot = service.snapshot(source.id)
-    told = client.snapshot(token, snapshot)
-    assert (told.volume_id, told.size_gb, told.status) == (source.id, 1, "available")
+    record = client.snapshot(token, snapshot)
+    assert (record.volume_id, record.size_gb, record.status) == (source.id, 1, "available")
     copy = client.create(token, size_gb=2, snapshot_id=snapshot)
     assert service.until(copy.id, "available").size_gb == 2
 
 
-def test_volumes_are_made_of_images(service: Service, tmp_path: Path) -> None:
+def test_create_volume_from_image_is_bootable_with_image_metadata(
+    service: Service, tmp_path: Path
+) -> None:
     if not service.copies_images:
         pytest.skip("this driver takes no image")
     client, token = service.client, service.token
-    made = image(
+    image_id = image(
         service.cloud, service.owner, qcow2(tmp_path), "qcow2", os_type="linux", min_ram=64
     )
-    booted = client.create(token, size_gb=1, image_id=made, zone="nova")
-    found = service.until(booted.id, "available")
-    assert found.bootable and found.image_metadata["image_id"] == made
-    assert found.image_metadata["min_ram"] == "64"
+    created = client.create(token, size_gb=1, image_id=image_id, zone="nova")
+    volume = service.until(created.id, "available")
+    assert volume.bootable and volume.image_metadata["image_id"] == image_id
+    assert volume.image_metadata["min_ram"] == "64"
 
 
 @pytest.mark.parametrize("end", ["", "/", "/v3", "/v3/", "/v3/" + "p" * 32])
-def test_an_endpoint_may_end_as_catalogues_write_it(service: Service, end: str) -> None:
+def test_volume_client_accepts_every_form_of_catalogue_endpoint(service: Service, end: str) -> None:
     base = service.url.removesuffix("/v3")
     assert VolumeClient(base + end).types(service.token)
 
 
-def test_a_cloud_without_the_service_says_so() -> None:
+def test_volume_client_without_service_raises_unavailable() -> None:
     assert not VolumeClient(lambda: None).has_service()
     with pytest.raises(errors.Unavailable, match="names no block storage service"):
         VolumeClient(lambda: None).volume("token", ids.new())

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The life of servers with volumes, at a block storage service that runs: the conductor's real
-workflows and client, guests in memory. What the service forbids in any order of calls fails here.
+"""Servers with volumes at a running block storage service, with the conductor's real workflows and
+client, and guests in memory. A call that the service refuses fails the test.
 
-tests/cinder runs the same against Cinder."""
+tests/cinder runs the same tests against Cinder.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +35,12 @@ IMAGE = {"image_id": "33333333-3333-4333-8333-333333333333"}
 
 
 class KnownToken:
-    """An identity service that gave one token for good."""
+    """An identity service that always returns the same token."""
 
     def __init__(self, service: Service) -> None:
         self.volume_url, self._token = service.url, service.token
 
-    def with_token(self, call: Callable[[str], T], who: str) -> T:
+    def with_token(self, call: Callable[[str], T], service: str) -> T:
         return call(self._token)
 
 
@@ -57,79 +58,85 @@ def cloud(service: Service) -> Iterator[Cloud]:
     cloud = clouds(hosts=2)
     cloud.watcher = lambda: None
     identity = KnownToken(service)
-    cloud.engine.volumes = BlockStorageService(identity, 60)  # type: ignore[arg-type]  # all of it that is asked
+    cloud.engine.volumes = BlockStorageService(identity, 60)  # type: ignore[arg-type]
     yield cloud
     cloud.store.close()
 
 
-def with_volume(cloud: Cloud, service: Service, delete: bool = False) -> tuple[str, str]:
-    """A server that is made with a volume, on the first host."""
+def create_server_with_volume(
+    cloud: Cloud, service: Service, delete: bool = False
+) -> tuple[str, str]:
+    """Create a server with a volume on the first host."""
     volume = service.make().id
-    wish = WantedVolume(volume_id=volume, size_gb=1, delete_on_termination=delete)
-    [server] = cloud.create(host="h1", volumes=[wish])
+    wanted_volume = WantedVolume(volume_id=volume, size_gb=1, delete_on_termination=delete)
+    [server] = cloud.create(host="h1", volumes=[wanted_volume])
     cloud.settle()
     return server, volume
 
 
-def stands(
-    cloud: Cloud, service: Service, server: str, volume: str, ends: str, host: str | None
+def assert_settled_with_volume(
+    cloud: Cloud, service: Service, server: str, volume: str, vm_state: str, host: str | None
 ) -> None:
-    """It is so, and has the volume where it is, by one attachment."""
-    found = cloud.show(server)
+    """Check the server's state and host, and that the volume has one attachment on this host."""
+    shown = cloud.show(server)
     last = cloud.store.read(lambda tx: actions.list_for(tx, server))[0]
-    assert (found.vm_state, found.host) == (ends, host), last.message
+    assert (shown.vm_state, shown.host) == (vm_state, host), last.message
     assert [kind for kind, _ in cloud.pending() if kind not in cleanups.LATE] == []
-    [one] = service.client.attachments(service.token, server)
-    assert (one.volume_id, one.status) == (volume, "attached" if host else "reserved")
-    assert bool(one.connection) == (host is not None)
-    told = [asdict(one) for one in service.client.every_attachment(service.token)]
-    assert cloud.store.read(lambda tx: doctor.compare_volumes(told, tx)) == []
-    for name, each in cloud.hosts.items():
-        guest = each.driver.host.guests.get(server)
+    [attachment] = service.client.attachments(service.token, server)
+    assert (attachment.volume_id, attachment.status) == (volume, "attached" if host else "reserved")
+    assert bool(attachment.connection) == (host is not None)
+    attachments = [asdict(row) for row in service.client.every_attachment(service.token)]
+    assert cloud.store.read(lambda tx: doctor.compare_volumes(attachments, tx)) == []
+    for name, simulated_host in cloud.hosts.items():
+        guest = simulated_host.driver.host.guests.get(server)
         assert (guest.connected if guest is not None else []) == ([volume] if name == host else [])
 
 
-def test_a_server_lives_and_moves_with_its_volume(cloud: Cloud, service: Service) -> None:
-    server, volume = with_volume(cloud, service)
-    stands(cloud, service, server, volume, states.ACTIVE, "h1")
+def test_server_keeps_volume_through_moves_shelve_and_evacuation(
+    cloud: Cloud, service: Service
+) -> None:
+    server, volume = create_server_with_volume(cloud, service)
+    assert_settled_with_volume(cloud, service, server, volume, states.ACTIVE, "h1")
     cloud.move(server, "resize", bigger(cloud, server))
     cloud.settle()
-    stands(cloud, service, server, volume, states.RESIZED, "h2")
+    assert_settled_with_volume(cloud, service, server, volume, states.RESIZED, "h2")
     cloud.close(server, "revertResize")
     cloud.settle()
-    stands(cloud, service, server, volume, states.ACTIVE, "h1")
+    assert_settled_with_volume(cloud, service, server, volume, states.ACTIVE, "h1")
     cloud.move(server, "migrate")
     cloud.settle()
     cloud.close(server, "confirmResize")
     cloud.settle()
-    stands(cloud, service, server, volume, states.ACTIVE, "h2")
+    assert_settled_with_volume(cloud, service, server, volume, states.ACTIVE, "h2")
     cloud.move(server, "os-migrateLive")
     cloud.settle()
-    stands(cloud, service, server, volume, states.ACTIVE, "h1")
-    for wanted, ends, host in (
+    assert_settled_with_volume(cloud, service, server, volume, states.ACTIVE, "h1")
+    for action, vm_state, host in (
         ("shelve", states.SHELVED, "h1"),
         ("shelveOffload", states.SHELVED_OFFLOADED, None),
     ):
-        cloud.ask(server, wanted, args=IMAGE)
+        cloud.ask(server, action, args=IMAGE)
         cloud.settle()
-        stands(cloud, service, server, volume, ends, host)
+        assert_settled_with_volume(cloud, service, server, volume, vm_state, host)
     cloud.ask(server, "unshelve")
     cloud.settle()
     host = cloud.show(server).host
-    stands(cloud, service, server, volume, states.ACTIVE, host)
+    assert_settled_with_volume(cloud, service, server, volume, states.ACTIVE, host)
     cloud.kill(host)
     cloud.move(server, "evacuate")
     cloud.settle()
     assert cloud.show(server).host != host
-    [one] = service.client.attachments(service.token, server)
-    assert one.status == "attached"
+    [attachment] = service.client.attachments(service.token, server)
+    assert attachment.status == "attached"
     cloud.ask(server, "delete")
     cloud.settle()
     assert service.client.attachments(service.token, server) == [] and cloud.pending() == []
     service.until(volume, "available")
 
 
-def test_a_volume_comes_and_goes(cloud: Cloud, service: Service) -> None:
+def test_attach_and_detach_volume_of_running_server_can_be_repeated(
+    cloud: Cloud, service: Service
+) -> None:
     [server] = cloud.create(host="h1")
     cloud.settle()
     volume = service.make()
@@ -137,7 +144,7 @@ def test_a_volume_comes_and_goes(cloud: Cloud, service: Service) -> None:
     for _ in range(2):
         volume_service.attach(cloud, server, volume.id)
         cloud.settle()
-        stands(cloud, service, server, volume.id, states.ACTIVE, "h1")
+        assert_settled_with_volume(cloud, service, server, volume.id, states.ACTIVE, "h1")
         volume_service.detach(cloud, server, volume.id)
         cloud.settle()
         assert service.client.attachments(service.token, server) == []
@@ -148,8 +155,10 @@ def test_a_volume_comes_and_goes(cloud: Cloud, service: Service) -> None:
     ("key", "verb"),
     [("resize", "install"), ("os-migrateLive", "prepare_arrival"), ("attach", "attach_volume")],
 )
-def test_the_way_back(cloud: Cloud, service: Service, key: str, verb: str) -> None:
-    server, volume = with_volume(cloud, service)
+def test_failed_resize_live_migration_or_attach_restores_attachments(
+    cloud: Cloud, service: Service, key: str, verb: str
+) -> None:
+    server, volume = create_server_with_volume(cloud, service)
     other = service.make()
     cloud.volumes.state.volumes[other.id] = other
     for name in ("h1", "h2") if key == "attach" else ("h2",):
@@ -159,17 +168,19 @@ def test_the_way_back(cloud: Cloud, service: Service, key: str, verb: str) -> No
     else:
         cloud.move(server, key, bigger(cloud, server) if key == "resize" else None)
     cloud.settle()
-    stands(cloud, service, server, volume, states.ACTIVE, "h1")
+    assert_settled_with_volume(cloud, service, server, volume, states.ACTIVE, "h1")
     service.until(other.id, "available")
 
 
-def test_a_create_goes_to_another_host(cloud: Cloud, service: Service) -> None:
+def test_create_with_volume_is_repeated_on_other_host(cloud: Cloud, service: Service) -> None:
     cloud.hosts["h1"].driver.host.script["ensure_guest"] = [Fail("Full.", retryable=True)]
     volume = service.make().id
-    wish = WantedVolume(volume_id=volume, size_gb=1, delete_on_termination=True)
-    [server] = cloud.create(volumes=[wish])
+    wanted_volume = WantedVolume(volume_id=volume, size_gb=1, delete_on_termination=True)
+    [server] = cloud.create(volumes=[wanted_volume])
     cloud.settle()
-    stands(cloud, service, server, volume, states.ACTIVE, cloud.show(server).host)
+    assert_settled_with_volume(
+        cloud, service, server, volume, states.ACTIVE, cloud.show(server).host
+    )
     cloud.ask(server, "delete")
     cloud.settle()
     cloud.clean_up()

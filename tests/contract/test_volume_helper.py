@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kilonova-volumes: os-brick's own code behind its socket, on a machine whose programs and /sys
-answer as open-iscsi and a kernel with iscsi_tcp do; here they are noted."""
+"""kilonova-volumes, with os-brick's own code behind its socket.
+
+Programs and /sys are simulated as with open-iscsi and a kernel with iscsi_tcp, and record all
+commands.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,8 @@ WWN = "36001405abcdef"
 
 
 class Machine:
-    """What os-brick would run, and see in /sys. ``refuses``: a word of commands that fail."""
+    """The programs and the /sys files that os-brick uses. Commands that contain the word
+    ``refuses`` fail."""
 
     def __init__(self, device: Path) -> None:
         self.device, self.commands = device, []  # type: Path, list[list[str]]
@@ -82,41 +86,42 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    """Its device is a file that has a name in /dev."""
+    """A machine with a device that is a file with a name in /dev."""
     demand(Ability.ROOT)
     content = tmp_path / "content"
     with content.open("wb") as file:
         file.truncate(GIBIBYTE)
     device = Path("/dev", f"kn-{secrets.token_hex(4)}")
     device.symlink_to(content)
-    made = Machine(device)
+    simulated = Machine(device)
     for module in (linuxscsi, iscsi):
-        monkeypatch.setattr(module.glob, "glob", made.glob)
+        monkeypatch.setattr(module.glob, "glob", simulated.glob)
     scsi = linuxscsi.LinuxSCSI
-    monkeypatch.setattr(scsi, "get_sysfs_wwn", lambda *_, **__: made.wwn)
+    monkeypatch.setattr(scsi, "get_sysfs_wwn", lambda *_, **__: simulated.wwn)
     monkeypatch.setattr(scsi, "get_name_from_path", lambda self, path: path)
     monkeypatch.setattr(scsi, "wait_for_volumes_removal", lambda *_, **__: None)
-    paths = [str(device)]  # udev's names by path
+    # These are udev's names by path.
+    paths = [str(device)]
     monkeypatch.setattr(iscsi.ISCSIConnector, "_get_device_path", lambda *_: paths)
     monkeypatch.setattr(nvmeof, "create_hostnqn", lambda *_: "nqn.2014-08.org.nvmexpress:uuid:1")
-    yield made
+    yield simulated
     device.unlink()
 
 
 @pytest.fixture
 def helper(machine: Machine, tmp_path: Path) -> VolumeHelper:
-    """Serves as systemd would start it, in a thread, until the tests end."""
+    """Run the service in a thread, as systemd starts it, until the tests end."""
     path, state = tmp_path / "socket", tmp_path / "state"
     state.mkdir()
-    where = socket.socket(socket.AF_UNIX)
-    where.bind(str(path))
-    where.listen()
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen()
     brick = Brick(tmp_path / "devices", state, machine.execute)
-    threading.Thread(target=volume_helper.serve, args=(where, brick), daemon=True).start()
+    threading.Thread(target=volume_helper.serve, args=(listener, brick), daemon=True).start()
     return VolumeHelper(path)
 
 
-def volume(**changed: Any) -> AttachedVolume:
+def new_volume(**changed: Any) -> AttachedVolume:
     key = ids.new()
     data = {
         "target_discovered": False,
@@ -135,118 +140,124 @@ def volume(**changed: Any) -> AttachedVolume:
     return AttachedVolume(key, "/dev/vdb", 1, {"driver_volume_type": "iscsi", **data})
 
 
-def host(helper: VolumeHelper, protocol: str = "iscsi") -> connectors.Connectors:
+def create_connectors(helper: VolumeHelper, protocol: str = "iscsi") -> connectors.Connectors:
     allowed = connectors.Protocols(by_host=[protocol], helper=helper)
     return connectors.of_host(allowed, None, False, {"host": "h1", "ip": "192.0.2.1"})
 
 
-def test_a_unit_comes_and_goes(machine: Machine, helper: VolumeHelper, tmp_path: Path) -> None:
-    there, given = host(helper), volume()
-    link = tmp_path / "devices" / given.volume_id
-    assert there.source(given).path == f"/dev/kilonova/{given.volume_id}"
-    for _ in range(2):
-        found = there.connect(given)
-        assert (found.size_bytes, found.serial) == (GIBIBYTE, WWN)
-        assert link.resolve() == machine.device.resolve() and machine.session
-    assert machine.ran("--login", PORTAL) and machine.ran("node.session.auth.password", PASSWORD)
-    there.disconnect(given)
-    assert not link.is_symlink() and (machine.session, machine.unit) == ("", False)
-    assert machine.ran("--logout", PORTAL) and machine.ran("--op", "delete")
-    known = len(machine.commands)
-    there.disconnect(given)
-    assert len(machine.commands) == known
-    assert [one.name for one in (tmp_path / "state").glob("*.json")] == []
-
-
-def test_what_was_half_connected_is_let_go(
+def test_connect_and_disconnect_iscsi_volume_are_repeatable(
     machine: Machine, helper: VolumeHelper, tmp_path: Path
 ) -> None:
-    given = volume()
-    # A helper that was killed after its login.
-    (tmp_path / "state" / f"{given.volume_id}.json").write_text("{}")
-    machine.execute("iscsiadm", "-T", given.connection["target_iqn"], "--login")
+    host_connectors, attached = create_connectors(helper), new_volume()
+    link = tmp_path / "devices" / attached.volume_id
+    assert host_connectors.source(attached).path == f"/dev/kilonova/{attached.volume_id}"
+    for _ in range(2):
+        device = host_connectors.connect(attached)
+        assert (device.size_bytes, device.serial) == (GIBIBYTE, WWN)
+        assert link.resolve() == machine.device.resolve() and machine.session
+    assert machine.ran("--login", PORTAL) and machine.ran("node.session.auth.password", PASSWORD)
+    host_connectors.disconnect(attached)
+    assert not link.is_symlink() and (machine.session, machine.unit) == ("", False)
+    assert machine.ran("--logout", PORTAL) and machine.ran("--op", "delete")
+    command_count = len(machine.commands)
+    host_connectors.disconnect(attached)
+    assert len(machine.commands) == command_count
+    assert [file.name for file in (tmp_path / "state").glob("*.json")] == []
+
+
+def test_disconnect_ends_session_of_helper_killed_after_login(
+    machine: Machine, helper: VolumeHelper, tmp_path: Path
+) -> None:
+    attached = new_volume()
+    # The helper was killed after the login.
+    (tmp_path / "state" / f"{attached.volume_id}.json").write_text("{}")
+    machine.execute("iscsiadm", "-T", attached.connection["target_iqn"], "--login")
     machine.unit = True
-    host(helper).disconnect(given)
+    create_connectors(helper).disconnect(attached)
     assert (machine.session, machine.unit) == ("", False)
 
 
-def test_a_helper_that_is_killed_lets_go_later(
+def test_disconnect_ends_session_of_helper_killed_during_connect(
     machine: Machine, helper: VolumeHelper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It had logged in, and nothing of that was written yet."""
-    given, connect = volume(), iscsi.ISCSIConnector.connect_volume
+    """The helper had logged in, and had not stored the result yet."""
+    attached, connect = new_volume(), iscsi.ISCSIConnector.connect_volume
 
-    def killed(*what: object) -> None:
-        connect(*what)
+    def connect_and_die(*args: object) -> None:
+        connect(*args)
         raise SystemExit
 
-    question = {"volume": given.volume_id, "protocol": "iscsi", "data": given.connection}
-    with monkeypatch.context() as dies:
-        dies.setattr(iscsi.ISCSIConnector, "connect_volume", killed)
+    fields = {"volume": attached.volume_id, "protocol": "iscsi", "data": attached.connection}
+    with monkeypatch.context() as patches:
+        patches.setattr(iscsi.ISCSIConnector, "connect_volume", connect_and_die)
         brick = Brick(tmp_path / "devices", tmp_path / "state", machine.execute)
         with pytest.raises(SystemExit):
-            brick.answer({"verb": "connect", **question})
+            brick.answer({"verb": "connect", **fields})
     assert machine.session
-    host(helper).disconnect(given)
+    create_connectors(helper).disconnect(attached)
     assert (machine.session, machine.unit) == ("", False)
 
 
-def test_a_volume_that_has_grown_is_scanned(machine: Machine, helper: VolumeHelper) -> None:
-    there, given = host(helper), volume()
-    there.connect(given)
-    larger = AttachedVolume(given.volume_id, given.device, 2, given.connection)
+def test_connect_rescans_grown_volume(machine: Machine, helper: VolumeHelper) -> None:
+    host_connectors, attached = create_connectors(helper), new_volume()
+    host_connectors.connect(attached)
+    larger = AttachedVolume(attached.volume_id, attached.device, 2, attached.connection)
     with pytest.raises(VerbFailed, match=f"it has {GIBIBYTE} bytes, not 2 GiB"):
-        there.connect(larger)
+        host_connectors.connect(larger)
     machine.grows_to = 2 * GIBIBYTE
-    assert there.connect(larger).size_bytes == 2 * GIBIBYTE
+    assert host_connectors.connect(larger).size_bytes == 2 * GIBIBYTE
 
 
-def test_a_name_that_the_target_assigns_is_no_serial(
-    machine: Machine, helper: VolumeHelper
-) -> None:
+def test_connect_ignores_wwn_assigned_by_target(machine: Machine, helper: VolumeHelper) -> None:
     machine.wwn = "33000000100000001"
-    assert host(helper).connect(volume()).serial == ""
+    assert create_connectors(helper).connect(new_volume()).serial == ""
 
 
-def _fails(said: str, *what: object) -> None:
-    raise OSError(said)
+def _fail(message: str, *args: object) -> None:
+    raise OSError(message)
 
 
-def test_a_failure_is_said_without_the_password(
+def test_connect_failure_hides_password_in_details_and_log(
     machine: Machine,
     helper: VolumeHelper,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     machine.refuses = "node.session.auth.password"
-    with pytest.raises(VerbFailed, match="could not connect volume .* over iscsi") as refused:
-        host(helper).connect(volume())
-    assert PASSWORD not in refused.value.details
-    said = f"iscsiadm: cannot use {PASSWORD}"
+    with pytest.raises(VerbFailed, match="could not connect volume .* over iscsi") as failure:
+        create_connectors(helper).connect(new_volume())
+    assert PASSWORD not in failure.value.details
+    message = f"iscsiadm: cannot use {PASSWORD}"
     caplog.clear()
-    monkeypatch.setattr(iscsi.ISCSIConnector, "connect_volume", partial(_fails, said))
-    with pytest.raises(VerbFailed) as refused:
-        host(helper).connect(volume())
-    assert "cannot use ***" in refused.value.details and "cannot use ***" in caplog.text
-    assert PASSWORD not in refused.value.details + caplog.text
+    monkeypatch.setattr(iscsi.ISCSIConnector, "connect_volume", partial(_fail, message))
+    with pytest.raises(VerbFailed) as failure:
+        create_connectors(helper).connect(new_volume())
+    assert "cannot use ***" in failure.value.details and "cannot use ***" in caplog.text
+    assert PASSWORD not in failure.value.details + caplog.text
     text = volume_helper.without_passwords(
         f"iscsiadm -v {PASSWORD}", {"data": {"auth_password": PASSWORD}}
     )
     assert text == "iscsiadm -v ***"
 
 
-def test_the_host_is_described_as_os_brick_sees_it(machine: Machine, helper: VolumeHelper) -> None:
-    about = host(helper).about
-    assert (about["host"], about["ip"], about["os_type"]) == ("h1", "192.0.2.1", "linux")
-    assert about["multipath"] is False and "platform" in about
+def test_host_properties_come_from_os_brick_of_helper(
+    machine: Machine, helper: VolumeHelper
+) -> None:
+    properties = create_connectors(helper).about
+    assert (properties["host"], properties["ip"], properties["os_type"]) == (
+        "h1",
+        "192.0.2.1",
+        "linux",
+    )
+    assert properties["multipath"] is False and "platform" in properties
     missing = VolumeHelper(Path("/nowhere"))
-    assert host(missing).about == {"host": "h1", "ip": "192.0.2.1"}
+    assert create_connectors(missing).about == {"host": "h1", "ip": "192.0.2.1"}
     with pytest.raises(VerbFailed, match=r"systemctl enable --now kilonova-volumes\.socket"):
-        host(missing).connect(volume())
+        create_connectors(missing).connect(new_volume())
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"target_iqn": "iqn.x/../../etc"}, "target_iqn is not what it is"),
         ({"target_portal": "--logoutall=all"}, "target_portal is not what it is"),
@@ -257,18 +268,18 @@ def test_the_host_is_described_as_os_brick_sees_it(machine: Machine, helper: Vol
         ({"auth_method": "None"}, "auth_method is not what it is"),
     ],
 )
-def test_what_is_no_name_reaches_no_program(
-    machine: Machine, helper: VolumeHelper, changed: dict[str, Any], said: str
+def test_connect_with_invalid_connection_data_runs_no_program(
+    machine: Machine, helper: VolumeHelper, changed: dict[str, Any], message: str
 ) -> None:
-    there = host(helper)
+    host_connectors = create_connectors(helper)
     machine.commands.clear()
-    with pytest.raises(VerbFailed) as refused:
-        there.connect(volume(**changed))
-    assert said in refused.value.details and machine.commands == []
+    with pytest.raises(VerbFailed) as failure:
+        host_connectors.connect(new_volume(**changed))
+    assert message in failure.value.details and machine.commands == []
 
 
 @pytest.mark.parametrize(
-    "question",
+    "request_body",
     [
         {},
         {"verb": "run", "volume": ids.new()},
@@ -284,10 +295,10 @@ def test_what_is_no_name_reaches_no_program(
         {"verb": "disconnect", "volume": ids.new(), "protocol": "iscsi", "data": 7},
     ],
 )
-def test_a_question_of_another_kind_is_refused(
-    machine: Machine, helper: VolumeHelper, tmp_path: Path, question: dict[str, Any]
+def test_volume_helper_refuses_invalid_requests_before_any_action(
+    machine: Machine, helper: VolumeHelper, tmp_path: Path, request_body: dict[str, Any]
 ) -> None:
-    """Before anything is looked at."""
+    """The helper runs no program and writes no file for them."""
     with pytest.raises(NotDone, match="no verb|not a UUID|not reached by|names nothing"):
-        helper.ask(question)
+        helper.ask(request_body)
     assert machine.commands == [] and list((tmp_path / "state").iterdir()) == []

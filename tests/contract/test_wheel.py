@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wheel and the source distribution hold everything: the wheel is built from the source
-distribution, installed into an empty environment, and every command is run from there.
+"""Completeness of the wheel and the source distribution. The wheel is built from the source
+distribution and installed into an empty environment, and every command runs from there.
 
-Nothing is downloaded: the locked dependencies are those of the environment that runs the tests.
+No package is downloaded. The locked dependencies come from the environment of the tests.
 """
 
 from __future__ import annotations
@@ -36,33 +36,33 @@ for name, module in list(sys.modules.items()):
     if name.split(".")[0] in sys.argv[1:]:
         print(module.__file__)
 """
-#: Beside the tree's folders nothing is copied: no environment, and nothing that was built before.
+#: The folders to copy. Environments and earlier builds are left out.
 FOLDERS = (*PACKAGES, "docs", "tests", ".ci")
 IGNORED = ignore_patterns("__pycache__", "*.pyc")
 
 
-def setup() -> configparser.ConfigParser:
-    found = configparser.ConfigParser()
-    found.read(ROOT / "setup.cfg")
-    return found
+def read_setup_cfg() -> configparser.ConfigParser:
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / "setup.cfg")
+    return parser
 
 
 SCRIPTS = sorted(
     line.split("=")[0].strip()
-    for line in setup()["options.entry_points"]["console_scripts"].strip().splitlines()
+    for line in read_setup_cfg()["options.entry_points"]["console_scripts"].strip().splitlines()
 )
 
 
 @dataclass(frozen=True)
-class Installed:
-    """An environment with the wheel, far from the tree."""
+class WheelEnvironment:
+    """An environment with the wheel, outside the tree."""
 
     folder: Path
     wheel: Path
     source: Path
 
     def run(self, *command: str, **more: str) -> subprocess.CompletedProcess[str]:
-        """One of its programs, which finds nothing of the tree."""
+        """Run a program of the environment, without access to the tree."""
         clean = {
             name: value
             for name, value in os.environ.items()
@@ -80,7 +80,7 @@ class Installed:
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WheelEnvironment]:
     folder = tmp_path_factory.mktemp("installed")
     tree = folder / "tree"
     for name in FOLDERS:
@@ -88,44 +88,46 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
     for path in ROOT.iterdir():
         if path.is_file():
             copy(path, tree)
-    source = _built("build_sdist", tree, folder / "made")
+    source = _build("build_sdist", tree, folder / "made")
     with tarfile.open(source) as archive:
         archive.extractall(folder / "unpacked")
     [unpacked] = (folder / "unpacked").iterdir()
-    wheel = _built("build_wheel", unpacked, folder / "made")
-    where = folder / "environment"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", where], check=True, timeout=120)
-    packages = next(where.glob("lib/python*/site-packages"))
+    wheel = _build("build_wheel", unpacked, folder / "made")
+    environment_folder = folder / "environment"
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", environment_folder], check=True, timeout=120
+    )
+    packages = next(environment_folder.glob("lib/python*/site-packages"))
     (packages / "locked.pth").write_text(sysconfig.get_path("purelib") + "\n")
     subprocess.run(
         [
-            *(sys.executable, "-m", "pip", "--python", where, "install", "--quiet"),
+            *(sys.executable, "-m", "pip", "--python", environment_folder, "install", "--quiet"),
             *("--no-deps", "--no-index", "--disable-pip-version-check", "--ignore-installed"),
             wheel,
         ],
         check=True,
         timeout=120,
     )
-    return Installed(where, wheel, source)
+    return WheelEnvironment(environment_folder, wheel, source)
 
 
-def _built(what: str, tree: Path, folder: Path) -> Path:
-    """The file that setuptools made; it builds in the folder where it is called."""
+def _build(hook: str, tree: Path, folder: Path) -> Path:
+    """Build a distribution in this folder and return its file."""
     folder.mkdir(exist_ok=True)
-    done = subprocess.run(
-        [sys.executable, "-c", BUILD, what, str(folder)],
+    process = subprocess.run(
+        [sys.executable, "-c", BUILD, hook, str(folder)],
         cwd=tree,
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    return next(folder.glob("*.whl" if what == "build_wheel" else "*.tar.gz"))
+    assert process.returncode == 0, process.stderr
+    return next(folder.glob("*.whl" if hook == "build_wheel" else "*.tar.gz"))
 
 
-def files(*folders: str) -> set[str]:
-    """Every file of the tree that is somebody's work, not a tool's."""
+def list_files(*folders: str) -> set[str]:
+    """Return every file of these folders except those that tools write."""
     return {
         str(path.relative_to(ROOT))
         for folder in folders
@@ -134,53 +136,61 @@ def files(*folders: str) -> set[str]:
     }
 
 
-def test_wheel_holds_every_file_of_the_packages(installed: Installed) -> None:
-    with zipfile.ZipFile(installed.wheel) as wheel:
-        held = set(wheel.namelist())
-    assert files(*PACKAGES) - held == set()
-    assert {name.split("/")[0] for name in held} == {
+def test_wheel_holds_every_file_of_the_packages(environment: WheelEnvironment) -> None:
+    with zipfile.ZipFile(environment.wheel) as wheel:
+        names = set(wheel.namelist())
+    assert list_files(*PACKAGES) - names == set()
+    assert {name.split("/")[0] for name in names} == {
         *PACKAGES,
         f"kilonova-{__version__}.dist-info",
     }
 
 
-def test_source_distribution_holds_what_tests_and_documents_need(installed: Installed) -> None:
-    with tarfile.open(installed.source) as source:
-        held = {member.name.partition("/")[2] for member in source if member.isfile()}
-    assert files(*PACKAGES, "docs", "tests") - held == set()
-    assert {"README.md", "LICENSE", "CHANGELOG.md", "ruff.toml", "tox.ini", ".ci/run"} <= held
+def test_source_distribution_holds_packages_tests_and_documents(
+    environment: WheelEnvironment,
+) -> None:
+    with tarfile.open(environment.source) as source:
+        names = {member.name.partition("/")[2] for member in source if member.isfile()}
+    assert list_files(*PACKAGES, "docs", "tests") - names == set()
+    assert {"README.md", "LICENSE", "CHANGELOG.md", "ruff.toml", "tox.ini", ".ci/run"} <= names
 
 
 @pytest.mark.slice("operations")
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_every_command_runs_from_the_wheel(installed: Installed, script: str) -> None:
+def test_commands_of_the_wheel_print_help_and_version(
+    environment: WheelEnvironment, script: str
+) -> None:
     for argument in ("--help", "--version"):
-        done = installed.run(script, argument)
-        assert (done.returncode, done.stderr) == (0, ""), (argument, done)
-        assert script in done.stdout
-    assert done.stdout == f"{script} {__version__}\n"
+        process = environment.run(script, argument)
+        assert (process.returncode, process.stderr) == (0, ""), (argument, process)
+        assert script in process.stdout
+    assert process.stdout == f"{script} {__version__}\n"
 
 
-def test_commands_of_the_wheel_load_without_the_tree(installed: Installed) -> None:
-    loaded = installed.run("python", "-c", LOAD, *PACKAGES)
-    assert (loaded.returncode, loaded.stderr) == (0, "")
-    paths = loaded.stdout.splitlines()
+def test_commands_of_the_wheel_load_without_the_tree(environment: WheelEnvironment) -> None:
+    process = environment.run("python", "-c", LOAD, *PACKAGES)
+    assert (process.returncode, process.stderr) == (0, "")
+    paths = process.stdout.splitlines()
     assert len(paths) > 100
-    assert [path for path in paths if str(installed.folder) not in path] == []
-    assert [script for script in SCRIPTS if not (installed.folder / "bin" / script).exists()] == []
+    assert [path for path in paths if str(environment.folder) not in path] == []
+    assert [
+        script for script in SCRIPTS if not (environment.folder / "bin" / script).exists()
+    ] == []
 
 
 @pytest.mark.slice("operations")
-def test_database_and_sample_of_the_wheel(installed: Installed, tmp_path: Path) -> None:
-    sample = installed.run("kilonova", "config", "sample")
+def test_wheel_prints_sample_configuration_and_upgrades_database(
+    environment: WheelEnvironment, tmp_path: Path
+) -> None:
+    sample = environment.run("kilonova", "config", "sample")
     assert sample.stdout == (ROOT / "deploy/samples/kilonova.conf").read_text()
     path = tmp_path / "kilonova.conf"
     path.write_text(f"[database]\nurl = sqlite:///{tmp_path}/kilonova.db\n")
     newest = max((ROOT / "common/store/upgrades/versions").glob("[0-9]*.py")).name[:4]
-    for command, said in (
+    for command, output in (
         ("upgrade", f"database at version {newest}, was empty\n"),
         ("upgrade", f"database at version {newest} already\n"),
         ("version", f"the database has {newest}, this code needs {newest}\n"),
     ):
-        done = installed.run("kilonova", "database", command, KILONOVA_CONF=str(path))
-        assert (done.returncode, done.stdout) == (0, said), done.stderr
+        process = environment.run("kilonova", "database", command, KILONOVA_CONF=str(path))
+        assert (process.returncode, process.stdout) == (0, output), process.stderr

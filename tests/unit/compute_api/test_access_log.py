@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One line for each request, whoever answers it, without secrets."""
+"""The access log: one line for each request, for every application, and without secrets."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ class Resource:
         resp.text = "well"
 
 
-def app() -> Any:
-    made: Any = falcon.App(request_type=HttpRequest, middleware=[RequestIds("X-Id")])
-    made.add_route("/things/{token}", Resource())
-    return access_log.log_requests(made)
+def create_application() -> Any:
+    application: Any = falcon.App(request_type=HttpRequest, middleware=[RequestIds("X-Id")])
+    application.add_route("/things/{token}", Resource())
+    return access_log.log_requests(application)
 
 
-def asked(
+def call_application(
     application: Any, path: str, headers: dict[str, str] | None = None, query: str = ""
 ) -> tuple[str, dict[str, str], Iterable[bytes]]:
     environ: dict[str, Any] = {"PATH_INFO": path, "QUERY_STRING": query}
     setup_testing_defaults(environ)
     environ |= {"REMOTE_ADDR": "10.0.0.9", **(headers or {})}
-    said: list[Any] = []
-    items = application(environ, lambda status, found: said.append((status, dict(found))))
-    return (*said[0], items)
+    responses: list[Any] = []
+    items = application(environ, lambda status, pairs: responses.append((status, dict(pairs))))
+    return (*responses[0], items)
 
 
 @pytest.fixture
@@ -54,11 +54,13 @@ def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[dict[str, Any]]
     ]
 
 
-def test_a_line_says_who_asked_what_and_how_it_ended(
+def test_access_log_line_contains_request_caller_and_status(
     lines: Callable[[], list[dict[str, Any]]],
 ) -> None:
-    given = ids.new_request()
-    status, headers, _ = asked(app(), "/things/1", {"HTTP_X_OPENSTACK_REQUEST_ID": given})
+    client_request_id = ids.new_request()
+    status, headers, _ = call_application(
+        create_application(), "/things/1", {"HTTP_X_OPENSTACK_REQUEST_ID": client_request_id}
+    )
     [line] = lines()
     assert status == "200 OK" and 0 <= line.pop("ms") < 5000
     assert line == {
@@ -68,22 +70,22 @@ def test_a_line_says_who_asked_what_and_how_it_ended(
         "user": "u1",
         "project": "p1",
         "request": headers["x-id"],
-        "given": given,
+        "given": client_request_id,
         "client": "10.0.0.9",
     }
 
 
-def test_a_client_names_no_user_and_no_other_request(
+def test_access_log_ignores_forged_user_and_request_id(
     lines: Callable[[], list[dict[str, Any]]],
 ) -> None:
     forged = {"HTTP_X_USER_ID": "root", "HTTP_X_OPENSTACK_REQUEST_ID": "req-1\nforged"}
-    status, _, _ = asked(app(), "/nothing", forged)
+    status, _, _ = call_application(create_application(), "/nothing", forged)
     [line] = lines()
     assert status.startswith("404") and line["user"] == "" and line["given"] is None
 
 
 @pytest.mark.parametrize(
-    ("path", "shown"),
+    ("path", "logged_path"),
     [
         ("/v2.1/os-console-auth-tokens/s3cr3t", "/v2.1/os-console-auth-tokens/***"),
         ("/v2.1/p/os-console-auth-tokens//s3cr3t/more", "/v2.1/p/os-console-auth-tokens//***/more"),
@@ -93,39 +95,41 @@ def test_a_client_names_no_user_and_no_other_request(
         ("/a" * 500, "/a" * 200),
     ],
 )
-def test_no_token_stands_in_a_path(
-    path: str, shown: str, lines: Callable[[], list[dict[str, Any]]]
+def test_access_log_hides_tokens_and_shortens_paths(
+    path: str, logged_path: str, lines: Callable[[], list[dict[str, Any]]]
 ) -> None:
-    asked(app(), path, query="token=s3cr3t")
-    assert [line["path"] for line in lines()] == [shown]
+    call_application(create_application(), path, query="token=s3cr3t")
+    assert [line["path"] for line in lines()] == [logged_path]
 
 
-def test_lines_of_handlers_name_the_request() -> None:
-    seen = []
+def test_log_lines_of_handlers_have_request_id() -> None:
+    request_ids = []
 
     class Keeper(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            seen.append(log.request_id.get())
+            request_ids.append(log.request_id.get())
 
     logger, keeper = logging.getLogger("compute_api.inside"), Keeper()
     logger.addHandler(keeper)
     try:
-        _, headers, _ = asked(app(), "/things/1")
+        _, headers, _ = call_application(create_application(), "/things/1")
     finally:
         logger.removeHandler(keeper)
-    assert seen == [headers["x-id"]] and not log.request_id.get()
+    assert request_ids == [headers["x-id"]] and not log.request_id.get()
 
 
-def test_what_fails_is_told_too(lines: Callable[[], list[dict[str, Any]]]) -> None:
+def test_access_log_has_status_500_when_application_raises(
+    lines: Callable[[], list[dict[str, Any]]],
+) -> None:
     def broken(environ: Any, start_response: Any) -> Iterable[bytes]:
         raise ValueError("no answer at all")
 
     with pytest.raises(ValueError, match="no answer"):
-        asked(access_log.log_requests(broken), "/x")
+        call_application(access_log.log_requests(broken), "/x")
     assert [line["status"] for line in lines()] == [500]
 
 
-def streamed(kind: str) -> Callable[[], Iterable[bytes]]:
+def create_stream_factory(stream_kind: str) -> Callable[[], Iterable[bytes]]:
     def generator() -> Iterator[bytes]:
         yield b"one"
 
@@ -138,23 +142,23 @@ def streamed(kind: str) -> Callable[[], Iterable[bytes]]:
         def close(self) -> None:
             self.closed = True
 
-    return generator if kind == "generator" else lambda: FileWrapper(File())  # type: ignore[arg-type,return-value]
+    return generator if stream_kind == "generator" else lambda: FileWrapper(File())  # type: ignore[arg-type,return-value]
 
 
 @pytest.mark.parametrize("kind", ["generator", "file"])
-def test_a_stream_is_told_when_it_ends(
+def test_access_log_writes_line_at_end_of_stream(
     kind: str, lines: Callable[[], list[dict[str, Any]]]
 ) -> None:
-    made = streamed(kind)()
+    stream = create_stream_factory(kind)()
 
     def application(environ: Any, start_response: Any) -> Iterable[bytes]:
         start_response("200 OK", [])
-        return made
+        return stream
 
-    _, _, items = asked(access_log.log_requests(application), "/file")
+    _, _, items = call_application(access_log.log_requests(application), "/file")
     list(items)
     assert not lines()
     items.close()  # type: ignore[attr-defined]
     assert [line["status"] for line in lines()] == [200]
-    if isinstance(made, FileWrapper):
-        assert items is made and made.filelike.closed
+    if isinstance(stream, FileWrapper):
+        assert items is stream and stream.filelike.closed

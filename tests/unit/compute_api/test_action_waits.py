@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waiting for a step of an action: success, definite failure, and time that is over."""
+"""Waits for a step of an action: success, failure and timeout."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.schemas import upgrade
 
 
 class Time(Clock):
-    """A clock that only ``pause`` moves; things happen at given times."""
+    """A clock that only ``pause`` moves. Planned calls run at their times."""
 
     def __init__(self) -> None:
         self.at = 0.0
@@ -38,9 +38,9 @@ class Time(Clock):
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    made = Store(f"sqlite:///{tmp_path}/w.db")
-    upgrade(made)
-    made.write(
+    store = Store(f"sqlite:///{tmp_path}/w.db")
+    upgrade(store)
+    store.write(
         lambda tx: actions.insert(
             tx,
             [
@@ -57,11 +57,11 @@ def store(tmp_path: Path) -> Iterator[Store]:
             ],
         )
     )
-    yield made
-    made.close()
+    yield store
+    store.close()
 
 
-def event(store: Store, kind: str, message: str | None = None) -> None:
+def add_event(store: Store, kind: str, message: str | None = None) -> None:
     store.write(
         lambda tx: actions.append(
             tx,
@@ -84,22 +84,25 @@ def end(store: Store, state: str, message: str | None = None) -> None:
         tx.execute(sa.update(schema.actions).values(state=state, message=message))
 
 
-def test_it_sees_the_step_succeed_and_polls_ever_more_rarely(store: Store) -> None:
+def test_wait_for_step_returns_succeeded_event_and_polls_less_often(store: Store) -> None:
     time = Time()
-    time.plan = [(0.05, lambda: event(store, "started")), (1.0, lambda: event(store, "succeeded"))]
-    found = action_waits.for_step(store, "a", "reserve", clock=time, pause=time.pause)
-    assert found is not None
-    assert found.event == "succeeded"
+    time.plan = [
+        (0.05, lambda: add_event(store, "started")),
+        (1.0, lambda: add_event(store, "succeeded")),
+    ]
+    step_event = action_waits.for_step(store, "a", "reserve", clock=time, pause=time.pause)
+    assert step_event is not None
+    assert step_event.event == "succeeded"
     assert time.pauses[0] == 0.02
     assert time.pauses == sorted(time.pauses)
     assert max(time.pauses) == 0.2
     assert time.at < 1.3
 
 
-def test_a_definite_failure_becomes_the_request_s_error(store: Store) -> None:
+def test_wait_for_step_raises_failure_once_action_has_failed(store: Store) -> None:
     time = Time()
     time.plan = [
-        (0.1, lambda: event(store, "failed", "No image service")),
+        (0.1, lambda: add_event(store, "failed", "No image service")),
         (0.5, lambda: end(store, "failed")),
     ]
     with pytest.raises(errors.Forbidden, match="No image service"):
@@ -109,31 +112,31 @@ def test_a_definite_failure_becomes_the_request_s_error(store: Store) -> None:
     assert time.at >= 0.5, "a step that failed may be tried again while its action lives"
 
 
-def test_an_action_that_was_superseded_will_not_get_there(store: Store) -> None:
+def test_wait_for_step_raises_conflict_when_action_is_superseded(store: Store) -> None:
     end(store, "superseded", "Superseded by a later action.")
     with pytest.raises(errors.Conflict, match="Superseded"):
         action_waits.for_step(store, "a", "reserve", clock=Time(), pause=Time().pause)
 
 
-def test_an_action_that_ends_while_it_is_looked_at_has_succeeded(store: Store) -> None:
-    """Each statement of a read sees what was committed before it, so the last commit may fall
-    between any two."""
-    ended = []
+def test_wait_for_step_returns_success_when_action_ends_during_read(store: Store) -> None:
+    """Each statement of a read sees all earlier commits, so the last commit may occur between any
+    two statements."""
+    end_calls = []
 
-    def looked(*_: object) -> None:
-        if not ended:
-            ended.append(True)
-            event(store, "succeeded")
+    def end_action(*_: object) -> None:
+        if not end_calls:
+            end_calls.append(True)
+            add_event(store, "succeeded")
             end(store, "done")
 
-    sa.event.listen(store.engine, "after_cursor_execute", looked)
+    sa.event.listen(store.engine, "after_cursor_execute", end_action)
     time = Time()
-    found = action_waits.for_step(store, "a", "reserve", clock=time, pause=time.pause)
-    assert ended and found is not None and found.event == "succeeded"
+    step_event = action_waits.for_step(store, "a", "reserve", clock=time, pause=time.pause)
+    assert end_calls and step_event is not None and step_event.event == "succeeded"
 
 
-def test_after_its_patience_nothing_is_known(store: Store) -> None:
+def test_wait_for_step_returns_none_after_timeout(store: Store) -> None:
     time = Time()
-    event(store, "started")
+    add_event(store, "started")
     assert action_waits.for_step(store, "a", "reserve", clock=time, pause=time.pause) is None
     assert 29.5 < time.at <= 30

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cache of what tokens stand for, and an identity service that does not answer."""
+"""The cache of validated tokens, and an identity service that does not answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from compute_api.compute import faults
 from compute_api.http import authentication
 
 
-def test_it_forgets_after_its_time() -> None:
+def test_token_cache_forgets_entry_after_its_time() -> None:
     now = [0.0]
     cache = authentication.TokenCache(lambda: now[0])
     cache.set("a", b"1", time=60)
@@ -26,11 +26,11 @@ def test_it_forgets_after_its_time() -> None:
     assert cache.get("a") is None
 
 
-def test_one_that_is_empty_is_a_cache() -> None:
+def test_empty_token_cache_is_true() -> None:
     assert authentication.TokenCache()
 
 
-def test_it_never_grows_beyond_its_bound() -> None:
+def test_token_cache_keeps_valid_entries_and_never_exceeds_its_limit() -> None:
     now = [0.0]
     cache = authentication.TokenCache(lambda: now[0])
     for number in range(authentication.MAX_CACHED_TOKENS):
@@ -44,7 +44,7 @@ def test_it_never_grows_beyond_its_bound() -> None:
 
 
 @pytest.mark.parametrize("path", ["", "/v3"])
-def test_identity_service_that_hangs_makes_503_within_ten_seconds(path: str) -> None:
+def test_hanging_identity_service_leads_to_503_within_ten_seconds(path: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         identity = SimpleNamespace(
             auth_url=f"http://127.0.0.1:{silent.getsockname()[1]}{path}",
@@ -56,11 +56,12 @@ def test_identity_service_that_hangs_makes_503_within_ten_seconds(path: str) -> 
             allow_plain_text=False,
         )
         conf: Any = SimpleNamespace(identity=identity, tls=SimpleNamespace(allow_plain_text=False))
-        nothing: Any = None
-        application = authentication.authenticated(nothing, conf, faults.body)
-        began = time.monotonic()
-        answer = Request.blank("/", headers={"X-Auth-Token": "a"}).get_response(application)
-        config.load()  # the library's options are not ours
-    assert answer.status_int == 503
-    assert "The identity service does not answer" in answer.text
-    assert time.monotonic() - began < 10
+        no_application: Any = None
+        application = authentication.authenticated(no_application, conf, faults.body)
+        start = time.monotonic()
+        response = Request.blank("/", headers={"X-Auth-Token": "a"}).get_response(application)
+        # This resets the options that the library registered.
+        config.load()
+    assert response.status_int == 503
+    assert "The identity service does not answer" in response.text
+    assert time.monotonic() - start < 10

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lanes let the projects of a process take turns."""
+"""Lanes, in which the projects of a process take turns."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Lines:
         self.resumed: list[str] = []
 
     def request(self, name: str) -> Admission:
-        """Send a request, whose project is the first letter of its name, and let it wait if it has
-        no place."""
+        """Send a request of the project with the name's first letter. Without a free place the
+        request waits."""
         admission = Admission(self.lane, lambda: self.resumed.append(name))
         admission.project = name[0]
         if not self.lane.enter(admission):
@@ -24,18 +24,18 @@ class Lines:
         return admission
 
 
-def test_project_has_at_most_its_share_of_the_places() -> None:
+def test_lane_gives_project_at_most_its_share_of_places() -> None:
     lines = Lines()
     assert [lines.request("a").holds_place for _ in range(3)] == [True, True, False]
     assert lines.request("b").holds_place
 
 
-def test_lane_has_at_most_its_places() -> None:
+def test_lane_gives_at_most_its_places() -> None:
     lines = Lines()
     assert [lines.request(name).holds_place for name in "abcd"] == [True, True, True, False]
 
 
-def test_projects_that_wait_take_turns() -> None:
+def test_waiting_projects_take_turns_in_lane() -> None:
     lines = Lines()
     running = [lines.request(name) for name in ("a1", "b1", "c1")]
     waiting = [lines.request(name) for name in ("a2", "a3", "a4", "b2", "c2")]
@@ -44,7 +44,7 @@ def test_projects_that_wait_take_turns() -> None:
     assert lines.resumed == ["a2", "b2", "c2", "a3", "a4"]
 
 
-def test_request_that_left_frees_one_place_only() -> None:
+def test_request_leaving_lane_twice_frees_one_place() -> None:
     lines = Lines()
     first, second = lines.request("a1"), lines.request("a2")
     for _ in range(2):
@@ -53,7 +53,7 @@ def test_request_that_left_frees_one_place_only() -> None:
     assert [lines.request(name).holds_place for name in ("a3", "a4")] == [True, False]
 
 
-def test_new_request_does_not_overtake_its_project() -> None:
+def test_new_request_does_not_overtake_waiting_request_of_project() -> None:
     lines = Lines()
     running = [lines.request(name) for name in ("a1", "a2")]
     lines.request("a3")
@@ -62,7 +62,7 @@ def test_new_request_does_not_overtake_its_project() -> None:
     assert not lines.request("a4").holds_place
 
 
-def test_request_that_frees_a_place_before_another_waits_resumes_it() -> None:
+def test_place_freed_before_wait_resumes_waiting_request() -> None:
     lines = Lines()
     running = [lines.request(name) for name in ("a1", "a2")]
     late = Admission(lines.lane, lambda: lines.resumed.append("a3"))
@@ -73,7 +73,7 @@ def test_request_that_frees_a_place_before_another_waits_resumes_it() -> None:
     assert (lines.resumed, late.holds_place) == (["a3"], True)
 
 
-def test_request_that_waited_too_long_is_refused() -> None:
+def test_request_is_refused_after_maximum_wait_in_lane() -> None:
     lines = Lines()
     for name in ("a1", "a2"):
         lines.request(name)
@@ -86,7 +86,7 @@ def test_request_that_waited_too_long_is_refused() -> None:
     assert (old.is_refused, old.holds_place, young.is_refused) == (True, False, False)
 
 
-def test_request_behind_a_full_line_is_refused_at_once() -> None:
+def test_request_is_refused_at_once_when_queue_of_project_is_full() -> None:
     lines = Lines()
     waiting = [lines.request("a") for _ in range(2 + MAX_WAITING)]
     assert not any(admission.is_refused for admission in waiting)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Headers of proxies: believed where the option is on, as oslo.middleware believes them; what is no
-scheme, host, path or address never gets into a link."""
+"""Headers of proxies, applied as by oslo.middleware if the option is on.
+
+Values that are no valid scheme, host, path or address are ignored.
+"""
 
 from __future__ import annotations
 
@@ -42,53 +44,56 @@ CASES: dict[str, dict[str, str]] = {
         "HTTP_X_FORWARDED_PREFIX": "/compute",
     },
 }
-SEEN = ("wsgi.url_scheme", "HTTP_HOST", "SCRIPT_NAME", "REMOTE_ADDR", "PATH_INFO")
+CHANGEABLE = ("wsgi.url_scheme", "HTTP_HOST", "SCRIPT_NAME", "REMOTE_ADDR", "PATH_INFO")
 
 
-def seen_with(**headers: str) -> dict[str, str]:
+def environ_with(**headers: str) -> dict[str, str]:
     environ: dict[str, Any] = {**CLIENT, **headers}
     forwarded.apply_headers(environ)
-    return {name: environ[name] for name in SEEN}
+    return {name: environ[name] for name in CHANGEABLE}
 
 
 def conf(*, on: bool) -> cfg.ConfigOpts:
-    made = cfg.ConfigOpts()
-    made.register_opts([cfg.BoolOpt("enable_proxy_headers_parsing")], group="oslo_middleware")
-    made([], default_config_files=[], default_config_dirs=[])
-    made.set_override("enable_proxy_headers_parsing", on, group="oslo_middleware")
-    return made
+    options = cfg.ConfigOpts()
+    options.register_opts([cfg.BoolOpt("enable_proxy_headers_parsing")], group="oslo_middleware")
+    options([], default_config_files=[], default_config_dirs=[])
+    options.set_override("enable_proxy_headers_parsing", on, group="oslo_middleware")
+    return options
 
 
 @pytest.mark.parametrize("headers", CASES.values(), ids=list(CASES))
-def test_headers_mean_what_they_mean_to_the_field(headers: dict[str, str]) -> None:
+def test_proxy_headers_are_applied_as_by_oslo_middleware(headers: dict[str, str]) -> None:
     from oslo_middleware.http_proxy_to_wsgi import HTTPProxyToWSGI
     from webob import Request
 
-    theirs = Request({**CLIENT, **headers})
-    apart = cfg.ConfigOpts()  # the library makes its option known there, not in everybody's
-    apart([], default_config_files=[], default_config_dirs=[])
-    reference = HTTPProxyToWSGI(None, apart)
-    apart.set_override("enable_proxy_headers_parsing", True, group="oslo_middleware")
-    reference.process_request(theirs)
-    assert seen_with(**headers) == {name: theirs.environ[name] for name in SEEN}
+    expected = Request({**CLIENT, **headers})
+    # The library registers its option in this configuration only.
+    own_conf = cfg.ConfigOpts()
+    own_conf([], default_config_files=[], default_config_dirs=[])
+    reference = HTTPProxyToWSGI(None, own_conf)
+    own_conf.set_override("enable_proxy_headers_parsing", True, group="oslo_middleware")
+    reference.process_request(expected)
+    assert environ_with(**headers) == {name: expected.environ[name] for name in CHANGEABLE}
 
 
 @pytest.mark.parametrize("headers", CASES.values(), ids=list(CASES))
-def test_nothing_is_believed_while_the_option_is_off(headers: dict[str, str]) -> None:
+def test_proxy_headers_are_ignored_while_option_is_off(headers: dict[str, str]) -> None:
     def application(environ: dict[str, Any], start_response: object) -> list[bytes]:
-        assert {name: environ[name] for name in SEEN} == {name: CLIENT[name] for name in SEEN}
+        assert {name: environ[name] for name in CHANGEABLE} == {
+            name: CLIENT[name] for name in CHANGEABLE
+        }
         return []
 
-    made: Any = forwarded.apply_proxy_headers(application, conf(on=False))
-    assert made is application and made({**CLIENT, **headers}, None) == []
+    wrapped: Any = forwarded.apply_proxy_headers(application, conf(on=False))
+    assert wrapped is application and wrapped({**CLIENT, **headers}, None) == []
 
 
-def test_the_option_brings_them_to_the_application() -> None:
+def test_proxy_headers_are_applied_while_option_is_on() -> None:
     def application(environ: dict[str, Any], start_response: object) -> list[bytes]:
         return [environ["wsgi.url_scheme"].encode()]
 
-    made: Any = forwarded.apply_proxy_headers(application, conf(on=True))
-    assert made({**CLIENT, "HTTP_X_FORWARDED_PROTO": "HTTPS"}, None) == [b"https"]
+    wrapped: Any = forwarded.apply_proxy_headers(application, conf(on=True))
+    assert wrapped({**CLIENT, "HTTP_X_FORWARDED_PROTO": "HTTPS"}, None) == [b"https"]
 
 
 @pytest.mark.parametrize(
@@ -108,8 +113,8 @@ def test_the_option_brings_them_to_the_application() -> None:
         ("HTTP_FORWARDED", 'host="evil.example/";proto=ftp;for=_hidden'),
     ],
 )
-def test_what_is_none_is_left_out(header: str, value: str) -> None:
-    assert seen_with(**{header: value}) == {name: CLIENT[name] for name in SEEN}
+def test_invalid_values_of_proxy_headers_are_ignored(header: str, value: str) -> None:
+    assert environ_with(**{header: value}) == {name: CLIENT[name] for name in CHANGEABLE}
 
 
 @pytest.mark.parametrize(
@@ -120,12 +125,12 @@ def test_what_is_none_is_left_out(header: str, value: str) -> None:
         ("192.0.2.1", "192.0.2.1"),
     ],
 )
-def test_a_client_s_port_is_no_part_of_its_address(value: str, address: str) -> None:
-    assert seen_with(HTTP_FORWARDED=f"for={value}")["REMOTE_ADDR"] == address
+def test_forwarded_client_address_omits_port(value: str, address: str) -> None:
+    assert environ_with(HTTP_FORWARDED=f"for={value}")["REMOTE_ADDR"] == address
 
 
 @given(st.text(), st.sampled_from(("FORWARDED", "X_FORWARDED_HOST", "X_FORWARDED_PREFIX")))
-def test_any_text_leaves_a_url_that_can_be_read(text: str, header: str) -> None:
-    seen = seen_with(**{f"HTTP_{header}": text})
-    url = f"{seen['wsgi.url_scheme']}://{seen['HTTP_HOST']}{seen['SCRIPT_NAME']}/v2.1/"
+def test_proxy_headers_with_any_text_leave_url_printable(text: str, header: str) -> None:
+    environ = environ_with(**{f"HTTP_{header}": text})
+    url = f"{environ['wsgi.url_scheme']}://{environ['HTTP_HOST']}{environ['SCRIPT_NAME']}/v2.1/"
     assert url.isascii() and url.isprintable() and not set("<>\"' @#?\\") & set(url)

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may do what: the defaults, roles that imply others, an operator's file, and deny for all
-else."""
+"""Policy decisions: the default rules, implied roles, an operator's file, and unknown rules."""
 
 from __future__ import annotations
 
@@ -49,23 +48,23 @@ def policy() -> Policy:
         (("admin",), "os_compute_api:no:such:rule", None, False),
     ],
 )
-def test_defaults(
+def test_default_policy_rule_allows_or_denies_by_role_and_target(
     policy: Policy, roles: tuple[str, ...], rule: str, target: dict[str, str] | None, allowed: bool
 ) -> None:
     assert policy.allows(rule, caller(*roles), target) is allowed
 
 
-def test_roles_imply_one_another() -> None:
+def test_implied_returns_all_implied_roles() -> None:
     assert implied(("admin",)) == ("admin", "manager", "member", "reader")
     assert implied(("member", "service")) == ("member", "reader", "service")
     assert implied(()) == ()
 
 
-def test_a_token_of_the_system_is_not_of_a_project(policy: Policy) -> None:
+def test_system_scoped_token_passes_no_project_rule(policy: Policy) -> None:
     assert not policy.allows(STOP, caller("admin", system="all"), {"project_id": "p"})
 
 
-def test_a_refusal_names_the_rule(policy: Policy) -> None:
+def test_policy_refusal_names_the_rule(policy: Policy) -> None:
     with pytest.raises(
         errors.Forbidden,
         match="^Policy doesn't allow os_compute_api:servers:stop to be performed.$",
@@ -73,20 +72,20 @@ def test_a_refusal_names_the_rule(policy: Policy) -> None:
         policy.require(STOP, caller("reader"))
 
 
-def test_an_operator_s_file_carries_over(tmp_path: Path) -> None:
+def test_policy_file_replaces_named_rules_and_keeps_other_defaults(tmp_path: Path) -> None:
     path = tmp_path / "policy.yaml"
     path.write_text(
         f'"{STOP}": "role:operator"\n"{LIST_HOSTS}": "rule:project_reader_api"\n"compute:unknown": "@"\n'
     )
-    made = Policy(COMPUTE_RULES, str(path))
-    assert made.allows(STOP, caller("operator"))
-    assert not made.allows(STOP, caller("admin"))
-    assert made.allows(LIST_HOSTS, caller("reader"))
-    assert made.allows(KEYS, caller("reader")), (
+    policy = Policy(COMPUTE_RULES, str(path))
+    assert policy.allows(STOP, caller("operator"))
+    assert not policy.allows(STOP, caller("admin"))
+    assert policy.allows(LIST_HOSTS, caller("reader"))
+    assert policy.allows(KEYS, caller("reader")), (
         "rules that the file does not name keep their defaults"
     )
 
 
-def test_every_rule_can_be_evaluated(policy: Policy) -> None:
+def test_admin_passes_all_default_policy_rules(policy: Policy) -> None:
     for rule in RULES:
         assert policy.allows(rule, caller("admin"))

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An operator's policy file: what is taken over, what is warned of, and what is refused with its
-line."""
+"""An operator's policy file: rules in force, warnings, and errors with their line."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "policy.yaml"
 
 
-def policy(path: Path, text: str) -> Policy:
+def load_policy(path: Path, text: str) -> Policy:
     path.write_text(text)
     return Policy(COMPUTE_RULES, str(path))
 
@@ -70,16 +69,16 @@ def policy(path: Path, text: str) -> Policy:
         ('"a": "\x01"\n', 1, "this is no YAML"),
     ],
 )
-def test_a_broken_file_is_refused_with_its_line(
+def test_invalid_policy_file_raises_config_error_with_line(
     path: Path, text: str, line: int, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(ConfigError) as refusal:
-        policy(path, text)
+        load_policy(path, text)
     assert str(refusal.value).startswith(f"{path}:{line}: ") and reason in str(refusal.value)
     assert "\n" not in str(refusal.value) and caplog.records == []
 
 
-def test_a_file_that_is_not_there_or_not_text_is_refused(path: Path) -> None:
+def test_missing_or_binary_policy_file_raises_config_error(path: Path) -> None:
     with pytest.raises(ConfigError, match=f"^{path}: No such file"):
         Policy(COMPUTE_RULES, str(path))
     path.write_bytes(b'"a": "@"\n\xff\n')
@@ -110,14 +109,14 @@ def test_a_file_that_is_not_there_or_not_text_is_refused(path: Path) -> None:
         ('"service_roles:s"', (), True),
     ],
 )
-def test_what_oslo_policy_understands_holds(
+def test_policy_file_check_works_as_in_oslo_policy(
     path: Path, check: str, roles: tuple[str, ...], allowed: bool
 ) -> None:
-    made = policy(path, f'"mine": "role:m"\n"{STOP}": {check}\n')
-    assert made.allows(STOP, caller(*roles, user_domain_id="d", service_roles=("s",))) is allowed
+    loaded = load_policy(path, f'"mine": "role:m"\n"{STOP}": {check}\n')
+    assert loaded.allows(STOP, caller(*roles, user_domain_id="d", service_roles=("s",))) is allowed
 
 
-def test_check_of_another_distribution_with_three_arguments_holds(
+def test_policy_check_class_of_other_distribution_works(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Even(oslo_policy.policy.Check):
@@ -131,20 +130,20 @@ def test_check_of_another_distribution_with_three_arguments_holds(
         ("rule:admin_api", True),
         ("role:a and rule:admin_api", True),
     ):
-        made = policy(path, f'"{STOP}": "{check}"\n"admin_api": "even:2"\n')
-        assert made.allows(STOP, caller("a")) is allowed, check
+        loaded = load_policy(path, f'"{STOP}": "{check}"\n"admin_api": "even:2"\n')
+        assert loaded.allows(STOP, caller("a")) is allowed, check
 
 
-def test_who_is_an_admin_is_the_operators_word(path: Path) -> None:
-    made = policy(path, '"context_is_admin": "role:boss"\n"' + STOP + '": "is_admin:True"\n')
+def test_policy_file_can_redefine_context_is_admin(path: Path) -> None:
+    loaded = load_policy(path, '"context_is_admin": "role:boss"\n"' + STOP + '": "is_admin:True"\n')
     for rule in (STOP, HOSTS, "admin_api", "context_is_admin"):
-        assert made.allows(rule, caller("boss")) and not made.allows(rule, caller("admin"))
+        assert loaded.allows(rule, caller("boss")) and not loaded.allows(rule, caller("admin"))
 
 
-def test_an_empty_file_changes_nothing(path: Path) -> None:
-    made, default = policy(path, "# nothing yet\n"), Policy(COMPUTE_RULES)
-    assert made.in_force == default.in_force
-    assert {rule.origin for rule in made.in_force.values()} == {"default"}
+def test_empty_policy_file_keeps_all_defaults(path: Path) -> None:
+    loaded, default = load_policy(path, "# nothing yet\n"), Policy(COMPUTE_RULES)
+    assert loaded.in_force == default.in_force
+    assert {rule.origin for rule in loaded.in_force.values()} == {"default"}
 
 
 @pytest.mark.parametrize(
@@ -182,70 +181,70 @@ def test_an_empty_file_changes_nothing(path: Path) -> None:
         (f'"{STOP}": "role:x"\n', None),
     ],
 )
-def test_what_is_said_in_vain_is_warned_of(
+def test_policy_file_rule_without_effect_is_logged_with_line(
     path: Path, text: str, warning: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    policy(path, text)
+    load_policy(path, text)
     assert [record.getMessage() for record in caplog.records] == (
         [f"{path}:{warning}"] if warning else []
     )
 
 
-def test_former_names_stand_for_the_new_ones(path: Path) -> None:
-    made = policy(
+def test_former_policy_names_apply_to_new_rules(path: Path) -> None:
+    loaded = load_policy(
         path,
         '"os_compute_api:os-multinic": "role:x"\n"os_compute_api:os-multinic:add": "role:y"\n'
         '"os_compute_api:os-rescue": "role:z"\n"os_compute_api:os-hosts": "rule:admin_api"\n',
     )
-    assert made.in_force["os_compute_api:os-multinic:add"].check == "role:y"
-    assert made.in_force["os_compute_api:os-multinic:remove"].check == "role:x"
-    assert made.in_force["os_compute_api:os-unrescue"].origin == f"{path}:3"
-    assert made.in_force["os_compute_api:os-hosts:list"].origin == "default", (
+    assert loaded.in_force["os_compute_api:os-multinic:add"].check == "role:y"
+    assert loaded.in_force["os_compute_api:os-multinic:remove"].check == "role:x"
+    assert loaded.in_force["os_compute_api:os-unrescue"].origin == f"{path}:3"
+    assert loaded.in_force["os_compute_api:os-hosts:list"].origin == "default", (
         "it is what it was by default then"
     )
 
 
-def test_former_names_lead_to_rules_that_are_there() -> None:
+def test_former_policy_names_refer_to_existing_rules() -> None:
     assert {name for _, names in FORMER.values() for name in names} <= {*RULES, *NOT_HERE}
     assert NOT_HERE.isdisjoint(RULES), "what is there is no longer missing"
     assert set(FORMER).isdisjoint(BASES)
 
 
-def test_a_changed_file_is_read_again(path: Path) -> None:
-    made = policy(path, f'"{STOP}": "role:x"\n')
-    assert made.allows(STOP, caller("x"))
+def test_changed_policy_file_is_read_again(path: Path) -> None:
+    loaded = load_policy(path, f'"{STOP}": "role:x"\n')
+    assert loaded.allows(STOP, caller("x"))
     path.write_text(f'"{STOP}": "role:longer"\n')
-    assert made.allows(STOP, caller("longer")) and not made.allows(STOP, caller("x"))
+    assert loaded.allows(STOP, caller("longer")) and not loaded.allows(STOP, caller("x"))
     path.write_text("")
-    assert made.allows(STOP, caller("member")), (
+    assert loaded.allows(STOP, caller("member")), (
         "without a word of the operator's the default holds again"
     )
 
 
 @pytest.mark.parametrize("broken", ['"x', f'"{STOP}": "role:member or"\n', f'"{STOP}":\n', None])
-def test_a_file_that_breaks_leaves_the_rules_as_they_were(
+def test_policy_keeps_rules_and_logs_once_when_file_becomes_invalid(
     path: Path, broken: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = policy(path, f'"{STOP}": "role:x"\n')
-    aside = path.with_name("aside")
+    loaded = load_policy(path, f'"{STOP}": "role:x"\n')
+    new_file = path.with_name("aside")
     if broken is None:
         path.unlink()
     else:
         path.write_text(broken)
     for _ in range(3):
-        assert made.allows(STOP, caller("x")) and not made.allows(STOP, caller("member"))
-        assert made.allows(START, caller("member"))
+        assert loaded.allows(STOP, caller("x")) and not loaded.allows(STOP, caller("member"))
+        assert loaded.allows(START, caller("member"))
     [record] = caplog.records
     assert record.levelno == logging.ERROR and str(path) in record.getMessage()
-    aside.write_text(f'"{STOP}": "role:mended"\n')
-    os.replace(aside, path)
-    assert made.allows(STOP, caller("mended"))
+    new_file.write_text(f'"{STOP}": "role:mended"\n')
+    os.replace(new_file, path)
+    assert loaded.allows(STOP, caller("mended"))
 
 
-def test_tokens_of_the_system_pass_no_rule_of_a_project(path: Path) -> None:
-    made = policy(path, f'"{STOP}": "@"\n')
-    assert made.allows(STOP, caller()) and not made.allows(
+def test_system_or_domain_token_passes_no_project_rule_of_file(path: Path) -> None:
+    loaded = load_policy(path, f'"{STOP}": "@"\n')
+    assert loaded.allows(STOP, caller()) and not loaded.allows(
         STOP, caller("admin", system_scope="all")
     )
     with pytest.raises(errors.Forbidden):
-        made.require(STOP, caller(domain_id="d"))
+        loaded.require(STOP, caller(domain_id="d"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a request ends, however its bytes arrive, and what is no request."""
+"""The split of received bytes into requests, and the refusal of invalid requests."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ BODIES = (
 )
 
 
-def taken(pieces: Sequence[bytes], most: int = 1000) -> list[bytes]:
-    """The bodies of the requests in these pieces."""
-    incoming, found = RequestBuffer(Config(), ("192.0.2.1", 1), most), []
+def read_bodies(pieces: Sequence[bytes], max_body: int = 1000) -> list[bytes]:
+    """Return the bodies of the requests in these pieces."""
+    incoming, bodies = RequestBuffer(Config(), ("192.0.2.1", 1), max_body), []
     for piece in pieces:
         incoming.arrived += piece
         while incoming.advance():
-            found.append(incoming.request.body.read())
+            bodies.append(incoming.request.body.read())
             incoming.forget()
     assert not incoming.arrived
-    return found
+    return bodies
 
 
 @given(
     st.lists(st.sampled_from(BODIES), min_size=1, max_size=4),
     st.lists(st.integers(1, 40), max_size=60),
 )
-def test_requests_end_where_they_end_however_they_arrive(
+def test_request_buffer_splits_requests_independently_of_pieces(
     requests: list[tuple[bytes, bytes]], sizes: list[int]
 ) -> None:
-    whole = b"".join(HEAD + text for text, _ in requests)
+    content = b"".join(HEAD + text for text, _ in requests)
     pieces, at = [], 0
     for size in sizes:
-        pieces.append(whole[at : at + size])
+        pieces.append(content[at : at + size])
         at += size
-    assert taken([*pieces, whole[at:]]) == [body for _, body in requests]
+    assert read_bodies([*pieces, content[at:]]) == [body for _, body in requests]
 
 
 @pytest.mark.parametrize(
@@ -74,9 +74,9 @@ def test_requests_end_where_they_end_however_they_arrive(
         HEAD + b"Transfer-Encoding: gzip\r\n\r\n",
     ],
 )
-def test_what_is_no_request_is_said_to_be(text: bytes) -> None:
+def test_request_buffer_raises_parse_exception_for_invalid_request(text: bytes) -> None:
     with pytest.raises(ParseException):
-        taken([text])
+        read_bodies([text])
 
 
 @pytest.mark.parametrize(
@@ -87,14 +87,18 @@ def test_what_is_no_request_is_said_to_be(text: bytes) -> None:
         CHUNKED + b"1\r\na\r\n" * 3,
     ],
 )
-def test_what_is_too_long_begins_at_once_and_is_the_last(text: bytes) -> None:
+def test_request_buffer_cuts_request_with_too_long_body(text: bytes) -> None:
     incoming = RequestBuffer(Config(), ("192.0.2.1", 1), 10)
     incoming.arrived += text
     assert incoming.advance()
     assert incoming.is_cut
 
 
-def test_an_address_is_what_one_client_has() -> None:
-    one = origin(("2001:db8::1", 1, 0, 0))
-    assert one == origin(("2001:db8::2%eth0", 1, 0, 0)) != origin(("2001:db8:0:1::1", 1, 0, 0))
+def test_origin_is_ipv6_prefix_or_ipv4_address_of_client() -> None:
+    client_origin = origin(("2001:db8::1", 1, 0, 0))
+    assert (
+        client_origin
+        == origin(("2001:db8::2%eth0", 1, 0, 0))
+        != origin(("2001:db8:0:1::1", 1, 0, 0))
+    )
     assert origin(("::ffff:192.0.2.1", 1, 0, 0)) == origin(("192.0.2.1", 1)) == "192.0.2.1"

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of the house for what handlers look up and whom they ask for: within the caller's scope,
-with the caller's token, and a policy's target is a record. An exception stands here with its
-reason, and fails when it is not needed."""
+"""Rules for the code of handlers. Lookups are limited to the caller's scope, external services are
+called with the caller's token, and the target of a policy rule comes from a row.
+
+Exceptions are listed here with a reason. An exception that is not needed fails a test.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 HANDLERS = sorted((ROOT / "compute_api").rglob("*.py"))
-#: Lookups that take a scope: whose, and how many arguments they have with it.
+#: Lookups with a scope, and their number of arguments with it.
 SCOPED = {
     "flavors.show": 3,
     "servers.show": 3,
@@ -20,7 +22,7 @@ SCOPED = {
     "keypairs.show": 3,
     "shares.show": 3,
 }
-#: What is looked up without, and why.
+#: Lookups without a scope, and the reason.
 UNSCOPED = {
     "compute_api/compute/resources/external_events.py servers.show": "of any project, by the rule of the route",
     "compute_api/compute/resources/flavors.py flavors.show": "what admins change, by the rule of the route",
@@ -28,55 +30,55 @@ UNSCOPED = {
     "compute_api/compute/servers/actions/moves.py servers.show": "the server of the route again, in the transaction",
     "compute_api/compute/servers/servers.py servers.show": "the server of the route again, in the transaction",
 }
-#: The clients that act for the caller, who is one of their arguments.
+#: The clients that act for the caller and take the caller's token as an argument.
 CLIENTS = ("images", "networks")
-#: Those of their methods that need none.
+#: Methods of these clients without a token.
 WITHOUT_TOKEN = {"images.url", "networks.has_service"}
-#: Makes tokens of its own, for consoles.
+#: This module creates tokens of its own, for consoles.
 CONSOLES = "compute_api/compute/servers/consoles.py"
 COLUMNS = ("row.project_id", "row.user_id", "server.project_id", "server.user_id")
-#: Targets of policies that are no row of the database, and what they are compared with.
+#: Files with policy targets that come from a request, and the reason.
 TARGETS = {
-    "compute_api/compute/resources/keypairs.py": "whose keys are asked for; the rule compares it with the caller",
+    "compute_api/compute/resources/keypairs.py": "the owner of the keys, which the rule compares with the caller",
     "compute_api/compute/resources/quota_sets.py": "the project of the path; the rule compares it with the caller's",
     "compute_api/compute/resources/usage.py": "the project of the path; the rule compares it with the caller's",
     "compute_api/placement/usages.py": "the project of the query; the rule compares it with the caller's",
 }
 
 
-def name_of(path: Path) -> str:
+def relative_name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
 @cache
-def calls(path: Path) -> tuple[tuple[str, ast.Call], ...]:
-    """Every call by the last two parts of its name: flavors.show; what ``read`` and ``write`` are
-    given as one, too."""
-    found = []
+def find_calls(path: Path) -> tuple[tuple[str, ast.Call], ...]:
+    """Return every call by the last two parts of its name, for example ``flavors.show``. Functions
+    that are passed to ``read`` and ``write`` count as calls, too."""
+    named_calls = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            found.append((".".join(ast.unparse(node.func).split(".")[-2:]), node))
+            named_calls.append((".".join(ast.unparse(node.func).split(".")[-2:]), node))
             if node.func.attr in ("read", "write") and node.args:
                 inner = ast.Call(node.args[0], [ast.Name("tx"), *node.args[1:]], node.keywords)
-                found.append((ast.unparse(node.args[0]), ast.copy_location(inner, node)))
-    return tuple(found)
+                named_calls.append((ast.unparse(node.args[0]), ast.copy_location(inner, node)))
+    return tuple(named_calls)
 
 
-def exceptions(there: set[str], known: dict[str, str]) -> list[str]:
-    """Those that are not known, and those that are known and no longer there."""
+def compare(violations: set[str], reasons: dict[str, str]) -> list[str]:
+    """Return the violations without an exception, and the exceptions without a violation."""
     return [
-        *(f"{name} has none" for name in sorted(there) if name not in known),
-        *(f"{name} no longer needs its exception" for name in known if name not in there),
+        *(f"{name} has none" for name in sorted(violations) if name not in reasons),
+        *(f"{name} no longer needs its exception" for name in reasons if name not in violations),
     ]
 
 
-def test_what_is_looked_up_is_the_callers() -> None:
+def test_handlers_look_up_rows_in_scope_of_caller() -> None:
     assert (
-        exceptions(
+        compare(
             {
-                f"{name_of(path)} {name}"
+                f"{relative_name(path)} {name}"
                 for path in HANDLERS
-                for name, call in calls(path)
+                for name, call in find_calls(path)
                 if name in SCOPED and len(call.args) < SCOPED[name]
             },
             UNSCOPED,
@@ -85,45 +87,49 @@ def test_what_is_looked_up_is_the_callers() -> None:
     )
 
 
-def test_neighbours_are_asked_with_the_callers_token() -> None:
-    asked = [
+def test_handlers_call_external_services_with_token_of_caller() -> None:
+    client_calls = [
         (path, name, call)
         for path in HANDLERS
-        for name, call in calls(path)
+        for name, call in find_calls(path)
         if name.split(".")[0] in CLIENTS and name not in WITHOUT_TOKEN
     ]
-    wrong = [
-        f"{name_of(path)}: {name} in line {call.lineno}"
-        for path, name, call in asked
+    violations = [
+        f"{relative_name(path)}: {name} in line {call.lineno}"
+        for path, name, call in client_calls
         if not any(ast.unparse(argument).split(".")[-1] == "token" for argument in call.args)
     ]
-    assert wrong == []
-    assert len(asked) > 30
+    assert violations == []
+    assert len(client_calls) > 30
 
 
-def test_no_handler_has_a_token_that_is_not_the_callers() -> None:
-    bound = [
-        (name_of(path), ast.unparse(node.value))
+def test_handlers_bind_no_token_except_token_of_caller() -> None:
+    bindings = [
+        (relative_name(path), ast.unparse(node.value))
         for path in HANDLERS
-        if any(folder in name_of(path) for folder in ("/resources/", "/servers/", "/proxies/"))
+        if any(
+            folder in relative_name(path) for folder in ("/resources/", "/servers/", "/proxies/")
+        )
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Assign)
         for target in node.targets
-        if "token" in {one.id for one in ast.walk(target) if isinstance(one, ast.Name)}
+        if "token" in {name.id for name in ast.walk(target) if isinstance(name, ast.Name)}
     ]
-    assert [one for one in bound if "context.token" not in one[1] and one[0] != CONSOLES] == []
-    assert len(bound) > 5
+    assert [
+        pair for pair in bindings if "context.token" not in pair[1] and pair[0] != CONSOLES
+    ] == []
+    assert len(bindings) > 5
 
 
-def test_a_policys_target_is_a_record() -> None:
-    """Of a row's columns, and of nothing that a request says."""
+def test_handlers_take_policy_targets_from_rows() -> None:
+    """The values are columns of a row, and never taken from the request."""
     assert (
-        exceptions(
+        compare(
             {
-                name_of(path)
+                relative_name(path)
                 for path in HANDLERS
-                for _, call in calls(path)
-                for value in targets(call)
+                for _, call in find_calls(path)
+                for value in find_targets(call)
                 if value not in COLUMNS
             },
             TARGETS,
@@ -132,8 +138,8 @@ def test_a_policys_target_is_a_record() -> None:
     )
 
 
-def targets(call: ast.Call) -> Iterator[str]:
-    """What a call of require or allows gives as a target, value by value."""
+def find_targets(call: ast.Call) -> Iterator[str]:
+    """Yield the values of the policy target in a call of ``require`` or ``allows``."""
     if (
         not isinstance(call.func, ast.Attribute)
         or call.func.attr not in ("require", "allows")

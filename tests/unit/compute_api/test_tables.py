@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every table of the API walked: routes, actions, policy rules, microversions, schemas, fields."""
+"""Consistency of the API's tables: routes, actions, policy rules, microversions, schemas and
+fields."""
 
 from __future__ import annotations
 
@@ -58,7 +59,9 @@ def documents(schema: VersionedSchema) -> dict[int, dict[str, Any]]:
     """Return the document at each version at which the schema changes."""
     at = {version: schema.at(version) for version in range(1, microversions.MAX + 1)}
     return {
-        version: found.document for version, found in at.items() if found is not at.get(version - 1)
+        version: schema_at_version.document
+        for version, schema_at_version in at.items()
+        if schema_at_version is not at.get(version - 1)
     }
 
 
@@ -103,7 +106,7 @@ def test_action_schemas_require_their_key_at_every_version() -> None:
 
 
 def test_schema_versions_share_no_mutable_part() -> None:
-    """Else the edits of a later version would change an earlier one."""
+    """Otherwise the edits of a later version would change an earlier one."""
     shared = []
     for name, schema in SCHEMAS.items():
         places: dict[int, int] = {}
@@ -114,16 +117,20 @@ def test_schema_versions_share_no_mutable_part() -> None:
     assert shared == []
 
 
-def test_no_two_routes_answer_the_same_request() -> None:
+def test_routes_are_unique_by_method_and_path_at_every_version() -> None:
     for version in range(microversions.MIN, microversions.MAX + 1):
-        seen = [(route.method, route.path) for route in ROUTES if version in route.versions]
-        assert len(seen) == len(set(seen))
-    gone = {(method, path) for path, methods in routes.GONE.items() for method in methods.split()}
-    assert not {(route.method, route.path) for route in ROUTES} & gone
+        routes_of_version = [
+            (route.method, route.path) for route in ROUTES if version in route.versions
+        ]
+        assert len(routes_of_version) == len(set(routes_of_version))
+    removed = {
+        (method, path) for path, methods in routes.GONE.items() for method in methods.split()
+    }
+    assert not {(route.method, route.path) for route in ROUTES} & removed
 
 
-def test_operations_without_a_rule_require_one_themselves() -> None:
-    own = {route.path for route in ROUTES if not route.policy}
+def test_routes_without_policy_rule_are_known_exceptions() -> None:
+    paths = {route.path for route in ROUTES if not route.policy}
     images = {
         "/images",
         "/images/detail",
@@ -131,7 +138,7 @@ def test_operations_without_a_rule_require_one_themselves() -> None:
         "/images/{image_id}/metadata",
         "/images/{image_id}/metadata/{key}",
     }
-    assert own - images == {
+    assert paths - images == {
         "/servers/{server_id}/action",
         "/flavors",
         "/flavors/detail",
@@ -154,16 +161,16 @@ def test_operations_without_a_rule_require_one_themselves() -> None:
 def test_views_have_each_key_once_at_every_version() -> None:
     for name, table in TABLES.items():
         for version in range(microversions.MIN, microversions.MAX + 1):
-            shown = [field.name for field in table if version in Range(field.since, field.until)]
-            assert len(shown) == len(set(shown)), f"{name} at 2.{version}"
+            names = [field.name for field in table if version in Range(field.since, field.until)]
+            assert len(names) == len(set(names)), f"{name} at 2.{version}"
 
 
-def test_every_rule_of_a_view_exists() -> None:
+def test_policy_rules_of_views_exist() -> None:
     for table in TABLES.values():
         assert {field.rule for field in table if field.rule} <= set(RULES)
 
 
-def test_every_action_that_can_be_asked_has_its_body_and_rule() -> None:
+def test_server_actions_have_schema_and_policy_rule() -> None:
     rows = [
         row
         for row in states.ACTIONS
@@ -191,23 +198,25 @@ def test_every_action_that_can_be_asked_has_its_body_and_rule() -> None:
     assert set(server_action_table.PREPARERS) <= set(action_schemas.BY_KEY)
 
 
-def test_rows_of_one_body_are_answered_alike() -> None:
+def test_action_rows_with_same_key_differ_only_in_vm_states() -> None:
     for row in states.ACTIONS:
-        alike = [
-            other for other in states.ACTIONS if (other.key, other.when) == (row.key, row.when)
+        same_key_rows = [
+            same_key_row
+            for same_key_row in states.ACTIONS
+            if (same_key_row.key, same_key_row.when) == (row.key, row.when)
         ]
         assert {
             (
-                other.policy,
-                other.success,
-                other.answer_after,
-                other.immediate,
-                other.query,
-                other.locked,
-                other.since,
-                other.until,
+                same_key_row.policy,
+                same_key_row.success,
+                same_key_row.answer_after,
+                same_key_row.immediate,
+                same_key_row.query,
+                same_key_row.locked,
+                same_key_row.since,
+                same_key_row.until,
             )
-            for other in alike
+            for same_key_row in same_key_rows
         } == {
             (
                 row.policy,
@@ -220,13 +229,15 @@ def test_rows_of_one_body_are_answered_alike() -> None:
                 row.until,
             )
         }
-        taken = [state for other in alike for state in other.vm]
-        assert len(taken) == len(set(taken)), "which row counts is a matter of the vm_state alone"
+        vm_states = [state for same_key_row in same_key_rows for state in same_key_row.vm]
+        assert len(vm_states) == len(set(vm_states)), (
+            "which row counts is a matter of the vm_state alone"
+        )
 
 
-def test_every_filter_of_servers_is_a_column_or_filters_nothing() -> None:
-    known = set(server_schemas.LIST.at(microversions.MAX).document["properties"])
-    nothing = {"kernel_id", "ramdisk_id", "ip", "ip6"}
+def test_server_list_filters_are_columns_or_known_exceptions() -> None:
+    filters = set(server_schemas.LIST.at(microversions.MAX).document["properties"])
+    ignored = {"kernel_id", "ramdisk_id", "ip", "ip6"}
     other = {
         "limit",
         "marker",
@@ -250,14 +261,14 @@ def test_every_filter_of_servers_is_a_column_or_filters_nothing() -> None:
         "security_groups",
         "pci_devices",
     }
-    assert known - nothing - other <= set(COLUMNS)
+    assert filters - ignored - other <= set(COLUMNS)
 
 
 class Row:
     a, b = 1, 2
 
 
-def test_a_view_is_cut_by_version_rule_and_kind_of_answer() -> None:
+def test_view_fields_depend_on_version_rule_and_kind_of_answer() -> None:
     fields = (
         Field("a", "a"),
         Field("b", lambda row, view: row.b + view, since="2.5", until="2.6"),
@@ -266,11 +277,11 @@ def test_a_view_is_cut_by_version_rule_and_kind_of_answer() -> None:
         Field("never", "b", in_updates_since=None),
     )
 
-    def shown(version: int, *rules: str, change: bool = False) -> dict[str, int]:
+    def render_fields(version: int, *rules: str, change: bool = False) -> dict[str, int]:
         return render(visible_fields(fields, version, frozenset(rules), change), Row(), 10)
 
-    assert shown(1) == {"a": 1, "late": 2, "never": 2}
-    assert shown(5) == {"a": 1, "b": 12, "late": 2, "never": 2}
-    assert shown(7, "r") == {"a": 1, "secret": 1, "late": 2, "never": 2}
-    assert shown(8, change=True) == {"a": 1}
-    assert shown(9, change=True) == {"a": 1, "late": 2}
+    assert render_fields(1) == {"a": 1, "late": 2, "never": 2}
+    assert render_fields(5) == {"a": 1, "b": 12, "late": 2, "never": 2}
+    assert render_fields(7, "r") == {"a": 1, "secret": 1, "late": 2, "never": 2}
+    assert render_fields(8, change=True) == {"a": 1}
+    assert render_fields(9, change=True) == {"a": 1, "late": 2}

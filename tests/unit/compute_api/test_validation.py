@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schemas and their differences, formats, and the words of a refusal."""
+"""Schemas with changes by version, formats, and error messages of the validation."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ BODY = VersionedSchema(
         (7, {"name": "n", "colour": "red"}, False),
     ],
 )
-def test_differences_by_version(version: int, thing: dict[str, Any], fits: bool) -> None:
+def test_schema_check_applies_changes_of_the_version(
+    version: int, thing: dict[str, Any], fits: bool
+) -> None:
     if fits:
         BODY.at(version).check({"thing": thing})
     else:
@@ -45,7 +47,7 @@ def test_differences_by_version(version: int, thing: dict[str, Any], fits: bool)
             BODY.at(version).check({"thing": thing})
 
 
-def test_schema_is_made_once_between_two_changes() -> None:
+def test_schema_is_built_once_between_two_changes() -> None:
     assert BODY.at(5) is BODY.at(6)
     assert BODY.at(4) is not BODY.at(5)
 
@@ -67,7 +69,9 @@ def test_schema_is_made_once_between_two_changes() -> None:
         ("date-time", ["2026-01-02T03:04:05Z", "2026-01-02"], ["yesterday", ""]),
     ],
 )
-def test_formats(name: str, good: list[str], bad: list[str]) -> None:
+def test_formats_accept_valid_and_refuse_invalid_values(
+    name: str, good: list[str], bad: list[str]
+) -> None:
     assert [FORMATS[name](text) for text in good] == [True] * len(good)
     assert [FORMATS[name](text) for text in bad] == [False] * len(bad)
 
@@ -76,34 +80,34 @@ def test_formats(name: str, good: list[str], bad: list[str]) -> None:
     ("key", "schema"),
     [("adminPass", {"type": "string", "maxLength": 3}), ("changePassword", {"type": "object"})],
 )
-def test_a_refused_secret_is_not_repeated(key: str, schema: dict[str, object]) -> None:
+def test_validation_error_hides_password(key: str, schema: dict[str, object]) -> None:
     body = VersionedSchema(record({key: schema}))
-    with pytest.raises(errors.BadRequest) as refused:
+    with pytest.raises(errors.BadRequest) as failure:
         body.at(1).check({key: "hunter2"})
-    assert "hunter2" not in refused.value.text
+    assert "hunter2" not in failure.value.text
 
 
-def test_a_refused_item_of_a_list_is_named_by_its_key() -> None:
+def test_validation_error_of_list_item_names_its_key() -> None:
     query = VersionedSchema(
         record({"limit": {"type": "array", "items": {"type": "string", "pattern": "^[0-9]+$"}}})
     )
-    with pytest.raises(errors.BadRequest) as refused:
+    with pytest.raises(errors.BadRequest) as failure:
         query.at(1).check({"limit": ["many"]})
-    assert refused.value.text.startswith("Invalid input for field/attribute limit. Value: many. ")
+    assert failure.value.text.startswith("Invalid input for field/attribute limit. Value: many. ")
 
 
-def test_a_long_value_is_cut() -> None:
-    with pytest.raises(errors.BadRequest) as refused:
+def test_validation_error_shortens_long_value() -> None:
+    with pytest.raises(errors.BadRequest) as failure:
         BODY.at(1).check({"thing": {"name": "x" * 100_000}})
-    assert len(refused.value.text) < 1000
+    assert len(failure.value.text) < 1000
 
 
-def test_unknown_keys_can_be_dropped_at_every_depth() -> None:
-    given = {"thing": {"name": "n", "what": 1, "parts": [{"tag": "t", "more": 2}]}, "else": 3}
-    assert BODY.at(5).prune(given) == {"thing": {"name": "n", "parts": [{"tag": "t"}]}}
+def test_prune_drops_unknown_keys_at_every_depth() -> None:
+    body = {"thing": {"name": "n", "what": 1, "parts": [{"tag": "t", "more": 2}]}, "else": 3}
+    assert BODY.at(5).prune(body) == {"thing": {"name": "n", "parts": [{"tag": "t"}]}}
 
 
-def test_truth() -> None:
+def test_is_true_accepts_true_on_1_and_yes_only() -> None:
     assert [
         is_true(value) for value in (True, "True", "ON", "1", "yes", False, "no", "0", "Off", None)
     ] == [True] * 5 + [False] * 5
@@ -121,7 +125,7 @@ def test_truth() -> None:
         (-1, (-1, "-1", "0"), (-2, "-2", "--1", "2147483648")),
     ],
 )
-def test_a_number_as_text_has_the_range_of_a_number(
+def test_integer_schema_applies_range_to_numbers_as_text(
     least: int, fit: tuple[Any, ...], do_not: tuple[Any, ...]
 ) -> None:
     body = VersionedSchema(record({"size": integer(least)}))

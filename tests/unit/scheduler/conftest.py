@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A store in memory with hosts in it, and columns without a store."""
+"""A store in memory with hosts, and snapshots without a store."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.schemas import upgrade
 
 @dataclass
 class FakeClock:
-    """Time that moves when told; the database's clock runs with it."""
+    """A clock that the test moves. The database uses the same clock."""
 
     seconds: float = 1000.0
 
@@ -37,7 +37,7 @@ class FakeClock:
 
 @dataclass
 class Cloud:
-    """Hosts in a real store."""
+    """Hosts in a store with a database."""
 
     store: Store
     clock: FakeClock
@@ -98,7 +98,8 @@ class Cloud:
         self.ids[name] = key
 
     def claim(self, host: str, server: str, **resources: int) -> None:
-        """What a conductor does: allocations in, the provider's generation and time moved."""
+        """Insert allocations, and update the provider's generation and time, as a
+        conductor does."""
         with self.store.begin() as tx:
             for resource_class, used in resources.items():
                 tx.execute(
@@ -118,7 +119,7 @@ class Cloud:
             )
 
     def zone(self, name: str, *hosts: str) -> None:
-        """Put the hosts into an aggregate that is a zone."""
+        """Add the hosts to an aggregate with an availability zone."""
         with self.store.begin() as tx:
             key = tx.execute(
                 sa.insert(schema.aggregates).values(
@@ -144,7 +145,8 @@ def cloud() -> Iterator[Cloud]:
 
 
 def columns(size: int, vcpus: int = 8, memory_mb: int = 8192, disk_gb: int = 80) -> Snapshot:
-    """That many equal hosts that are up, named host0 …, all in zone nova."""
+    """Return a snapshot of this number of equal hosts, which are up and in zone nova. Their names
+    are host0 and so on."""
     names = [f"host{number}" for number in range(size)]
     yes, no = np.ones(size, np.bool_), np.zeros(size, np.bool_)
 
@@ -182,19 +184,22 @@ def columns(size: int, vcpus: int = 8, memory_mb: int = 8192, disk_gb: int = 80)
 
 
 def conf(**values: object) -> cfg.ConfigOpts:
-    """The configuration with some other values, named ``ram_weight_multiplier`` of [scheduler] or
-    ``metrics__required`` of another section."""
-    made = cfg.ConfigOpts()
-    config.register(made)
-    made([], default_config_files=[], default_config_dirs=[])
+    """Return a configuration with these values.
+
+    A name is an option of [scheduler], for example ``ram_weight_multiplier``, or contains the
+    section, for example ``metrics__required``.
+    """
+    configuration = cfg.ConfigOpts()
+    config.register(configuration)
+    configuration([], default_config_files=[], default_config_dirs=[])
     for name, value in values.items():
         group, _, option = name.rpartition("__")
-        made.set_override(option, value, group or "scheduler")
-    return made
+        configuration.set_override(option, value, group or "scheduler")
+    return configuration
 
 
 def options(**values: object) -> SelectionOptions:
-    """What the scheduler makes of that configuration. hosts: instead of [conductor]
+    """Return the scheduler's options for this configuration. ``hosts`` replaces [conductor]
     max_attempts."""
     hosts = values.pop("hosts", 3)
     return service.options(conf(**values, conductor__max_attempts=hosts))

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each filter means, said of one host at a time: the slow and obvious way, written beside
-Nova's documentation.
+"""The meaning of each filter for one host, in a slow and obvious form that follows Nova's
+documentation.
 
-``REFERENCE`` has one plain function a filter: may this host take a server of this request? It
-shares no code with ``scheduler.filters``; only the place of a guest on a host's NUMA nodes and
-devices is asked of ``common.domain.numa`` by both.
+``REFERENCE`` has a plain function for each filter, which returns whether this host may take a
+server of this request. The reference shares no code with ``scheduler.filters``. Only the assignment
+of NUMA nodes and devices comes from ``common.domain.numa`` for both.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Passes = Callable[[Host, RequestSpec, World], bool]
 
 
 # --- extra specs ---
-def number(text: str) -> float | None:
+def parse_number(text: str) -> float | None:
     return float(text) if re.fullmatch(r"\s*[+-]?\d+(\.\d+)?\s*", text) else None
 
 
@@ -54,19 +54,19 @@ def match(value: str, requirement: str) -> bool:
         return False
     if first == "<all-in>":
         return [word for word in words[1:] if word not in value] == []
-    wanted = words[1]
+    operand = words[1]
     if first == "<in>":
-        return wanted in value
+        return operand in value
     if first.startswith("s"):
         return {
-            "s==": value == wanted,
-            "s!=": value != wanted,
-            "s>=": value >= wanted,
-            "s>": value > wanted,
-            "s<=": value <= wanted,
-            "s<": value < wanted,
+            "s==": value == operand,
+            "s!=": value != operand,
+            "s>=": value >= operand,
+            "s>": value > operand,
+            "s<=": value <= operand,
+            "s<": value < operand,
         }[first]
-    left, right = number(value), number(wanted)
+    left, right = parse_number(value), parse_number(operand)
     if left is None or right is None:
         return False
     return {
@@ -79,13 +79,13 @@ def match(value: str, requirement: str) -> bool:
 
 
 def metadata(host: Host) -> dict[str, set[str]]:
-    """All that the host's aggregates say, lists taken apart."""
-    found: dict[str, set[str]] = defaultdict(set)
+    """Return all values of the host's aggregates by key, with lists split into their parts."""
+    values_by_key: dict[str, set[str]] = defaultdict(set)
     for meta in host.aggregates:
         for key, value in meta.items():
             for part in value.split(","):
-                found[key].add(part.strip())
-    return dict(found)
+                values_by_key[key].add(part.strip())
+    return dict(values_by_key)
 
 
 def extra_specs(spec: RequestSpec) -> dict[str, str]:
@@ -105,29 +105,29 @@ def aggregate_instance_extra_specs(host: Host, spec: RequestSpec, world: World) 
 
 
 def image_words(spec: RequestSpec) -> dict[str, str]:
-    """The image's properties, old names and words made new."""
-    today = {
+    """Return the image's properties, with current names and values instead of former ones."""
+    current_names = {
         "architecture": "hw_architecture",
         "hypervisor_type": "img_hv_type",
         "vm_mode": "hw_vm_mode",
         "hypervisor_version_requires": "img_hv_requested_version",
     }
-    found = {}
+    properties = {}
     for name, value in spec.image_properties.items():
-        if name not in today:
-            found[name] = value
-    for old, new in today.items():
-        if old in spec.image_properties and new not in found:
-            found[new] = spec.image_properties[old]
-    same = {
+        if name not in current_names:
+            properties[name] = value
+    for old, new in current_names.items():
+        if old in spec.image_properties and new not in properties:
+            properties[new] = spec.image_properties[old]
+    current_values = {
         "hw_architecture": {"amd64": "x86_64", "i486": "i686"},
         "img_hv_type": {"xapi": "xen"},
         "hw_vm_mode": {"hv": "hvm"},
     }
-    for name, words in same.items():
-        if name in found:
-            found[name] = words.get(found[name].lower(), found[name].lower())
-    return found
+    for name, words in current_values.items():
+        if name in properties:
+            properties[name] = words.get(properties[name].lower(), properties[name].lower())
+    return properties
 
 
 def aggregate_image_properties(host: Host, spec: RequestSpec, world: World) -> bool:
@@ -213,48 +213,48 @@ def compute_capabilities(host: Host, spec: RequestSpec, world: World) -> bool:
             len(parts) > 1 and parts[0] != "capabilities"
         ):
             continue
-        found: object = state
+        current_value: object = state
         for part in parts if len(parts) == 1 else parts[1:]:
-            if isinstance(found, str) and found.startswith("{"):
-                found = json.loads(found)
-            found = found.get(part) if isinstance(found, dict) else None
-        if found is None or not match(str(found), requirement):
+            if isinstance(current_value, str) and current_value.startswith("{"):
+                current_value = json.loads(current_value)
+            current_value = current_value.get(part) if isinstance(current_value, dict) else None
+        if current_value is None or not match(str(current_value), requirement):
             return False
     return True
 
 
 def image_properties(host: Host, spec: RequestSpec, world: World) -> bool:
     image = image_words(spec)
-    wanted = [
+    required_words = [
         image.get("hw_architecture", world.conf.scheduler.image_properties_default_architecture),
         image.get("img_hv_type"),
         image.get("hw_vm_mode"),
     ]
-    wanted = [word for word in wanted if word]
-    if not wanted:
+    required_words = [word for word in required_words if word]
+    if not required_words:
         return True
     if not [
         supported
         for supported in host.facts.get("supported_instances", [])
-        if all(word in supported for word in wanted)
+        if all(word in supported for word in required_words)
     ]:
         return False
     version = host.facts.get("hypervisor_version")
     if version and image.get("img_hv_requested_version"):
-        is_now = [version // 1000000, version // 1000 % 1000, version % 1000]
+        host_version = [version // 1000000, version // 1000 % 1000, version % 1000]
         for clause in image["img_hv_requested_version"].split(","):
-            found = re.fullmatch(r"\s*(<=|>=|<|>|!=|==)\s*(\d+(?:\.\d+)*)\s*", clause)
-            if not found:
+            clause_match = re.fullmatch(r"\s*(<=|>=|<|>|!=|==)\s*(\d+(?:\.\d+)*)\s*", clause)
+            if not clause_match:
                 return False
-            wants = ([int(part) for part in found[2].split(".")] + [0, 0])[:3]
+            required_version = ([int(part) for part in clause_match[2].split(".")] + [0, 0])[:3]
             if not {
-                "<": is_now < wants,
-                "<=": is_now <= wants,
-                ">": is_now > wants,
-                ">=": is_now >= wants,
-                "==": is_now == wants,
-                "!=": is_now != wants,
-            }[found[1]]:
+                "<": host_version < required_version,
+                "<=": host_version <= required_version,
+                ">": host_version > required_version,
+                ">=": host_version >= required_version,
+                "==": host_version == required_version,
+                "!=": host_version != required_version,
+            }[clause_match[1]]:
                 return False
     bits = host.facts.get("cpu_info", {}).get("maxphysaddr", {}).get("bits")
     wanted_bits = image.get("hw_maxphysaddr_bits")
@@ -273,7 +273,7 @@ def isolated_hosts(host: Host, spec: RequestSpec, world: World) -> bool:
 
 
 # --- other servers ---
-def hinted(spec: RequestSpec, world: World, hint: str) -> list[str | None]:
+def hinted_hosts(spec: RequestSpec, world: World, hint: str) -> list[str | None]:
     servers = spec.hints.get(hint, [])
     return [
         world.places.get(server) for server in ([servers] if isinstance(servers, str) else servers)
@@ -281,11 +281,11 @@ def hinted(spec: RequestSpec, world: World, hint: str) -> list[str | None]:
 
 
 def different_host(host: Host, spec: RequestSpec, world: World) -> bool:
-    return host.name not in hinted(spec, world, "different_host")
+    return host.name not in hinted_hosts(spec, world, "different_host")
 
 
 def same_host(host: Host, spec: RequestSpec, world: World) -> bool:
-    hosts = hinted(spec, world, "same_host")
+    hosts = hinted_hosts(spec, world, "same_host")
     return not hosts or host.name in hosts
 
 
@@ -300,13 +300,13 @@ def affinity(host: Host, spec: RequestSpec, world: World) -> bool:
         or not any(other.in_group for other in world.hosts)
     ):
         return True
-    # one that moves is in two places
+    # A moving server counts on two hosts.
     return host.in_group == sum(other.in_group for other in world.hosts)
 
 
-# --- parts of the host ---
-def asked(spec: RequestSpec) -> Hardware | None:
-    """What hardware the request asks for; None for what no host makes."""
+# --- hardware of the host ---
+def requested_hardware(spec: RequestSpec) -> Hardware | None:
+    """Return the hardware of the request, or None if no host can provide the hardware."""
     try:
         return hardware(spec.flavor, spec.image_properties) if spec.flavor else Hardware()
     except BadRequest:
@@ -314,26 +314,26 @@ def asked(spec: RequestSpec) -> Hardware | None:
 
 
 def numa_topology(host: Host, spec: RequestSpec, world: World) -> bool:
-    wanted = asked(spec)
-    if wanted is None or not (wanted.numa_nodes or wanted.dedicated):
-        return wanted is not None
-    return numa.fit(host.numa_nodes, host.devices, host.held, wanted) is not None
+    requested = requested_hardware(spec)
+    if requested is None or not (requested.numa_nodes or requested.dedicated):
+        return requested is not None
+    return numa.fit(host.numa_nodes, host.devices, host.held, requested) is not None
 
 
 def pci_passthrough(host: Host, spec: RequestSpec, world: World) -> bool:
-    """One kind of devices is asked for at a time here, so counting those that are free is
-    enough."""
-    wanted = asked(spec)
-    for request in wanted.devices if wanted else ():
-        held = [address for assignment in host.held for address in assignment.devices]
+    """Each request of the tests has one kind of devices, so the number of free devices is
+    sufficient."""
+    requested = requested_hardware(spec)
+    for request in requested.devices if requested else ():
+        assigned = [address for assignment in host.held for address in assignment.devices]
         free = [
             device
             for device in host.devices
-            if (device.vendor, device.product) in request.kinds and device.address not in held
+            if (device.vendor, device.product) in request.kinds and device.address not in assigned
         ]
         if len(free) < request.count:
             return False
-    return wanted is not None
+    return requested is not None
 
 
 REFERENCE: dict[str, Passes] = {
@@ -360,7 +360,7 @@ REFERENCE: dict[str, Passes] = {
 }
 
 
-# --- asked of every request ---
+# --- checks of every request ---
 def resources(host: Host, spec: RequestSpec, world: World) -> bool:
     for name, amount in spec.resources.items():
         if amount > 0:
@@ -376,12 +376,12 @@ def traits(host: Host, spec: RequestSpec, world: World) -> bool:
     return set(spec.required_traits) <= host.traits and not set(spec.forbidden_traits) & host.traits
 
 
-def not_failing(host: Host, spec: RequestSpec, world: World) -> bool:
+def has_no_failed_builds(host: Host, spec: RequestSpec, world: World) -> bool:
     most = world.conf.scheduler.build_failure_limit
     return not most or host.failures < most or host.waits == 0
 
 
-def named(host: Host, spec: RequestSpec, world: World) -> bool:
+def matches_host_names(host: Host, spec: RequestSpec, world: World) -> bool:
     return (
         spec.force_host in (None, host.name)
         and spec.requested_host in (None, host.name)
@@ -390,7 +390,7 @@ def named(host: Host, spec: RequestSpec, world: World) -> bool:
 
 
 ON_REBUILD = ("AggregateImagePropertiesIsolation", "ImagePropertiesFilter", "IsolatedHostsFilter")
-PROMISED = (
+ALWAYS = (
     "NUMATopologyFilter",
     "PciPassthroughFilter",
     "ServerGroupAffinityFilter",
@@ -399,25 +399,25 @@ PROMISED = (
 
 
 def may_take(host: Host, spec: RequestSpec, world: World, enabled: list[str]) -> bool:
-    """May the host take the server, with these filters enabled?"""
-    if not named(host, spec, world):
+    """True if the host may take the server with these filters enabled."""
+    if not matches_host_names(host, spec, world):
         return False
     if spec.is_rebuild:
-        wanted = {name[6:] for name in spec.image_properties if name.startswith("trait:")}
-        return wanted <= host.traits and all(
+        image_traits = {name[6:] for name in spec.image_properties if name.startswith("trait:")}
+        return image_traits <= host.traits and all(
             REFERENCE[name](host, spec, world) for name in enabled if name in ON_REBUILD
         )
-    promised = (
+    passes_always = (
         traits(host, spec, world)
         and resources(host, spec, world)
-        and all(REFERENCE[name](host, spec, world) for name in PROMISED)
+        and all(REFERENCE[name](host, spec, world) for name in ALWAYS)
     )
     if spec.force_host is not None:
-        return promised and host.served and host.up and not host.forced_down
+        return passes_always and host.served and host.up and not host.forced_down
     return (
-        promised
+        passes_always
         and availability_zone(host, spec, world)
-        and not_failing(host, spec, world)
+        and has_no_failed_builds(host, spec, world)
         and not host.disabled
         and all(REFERENCE[name](host, spec, world) for name in enabled)
     )

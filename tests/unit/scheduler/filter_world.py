@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cloud as plain objects, and the same cloud as columns: what the tests of filters compare.
+"""A cloud as plain objects and the same cloud as columns, which the tests of filters compare.
 
-``World`` is what a reference looks at, one host after the other; ``columns`` makes the snapshot of
-it that the filters see; ``worlds`` and ``asked`` draw random ones, of few words, so that hosts and
-requests often have something in common.
+The reference reads a ``World``, one host after the other. ``columns`` builds the snapshot of this
+world for the filters. ``worlds`` and ``REQUESTS`` draw random examples from few words, so that
+hosts and requests often have something in common.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ class Host:
     failures: int = 0
     waits: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
-    free: dict[str, int] = field(default_factory=dict)  # resource class -> free units
-    # -> least, most, step of one consumer
+    #: Resource class -> free units.
+    free: dict[str, int] = field(default_factory=dict)
+    #: Resource class -> least, most and step of one consumer.
     units: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     traits: set[str] = field(default_factory=set)
     in_group: int = 0
@@ -53,8 +54,11 @@ class Host:
 
 @dataclass
 class World:
-    """policy, most: of the server group "group" that exists. places: server -> host. options: of
-    [scheduler]."""
+    """A cloud.
+
+    ``policy`` and ``most`` belong to the server group "group". ``places`` maps servers to hosts.
+    ``options`` are options of [scheduler].
+    """
 
     hosts: list[Host]
     policy: str = ""
@@ -81,7 +85,7 @@ OPTIONS: dict[str, Any] = {
 
 
 def columns(world: World) -> Snapshot:
-    """The world as the scheduler's columns."""
+    """Return the world as the scheduler's snapshot."""
     hosts = world.hosts
     names = [host.name for host in hosts]
     zones = sorted({host.zone for host in hosts} | {"nova"})
@@ -158,7 +162,7 @@ def _stock(hosts: list[Host], name: str) -> Stock:
     )
 
 
-# --- random ones ---
+# --- random worlds and requests ---
 SERVERS = ["server1", "server2", "server3"]
 IMAGES = ["image1", "image2"]
 TRAITS = ["HW_CPU_X86_AVX2", "CUSTOM_FAST"]
@@ -271,8 +275,8 @@ PARTS: list[dict[str, str]] = [
 CLASSES = ["VCPU", "MEMORY_MB", "CUSTOM_GOLD"]
 
 
-def some(table: dict[str, list[str]], most: int) -> st.SearchStrategy[dict[str, str]]:
-    """A few keys of a table, each with one of its values."""
+def draw_some(table: dict[str, list[str]], most: int) -> st.SearchStrategy[dict[str, str]]:
+    """Draw some keys of a table, with one value for each key."""
     return st.lists(
         st.sampled_from([(key, value) for key, values in table.items() for value in values]),
         max_size=most,
@@ -281,7 +285,7 @@ def some(table: dict[str, list[str]], most: int) -> st.SearchStrategy[dict[str, 
 
 @st.composite
 def worlds(draw: st.DrawFn) -> World:
-    metas = draw(st.lists(some(META, 4), max_size=3))
+    metas = draw(st.lists(draw_some(META, 4), max_size=3))
     hosts = []
     for number in range(draw(st.integers(0, 6))):
         classes = draw(st.sampled_from([CLASSES, CLASSES, CLASSES[1:], []]))
@@ -331,7 +335,7 @@ def worlds(draw: st.DrawFn) -> World:
 
 
 def _add_parts(draw: st.DrawFn, host: Host) -> None:
-    """Cells of two CPUs that can be had alone, and devices; some are held already."""
+    """Add NUMA nodes with two dedicated CPUs, and devices. A part of them is already assigned."""
     cpus = iter(range(100))
     for number in range(draw(st.integers(0, 2))):
         pcpus = [next(cpus), next(cpus)]
@@ -372,7 +376,7 @@ REQUESTS = st.builds(
         extra_specs=EXTRA_SPECS,
     ),
     image_id=st.sampled_from([None, *IMAGES]),
-    image_properties=some(PROPERTIES, 3),
+    image_properties=draw_some(PROPERTIES, 3),
     required_traits=st.lists(st.sampled_from([*TRAITS, "CUSTOM_UNKNOWN"]), max_size=1),
     forbidden_traits=st.lists(st.sampled_from([*TRAITS, "CUSTOM_UNKNOWN"]), max_size=1),
     availability_zone=st.sampled_from([None, "nova", "az1", "az9"]),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the columns know of hosts besides resources, and that it follows the store piece by
-piece."""
+"""The scheduler's columns about hosts besides resources, and their update from changes in the
+store."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def request(server: str = "s", **more: object) -> RequestSpec:
     return RequestSpec(server, "p", **{"resources": dict(ONE), **more})  # type: ignore[arg-type]
 
 
-def hosts_of(cloud: Cloud, **wants: Any) -> Hosts:
-    hosts = Hosts(cloud.store, cloud.clock, ReadOptions(**wants))
+def load_hosts(cloud: Cloud, **read_options: Any) -> Hosts:
+    hosts = Hosts(cloud.store, cloud.clock, ReadOptions(**read_options))
     hosts.refresh()
     return hosts
 
 
 def change(cloud: Cloud, host: str, *statements: sa.Executable) -> None:
-    """What somebody does to a host, and says so."""
+    """Change a host in the store, and update the time of its provider."""
     with cloud.store.begin() as tx:
         for statement in statements:
             tx.execute(statement)
@@ -45,7 +45,7 @@ def change(cloud: Cloud, host: str, *statements: sa.Executable) -> None:
         )
 
 
-def describe(cloud: Cloud, name: str, **values: Any) -> sa.Insert:
+def insert_host(cloud: Cloud, name: str, **values: Any) -> sa.Insert:
     now = cloud.clock.micros()
     return sa.insert(schema.hosts).values(
         **{
@@ -65,7 +65,7 @@ def describe(cloud: Cloud, name: str, **values: Any) -> sa.Insert:
     )
 
 
-def guest(
+def insert_guest(
     cloud: Cloud,
     server: str,
     host: str,
@@ -83,7 +83,7 @@ def guest(
     )
 
 
-def server(
+def insert_server(
     cloud: Cloud, key: str, host: str | None, project: str = "p", **values: Any
 ) -> sa.Insert:
     now = cloud.clock.micros()
@@ -94,7 +94,7 @@ def server(
     )
 
 
-def test_a_provider_made_by_hand_is_no_host(cloud: Cloud) -> None:
+def test_columns_omit_provider_without_host(cloud: Cloud) -> None:
     cloud.host("a")
     change(
         cloud,
@@ -108,18 +108,18 @@ def test_a_provider_made_by_hand_is_no_host(cloud: Cloud) -> None:
             changed_at=cloud.clock.micros(),
         ),
     )
-    hosts = hosts_of(cloud)
+    hosts = load_hosts(cloud)
     assert hosts.snapshot().names == ["a"]
     cloud.clock.seconds += 2
     hosts.refresh()
     assert hosts.snapshot().names == ["a"]
 
 
-def test_hosts_that_come_and_go_leave_the_others_as_they_are(cloud: Cloud) -> None:
+def test_columns_keep_other_hosts_when_hosts_are_added_and_removed(cloud: Cloud) -> None:
     for name in ("a", "b", "c"):
         cloud.host(name, vcpus=ord(name))
     cloud.zone("az1", "c")
-    hosts = hosts_of(cloud)
+    hosts = load_hosts(cloud)
     cloud.clock.seconds += 10
     with cloud.store.begin() as tx:
         tx.execute(sa.delete(schema.providers).where(schema.providers.c.host == "b"))
@@ -134,7 +134,7 @@ def test_hosts_that_come_and_go_leave_the_others_as_they_are(cloud: Cloud) -> No
     assert snapshot.up.all() and len(set(snapshot.seeds.tolist())) == 3
 
 
-def test_a_provider_whose_id_is_between_two_that_are_known_finds_its_place(cloud: Cloud) -> None:
+def test_columns_insert_late_provider_in_order_of_ids(cloud: Cloud) -> None:
     cloud.host("a")
     cloud.host("b", vcpus=2)
     with cloud.store.begin() as tx:
@@ -144,9 +144,10 @@ def test_a_provider_whose_id_is_between_two_that_are_known_finds_its_place(cloud
             .where(schema.inventories.c.provider_id == cloud.ids["b"])
             .values(provider_id=9)
         )
-    hosts = hosts_of(cloud)
+    hosts = load_hosts(cloud)
     cloud.clock.seconds += 10
-    with cloud.store.begin() as tx:  # its transaction took its number early and committed late
+    # A transaction may take its number early and commit late.
+    with cloud.store.begin() as tx:
         tx.execute(
             sa.insert(schema.providers).values(
                 id=5,
@@ -163,27 +164,32 @@ def test_a_provider_whose_id_is_between_two_that_are_known_finds_its_place(cloud
     assert hosts.snapshot().stock["VCPU"].free.tolist() == [4, 0, 2]
 
 
-def test_every_host_is_read_in_turn_whatever_its_time_says(cloud: Cloud) -> None:
+def test_refresh_reads_each_host_in_turn_without_changed_time(cloud: Cloud) -> None:
     for number in range(30):
         cloud.host(f"h{number}")
-    hosts = hosts_of(cloud)
+    hosts = load_hosts(cloud)
     cloud.clock.seconds += 10
     hosts.refresh()
-    with cloud.store.begin() as tx:  # changed by somebody who does not say so
+    # This change does not update the time of the providers.
+    with cloud.store.begin() as tx:
         tx.execute(sa.update(schema.inventories).values(total=7))
-    seen = []
+    fresh_counts = []
     for _ in range(31):
         cloud.clock.seconds += 2
         hosts.refresh()
-        seen.append(int(np.count_nonzero(hosts.snapshot().stock["VCPU"].free == 7)))
-    assert seen[0] in range(1, 10) and seen[-1] == 30 and seen == sorted(seen)
+        fresh_counts.append(int(np.count_nonzero(hosts.snapshot().stock["VCPU"].free == 7)))
+    assert (
+        fresh_counts[0] in range(1, 10)
+        and fresh_counts[-1] == 30
+        and fresh_counts == sorted(fresh_counts)
+    )
 
 
-def test_what_hosts_have_in_common_is_kept_once_and_let_go(cloud: Cloud) -> None:
+def test_columns_share_equal_facts_of_hosts_and_forget_unused_ones(cloud: Cloud) -> None:
     for name in ("a", "b", "c"):
         cloud.host(name)
-        change(cloud, name, describe(cloud, name, hypervisor_version=1 if name == "c" else 2))
-    hosts = hosts_of(cloud)
+        change(cloud, name, insert_host(cloud, name, hypervisor_version=1 if name == "c" else 2))
+    hosts = load_hosts(cloud)
     snapshot = hosts.snapshot()
     facts = [snapshot.facts[kind] for kind in snapshot.kinds]
     assert (
@@ -199,14 +205,14 @@ def test_what_hosts_have_in_common_is_kept_once_and_let_go(cloud: Cloud) -> None
     }
     shared: Shared[str] = Shared(str, "")
     column = np.array([shared.number(key) for key in ("x", "y", "z", "y")] + [0])
-    kept = shared.forget(column[1:])
-    assert [shared.values[number] for number in kept] == ["y", "z", "y", ""] and len(
+    numbers = shared.forget(column[1:])
+    assert [shared.values[number] for number in numbers] == ["y", "z", "y", ""] and len(
         shared.values
     ) == 3
-    assert shared.number("z") == kept[1] and shared.number("x") == 3
+    assert shared.number("z") == numbers[1] and shared.number("x") == 3
 
 
-def test_traits_are_masks(cloud: Cloud) -> None:
+def test_columns_have_mask_of_hosts_per_trait(cloud: Cloud) -> None:
     cloud.host("a")
     cloud.host("b")
     for name, traits in (("a", ["CUSTOM_X", "CUSTOM_Y"]), ("b", ["CUSTOM_Y"])):
@@ -220,7 +226,7 @@ def test_traits_are_masks(cloud: Cloud) -> None:
                 for trait in traits
             ),
         )
-    hosts = hosts_of(cloud)
+    hosts = load_hosts(cloud)
     traits = hosts.snapshot().traits
     assert (traits["CUSTOM_X"].tolist(), traits["CUSTOM_Y"].tolist()) == (
         [True, False],
@@ -242,14 +248,14 @@ def test_traits_are_masks(cloud: Cloud) -> None:
     assert hosts.snapshot().traits["CUSTOM_Y"].tolist() == [True, False]
 
 
-def test_parts_and_who_holds_them(cloud: Cloud) -> None:
+def test_columns_have_numa_nodes_and_devices_with_their_assignments(cloud: Cloud) -> None:
     numa_nodes = to_wire([NumaNode(0, cpus=[0, 1], pcpus=[2, 3], memory_mb=4096)])
     for name in ("a", "b", "c", "d"):
         cloud.host(name)
         change(
             cloud,
             name,
-            describe(
+            insert_host(
                 cloud,
                 name,
                 numa_nodes=numa_nodes if name != "d" else [],
@@ -262,10 +268,10 @@ def test_parts_and_who_holds_them(cloud: Cloud) -> None:
     change(
         cloud,
         "b",
-        guest(cloud, "s", "b", assignment=assignment),
-        guest(cloud, "t", "b", wanted="absent"),
+        insert_guest(cloud, "s", "b", assignment=assignment),
+        insert_guest(cloud, "t", "b", wanted="absent"),
     )
-    hosts = hosts_of(cloud)
+    hosts = load_hosts(cloud)
     snapshot = hosts.snapshot()
     assert sorted(snapshot.parts) == [0, 1, 2] and 3 not in snapshot.parts
     assert (snapshot.parts[0].devices, list(snapshot.parts[0].held)) == ([GPU], [])
@@ -283,12 +289,12 @@ def test_parts_and_who_holds_them(cloud: Cloud) -> None:
     assert not hosts.snapshot().parts[1].held and hosts.snapshot().devices.tolist() == [1, 1, 0, 0]
 
 
-def test_a_host_whose_builds_failed_waits_and_the_wait_gets_shorter(cloud: Cloud) -> None:
+def test_host_with_failed_builds_waits_and_then_takes_one_server(cloud: Cloud) -> None:
     cloud.host("a")
     change(
         cloud, "a", sa.update(schema.providers).values(failures=5, failed_at=cloud.clock.micros())
     )
-    hosts = hosts_of(cloud, pause=100)
+    hosts = load_hosts(cloud, pause=100)
     assert (hosts.snapshot().failures.tolist(), hosts.snapshot().waits.tolist()) == ([5], [100])
     cloud.clock.seconds += 60
     assert hosts.snapshot().waits.tolist() == [40]
@@ -301,10 +307,10 @@ def test_a_host_whose_builds_failed_waits_and_the_wait_gets_shorter(cloud: Cloud
     assert (first.hosts, second.hosts) == (["a"], [])
 
 
-def test_work_in_hand_is_counted_where_it_weighs(cloud: Cloud) -> None:
+def test_columns_count_builds_in_progress_per_host(cloud: Cloud) -> None:
     cloud.host("a")
     cloud.host("b")
-    hosts = hosts_of(cloud)
+    hosts = load_hosts(cloud)
     now = cloud.clock.micros()
     with cloud.store.begin() as tx:
         for number, (workflow, verb, state, host) in enumerate(
@@ -339,11 +345,11 @@ def test_work_in_hand_is_counted_where_it_weighs(cloud: Cloud) -> None:
     assert hosts.snapshot().working.tolist() == [2, 0]
 
 
-def test_aggregates_follow_each_change_and_deletion(cloud: Cloud) -> None:
+def test_columns_follow_change_and_deletion_of_aggregates(cloud: Cloud) -> None:
     cloud.host("a")
     cloud.host("b")
     cloud.zone("az1", "a")
-    hosts = hosts_of(cloud)
+    hosts = load_hosts(cloud)
 
     def zones() -> list[str]:
         snapshot = hosts.snapshot()
@@ -370,7 +376,7 @@ def test_aggregates_follow_each_change_and_deletion(cloud: Cloud) -> None:
     assert zones() == ["nova", "nova"] and hosts.snapshot().aggregates == []
 
 
-def test_groups_and_places_are_read_for_those_who_name_them(cloud: Cloud) -> None:
+def test_read_request_facts_reads_groups_and_places_of_hinted_servers(cloud: Cloud) -> None:
     cloud.host("a")
     cloud.host("b")
     now = cloud.clock.micros()
@@ -393,10 +399,10 @@ def test_groups_and_places_are_read_for_those_who_name_them(cloud: Cloud) -> Non
             ("self", "running"),
         ):
             tx.execute(sa.insert(schema.server_group_members).values(group_id="g", server_id=name))
-            tx.execute(guest(cloud, name, "a", wanted))
-        tx.execute(server(cloud, "x", "a"))
-        tx.execute(server(cloud, "theirs", "b", project="other"))
-    hosts = hosts_of(cloud)
+            tx.execute(insert_guest(cloud, name, "a", wanted))
+        tx.execute(insert_server(cloud, "x", "a"))
+        tx.execute(insert_server(cloud, "theirs", "b", project="other"))
+    hosts = load_hosts(cloud)
     specs = [
         request("self", group="g", hints={"same_host": "x", "different_host": ["theirs", "nobody"]})
     ]
@@ -410,7 +416,7 @@ def test_groups_and_places_are_read_for_those_who_name_them(cloud: Cloud) -> Non
     assert Proposals(hosts, options()).select([request("new", group="g")])[0].hosts == ["b"]
 
 
-def test_proposals_count_as_members_until_they_are_claimed(cloud: Cloud) -> None:
+def test_proposals_count_as_group_members_until_claim(cloud: Cloud) -> None:
     cloud.host("a")
     cloud.host("b")
     with cloud.store.begin() as tx:
@@ -425,54 +431,60 @@ def test_proposals_count_as_members_until_they_are_claimed(cloud: Cloud) -> None
                 rules={},
             )
         )
-    scheduler = Proposals(hosts_of(cloud), options())
-    found = [
+    scheduler = Proposals(load_hosts(cloud), options())
+    chosen_hosts = [
         scheduler.select([request(f"s{number}", group="g")])[0].hosts[0] for number in range(2)
     ]
-    assert sorted(found) == ["a", "b"]
+    assert sorted(chosen_hosts) == ["a", "b"]
 
 
-def test_places_of_one_project_are_not_told_to_another(cloud: Cloud) -> None:
+def test_same_host_hint_ignores_servers_of_other_projects(cloud: Cloud) -> None:
     cloud.host("a")
     cloud.host("b")
     with cloud.store.begin() as tx:
-        tx.execute(server(cloud, "x", "a"))
+        tx.execute(insert_server(cloud, "x", "a"))
     scheduler = Proposals(
-        hosts_of(cloud), options(enabled_filters=["ComputeFilter", "SameHostFilter"])
+        load_hosts(cloud), options(enabled_filters=["ComputeFilter", "SameHostFilter"])
     )
-    ours, theirs = scheduler.select(
+    own_selection, other_selection = scheduler.select(
         [
             request("s", hints={"same_host": ["x"]}),
             RequestSpec("t", "other", dict(ONE), hints={"same_host": ["x"]}),
         ]
     )
-    assert ours.hosts == ["a"] and theirs.hosts != ["a"]
+    assert own_selection.hosts == ["a"] and other_selection.hosts != ["a"]
 
 
-def test_measures_and_images_are_read_when_somebody_looks(cloud: Cloud) -> None:
+def test_columns_have_metrics_and_images_only_if_read_options_say(cloud: Cloud) -> None:
     cloud.host("a")
     cloud.host("b")
     now = cloud.clock.micros()
     change(
-        cloud, "a", describe(cloud, "a", metrics={"cpu.percent": 0.5, "words": "x"}, metrics_at=now)
+        cloud,
+        "a",
+        insert_host(cloud, "a", metrics={"cpu.percent": 0.5, "words": "x"}, metrics_at=now),
     )
-    change(cloud, "b", describe(cloud, "b"))
+    change(cloud, "b", insert_host(cloud, "b"))
     image = {"id": "i", "properties": {"os_distro": "debian"}}
     change(
         cloud,
         "b",
-        server(cloud, "x", "b", image_id="i", image=image),
-        server(cloud, "y", "b", image_id="i", image=image),
-        server(cloud, "z", "b", deleted=1, image_id="j"),
+        insert_server(cloud, "x", "b", image_id="i", image=image),
+        insert_server(cloud, "y", "b", image_id="i", image=image),
+        insert_server(cloud, "z", "b", deleted=1, image_id="j"),
     )
-    assert (hosts_of(cloud).snapshot().metrics, hosts_of(cloud).snapshot().images) == ({}, [])
-    hosts = hosts_of(cloud, metrics=True, images=True)
+    assert (load_hosts(cloud).snapshot().metrics, load_hosts(cloud).snapshot().images) == ({}, [])
+    hosts = load_hosts(cloud, metrics=True, images=True)
     assert {name: column.tolist()[0] for name, column in hosts.snapshot().metrics.items()} == {
         "cpu.percent": 0.5
     }
     assert np.isnan(hosts.snapshot().metrics["cpu.percent"][1])
-    (found,) = hosts.snapshot().images
-    assert (found.properties, found.rows.tolist(), found.counts.tolist()) == (
+    (image_on_hosts,) = hosts.snapshot().images
+    assert (
+        image_on_hosts.properties,
+        image_on_hosts.rows.tolist(),
+        image_on_hosts.counts.tolist(),
+    ) == (
         {"os_distro": "debian"},
         [1],
         [2],
@@ -490,30 +502,32 @@ def test_measures_and_images_are_read_when_somebody_looks(cloud: Cloud) -> None:
 
 
 @pytest.mark.parametrize("text", ["[1,2", "[]", "7"])
-def test_host_with_damaged_assignment_offers_no_parts(cloud: Cloud, text: str) -> None:
+def test_host_with_damaged_assignment_offers_no_hardware(cloud: Cloud, text: str) -> None:
     numa_nodes = to_wire([NumaNode(0, cpus=[0, 1], pcpus=[2, 3], memory_mb=4096)])
     assignment = HardwareAssignment([], [GPU.address])
     for name in ("a", "b"):
         cloud.host(name)
-        described = describe(cloud, name, numa_nodes=numa_nodes, devices=to_wire([GPU]))
-        guests = [guest(cloud, server + name, name, assignment=assignment) for server in "xy"]
-        change(cloud, name, described, *guests)
+        host_insert = insert_host(cloud, name, numa_nodes=numa_nodes, devices=to_wire([GPU]))
+        guests = [
+            insert_guest(cloud, server + name, name, assignment=assignment) for server in "xy"
+        ]
+        change(cloud, name, host_insert, *guests)
     damage = sa.text("UPDATE guests SET assignment = :text WHERE server_id = 'xa'")
     with cloud.store.begin() as tx:
         tx.execute(damage, {"text": text})
-    snapshot = hosts_of(cloud).snapshot()
+    snapshot = load_hosts(cloud).snapshot()
     assert list(snapshot.parts) == [snapshot.rows["b"]] and snapshot.devices[0] == 0
 
 
-def test_host_of_damaged_aggregate_takes_no_new_server(cloud: Cloud) -> None:
+def test_host_of_damaged_aggregate_takes_only_forced_server(cloud: Cloud) -> None:
     for name in ("a", "b"):
         cloud.host(name)
     cloud.zone("az1", "a")
     with cloud.store.begin() as tx:
         tx.execute(sa.text("UPDATE aggregates SET meta = '{\"filter_tenant_id'"))
-    scheduler = Proposals(hosts_of(cloud), options(enabled_filters=["ComputeFilter"]))
+    scheduler = Proposals(load_hosts(cloud), options(enabled_filters=["ComputeFilter"]))
     for zone in (None, "nova"):
-        [found] = scheduler.select([request("s", availability_zone=zone)])
-        assert found.hosts == ["b"]
-    explained = scheduler.explain(request("t", force_host="a"))
-    assert explained.hosts == ["a"], "an operator may insist"
+        [selection] = scheduler.select([request("s", availability_zone=zone)])
+        assert selection.hosts == ["b"]
+    explanation = scheduler.explain(request("t", force_host="a"))
+    assert explanation.hosts == ["a"], "an operator may insist"

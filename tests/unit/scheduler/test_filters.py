@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The filters of a configuration: their names, those of third parties, what is asked when, what
-tenants are told."""
+"""The filters of a configuration: their names, filters of third parties, the checks of each kind of
+request, and the reasons."""
 
 from __future__ import annotations
 
@@ -54,56 +54,58 @@ SMALL = Flavor("1", "small", 1, 64, 0)
 
 
 def conf(**values: object) -> cfg.ConfigOpts:
-    made = cfg.ConfigOpts()
-    config.register(made)
-    made([], default_config_files=[], default_config_dirs=[])
+    configuration = cfg.ConfigOpts()
+    config.register(configuration)
+    configuration([], default_config_files=[], default_config_dirs=[])
     for name, value in values.items():
-        made.set_override(name, value, "scheduler")
-    return made
+        configuration.set_override(name, value, "scheduler")
+    return configuration
 
 
 def request(**more: Any) -> RequestSpec:
     return RequestSpec("new", "project1", **{"resources": {}, "flavor": SMALL, **more})
 
 
-def told(
+def collect_reasons(
     hosts: list[Host],
     spec: RequestSpec,
     *enabled: str,
     world: World | None = None,
     **options: object,
 ) -> dict[str, str]:
-    """Host -> why it is left out, as admins are told it; and "" -> what tenants are told of all of
-    them."""
+    """Return the reason of each rejected host for admins. The key "" has the reasons of all hosts
+    for tenants."""
     snapshot = columns(replace(world, hosts=hosts) if world else World(hosts))
-    mask, found, texts = np.ones(len(hosts), np.bool_), {}, []
+    mask, reasons, texts = np.ones(len(hosts), np.bool_), {}, []
     for check in filters.load(conf(enabled_filters=list(enabled), **options)).checks(
         snapshot, spec, mask, 10
     ):
         rejected = mask & ~check.passes
         if rejected.any():
             texts.append(check.for_many(rejected))
-            found |= {hosts[row].name: check.for_one(int(row)) for row in np.flatnonzero(rejected)}
+            reasons |= {
+                hosts[row].name: check.for_one(int(row)) for row in np.flatnonzero(rejected)
+            }
         mask &= check.passes
-    return found | {"": ", ".join(texts)}
+    return reasons | {"": ", ".join(texts)}
 
 
 # --- names ---
-def test_there_is_each_of_novas_filters_and_no_other() -> None:
+def test_built_in_filters_have_exactly_the_names_of_nova() -> None:
     assert sorted(filters.BUILT_IN) == sorted(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_can_be_enabled_alone(name: str) -> None:
-    assert told([Host("host0")], request(), name) == {"": ""}
+def test_filter_can_be_enabled_alone(name: str) -> None:
+    assert collect_reasons([Host("host0")], request(), name) == {"": ""}
 
 
-def test_what_is_enabled_without_being_asked_exists() -> None:
+def test_default_enabled_filters_exist() -> None:
     assert set(conf().scheduler.enabled_filters) <= set(NAMES)
     filters.load(conf())
 
 
-def test_unknown_names_end_in_a_message_that_says_what_there_is() -> None:
+def test_unknown_filter_raises_error_with_allowed_names() -> None:
     with pytest.raises(
         filters.UnknownFilter,
         match=r"\[scheduler\] enabled_filters: unknown RamFilter, CoreFilter; "
@@ -112,12 +114,12 @@ def test_unknown_names_end_in_a_message_that_says_what_there_is() -> None:
         filters.load(conf(enabled_filters=["ComputeFilter", "RamFilter", "CoreFilter"]))
 
 
-def test_a_name_that_stands_twice_is_asked_once() -> None:
+def test_filter_named_twice_is_loaded_once() -> None:
     assert len(filters.load(conf(enabled_filters=["ComputeFilter"] * 3)).enabled) == 1
 
 
 # --- third parties ---
-THEIRS = """
+THIRD_PARTY_MODULE = """
 import numpy as np
 from oslo_config import cfg
 from scheduler.filters import Check
@@ -145,7 +147,7 @@ class Broken:
 
 
 def install(folder: Path, name: str, module: str, entry_points: str) -> None:
-    """What an installer makes of a distribution of one module."""
+    """Write a distribution with one module, as an installer does."""
     info = folder / f"{name}-1.0.dist-info"
     info.mkdir()
     (folder / f"{name}.py").write_text(module)
@@ -154,12 +156,12 @@ def install(folder: Path, name: str, module: str, entry_points: str) -> None:
 
 
 @pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A distribution with filters: one that works, others that do not."""
+def third_party_filters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A distribution with one working filter and several broken filters."""
     install(
         tmp_path,
         "example_filters",
-        THEIRS,
+        THIRD_PARTY_MODULE,
         "[kilonova.scheduler.filters]\nOddHostsFilter = example_filters:odd_hosts\n"
         "BrokenFilter = example_filters:Broken\nMissingFilter = example_filters:gone\n"
         "LateFilter = example_filters:late\nShortFilter = example_filters:short\n",
@@ -169,19 +171,19 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     sys.modules.pop("example_filters", None)
 
 
-@pytest.mark.usefixtures("installed")
-def test_an_installed_distribution_brings_its_own_filter() -> None:
+@pytest.mark.usefixtures("third_party_filters")
+def test_third_party_filter_of_distribution_rejects_hosts() -> None:
     hosts = [Host("host0"), Host("host1")]
-    assert told(hosts, request(), "ComputeFilter", "OddHostsFilter") == {
+    assert collect_reasons(hosts, request(), "ComputeFilter", "OddHostsFilter") == {
         "host0": "with an even number",
         "": "with an even number",
     }
     rebuild = request(is_rebuild=True, requested_host="host0")
-    assert told(hosts, rebuild, "OddHostsFilter")["host0"] == "with an even number"
+    assert collect_reasons(hosts, rebuild, "OddHostsFilter")["host0"] == "with an even number"
 
 
-@pytest.mark.usefixtures("installed")
-def test_a_filter_of_others_that_cannot_be_made_ends_in_a_message() -> None:
+@pytest.mark.usefixtures("third_party_filters")
+def test_third_party_filter_with_error_at_load_raises_unknown_filter() -> None:
     with pytest.raises(
         filters.UnknownFilter,
         match=r"BrokenFilter \(example_filters:Broken\) cannot be made: "
@@ -198,7 +200,7 @@ def test_a_filter_of_others_that_cannot_be_made_ends_in_a_message() -> None:
         filters.load(conf(enabled_filters=["RamFilter"]))
 
 
-@pytest.mark.usefixtures("installed")
+@pytest.mark.usefixtures("third_party_filters")
 @pytest.mark.parametrize(
     ("name", "logged"),
     [
@@ -206,16 +208,16 @@ def test_a_filter_of_others_that_cannot_be_made_ends_in_a_message() -> None:
         ("ShortFilter", "must be 2 booleans, one a host, where it says: too short"),
     ],
 )
-def test_a_filter_of_others_that_fails_lets_nobody_in_and_is_logged(
+def test_failing_third_party_filter_rejects_all_hosts_and_is_logged(
     name: str, logged: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert told([Host("host0"), Host("host1")], request(), name)[""] == (
+    assert collect_reasons([Host("host0"), Host("host1")], request(), name)[""] == (
         f"not let in because {name} failed (see the scheduler's log)"
     )
     assert logged in caplog.text and "take it out of [scheduler] enabled_filters" in caplog.text
 
 
-def test_the_example_for_third_parties_in_the_documentation_works(
+def test_example_of_third_party_filter_in_documentation_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = (Path(__file__).resolve().parents[3] / "docs/filters.md").read_text()
@@ -229,13 +231,13 @@ def test_the_example_for_third_parties_in_the_documentation_works(
         Host("host1", facts={"rack": "B2"}),
         Host("host2"),
     ]
-    found = told(hosts, request(hints={"rack": "A1"}), "RackFilter")
-    assert set(found) == {"host1", "host2", ""}
-    assert told(hosts, request(), "RackFilter") == {"": ""}
+    reasons = collect_reasons(hosts, request(hints={"rack": "A1"}), "RackFilter")
+    assert set(reasons) == {"host1", "host2", ""}
+    assert collect_reasons(hosts, request(), "RackFilter") == {"": ""}
 
 
-# --- what is asked when ---
-def test_a_forced_host_is_not_asked_what_the_operator_enabled() -> None:
+# --- checks of each kind of request ---
+def test_forced_host_skips_enabled_filters_but_not_mandatory_checks() -> None:
     hosts = [
         Host(
             "host0",
@@ -249,21 +251,21 @@ def test_a_forced_host_is_not_asked_what_the_operator_enabled() -> None:
         Host("host1"),
     ]
     forced = request(force_host="host0")
-    assert told(hosts, forced, "ComputeFilter", "NumInstancesFilter") == {
+    assert collect_reasons(hosts, forced, "ComputeFilter", "NumInstancesFilter") == {
         "host1": "not the requested host",
         "": "not the requested host",
     }
-    assert told(hosts, replace(forced, resources={"VCPU": 1}), "ComputeFilter")["host0"] == (
-        "short of VCPU (need 1, free 0)"
-    )
+    assert collect_reasons(hosts, replace(forced, resources={"VCPU": 1}), "ComputeFilter")[
+        "host0"
+    ] == ("short of VCPU (need 1, free 0)")
     assert (
-        told(hosts, replace(forced, required_traits=["CUSTOM_FAST"]))["host0"]
+        collect_reasons(hosts, replace(forced, required_traits=["CUSTOM_FAST"]))["host0"]
         == "without the trait CUSTOM_FAST"
     )
     grouped = World([], "anti-affinity")
     hosts[0].in_group = 1
     assert (
-        told(hosts, replace(forced, group="group"), world=grouped)["host0"]
+        collect_reasons(hosts, replace(forced, group="group"), world=grouped)["host0"]
         == "with a server of the group"
     )
     for state, text in (
@@ -271,20 +273,20 @@ def test_a_forced_host_is_not_asked_what_the_operator_enabled() -> None:
         ({"forced_down": True}, "forced down"),
         ({"up": False}, "not heard from"),
     ):
-        assert told([replace(hosts[0], **state)], forced)["host0"] == text
+        assert collect_reasons([replace(hosts[0], **state)], forced)["host0"] == text
 
 
-def test_a_requested_host_is_asked_everything() -> None:
+def test_requested_host_must_pass_all_filters() -> None:
     hosts = [Host("host0", disabled=True), Host("host1")]
-    assert told(hosts, request(requested_host="host0"), "ComputeFilter") == {
+    assert collect_reasons(hosts, request(requested_host="host0"), "ComputeFilter") == {
         "host0": "disabled",
         "host1": "not the requested host",
         "": "not the requested host, disabled",
     }
-    assert told(hosts, request(requested_host="gone"))[""] == "not the requested host"
+    assert collect_reasons(hosts, request(requested_host="gone"))[""] == "not the requested host"
 
 
-def test_a_rebuild_is_asked_only_what_depends_on_its_image() -> None:
+def test_rebuild_must_pass_only_filters_about_its_image() -> None:
     host = Host(
         "host0",
         disabled=True,
@@ -303,7 +305,7 @@ def test_a_rebuild_is_asked_only_what_depends_on_its_image() -> None:
         availability_zone="az9",
         image_id="image1",
     )
-    assert told([host], rebuild, *NAMES) == {"": ""}
+    assert collect_reasons([host], rebuild, *NAMES) == {"": ""}
     for image, name, text in (
         (
             {"hw_architecture": "aarch64"},
@@ -316,45 +318,51 @@ def test_a_rebuild_is_asked_only_what_depends_on_its_image() -> None:
             "kept for images with another os_distro",
         ),
     ):
-        assert told([host], replace(rebuild, image_properties=image), name)["host0"] == text
-    assert told([host], rebuild, "IsolatedHostsFilter", isolated_images=["image1"])["host0"] == (
-        "not kept for this image"
-    )
+        assert (
+            collect_reasons([host], replace(rebuild, image_properties=image), name)["host0"] == text
+        )
+    assert collect_reasons([host], rebuild, "IsolatedHostsFilter", isolated_images=["image1"])[
+        "host0"
+    ] == ("not kept for this image")
 
 
-def test_a_host_on_which_builds_fail_is_left_out_and_then_tried_with_one_server() -> None:
+def test_host_with_failed_builds_is_rejected_then_has_room_for_one() -> None:
     hosts = [
         Host("host0", failures=5, waits=240),
         Host("host1", failures=7, waits=100),
         Host("host2", failures=6),
         Host("host3", failures=4),
     ]
-    assert told(hosts, request()) == {
+    assert collect_reasons(hosts, request()) == {
         "host0": "left out after 5 failed builds in a row, tried again in 240 s",
         "host1": "left out after 7 failed builds in a row, tried again in 100 s",
         "": "left out after 5 failed builds in a row, tried again in 100 s",
     }
-    asked = filters.load(conf(enabled_filters=[])).checks(
+    checks = filters.load(conf(enabled_filters=[])).checks(
         columns(World(hosts)), request(), np.ones(4, np.bool_)
     )
-    room = next(check.room for check in asked)
+    room = next(check.room for check in checks)
     assert room is not None and room[2] == 1 and room[3] > 1000
-    assert told(hosts, request(), build_failure_limit=0) == {"": ""}
+    assert collect_reasons(hosts, request(), build_failure_limit=0) == {"": ""}
 
 
-def test_an_affinity_group_without_servers_is_settled_by_the_first() -> None:
+def test_affinity_check_of_empty_group_is_settled_by_first_server() -> None:
     world = World([Host("host0"), Host("host1")], "affinity")
-    loaded = filters.load(conf(enabled_filters=[]))
-    asked = list(loaded.checks(columns(world), request(group="group"), np.ones(2, np.bool_)))
-    assert [check.settles for check in asked] == [False, True]
+    loaded_filters = filters.load(conf(enabled_filters=[]))
+    checks = list(
+        loaded_filters.checks(columns(world), request(group="group"), np.ones(2, np.bool_))
+    )
+    assert [check.settles for check in checks] == [False, True]
     world.hosts[1].in_group = 1
-    asked = list(loaded.checks(columns(world), request(group="group"), np.ones(2, np.bool_)))
-    assert [(check.settles, check.passes.tolist()) for check in asked[1:]] == [
+    checks = list(
+        loaded_filters.checks(columns(world), request(group="group"), np.ones(2, np.bool_))
+    )
+    assert [(check.settles, check.passes.tolist()) for check in checks[1:]] == [
         (False, [False, True])
     ]
 
 
-# --- what is told ---
+# --- reasons ---
 @pytest.mark.parametrize(
     ("host", "more", "name", "text"),
     [
@@ -435,22 +443,25 @@ def test_an_affinity_group_without_servers_is_settled_by_the_first() -> None:
         value if isinstance(value, str) and value.endswith(("Filter", "Isolation")) else ""
     ),
 )
-def test_a_host_that_is_left_out_is_told_why(
+def test_filter_gives_reason_for_rejected_host(
     host: Host, more: dict[str, Any], name: str, text: str
 ) -> None:
-    assert told([host], request(**more), name)["host0"] == text
+    assert collect_reasons([host], request(**more), name)["host0"] == text
 
 
-def test_limits_of_several_hosts_are_told_as_the_lowest() -> None:
+def test_reason_for_several_hosts_contains_lowest_limit() -> None:
     hosts = [
         Host(f"host{number}", servers=9, aggregates=[{"max_instances_per_host": f"{number + 3}"}])
         for number in range(3)
     ]
-    assert told(hosts, request(), "AggregateNumInstancesFilter")[""] == "with 3 or more servers"
+    assert (
+        collect_reasons(hosts, request(), "AggregateNumInstancesFilter")[""]
+        == "with 3 or more servers"
+    )
 
 
-def rooms(hosts: list[Host], spec: RequestSpec, *enabled: str, count: int = 10) -> list[int]:
-    """How many such servers each host takes, as far as it is known."""
+def count_room(hosts: list[Host], spec: RequestSpec, *enabled: str, count: int = 10) -> list[int]:
+    """Return the number of such servers that each host takes, up to a limit."""
     room = np.full(len(hosts), 99)
     for check in filters.load(conf(enabled_filters=list(enabled))).checks(
         columns(World(hosts)), spec, np.ones(len(hosts), np.bool_), count
@@ -461,7 +472,7 @@ def rooms(hosts: list[Host], spec: RequestSpec, *enabled: str, count: int = 10) 
     return room.tolist()
 
 
-def test_room_is_what_the_scarcest_resource_leaves() -> None:
+def test_room_is_limited_by_scarcest_resource_and_step() -> None:
     hosts = [
         Host(
             "host0",
@@ -474,15 +485,15 @@ def test_room_is_what_the_scarcest_resource_leaves() -> None:
             units={"VCPU": (1, 8, 1), "MEMORY_MB": (1, 9000, 100)},
         ),
     ]
-    assert rooms(hosts, request(resources={"VCPU": 2, "MEMORY_MB": 100})) == [3, 2]
-    # its step is 100
-    assert rooms(hosts, request(resources={"VCPU": 2, "MEMORY_MB": 150})) == [
+    assert count_room(hosts, request(resources={"VCPU": 2, "MEMORY_MB": 100})) == [3, 2]
+    # The step of MEMORY_MB is 100.
+    assert count_room(hosts, request(resources={"VCPU": 2, "MEMORY_MB": 150})) == [
         0,
         0,
     ]
 
 
-def test_a_limit_that_is_no_number_takes_the_others_of_that_host_with_it() -> None:
+def test_invalid_aggregate_limit_replaces_all_limits_by_default() -> None:
     hosts = [
         Host("host0", servers=3, aggregates=[{"max_instances_per_host": "2"}]),
         Host(
@@ -491,10 +502,10 @@ def test_a_limit_that_is_no_number_takes_the_others_of_that_host_with_it() -> No
             aggregates=[{"max_instances_per_host": "2"}, {"max_instances_per_host": "two"}],
         ),
     ]
-    assert rooms(hosts, request(), "AggregateNumInstancesFilter") == [0, 47]
+    assert count_room(hosts, request(), "AggregateNumInstancesFilter") == [0, 47]
 
 
-def test_room_for_guests_with_parts_of_the_host_is_counted_as_far_as_it_matters() -> None:
+def test_room_for_dedicated_cpus_and_devices_is_counted_up_to_limit() -> None:
     numa_node = NumaNode(0, [], [0, 1, 2, 3, 4], 4096, [[cpu] for cpu in range(5)])
     hosts = [
         Host("host0", numa_nodes=[numa_node]),
@@ -510,9 +521,9 @@ def test_room_for_guests_with_parts_of_the_host_is_counted_as_far_as_it_matters(
     dedicated = request(
         flavor=Flavor("2", "own", 2, 64, 0, extra_specs={"hw:cpu_policy": "dedicated"})
     )
-    assert rooms(hosts, dedicated) == [2, 2, 0, 2]
-    assert rooms(hosts, dedicated, count=1) == [1, 1, 0, 1]
-    assert told(hosts, dedicated, "ComputeFilter")[""] == (
+    assert count_room(hosts, dedicated) == [2, 2, 0, 2]
+    assert count_room(hosts, dedicated, count=1) == [1, 1, 0, 1]
+    assert collect_reasons(hosts, dedicated, "ComputeFilter")[""] == (
         "not heard from, without a place for a guest with 1 NUMA node with 64 MiB, 2 CPUs of its own"
     )
     cards = [Device(f"0000:81:00.{number}", "10de", "1db4") for number in range(5)]
@@ -522,17 +533,19 @@ def test_room_for_guests_with_parts_of_the_host_is_counted_as_far_as_it_matters(
         Host("host1", devices=cards, held=cards_held),
         Host("host2"),
     ]
-    wanted = request(flavor=replace(SMALL, extra_specs={"kilonova:devices": "gpu=10de:1db4:2"}))
-    assert rooms(hosts, wanted) == [2, 1, 0]
-    assert told(hosts, wanted)[""] == "without free PCI devices (2 of gpu)"
+    with_devices = request(
+        flavor=replace(SMALL, extra_specs={"kilonova:devices": "gpu=10de:1db4:2"})
+    )
+    assert count_room(hosts, with_devices) == [2, 1, 0]
+    assert collect_reasons(hosts, with_devices)[""] == "without free PCI devices (2 of gpu)"
 
 
-def test_hardware_that_no_host_makes_is_a_reason_and_no_error() -> None:
-    odd = request(flavor=replace(SMALL, extra_specs={"hw:mem_encryption": "true"}))
-    assert told([Host("host0")], odd)[""].startswith("not able to make its hardware: ")
+def test_unsupported_hardware_gives_reason_and_no_error() -> None:
+    spec = request(flavor=replace(SMALL, extra_specs={"hw:mem_encryption": "true"}))
+    assert collect_reasons([Host("host0")], spec)[""].startswith("not able to make its hardware: ")
 
 
-def test_a_text_does_not_grow_with_what_an_image_says() -> None:
+def test_reason_is_short_for_long_image_properties() -> None:
     wild = {
         "hw_architecture": "x" * 9999,
         "img_hv_requested_version": "y" * 9999,
@@ -546,7 +559,7 @@ def test_a_text_does_not_grow_with_what_an_image_says() -> None:
         assert (
             20
             < len(
-                told(
+                collect_reasons(
                     [Host("host0", facts=FACTS[0])],
                     request(image_properties=image),
                     "ImagePropertiesFilter",
@@ -556,11 +569,14 @@ def test_a_text_does_not_grow_with_what_an_image_says() -> None:
         )
 
 
-def test_hints_say_nothing_of_servers_that_are_not_known_here() -> None:
+def test_different_host_hint_ignores_unknown_servers() -> None:
     world = World([Host("host0"), Host("host1")], places={"mine": "host0"})
-    asked = request(hints={"different_host": ["mine", "stranger"]})
-    assert set(told(world.hosts, asked, "DifferentHostFilter", world=world)) == {"host0", ""}
-    assert told(
+    spec = request(hints={"different_host": ["mine", "stranger"]})
+    assert set(collect_reasons(world.hosts, spec, "DifferentHostFilter", world=world)) == {
+        "host0",
+        "",
+    }
+    assert collect_reasons(
         world.hosts,
         request(hints={"different_host": ["stranger"]}),
         "DifferentHostFilter",
@@ -568,10 +584,10 @@ def test_hints_say_nothing_of_servers_that_are_not_known_here() -> None:
     ) == {"": ""}
 
 
-def test_no_hosts_are_no_trouble() -> None:
-    assert told([], request(resources={"VCPU": 1}, required_traits=["CUSTOM_FAST"]), *NAMES) == {
-        "": ""
-    }
+def test_filters_work_without_hosts() -> None:
+    assert collect_reasons(
+        [], request(resources={"VCPU": 1}, required_traits=["CUSTOM_FAST"]), *NAMES
+    ) == {"": ""}
     for name in NAMES:
         checks: list[Check] = list(
             filters.load(conf(enabled_filters=[name])).checks(

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The filters over columns say the same of every host as a plain reference does, one host at a
-time."""
+"""The filters over columns give the same result for every host as a plain reference for one host at
+a time."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ slow = settings(
 )
 
 
-def checks(name: str, snapshot: Snapshot, spec: RequestSpec, world: World) -> list[Check]:
-    """What this filter asks; of those that are promised whatever is enabled, the part that has its
-    name in Nova."""
+def checks_of_filter(name: str, snapshot: Snapshot, spec: RequestSpec, world: World) -> list[Check]:
+    """Return the checks of this filter. For checks that are always enabled, return the part with
+    the filter's name in Nova."""
     make = filters.BUILT_IN[name].make
     if make is not None:
         return list(make(world.conf)(snapshot, spec))
@@ -41,57 +41,60 @@ def checks(name: str, snapshot: Snapshot, spec: RequestSpec, world: World) -> li
     return list(parts(snapshot, spec, np.ones(len(snapshot.names), np.bool_), PLENTY))
 
 
-def passing(asked: list[Check], size: int) -> list[bool]:
+def combine_checks(filter_checks: list[Check], size: int) -> list[bool]:
     mask: Mask = np.ones(size, np.bool_)
-    for check in asked:
+    for check in filter_checks:
         assert check.passes.shape == (size,) and check.passes.dtype == np.bool_
         mask &= check.passes
     return mask.tolist()
 
 
-def expected(name: str, spec: RequestSpec, world: World) -> list[bool]:
-    meant = [name]  # two names of Nova's may be one question here
+def expected_by_reference(name: str, spec: RequestSpec, world: World) -> list[bool]:
+    # Two filters of Nova may be one check here.
+    names = [name]
     if name.startswith("ServerGroup"):
-        meant = ["ServerGroupAffinityFilter", "ServerGroupAntiAffinityFilter"]
+        names = ["ServerGroupAffinityFilter", "ServerGroupAntiAffinityFilter"]
     elif name in ("NUMATopologyFilter", "PciPassthroughFilter"):
-        meant = ["NUMATopologyFilter", "PciPassthroughFilter"]
+        names = ["NUMATopologyFilter", "PciPassthroughFilter"]
     return [
-        all(reference.REFERENCE[one](host, spec, world) for one in meant) for host in world.hosts
+        all(reference.REFERENCE[filter_name](host, spec, world) for filter_name in names)
+        for host in world.hosts
     ]
 
 
 @slow
 @given(worlds(), REQUESTS)
-def test_each_filter_says_of_each_host_what_its_reference_says(
-    world: World, spec: RequestSpec
-) -> None:
+def test_filters_agree_with_reference_for_random_worlds(world: World, spec: RequestSpec) -> None:
     snapshot = columns(world)
-    found = {
-        name: passing(checks(name, snapshot, spec, world), len(world.hosts))
+    results = {
+        name: combine_checks(checks_of_filter(name, snapshot, spec, world), len(world.hosts))
         for name in filters.BUILT_IN
     }
-    assert found == {name: expected(name, spec, world) for name in reference.REFERENCE}
+    assert results == {
+        name: expected_by_reference(name, spec, world) for name in reference.REFERENCE
+    }
 
 
-@pytest.mark.slice("operations")  # checks the generator of worlds, which rarely changes
-def test_the_comparison_sees_each_filter_let_in_and_keep_out() -> None:
-    seen: dict[str, set[bool]] = defaultdict(set)
+# This test checks the generator of worlds, which rarely changes.
+@pytest.mark.slice("operations")
+def test_random_worlds_make_each_filter_accept_and_reject() -> None:
+    answers_by_name: dict[str, set[bool]] = defaultdict(set)
 
     @settings(slow, derandomize=True, max_examples=400, database=None, phases=[Phase.generate])
     @given(worlds(), REQUESTS)
-    def look(world: World, spec: RequestSpec) -> None:
+    def record_answers(world: World, spec: RequestSpec) -> None:
         for name, passes in reference.REFERENCE.items():
-            seen[name] |= {passes(host, spec, world) for host in world.hosts}
+            answers_by_name[name] |= {passes(host, spec, world) for host in world.hosts}
 
-    look()
-    assert {name for name, answers in seen.items() if answers != {True, False}} == {
+    record_answers()
+    assert {name for name, answers in answers_by_name.items() if answers != {True, False}} == {
         "AllHostsFilter"
     }
 
 
 @slow
 @given(worlds(), REQUESTS, st.lists(st.sampled_from(sorted(filters.BUILT_IN)), max_size=5))
-def test_all_checks_together_say_what_the_reference_says(
+def test_enabled_filters_together_agree_with_reference(
     world: World, spec: RequestSpec, enabled: list[str]
 ) -> None:
     world.options["enabled_filters"] = enabled
@@ -103,10 +106,10 @@ def test_all_checks_together_say_what_the_reference_says(
 
 @slow
 @given(worlds(), REQUESTS, st.sampled_from(sorted(filters.BUILT_IN)))
-def test_room_is_the_number_of_servers_that_the_reference_lets_in(
+def test_room_equals_number_of_servers_accepted_by_reference(
     world: World, spec: RequestSpec, name: str
 ) -> None:
-    """... one after the other on one host, counted as far as PLENTY."""
+    """The reference places the servers one after the other on one host, up to PLENTY."""
     world.options["enabled_filters"], world.options["build_failure_limit"] = [name], 0
     spec = replace(spec, is_rebuild=False)
     snapshot, mask = columns(world), np.ones(len(world.hosts), np.bool_)
@@ -116,13 +119,13 @@ def test_room_is_the_number_of_servers_that_the_reference_lets_in(
         if check.room is not None:
             room = np.minimum(room, check.room)
     for row in np.flatnonzero(mask):
-        assert room[row] == placed(world, world.hosts[row], spec, name)
+        assert room[row] == count_placeable(world, world.hosts[row], spec, name)
 
 
-def placed(world: World, host: Host, spec: RequestSpec, name: str) -> int:
-    """How many such servers the host takes, until the reference says no."""
-    world = replace(world, hosts=[copy.deepcopy(one) for one in world.hosts])
-    host, count = next(one for one in world.hosts if one.name == host.name), 0
+def count_placeable(world: World, host: Host, spec: RequestSpec, name: str) -> int:
+    """Return the number of servers that the host takes before the reference rejects one."""
+    world = replace(world, hosts=[copy.deepcopy(original) for original in world.hosts])
+    host, count = next(original for original in world.hosts if original.name == host.name), 0
     while count < PLENTY and reference.may_take(host, spec, world, [name]):
         count += 1
         host.servers, host.working, host.in_group = (
@@ -134,8 +137,8 @@ def placed(world: World, host: Host, spec: RequestSpec, name: str) -> int:
             if resource_class in host.free:
                 host.free[resource_class] -= amount
         if spec.flavor is not None:
-            wanted = hardware.hardware(spec.flavor, spec.image_properties)
-            assignment = numa.fit(host.numa_nodes, host.devices, host.held, wanted)
+            requested = hardware.hardware(spec.flavor, spec.image_properties)
+            assignment = numa.fit(host.numa_nodes, host.devices, host.held, requested)
             assert assignment is not None
             host.held.append(assignment)
     return count

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The language of extra specs, word for word."""
+"""The operators of requirements in extra specs."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ DOES_NOT = [
 
 
 @pytest.mark.parametrize(("requirement", "value"), MEETS)
-def test_meets(requirement: str, value: str) -> None:
+def test_requirement_is_met_by_value(requirement: str, value: str) -> None:
     assert meets(requirement, value)
 
 
 @pytest.mark.parametrize(("requirement", "value"), DOES_NOT)
-def test_does_not_meet(requirement: str, value: str) -> None:
+def test_requirement_is_not_met_by_value(requirement: str, value: str) -> None:
     assert not meets(requirement, value)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The columns follow the store: inventories, usage, flags, zones, and what was just proposed."""
+"""Updates of the columns from the store: inventories, usage, flags and zones, and the proposals
+since then."""
 
 from __future__ import annotations
 
@@ -20,77 +21,85 @@ def request(server: str = "s", **more: object) -> RequestSpec:
     return RequestSpec(server, "p", **{"resources": ONE, **more})  # type: ignore[arg-type]
 
 
-def hosts_of(cloud: Cloud) -> Hosts:
+def load_hosts(cloud: Cloud) -> Hosts:
     return Hosts(cloud.store, cloud.clock)
 
 
-def free(hosts: Hosts, name: str, resource_class: str = "VCPU") -> int:
+def read_free(hosts: Hosts, name: str, resource_class: str = "VCPU") -> int:
     snapshot = hosts.snapshot()
     return int(snapshot.stock[resource_class].free[snapshot.rows[name]])
 
 
-def test_capacity_is_total_less_reserved_times_ratio_less_used(cloud: Cloud) -> None:
+def test_free_is_total_less_reserved_times_ratio_less_used(cloud: Cloud) -> None:
     cloud.host("a", vcpus=4, memory_mb=4096, reserved=96, ratio=1.5)
     cloud.claim("a", "s1", VCPU=2, MEMORY_MB=1000)
     cloud.claim("a", "s2", VCPU=1)
-    hosts = hosts_of(cloud)
+    hosts = load_hosts(cloud)
     hosts.refresh()
-    assert (free(hosts, "a"), free(hosts, "a", "MEMORY_MB"), free(hosts, "a", "DISK_GB")) == (
+    assert (
+        read_free(hosts, "a"),
+        read_free(hosts, "a", "MEMORY_MB"),
+        read_free(hosts, "a", "DISK_GB"),
+    ) == (
         3,
         3000,
         40,
     )
 
 
-def test_reads_at_most_every_50_ms_and_then_only_what_changed(cloud: Cloud) -> None:
+def test_refresh_reads_changed_hosts_at_most_every_50_ms(cloud: Cloud) -> None:
     cloud.host("a")
     cloud.host("b")
-    hosts = hosts_of(cloud)
+    hosts = load_hosts(cloud)
     assert hosts.refresh()
     cloud.clock.seconds += 20
     cloud.claim("a", "s", VCPU=3)
-    assert hosts.refresh() and (free(hosts, "a"), free(hosts, "b")) == (1, 4)
+    assert hosts.refresh() and (read_free(hosts, "a"), read_free(hosts, "b")) == (1, 4)
     cloud.claim("b", "t", VCPU=1)
     cloud.clock.seconds += 0.04
-    assert not hosts.refresh() and free(hosts, "b") == 4
-    assert hosts.refresh(at_once=True) and free(hosts, "b") == 3
+    assert not hosts.refresh() and read_free(hosts, "b") == 4
+    assert hosts.refresh(at_once=True) and read_free(hosts, "b") == 3
 
 
-def test_a_host_is_not_read_again_for_a_change_that_was_seen(cloud: Cloud) -> None:
+def test_refresh_reads_host_only_once_per_change(cloud: Cloud) -> None:
     cloud.host("a")
-    hosts = hosts_of(cloud)
+    hosts = load_hosts(cloud)
     cloud.clock.seconds += 0.1
     hosts.refresh()
-    read: list[str] = []
-    sa.event.listen(cloud.store.engine, "before_cursor_execute", lambda *told: read.append(told[2]))
+    statements: list[str] = []
+    sa.event.listen(
+        cloud.store.engine,
+        "before_cursor_execute",
+        lambda *event_args: statements.append(event_args[2]),
+    )
     for changed in (False, True, False):
         cloud.clock.seconds += 0.1
         if changed:
             cloud.claim("a", "s", VCPU=3)
         cloud.clock.seconds += 0.1
-        read.clear()
+        statements.clear()
         hosts.refresh()
-        assert len(read) == (4 if changed else 2), read
-    assert free(hosts, "a") == 1
+        assert len(statements) == (4 if changed else 2), statements
+    assert read_free(hosts, "a") == 1
 
 
-def test_change_that_commits_late_is_still_seen(cloud: Cloud) -> None:
+def test_refresh_reads_change_with_late_commit(cloud: Cloud) -> None:
     cloud.host("a")
-    hosts = hosts_of(cloud)
+    hosts = load_hosts(cloud)
     cloud.clock.seconds += 100
     hosts.refresh()
-    late = cloud.clock.micros() - 4 * SECOND
+    earlier_time = cloud.clock.micros() - 4 * SECOND
     cloud.claim("a", "s", VCPU=3)
     with cloud.store.begin() as tx:
-        tx.execute(sa.update(schema.providers).values(changed_at=late))
+        tx.execute(sa.update(schema.providers).values(changed_at=earlier_time))
     cloud.clock.seconds += 1
     hosts.refresh()
-    assert free(hosts, "a") == 1
+    assert read_free(hosts, "a") == 1
 
 
-def test_new_and_gone_hosts_and_classes(cloud: Cloud) -> None:
+def test_refresh_adds_and_removes_hosts_and_inventories(cloud: Cloud) -> None:
     cloud.host("a")
-    hosts = hosts_of(cloud)
+    hosts = load_hosts(cloud)
     hosts.refresh()
     cloud.clock.seconds += 10
     cloud.host("b")
@@ -115,77 +124,78 @@ def test_new_and_gone_hosts_and_classes(cloud: Cloud) -> None:
     assert hosts.snapshot().stock["DISK_GB"].most.tolist() == [0]
 
 
-def test_flags_and_zones_are_read_each_time(cloud: Cloud) -> None:
+def test_select_reads_flags_and_zones_each_time(cloud: Cloud) -> None:
     cloud.host("a")
     cloud.host("b", up=False, forced_down=True)
-    scheduler = Proposals(hosts_of(cloud), options())
+    scheduler = Proposals(load_hosts(cloud), options())
     assert scheduler.select([request()])[0].hosts == ["a"]
     cloud.clock.seconds += 30
     cloud.zone("az1", "b")
     with cloud.store.begin() as tx:
         tx.execute(sa.update(schema.heartbeats).values(up=True))
         tx.execute(sa.update(schema.services).values(forced_down=False))
-    both = scheduler.select(
+    selections = scheduler.select(
         [
             request("t"),
             request("u", availability_zone="az1"),
             request("v", availability_zone="nova"),
         ]
     )
-    assert [sorted(answer.hosts) for answer in both] == [["a", "b"], ["b"], ["a"]]
+    assert [sorted(answer.hosts) for answer in selections] == [["a", "b"], ["b"], ["a"]]
 
 
-def test_a_ratio_beyond_all_numbers_is_much_room_and_not_none(cloud: Cloud) -> None:
+def test_free_with_ratio_beyond_integers_is_limited_and_not_zero(cloud: Cloud) -> None:
     cloud.host("a", vcpus=4, memory_mb=4096, ratio=3.4e38)
-    hosts = hosts_of(cloud)
+    hosts = load_hosts(cloud)
     hosts.refresh()
-    assert free(hosts, "a") == 2**53
+    assert read_free(hosts, "a") == 2**53
 
 
 def test_proposal_counts_until_the_generation_moves(cloud: Cloud) -> None:
     cloud.host("a")
-    hosts = hosts_of(cloud)
+    hosts = load_hosts(cloud)
     scheduler = Proposals(hosts, options())
     scheduler.select([request("s")])
-    assert free(hosts, "a") == 3
+    assert read_free(hosts, "a") == 3
     cloud.clock.seconds += 1
     hosts.refresh()
-    assert free(hosts, "a") == 3
+    assert read_free(hosts, "a") == 3
     cloud.claim("a", "s", **ONE)
     hosts.refresh(at_once=True)
-    assert free(hosts, "a") == 3  # now as usage, no longer as a proposal
+    # The claim counts as usage and replaces the proposal.
+    assert read_free(hosts, "a") == 3
 
 
-def test_proposal_that_nobody_claimed_is_forgotten_after_five_seconds(cloud: Cloud) -> None:
+def test_proposal_without_claim_is_forgotten_after_five_seconds(cloud: Cloud) -> None:
     cloud.host("a")
-    hosts = hosts_of(cloud)
+    hosts = load_hosts(cloud)
     Proposals(hosts, options()).select([request("s")])
     cloud.clock.seconds += 5.1
     hosts.refresh()
-    assert free(hosts, "a") == 4
+    assert read_free(hosts, "a") == 4
 
 
-def test_asking_again_withdraws_the_earlier_proposal(cloud: Cloud) -> None:
+def test_repeated_request_withdraws_earlier_proposal_of_server(cloud: Cloud) -> None:
     cloud.host("a", vcpus=1)
     cloud.host("b", vcpus=1)
-    scheduler = Proposals(hosts_of(cloud), options())
+    scheduler = Proposals(load_hosts(cloud), options())
     first = scheduler.select([request("s")])[0].hosts[0]
     second = scheduler.select([request("s", excluded=[first])])[0].hosts
     assert second == [{"a": "b", "b": "a"}[first]]
     assert scheduler.select([request("t")])[0].hosts[0] == first
 
 
-def test_proposals_spread_but_never_refuse(cloud: Cloud) -> None:
+def test_proposals_spread_servers_but_never_reject_last_host(cloud: Cloud) -> None:
     cloud.host("a", vcpus=1)
-    scheduler = Proposals(hosts_of(cloud), options())
+    scheduler = Proposals(load_hosts(cloud), options())
     assert scheduler.select([request("s")])[0].hosts == ["a"]
-    # the claim decides which of the two gets it
+    # The claim decides between the two servers.
     assert scheduler.select([request("t")])[0].hosts == ["a"]
 
 
-def test_one_request_never_promises_the_same_room_twice(cloud: Cloud) -> None:
+def test_select_of_several_servers_uses_each_room_once(cloud: Cloud) -> None:
     cloud.host("a", vcpus=2)
-    answers = Proposals(hosts_of(cloud), options()).select(
+    answers = Proposals(load_hosts(cloud), options()).select(
         [request(f"s{number}") for number in range(3)]
     )
     assert [answer.hosts for answer in answers] == [["a"], ["a"], []]
@@ -193,10 +203,10 @@ def test_one_request_never_promises_the_same_room_twice(cloud: Cloud) -> None:
 
 
 @pytest.mark.parametrize("fresh", [False, True])
-def test_no_host_is_only_said_after_reading_again(cloud: Cloud, fresh: bool) -> None:
+def test_select_reads_store_again_before_rejecting_all_hosts(cloud: Cloud, fresh: bool) -> None:
     cloud.host("a", vcpus=1)
     cloud.claim("a", "old", VCPU=1)
-    hosts = hosts_of(cloud)
+    hosts = load_hosts(cloud)
     hosts.refresh()
     with cloud.store.begin() as tx:
         tx.execute(sa.delete(schema.allocations))
@@ -204,12 +214,12 @@ def test_no_host_is_only_said_after_reading_again(cloud: Cloud, fresh: bool) -> 
     assert Proposals(hosts, options()).select([request()], fresh)[0].hosts == ["a"]
 
 
-def test_a_host_that_comes_where_one_went_is_another(cloud: Cloud) -> None:
-    """Rows are told apart by the numbers of providers: none is given twice, not even the highest on
-    SQLite."""
+def test_refresh_treats_new_host_after_deleted_one_as_another(cloud: Cloud) -> None:
+    """The columns identify hosts by the number of their provider. No number is used twice, not even
+    the highest one on SQLite."""
     cloud.host("a")
     cloud.host("old", vcpus=8)
-    hosts = hosts_of(cloud)
+    hosts = load_hosts(cloud)
     hosts.refresh()
     with cloud.store.begin() as tx:
         for table in (schema.providers, schema.services, schema.heartbeats):
@@ -223,12 +233,12 @@ def test_a_host_that_comes_where_one_went_is_another(cloud: Cloud) -> None:
     cloud.host("new", vcpus=6)
     assert cloud.ids["new"] > cloud.ids["old"]
     assert hosts.refresh(at_once=True)
-    assert hosts.snapshot().names == ["a", "new"] and free(hosts, "new") == 6
+    assert hosts.snapshot().names == ["a", "new"] and read_free(hosts, "new") == 6
 
 
-def test_a_ratio_beyond_all_measure_is_much_room(cloud: Cloud) -> None:
-    """The placement API takes ratios up to 3.4e38."""
+def test_free_with_huge_ratio_is_large(cloud: Cloud) -> None:
+    """The placement API accepts ratios up to 3.4e38."""
     cloud.host("a", vcpus=4, ratio=3e38)
-    hosts = hosts_of(cloud)
+    hosts = load_hosts(cloud)
     hosts.refresh()
-    assert free(hosts, "a") > 2**31
+    assert read_free(hosts, "a") > 2**31

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choosing: who passes, in which order, and that every rejected host is accounted for once."""
+"""Selection of hosts: passing hosts, their order, and one reason for each rejected host."""
 
 from __future__ import annotations
 
@@ -29,11 +29,13 @@ def request(server: str = "s", **more: object) -> RequestSpec:
     return RequestSpec(server, "p", **{"resources": dict(NANO), **more})  # type: ignore[arg-type]
 
 
-def select(hosts: Snapshot, specs: list[RequestSpec], chosen: SelectionOptions) -> list[Selection]:
-    return [choice.selection for choice in choose(hosts, specs, chosen)]
+def select(
+    hosts: Snapshot, specs: list[RequestSpec], selection_options: SelectionOptions
+) -> list[Selection]:
+    return [choice.selection for choice in choose(hosts, specs, selection_options)]
 
 
-def test_reason_counts_every_host_with_numbers(make_columns: MakeColumns) -> None:
+def test_select_reason_counts_each_rejected_host_with_numbers(make_columns: MakeColumns) -> None:
     hosts = make_columns(12)
     hosts.zone_numbers["az1"] = 1
     hosts.zones[7:] = 1
@@ -51,7 +53,7 @@ def test_reason_counts_every_host_with_numbers(make_columns: MakeColumns) -> Non
     assert len(answer.by_host) == 12
 
 
-def test_an_answer_says_the_zone_of_each_host(make_columns: MakeColumns) -> None:
+def test_select_returns_zone_of_each_host(make_columns: MakeColumns) -> None:
     hosts = make_columns(3)
     hosts.zone_numbers["az1"] = 1
     hosts.zones[2] = 1
@@ -59,12 +61,12 @@ def test_an_answer_says_the_zone_of_each_host(make_columns: MakeColumns) -> None
     assert answer.zones == {"host0": "nova", "host1": "nova", "host2": "az1"}
 
 
-def test_no_hosts_at_all() -> None:
+def test_select_without_hosts_gives_reason() -> None:
     (answer,) = select(Snapshot(), [request()], options())
     assert (answer.hosts, answer.reason) == ([], "There is no host yet.")
 
 
-def test_each_status_has_its_own_reason(make_columns: MakeColumns) -> None:
+def test_select_gives_reason_for_each_status_of_host(make_columns: MakeColumns) -> None:
     hosts = make_columns(4)
     hosts.served[0] = hosts.up[3] = False
     hosts.disabled[1] = hosts.forced_down[2] = True
@@ -77,22 +79,22 @@ def test_each_status_has_its_own_reason(make_columns: MakeColumns) -> None:
     }
 
 
-def test_filter_that_is_not_enabled_rejects_nobody(make_columns: MakeColumns) -> None:
+def test_disabled_filter_rejects_no_host(make_columns: MakeColumns) -> None:
     hosts = make_columns(1)
     hosts.up[:] = False
     (answer,) = select(hosts, [request()], options(enabled_filters=[]))
     assert answer.hosts == ["host0"]
 
 
-def test_a_disabled_host_gets_nobody_whatever_is_enabled(make_columns: MakeColumns) -> None:
-    """A claim would refuse it, and the server ask again for ever."""
+def test_disabled_host_is_rejected_without_enabled_filters(make_columns: MakeColumns) -> None:
+    """A claim refuses disabled hosts, so the server would request a host again without end."""
     hosts = make_columns(1)
     hosts.disabled[:] = True
     (answer,) = select(hosts, [request()], options(enabled_filters=[]))
     assert answer.reason == "1 host: 1 disabled"
 
 
-def test_forced_and_excluded_hosts(make_columns: MakeColumns) -> None:
+def test_select_respects_forced_and_excluded_hosts(make_columns: MakeColumns) -> None:
     forced, unknown, other = select(
         make_columns(2),
         [
@@ -107,7 +109,7 @@ def test_forced_and_excluded_hosts(make_columns: MakeColumns) -> None:
     assert other.hosts == ["host1"]
 
 
-def test_a_host_that_owes_a_removal_is_named_as_such(make_columns: MakeColumns) -> None:
+def test_select_reason_names_host_with_pending_guest_removal(make_columns: MakeColumns) -> None:
     (answer,) = select(
         make_columns(3),
         [request(excluded=["host0", "host1", "host2"], debts=["host1", "gone"])],
@@ -120,10 +122,10 @@ def test_a_host_that_owes_a_removal_is_named_as_such(make_columns: MakeColumns) 
     assert answer.by_host["host1"] == "where an old guest of it is still to be removed"
 
 
-def test_unit_limits_and_unknown_classes(make_columns: MakeColumns) -> None:
+def test_select_rejects_wrong_step_and_unknown_resource_class(make_columns: MakeColumns) -> None:
     hosts = make_columns(1)
     hosts.stock["VCPU"].step[:] = 2
-    odd, even, strange = select(
+    odd, even, unknown = select(
         hosts,
         [
             request(resources={"VCPU": 3}),
@@ -134,17 +136,17 @@ def test_unit_limits_and_unknown_classes(make_columns: MakeColumns) -> None:
     )
     assert odd.by_host == {"host0": "not able to give one server 3 of VCPU"}
     assert even.hosts == ["host0"]
-    assert strange.by_host == {"host0": "without VGPU"}
+    assert unknown.by_host == {"host0": "without VGPU"}
 
 
-def test_resource_of_nothing_is_not_asked_for(make_columns: MakeColumns) -> None:
+def test_select_ignores_resource_with_amount_of_zero(make_columns: MakeColumns) -> None:
     hosts = make_columns(1)
     del hosts.stock["DISK_GB"]
     (answer,) = select(hosts, [request(resources={"VCPU": 1, "DISK_GB": 0})], options())
     assert answer.hosts == ["host0"]
 
 
-def test_most_free_comes_first_and_negative_multiplier_stacks(make_columns: MakeColumns) -> None:
+def test_ram_weight_multiplier_spreads_or_stacks_servers(make_columns: MakeColumns) -> None:
     for sign, expected in ((1.0, ["host2", "host1", "host0"]), (-1.0, ["host0", "host1", "host2"])):
         hosts = make_columns(3)
         hosts.stock["MEMORY_MB"].free[:] = [1000, 4000, 8000]
@@ -152,7 +154,7 @@ def test_most_free_comes_first_and_negative_multiplier_stacks(make_columns: Make
         assert answer.hosts == expected
 
 
-def test_request_for_many_takes_from_the_same_columns(make_columns: MakeColumns) -> None:
+def test_select_of_many_servers_takes_room_of_earlier_ones(make_columns: MakeColumns) -> None:
     answers = select(
         make_columns(3, vcpus=2), [request(f"s{number}") for number in range(7)], options()
     )
@@ -163,16 +165,18 @@ def test_request_for_many_takes_from_the_same_columns(make_columns: MakeColumns)
     assert "3 short of VCPU (need 1, most free 0)" in answers[6].reason
 
 
-def test_equal_hosts_are_spread_by_server_and_the_same_each_time(make_columns: MakeColumns) -> None:
+def test_select_among_equal_hosts_depends_on_server_and_is_repeatable(
+    make_columns: MakeColumns,
+) -> None:
     first = {
         number: select(make_columns(10), [request(f"s{number}")], options())[0].hosts
         for number in range(50)
     }
-    again = {
+    second = {
         number: select(make_columns(10), [request(f"s{number}")], options())[0].hosts
         for number in range(50)
     }
-    assert first == again
+    assert first == second
     assert len({hosts[0] for hosts in first.values()}) >= 8
 
 
@@ -224,13 +228,11 @@ requests = st.builds(
 
 
 @given(clouds(), requests)
-def test_every_host_is_a_candidate_or_rejected_exactly_once(
-    hosts: Snapshot, spec: RequestSpec
-) -> None:
-    found = examine(hosts, spec, DEFAULT)
-    passing = found.passing
+def test_hosts_are_candidates_or_rejected_exactly_once(hosts: Snapshot, spec: RequestSpec) -> None:
+    result = examine(hosts, spec, DEFAULT)
+    passing = result.passing
     times = passing.astype(int) + sum(
-        (rejected.astype(int) for _, rejected in found.removed), np.zeros(len(hosts.names), int)
+        (rejected.astype(int) for _, rejected in result.removed), np.zeros(len(hosts.names), int)
     )
     assert (times == 1).all()
     (answer,) = select(hosts, [spec], TWENTY)
@@ -244,7 +246,9 @@ def test_every_host_is_a_candidate_or_rejected_exactly_once(
 
 
 @given(clouds(), st.lists(requests, max_size=5))
-def test_no_host_is_ever_given_more_than_it_has(hosts: Snapshot, specs: list[RequestSpec]) -> None:
+def test_select_never_uses_more_than_free_resources(
+    hosts: Snapshot, specs: list[RequestSpec]
+) -> None:
     before = {name: stock.free.copy() for name, stock in hosts.stock.items()}
     select(hosts, specs, DEFAULT)
     for name, stock in hosts.stock.items():
@@ -257,27 +261,27 @@ def test_no_host_is_ever_given_more_than_it_has(hosts: Snapshot, specs: list[Req
     st.integers(1, 30),
     st.sampled_from([None, "affinity", "anti-affinity", "soft-affinity"]),
 )
-def test_equal_requests_fill_every_room_and_none_over(
+def test_select_of_equal_requests_fills_room_exactly(
     hosts: Snapshot, spec: RequestSpec, number: int, policy: str | None
 ) -> None:
-    """As many as there is room for are placed, each where its alternates fit too, and the rest are
-    told why not."""
+    """As many servers as possible are placed, and their alternates have room, too. The other
+    servers get a reason."""
     if policy is not None:
         hosts.groups["g"] = Group(policy, most=2)
         spec = replace(spec, group="g")
-    found = examine(hosts, spec, TWENTY, number)
+    result = examine(hosts, spec, TWENTY, number)
     room = np.zeros(len(hosts.names), np.int64)
-    if found.passing.any():
+    if result.passing.any():
         room = np.where(
-            found.passing, number if found.room is None else np.clip(found.room, 0, number), 0
+            result.passing, number if result.room is None else np.clip(result.room, 0, number), 0
         )
     answers = select(hosts, [replace(spec, server=f"s{index}") for index in range(number)], TWENTY)
-    placed = Counter(answer.hosts[0] for answer in answers if answer.hosts)
-    assert all(placed[name] <= room[hosts.rows[name]] for name in placed)
-    if found.settles and room.any():
-        assert len(placed) == 1 and placed.total() == room[hosts.rows[next(iter(placed))]]
+    counts = Counter(answer.hosts[0] for answer in answers if answer.hosts)
+    assert all(counts[name] <= room[hosts.rows[name]] for name in counts)
+    if result.settles and room.any():
+        assert len(counts) == 1 and counts.total() == room[hosts.rows[next(iter(counts))]]
     else:
-        assert placed.total() == min(number, int(room.sum()))
+        assert counts.total() == min(number, int(room.sum()))
     assert all(len(answer.hosts) == len(set(answer.hosts)) for answer in answers)
     for answer in answers:
         assert bool(answer.hosts) != bool(answer.reason)
@@ -286,11 +290,11 @@ def test_equal_requests_fill_every_room_and_none_over(
 
 
 @given(clouds(), st.lists(requests, max_size=5))
-def test_the_same_question_has_the_same_answer(hosts: Snapshot, specs: list[RequestSpec]) -> None:
+def test_select_is_repeatable(hosts: Snapshot, specs: list[RequestSpec]) -> None:
     assert select(hosts.copy(), specs, DEFAULT) == select(hosts.copy(), specs, DEFAULT)
 
 
-def test_equal_requests_are_one_batch_wherever_they_stand(make_columns: MakeColumns) -> None:
+def test_equal_requests_are_one_batch_in_any_order(make_columns: MakeColumns) -> None:
     small, large = dict(NANO), NANO | {"VCPU": 2}
     specs = [request(f"s{number}", resources=large if number % 2 else small) for number in range(6)]
     answers = select(make_columns(1, vcpus=7), specs, DEFAULT)
@@ -298,7 +302,7 @@ def test_equal_requests_are_one_batch_wherever_they_stand(make_columns: MakeColu
     assert [bool(answer.hosts) for answer in answers] == [True, True, True, True, True, False]
 
 
-def test_alternates_are_those_that_come_next(make_columns: MakeColumns) -> None:
+def test_select_returns_next_best_hosts_as_alternates(make_columns: MakeColumns) -> None:
     hosts = make_columns(4)
     hosts.stock["MEMORY_MB"].free[:] = [8000, 6000, 4000, 2000]
     answers = select(
@@ -314,7 +318,7 @@ def test_alternates_are_those_that_come_next(make_columns: MakeColumns) -> None:
     assert [answer.hosts for answer in answers] == [["host0", "host1", "host2"]] * 2
 
 
-def test_parts_are_given_to_one_server_each(make_columns: MakeColumns) -> None:
+def test_select_assigns_device_to_one_server_only(make_columns: MakeColumns) -> None:
     hosts = make_columns(3)
     gear = [Device(f"0000:81:00.{number}", "10de", "1db4") for number in range(2)]
     hosts.parts = {
@@ -337,13 +341,15 @@ def test_parts_are_given_to_one_server_each(make_columns: MakeColumns) -> None:
     assert choices[3].selection.reason == "3 hosts: 3 without free PCI devices (1 of gpu)"
 
 
-def test_a_filters_own_mistake_holds_up_nobody_else(make_columns: MakeColumns) -> None:
+def test_failing_filter_rejects_only_its_own_request(make_columns: MakeColumns) -> None:
     def fussy(snapshot: Snapshot, spec: RequestSpec) -> Iterator[Check]:
         yield Check(snapshot.up, f"{1 / spec.resources['VCPU']}")
 
-    chosen = replace(DEFAULT, filters=Filters(((fussy, False),)))
+    selection_options = replace(DEFAULT, filters=Filters(((fussy, False),)))
     first, second, third = select(
-        make_columns(2), [request("a"), request("b", resources={"VCPU": 0}), request("c")], chosen
+        make_columns(2),
+        [request("a"), request("b", resources={"VCPU": 0}), request("c")],
+        selection_options,
     )
     assert first.hosts and third.hosts
     assert (second.hosts, second.reason) == (
@@ -352,15 +358,15 @@ def test_a_filters_own_mistake_holds_up_nobody_else(make_columns: MakeColumns) -
     )
 
 
-def test_rebuilds_stay_where_they_are_and_take_nothing(make_columns: MakeColumns) -> None:
+def test_select_for_rebuild_keeps_host_and_takes_no_resources(make_columns: MakeColumns) -> None:
     hosts = make_columns(2)
     hosts.disabled[:] = True
     hosts.stock["VCPU"].free[:] = 0
-    (stays,) = select(hosts, [request(requested_host="host1", is_rebuild=True)], DEFAULT)
-    assert (stays.hosts, hosts.stock["VCPU"].free.tolist()) == (["host1"], [0, 0])
+    (selection,) = select(hosts, [request(requested_host="host1", is_rebuild=True)], DEFAULT)
+    assert (selection.hosts, hosts.stock["VCPU"].free.tolist()) == (["host1"], [0, 0])
 
 
-def test_forced_hosts_pass_filters_that_requested_ones_do_not(make_columns: MakeColumns) -> None:
+def test_forced_host_skips_filters_of_requested_host(make_columns: MakeColumns) -> None:
     hosts = make_columns(2)
     hosts.disabled[0] = True
     forced, requested = select(
@@ -370,7 +376,7 @@ def test_forced_hosts_pass_filters_that_requested_ones_do_not(make_columns: Make
     assert requested.reason == "2 hosts: 1 not the requested host, 1 disabled"
 
 
-OTHERS = {
+OTHER_VALUES = {
     "str": "other",
     "dict[str, int]": {"VCPU": 2},
     "dict[str, str]": {"a": "b"},
@@ -383,7 +389,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("field", fields(RequestSpec), ids=lambda field: field.name)
-def test_requests_that_differ_in_anything_but_the_server_are_no_batch(field: Field[object]) -> None:
+def test_requests_with_any_difference_except_server_are_two_batches(field: Field[object]) -> None:
     spec = request()
-    other = replace(spec, **{field.name: OTHERS[str(field.type)]})  # type: ignore[arg-type]  # of its type
+    other = replace(spec, **{field.name: OTHER_VALUES[str(field.type)]})  # type: ignore[arg-type]
     assert len(_group_equal_requests([spec, spec, other])) == (1 if field.name == "server" else 2)

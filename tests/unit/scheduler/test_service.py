@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scheduler's options are checked when it starts."""
+"""Checks of the scheduler's options at the start of the process."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from scheduler.service import options, read_options
 from tests.unit.scheduler.conftest import conf
 
 
-def test_defaults_become_options() -> None:
-    found = options(conf(ram_weight_multiplier=-2.0))
-    assert {weigher.key: weigher.multiplier for weigher in found.weighers} == {
+def test_options_contain_multiplier_of_each_weigher_from_configuration() -> None:
+    defaults = options(conf(ram_weight_multiplier=-2.0))
+    assert {weigher.key: weigher.multiplier for weigher in defaults.weighers} == {
         "ram_weight_multiplier": -2.0,
         "cpu_weight_multiplier": 1.0,
         "disk_weight_multiplier": 1.0,
@@ -26,17 +26,17 @@ def test_defaults_become_options() -> None:
         "num_instances_weight_multiplier": 0.0,
         "image_props_weight_multiplier": 0.0,
     }
-    assert (found.hosts, found.metrics) == (3, ())
+    assert (defaults.hosts, defaults.metrics) == (3, ())
 
 
-def test_only_what_somebody_looks_at_is_read() -> None:
+def test_read_options_include_metrics_and_images_only_if_used() -> None:
     assert (read_options(conf()).metrics, read_options(conf()).images) == (False, False)
     assert read_options(conf(metrics__weight_setting=["cpu.percent=-1"])).metrics
     assert read_options(conf(image_props_weight_multiplier=1.0)).images
     assert read_options(conf(build_failure_pause=60, default_availability_zone="az1")).pause == 60
 
 
-def test_metrics_are_required_when_the_operator_says_so() -> None:
+def test_options_require_metrics_only_if_configured() -> None:
     assert options(conf(metrics__weight_setting=["a=1", "b = -0.5"])).metrics == ("a", "b")
     assert options(conf(metrics__weight_setting=["a=1"], metrics__required=False)).metrics == ()
 
@@ -62,7 +62,7 @@ def test_metrics_are_required_when_the_operator_says_so() -> None:
         ),
     ],
 )
-def test_what_nobody_knows_ends_the_process_naming_the_option_and_what_is_allowed(
+def test_invalid_scheduler_option_ends_process_with_allowed_values(
     values: dict[str, list[str]], text: str
 ) -> None:
     with pytest.raises(SystemExit, match=text):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each weigher prefers, multipliers from options and aggregates, and how a server that is
-placed changes it."""
+"""The preference of each weigher, multipliers of options and aggregates, and the effect of placed
+servers."""
 
 from __future__ import annotations
 
@@ -28,18 +28,20 @@ def request(server: str = "s", **more: object) -> RequestSpec:
 def order(
     hosts: Snapshot, weigher: str, spec: RequestSpec | None = None, **values: object
 ) -> list[str]:
-    """The hosts, best first, when this weigher is alone."""
-    found = select(
+    """Return the hosts, best first, with this weigher alone."""
+    choices = select(
         hosts, [spec or request()], options(enabled_weighers=[weigher], hosts=10, **values)
     )
-    return found[0].selection.hosts
+    return choices[0].selection.hosts
 
 
 @pytest.mark.parametrize(
     ("weigher", "resource_class"),
     [("RAMWeigher", "MEMORY_MB"), ("CPUWeigher", "VCPU"), ("DiskWeigher", "DISK_GB")],
 )
-def test_most_free_first(make_columns: MakeColumns, weigher: str, resource_class: str) -> None:
+def test_resource_weigher_prefers_most_free_host(
+    make_columns: MakeColumns, weigher: str, resource_class: str
+) -> None:
     hosts = make_columns(3, 1000, 100_000, 1000)
     hosts.stock[resource_class].free[:] = [200, 900, 500]
     assert order(hosts, weigher) == ["host1", "host2", "host0"]
@@ -54,7 +56,7 @@ def test_most_free_first(make_columns: MakeColumns, weigher: str, resource_class
         ("PCIWeigher", "devices", ["host1", "host2", "host0"]),
     ],
 )
-def test_by_default_quiet_sound_new_and_without_devices(
+def test_weighers_prefer_idle_newer_hosts_without_failures_and_devices(
     make_columns: MakeColumns, weigher: str, column: str, expected: list[str]
 ) -> None:
     hosts = make_columns(3)
@@ -62,7 +64,7 @@ def test_by_default_quiet_sound_new_and_without_devices(
     assert order(hosts, weigher) == expected
 
 
-def test_number_of_servers_counts_when_asked(make_columns: MakeColumns) -> None:
+def test_num_instances_weigher_orders_by_sign_of_multiplier(make_columns: MakeColumns) -> None:
     hosts = make_columns(3)
     hosts.servers[:] = [4, 0, 2]
     assert order(hosts, "NumInstancesWeigher", num_instances_weight_multiplier=1.0) == [
@@ -80,26 +82,31 @@ def test_number_of_servers_counts_when_asked(make_columns: MakeColumns) -> None:
         ("soft-anti-affinity", "ServerGroupSoftAntiAffinityWeigher", "host0", "host1"),
     ],
 )
-def test_soft_groups(
+def test_soft_group_weigher_orders_hosts_by_members(
     make_columns: MakeColumns, policy: str, weigher: str, first: str, last: str
 ) -> None:
     hosts = make_columns(3)
     hosts.groups["g"] = Group(policy, members={1: 3, 2: 1})
-    found = order(hosts, weigher, request(group="g"))
-    assert (found[0], found[-1]) == (first, last)
+    ordered_hosts = order(hosts, weigher, request(group="g"))
+    assert (ordered_hosts[0], ordered_hosts[-1]) == (first, last)
 
 
-def test_soft_policies_of_one_request_stay_together_or_apart(make_columns: MakeColumns) -> None:
-    """Where the operator gives them more weight than what spreads servers over equal hosts."""
-    chosen = options(soft_affinity_weight_multiplier=10.0)
+def test_soft_policy_places_servers_of_one_request_together_or_apart(
+    make_columns: MakeColumns,
+) -> None:
+    """The soft affinity has a higher weight here than the weighers that spread servers over equal
+    hosts."""
+    selection_options = options(soft_affinity_weight_multiplier=10.0)
     for policy, number in (("soft-affinity", 1), ("soft-anti-affinity", 4)):
         hosts = make_columns(4)
         hosts.groups["g"] = Group(policy)
-        found = select(hosts, [request(f"s{index}", group="g") for index in range(4)], chosen)
-        assert len({choice.selection.hosts[0] for choice in found}) == number, policy
+        choices = select(
+            hosts, [request(f"s{index}", group="g") for index in range(4)], selection_options
+        )
+        assert len({choice.selection.hosts[0] for choice in choices}) == number, policy
 
 
-def test_metrics(make_columns: MakeColumns) -> None:
+def test_metrics_weigher_orders_hosts_and_handles_missing_metric(make_columns: MakeColumns) -> None:
     hosts = make_columns(3)
     hosts.metrics = {"cpu": np.array([0.9, 0.1, np.nan]), "net": np.array([1.0, 1.0, 1.0])}
     values: dict[str, object] = {"metrics__weight_setting": ["cpu=-1", "net=0.5"]}
@@ -110,12 +117,14 @@ def test_metrics(make_columns: MakeColumns) -> None:
         metrics__weight_of_unavailable=-1.0,
         **values,
     ) == ["host1", "host0", "host2"]
-    found = select(hosts, [request(excluded=["host0", "host1"])], options(**values))
-    assert found[0].selection.by_host["host2"] == "not telling the metric cpu"
+    choices = select(hosts, [request(excluded=["host0", "host1"])], options(**values))
+    assert choices[0].selection.by_host["host2"] == "not telling the metric cpu"
     assert order(hosts, "MetricsWeigher", **values) == ["host1", "host0"]
 
 
-def test_images_like_the_one_that_is_wanted(make_columns: MakeColumns) -> None:
+def test_image_properties_weigher_prefers_hosts_with_similar_images(
+    make_columns: MakeColumns,
+) -> None:
     hosts = make_columns(3)
     hosts.images = [
         ImageOnHosts({"os_distro": "debian", "x": "1"}, np.array([2]), np.array([3])),
@@ -139,44 +148,46 @@ def test_images_like_the_one_that_is_wanted(make_columns: MakeColumns) -> None:
         )
 
 
-def test_a_failed_build_outweighs_all_else_and_blurs_nothing(make_columns: MakeColumns) -> None:
+def test_build_failure_weigher_outweighs_others_but_keeps_their_order(
+    make_columns: MakeColumns,
+) -> None:
     hosts = make_columns(3)
     hosts.failures[0] = 1
     hosts.stock["MEMORY_MB"].free[:] = [8192, 1024, 4096]
     for number in range(20):
-        found = select(hosts.copy(), [request(f"s{number}")], options())[0].selection.hosts
-        assert found == ["host2", "host1", "host0"]
+        ordered_hosts = select(hosts.copy(), [request(f"s{number}")], options())[0].selection.hosts
+        assert ordered_hosts == ["host2", "host1", "host0"]
 
 
-def aggregate(key: str, *texts: tuple[str, list[bool]]) -> list[Aggregate]:
+def build_aggregates(key: str, *texts: tuple[str, list[bool]]) -> list[Aggregate]:
     return [
         Aggregate(number, str(number), {key: text}, np.array(members, np.bool_))
         for number, (text, members) in enumerate(texts)
     ]
 
 
-def test_aggregates_set_multipliers_and_the_smallest_counts(make_columns: MakeColumns) -> None:
+def test_smallest_multiplier_of_aggregates_applies(make_columns: MakeColumns) -> None:
     hosts = make_columns(4)
     hosts.stock["MEMORY_MB"].free[:] = [8000, 8000, 8000, 1000]
-    hosts.aggregates = aggregate(
+    hosts.aggregates = build_aggregates(
         "ram_weight_multiplier",
         ("5", [True, True, True, False]),
         ("-3", [False, True, False, False]),
         ("many", [False, False, True, False]),
     )
     (weigher,) = options(enabled_weighers=["RAMWeigher"]).weighers
-    found = scores(hosts, request(), np.arange(4), [weigher]).score
-    assert np.round(found, 0).tolist() == [5, -3, 1, 0]
+    weights = scores(hosts, request(), np.arange(4), [weigher]).score
+    assert np.round(weights, 0).tolist() == [5, -3, 1, 0]
 
 
-def test_an_aggregate_can_ask_for_what_is_off(make_columns: MakeColumns) -> None:
+def test_aggregate_multiplier_enables_weigher_with_zero_default(make_columns: MakeColumns) -> None:
     hosts = make_columns(2)
     hosts.servers[:] = [5, 0]
-    hosts.aggregates = aggregate("num_instances_weight_multiplier", ("2.0", [True, True]))
+    hosts.aggregates = build_aggregates("num_instances_weight_multiplier", ("2.0", [True, True]))
     assert order(hosts, "NumInstancesWeigher") == ["host0", "host1"]
 
 
-def test_devices_are_counted_as_they_are_wanted(make_columns: MakeColumns) -> None:
+def test_pci_weigher_step_is_number_of_requested_devices(make_columns: MakeColumns) -> None:
     hosts = make_columns(2)
     hosts.devices[:] = [2, 2]
     flavor = Flavor("1", "gpu", 1, 128, 1, extra_specs={"kilonova:devices": "gpu=10de:1db4:2"})
@@ -186,16 +197,16 @@ def test_devices_are_counted_as_they_are_wanted(make_columns: MakeColumns) -> No
 
 
 @pytest.mark.parametrize(
-    ("made", "text"),
+    ("reference", "text"),
     [
         ("nothing:here", "cannot be made: ModuleNotFoundError"),
         ("builtins:repr", "makes no Weigher"),
     ],
 )
-def test_a_third_party_that_cannot_be_made_is_named(
-    monkeypatch: pytest.MonkeyPatch, made: str, text: str
+def test_third_party_weigher_with_error_raises_unknown_weigher(
+    monkeypatch: pytest.MonkeyPatch, reference: str, text: str
 ) -> None:
-    point = metadata.EntryPoint("TheirWeigher", made, weighers.ENTRY_POINTS)
+    point = metadata.EntryPoint("TheirWeigher", reference, weighers.ENTRY_POINTS)
     monkeypatch.setattr(
         metadata, "entry_points", lambda group: [point] if group == weighers.ENTRY_POINTS else []
     )
@@ -203,11 +214,13 @@ def test_a_third_party_that_cannot_be_made_is_named(
         weighers.load(conf(enabled_weighers=["RAMWeigher", "TheirWeigher"]))
 
 
-def test_a_third_partys_weigher_is_asked(
+def test_third_party_weigher_orders_hosts(
     make_columns: MakeColumns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     point = metadata.EntryPoint(
-        "TheirWeigher", "tests.unit.scheduler.test_weighers:last_name", weighers.ENTRY_POINTS
+        "TheirWeigher",
+        "tests.unit.scheduler.test_weighers:load_name_weigher",
+        weighers.ENTRY_POINTS,
     )
     monkeypatch.setattr(
         metadata, "entry_points", lambda group: [point] if group == weighers.ENTRY_POINTS else []
@@ -215,8 +228,8 @@ def test_a_third_partys_weigher_is_asked(
     assert order(make_columns(3), "TheirWeigher") == ["host2", "host1", "host0"]
 
 
-def last_name(conf: object) -> weighers.Weigher:
-    """A weigher as somebody else would write it."""
+def load_name_weigher(conf: object) -> weighers.Weigher:
+    """Create a weigher in the form of a third party."""
     return weighers.Weigher(
         "name_weight_multiplier", lambda snapshot, spec, rows: rows.astype(np.float64)
     )
