@@ -31,5 +31,5 @@ def test_one_line_is_cut_at_its_limit() -> None:
     assert one_line("x" * 500) == "x" * 500
 
 
-def test_printable_keeps_lines_and_tabs() -> None:
+def test_printable_replaces_control_characters_but_keeps_lines_and_tabs() -> None:
     assert printable("a\n\tb\rc\x1b[2J") == "a\n\tb?c?[2J"
