@@ -162,7 +162,7 @@ def test_meta_data_of_a_version_has_only_the_keys_of_that_version(
         ),
     ],
 )
-def test_instance_data_names_of_a_version_are_the_documents_of_that_version(
+def test_instance_data_names_are_the_documents_of_the_version(
     version: str, names: list[str]
 ) -> None:
     assert InstanceData(spec()).names(version) == names

@@ -34,18 +34,18 @@ class Keystone:
             raise self.problem
         return self
 
-    def _answer(self, name: str, found: dict[str, int]) -> list[tuple[str, int]]:
+    def _answer(self, name: str, values: dict[str, int]) -> list[tuple[str, int]]:
         self.asked.append(name)
         assert self.answers.wait(20)
         if self.problem is not None:
             raise self.problem
-        return list(found.items())
+        return list(values.items())
 
     def get_registered_limits(self, resources_to_check: Any) -> list[tuple[str, int]]:
-        return self._tell("*", self.registered)
+        return self._answer("*", self.registered)
 
     def get_project_limits(self, project_id: str, resource_names: Any) -> list[tuple[str, int]]:
-        return self._tell(project_id, self.own.get(project_id, {}))
+        return self._answer(project_id, self.own.get(project_id, {}))
 
 
 class Clock:

@@ -31,7 +31,7 @@ def numa_node(
     memory_mb: int = 8192,
     pages: dict[str, int] | None = None,
 ) -> NumaNode:
-    """Return a NUMA node whose first CPUs are dedicated and whose cores have ``threads`` threads."""
+    """Return a NUMA node with dedicated CPUs, then shared CPUs, and ``threads`` threads a core."""
     first = number * 100
     own, others = list(range(first, first + pcpus)), list(range(first + 50, first + 50 + shared))
     groups = [
@@ -240,7 +240,7 @@ def test_fit_places_devices_near_the_guest_by_the_pci_policy(
         assert assignment.numa_nodes[0].numa_node == 1 or where == (0, 1)
 
 
-def test_fit_assigns_devices_without_numa_nodes_and_spares_nodes_with_devices() -> None:
+def test_fit_assigns_devices_without_numa_nodes_and_spares_device_nodes() -> None:
     devices = [device("a", 0), device("b", 1, NIC)]
     assert fit(
         [], devices, [], Hardware(devices=(DeviceRequest("n", 1, (NIC,)),))
