@@ -41,7 +41,7 @@ class PrefetchCloud(Cloud):
         self.sent.append((host, images))
 
     def request_images(self, *hosts: str, images: list[ImageRef] = IMAGES) -> None:
-        self.store.write(lambda tx: host_images.request_images(tx, hosts, images))
+        self.store.write(lambda tx: host_images.ask(tx, hosts, images))
 
     def run_prefetch(self, seconds: float = 0, engine: Engine | None = None) -> list[str]:
         """Run the prefetch after ``seconds`` and return the hosts that received a message."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refusals of external services: failures before the pivot, pending cleanups after it and in undo."""
+"""Refusals of external services: failures before the pivot, pending cleanups after it or in undo."""
 
 from __future__ import annotations
 
