@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a thief of one host's broker user tries at RabbitMQ; every attempt must be refused there."""
+"""Attempts of a thief with the RabbitMQ user of one host. RabbitMQ must refuse each attempt."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ from typing import Any
 
 from common.security.broker_names import PREFIX, exchange, host_queue
 
-#: Called with an open channel.
+#: A function that makes the attempt on an open channel.
 Attempt = Callable[[Any], Any]
 
 
 def attempts(mine: str, other: str) -> dict[str, Attempt]:
-    """By what they would do, for a thief of the host ``mine``; ``other`` is another host."""
+    """Return the attempts by their purpose.
+
+    Args:
+        mine: The host whose RabbitMQ user is stolen.
+        other: Another host.
+    """
     own_queue, others_queue, hosts = (
         host_queue(PREFIX, mine),
         host_queue(PREFIX, other),
@@ -30,7 +35,7 @@ def attempts(mine: str, other: str) -> dict[str, Attempt]:
                 exchange=where,
                 routing_key=key,
             )
-            # what was refused is said before the answer
+            # RabbitMQ reports a refused publish before the reply to the next method.
             channel.queue_declare(own_queue, passive=True)
 
         return attempt

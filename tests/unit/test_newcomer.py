@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each form of the ring newcomer changes the visit as its explanation promises."""
+"""The forms of the ring newcomer: commands, environment and place of each visit."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tests.newcomer import forms
 from tests.newcomer.forms import EXPLANATIONS, Form, Visit, names_of, only_archive, visit
 
 
-def logs(of: Visit) -> list[str]:
-    return [command.log for command in of.commands]
+def logs(planned_visit: Visit) -> list[str]:
+    return [command.log for command in planned_visit.commands]
 
 
 def test_visit_without_forms_is_a_clone_with_terminal() -> None:
@@ -54,7 +54,7 @@ def test_visit_refuses_contradictions_and_unknown_forms(words: list[str]) -> Non
         visit(words)
 
 
-def test_every_form_has_an_explanation() -> None:
+def test_visit_forms_have_an_explanation() -> None:
     assert set(EXPLANATIONS) == set(Form)
 
 

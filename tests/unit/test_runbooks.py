@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every command of the operator's pages is run by a test: typed as it stands there, or given by a
-test that is named (tests/runbooks.py)."""
+"""Commands in the operator's pages have a test: typed from the page, or run by the test that
+``tests.runbooks`` names.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ def test_documented_commands_have_a_test() -> None:
     ] == []
 
 
-def test_typed_headings_exist() -> None:
+def test_headings_of_typed_commands_exist_in_the_pages() -> None:
     assert {(page, heading) for page, heading, _ in COMMANDS} >= TYPED
 
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refusals of external services: failures before the pivot, pending cleanups after it or in undo."""
+"""Refusals of external services: failures before the pivot, pending cleanups after it and in undo.
+
+The tests call the runner without a database.
+"""
 
 from __future__ import annotations
 
