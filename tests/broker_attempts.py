@@ -28,11 +28,11 @@ def attempts(mine: str, other: str) -> dict[str, Attempt]:
     def consume(queue: str) -> Attempt:
         return lambda channel: channel.basic_consume(queue, no_ack=True)
 
-    def publish(where: str, key: str) -> Attempt:
+    def publish(exchange_name: str, key: str) -> Attempt:
         def attempt(channel: Any) -> None:
             channel.basic_publish(
                 channel.prepare_message(b"x", content_encoding="binary"),
-                exchange=where,
+                exchange=exchange_name,
                 routing_key=key,
             )
             # RabbitMQ reports a refused publish before the reply to the next method.
@@ -60,8 +60,8 @@ def attempts(mine: str, other: str) -> dict[str, Attempt]:
         "make a queue": lambda channel: channel.queue_declare("mine"),
         "make a queue of any name": lambda channel: channel.queue_declare(""),
         **{
-            f"make its own queue anew {what}": declare_own(arguments)
-            for what, arguments in {
+            f"make its own queue anew {change}": declare_own(arguments)
+            for change, arguments in {
                 "as it was": {},
                 "to dead-letter in another host's name": {
                     "x-dead-letter-exchange": hosts,

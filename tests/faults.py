@@ -105,17 +105,17 @@ class Wire:
                 client.close()
                 continue
             last = threading.Event()
-            for one, other, asks in ((client, server, True), (server, client, False)):
-                self._sockets.add(one)
+            for source, target, asks in ((client, server, True), (server, client, False)):
+                self._sockets.add(source)
                 threading.Thread(
-                    target=self._carry, args=(one, other, asks, last), daemon=True
+                    target=self._carry, args=(source, target, asks, last), daemon=True
                 ).start()
 
     def _carry(
-        self, one: socket.socket, other: socket.socket, asks: bool, last: threading.Event
+        self, source: socket.socket, target: socket.socket, asks: bool, last: threading.Event
     ) -> None:
         with suppress(OSError):
-            while data := one.recv(65536):
+            while data := source.recv(65536):
                 self.asked += asks
                 self._open.wait()
                 if asks and self.cut_at is not None and self.cut_at in data:
@@ -123,9 +123,9 @@ class Wire:
                     last.set()
                 elif not asks and last.is_set():
                     break
-                other.sendall(data)
-        _shut(one)
-        _shut(other)
+                target.sendall(data)
+        _shut(source)
+        _shut(target)
 
 
 def _shut(end: socket.socket) -> None:

@@ -48,7 +48,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect the tests outside the requested job and slices."""
     only, slices = config.getoption("job"), config.getoption("slices")
-    kept, left_out = [], []
+    selected, left_out = [], []
     for item in items:
         # Check all tests, so that a wrong mark is found regardless of the selection.
         part, job = slice_of(item), job_of_item(item)
@@ -62,11 +62,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 f"{item.nodeid}: the job {job.name} does not read this file; see Job.files in "
                 "deploy/testing/plan.py"
             )
-        wanted = (slices is None or part in slices) and (only is None or job.name == only)
-        (kept if wanted else left_out).append(item)
+        is_selected = (slices is None or part in slices) and (only is None or job.name == only)
+        (selected if is_selected else left_out).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = kept
+        items[:] = selected
 
 
 def runs_slice(config: pytest.Config, *parts: Slice) -> bool:

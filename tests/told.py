@@ -30,8 +30,8 @@ def told(store: Store, key: str) -> list[str]:
 # fmt: off
 def story_of_nouns(store: Store) -> list[str]:
     """Change each kind of object except servers once and return the expected events, in order."""
-    def do(work: Any, *given: Any, **named: Any) -> Any:
-        return store.write(lambda tx: work(tx, *given, **named))
+    def do(work: Any, *arguments: Any, **named: Any) -> Any:
+        return store.write(lambda tx: work(tx, *arguments, **named))
     flavor = {"flavorid": "f1", "name": "big", "vcpus": 1, "memory_mb": 64, "root_gb": 1, "ephemeral_gb": 0,
               "swap_mb": 0, "rxtx_factor": 1.0, "description": None, "is_public": False}
     key = {"user_id": "u", "name": "k", "type": "ssh", "fingerprint": "1e:2c", "public_key": "ssh-ed25519 AAAA"}

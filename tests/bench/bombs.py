@@ -129,12 +129,12 @@ def main() -> None:
 
         for inspecting, unpacking in ((0, 0), (4, 0), (2, 2)):
             attack = Attack(folder, inspecting, unpacking)
-            for what, work in (
+            for title, work in (
                 ("exchange", exchange),
                 ("sound image", lambda: inspection.inspect_whole(folder / "sound", "qcow2", QUIET)),
             ):
                 print(
-                    f"{inspecting} inspected, {unpacking} unpacked at a time: {what:12} {measure(work)}",
+                    f"{inspecting} inspected, {unpacking} unpacked at a time: {title:12} {measure(work)}",
                     flush=True,
                 )
             attack.end()

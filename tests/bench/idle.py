@@ -132,12 +132,12 @@ def measure(bench: figures.Bench, sizes: Sequence[int]) -> None:
     (few, *begin), (many, *end) = costs_by_size[0], costs_by_size[-1]
     for name, which in (("first minute", 0), ("second minute", 1)):
         bench.figures[f"one idle host more, a second, {name}"] = {
-            what: round((end[which][what] - begin[which][what]) / (many - few), 4)
-            for what in end[which]
+            quantity: round((end[which][quantity] - begin[which][quantity]) / (many - few), 4)
+            for quantity in end[which]
         }
     bench.figures["all, a second"] = {
         f"{size} hosts": [
-            {what: round(number, 2) for what, number in cost.items()} for cost in costs
+            {quantity: round(number, 2) for quantity, number in cost.items()} for cost in costs
         ]
         for size, *costs in costs_by_size
     }

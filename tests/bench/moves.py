@@ -30,15 +30,15 @@ def measure(bench: figures.Bench) -> None:
     service = Seed(bench.cloud).admin.network
     network = service.create_network(name="bench")
     service.create_subnet(network_id=network.id, ip_version=4, cidr="10.0.0.0/16")
-    for name, where in (("", None), (" with a port", network.id)):
-        server = new_server(client, image, flavor, where)
+    for name, network_id in (("", None), (" with a port", network.id)):
+        server = new_server(client, image, flavor, network_id)
         durations: dict[str, list[float]] = {}
         statements, messages = bench.statements(), bench.messages()
         for _ in range(TRIES):
             round_trip(client, server, flavor, larger, durations)
         bench.figures |= {
-            f"{what}{name}, POST to state": load.milliseconds(times)
-            for what, times in durations.items()
+            f"{action}{name}, POST to state": load.milliseconds(times)
+            for action, times in durations.items()
         }
         bench.figures[f"SQL and messages of such a round{name} (polling counts)"] = (
             round((bench.statements() - statements) / TRIES, 1),
@@ -51,8 +51,8 @@ def round_trip(
 ) -> None:
     """Resize the server up and down with confirms, then up with a revert, then migrate it."""
 
-    def act(what: str, body: dict[str, Any], ends: str) -> None:
-        durations.setdefault(what, []).append(
+    def act(action: str, body: dict[str, Any], ends: str) -> None:
+        durations.setdefault(action, []).append(
             until(client, server, body, lambda shown: shown["status"] == ends)
         )
 

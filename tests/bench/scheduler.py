@@ -258,10 +258,10 @@ def memory(folder: Path, size: int = 10_000) -> None:
     hosts = Hosts(store, Clock())
     hosts.refresh(at_once=True)
     gc.collect()
-    held, height = tracemalloc.get_traced_memory()
+    used_bytes, height = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     print(
-        f"{size:>7,} hosts, memory:                    {held / 2**20:8.1f} MiB "
+        f"{size:>7,} hosts, memory:                    {used_bytes / 2**20:8.1f} MiB "
         f"(at its height {height / 2**20:.1f})"
     )
     store.close()

@@ -65,7 +65,7 @@ def round_trips(
         durations["detach"].append(
             until("available", lambda: client.call("DELETE", f"{path}/{volume}"))
         )
-    return {what: load.milliseconds(times) for what, times in durations.items()}
+    return {action: load.milliseconds(times) for action, times in durations.items()}
 
 
 def new_volume(user: Any) -> str:
@@ -75,15 +75,15 @@ def new_volume(user: Any) -> str:
     return volume
 
 
-def remove(user: Any, *made: str) -> None:
+def remove(user: Any, *volumes: str) -> None:
     """Delete volumes as soon as they are available."""
     service = user.block_storage
 
     def are_free() -> bool:
-        return all(service.get_volume(volume).status == "available" for volume in made)
+        return all(service.get_volume(volume).status == "available" for volume in volumes)
 
     await_true(are_free, 60, "the volumes are free")
-    for volume in made:
+    for volume in volumes:
         service.delete_volume(volume)
 
 
@@ -118,11 +118,13 @@ def on_guest(live: LiveLab) -> None:
         client.call("POST", path, {"volumeAttachment": {"volumeId": volume}})
         await_true(lambda: guest.does("test -b /dev/vdb"), 60, "the guest sees it")
         file = next((live.home / "volume").rglob(f"*{beside}*"))
-        for what, way in fio.WAYS.items():
+        for workload, way in fio.WAYS.items():
             line = " ".join(fio.command(THERE, "/dev/vdb", way))
-            measured[f"{what}, in the guest"] = fio.figure(guest.insist(line, GUEST_SECONDS).stdout)
+            measured[f"{workload}, in the guest"] = fio.figure(
+                guest.insist(line, GUEST_SECONDS).stdout
+            )
             output = run(fio.command(str(here), str(file), way), "See what fio says.")
-            measured[f"{what}, the file beside it"] = fio.figure(output)
+            measured[f"{workload}, the file beside it"] = fio.figure(output)
     remove(user, volume, beside)
     measured["load after"] = os.getloadavg()
     say(f"Machine: {figures.machine()}")

@@ -179,7 +179,7 @@ def gateway_site(compute: Compute) -> Signed:
     }
     tickets = Tickets(Vault("k"))
     old = Tickets(Vault("k"), lambda: time.time() - LIFETIME - 1)
-    shown = [
+    tenant_tickets = [
         tickets.make("host1", [own]),
         tickets.make("host1", [], [own]),
         tickets.make("host1", [own], [waits]),
@@ -197,7 +197,7 @@ def gateway_site(compute: Compute) -> Signed:
         application,
         compute,
         records_by_owner,
-        [{"X-Auth-Token": ticket} for ticket in shown],
+        [{"X-Auth-Token": ticket} for ticket in tenant_tickets],
         [{"X-Auth-Token": tickets.make("host2", [own, foreign], [foreign])}],
     )
 

@@ -101,8 +101,8 @@ class Site:
     def set_back(self) -> None:
         """Undo all changes since ``keep``."""
         self.database.set_back()
-        for fake, kept in zip(self._fakes, self._kept, strict=True):
-            vars(fake).update(copy.deepcopy(kept))
+        for fake, state in zip(self._fakes, self._kept, strict=True):
+            vars(fake).update(copy.deepcopy(state))
         self._also()
 
     def id_of(self, owner: str, kind: str) -> str:

@@ -45,9 +45,7 @@ def test_guest_run_repeats_until_a_login_succeeds(script_ssh: Any) -> None:
 
 
 @pytest.mark.parametrize("status", [0, 1])
-def test_guest_does_follows_the_exit_status_of_the_command(
-    script_ssh: Any, status: int
-) -> None:
+def test_guest_does_follows_the_exit_status_of_the_command(script_ssh: Any, status: int) -> None:
     guest, runs = script_ssh(f"echo '{IN}it' >&2; exit {status}")
     assert guest.does("a command") == (status == 0)
     assert runs() == 1

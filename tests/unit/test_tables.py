@@ -186,7 +186,7 @@ STATUSES = {
         ("no such", None, "UNKNOWN"),
     ],
 )
-def test_status_of_vm_state_and_task_state_equals_that_of_the_api(
+def test_status_of_vm_state_and_task_state_equals_the_status_of_the_api(
     vm_state: str, task_state: str | None, status: str
 ) -> None:
     assert states.status(vm_state, task_state) == status
@@ -266,5 +266,5 @@ def test_step_name_belongs_to_one_lane() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(VERBS))
-def test_verb_that_runs_once_does_not_retry_until_done(name: str) -> None:
+def test_verb_with_runs_once_does_not_retry_until_done(name: str) -> None:
     assert not (VERBS[name].runs_once and VERBS[name].retries_until_done)

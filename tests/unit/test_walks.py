@@ -8,7 +8,7 @@ from itertools import pairwise, product
 from tests.e2e.walks import every_pair
 
 
-def test_every_pair_walk_contains_each_pair_of_actions_once() -> None:
+def test_walk_of_every_pair_contains_each_pair_of_actions_once() -> None:
     actions = ["a", "b", "c", "d"]
     for seed in range(5):
         walk = every_pair(actions, seed)

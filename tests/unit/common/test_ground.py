@@ -111,7 +111,9 @@ def test_ids_number_accepts_up_to_18_ascii_digits(text: str, number: int | None)
         ("", False),
     ],
 )
-def test_spells_uuid_accepts_dashes_and_upper_case_but_no_braces(text: str, is_valid: bool) -> None:
+def test_spells_uuid_accepts_with_or_without_dashes_but_no_braces_or_urn(
+    text: str, is_valid: bool
+) -> None:
     assert ids.spells_uuid(text) is is_valid
 
 

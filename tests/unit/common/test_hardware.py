@@ -102,7 +102,7 @@ def test_cpu_topology_follows_flavor_and_image(
         ({}, {"hw_cpu_cores": "٣"}, "hw_cpu_cores: "),
     ],
 )
-def test_cpu_topology_that_is_impossible_is_refused(specs: Texts, image: Texts, words: str) -> None:
+def test_impossible_cpu_topology_is_refused(specs: Texts, image: Texts, words: str) -> None:
     assert parse_refusal(specs, image).startswith(words)
 
 
@@ -272,7 +272,7 @@ def test_image_page_size_is_used_when_the_flavor_leaves_a_choice(
         ({"hw:mem_page_size": "2MB"}, {"hw_mem_page_size": "1GB"}, "hw_mem_page_size: "),
     ],
 )
-def test_cpu_policy_numa_or_page_size_that_is_invalid_is_refused(
+def test_invalid_cpu_policy_numa_nodes_or_page_size_is_refused(
     specs: Texts, image: Texts, words: str
 ) -> None:
     assert parse_refusal(specs, image).startswith(words)
@@ -387,9 +387,7 @@ def test_options_follow_flavor_and_image(
         ({"trait:X": "forbidden"}, {"trait:X": "required"}, "trait:X: required and forbidden"),
     ],
 )
-def test_option_that_is_invalid_or_unsupported_is_refused(
-    specs: Texts, image: Texts, words: str
-) -> None:
+def test_invalid_or_unsupported_option_is_refused(specs: Texts, image: Texts, words: str) -> None:
     assert parse_refusal(specs, image).startswith(words)
 
 
@@ -486,7 +484,7 @@ def test_with_aliases_stores_device_types_in_the_flavor() -> None:
 @pytest.mark.parametrize(
     "text", ["gpu", "gpu:0", "gpu:1,", "gpu:-1", "gpu:99999", "other:1", "gpu:60,nic:60", ""]
 )
-def test_pci_alias_that_is_unknown_or_malformed_is_refused(text: str) -> None:
+def test_unknown_or_malformed_pci_alias_is_refused(text: str) -> None:
     with pytest.raises(errors.BadRequest, match="pci_passthrough:alias"):
         with_aliases(flavor({"pci_passthrough:alias": text}), ALIASES)
     assert parse_refusal({"pci_passthrough:alias": text}).startswith("pci_passthrough:alias: ")

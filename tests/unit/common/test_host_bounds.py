@@ -12,8 +12,8 @@ from common.rpc.host_bounds import Allowances, Quarantine, require_bounded
 from common.security.host_keys import NotGenuine
 
 
-def nested(depth: int) -> Any:
-    return [nested(depth - 1)] if depth else 1
+def nest(depth: int) -> Any:
+    return [nest(depth - 1)] if depth else 1
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ def nested(depth: int) -> Any:
         {"domains": [{"server": "s"}] * host_bounds.MAX_ITEMS},
         {"details": "x" * host_bounds.MAX_TEXT_CHARS, "inventory": None, "ratio": 1.5},
         {"number": host_bounds.MAX_NUMBER, "least": -host_bounds.MAX_NUMBER},
-        nested(host_bounds.MAX_DEPTH),
+        nest(host_bounds.MAX_DEPTH),
     ],
     ids=["list", "text", "number", "depth"],
 )
@@ -38,7 +38,7 @@ def test_require_bounded_accepts_content_at_its_bound(content: Any) -> None:
         ({"results": [{"error": "x" * 8193}]}, "error: 8193 characters, at most 8192"),
         ({"x" * 8193: 1}, "the message: 8193 characters, at most 8192"),
         ({"fence": 2**63}, "fence: a number beyond 64 bits"),
-        ({"cpu_info": nested(33)}, "cpu_info: more than 32 levels"),
+        ({"cpu_info": nest(33)}, "cpu_info: more than 32 levels"),
     ],
 )
 def test_require_bounded_refuses_content_beyond_a_bound_with_its_field(

@@ -131,9 +131,7 @@ def test_meta_data_describes_the_guest() -> None:
         ("latest", set()),
     ],
 )
-def test_meta_data_of_a_version_has_only_the_keys_of_that_version(
-    version: str, absent: set[str]
-) -> None:
+def test_meta_data_keys_depend_on_the_version(version: str, absent: set[str]) -> None:
     assert (
         set(document("meta_data.json")) - set(document("meta_data.json", version=version)) == absent
     )
@@ -162,9 +160,7 @@ def test_meta_data_of_a_version_has_only_the_keys_of_that_version(
         ),
     ],
 )
-def test_instance_data_names_are_the_documents_of_the_version(
-    version: str, names: list[str]
-) -> None:
+def test_instance_data_document_names_depend_on_the_version(version: str, names: list[str]) -> None:
     assert InstanceData(spec()).names(version) == names
     assert InstanceData(spec(user_data=None)).names(version) == [
         name for name in names if name != "user_data"
@@ -366,7 +362,7 @@ LATEST_NAMES = [
 
 
 @pytest.mark.parametrize(
-    ("path", "shown"),
+    ("path", "value"),
     [
         ("latest", "meta-data/\nuser-data"),
         ("latest/meta-data", "\n".join(LATEST_NAMES)),
@@ -401,7 +397,7 @@ LATEST_NAMES = [
         ("latest/nothing", None),
     ],
 )
-def test_ec2_tree_path_returns_its_value(path: str, shown: str | None) -> None:
+def test_ec2_tree_path_returns_its_value(path: str, value: str | None) -> None:
     guest = spec(interfaces=[interface(1, V6, V4)])
     if path == "latest/user-data":
         assert (
@@ -409,7 +405,7 @@ def test_ec2_tree_path_returns_its_value(path: str, shown: str | None) -> None:
             == b"#!/bin/sh\necho \xff hello\n"
         )
         return
-    assert ec2(path, guest) == shown
+    assert ec2(path, guest) == value
 
 
 def test_ec2_tree_of_server_without_image_keys_and_user_data() -> None:
@@ -542,10 +538,11 @@ def test_block_device_mapping_names_local_disks() -> None:
             LocalDisk("swap", 64, "swap"),
         ]
     )
-    where = "latest/meta-data/block-device-mapping"
-    assert ec2(where, guest) == "ami\nephemeral0\nephemeral1\nroot\nswap"
+    mapping_path = "latest/meta-data/block-device-mapping"
+    assert ec2(mapping_path, guest) == "ami\nephemeral0\nephemeral1\nroot\nswap"
     assert [
-        ec2(f"{where}/{name}", guest) for name in ("root", "ephemeral0", "ephemeral1", "swap")
+        ec2(f"{mapping_path}/{name}", guest)
+        for name in ("root", "ephemeral0", "ephemeral1", "swap")
     ] == ["/dev/vda", "/dev/vdb", "/dev/vdc", "/dev/vdd"]
     drive = json.loads(InstanceData(guest).drive(b"")["ec2/latest/meta-data.json"])
     assert drive["block-device-mapping"]["swap"] == "/dev/vdd"

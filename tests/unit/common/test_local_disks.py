@@ -60,7 +60,7 @@ def test_local_disks_follow_flavor_and_request(
         ({"ephemeral": [{"gb": 0}]}, 3),
     ],
 )
-def test_ephemeral_gb_is_the_requested_size_or_that_of_the_flavor(
+def test_ephemeral_gb_is_the_requested_size_or_the_size_of_the_flavor(
     request: JsonObject | None, size: int
 ) -> None:
     assert ephemeral_gb(flavor(3, 64), request) == size

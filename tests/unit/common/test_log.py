@@ -211,7 +211,7 @@ def library_errors() -> list[Exception]:
     ]
 
 
-@pytest.mark.parametrize("problem", library_errors(), ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("problem", library_errors(), ids=lambda error: type(error).__name__)
 def test_mendable_returns_the_library_error_below_an_exception(problem: Exception) -> None:
     assert mendable(problem) is problem
     try:

@@ -199,8 +199,8 @@ def test_fit_chooses_the_smallest_sufficient_numa_node() -> None:
 
 
 # --- devices ---
-def device(address: str, where: int, kind: tuple[str, str] = GPU) -> Device:
-    return Device(address, *kind, where)
+def device(address: str, node_ids: int, kind: tuple[str, str] = GPU) -> Device:
+    return Device(address, *kind, node_ids)
 
 
 def device_requirement(
@@ -215,7 +215,7 @@ def device_requirement(
 
 
 @pytest.mark.parametrize(
-    ("policy", "where", "fits"),
+    ("policy", "node_ids", "fits"),
     [
         ("", (0, 1), False),
         ("", (1, 1), True),
@@ -228,16 +228,16 @@ def device_requirement(
     ],
 )
 def test_fit_places_devices_near_the_guest_by_the_pci_policy(
-    policy: str, where: tuple[int, int], fits: bool
+    policy: str, node_ids: tuple[int, int], fits: bool
 ) -> None:
-    devices = [device(str(number), place) for number, place in enumerate(where)]
+    devices = [device(str(number), place) for number, place in enumerate(node_ids)]
     assignment = fit(
         [numa_node(0), numa_node(1)], devices, [], device_requirement(2, policy=policy)
     )
     assert (assignment is not None) == fits
     if assignment:
         assert assignment.devices == ["0", "1"]
-        assert assignment.numa_nodes[0].numa_node == 1 or where == (0, 1)
+        assert assignment.numa_nodes[0].numa_node == 1 or node_ids == (0, 1)
 
 
 def test_fit_assigns_devices_without_numa_nodes_and_spares_device_nodes() -> None:
@@ -323,13 +323,13 @@ def group(host: NumaNode, cpu: int) -> list[int]:
 
 
 def follows_policy(
-    host: NumaNode, chosen: Sequence[int], idle: set[int], taken: set[int], policy: str
+    host: NumaNode, chosen: Sequence[int], idle: set[int], used: set[int], policy: str
 ) -> bool:
     """True if the chosen and idle CPUs follow the thread policy."""
     per_core = Counter(tuple(group(host, cpu)) for cpu in chosen)
     if policy == "isolate":
         return all(
-            count == 1 and not set(core) & (taken | set(host.cpus))
+            count == 1 and not set(core) & (used | set(host.cpus))
             for core, count in per_core.items()
         ) and (
             idle == {cpu for core in per_core for cpu in core if cpu in host.pcpus} - set(chosen)
@@ -344,26 +344,26 @@ def arrangements(
     host: NumaNode,
     request: NumaNodeRequest,
     requirement: Hardware,
-    held: Sequence[HardwareAssignment],
+    earlier: Sequence[HardwareAssignment],
 ) -> Iterator[AssignedNumaNode]:
     """Yield each assignment of a guest's NUMA node to a NUMA node of the host.
 
     There is one assignment for each choice of pages and CPUs.
     """
-    parts = [part for assignment in held for part in assignment.numa_nodes]
-    taken = {cpu for part in parts for cpu in (*part.pins.values(), *part.idle)}
+    parts = [part for assignment in earlier for part in assignment.numa_nodes]
+    used = {cpu for part in parts for cpu in (*part.pins.values(), *part.idle)}
     own = [cpu for cpu in request.cpus if cpu in requirement.dedicated]
     if len(request.cpus) - len(own) > len(host.cpus):
         return
     for page in suitable_pages(host, request.memory_mb, requirement.page_kb, parts):
         for chosen in itertools.combinations(
-            [cpu for cpu in host.pcpus if cpu not in taken], len(own)
+            [cpu for cpu in host.pcpus if cpu not in used], len(own)
         ):
             idle = {
                 other for cpu in chosen for other in group(host, cpu) if other in host.pcpus
             } - set(chosen)
             idle = idle if requirement.threads == "isolate" else set()
-            if follows_policy(host, chosen, idle, taken, requirement.threads):
+            if follows_policy(host, chosen, idle, used, requirement.threads):
                 yield AssignedNumaNode(
                     host.id,
                     list(request.cpus),
@@ -393,34 +393,34 @@ def suitable_pages(
             yield 0 if requirement == 0 else size
 
 
-def is_near_enough(where: Sequence[int], numa_nodes: set[int], policy: str) -> bool:
+def is_near_enough(node_ids: Sequence[int], numa_nodes: set[int], policy: str) -> bool:
     if not numa_nodes or policy == "preferred":
         return True
-    return set(where) <= (numa_nodes if policy == "required" else numa_nodes | {-1})
+    return set(node_ids) <= (numa_nodes if policy == "required" else numa_nodes | {-1})
 
 
 def has_any_fit(
     numa_nodes: list[NumaNode],
     devices: list[Device],
-    held: list[HardwareAssignment],
+    earlier: list[HardwareAssignment],
     requirement: Hardware,
 ) -> bool:
     """True if any combination of NUMA nodes and devices fits."""
-    taken = {address for assignment in held for address in assignment.devices}
-    left = [device for device in devices if device.address not in taken]
+    used = {address for assignment in earlier for address in assignment.devices}
+    left = [device for device in devices if device.address not in used]
     slots = [request.kinds for request in requirement.devices for _ in range(request.count)]
     for chosen in itertools.permutations(numa_nodes, len(requirement.numa_nodes)):
         if all(
-            any(True for _ in arrangements(host, request, requirement, held))
+            any(True for _ in arrangements(host, request, requirement, earlier))
             for host, request in zip(chosen, requirement.numa_nodes, strict=True)
         ):
             for chosen_devices in itertools.permutations(left, len(slots)):
                 if all(
-                    (one.vendor, one.product) in kinds
-                    for one, kinds in zip(chosen_devices, slots, strict=True)
+                    (candidate.vendor, candidate.product) in kinds
+                    for candidate, kinds in zip(chosen_devices, slots, strict=True)
                 ) and (
                     is_near_enough(
-                        [one.numa_node for one in chosen_devices],
+                        [candidate.numa_node for candidate in chosen_devices],
                         {host.id for host in chosen},
                         requirement.options["pci_policy"],
                     )
@@ -432,38 +432,39 @@ def has_any_fit(
 def assert_valid_assignment(
     numa_nodes: list[NumaNode],
     devices: list[Device],
-    held: list[HardwareAssignment],
+    earlier: list[HardwareAssignment],
     requirement: Hardware,
-    found: HardwareAssignment,
+    result: HardwareAssignment,
 ) -> None:
     """Assert that an assignment meets the request and takes no resources of other guests."""
-    assert [part.cpus for part in found.numa_nodes] == [
+    assert [part.cpus for part in result.numa_nodes] == [
         list(request.cpus) for request in requirement.numa_nodes
     ]
-    assert len({part.numa_node for part in found.numa_nodes}) == len(found.numa_nodes)
-    for part, request in zip(found.numa_nodes, requirement.numa_nodes, strict=True):
+    assert len({part.numa_node for part in result.numa_nodes}) == len(result.numa_nodes)
+    for part, request in zip(result.numa_nodes, requirement.numa_nodes, strict=True):
         host = next(host for host in numa_nodes if host.id == part.numa_node)
         same = [
             (sorted(way.pins.values()), way.page_kb, way.idle)
-            for way in arrangements(host, request, requirement, held)
+            for way in arrangements(host, request, requirement, earlier)
         ]
         assert (sorted(part.pins.values()), part.page_kb, sorted(part.idle)) in same
-    taken = [address for assignment in (*held, found) for address in assignment.devices]
-    assert len(taken) == len(set(taken))
+    used = [address for assignment in (*earlier, result) for address in assignment.devices]
+    assert len(used) == len(set(used))
     places = {device.address: device for device in devices}
     slots = [request.kinds for request in requirement.devices for _ in range(request.count)]
-    chosen_devices = [places[address] for address in found.devices]
+    chosen_devices = [places[address] for address in result.devices]
     assert all(
-        (one.vendor, one.product) in kinds for one, kinds in zip(chosen_devices, slots, strict=True)
+        (candidate.vendor, candidate.product) in kinds
+        for candidate, kinds in zip(chosen_devices, slots, strict=True)
     )
     assert is_near_enough(
-        [one.numa_node for one in chosen_devices],
-        {part.numa_node for part in found.numa_nodes},
+        [candidate.numa_node for candidate in chosen_devices],
+        {part.numa_node for part in result.numa_nodes},
         requirement.options["pci_policy"],
     )
     pins_of_all = [
         cpu
-        for assignment in (*held, found)
+        for assignment in (*earlier, result)
         for part in assignment.numa_nodes
         for cpu in part.pins.values()
     ]
@@ -471,21 +472,21 @@ def assert_valid_assignment(
 
 
 @given(host=hosts(), requests=st.lists(guests(), min_size=1, max_size=4))
-def test_fit_finds_an_assignment_exactly_if_one_exists(
+def test_fit_finds_valid_assignment_if_one_exists_in_any_input_order(
     host: tuple[list[NumaNode], list[Device]], requests: list[Hardware]
 ) -> None:
     numa_nodes, devices = host
-    held: list[HardwareAssignment] = []
+    earlier: list[HardwareAssignment] = []
     for requirement in requests:
-        found = fit(numa_nodes, devices, held, requirement)
-        assert found == fit(numa_nodes[::-1], devices[::-1], held, requirement), (
+        result = fit(numa_nodes, devices, earlier, requirement)
+        assert result == fit(numa_nodes[::-1], devices[::-1], earlier, requirement), (
             "whatever the order in which things are told"
         )
         if requirement.needs_assignment:
-            assert (found is not None) == has_any_fit(numa_nodes, devices, held, requirement)
-        if found is not None:
-            assert_valid_assignment(numa_nodes, devices, held, requirement, found)
-            held.append(found)
+            assert (result is not None) == has_any_fit(numa_nodes, devices, earlier, requirement)
+        if result is not None:
+            assert_valid_assignment(numa_nodes, devices, earlier, requirement, result)
+            earlier.append(result)
 
 
 # --- duration ---

@@ -57,7 +57,7 @@ def test_pattern_is_accepted_and_matches(pattern: str, text: str) -> None:
         "\ud800",
     ],
 )
-def test_pattern_that_is_malformed_or_too_complex_is_refused(pattern: str) -> None:
+def test_malformed_or_too_complex_pattern_is_refused(pattern: str) -> None:
     assert not is_pattern(pattern)
 
 

@@ -11,7 +11,7 @@ from common.security.vault import SEALED, Vault
 SECRETS = {"admin_pass": "correct horse"}
 
 
-def test_vault_open_returns_sealed_secrets_that_are_unreadable_before() -> None:
+def test_vault_seal_hides_secrets_and_open_returns_them() -> None:
     sealed = Vault("key").seal(SECRETS)
     assert "horse" not in sealed
     assert sealed != Vault("key").seal(SECRETS)

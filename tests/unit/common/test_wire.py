@@ -142,7 +142,7 @@ def test_from_wire_restores_nested_records() -> None:
     assert from_wire(Sync, to_wire(Sync("h", 1))).domains is None
 
 
-def test_to_wire_refuses_values_that_are_not_data() -> None:
+def test_to_wire_refuses_objects_sets_bytes_and_classes() -> None:
     for thing in (object(), {1, 2}, b"bytes", Flavor):
         with pytest.raises(TypeError, match="does not cross a process border"):
             to_wire({"deep": [thing]})
@@ -156,8 +156,8 @@ def test_flavor_disk_gb_sums_root_ephemeral_and_swap_rounded_up(swap: int, disk:
 def test_access_and_context_repr_hide_tokens() -> None:
     access = models.Access("http://image", "SECRET")
     caller = context.RequestContext("u", "p", ("member",), "req-1", token="SECRET")
-    for shown in (repr(access), str(access), repr(caller), f"{caller}", repr([access, caller])):
-        assert "SECRET" not in shown
+    for text in (repr(access), str(access), repr(caller), f"{caller}", repr([access, caller])):
+        assert "SECRET" not in text
     assert from_wire(models.Access, to_wire(access)).token == "SECRET"
 
 

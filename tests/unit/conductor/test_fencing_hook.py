@@ -53,7 +53,7 @@ def test_fencing_hook_with_exit_status_0_is_proof(
         ("exec sleep 20", 0.5, "within 0.5 seconds"),
     ],
 )
-def test_fencing_hook_that_fails_is_killed_or_hangs_raises_conflict(
+def test_failing_killed_or_hanging_fencing_hook_raises_conflict(
     new_hook_of: Callable[..., Callable[[str], None]], command: str, timeout: float, message: str
 ) -> None:
     with pytest.raises(errors.Conflict, match=message):

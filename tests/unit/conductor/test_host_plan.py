@@ -134,7 +134,7 @@ def test_host_plan_asks_the_scheduler_once_with_complete_request_specs() -> None
     ) == ("az1", "g", {"os_type": "linux"}, {"VCPU": 1, "MEMORY_MB": 128, "DISK_GB": 1})
 
 
-def test_host_plan_chooses_live_migration_destination_that_can_receive() -> None:
+def test_host_plan_migrates_live_only_to_live_capable_hosts() -> None:
     scheduler = Scheduler({"s1": ["h2", "h3"], "s2": ["h2"]})
     lines = plan(
         [WEB, replace(WEB, id="s2")],

@@ -159,7 +159,7 @@ def test_unbind_destination_restores_the_ports() -> None:
     assert move.places() == [("h1", [])] * 2
 
 
-def test_bind_at_destination_that_fails_is_retryable_on_another_host() -> None:
+def test_bind_at_destination_failure_is_retryable_on_another_host() -> None:
     move = Move()
     move.networks.cannot_bind = {"h2"}
     run = move.call(networks.bind_at_destination)
@@ -292,9 +292,9 @@ def test_rebind_to_moves_the_ports_to_the_destination_and_back() -> None:
 def test_rebind_to_failure_fails_the_move_but_not_its_undo() -> None:
     move = Move()
     move.networks.cannot_bind = {"h1", "h2"}
-    there = move.call(lambda engine, run: networks.rebind_to(engine, run, "h2"))
-    assert there.problem is not None
-    assert there.problem.retryable
+    forward = move.call(lambda engine, run: networks.rebind_to(engine, run, "h2"))
+    assert forward.problem is not None
+    assert forward.problem.retryable
     back = move.call(lambda engine, run: networks.rebind_to(engine, run, "h1"), phase="undo")
     assert back.problem is None
     assert len(read_interfaces(back, "plugged")) == 2

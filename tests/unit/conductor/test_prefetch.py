@@ -114,7 +114,7 @@ def test_prefetch_ends_after_a_day_with_a_warning(
 
 
 @pytest.mark.parametrize("table", [schema.heartbeats, schema.services])
-def test_prefetch_waits_for_a_host_that_is_down(cloud: PrefetchCloud, table: sa.Table) -> None:
+def test_prefetch_waits_until_a_down_host_is_up(cloud: PrefetchCloud, table: sa.Table) -> None:
     down = {"up": False} if table is schema.heartbeats else {"forced_down": True}
     with cloud.store.begin() as tx:
         tx.execute(sa.update(table).where(table.c.host == "h1").values(**down))

@@ -110,7 +110,7 @@ def test_do_message_has_a_ticket_only_for_images_of_its_commands() -> None:
     assert [(method, server) for method, server, _ in wire.casts] == [("do", "h1")] * 2
 
 
-def test_do_message_that_needs_a_ticket_is_not_sent_without_a_secret() -> None:
+def test_do_message_with_images_is_not_sent_without_a_ticket_secret() -> None:
     wire = Wire()
     new_messages(wire, key="").do("h1", [build_command("i")])
     assert wire.casts == []
