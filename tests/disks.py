@@ -29,7 +29,7 @@ def base(folder: Path) -> Path:
     return path_of_base
 
 
-def cached(path: Path, disk_format: str, virtual_size: int) -> CachedImage:
+def cache_image(path: Path, disk_format: str, virtual_size: int) -> CachedImage:
     """Rename a file to its name in the image cache and return it as a cached image."""
     checksum = hashlib.sha512(path.read_bytes()).hexdigest()
     return CachedImage(

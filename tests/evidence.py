@@ -64,7 +64,7 @@ def query(since: int = 0) -> str:
     )
 
 
-def described(rows: Iterable[Sequence[Any]]) -> list[str]:
+def describe_actions(rows: Iterable[Sequence[Any]]) -> list[str]:
     """Return a line for each action that still runs or has failed, oldest first."""
     shown = [
         action
@@ -92,7 +92,7 @@ def _clock(moment: int) -> str:
 
 def actions_in(store: Store) -> list[str]:
     """Describe all running and failed actions in the store of one test."""
-    return described(store.read(lambda tx: tx.exec_driver_sql(query()).all()))
+    return describe_actions(store.read(lambda tx: tx.exec_driver_sql(query()).all()))
 
 
 def ids(rows: Iterable[Sequence[Any]]) -> set[str]:
@@ -105,7 +105,7 @@ def ids(rows: Iterable[Sequence[Any]]) -> set[str]:
     }
 
 
-def worded(findings: Iterable[Finding]) -> list[str]:
+def describe_findings(findings: Iterable[Finding]) -> list[str]:
     """Return the findings as ``kilonova doctor`` prints them."""
     return [f"{finding.invariant}: {finding.subject}: {finding.text}" for finding in findings] or [
         "all is well"

@@ -5,8 +5,8 @@ A cloud registers itself when it is created (``register``). It belongs to the fi
 it, or to the test. When a test fails in setup, call or teardown, the plugin requests a
 ``diagnosis`` from each existing cloud of the test and its fixtures, and adds the answers to the
 report once. Code that removes a cloud after a failure requests its diagnosis first, with
-``asked_first``. A source of evidence that fails or does not answer in time adds a line and does not
-stop the report. For a test that passes, the plugin only takes a bookmark of each existing cloud.
+``diagnose_first``. A source of evidence that fails or does not answer in time adds a line and does
+not stop the report. For a test that passes, the plugin only takes bookmarks of existing clouds.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Registry:
         for entry in known:
             thing = entry.thing()
             if thing is not None:
-                self.told += asked(thing, entry.since)
+                self.told += diagnose(thing, entry.since)
 
 
 _here = Registry()
@@ -108,7 +108,7 @@ def register(thing: Diagnosable) -> None:
 
 
 @contextmanager
-def asked_first(thing: Diagnosable) -> Iterator[None]:
+def diagnose_first(thing: Diagnosable) -> Iterator[None]:
     """Request the diagnosis of an object if the block fails, before the object is removed."""
     try:
         yield
@@ -117,7 +117,7 @@ def asked_first(thing: Diagnosable) -> Iterator[None]:
         raise
 
 
-def asked(thing: Diagnosable, since: Any, patience: float = PATIENCE) -> list[Section]:
+def diagnose(thing: Diagnosable, since: Any, patience: float = PATIENCE) -> list[Section]:
     """Return each title of the diagnosis with its lines."""
     sections: list[Section] = []
     questions: list[tuple[str, Callable[[], Iterable[str]]]] = []

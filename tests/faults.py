@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Database failures on demand: a COMMIT without an answer, a connection that breaks or freezes.
 
-``unanswered`` replaces no code of Kilonova. It hooks between SQLAlchemy and the database driver.
+``lose_commit_answer`` replaces no code of Kilonova. The hook is between SQLAlchemy and the database
+driver.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from common.store.engine import Store
 
 
 @contextmanager
-def unanswered(store: Store, *, committed: bool = True, after: int = 0) -> Iterator[list[bool]]:
+def lose_commit_answer(
+    store: Store, *, committed: bool = True, after: int = 0
+) -> Iterator[list[bool]]:
     """Let one COMMIT on this store lose its connection.
 
     Args:

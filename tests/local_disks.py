@@ -14,16 +14,16 @@ from compute_agent.virt.libvirt.disks.local_disks import NAME
 CANARY_AT, SECTOR = 48 << 20, 512
 
 
-def found(folder: Path) -> dict[str, tuple[int, str]]:
+def read_local_disks(folder: Path) -> dict[str, tuple[int, str]]:
     """Return name -> (MiB, file system or "") of the local disks in a server's folder."""
     return {
-        path.name: (_mebibytes(path), seen(path)["TYPE"])
+        path.name: (_mebibytes(path), read_file_system(path)["TYPE"])
         for path in sorted(folder.iterdir())
         if NAME.fullmatch(path.name)
     }
 
 
-def seen(disk: Path) -> dict[str, str]:
+def read_file_system(disk: Path) -> dict[str, str]:
     """Return TYPE and LABEL of the disk's file system according to blkid, or "" for each."""
     with tempfile.NamedTemporaryFile(dir=disk.parent) as raw:
         subprocess.run(

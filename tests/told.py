@@ -16,19 +16,19 @@ from common.store.hosts import aggregates, cached_images, host_images, hosts, se
 from common.store.tenants import flavors, keypairs, server_groups
 
 
-def all_told(store: Store) -> list[Any]:
+def read_outbox(store: Store) -> list[Any]:
     """Return all rows of the outbox, oldest first."""
     table = schema.notifications
     return store.read(lambda tx: list(tx.execute(sa.select(table).order_by(table.c.id))))
 
 
-def told(store: Store, key: str) -> list[str]:
+def read_server_events(store: Store, key: str) -> list[str]:
     """Return the events of a server without the prefix "instance."."""
-    return [row.event.removeprefix("instance.") for row in all_told(store) if row.key == key]
+    return [row.event.removeprefix("instance.") for row in read_outbox(store) if row.key == key]
 
 
 # fmt: off
-def story_of_nouns(store: Store) -> list[str]:
+def change_all_but_servers(store: Store) -> list[str]:
     """Change each kind of object except servers once and return the expected events, in order."""
     def do(work: Any, *arguments: Any, **named: Any) -> Any:
         return store.write(lambda tx: work(tx, *arguments, **named))

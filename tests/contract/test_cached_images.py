@@ -14,7 +14,7 @@ from common.service.notification_options import NotificationSettings
 from common.store import schema
 from common.store.engine import Store
 from common.store.hosts import aggregates, cached_images, host_images, hosts
-from tests.told import all_told
+from tests.told import read_outbox
 
 EVENT, BOTH = "aggregate.cache_images.", ("i1", "i2")
 
@@ -48,7 +48,7 @@ def says(store: Store, host: str, **cached: str) -> None:
 
 def news(store: Store) -> list[tuple[str, Any]]:
     """What the sweep has to tell: the event, and who is done as the how many-th with what."""
-    before = len(all_told(store))
+    before = len(read_outbox(store))
     if store.read(cached_images.is_something_over):
         store.write(cached_images.settle)
     return [
@@ -57,7 +57,7 @@ def news(store: Store) -> list[tuple[str, Any]]:
             of.get("host")
             and (of["host"], of["index"], of["total"], of["images_cached"], of["images_failed"]),
         )
-        for row in all_told(store)[before:]
+        for row in read_outbox(store)[before:]
         for of in [row.body["object"]]
     ]
 
@@ -77,8 +77,8 @@ def left(store: Store) -> list[tuple[str, str]]:
 
 def test_each_host_is_told_when_it_has_all_and_then_the_end(store: Store, number: int) -> None:
     ask(store, number, *BOTH)
-    assert [row.event for row in all_told(store)] == [EVENT + "start"]
-    assert all_told(store)[0].body["object"]["hosts"] == ["h1", "h2"]
+    assert [row.event for row in read_outbox(store)] == [EVENT + "start"]
+    assert read_outbox(store)[0].body["object"]["hosts"] == ["h1", "h2"]
     says(store, "h2", i1="")
     assert news(store) == []
     says(store, "h2", i2="")
@@ -150,7 +150,7 @@ def test_an_aggregate_without_hosts_is_done_at_once(store: Store) -> None:
     store.notify_with(NotificationSettings("api1"))
     number = store.write(lambda tx: aggregates.create(tx, "empty", None)).id
     ask(store, number, "i1")
-    assert [row.event for row in all_told(store)][-2:] == [EVENT + "start", EVENT + "end"]
+    assert [row.event for row in read_outbox(store)][-2:] == [EVENT + "start", EVENT + "end"]
 
 
 def test_of_an_aggregate_that_is_gone_nothing_is_told(store: Store, number: int) -> None:

@@ -21,7 +21,7 @@ from common.store.tenants import flavors, keypairs, server_groups
 from compute_api.compute.request.creation import Created, Creator
 from tests.contract.test_store import USER, active_server
 from tests.contract.test_store_servers import LIMITS, creation
-from tests.faults import Wire, unanswered
+from tests.faults import Wire, lose_commit_answer
 from tests.waiting import await_true
 
 
@@ -48,14 +48,14 @@ def test_what_is_there_is_not_made_again(store: Store, committed: bool) -> None:
             is not None
         )
 
-    with unanswered(store, committed=committed) as lost:
+    with lose_commit_answer(store, committed=committed) as lost:
         assert store.write(work, is_there) == ("p0" if committed else "p1")
     assert lost and count(store, schema.projects) == 1
 
 
 def test_who_cannot_look_is_told_that_nothing_is_known(store: Store, committed: bool) -> None:
     with (
-        unanswered(store, committed=committed),
+        lose_commit_answer(store, committed=committed),
         pytest.raises(errors.Unsure, match="look before you ask again"),
     ):
         store.write(lambda tx: insert_ignore(tx, schema.projects, {"id": "p", "quota_seq": 0}))
@@ -75,7 +75,7 @@ def test_creates_of_one_transaction_are_made_once(store: Store, committed: bool)
     for one in posts:
         one.start()
     await_true(lambda: creator.waiting == 2)
-    with unanswered(store, committed=committed):
+    with lose_commit_answer(store, committed=committed):
         creator._lead()
         for one in posts:
             one.join(10)
@@ -88,7 +88,7 @@ def test_creates_of_one_transaction_are_made_once(store: Store, committed: bool)
 
 def test_a_create_with_a_key_is_made_once(store: Store, committed: bool) -> None:
     creator, asked = Creator(store, LIMITS), creation(key="k")
-    with unanswered(store, committed=committed):
+    with lose_commit_answer(store, committed=committed):
         made = creator.create(asked)
     assert creator.create(asked) == Created(
         made.server_id, made.reservation_id, repeated=True, digest=asked.digest
@@ -98,7 +98,7 @@ def test_a_create_with_a_key_is_made_once(store: Store, committed: bool) -> None
 
 def test_an_action_is_begun_once(store: Store, committed: bool) -> None:
     server, stop = active_server(store), states.row("os-stop")
-    with unanswered(store, committed=committed):
+    with lose_commit_answer(store, committed=committed):
         action = store.write(
             lambda tx: actions.begin(tx, stop, server, context=USER),
             lambda tx, begun: actions.is_begun(tx, begun, server),
@@ -151,14 +151,14 @@ MADE = {
 @pytest.mark.parametrize("table", MADE, ids=str)
 def test_a_row_is_made_once(store: Store, committed: bool, table: sa.Table) -> None:
     make, is_made = MADE[table]
-    with unanswered(store, committed=committed):
+    with lose_commit_answer(store, committed=committed):
         made = store.write(make, is_made)
     assert store.read(lambda tx: list(tx.scalars(sa.select(table.c.id)))) == [made.id]
 
 
 def test_a_console_s_token_can_be_used(store: Store, committed: bool) -> None:
     server = active_server(store)
-    with unanswered(store, committed=committed):
+    with lose_commit_answer(store, committed=committed):
         token = store.write(
             lambda tx: console_tokens.create(
                 tx, server, "novnc", project_id="p", user_id="u", seconds=60

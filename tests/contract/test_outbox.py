@@ -24,7 +24,7 @@ from common.store.notifications import outbox
 from common.store.servers import actions, immediate_actions, servers
 from conductor.notifications.notification_sender import BATCH_SIZE, NotificationSender
 from tests.server_rows import server_row
-from tests.told import all_told, story_of_nouns, told
+from tests.told import change_all_but_servers, read_outbox, read_server_events
 
 USER = RequestContext(user_id="u", project_id="p", roles=("member",), request_id="req-1")
 SECRETS = ("secret user data", "sealed password")
@@ -124,9 +124,9 @@ def test_a_row_is_there_when_the_transition_is(telling: Store) -> None:
     with telling.begin() as tx:
         actions.begin(tx, states.row("os-stop"), server, context=USER)
         tx.rollback()
-    assert all_told(telling) == []
+    assert read_outbox(telling) == []
     begin(telling, server)
-    [row] = all_told(telling)
+    [row] = read_outbox(telling)
     assert (row.event, row.key, row.publisher) == (
         "instance.power_off.start",
         server,
@@ -154,7 +154,7 @@ def test_a_lock_is_told_at_once_by_the_api(telling: Store) -> None:
             tx, states.row("lock"), server, context=USER, args={"locked_reason": "mine"}
         )
     )
-    [row] = all_told(telling)
+    [row] = read_outbox(telling)
     assert (row.event, row.publisher, row.body["object"]["locked_reason"]) == (
         "instance.lock",
         "nova-api:api1",
@@ -171,7 +171,7 @@ def test_rows_go_in_order_and_are_gone(telling: Store) -> None:
     tell_all(one)
     for server in servers:
         assert broker.events(server) == ["power_off.start", "power_off.error", "delete.start"]
-    assert all_told(telling) == []
+    assert read_outbox(telling) == []
     assert one.send_batch() == 0
 
 
@@ -209,12 +209,12 @@ def test_what_a_dead_sender_had_in_hand_is_sent_again(
     with pytest.raises(Died):
         dying.send_batch()
     assert len(broker.taken) == again
-    assert len(all_told(telling)) == 3
+    assert len(read_outbox(telling)) == 3
     tell_all(teller(telling, broker))
     assert [uuid(one) for one in broker.taken] == servers[:again] + servers
     numbers = [one.context["notification_id"] for one in broker.taken]
     assert numbers == sorted(numbers[again:])[:again] + sorted(numbers[again:])
-    assert all_told(telling) == []
+    assert read_outbox(telling) == []
 
 
 def test_only_who_has_the_lease_sends(telling: Store) -> None:
@@ -242,12 +242,12 @@ def test_two_senders_at_once_keep_the_order(telling: Store) -> None:
     for _ in range(BATCH_SIZE // 2):
         for server in servers:
             begin(telling, server, "delete")
-    expected = {server: told(telling, server) for server in servers}
+    expected = {server: read_server_events(telling, server) for server in servers}
     senders = [teller(telling, broker, f"c{number}/1") for number in range(3)]
     left = threading.Event()
 
     def work(one: NotificationSender) -> None:
-        while all_told(telling):
+        while read_outbox(telling):
             one.send_batch()
         left.set()
 
@@ -267,7 +267,7 @@ def test_while_the_broker_is_away_rows_wait(telling: Store) -> None:
     one = teller(telling, broker)
     broker.refuses = lambda message: uuid(message) != servers[0]
     assert one.send_batch() == 1
-    assert [row.key for row in all_told(telling)] == servers[1:]
+    assert [row.key for row in read_outbox(telling)] == servers[1:]
     assert one.send_batch() == 0
     broker.refuses = lambda message: False
     tell_all(one)
@@ -283,7 +283,7 @@ def test_no_more_than_the_limit_wait(telling: Store, caplog: pytest.LogCaptureFi
     broker.refuses = lambda message: True
     with caplog.at_level("WARNING"):
         assert one.send_batch() == 0
-    assert [row.key for row in all_told(telling)] == servers[3:]
+    assert [row.key for row in read_outbox(telling)] == servers[3:]
     assert "3 notifications, the oldest, were dropped" in caplog.text
     broker.refuses = lambda message: False
     tell_all(one)
@@ -339,7 +339,7 @@ def test_a_sender_stops_before_its_lease_runs_out(telling: Store) -> None:
 
     broker.refuses = slow
     assert one.send_batch() == 2
-    assert [row.key for row in all_told(telling)] == servers[2:]
+    assert [row.key for row in read_outbox(telling)] == servers[2:]
 
 
 def test_nothing_is_asked_where_nothing_is_told(store: Store) -> None:
@@ -356,7 +356,7 @@ def test_nothing_is_asked_where_nothing_is_told(store: Store) -> None:
         asked.clear()
         begin(store, server, "delete")
         found.append(len(asked))
-    assert all_told(store)[0].event == "instance.delete.error", (
+    assert read_outbox(store)[0].event == "instance.delete.error", (
         "the second one's supersedes the first one's"
     )
     assert found == [found[0], found[1]] and found[0] < found[1]
@@ -369,8 +369,8 @@ def test_nothing_is_asked_where_nothing_is_told(store: Store) -> None:
 
 
 def test_what_is_no_server_is_told_too(telling: Store) -> None:
-    expected = story_of_nouns(telling)
-    rows = all_told(telling)
+    expected = change_all_but_servers(telling)
+    rows = read_outbox(telling)
     assert [row.event for row in rows] == expected
     pictures = {row.event: row.body["object"] for row in rows}
     assert (
@@ -404,8 +404,8 @@ def test_what_is_no_server_is_told_too(telling: Store) -> None:
 
 
 def test_what_is_no_server_costs_nothing_where_it_is_not_told(store: Store) -> None:
-    story_of_nouns(store)
-    assert all_told(store) == []
+    change_all_but_servers(store)
+    assert read_outbox(store) == []
 
 
 def test_another_name_is_told_with_the_old_one(telling: Store) -> None:
@@ -426,6 +426,6 @@ def test_many_notices_are_written_at_once(telling: Store) -> None:
     telling.write(
         lambda tx: outbox.add(tx, [Notice("instance.update", server) for server in servers])
     )
-    assert [row.key for row in all_told(telling)] == servers
+    assert [row.key for row in read_outbox(telling)] == servers
     telling.write(lambda tx: outbox.add(tx, [Notice("instance.update", "gone")]))
-    assert len(all_told(telling)) == 5
+    assert len(read_outbox(telling)) == 5

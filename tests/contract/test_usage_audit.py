@@ -19,7 +19,7 @@ from common.store.engine import Store
 from common.store.notifications import usage_audit
 from conductor.notifications.notification_sender import AUDIT_SECONDS
 from tests.contract.test_outbox import Broker, Time, add_servers, teller
-from tests.told import all_told, told
+from tests.told import read_outbox, read_server_events
 
 MARCH = (parse("2026-03-01T00:00:00Z"), parse("2026-04-01T00:00:00Z"))
 
@@ -71,7 +71,7 @@ def test_every_server_that_ran_in_a_period_is_told_once(april: Store) -> None:
     audit(april)
     assert april.read(lambda tx: usage_audit.is_done(tx, month))
     audit(april)
-    rows = all_told(april)
+    rows = read_outbox(april)
     assert [row.event for row in rows] == ["instance.exists"] * 5
     assert {row.key for row in rows} == used
     assert {(*row.body["about"]["period"],) for row in rows} == {MARCH}
@@ -84,7 +84,7 @@ def test_servers_of_years_ago_are_passed_by_in_small_steps(april: Store) -> None
     steps = 1
     while april.write(lambda tx: usage_audit.step(tx, Periods.of("month"))):
         steps += 1
-    assert {row.key for row in all_told(april)} == used
+    assert {row.key for row in read_outbox(april)} == used
     assert steps >= 11 / 3, "each step looks at three"
 
 
@@ -94,13 +94,13 @@ def test_an_audit_goes_on_where_its_conductor_was_killed(
     """Another goes on, and ends the period that was begun before it looks at the next."""
     used = sorted(ran(april, "2026-03-02T00:00:00Z") for _ in range(5))
     assert april.write(lambda tx: usage_audit.step(tx, Periods()))
-    assert [row.key for row in all_told(april)] == used[:2]
+    assert [row.key for row in read_outbox(april)] == used[:2]
     monkeypatch.setattr(usage_audit, "moment", lambda tx: parse("2026-05-01T00:00:01Z"))
     audit(april)
-    assert [row.key for row in all_told(april)] == used
+    assert [row.key for row in read_outbox(april)] == used
     audit(april)
-    assert [row.key for row in all_told(april)] == used * 2
-    assert [row.body["about"]["period"][1] for row in all_told(april)] == [
+    assert [row.key for row in read_outbox(april)] == used * 2
+    assert [row.body["about"]["period"][1] for row in read_outbox(april)] == [
         *[MARCH[1]] * 5,
         *[parse("2026-05-01T00:00:00Z")] * 5,
     ]
@@ -113,19 +113,19 @@ def test_two_conductors_tell_each_server_once(april: Store) -> None:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert sorted(row.key for row in all_told(april)) == used
+    assert sorted(row.key for row in read_outbox(april)) == used
 
 
 def test_an_audit_is_asked_for_and_looks_once_a_minute(april: Store) -> None:
     server = ran(april, "2026-03-02T00:00:00Z")
     one = teller(april, Broker())
     one.audit_usage()
-    assert all_told(april) == []
+    assert read_outbox(april) == []
     one.audit = Periods()
     one.audit_usage()
-    assert told(april, server) == ["exists"]
+    assert read_server_events(april, server) == ["exists"]
     april.write(lambda tx: tx.execute(sa.delete(schema.leases)))
     for seconds, count in ((AUDIT_SECONDS - 1, 1), (AUDIT_SECONDS, 2)):
         cast(Time, one.clock).seconds = seconds
         one.audit_usage()
-        assert len(all_told(april)) == count
+        assert len(read_outbox(april)) == count

@@ -73,7 +73,7 @@ def made(rig: Rig, server: str) -> dict[str, tuple[int, str]]:
     if isinstance(rig.driver, MemoryDriver):
         local = (rig.driver.host.files | rig.driver.host.guests)[server].local
         return {name: (disk["size_mb"], disk["format"]) for name, disk in local.items()}
-    return local_disks.found(folder(rig, server))
+    return local_disks.read_local_disks(folder(rig, server))
 
 
 def write(rig: Rig, server: str) -> None:

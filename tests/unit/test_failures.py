@@ -67,7 +67,7 @@ def unruly():
 def doomed():
     home = Home("doomed")
     try:
-        with failures.asked_first(home):
+        with failures.diagnose_first(home):
             home.say("does not come up")
             pytest.fail("no broker", pytrace=False)
     finally:
@@ -104,8 +104,8 @@ def broken():
     raise OSError("no doctor")
 
 def test_with_a_bad_doctor(monkeypatch):
-    asked = failures.asked
-    monkeypatch.setattr(failures, "asked", lambda thing, since: asked(thing, since, patience=0.2))
+    diagnose = failures.diagnose
+    monkeypatch.setattr(failures, "diagnose", lambda thing, since: diagnose(thing, since, patience=0.2))
     homes = Home("mine", failing=broken, hanging=lambda: time.sleep(60)), Mute("mute")
     assert not "the reason"
 
@@ -258,10 +258,10 @@ def action(state: str, *, name: str = "resize", message: str | None = None) -> t
 
 def test_evidence_describes_running_and_failed_actions() -> None:
     rows = [action("failed", message="no room"), action("done", name="stop"), action("waiting")]
-    first, second = evidence.described(rows)
+    first, second = evidence.describe_actions(rows)
     assert first.startswith(f"server {SERVER} resize: waiting, do boot on h1, attempt 2, since ")
     assert f"req-{REQUEST}, action {ACTION}" in first and second.endswith(": no room")
-    assert evidence.described([action("done")]) == ["none"]
+    assert evidence.describe_actions([action("done")]) == ["none"]
     assert evidence.ids(rows) == {ACTION, SERVER, REQUEST}
 
 

@@ -16,7 +16,7 @@ from compute_agent.verb_context import VerbFailed
 from compute_agent.virt.libvirt.disks import local_disks
 from compute_agent.virt.libvirt.disks.local_disks import PROGRAMS, LocalDisks
 from tests.disks import names
-from tests.local_disks import found, is_written, seen, write
+from tests.local_disks import is_written, read_file_system, read_local_disks, write
 from tests.services import demand
 
 NEEDED = ("qemu-img", "qemu-io", "blkid", "mkfs.ext4", "mkfs.vfat", "mkswap")
@@ -41,7 +41,7 @@ def test_each_file_system_is_made_with_its_name(tmp_path: Path, kind: str) -> No
     demand(programs=PROGRAMS[kind][:1], ring="unit")
     given = LocalDisk("swap", 64, "swap") if kind == "swap" else ephemeral(kind)
     LocalDisks().make(tmp_path, spec(given))
-    assert seen(tmp_path / given.name) == {"TYPE": kind, "LABEL": given.name}
+    assert read_file_system(tmp_path / given.name) == {"TYPE": kind, "LABEL": given.name}
     assert names(tmp_path) == [given.name]
     assert (tmp_path / given.name).stat().st_mode & 0o777 == 0o600
 
@@ -49,7 +49,7 @@ def test_each_file_system_is_made_with_its_name(tmp_path: Path, kind: str) -> No
 def test_windows_gets_ntfs_where_it_can_be_made(tmp_path: Path) -> None:
     demand(programs=["mkfs.ntfs"], ring="unit")
     LocalDisks().make(tmp_path, spec(ephemeral(), os_type="windows"))
-    assert found(tmp_path) == {"ephemeral0": (1024, "ntfs")}
+    assert read_local_disks(tmp_path) == {"ephemeral0": (1024, "ntfs")}
 
 
 @pytest.mark.parametrize("kind", ["xfs", "ntfs"])
@@ -58,7 +58,9 @@ def test_disk_of_another_file_system_grows_and_stays(tmp_path: Path, kind: str) 
     LocalDisks().make(tmp_path, spec(ephemeral(kind)))
     write(tmp_path / "ephemeral0")
     LocalDisks().fit(tmp_path, spec(ephemeral(kind, 2048)))
-    assert found(tmp_path) == {"ephemeral0": (2048, kind)} and is_written(tmp_path / "ephemeral0")
+    assert read_local_disks(tmp_path) == {"ephemeral0": (2048, kind)} and is_written(
+        tmp_path / "ephemeral0"
+    )
 
 
 @pytest.mark.parametrize(
@@ -68,7 +70,7 @@ def test_file_system_of_a_disk_that_says_none(
     tmp_path: Path, os_type: str, default: str, kind: str
 ) -> None:
     LocalDisks(default).make(tmp_path, spec(ephemeral(), os_type=os_type))
-    assert found(tmp_path) == {"ephemeral0": (1024, kind)}
+    assert read_local_disks(tmp_path) == {"ephemeral0": (1024, kind)}
 
 
 def hide(monkeypatch: pytest.MonkeyPatch, folder: Path, hidden: str) -> None:
@@ -85,7 +87,7 @@ def test_windows_gets_what_it_reads_where_ntfs_cannot_be_made(
 ) -> None:
     hide(monkeypatch, tmp_path, "mkfs.ntfs")
     LocalDisks().make(tmp_path, spec(ephemeral(), os_type="windows"))
-    assert found(tmp_path) == {"ephemeral0": (1024, "vfat")}
+    assert read_local_disks(tmp_path) == {"ephemeral0": (1024, "vfat")}
 
 
 @pytest.mark.parametrize(
@@ -125,9 +127,9 @@ def test_fitted_disks_grow_and_swap_is_of_its_size(tmp_path: Path) -> None:
     LocalDisks().make(tmp_path, spec(ephemeral(), LocalDisk("swap", 64, "swap")))
     write(tmp_path / "ephemeral0")
     LocalDisks().fit(tmp_path, spec(ephemeral(size_mb=2048), LocalDisk("swap", 32, "swap")))
-    assert found(tmp_path) == {"ephemeral0": (2048, "ext4"), "swap": (32, "swap")}
+    assert read_local_disks(tmp_path) == {"ephemeral0": (2048, "ext4"), "swap": (32, "swap")}
     LocalDisks().fit(tmp_path, spec(ephemeral()))
-    assert found(tmp_path)["ephemeral0"] == (2048, "ext4"), "it never shrinks"
+    assert read_local_disks(tmp_path)["ephemeral0"] == (2048, "ext4"), "it never shrinks"
     assert is_written(tmp_path / "ephemeral0")
     local_disks.drop_others(tmp_path, spec(ephemeral()))
     assert names(tmp_path) == ["ephemeral0"]
@@ -137,7 +139,7 @@ def test_disk_that_is_not_there_is_made_only_where_it_may_be_new(tmp_path: Path)
     with pytest.raises(VerbFailed, match="not on this host's storage"):
         LocalDisks().fit(tmp_path, spec(ephemeral()))
     LocalDisks().fit(tmp_path, spec(ephemeral()), new=True)
-    assert found(tmp_path) == {"ephemeral0": (1024, "ext4")}
+    assert read_local_disks(tmp_path) == {"ephemeral0": (1024, "ext4")}
 
 
 def test_large_disks_take_next_to_nothing(tmp_path: Path) -> None:
