@@ -529,7 +529,7 @@ def test_hardware_accepts_or_refuses_arbitrary_values(
             assert ":" in problem.text and len(problem.text) < 500
 
 
-def test_resources_leave_out_disk_of_server_with_root_volume() -> None:
+def test_resources_leave_out_root_disk_on_a_volume() -> None:
     server_flavor = flavor()
     for image in (None, {}, {ON_VOLUME: False}):
         assert resources(on_host(server_flavor, image), {})["DISK_GB"] == 10

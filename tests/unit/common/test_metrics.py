@@ -152,8 +152,8 @@ def test_metrics_text_of_master_sums_the_counts_of_workers() -> None:
 import os, sys
 sys.path.insert(0, {str(Path(__file__).parents[3])!r})
 from common.service import metrics
-from tests.unit.common.test_metrics import conf_of
-metrics.start(conf_of(1, name="api"), "api")
+from tests.unit.common.test_metrics import new_conf
+metrics.start(new_conf(1, name="api"), "api")
 for number in (1, 2):
     if not (worker := os.fork()):
         metrics.REQUESTS.add("GET", "/v2.1/servers", "200", value=number)
