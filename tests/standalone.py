@@ -265,6 +265,8 @@ def running_api(cloud: Cloud, database_url: str, options: str = "") -> Iterator[
     """Run an API process with the cloud's identity service, and yield its URL.
 
     Args:
+        cloud: The cloud.
+        database_url: URL of the API's database.
         options: Lines of the section [api].
     """
     port, file, notify = free_ports(1), cloud.folder / "api.conf", cloud.folder / "notify"

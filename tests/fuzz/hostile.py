@@ -309,7 +309,7 @@ INNER = (
 
 
 def value(chance: Random, record_ids: list[str]) -> Any:
-    """Return a random value, sometimes an id from ``known``, the ids of records."""
+    """Return a random value, sometimes one of the ids of records."""
     kind = chance.random()
     if kind < 0.12:
         inner = {
@@ -338,7 +338,7 @@ def mutate(body: Any, chance: Random, record_ids: list[str], fields: tuple[str, 
     Args:
         body: The body, which stays unchanged.
         chance: The random generator.
-        known: Ids of records.
+        record_ids: Ids of records.
         fields: Fields of the operation, preferred for new keys.
     """
     body = copy.deepcopy(body)

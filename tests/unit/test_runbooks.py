@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands in the operator's pages have a test: typed from the page, or run by the test that
-``tests.runbooks`` names.
+"""Commands in the operator's pages have a test.
+
+The test types the command from the page, or ``tests.runbooks`` names the test that runs the command.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def test_backup_commands_are_read_by_the_failover_test() -> None:
     assert every_command(BACKUP)
 
 
-def test_tests_named_for_commands_run_them() -> None:
+def test_named_tests_contain_the_words_of_their_commands() -> None:
     missing = []
     for command, test in ELSEWHERE.items():
         words = [word.strip("-") for word in command.split()[1:] if not word.isupper()]

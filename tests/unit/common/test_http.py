@@ -145,7 +145,7 @@ def test_client_call_without_body_succeeds_unless_the_call_reads_it(service: Ser
         CALLS["ports"]()
 
 
-def test_image_call_tells_404_from_403(service: Service) -> None:
+def test_image_call_raises_not_found_for_404_and_forbidden_for_403(service: Service) -> None:
     for call in ("image look", "image download"):
         for service.status, kind in ((404, errors.NotFound), (403, errors.Forbidden)):
             with pytest.raises(kind):

@@ -90,6 +90,6 @@ def test_server_record_has_the_types_of_the_servers_table() -> None:
 
 
 def test_row_protocols_of_tables_are_all_compared() -> None:
-    """mypy checks the protocols that extend another protocol or join tables."""
+    """Protocols that extend another protocol or join tables are checked by mypy only."""
     shapes = {getattr(rows, name) for name in rows.__all__ if name.endswith("Row")}
     assert {shape for shape in shapes if shape.__bases__ == (typing.Protocol,)} == set(TABLES)
