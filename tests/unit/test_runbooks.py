@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commands in the operator's pages have a test.
 
-The test types the command from the page, or ``tests.runbooks`` names the test that runs the command.
+The test types the command from the page, or ``tests.runbooks`` names another test.
 """
 
 from __future__ import annotations

@@ -190,7 +190,7 @@ def test_identity_token_is_renewed_in_the_background_before_it_expires(
 def test_identity_token_wait_is_short_and_shared_when_identity_is_silent(
     impatient_client: IdentityClient, session: Session
 ) -> None:
-    """One thread sends the request. Later callers do not wait for the token."""
+    """The wait counts from the one shared request, so later callers fail at once."""
     session.answers.clear()
     for _ in range(20):
         with pytest.raises(errors.Unavailable, match=r"check \[identity\]"):
