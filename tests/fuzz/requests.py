@@ -196,7 +196,7 @@ def _body(operation: Operation, site: Site, chance: Random, ids: list[str]) -> b
 
 
 def fuller(schema: dict[str, Any], chance: Random) -> Any:
-    """Return a value that nearly fits a schema, with random optional properties."""
+    """Return a value that fits a schema, or nearly fits, with random optional properties."""
     schema = chance.choice(samples.choices(schema))
     if "properties" not in schema or "object" not in samples.types(schema):
         try:

@@ -187,7 +187,8 @@ def test_failure_in_junit_xml_has_the_same_evidence(output: str, folder: Path) -
     )
 
 
-@pytest.mark.slice("operations")  # ./deploy/test uses no workers of xdist
+# ./deploy/test uses no workers of xdist, so the default set leaves this test out.
+@pytest.mark.slice("operations")
 def test_failure_from_an_xdist_worker_has_the_same_evidence(output: str, tmp_path: Path) -> None:
     far = part_of(
         run_ring(tmp_path, "-n", "1", "-k", "that_passes or of_a_cloud"), "test_of_a_cloud"

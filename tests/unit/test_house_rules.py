@@ -289,7 +289,7 @@ def is_constant(pattern: ast.expr) -> bool:
 def test_python_re_gets_no_user_pattern() -> None:
     """Patterns of users go through ``common.domain.patterns``.
 
-    Because the engine of ``re`` backtracks and holds the interpreter's lock.
+    The engine of ``re`` backtracks and holds the interpreter's lock meanwhile.
     """
 
     def variable_patterns(path: Path) -> list[str]:

@@ -54,7 +54,8 @@ def test_signer_answer_takes_only_the_public_key_from_the_request(authority: Aut
 def test_signer_answer_refuses_damaged_or_unsupported_request(authority: Authority) -> None:
     signer = Signer.read(str(authority.path), str(authority.key_path))
     der = bytearray(x509.load_pem_x509_csr(signing_request().encode()).public_bytes(_DER))
-    der[der.index(b"broker")] ^= 1  # changed after it was signed
+    # The request is changed after the signature.
+    der[der.index(b"broker")] ^= 1
     changed = x509.load_der_x509_csr(bytes(der)).public_bytes(serialization.Encoding.PEM).decode()
     for text in (
         "",

@@ -70,7 +70,7 @@ def test_hardware_without_requirements_is_empty() -> None:
             8,
             (2, 4, 1),
         ),
-        # 4 CPUs cannot be split into cores of 3, so the preference is ignored.
+        # 4 CPUs cannot be divided into sockets of 3 cores, so the preference is ignored.
         ({"hw:cpu_cores": "3"}, {}, 4, (4, 1, 1)),
         ({"hw:cpu_max_sockets": "4"}, {"hw_cpu_max_sockets": "2"}, 8, (2, 4, 1)),
     ],
