@@ -34,7 +34,7 @@ def upgrade(store: Store) -> Store:
         The same store.
     """
     with store.engine.connect() as connection:
-        _newest().backup(connection.connection.dbapi_connection)  # type: ignore[arg-type]  # it is sqlite3's
+        _newest().backup(connection.connection.dbapi_connection)  # type: ignore[arg-type]  # The driver is sqlite3.
     return store
 
 
@@ -49,7 +49,7 @@ def _newest() -> sqlite3.Connection:
     upgrades.upgrade(store)
     copy = sqlite3.connect(":memory:", check_same_thread=False)
     with store.engine.connect() as connection:
-        connection.connection.dbapi_connection.backup(copy)  # type: ignore[union-attr]  # it is sqlite3's
+        connection.connection.dbapi_connection.backup(copy)  # type: ignore[union-attr]  # The driver is sqlite3.
     store.close()
     return copy
 

@@ -158,7 +158,7 @@ class IdleConductor:
         self.engine = WorkflowEngine(
             store,
             Clock(),
-            None,  # type: ignore[arg-type]  # nothing is sent
+            None,  # type: ignore[arg-type]  # No message is sent.
             "c1/1",
             reclaim_interval=1,
             shelved_offload_time=1,

@@ -191,7 +191,7 @@ def gateway_site(compute: Compute) -> Signed:
             {own: b"own" * 100, waits: b"", foreign: records_by_owner["foreign"]["canary"].encode()}
         ),
         tickets,
-    )  # type: ignore[arg-type]  # the same interface
+    )  # type: ignore[arg-type]  # OwnImages has the used methods.
     return Signed(
         GATEWAY,
         application,

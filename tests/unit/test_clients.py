@@ -16,7 +16,7 @@ def test_suite_chosen_leaves_out_tests_by_the_first_matching_reason() -> None:
     assert suite.chosen(["A.test_a", "A.test_b", "Volume.test_b", "A.test_bc"]) == (
         ["A.test_a", "A.test_bc"],
         {"A.test_b": "why not", "Volume.test_b": "none"},
-    ), "the first reason"
+    ), "the first matching reason counts"
 
 
 def test_suite_chosen_with_only_pattern_drops_tests_of_other_services() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import common.rpc  # noqa: F401  # before oslo.messaging
+import common.rpc  # noqa: F401  # It must precede the import of oslo.messaging.
 from common.domain import errors
 from common.service import config, config_file
 

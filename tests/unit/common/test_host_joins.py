@@ -20,7 +20,7 @@ def test_join_token_is_one_word_without_secrets_in_its_repr() -> None:
     text = TOKEN.text()
     assert text.startswith(BEGIN) and text.isascii() and len(text.split()) == 1
     assert JoinToken.read(text) == TOKEN
-    assert JoinToken.read(f" {text[:40]}\n{text[40:]}\n") == TOKEN, "a terminal broke it"
+    assert JoinToken.read(f" {text[:40]}\n{text[40:]}\n") == TOKEN, "a terminal wrapped the token"
     assert "ab" * 8 not in repr(TOKEN) and "kilonova-join" not in repr(TOKEN)
 
 

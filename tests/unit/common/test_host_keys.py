@@ -42,7 +42,7 @@ class Table:
         return dict(self.hosts)
 
     def keys(self, secrets: dict[Purpose, str] = SECRETS) -> AllKeys:
-        return AllKeys(secrets, self, self.clock)  # type: ignore[arg-type]  # the same interface
+        return AllKeys(secrets, self, self.clock)  # type: ignore[arg-type]  # Clock has the used methods.
 
 
 def test_host_key_opens_only_text_sealed_with_the_same_key_and_header() -> None:
@@ -119,7 +119,7 @@ def test_unknown_hosts_cause_few_reads_of_key_generations() -> None:
     assert table.looks <= 11
     table.hosts["h2"] = Generations(1)
     table.clock.now += 0.2
-    assert keys.find("h2", 1, Purpose.COMMAND), "a new host is found at once"
+    assert keys.find("h2", 1, Purpose.COMMAND), "a new host is accepted at once"
 
 
 def test_host_keys_query_an_unavailable_database_once_a_second() -> None:

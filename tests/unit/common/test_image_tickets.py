@@ -178,7 +178,7 @@ def test_verb_declares_the_image_passed_to_the_driver(name: str) -> None:
     def reader(image: str) -> Any:
         raise AssertionError("this driver reads nothing")
 
-    tools = Tools(driver, reader, written.append, QUIET, lambda *details: None)  # type: ignore[arg-type]  # it records
+    tools = Tools(driver, reader, written.append, QUIET, lambda *details: None)  # type: ignore[arg-type]  # The driver is a stand-in.
     carry_out(tools, new_command(verb), verb)
     assert (reader in driver.given) == bool(verb.image_to_read)
     assert written == images_written([verb])

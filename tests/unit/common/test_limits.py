@@ -102,7 +102,7 @@ def test_expired_limits_raise_unavailable_when_keystone_fails(
     for _ in range(6):
         with pytest.raises(errors.Unavailable, match="does not tell the limits"):
             client.of("*")
-    assert len(keystone.asked) == 1 + 3, "after three failures it is left alone for a while"
+    assert len(keystone.asked) == 1 + 3, "after three failures the client pauses"
     keystone.problem = None
     clock.now += 2
     assert client.of("*")["servers"] == 10
@@ -138,7 +138,7 @@ def test_limit_lookup_raises_unavailable_after_its_wait(keystone: Keystone) -> N
     for _ in range(3):
         with pytest.raises(errors.Unavailable):
             client.of("p")
-    assert sorted(keystone.asked) == ["*", "p"], "it is still the first question"
+    assert sorted(keystone.asked) == ["*", "p"], "the first request is still open"
     keystone.answers.set()
     client.close()
 
@@ -155,7 +155,7 @@ def test_limit_lookup_wait_counts_from_the_start_of_the_shared_request(
         start = time.monotonic()
         with pytest.raises(errors.Unavailable):
             client.of("*")
-        assert time.monotonic() - start < 15, "it does not wait as long again"
+        assert time.monotonic() - start < 15, "the wait counts from the first request"
         keystone.answers.set()
         assert first.result(20)["servers"] == 10
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-import common.rpc  # noqa: F401  # chooses threads before oslo.messaging is imported
+import common.rpc  # noqa: F401  # It selects threads before the import of oslo.messaging.
 from common.domain import errors
 from common.service import log
 from common.service.log_repeats import MAX_TROUBLES, PERIOD_SECONDS, Repeats, mendable

@@ -259,7 +259,7 @@ def test_audit_periods_return_last_and_current_period(
     assert re.fullmatch(periods.FORM, text)
     assert audit_periods.last(parse(at)) == (parse(begin), parse(end))
     assert audit_periods.last(parse(end)) == (parse(begin), parse(end)), (
-        "the end of one is when it is over"
+        "a period is over at its end"
     )
     assert audit_periods.current(parse(at)) == (parse(end), parse(at))
 
@@ -307,7 +307,7 @@ def test_build_instances_error_notification_contains_the_request_spec() -> None:
 def test_notification_snapshot_columns_contain_no_secrets() -> None:
     columns = {column.name for column in outbox.PICTURE.selected_columns}
     assert columns & {"user_data", "password", "secrets", "fault"} == set()
-    assert set(SERVER) == columns, "this file's server is what the store takes a picture of"
+    assert set(SERVER) == columns, "SERVER must have the columns of the snapshot"
 
 
 def test_notification_keeps_only_arguments_of_its_payload() -> None:

@@ -120,7 +120,7 @@ def test_fit_prefers_a_core_with_a_used_thread_over_an_idle_core() -> None:
     first = fit([numa_node(0, pcpus=4)], [], [], dedicated_cpus(1))
     assert pins(first) == [0] and first is not None
     second = fit([numa_node(0, pcpus=4)], [], [first], dedicated_cpus(1))
-    assert pins(second) == [1], "the other thread of the core that is split already"
+    assert pins(second) == [1], "the free thread of the core in use"
 
 
 def test_fit_with_isolate_policy_keeps_sibling_threads_idle() -> None:
@@ -134,7 +134,7 @@ def test_fit_with_isolate_policy_keeps_sibling_threads_idle() -> None:
     split = fit(host, [], [], dedicated_cpus(3))
     assert (
         split is not None and fit(host, [], [split], dedicated_cpus(1, threads="isolate")) is None
-    ), "a neighbour"
+    ), "a sibling thread is in use"
     half = NumaNode(0, [1], [0], 1024, [[0, 1]])
     assert fit([half], [], [], dedicated_cpus(1, threads="isolate")) is None, (
         "others run on the core's other thread"
@@ -256,7 +256,7 @@ def test_fit_assigns_devices_without_numa_nodes_and_spares_device_nodes() -> Non
     )
     both = Hardware(devices=(DeviceRequest("any", 1, (GPU, NIC)), DeviceRequest("gpu", 1, (GPU,))))
     assert fit([], devices, [], both) == HardwareAssignment([], ["b", "a"]), (
-        "the first gives way to the second"
+        "the first request must leave the GPU to the second"
     )
     assignment = fit(
         [numa_node(0), numa_node(1)],
@@ -265,7 +265,7 @@ def test_fit_assigns_devices_without_numa_nodes_and_spares_device_nodes() -> Non
         Hardware(numa_nodes=(NumaNodeRequest((0,), 16),)),
     )
     assert assignment is not None and assignment.numa_nodes[0].numa_node == 1, (
-        "the NUMA node with the device is kept for who wants it"
+        "the NUMA node with the device stays free for guests with devices"
     )
 
 
@@ -480,7 +480,7 @@ def test_fit_finds_valid_assignment_if_one_exists_in_any_input_order(
     for requirement in requests:
         result = fit(numa_nodes, devices, earlier, requirement)
         assert result == fit(numa_nodes[::-1], devices[::-1], earlier, requirement), (
-            "whatever the order in which things are told"
+            "the result does not depend on the order of the input"
         )
         if requirement.needs_assignment:
             assert (result is not None) == has_any_fit(numa_nodes, devices, earlier, requirement)

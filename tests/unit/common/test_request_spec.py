@@ -22,7 +22,7 @@ def test_request_spec_contains_resources_image_properties_and_exclusions() -> No
         FLAVOR,
         "image-1",
     )
-    assert spec.resources == {"VCPU": 2, "MEMORY_MB": 512}, "an amount of nothing is not asked for"
+    assert spec.resources == {"VCPU": 2, "MEMORY_MB": 512}, "amounts of zero are left out"
     assert spec.image_properties == {"os_type": "linux"}
     assert (spec.availability_zone, spec.excluded, spec.group, spec.is_rebuild) == (
         "az1",

@@ -190,7 +190,7 @@ def test_api_request_span_is_named_by_route_and_passed_to_other_services(
         start_response("200 OK", [])
         return []
 
-    served: Any = access_log.log_requests(application)  # type: ignore[arg-type]  # of few lines
+    served: Any = access_log.log_requests(application)  # type: ignore[arg-type]  # The application is minimal.
     for path in ("/v2.1/servers/5", "/healthcheck"):
         served(
             {"REQUEST_METHOD": "GET", "PATH_INFO": path, "HTTP_TRACEPARENT": "x"},
@@ -313,7 +313,7 @@ def test_failing_collector_is_logged_once_a_minute(
             assert time.monotonic() - start < 1
             assert tracing.spans is not None and tracing.spans._provider is not None
             tracing.spans._provider.force_flush()
-            await_true(lambda number=number: collector.request_count > number, 5)  # type: ignore[misc]  # bound at once
+            await_true(lambda number=number: collector.request_count > number, 5)  # type: ignore[misc]  # The default binds the number.
     finally:
         root.removeHandler(handler)
     [line] = written.getvalue().splitlines()

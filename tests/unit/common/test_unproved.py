@@ -37,6 +37,6 @@ def test_unproved_remove_keeps_the_connection_open_and_frees_its_place() -> None
     unproved.add(second, ("192.0.2.1", 2))
     assert not is_ended(peer)
     first.close()
-    assert is_ended(peer), "no copy of the descriptor is left"
+    assert is_ended(peer), "a copy of the descriptor would keep the connection open"
     for open_socket in (peer, second, other):
         open_socket.close()

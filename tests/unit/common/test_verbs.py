@@ -30,7 +30,7 @@ def test_verb_decode_without_a_field_names_the_field(name: str, field: str) -> N
 
 def test_verb_with_misspelt_field_raises_type_error() -> None:
     with pytest.raises(TypeError, match="timout"):
-        EnsureStopped(timout=60)  # type: ignore[call-arg]  # the mistake
+        EnsureStopped(timout=60)  # type: ignore[call-arg]  # The test needs this mistake.
 
 
 def test_verb_decode_of_unknown_name_raises_unknown_verb() -> None:

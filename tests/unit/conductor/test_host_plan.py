@@ -105,7 +105,7 @@ def test_server_with_action_is_busy_unless_evacuation_supersedes_it() -> None:
         "delete always wins"
     )
     assert is_busy(replace(WEB, busy="attach_interface"), EVACUATION), (
-        "it shows no task_state, and ends by itself"
+        "attach_interface shows no task_state and ends by itself"
     )
 
 

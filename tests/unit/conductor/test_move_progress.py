@@ -54,10 +54,10 @@ def test_forecast_counts_waiting_moves_in_parallel_slots() -> None:
     assert forecast([10, 8, 12], [], 4, 2, 0) == 20
     assert forecast([10], [], 5, 2, 0) == 30
     assert forecast([10], [MOVE], 1, 2, 14 * SECOND) == 10, (
-        "one is there in six seconds, the other begins now"
+        "the running move ends in 6 seconds, the other begins now"
     )
     assert forecast([10], [MOVE, MOVE], 1, 2, 14 * SECOND) == 16
-    assert forecast([10], [MOVE], 0, 2, 90 * SECOND) == 0, "late, and nobody knows by how much"
+    assert forecast([10], [MOVE], 0, 2, 90 * SECOND) == 0, "the move is late by an unknown time"
     assert summary(Progress(1, 1, 1, 16)) == "1 moved, 1 under way, 1 to go: about 16 s"
     assert summary(Progress(2, 0, 0, 0)) == "2 moved, 0 under way, 0 to go"
 

@@ -147,7 +147,7 @@ def test_refusal_during_undo_becomes_a_pending_cleanup() -> None:
         ),
     )
     run = new_run("undo")
-    runner.continue_undo(None, None, workflow, 0, run, "It is in use.")  # type: ignore[arg-type]  # no row is written
+    runner.continue_undo(None, None, workflow, 0, run, "It is in use.")  # type: ignore[arg-type]  # No row is written.
     assert failures == [("It broke.", {})]
     assert [row["kind"] for row in run.cleanups] == [PORTS]
     assert [(event["event"], event["message"]) for event in run.events] == [

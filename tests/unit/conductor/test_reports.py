@@ -80,7 +80,7 @@ def test_runner_advance_wakes_conductors_only_for_due_actions(cloud: Cloud) -> N
     cloud.create(networks=[])
     runner.advance(cloud.engine)
     assert woken == []
-    cloud.engine.messaging.select = lambda specs, fresh: []  # type: ignore[method-assign]  # a scheduler that knows no answer
+    cloud.engine.messaging.select = lambda specs, fresh: []  # type: ignore[method-assign]  # The scheduler selects no host.
     cloud.create(networks=[])
     runner.advance(cloud.engine)
     assert woken == ["inside"]
@@ -98,7 +98,7 @@ def test_inventory_report_is_stored_only_from_the_current_session(cloud: Cloud) 
     reports.handle(cloud.engine, [Sync("h1", host.agent.session, inventory=more), old])
     host_row = cloud.store.read(lambda tx: hosts.list_all(tx, "h1"))[0]
     assert host_row["inventory"]["VCPU"]["total"] == 40, (
-        "and a session that is over is not believed"
+        "the inventory of an ended session is ignored"
     )
     assert cloud.store.read(lambda tx: hosts.sessions(tx, ["h1"])) == {"h1": host.agent.session}
 
@@ -117,7 +117,7 @@ def test_metrics_report_is_stored_and_read_by_schedulers(cloud: Cloud) -> None:
     assert row.metrics == {"cpu.percent": 0.25}
     assert row.metrics_at - before >= 60 * SECOND
     assert cloud.store.read(lambda tx: tx.scalar(query)) == before, (
-        "schedulers find it by its own time"
+        "schedulers find metrics by metrics_at"
     )
     assert cloud.store.read(lambda tx: host_states.metrics(tx, row.metrics_at)) == [
         ("h1", {"cpu.percent": 0.25})

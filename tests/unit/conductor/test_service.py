@@ -76,7 +76,7 @@ class Wire:
 
 
 def new_messages(wire: Wire, key: str = "key") -> Messages:
-    return Messages(wire, wire, Gateway("http://gateway", Tickets(Vault(key))))  # type: ignore[arg-type]  # the same
+    return Messages(wire, wire, Gateway("http://gateway", Tickets(Vault(key))))  # type: ignore[arg-type]  # Wire has the used methods.
 
 
 def read_access(access: dict[str, str]) -> tuple[str, str, set[str], set[str]]:
@@ -150,7 +150,7 @@ def test_cleanup_thread_continues_after_failures(
     engine = WorkflowEngine(
         store,
         Clock(),
-        Wire(),  # type: ignore[arg-type]  # it posts nothing
+        Wire(),  # type: ignore[arg-type]  # No message is sent.
         "c1/1",
         workflows=WORKFLOWS,
         notices=notifications.of,
@@ -219,7 +219,7 @@ def test_waiting_sync_is_refused_at_once_when_the_conductor_stops(
     sync_thread = threading.Thread(target=send_sync)
     sync_thread.start()
     sync_thread.join(0.2)
-    assert sync_thread.is_alive(), "it did not wait for an answer"
+    assert sync_thread.is_alive(), "the sync did not wait for an answer"
     conductor.close()
     sync_thread.join(5)
     assert not sync_thread.is_alive()
@@ -242,7 +242,7 @@ def conductor_with_host(tmp_path: Path) -> Iterator[Conductor]:
         WorkflowEngine(
             store,
             Clock(),
-            Wire(),  # type: ignore[arg-type]  # it posts nothing
+            Wire(),  # type: ignore[arg-type]  # No message is sent.
             "c1/1",
             workflows=WORKFLOWS,
             notices=notifications.of,

@@ -136,7 +136,7 @@ def test_sweep_reclaims_no_server_after_a_jump_of_the_database_clock(
     assert not is_reclaimed(simulation, server)
     clock.jump(-seconds)
     simulation.run_sweeps(130, [*simulation.cloud.hosts], seconds=30)
-    assert not is_reclaimed(simulation, server), "it has jumped back"
+    assert not is_reclaimed(simulation, server), "the clock has jumped back"
 
 
 def test_sweep_reclaims_server_when_the_clock_stays_ahead(simulation: SweepCloud) -> None:

@@ -18,7 +18,7 @@ def test_sync_cookie_is_fresh_only_for_its_host_and_session() -> None:
     freshness = SyncCookies("secret")
     cookie = freshness.cookie("h1", 7)
     assert freshness.is_fresh("h1", 7, cookie)
-    assert SyncCookies("secret").is_fresh("h1", 7, cookie), "every conductor knows it"
+    assert SyncCookies("secret").is_fresh("h1", 7, cookie), "all conductors accept the cookie"
     assert not freshness.is_fresh("h2", 7, cookie)
     assert not freshness.is_fresh("h1", 8, cookie)
     assert not SyncCookies("another").is_fresh("h1", 7, cookie)
