@@ -47,22 +47,24 @@ def attempts(mine: str, other: str) -> dict[str, Attempt]:
 
     return {
         "read another host's queue": consume(others_queue),
-        "read what hosts report": consume(f"{PREFIX}-reports"),
-        "take the next of another host's messages": lambda channel: channel.basic_get(others_queue),
-        "make another host's queue": lambda channel: channel.queue_declare(
+        "read the hosts' reports": consume(f"{PREFIX}-reports"),
+        "get a message from another host's queue": lambda channel: channel.basic_get(others_queue),
+        "declare another host's queue": lambda channel: channel.queue_declare(
             others_queue, durable=True
         ),
-        "remove another host's queue": lambda channel: channel.queue_delete(others_queue),
-        "empty another host's queue": lambda channel: channel.queue_purge(others_queue),
-        "hear what others say": lambda channel: channel.queue_bind(own_queue, hosts, "#"),
-        "remove the hosts' exchange": lambda channel: channel.exchange_delete(hosts),
-        "make an exchange": lambda channel: channel.exchange_declare("mine", "topic"),
-        "make a queue": lambda channel: channel.queue_declare("mine"),
-        "make a queue of any name": lambda channel: channel.queue_declare(""),
+        "delete another host's queue": lambda channel: channel.queue_delete(others_queue),
+        "purge another host's queue": lambda channel: channel.queue_purge(others_queue),
+        "bind its queue to the messages of all hosts": lambda channel: channel.queue_bind(
+            own_queue, hosts, "#"
+        ),
+        "delete the hosts' exchange": lambda channel: channel.exchange_delete(hosts),
+        "declare an exchange": lambda channel: channel.exchange_declare("mine", "topic"),
+        "declare a queue": lambda channel: channel.queue_declare("mine"),
+        "declare a queue with a generated name": lambda channel: channel.queue_declare(""),
         **{
-            f"make its own queue anew {change}": declare_own(arguments)
+            f"declare its own queue {change}": declare_own(arguments)
             for change, arguments in {
-                "as it was": {},
+                "without arguments": {},
                 "to dead-letter in another host's name": {
                     "x-dead-letter-exchange": hosts,
                     "x-dead-letter-routing-key": f"reports.{other}",
@@ -78,13 +80,13 @@ def attempts(mine: str, other: str) -> dict[str, Attempt]:
                 "with many priorities": {"x-max-priority": 255},
             }.items()
         },
-        "remove its own queue": lambda channel: channel.queue_delete(own_queue),
-        "write into another host's queue": publish("", others_queue),
-        "write into a queue of the control plane": publish("", f"{PREFIX}-reports"),
+        "delete its own queue": lambda channel: channel.queue_delete(own_queue),
+        "publish to another host's queue": publish("", others_queue),
+        "publish to a queue of the control plane": publish("", f"{PREFIX}-reports"),
         "report in another host's name": publish(hosts, f"reports.{other}"),
-        "report in a name that begins like another's": publish(hosts, f"reports.{mine}.{other}"),
-        "beat in another host's name": publish(hosts, f"heartbeats.{other}"),
-        "wake the conductors'": publish("kilonova", "kilonova-conductor"),
+        "report in a name with the prefix of its own": publish(hosts, f"reports.{mine}.{other}"),
+        "send a heartbeat in another host's name": publish(hosts, f"heartbeats.{other}"),
+        "wake the conductors": publish("kilonova", "kilonova-conductor"),
         "answer in another host's name": publish(hosts, f"answers.{'0' * 32}.{other}"),
-        "write to RabbitMQ's own exchange": publish("amq.topic", "x"),
+        "publish to RabbitMQ's own exchange": publish("amq.topic", "x"),
     }

@@ -89,7 +89,7 @@ REFUSED: dict[str, bytes] = {
     "a header after a blank": b"POST /asked HTTP/1.1\r\n Content-Length: 4\r\nHost: x\r\n\r\nabcd"
     + SMUGGLED,
     "a header without a colon": LINE + b"Content-Length\r\n\r\n" + SMUGGLED,
-    "a name of nothing": LINE + b": x\r\n\r\n" + SMUGGLED,
+    "an empty name": LINE + b": x\r\n\r\n" + SMUGGLED,
     "NUL in a value": LINE + b"X-A: a\x00b\r\n\r\n" + SMUGGLED,
     "NUL in a name": LINE + b"X\x00A: b\r\n\r\n" + SMUGGLED,
     "CR in a value": LINE + b"X-A: a\rContent-Length: 4\r\n\r\nabcd" + SMUGGLED,
@@ -121,12 +121,12 @@ REFUSED: dict[str, bytes] = {
     "a line that is too long": b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
     "a header that is too long": LINE + b"X-A: " + b"a" * 9000 + b"\r\n\r\n",
     "too many headers": LINE + b"X-A: a\r\n" * 300 + b"\r\n",
-    "a version of nothing": b"GET / HTTP/x.y\r\n\r\n",
+    "an invalid version": b"GET / HTTP/x.y\r\n\r\n",
     "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "HTTP/0.9": b"GET /\r\n\r\n",
     "no method": b" / HTTP/1.1\r\n\r\n",
     "no path": b"GET  HTTP/1.1\r\n\r\n",
-    "a method of signs": b"GE(T / HTTP/1.1\r\n\r\n",
+    "a method with a parenthesis": b"GE(T / HTTP/1.1\r\n\r\n",
     "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
 }
 #: Statuses of the answers on such a connection before the worker closes it.
