@@ -89,7 +89,7 @@ def create(
     flavor: str,
     network: str | None = None,
 ) -> dict[str, Any]:
-    """Create servers and wait until all are ACTIVE."""
+    """Create servers, wait until all have left BUILD, and return rates, times and errors."""
 
     def post(number: int) -> float:
         return client.call(
